@@ -1,0 +1,1 @@
+"""Pure update steps and the return estimators they share."""

@@ -1,0 +1,72 @@
+"""The optimizer of every system here: AdamW after a global-norm clip, with warm-up and decay."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import optax
+
+from qrag_jax.errors import InputError
+
+SCHEDULES = ("constant", "linear", "cosine")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """Constants of the optimizer.
+
+    Attributes:
+        learning_rate: peak value. schedule: how it falls after warm-up, one of `SCHEDULES`.
+        final_ratio: learning rate at the last step over its peak.
+        warmup_steps, total_steps: optimizer steps.
+        clip_norm: global norm that gradients are clipped to.
+    """
+
+    learning_rate: float
+    weight_decay: float
+    beta1: float
+    beta2: float
+    eps: float
+    clip_norm: float
+    schedule: str
+    final_ratio: float
+    warmup_steps: int
+    total_steps: int
+
+
+def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
+    """Optimizer step (from 0) → learning rate; never 0 before the last step.
+
+    Raises:
+        InputError: the schedule's name is unknown.
+    """
+    peak, final = config.learning_rate, config.learning_rate * config.final_ratio
+    warmup = max(config.warmup_steps, 1)
+    decay = max(config.total_steps - config.warmup_steps, 1)
+    if config.schedule == "constant":
+        after = optax.constant_schedule(peak)
+    elif config.schedule == "linear":
+        after = optax.linear_schedule(peak, final, decay)
+    elif config.schedule == "cosine":
+        after = optax.cosine_decay_schedule(peak, decay, config.final_ratio)
+    else:
+        raise InputError(
+            f"config.optimizer.schedule is {config.schedule!r}; use one of {', '.join(SCHEDULES)}."
+        )
+    # The first step already learns: with a rate of 0 it would be lost, and α_t be 0 with it.
+    rise = optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1))
+    return optax.join_schedules([rise, after], [config.warmup_steps])
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """AdamW on all parameters, as the published runs have it."""
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.adamw(
+            learning_rate_schedule(config),
+            b1=config.beta1,
+            b2=config.beta2,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+        ),
+    )

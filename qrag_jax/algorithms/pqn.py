@@ -1,0 +1,216 @@
+"""PQN with λ-returns and twin soft Q-values (Gallici et al., arXiv 2407.04811; Q-RAG, 2511.07328).
+
+One update: play whole episodes with the current weights, score them, form λ-returns under the
+target towers, regress both critics on them. The loss reaches the towers through the embeddings:
+its gradient with respect to them is taken in closed form and pulled back through each tower in
+length-sorted blocks, so only the states and the chosen chunks are encoded with gradients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from qrag_jax.algorithms.returns import lambda_returns
+from qrag_jax.algorithms.rollout import CHUNK, STATE, RolloutConfig, Trajectory, rollout
+from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.encoders.ragged import Plan, count_tokens, pull_back
+from qrag_jax.encoders.text_encoder import Params, TextEncoder
+
+Feedback = Callable[[EpisodeBatch, Trajectory], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class PQNConfig:
+    """Constants of the update, with the paper's symbols.
+
+    Attributes:
+        gamma: γ, discount. lambda_: λ of the returns. tau: τ, step of the target towers.
+        alpha: α_0, temperature at the full learning rate.
+        learning_start: the first 2·learning_start environment steps act at random.
+    """
+
+    gamma: float
+    lambda_: float
+    tau: float
+    alpha: float
+    learning_start: int
+
+
+class TrainState(NamedTuple):
+    """All that training changes; every leaf is an array.
+
+    params, target_params: two towers stacked on axis 0. step: optimizer steps done, int32.
+    env_steps: environment steps (transitions) done, int32. key: PRNG key of the run, constant.
+    """
+
+    params: Params
+    target_params: Params
+    opt_state: optax.OptState
+    step: jax.Array
+    env_steps: jax.Array
+    key: jax.Array
+
+
+class Sums(NamedTuple):
+    """Totals over transitions or episodes of a batch: divide by a count to get a mean."""
+
+    transitions: jax.Array
+    episodes: jax.Array
+    loss: jax.Array
+    q: jax.Array
+    target: jax.Array
+    td_error: jax.Array
+    entropy: jax.Array
+    reward: jax.Array
+    solved: jax.Array
+    real_tokens: jax.Array
+    computed_tokens: jax.Array
+
+
+def init_state(params: Params, optimizer: optax.GradientTransformation, key: jax.Array):
+    """The first state of training; the target towers start as a copy of the online ones."""
+    return TrainState(
+        params=params,
+        target_params=jax.tree.map(jnp.copy, params),
+        opt_state=optimizer.init(params),
+        step=jnp.zeros((), jnp.int32),
+        env_steps=jnp.zeros((), jnp.int32),
+        key=key,
+    )
+
+
+def alpha_at(alpha: float, learning_rate: jax.Array, peak: float) -> jax.Array:
+    """α_t = α_0·lr_t / lr_0, kept above 1e-6·α_0 so that a division by it stays finite."""
+    return alpha * jnp.maximum(learning_rate / peak, 1e-6)
+
+
+def targets(trajectory: Trajectory, rewards: jax.Array, config: PQNConfig) -> jax.Array:
+    """λ-returns `[B, T]` of whole episodes from the soft values of the target towers.
+
+    `values[:, t+1]` is the value of the state step t led to; the last step of a whole episode
+    ends it, so nothing is bootstrapped there.
+    """
+    discount = config.gamma * (1.0 - trajectory.done.astype(jnp.float32))
+    next_values = jnp.pad(trajectory.values[:, 1:], ((0, 0), (0, 1)))
+    returns = jax.vmap(lambda_returns, (0, 0, 0, None))
+    return returns(rewards, discount, next_values, config.lambda_)
+
+
+def loss(
+    state_embeddings: jax.Array, chunk_embeddings: jax.Array, target: jax.Array, valid: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """`½(2q_1 - G)² + ½(2q_2 - G)²` summed over valid transitions, and their number.
+
+    Args:
+        state_embeddings, chunk_embeddings: `[..., 2D]`, halves are the critics.
+        target: `[...]` λ-returns G; valid: `[...]` bool.
+    """
+    product = state_embeddings * chunk_embeddings
+    twin = product.reshape(*product.shape[:-1], 2, -1).sum(-1)
+    errors = 0.5 * jnp.square(2.0 * twin - target[..., None]).sum(-1)
+    return jnp.where(valid, errors, 0.0).sum(), valid.sum().astype(jnp.float32)
+
+
+def gradient_sums(
+    encoder: TextEncoder,
+    plan: Plan,
+    rollout_config: RolloutConfig,
+    config: PQNConfig,
+    feedback: Feedback,
+    params: Params,
+    target_params: Params,
+    batch: EpisodeBatch,
+    keys: jax.Array,
+    alpha: jax.Array,
+    uniform: jax.Array,
+) -> tuple[Params, Sums]:
+    """Plays a batch and returns the gradient of the SUMMED loss, with the sums to divide by."""
+    trajectory = rollout(
+        encoder,
+        plan,
+        rollout_config,
+        (params, target_params),
+        batch,
+        keys,
+        alpha,
+        uniform,
+    )
+    rewards = feedback(batch, trajectory)
+    target = targets(trajectory, rewards, config)
+    embeddings = (trajectory.state_embeddings, trajectory.chunk_embeddings)
+    (total, count), cotangents = jax.value_and_grad(loss, (0, 1), has_aux=True)(
+        *embeddings, target, trajectory.valid
+    )
+    rows = _tower_rows(trajectory)
+    cotangents = jnp.stack([c.reshape(-1, encoder.width) for c in cotangents])
+    gradient = jax.lax.map(
+        lambda tower: pull_back(encoder, plan.gradients, *tower), (params, *rows, cotangents)
+    )
+    used = [trajectory.tokens, *(count_tokens(plan.gradients, rows[1][i]) for i in (STATE, CHUNK))]
+    real, computed = (sum(field) for field in zip(*used, strict=True))
+    present = batch.chunk_mask.any(axis=1)
+    unsolved = batch.support.at[
+        jnp.arange(present.shape[0])[:, None],
+        jnp.where(trajectory.valid, trajectory.actions, batch.support.shape[1]),
+    ].set(False, mode="drop")
+
+    def over_transitions(values: jax.Array) -> jax.Array:
+        return jnp.where(trajectory.valid, values, 0.0).sum()
+
+    return gradient, Sums(
+        transitions=count,
+        episodes=present.sum().astype(jnp.float32),
+        loss=total,
+        q=over_transitions(trajectory.q),
+        target=over_transitions(target),
+        td_error=over_transitions(jnp.abs(trajectory.q - target)),
+        entropy=over_transitions(trajectory.entropy),
+        reward=over_transitions(rewards),
+        solved=(present & ~unsolved.any(axis=1)).sum().astype(jnp.float32),
+        real_tokens=real,
+        computed_tokens=computed,
+    )
+
+
+def apply_update(
+    state: TrainState,
+    gradient: Params,
+    sums: Sums,
+    optimizer: optax.GradientTransformation,
+    tau: float,
+) -> tuple[TrainState, jax.Array]:
+    """One optimizer step on the mean loss, then `target ← (1-τ)·target + τ·online`.
+
+    Returns:
+        the new state and the gradient's global norm before clipping.
+    """
+    gradient = jax.tree.map(lambda g: g / jnp.maximum(sums.transitions, 1.0), gradient)
+    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return TrainState(
+        params=params,
+        target_params=optax.incremental_update(params, state.target_params, tau),
+        opt_state=opt_state,
+        step=state.step + 1,
+        env_steps=state.env_steps + sums.transitions.astype(jnp.int32),
+        key=state.key,
+    ), optax.global_norm(gradient)
+
+
+def _tower_rows(trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:
+    """States and chosen chunks as rows of one width: tokens `[2, B·T, L]`, lengths `[2, B·T]`."""
+    states, chunks = trajectory.state_tokens, trajectory.chunk_tokens
+    width = max(states.shape[-1], chunks.shape[-1])
+
+    def rows(tokens: jax.Array) -> jax.Array:
+        tokens = tokens.reshape(-1, tokens.shape[-1])
+        return jnp.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
+
+    lengths = (trajectory.state_lengths.reshape(-1), trajectory.chunk_lengths.reshape(-1))
+    return jnp.stack([rows(states), rows(chunks)]), jnp.stack(lengths)

@@ -1,0 +1,185 @@
+"""Episodes played by a two-tower soft-Q policy over the chunks of many documents at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.encoders.ragged import Blocks, Plan, TokenCount, count_tokens, embed_rows
+from qrag_jax.encoders.text_encoder import Params, TextEncoder
+from qrag_jax.environments import chunks as env
+from qrag_jax.policies import soft_q
+
+STATE, CHUNK = 0, 1  # order of the towers on the leading axis of the parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    """What stays fixed while episodes are played.
+
+    Attributes:
+        max_steps: T, actions per episode.
+        never_terminate: play on after all supporting facts are found.
+        sort_by_index: the state lists chunks in document order, else in the order taken.
+        max_chunk_tokens: longest chunk row, special tokens counted.
+        max_chunk_tokens_in_state: tokens of a chunk kept inside a state.
+        top_k_actions: actions the policy draws from, and the soft value sums over.
+    """
+
+    max_steps: int
+    never_terminate: bool
+    sort_by_index: bool
+    max_chunk_tokens: int
+    max_chunk_tokens_in_state: int
+    top_k_actions: int
+
+
+class Trajectory(NamedTuple):
+    """Episodes as played; T steps, D the embedding's width.
+
+    actions `[B, T]`, valid `[B, T]` (the step happened), done `[B, T]` (it ended the episode).
+    q `[B, T]`: online Q of the action taken. first_q `[B, C]`: online Q of every chunk at reset,
+    `MASKED` where there is none. entropy `[B, T]` of the acting policy, in nats.
+    values `[B, T]`: soft value, under the last of the parameter sets, of the state acted in.
+    state_tokens `[B, T, L]`, state_lengths `[B, T]` (0 where not valid), chunk_tokens
+    `[B, T, W]`, chunk_lengths `[B, T]`: what the update needs to encode again.
+    state_embeddings, chunk_embeddings `[B, T, D]`: online, of each state and chunk taken.
+    tokens: text and computed tokens of the rollout.
+    """
+
+    actions: jax.Array
+    valid: jax.Array
+    done: jax.Array
+    q: jax.Array
+    first_q: jax.Array
+    entropy: jax.Array
+    values: jax.Array
+    state_tokens: jax.Array
+    state_lengths: jax.Array
+    chunk_tokens: jax.Array
+    chunk_lengths: jax.Array
+    state_embeddings: jax.Array
+    chunk_embeddings: jax.Array
+    tokens: TokenCount
+
+
+class _Step(NamedTuple):
+    action: jax.Array
+    valid: jax.Array
+    done: jax.Array
+    q: jax.Array
+    all_q: jax.Array
+    entropy: jax.Array
+    value: jax.Array
+    tokens: jax.Array
+    lengths: jax.Array
+    embedding: jax.Array
+
+
+def rollout(
+    encoder: TextEncoder,
+    plan: Plan,
+    config: RolloutConfig,
+    params: Sequence[Params],
+    batch: EpisodeBatch,
+    keys: jax.Array | None,
+    alpha: jax.Array,
+    uniform: jax.Array | bool = False,
+) -> Trajectory:
+    """Plays whole episodes.
+
+    Args:
+        params: one or two parameter sets, each with the two towers stacked on axis 0 (`STATE`,
+            `CHUNK`): the first acts, the last gives the state values (online, target).
+        keys: `[B]` PRNG keys, one an episode; None acts greedily.
+        alpha: temperature of policy and soft value.
+        uniform: scalar bool, act uniformly at random instead.
+    """
+    special = {"cls_id": encoder.cls_id, "sep_id": encoder.sep_id, "pad_id": encoder.pad_id}
+    # [roles, tower, …]: lax.map over the roles compiles each encoder once for all of them.
+    roles = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+
+    def embed(
+        tower: int, blocks: Blocks, tokens: jax.Array, lengths: jax.Array
+    ) -> jax.Array:
+        def one_role(role: Params) -> jax.Array:
+            return embed_rows(encoder, blocks, role, tokens, lengths)
+
+        return jax.lax.map(one_role, jax.tree.map(lambda leaf: leaf[:, tower], roles))
+
+    chunk_tokens, chunk_lengths = env.chunk_rows(
+        batch, **special, row_tokens=config.max_chunk_tokens
+    )
+    episodes, chunks, width = chunk_tokens.shape
+    flat_lengths = chunk_lengths.reshape(-1)
+    all_chunks = embed(CHUNK, plan.chunks, chunk_tokens.reshape(-1, width), flat_lengths)
+    all_chunks = all_chunks.reshape(-1, episodes, chunks, encoder.width)
+
+    def act(state: env.ChunksState, t: jax.Array) -> tuple[env.ChunksState, _Step]:
+        tokens, lengths = env.state_rows(
+            batch,
+            state.taken[:, : config.max_steps - 1],
+            **special,
+            chunk_tokens=config.max_chunk_tokens_in_state,
+            sort_by_index=config.sort_by_index,
+        )
+        valid = ~state.done
+        lengths = jnp.where(valid, lengths, 0)
+        states = embed(STATE, plan.states, tokens, lengths)
+        twin = soft_q.twin_q(states, all_chunks)  # [roles, B, C, 2]
+        q = jnp.where(state.available, twin[0].sum(-1), soft_q.MASKED)
+        log_policy = soft_q.log_policy(q, state.available, alpha, config.top_k_actions)
+        log_policy = jnp.where(uniform, soft_q.log_uniform(state.available), log_policy)
+        if keys is None:
+            action = q.argmax(-1)
+        else:
+            step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, t)
+            action = jax.vmap(jax.random.categorical)(step_keys, log_policy)
+        new_state = env.step(state, batch, action, t, config.never_terminate)
+        return new_state, _Step(
+            action=action,
+            valid=valid,
+            done=new_state.done,
+            q=jnp.where(valid, jnp.take_along_axis(q, action[:, None], 1)[:, 0], 0.0),
+            all_q=q,
+            entropy=jnp.where(valid, soft_q.entropy(log_policy), 0.0),
+            value=jnp.where(
+                valid,
+                soft_q.soft_value(twin[-1], state.available, alpha, config.top_k_actions),
+                0.0,
+            ),
+            tokens=tokens,
+            lengths=lengths,
+            embedding=states[0],
+        )
+
+    _, steps = jax.lax.scan(
+        act, env.reset(batch, config.max_steps), jnp.arange(config.max_steps)
+    )
+    first_q = steps.all_q[0]
+    steps = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), steps)
+    rows = jnp.arange(episodes)[:, None]
+    role_count = len(params)
+    used = [count_tokens(plan.chunks, flat_lengths)]
+    used += [count_tokens(plan.states, steps.lengths[:, t]) for t in range(config.max_steps)]
+    return Trajectory(
+        actions=steps.action,
+        valid=steps.valid,
+        done=steps.done,
+        q=steps.q,
+        first_q=first_q,
+        entropy=steps.entropy,
+        values=steps.value,
+        state_tokens=steps.tokens,
+        state_lengths=steps.lengths,
+        chunk_tokens=chunk_tokens[rows, steps.action],
+        chunk_lengths=jnp.where(steps.valid, chunk_lengths[rows, steps.action], 0),
+        state_embeddings=steps.embedding,
+        chunk_embeddings=all_chunks[0][rows, steps.action],
+        tokens=jax.tree.map(lambda *counts: role_count * sum(counts), *used),
+    )

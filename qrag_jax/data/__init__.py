@@ -1,0 +1,1 @@
+"""Samples, their sources, tokenisation and the input pipeline."""

@@ -1,0 +1,170 @@
+"""The Grain pipeline: token stores to shuffled, host-sharded, prefetched `EpisodeBatch`es."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import grain
+import numpy as np
+
+from qrag_jax.data.tokens import TokenStore
+from qrag_jax.errors import InputError
+
+PADDING_SAMPLE = -1
+
+
+class EpisodeBatch(NamedTuple):
+    """Questions with their chunks as token ids without special tokens, padded on the right.
+
+    question `[B, Lq]`, question_length `[B]`, chunks `[B, C, La]`, chunk_lengths `[B, C]`: int32.
+    chunk_mask `[B, C]`: the document has this chunk. support `[B, C]`: it is a supporting fact.
+    sample `[B]`: row of the token store, or `PADDING_SAMPLE` for a row that fills up a batch.
+    """
+
+    question: Any
+    question_length: Any
+    chunks: Any
+    chunk_lengths: Any
+    chunk_mask: Any
+    support: Any
+    sample: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeShape:
+    """Static sizes that every batch of a run is padded to: Lq, La and C."""
+
+    question_tokens: int
+    chunk_tokens: int
+    chunks: int
+
+    @classmethod
+    def holding(cls, stores: Sequence[TokenStore]) -> EpisodeShape:
+        """The smallest shape that holds every sample of the stores."""
+        return cls(
+            question_tokens=max(int(s.question_lengths.max()) for s in stores),
+            chunk_tokens=max(int(s.chunk_lengths.max()) for s in stores),
+            chunks=max(int(s.chunk_counts.max()) for s in stores),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeSource:
+    """Random access to the episodes of one token store, padded to one shape (for Grain)."""
+
+    store: TokenStore
+    shape: EpisodeShape
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, index: int) -> EpisodeBatch:
+        """Episode `index` without the batch dimension."""
+        store, shape = self.store, self.shape
+        first, end = store.sample_starts[index], store.sample_starts[index + 1]
+        question, question_length = _pad([store.text(first)], 1, shape.question_tokens)
+        texts = [store.text(i) for i in range(first + 1, end)]
+        chunks, chunk_lengths = _pad(texts, shape.chunks, shape.chunk_tokens)
+        support = np.zeros(shape.chunks, bool)
+        support[store.support_of(index)] = True
+        return EpisodeBatch(
+            question=question[0],
+            question_length=question_length[0],
+            chunks=chunks,
+            chunk_lengths=chunk_lengths,
+            chunk_mask=np.arange(shape.chunks) < len(texts),
+            support=support,
+            sample=np.int32(index),
+        )
+
+
+def training_batches(
+    stores: Mapping[str, TokenStore],
+    weights: Mapping[str, float],
+    shape: EpisodeShape,
+    *,
+    batch_size: int,
+    seed: int,
+    workers: int = 0,
+    shard: tuple[int, int] = (0, 1),
+) -> Iterator[EpisodeBatch]:
+    """An endless, resumable iterator of shuffled batches.
+
+    Args:
+        stores: tokens of each source; weights: its share of the episodes, summing to 1.
+        batch_size: episodes per batch on this host.
+        workers: processes that build batches ahead; 0 builds them ahead in threads.
+        shard: (index of this host, number of hosts).
+
+    Returns:
+        A Grain iterator: besides `next` it has `get_state()` and `set_state(state)`, a
+        JSON-serialisable position that already accounts for what was prefetched.
+    """
+    datasets, shares = [], []
+    for number, (name, store) in enumerate(stores.items()):
+        dataset = grain.MapDataset.source(EpisodeSource(store, shape))
+        datasets.append(dataset.seed(seed + number).shuffle().repeat())
+        shares.append(weights[name])
+    mixed = datasets[0] if len(datasets) == 1 else grain.MapDataset.mix(datasets, shares)
+    index, count = shard
+    batches = mixed[index::count].batch(batch_size, batch_fn=stack)
+    read = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+    iterable = batches.to_iter_dataset(read)
+    if workers:
+        iterable = iterable.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+    return iter(iterable)
+
+
+def evaluation_batches(
+    store: TokenStore, shape: EpisodeShape, batch_size: int, indices: Sequence[int]
+) -> Iterator[EpisodeBatch]:
+    """The episodes of `indices` in order; the last batch is filled up with empty rows."""
+    source = EpisodeSource(store, shape)
+    for start in range(0, len(indices), batch_size):
+        rows = [source[i] for i in indices[start : start + batch_size]]
+        rows += [empty_episode(shape)] * (batch_size - len(rows))
+        yield stack(rows)
+
+
+def empty_episode(shape: EpisodeShape) -> EpisodeBatch:
+    """A row without question or chunks, which every computation leaves out."""
+    return EpisodeBatch(
+        question=np.zeros(shape.question_tokens, np.int32),
+        question_length=np.int32(0),
+        chunks=np.zeros((shape.chunks, shape.chunk_tokens), np.int32),
+        chunk_lengths=np.zeros(shape.chunks, np.int32),
+        chunk_mask=np.zeros(shape.chunks, bool),
+        support=np.zeros(shape.chunks, bool),
+        sample=np.int32(PADDING_SAMPLE),
+    )
+
+
+def stack(rows: Sequence[EpisodeBatch]) -> EpisodeBatch:
+    """Rows to one batch."""
+    return EpisodeBatch(*(np.stack(field) for field in zip(*rows, strict=True)))
+
+
+def check_steps(max_steps: int, stores: Mapping[str, TokenStore]) -> None:
+    """Refuses an episode length that no document can fill.
+
+    Raises:
+        InputError: `max_steps` exceeds the chunks of every sample of a source.
+    """
+    for name, store in stores.items():
+        most = int(store.chunk_counts.max())
+        if max_steps > most:
+            raise InputError(
+                f"config.env.max_steps is {max_steps}, but no {name} question has more than "
+                f"{most} chunks; set it to at most {most}."
+            )
+
+
+def _pad(texts: Sequence[np.ndarray], rows: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    padded = np.zeros((rows, width), np.int32)
+    lengths = np.zeros(rows, np.int32)
+    for row, text in enumerate(texts):
+        padded[row, : len(text)] = text
+        lengths[row] = len(text)
+    return padded, lengths

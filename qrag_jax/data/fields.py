@@ -1,0 +1,101 @@
+"""Typed access to the fields of one record, and the checks every source ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from qrag_jax.data.sample import BadRecord, Sample
+
+
+def present(record: dict[str, Any], *names: str) -> Any:
+    """Returns the value of the first of `names` (spellings of one field) that `record` has.
+
+    Raises:
+        BadRecord: none is there, or its value is null; named by the first spelling.
+    """
+    for name in names:
+        if record.get(name) is not None:
+            return record[name]
+    raise BadRecord(f"missing field '{names[0]}'")
+
+
+def text(value: Any, name: str) -> str:
+    """Returns `value` if it is a string; BadRecord naming the field otherwise."""
+    if not isinstance(value, str):
+        raise BadRecord(f"field '{name}' is not a string")
+    return value
+
+
+def texts(value: Any, name: str) -> list[str]:
+    """Returns `value` if it is a list of strings; BadRecord naming the field otherwise."""
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise BadRecord(f"field '{name}' is not a list of strings")
+    return value
+
+
+def items(value: Any, name: str) -> list[Any]:
+    """Returns `value` if it is a list; BadRecord naming the field otherwise."""
+    if not isinstance(value, list):
+        raise BadRecord(f"field '{name}' is not a list")
+    return value
+
+
+def index(value: Any, name: str) -> int:
+    """Returns `value` if it is an integer; BadRecord naming the field otherwise."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadRecord(f"field '{name}' is not an integer")
+    return value
+
+
+def answers(record: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the answer followed by its aliases (`answer_aliases`, optional), distinct.
+
+    An answer that is the empty string means that there is none.
+
+    Raises:
+        BadRecord: `answer` is missing, or one of the two has the wrong type.
+    """
+    answer = text(present(record, "answer"), "answer")
+    aliases = texts(record.get("answer_aliases") or [], "answer_aliases")
+    return tuple(dict.fromkeys(each.strip() for each in (answer, *aliases) if each.strip()))
+
+
+def make_sample(
+    source: str,
+    record_id: str,
+    question: str,
+    chunks: Sequence[str],
+    support: Iterable[int],
+    answer_texts: tuple[str, ...],
+) -> Sample:
+    """Returns the sample, its support sorted and distinct.
+
+    Args:
+        source: the source's name.
+        record_id: the record's own id.
+        question: kept without the white space around it.
+        chunks: passages in document order.
+        support: positions in `chunks`; each must be one of them.
+        answer_texts: as `answers` returns them.
+
+    Raises:
+        BadRecord: the id, the question, a chunk or the support is empty, or a text holds half a
+            surrogate pair, on which a tokeniser would fail later.
+    """
+    question = question.strip()
+    distinct = tuple(sorted(set(support)))
+    if not record_id.strip():
+        raise BadRecord("empty id")
+    if not question:
+        raise BadRecord("empty question")
+    if not all(chunk.strip() for chunk in chunks):
+        raise BadRecord("empty chunk")
+    if not distinct:
+        raise BadRecord("no supporting facts")
+    try:
+        for part in (record_id, question, *chunks, *answer_texts):
+            part.encode()
+    except UnicodeEncodeError:
+        raise BadRecord("text is not valid Unicode") from None
+    return Sample(record_id, question, tuple(chunks), distinct, answer_texts, source)

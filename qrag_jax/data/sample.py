@@ -1,0 +1,30 @@
+"""What a training or evaluation question is, before it becomes tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sample:
+    """One multi-hop question with the chunks it may be answered from.
+
+    Attributes:
+        id: unique within its source; written to retrieval logs.
+        question: the question's text.
+        chunks: the candidate passages in document order.
+        support: indices into `chunks` of the supporting facts, sorted, distinct, never empty.
+        answers: the answer followed by its aliases; may be empty.
+        source: name of the source the sample came from, e.g. "hotpotqa".
+    """
+
+    id: str
+    question: str
+    chunks: tuple[str, ...]
+    support: tuple[int, ...]
+    answers: tuple[str, ...]
+    source: str
+
+
+class BadRecord(ValueError):
+    """A record that cannot become a `Sample`; the message is a short reason, used as a count key."""

@@ -1,0 +1,223 @@
+"""Tokenisation, done once: texts to ids, kept in memory-mapped files keyed by their content."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from qrag_jax.data.sample import Sample
+from qrag_jax.errors import InputError
+
+FORMAT = 1  # raise it when the files below change meaning
+_SAMPLES_AT_ONCE = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class TextTokenizer:
+    """A fast tokenizer with the special tokens a retriever's rows need.
+
+    Attributes:
+        backend: encodes plain text; special tokens written in a text are treated as text.
+        cls_id, sep_id, pad_id: opening, separating and padding token.
+        vocab_size: ids run from 0 to vocab_size - 1, added tokens included.
+    """
+
+    backend: tokenizers.Tokenizer
+    cls_id: int
+    sep_id: int
+    pad_id: int
+    vocab_size: int
+
+    @classmethod
+    def load(cls, folder: Path) -> TextTokenizer:
+        """Reads the tokenizer of a model folder.
+
+        Raises:
+            InputError: the folder has no tokenizer with a fast version, or it lacks [CLS]/[SEP].
+        """
+        from transformers import AutoTokenizer  # slow to import: only when a folder is read
+
+        try:
+            auto = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise InputError(f"{folder}: the tokenizer cannot be read ({reason}).") from None
+        if not getattr(auto, "is_fast", False):
+            raise InputError(f"{folder}: there is no fast tokenizer; add its tokenizer.json.")
+        special = {
+            "cls_token": auto.cls_token_id,
+            "sep_token": auto.sep_token_id if auto.sep_token_id is not None else auto.eos_token_id,
+            "pad_token": auto.pad_token_id,
+        }
+        absent = [name for name, index in special.items() if index is None]
+        if absent:
+            raise InputError(
+                f"{folder}: the tokenizer has no {' and no '.join(absent)}; a retriever's rows "
+                "need them, so set them in tokenizer_config.json."
+            )
+        backend = auto.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True
+        return cls(
+            backend, special["cls_token"], special["sep_token"], special["pad_token"], len(auto)
+        )
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, without special tokens and not truncated."""
+        encoded = self.backend.encode_batch(list(texts), add_special_tokens=False)
+        return [row.ids for row in encoded]
+
+    def fingerprint(self) -> str:
+        """A digest that changes whenever the tokenizer may encode some text differently."""
+        special = f"{self.cls_id} {self.sep_id} {self.pad_id}"
+        return hashlib.sha256((self.backend.to_str() + special).encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenStore:
+    """The tokens of many samples in flat arrays; row i of it is sample i.
+
+    Attributes:
+        tokens: `[total]` int32, all texts one after the other: question, chunks, question, …
+        text_starts: `[texts + 1]` int64, where each text begins in `tokens`.
+        sample_starts: `[samples + 1]` int64, which text is each sample's question.
+        support: `[facts]` int32 chunk indices; support_starts: `[samples + 1]` int64.
+        truncated_questions, truncated_chunks: texts cut to the limits they were read with.
+    """
+
+    tokens: np.ndarray
+    text_starts: np.ndarray
+    sample_starts: np.ndarray
+    support: np.ndarray
+    support_starts: np.ndarray
+    truncated_questions: int
+    truncated_chunks: int
+
+    def __len__(self) -> int:
+        return len(self.sample_starts) - 1
+
+    def text(self, index: int) -> np.ndarray:
+        """The ids of one text, `[length]`."""
+        return self.tokens[self.text_starts[index] : self.text_starts[index + 1]]
+
+    def support_of(self, sample: int) -> np.ndarray:
+        """Chunk indices of the supporting facts of one sample."""
+        return self.support[self.support_starts[sample] : self.support_starts[sample + 1]]
+
+    @property
+    def chunk_counts(self) -> np.ndarray:
+        """Chunks of each sample, `[samples]`."""
+        return np.diff(self.sample_starts) - 1
+
+    @property
+    def question_lengths(self) -> np.ndarray:
+        """Tokens of each question, `[samples]`."""
+        return np.diff(self.text_starts)[self.sample_starts[:-1]]
+
+    @property
+    def chunk_lengths(self) -> np.ndarray:
+        """Tokens of every chunk of every sample, `[chunks]`."""
+        return np.delete(np.diff(self.text_starts), self.sample_starts[:-1])
+
+
+def default_cache() -> Path:
+    """`$QRAG_CACHE`, else `~/.cache/qrag_jax`."""
+    return Path(os.environ.get("QRAG_CACHE") or Path.home() / ".cache" / "qrag_jax")
+
+
+def tokenise(
+    samples: Sequence[Sample],
+    tokenizer: TextTokenizer,
+    *,
+    max_question_tokens: int,
+    max_chunk_tokens: int,
+    cache: Path,
+) -> TokenStore:
+    """Tokens of the samples, from the cache where the same texts were tokenised before.
+
+    Args:
+        max_question_tokens, max_chunk_tokens: longer texts are cut (and counted).
+        cache: folder that keeps one sub-folder per content.
+    """
+    key = _content_key(samples, tokenizer, (max_question_tokens, max_chunk_tokens))
+    folder = cache / "tokens" / key
+    if not (folder / "meta.json").exists():
+        _write(folder, samples, tokenizer, max_question_tokens, max_chunk_tokens)
+    meta = json.loads((folder / "meta.json").read_text())
+    names = ("tokens", "text_starts", "sample_starts", "support", "support_starts")
+    arrays = {
+        name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names
+    }
+    return TokenStore(**arrays, **meta)
+
+
+def _content_key(
+    samples: Sequence[Sample], tokenizer: TextTokenizer, limits: tuple[int, int]
+) -> str:
+    digest = hashlib.sha256(f"{FORMAT} {tokenizer.fingerprint()} {limits}".encode())
+    for sample in samples:
+        digest.update(json.dumps([sample.question, sample.chunks, sample.support]).encode())
+    return digest.hexdigest()[:32]
+
+
+def _write(
+    folder: Path,
+    samples: Sequence[Sample],
+    tokenizer: TextTokenizer,
+    max_question_tokens: int,
+    max_chunk_tokens: int,
+) -> None:
+    texts: list[np.ndarray] = []
+    truncated_questions = truncated_chunks = 0
+    for group in _groups(samples, _SAMPLES_AT_ONCE):
+        rows = iter(tokenizer.encode([t for s in group for t in (s.question, *s.chunks)]))
+        for sample in group:
+            question, *chunks = itertools.islice(rows, 1 + len(sample.chunks))
+            truncated_questions += len(question) > max_question_tokens
+            truncated_chunks += sum(len(chunk) > max_chunk_tokens for chunk in chunks)
+            texts.append(np.array(question[:max_question_tokens], np.int32))
+            texts.extend(np.array(chunk[:max_chunk_tokens], np.int32) for chunk in chunks)
+    arrays = {
+        "tokens": np.concatenate(texts),
+        "text_starts": _starts(len(text) for text in texts),
+        "sample_starts": _starts(1 + len(sample.chunks) for sample in samples),
+        "support": np.array([i for sample in samples for i in sample.support], np.int32),
+        "support_starts": _starts(len(sample.support) for sample in samples),
+    }
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Built beside its final place and renamed: a killed or concurrent run leaves no half cache.
+    building = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        for name, array in arrays.items():
+            np.save(building / f"{name}.npy", array, allow_pickle=False)
+        meta = {
+            "truncated_questions": truncated_questions,
+            "truncated_chunks": truncated_chunks,
+        }
+        (building / "meta.json").write_text(json.dumps(meta))
+        try:
+            building.rename(folder)
+        except OSError:
+            if not (folder / "meta.json").exists():
+                raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _groups(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
+    return (samples[i : i + size] for i in range(0, len(samples), size))
+
+
+def _starts(lengths: Iterable[int]) -> np.ndarray:
+    return np.cumsum([0, *lengths], dtype=np.int64)

@@ -1,0 +1,1 @@
+"""Flax text encoders and their pretrained weights."""

@@ -1,0 +1,141 @@
+"""Where a pretrained encoder's files are (a folder or a hub name), its config and its tensors."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (gives numpy the bfloat16 that safetensors files may hold)
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from qrag_jax.encoders.torch_files import read_torch_file
+from qrag_jax.errors import InputError
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+TIMEOUT = 10.0  # seconds until the hub counts as unreachable
+DESCRIPTION_FILES = ["*.json", "*.txt", "model.safetensors", "model-*.safetensors"]
+TORCH_FILES = ["pytorch_model.bin", "pytorch_model-*.bin"]
+OTHER_FORMATS = ["onnx/*", "openvino/*"]
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+def resolve_folder(path: str) -> Path:
+    """Returns the folder that holds a model's files.
+
+    A folder of this machine comes first. Otherwise `path` is read as a hub name, "org/name": its
+    JSON, text and safetensors files are fetched into the hub's cache (or found there), and
+    `pytorch_model.bin` only if there are no safetensors.
+
+    Raises:
+        InputError: `path` is neither, or the hub cannot give it.
+    """
+    folder = Path(path).expanduser()
+    if path and folder.is_dir():  # Path("") would be the current folder
+        return folder
+    if path and folder.exists():
+        raise InputError(f"{path}: is a file; give the model's folder.")
+    if not HUB_NAME.fullmatch(path):
+        raise InputError(
+            f"{path!r}: no such folder, and not a hub name of the form org/name either."
+        )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise InputError(
+            f"{path}: no such folder, and names are fetched from the hub by huggingface_hub, which "
+            f"is not installed; pip install qrag_jax[hub]."
+        ) from error
+
+    def fetch(patterns: list[str]) -> Path:
+        got = snapshot_download(
+            path, allow_patterns=patterns, ignore_patterns=OTHER_FORMATS, etag_timeout=TIMEOUT
+        )
+        return Path(got)
+
+    try:
+        folder = fetch(DESCRIPTION_FILES)
+        if not any(folder.glob("model*.safetensors")):
+            folder = fetch(TORCH_FILES)
+    except Exception as error:  # the client's many errors share no base class
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"{path}: no such folder, and the hub cannot give a model of that name "
+            f"({type(error).__name__}: {reason})."
+        ) from error
+    return folder
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Parses the folder's `config.json`.
+
+    Raises:
+        InputError: the file is missing, no JSON, or no JSON object.
+    """
+    return _read_json(folder / "config.json")
+
+
+def read_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """Reads all weights of a folder, by the names and in the dtypes they are stored in.
+
+    The first of `WEIGHT_FILES` that exists is read; an index file names its shards.
+
+    Raises:
+        InputError: there are no weights, a shard or tensor of the index is missing, or a file is
+            broken or refused (see `read_torch_file`).
+    """
+    for name in WEIGHT_FILES:
+        path = folder / name
+        if path.exists():
+            return _read_shards(path) if name.endswith(".index.json") else _read_weights(path)
+    raise InputError(f"{folder}: no weights found; looked for {', '.join(WEIGHT_FILES)}.")
+
+
+def _read_weights(path: Path) -> dict[str, np.ndarray]:
+    if path.suffix == ".bin":
+        return read_torch_file(path)
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, TypeError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{path}: not a readable safetensors file ({error}); download it again."
+        ) from error
+
+
+def _read_shards(index: Path) -> dict[str, np.ndarray]:
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{index}: the field weight_map, tensor name to file name, is missing.")
+    tensors: dict[str, np.ndarray] = {}
+    for shard in sorted({str(name) for name in weight_map.values()}):
+        path = index.parent / shard
+        if path.name != shard:
+            raise InputError(f"{index}: the shard {shard!r} is not a plain file name.")
+        if not path.is_file():
+            raise InputError(f"{index}: the shard {shard} is missing from the folder; add it.")
+        found = _read_weights(path)
+        absent = [n for n, file in weight_map.items() if file == shard and n not in found]
+        if absent:
+            raise InputError(f"{path}: lacks the tensors {', '.join(absent)} of {index.name}.")
+        tensors |= found
+    return tensors
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: missing; give the folder of a Hugging Face model.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not readable as JSON ({error}).") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: holds a {type(value).__name__} where an object is expected.")
+    return value

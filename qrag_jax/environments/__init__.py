@@ -1,0 +1,1 @@
+"""Decision processes a retriever acts in."""

@@ -1,0 +1,151 @@
+"""The chunks of one document as a Markov decision process, in pure functions on the device.
+
+State: the question followed by the chunks taken so far. Action: the index of a chunk not taken
+yet. An episode ends after `max_steps` actions, when no chunk is left or, unless `never_terminate`,
+once every supporting fact is taken (Q-RAG, arXiv 2511.07328).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from qrag_jax.data.episodes import EpisodeBatch
+
+NOT_TAKEN = -1
+
+
+class ChunksState(NamedTuple):
+    """Where a batch of episodes stands.
+
+    taken `[B, T]`: chunk indices in the order taken, `NOT_TAKEN` for steps to come.
+    available `[B, C]`: chunks that may be taken now.
+    done `[B]`: the episode has ended; further steps leave it as it is.
+    """
+
+    taken: jax.Array
+    available: jax.Array
+    done: jax.Array
+
+
+def reset(batch: EpisodeBatch, max_steps: int) -> ChunksState:
+    """The first state of every episode in the batch."""
+    episodes = batch.chunk_mask.shape[0]
+    available = jnp.asarray(batch.chunk_mask)
+    return ChunksState(
+        taken=jnp.full((episodes, max_steps), NOT_TAKEN, jnp.int32),
+        available=available,
+        done=~available.any(axis=1),
+    )
+
+
+def step(
+    state: ChunksState, batch: EpisodeBatch, action: jax.Array, t: jax.Array, never_terminate: bool
+) -> ChunksState:
+    """Takes chunk `action` `[B]` at time `t` (scalar) in every episode that has not ended."""
+    max_steps = state.taken.shape[1]
+    live = ~state.done
+    taken = state.taken.at[:, t].set(jnp.where(live, action, NOT_TAKEN))
+    chosen = jax.nn.one_hot(action, state.available.shape[1], dtype=bool) & live[:, None]
+    available = state.available & ~chosen
+    done = state.done | ~available.any(axis=1) | (t + 1 >= max_steps)
+    if not never_terminate:
+        done = done | ~(batch.support & available).any(axis=1)
+    return ChunksState(taken=taken, available=available, done=done)
+
+
+def join_parts(
+    parts: jax.Array, lengths: jax.Array, cls_id: int, sep_id: int, pad_id: int, width: int
+) -> tuple[jax.Array, jax.Array]:
+    """`[CLS] part [SEP] part [SEP] …` without padding inside, for every row.
+
+    Args:
+        parts: `[B, P, Lp]` token ids without special tokens.
+        lengths: `[B, P]` tokens of each part; a part of length -1 is absent (no [SEP] either).
+        width: columns of the result; must hold the longest row.
+
+    Returns:
+        tokens `[B, width]`, padded on the right, and row lengths `[B]`.
+    """
+    rows = jnp.arange(parts.shape[0])[:, None]
+    sizes = jnp.where(lengths < 0, 0, lengths + 1)  # each part brings its separator
+    ends = 1 + jnp.cumsum(sizes, axis=1)
+    starts = ends - sizes
+    column = jnp.arange(width)
+    # The part a column falls into is the number of parts that ended before it.
+    part = (column[None, :, None] >= ends[:, None, :]).sum(-1)
+    inside = part < parts.shape[1]
+    part = jnp.minimum(part, parts.shape[1] - 1)
+    offset = column[None, :] - starts[rows, part]
+    token = parts[rows, part, jnp.clip(offset, 0, parts.shape[2] - 1)]
+    token = jnp.where(offset == lengths[rows, part], sep_id, token)
+    token = jnp.where(inside, token, pad_id)
+    return token.at[:, 0].set(cls_id), ends[:, -1]
+
+
+def state_rows(
+    batch: EpisodeBatch,
+    taken: jax.Array,
+    *,
+    cls_id: int,
+    sep_id: int,
+    pad_id: int,
+    chunk_tokens: int,
+    sort_by_index: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """The text of each state as one row: question, then the chunks taken so far.
+
+    Args:
+        taken: `[B, K]` chunk indices, `NOT_TAKEN` where none.
+        chunk_tokens: tokens of a chunk kept in the state (`max_chunk_tokens_in_state`).
+        sort_by_index: chunks in document order rather than in the order taken.
+
+    Returns:
+        tokens `[B, W]` and lengths `[B]`, W being `state_width` of K chunks.
+    """
+    if sort_by_index:
+        last = batch.chunk_mask.shape[1]
+        taken = jnp.sort(jnp.where(taken == NOT_TAKEN, last, taken), axis=1)
+        taken = jnp.where(taken == last, NOT_TAKEN, taken)
+    rows = jnp.arange(taken.shape[0])[:, None]
+    index = jnp.maximum(taken, 0)
+    kept = min(chunk_tokens, batch.chunks.shape[2])
+    chunks = batch.chunks[rows, index, :kept]
+    lengths = jnp.minimum(batch.chunk_lengths[rows, index], kept)
+    lengths = jnp.where(taken == NOT_TAKEN, -1, lengths)
+    question = batch.question[:, None]
+    part_width = max(question.shape[2], chunks.shape[2])
+    parts = jnp.concatenate(
+        [_widen(question, part_width), _widen(chunks, part_width)], axis=1
+    )
+    lengths = jnp.concatenate([batch.question_length[:, None], lengths], axis=1)
+    width = state_width(question.shape[2], kept, taken.shape[1])
+    return join_parts(parts, lengths, cls_id, sep_id, pad_id, width)
+
+
+def chunk_rows(
+    batch: EpisodeBatch, *, cls_id: int, sep_id: int, pad_id: int, row_tokens: int
+) -> tuple[jax.Array, jax.Array]:
+    """Every chunk as an encoder row `[CLS] chunk [SEP]` of at most `row_tokens` tokens.
+
+    Returns:
+        tokens `[B, C, W]` and lengths `[B, C]`, 0 where the document has no such chunk.
+    """
+    episodes, chunks, tokens = batch.chunks.shape
+    kept = min(tokens, row_tokens - 2)
+    parts = batch.chunks[:, :, :kept].reshape(episodes * chunks, 1, kept)
+    lengths = jnp.minimum(batch.chunk_lengths, kept).reshape(-1, 1)
+    rows, row_lengths = join_parts(parts, lengths, cls_id, sep_id, pad_id, kept + 2)
+    row_lengths = jnp.where(batch.chunk_mask, row_lengths.reshape(episodes, chunks), 0)
+    return rows.reshape(episodes, chunks, -1), row_lengths
+
+
+def state_width(question_tokens: int, chunk_tokens: int, chunks: int) -> int:
+    """Tokens of the longest state with `chunks` chunks, special tokens counted."""
+    return 1 + question_tokens + 1 + chunks * (chunk_tokens + 1)
+
+
+def _widen(parts: jax.Array, width: int) -> jax.Array:
+    return jnp.pad(parts, ((0, 0), (0, 0), (0, width - parts.shape[2])))

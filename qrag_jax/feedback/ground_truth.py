@@ -1,0 +1,37 @@
+"""Rewards from the annotated supporting facts."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def ground_truth(
+    support: jax.Array,
+    actions: jax.Array,
+    valid: jax.Array,
+    *,
+    penalize_extra_steps: bool,
+    per_fact_reward: float = 0.0,
+) -> jax.Array:
+    """A reward on the step at which the last missing supporting fact is taken, once an episode.
+
+    The reward is 1, or with `penalize_extra_steps` `0.5 + 0.5·n_facts / (n_taken + 1e-5)`;
+    every new fact adds `per_fact_reward` (Q-RAG, arXiv 2511.07328, ground-truth feedback).
+
+    Args:
+        support: `[B, C]` bool, the supporting facts.
+        actions: `[B, T]` chunks in the order taken; valid: `[B, T]` bool, steps that happened.
+
+    Returns:
+        `[B, T]` float32.
+    """
+    hit = jnp.take_along_axis(support, actions, axis=1) & valid
+    facts = support.sum(axis=1, keepdims=True)
+    found = jnp.cumsum(hit, axis=1)
+    completes = hit & (found == facts)
+    reward = jnp.ones(actions.shape, jnp.float32)
+    if penalize_extra_steps:
+        taken = jnp.arange(1, actions.shape[1] + 1, dtype=jnp.float32)
+        reward = 0.5 + 0.5 * facts.astype(jnp.float32) / (taken + 1e-5)
+    return jnp.where(completes, reward, 0.0) + per_fact_reward * hit.astype(jnp.float32)

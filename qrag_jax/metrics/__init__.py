@@ -1,0 +1,1 @@
+"""Answer and ranking metrics in plain Python."""

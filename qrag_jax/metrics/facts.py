@@ -1,0 +1,114 @@
+"""Fact metrics: how well the chunks taken cover the supporting facts of a question.
+
+Chunks are named by their index in the document. `support` is the set of supporting facts,
+`predicted` the chunks taken, in the order taken. Sources: HotpotQA (Yang et al., 2018) for EM and
+F1 over sets of supporting facts; Q-RAG (arXiv 2511.07328), where EM asks only that no supporting
+fact is missing, because the number of steps is fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from qrag_jax.metrics.bootstrap import mean_interval
+from qrag_jax.metrics.retrieval_log import Row
+
+
+def fact_em(support: Iterable[int], predicted: Sequence[int]) -> float:
+    """1.0 if every supporting fact was taken, else 0.0; chunks taken besides do not matter.
+
+    Raises:
+        ValueError: `support` is empty, or an index is negative.
+    """
+    gold, taken = _index_sets(support, predicted)
+    return float(gold <= taken)
+
+
+def fact_precision(support: Iterable[int], predicted: Sequence[int]) -> float:
+    """Share in [0, 1] of the distinct chunks taken that are supporting facts; 0.0 if none taken.
+
+    Raises:
+        ValueError: `support` is empty, or an index is negative.
+    """
+    gold, taken = _index_sets(support, predicted)
+    return len(gold & taken) / len(taken) if taken else 0.0
+
+
+def fact_recall(support: Iterable[int], predicted: Sequence[int]) -> float:
+    """Share in [0, 1] of the supporting facts that were taken; 0.0 if nothing was taken.
+
+    Raises:
+        ValueError: `support` is empty, or an index is negative.
+    """
+    gold, taken = _index_sets(support, predicted)
+    return len(gold & taken) / len(gold)
+
+
+def fact_f1(support: Iterable[int], predicted: Sequence[int]) -> float:
+    """Harmonic mean of precision and recall over index sets; 0.0 if no supporting fact was taken.
+
+    Raises:
+        ValueError: `support` is empty, or an index is negative.
+    """
+    gold, taken = _index_sets(support, predicted)
+    # 2PR/(P+R) with P = hits/|taken| and R = hits/|gold|, without the 0/0 of no hit.
+    return 2.0 * len(gold & taken) / (len(gold) + len(taken))
+
+
+def recall_at(support: Iterable[int], predicted: Sequence[int], k: int) -> float:
+    """Share in [0, 1] of the supporting facts among the first `k` chunks taken.
+
+    With fewer than `k` chunks taken, those that there are count.
+
+    Raises:
+        ValueError: `support` is empty, an index is negative, or `k` is below 1.
+    """
+    if k < 1:
+        raise ValueError(f"recall at k needs k of at least 1, not {k}")
+    return fact_recall(support, predicted[:k])
+
+
+def summarise(rows: Sequence[Row]) -> dict[str, Any]:
+    """Means of a retrieval log with their 95% bootstrap intervals.
+
+    Fact metrics are computed anew from the indices in the rows, not read from `f1` and `em`.
+
+    Returns:
+        `fact_em`, `fact_f1`, `recall@1` … `recall@K` (K = the longest prediction) and `return`,
+        each as {"mean", "low", "high"}, and `samples`, the number of rows.
+
+    Raises:
+        ValueError: there are no rows, or a row has no supporting facts (its id is named).
+    """
+    if not rows:
+        raise ValueError("a summary needs at least one row")
+    for row in rows:
+        if not row.sf_idx:
+            raise ValueError(f"sample {row.id} has no supporting facts (sf_idx is empty)")
+
+    columns = {
+        "fact_em": [fact_em(row.sf_idx, row.pred_idx) for row in rows],
+        "fact_f1": [fact_f1(row.sf_idx, row.pred_idx) for row in rows],
+    }
+    for k in range(1, max(len(row.pred_idx) for row in rows) + 1):
+        columns[f"recall@{k}"] = [recall_at(row.sf_idx, row.pred_idx, k) for row in rows]
+    columns["return"] = [row.ret for row in rows]
+
+    summary: dict[str, Any] = {
+        name: dict(zip(("mean", "low", "high"), mean_interval(values)))
+        for name, values in columns.items()
+    }
+    summary["samples"] = len(rows)
+    return summary
+
+
+def _index_sets(support: Iterable[int], predicted: Sequence[int]) -> tuple[set[int], set[int]]:
+    gold = {int(index) for index in support}
+    taken = {int(index) for index in predicted}
+    if not gold:
+        raise ValueError("support is empty: fact metrics need at least one supporting fact")
+    # A negative index is padding that was not cut off; counted, it would lower precision.
+    if min(gold) < 0 or min(taken, default=0) < 0:
+        raise ValueError("a chunk index is negative: cut off padding before scoring")
+    return gold, taken

@@ -1,0 +1,203 @@
+"""The retrieval log: one JSON line per evaluated sample, resumable after a kill."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from qrag_jax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """What the retriever did on one sample.
+
+    Attributes:
+        id: the sample's id.
+        question, answer: the sample's texts; `answer` may be empty.
+        sf_idx: indices of the supporting facts in the document.
+        pred_idx: indices of the chunks taken, in the order taken, without padding.
+        q_values: Q of each chunk taken at the step it was taken; finite.
+        sf_texts, pred_texts: the chunks behind `sf_idx` and `pred_idx`.
+        ret: the episode's discounted return; written as "return".
+        text_len: length of the document, in characters.
+        f1, em: Fact F1 and Fact EM of this sample.
+    """
+
+    id: str
+    question: str
+    answer: str
+    sf_idx: list[int]
+    pred_idx: list[int]
+    q_values: list[float]
+    sf_texts: list[str]
+    pred_texts: list[str]
+    ret: float
+    text_len: int
+    f1: float
+    em: float
+
+
+_NUMBER = (int, float)
+_SCALARS: dict[str, Any] = {
+    "id": str,
+    "question": str,
+    "answer": str,
+    "return": _NUMBER,
+    "text_len": int,
+    "f1": _NUMBER,
+    "em": _NUMBER,
+}
+_LISTS: dict[str, Any] = {
+    "sf_idx": int,
+    "pred_idx": int,
+    "q_values": _NUMBER,
+    "sf_texts": str,
+    "pred_texts": str,
+}
+
+
+def log_name(seed: int, num_chunks: int | None = None) -> str:
+    """File name of a log: `eval_seed{seed}.jsonl`, or `eval_seed{seed}_ns{num_chunks}.jsonl`."""
+    chunks = "" if num_chunks is None else f"_ns{num_chunks}"
+    return f"eval_seed{seed}{chunks}.jsonl"
+
+
+def append(path: Path, rows: Iterable[Row]) -> None:
+    """Adds rows at the end of the log and waits until they are on disk.
+
+    To go on with an old log, call `read_partial` first: it cuts off a torn last line.
+
+    Raises:
+        ValueError: a row holds a NaN or an infinity (its id is named); nothing is written.
+    """
+    lines = b"".join(_encode(row) for row in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(lines)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_partial(path: Path) -> list[Row]:
+    """Reads a log that may have been cut off, and makes it fit to be appended to.
+
+    A last line without its newline was being written when the process was killed: it is dropped
+    and the file truncated to the last whole line. No file gives no rows.
+
+    Raises:
+        InputError: a whole line is not a row of a retrieval log; names file, line and field.
+    """
+    if not path.exists():
+        return []
+    rows: list[Row] = []
+    with path.open("rb+") as file:
+        whole = 0
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            rows.append(_decode(line, f"{path}, line {number}"))
+            whole += len(line)
+        file.truncate(whole)
+        file.flush()
+        os.fsync(file.fileno())
+    return rows
+
+
+def meta_path(path: Path) -> Path:
+    """Where the log at `path` says what it was made with: `<log>.meta.json`."""
+    return path.with_name(path.name + ".meta.json")
+
+
+def check_meta(path: Path, meta: Mapping[str, Any]) -> None:
+    """Guards the log at `path` against rows from two different evaluations.
+
+    The first call writes `meta` (for example the checkpoint and the config's fingerprint) beside
+    the log; later calls compare. Call it before the first `append`.
+
+    Raises:
+        InputError: the log was begun with other values, has rows but no record of where they come
+            from, or its record is broken; the sentence says what differs and how to go on.
+    """
+    side = meta_path(path)
+    fix = f"pass --restart, or delete {path} and {side.name}, to begin anew"
+    now = json.loads(json.dumps(dict(meta)))  # as it will be read back: tuples become lists
+    if not side.exists():
+        if path.exists() and path.stat().st_size > 0:
+            raise InputError(f"{path} has rows but {side.name} is missing beside it: {fix}")
+        _write_whole(side, json.dumps(now, indent=1, sort_keys=True) + "\n")
+        return
+    try:
+        then = json.loads(side.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{side} is not valid JSON: {fix}") from error
+    if not isinstance(then, dict):
+        raise InputError(f"{side} is not a JSON object: {fix}")
+    differing = [
+        f"{key} (was {json.dumps(then.get(key))}, now {json.dumps(now.get(key))})"
+        for key in sorted({*then, *now})
+        if key not in then or key not in now or then[key] != now[key]
+    ]
+    if differing:
+        fields = ", ".join(differing)
+        raise InputError(f"{path} was begun with other settings, {fields}: {fix}")
+
+
+def discard(path: Path) -> None:
+    """Deletes the log at `path` and its meta file, whichever of them exist (`--restart`)."""
+    path.unlink(missing_ok=True)  # the rows first: rows without a meta file are refused
+    meta_path(path).unlink(missing_ok=True)
+
+
+def _encode(row: Row) -> bytes:
+    record = {
+        "return" if field.name == "ret" else field.name: getattr(row, field.name)
+        for field in dataclasses.fields(Row)
+    }
+    try:
+        return json.dumps(record, allow_nan=False).encode() + b"\n"
+    except ValueError as error:
+        message = f"sample {row.id} has a NaN or an infinity, which a retrieval log cannot hold"
+        raise ValueError(message) from error
+
+
+def _decode(line: bytes, place: str) -> Row:
+    fix = "pass --restart, or delete the log, to begin anew"
+    try:
+        record = json.loads(line, parse_constant=_no_constant)
+    except ValueError as error:
+        raise InputError(f"{place}: is not valid JSON; {fix}") from error
+    if not isinstance(record, dict):
+        raise InputError(f"{place}: is not a JSON object; {fix}")
+    expected = {*_SCALARS, *_LISTS}
+    for key in sorted(expected ^ set(record)):
+        state = "missing" if key in expected else "unknown"
+        raise InputError(f"{place}: field {key!r} is {state}; {fix}")
+    for key, value in record.items():
+        if key in _LISTS:
+            fits = isinstance(value, list) and all(isinstance(v, _LISTS[key]) for v in value)
+        else:
+            fits = isinstance(value, _SCALARS[key])
+        if not fits:
+            raise InputError(f"{place}: field {key!r} has a value of the wrong type; {fix}")
+    record["ret"] = record.pop("return")
+    return Row(**record)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Writes a small file so that a kill leaves either none of it or all of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)

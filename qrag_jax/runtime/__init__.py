@@ -1,0 +1,1 @@
+"""Devices, checkpoints, metric writers: the effects at the edge."""

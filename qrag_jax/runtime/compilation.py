@@ -1,0 +1,118 @@
+"""How many programs are compiled and how long that takes; keeping them between runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from qrag_jax.errors import InputError
+
+# JAX reports this for every program it makes ready, also when the persistent cache had it.
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+_CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
+
+
+class _Totals:
+    """What this process has compiled since its one listener was registered."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.listening = False
+        self.count = 0
+        self.seconds = 0.0
+        self.cache_hits = 0
+
+    def listen(self) -> None:
+        with self.lock:
+            if self.listening:
+                return
+            self.listening = True
+        jax.monitoring.register_event_duration_secs_listener(self._on_duration)
+        jax.monitoring.register_event_listener(self._on_event)
+
+    def _on_duration(self, event: str, duration_secs: float, **_: Any) -> None:
+        if event == _COMPILE_EVENT:
+            with self.lock:
+                self.count += 1
+                self.seconds += duration_secs
+
+    def _on_event(self, event: str, **_: Any) -> None:
+        if event == _CACHE_HIT_EVENT:
+            with self.lock:
+                self.cache_hits += 1
+
+
+_TOTALS = _Totals()
+
+
+class CompilationCounter:
+    """Counts the programs this process compiles from the moment the counter is made.
+
+    Every jitted function counts once per input shape, and so does every single operation outside
+    of jit (`jnp.zeros`, `x + 1`) per shape: feed NumPy arrays where the count must be exact.
+    """
+
+    def __init__(self) -> None:
+        _TOTALS.listen()
+        self._count = _TOTALS.count
+        self._seconds = _TOTALS.seconds
+        self._cache_hits = _TOTALS.cache_hits
+
+    @property
+    def count(self) -> int:
+        """Programs made ready to run, whether compiled or fetched from the persistent cache.
+
+        So the number depends on the program alone, not on what an earlier run left behind.
+        """
+        return _TOTALS.count - self._count
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on them, in seconds: XLA's compilation, or the fetching."""
+        return _TOTALS.seconds - self._seconds
+
+    @property
+    def cache_hits(self) -> int:
+        """How many of them the persistent cache had; `count - cache_hits` were compiled."""
+        return _TOTALS.cache_hits - self._cache_hits
+
+
+def enable_persistent_cache(folder: Path) -> Path:
+    """Keeps compiled programs in `folder`, so that a resumed run starts sooner.
+
+    Programs that took at least 0.5 s to compile are kept, however small. What the user has set in
+    the environment (JAX_COMPILATION_CACHE_DIR, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS,
+    JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES) stays in force. The folder is code to be run: only
+    trusted users may write to it.
+
+    Returns:
+        The folder in force.
+
+    Raises:
+        InputError: the folder cannot be made.
+    """
+    own = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if not own:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = error.strerror or "unknown error"
+            raise InputError(
+                f"compilation cache {folder} cannot be made ({reason}): name another folder"
+            ) from error
+    settings = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.5,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in settings.items():
+        if not os.environ.get(name.upper()):
+            jax.config.update(name, value)
+    # JAX opens its folder at the first compilation and would keep to one opened before now.
+    compilation_cache.reset_cache()
+    return Path(own) if own else folder

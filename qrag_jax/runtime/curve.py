@@ -1,0 +1,122 @@
+"""The learning curve as a picture, drawn from the lines of `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_EM, _F1, _LOSS, _Q = "#1f77b4", "#2ca02c", "#d62728", "#7f4fbf"
+_BASELINES = {
+    "untrained/fact_em": ("Fact EM, untrained", "#888888"),
+    "single_step/fact_em": ("Fact EM, single step", "#e08a00"),
+}
+
+
+def plot_curve(metrics: Sequence[Mapping[str, float | None]], out: Path, title: str) -> None:
+    """Draws evaluation above and training below, against the optimizer step, as a PNG.
+
+    Above: `eval/fact_em` and `eval/fact_f1`, with dashed lines at the last `untrained/fact_em`
+    and `single_step/fact_em` there are. Below: `train/loss`, raw and smoothed, and `train/mean_q`
+    on an axis of its own. Needs no display. What is missing, None, NaN or infinite is left out.
+
+    Args:
+        metrics: rows with `step` and any of the names above, as from `read_metrics`.
+        out: the PNG to write; its folder is made if absent.
+        title: put over the picture.
+    """
+    # Imported here: it takes long, and most processes draw nothing.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 7.0), dpi=120, layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True)
+    figure.suptitle(title)
+    _draw_evaluation(top, metrics)
+    _draw_training(bottom, metrics)
+    bottom.set_xlabel("optimizer step")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, format="png")
+
+
+def _draw_evaluation(axes: Axes, metrics: Sequence[Mapping[str, float | None]]) -> None:
+    drawn = False
+    for name, label, colour in (
+        ("eval/fact_em", "Fact EM", _EM),
+        ("eval/fact_f1", "Fact F1", _F1),
+    ):
+        steps, values = _series(metrics, name)
+        if steps:
+            axes.plot(steps, values, marker="o", markersize=3.5, color=colour, label=label)
+            drawn = True
+    for name, (label, colour) in _BASELINES.items():
+        _, values = _series(metrics, name)
+        if values:
+            label = f"{label} ({values[-1]:.3f})"
+            axes.axhline(values[-1], linestyle="--", linewidth=1.2, color=colour, label=label)
+    if not drawn:
+        axes.text(0.5, 0.5, "no evaluation yet", ha="center", va="center", transform=axes.transAxes)
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_ylabel("Fact EM, Fact F1")
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="best", fontsize="small")
+
+
+def _draw_training(axes: Axes, metrics: Sequence[Mapping[str, float | None]]) -> None:
+    steps, losses = _series(metrics, "train/loss")
+    if steps:
+        axes.plot(steps, losses, color=_LOSS, alpha=0.25, linewidth=0.8, label="loss")
+        axes.plot(steps, _smoothed(losses), color=_LOSS, linewidth=1.6, label="loss, smoothed")
+    else:
+        axes.text(0.5, 0.5, "no training yet", ha="center", va="center", transform=axes.transAxes)
+    axes.set_ylabel("loss")
+    axes.grid(alpha=0.3)
+    handles, labels = axes.get_legend_handles_labels()
+    steps, values = _series(metrics, "train/mean_q")
+    if steps:
+        right = axes.twinx()
+        right.plot(steps, values, color=_Q, linewidth=1.2, label="mean Q (right)")
+        right.set_ylabel("mean Q")
+        handles += right.get_legend_handles_labels()[0]
+        labels += right.get_legend_handles_labels()[1]
+    if handles:
+        # Above the panel: the right axis is drawn over anything inside the left one.
+        axes.legend(
+            handles,
+            labels,
+            loc="lower center",
+            bbox_to_anchor=(0.5, 1.0),
+            ncols=3,
+            fontsize="small",
+            frameon=False,
+        )
+
+
+def _series(
+    metrics: Sequence[Mapping[str, float | None]], name: str
+) -> tuple[list[float], list[float]]:
+    """Steps and values of the rows in which `name` is a finite number."""
+    steps: list[float] = []
+    values: list[float] = []
+    for row in metrics:
+        step, value = row.get("step"), row.get(name)
+        if step is not None and value is not None and math.isfinite(value):
+            steps.append(step)
+            values.append(value)
+    return steps, values
+
+
+def _smoothed(values: Sequence[float]) -> list[float]:
+    """Exponential moving average over about a thirtieth of the curve, without start-up bias."""
+    keep = 1.0 - 1.0 / max(1.0, len(values) / 30.0)
+    total, weight = 0.0, 0.0
+    averages = []
+    for value in values:
+        total = keep * total + value
+        weight = keep * weight + 1.0
+        averages.append(total / weight)
+    return averages

@@ -1,0 +1,60 @@
+"""Stopping a run in good order when it is sent SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignal:
+    """While entered, the first SIGTERM or SIGINT only sets a flag, for the loop to look at.
+
+    A second SIGINT raises KeyboardInterrupt at once: Ctrl-C twice ends a run that hangs. On exit
+    the earlier handlers are back in force (one that was not installed from Python cannot be put
+    back; the signal's default is then).
+
+    Attributes:
+        requested: whether a signal came.
+        name: the first one's name, "SIGTERM" or "SIGINT"; None as long as none came.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.name: str | None = None
+        self._interrupts = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        """Installs the handlers.
+
+        Raises:
+            RuntimeError: not in the main thread, the only one that gets signals.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("StopSignal works only in the main thread")
+        for number in _SIGNALS:
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before.clear()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.requested:
+            self.requested = True
+            self.name = signal.Signals(number).name
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                raise KeyboardInterrupt

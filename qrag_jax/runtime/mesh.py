@@ -1,0 +1,45 @@
+"""The device mesh and where arrays live on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from qrag_jax.errors import InputError
+
+AXES = ("data", "fsdp", "tensor")
+
+
+def make_mesh(shape: tuple[int, int, int] = (-1, 1, 1)) -> Mesh:
+    """A mesh of all devices with the axes `data`, `fsdp`, `tensor`; one size may be -1 (the rest).
+
+    Raises:
+        InputError: the sizes do not multiply to the number of devices.
+    """
+    devices = np.array(jax.devices())
+    known = int(np.prod([size for size in shape if size != -1]))
+    sizes = [devices.size // known if size == -1 else size for size in shape]
+    if shape.count(-1) > 1 or int(np.prod(sizes)) != devices.size:
+        raise InputError(
+            f"config.runtime.mesh is {tuple(shape)} (axes {', '.join(AXES)}), which does not cover "
+            f"the {devices.size} devices; let the sizes multiply to it, with -1 for the rest."
+        )
+    return Mesh(devices.reshape(sizes), AXES)
+
+
+def replicate(mesh: Mesh, tree: Any) -> Any:
+    """Puts host arrays on every device of the mesh."""
+    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+
+
+def shard_batch(mesh: Mesh, batch: Any) -> Any:
+    """Splits a batch of host arrays over the batch axes; each host gives its own episodes."""
+    sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    if jax.process_count() == 1:
+        return jax.device_put(batch, sharding)
+    return jax.tree.map(
+        lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch
+    )

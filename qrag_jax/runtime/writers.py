@@ -1,0 +1,132 @@
+"""Where training metrics go: `metrics.jsonl` and TensorBoard files in the work folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, SupportsFloat
+
+from tensorboardX import SummaryWriter
+
+from qrag_jax.errors import InputError
+
+METRICS_NAME = "metrics.jsonl"
+TENSORBOARD_NAME = "tensorboard"
+
+
+class MetricWriter:
+    """Writes scalars per optimizer step; a killed and resumed run has no step twice.
+
+    Use as a context manager, in one process only (the first of a multi-host run).
+
+    Args:
+        workdir: the run's folder; made if absent.
+        resume_step: the step of the checkpoint the run goes on from: lines of later steps, and a
+            line torn by the kill, are dropped, and TensorBoard is told to hide events from
+            `resume_step + 1` on. None for a run from the start: lines that are there already are
+            moved to `metrics.jsonl.old`.
+
+    Raises:
+        InputError: a whole line of the old `metrics.jsonl` is broken.
+    """
+
+    def __init__(self, workdir: Path, resume_step: int | None = None) -> None:
+        workdir.mkdir(parents=True, exist_ok=True)
+        path = workdir / METRICS_NAME
+        if path.exists():
+            if resume_step is None:
+                os.replace(path, path.with_name(METRICS_NAME + ".old"))
+            else:
+                _drop_after(path, resume_step)
+        # Unbuffered: a line is whole in the file as soon as `write` returns, whatever kills us.
+        self._file = path.open("ab", buffering=0)
+        self._board = SummaryWriter(
+            str(workdir / TENSORBOARD_NAME),
+            purge_step=0 if resume_step is None else resume_step + 1,
+            flush_secs=20,
+            # Names hold whole seconds; a resume within one would overwrite the older file.
+            filename_suffix=f".{time.time_ns()}",
+        )
+
+    def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
+        """Adds one line and one TensorBoard scalar per metric.
+
+        Args:
+            step: number of optimizer steps done.
+            metrics: name, such as `train/loss`, to scalar (Python, NumPy or JAX). NaN and
+                infinities become null in the JSON line. TensorBoard allows only letters, digits
+                and `-_./` in names and shows an underscore for anything else.
+
+        Raises:
+            ValueError: a metric is named "step".
+        """
+        if "step" in metrics:
+            raise ValueError('a metric cannot be named "step": that is the line\'s own field')
+        scalars = {name: float(value) for name, value in metrics.items()}
+        record = {"step": int(step)} | {
+            name: value if math.isfinite(value) else None for name, value in scalars.items()
+        }
+        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+        for name, value in scalars.items():
+            self._board.add_scalar(name, value, int(step))
+
+    def close(self) -> None:
+        """Flushes and closes the files; `write` must not be called any more."""
+        self._file.close()
+        self._board.close()
+
+    def __enter__(self) -> MetricWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Lines of a `metrics.jsonl`, oldest first; null becomes NaN, a torn last line is left out.
+
+    The file is not changed: it may belong to a run that is going on.
+
+    Raises:
+        InputError: there is no such file, or a whole line is broken.
+    """
+    if not path.is_file():
+        raise InputError(f"{path} does not exist: name the folder of a run that has trained")
+    return [
+        {name: math.nan if value is None else value for name, value in record.items()}
+        for _, record in _whole_lines(path)
+    ]
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            place = f"{path}, line {number}"
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise InputError(f"{place}: is not valid JSON; delete that line") from error
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                raise InputError(f"{place}: field 'step' is not an integer; delete that line")
+            yield line, record
+
+
+def _drop_after(path: Path, step: int) -> None:
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.writelines(line for line, record in _whole_lines(path) if record["step"] <= step)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)

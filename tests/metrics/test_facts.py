@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+
+from qrag_jax.metrics.facts import (
+    fact_em,
+    fact_f1,
+    fact_precision,
+    fact_recall,
+    recall_at,
+    summarise,
+)
+from qrag_jax.metrics.retrieval_log import Row
+
+
+def row(sf_idx: list[int], pred_idx: list[int], ret: float = 0.0, name: str = "q") -> Row:
+    return Row(
+        id=name,
+        question="?",
+        answer="",
+        sf_idx=sf_idx,
+        pred_idx=pred_idx,
+        q_values=[0.0] * len(pred_idx),
+        sf_texts=[""] * len(sf_idx),
+        pred_texts=[""] * len(pred_idx),
+        ret=ret,
+        text_len=1,
+        f1=0.123,  # wrong on purpose: the summary counts from the indices
+        em=0.456,
+    )
+
+
+@pytest.mark.parametrize(
+    ("support", "predicted", "em", "precision", "recall", "f1"),
+    [
+        ([1, 4], [4, 1], 1.0, 1.0, 1.0, 1.0),
+        ([1, 4], [4, 2, 1, 7], 1.0, 0.5, 1.0, 2 / 3),  # extra chunks cost F1, not EM
+        ([1, 4], [4], 0.0, 1.0, 0.5, 2 / 3),
+        ([1, 4, 6], [4, 2], 0.0, 0.5, 1 / 3, 0.4),
+        ([1, 4], [2, 3], 0.0, 0.0, 0.0, 0.0),
+        ([1, 4], [], 0.0, 0.0, 0.0, 0.0),
+        ([0, 0, 3], [3, 3, 0], 1.0, 1.0, 1.0, 1.0),  # sets: doubles count once
+    ],
+)
+def test_metrics_by_hand(
+    support: list[int], predicted: list[int], em: float, precision: float, recall: float, f1: float
+) -> None:
+    assert fact_em(support, predicted) == em
+    assert fact_precision(support, predicted) == pytest.approx(precision)
+    assert fact_recall(support, predicted) == pytest.approx(recall)
+    assert fact_f1(support, predicted) == pytest.approx(f1)
+
+
+def test_recall_at_looks_at_the_first_k_in_the_order_taken() -> None:
+    assert [recall_at([5, 2], [9, 5, 2], k) for k in (1, 2, 3, 4)] == [0.0, 0.5, 1.0, 1.0]
+    assert recall_at([5, 2], [], 1) == 0.0
+
+
+@pytest.mark.parametrize("metric", [fact_em, fact_f1, fact_precision, fact_recall])
+def test_empty_support_and_padding_are_refused(metric) -> None:
+    with pytest.raises(ValueError, match="support is empty"):
+        metric([], [1])
+    with pytest.raises(ValueError, match="negative"):
+        metric([1], [1, -1])
+    with pytest.raises(ValueError, match="negative"):
+        metric([-1], [])
+
+
+def test_recall_at_refuses_k_below_one() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        recall_at([1], [1], 0)
+
+
+def test_summary_of_a_small_log() -> None:
+    rows = [
+        row([0, 1], [0, 1], ret=1.0),
+        row([0, 1], [1, 5, 0], ret=0.5),
+        row([2], [3], ret=0.0),
+        row([2, 3], [], ret=0.0),
+    ]
+    summary = summarise(rows)
+    assert list(summary) == [
+        *("fact_em", "fact_f1", "recall@1", "recall@2", "recall@3", "return", "samples")
+    ]
+    assert summary["samples"] == 4
+    means = {name: value["mean"] for name, value in summary.items() if name != "samples"}
+    assert means == pytest.approx(
+        {
+            "fact_em": 0.5,
+            "fact_f1": (1.0 + 0.8) / 4,
+            "recall@1": 0.25,
+            "recall@2": 1.5 / 4,
+            "recall@3": 0.5,
+            "return": 0.375,
+        }
+    )
+    for name in means:
+        assert summary[name]["low"] < summary[name]["mean"] < summary[name]["high"]
+
+
+def test_summary_without_any_prediction_has_no_recall() -> None:
+    assert list(summarise([row([1], [])])) == ["fact_em", "fact_f1", "return", "samples"]
+
+
+def test_summary_names_the_row_it_cannot_score() -> None:
+    with pytest.raises(ValueError, match="hotpot-7"):
+        summarise([row([1], [1]), row([], [1], name="hotpot-7")])
+    with pytest.raises(ValueError, match="at least one row"):
+        summarise([])

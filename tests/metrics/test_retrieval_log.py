@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.retrieval_log import (
+    Row,
+    append,
+    check_meta,
+    discard,
+    log_name,
+    meta_path,
+    read_partial,
+)
+
+ROW = Row(
+    id="hotpot-1",
+    question="Wo liegt Köln?\u2028Wo?",
+    answer="am Rhein",
+    sf_idx=[0, 3],
+    pred_idx=[3, 1],
+    q_values=[0.5, -0.25],
+    sf_texts=["Köln liegt am Rhein.", "Der Rhein\nfließt."],
+    pred_texts=["Der Rhein\nfließt.", "🙂"],
+    ret=0.99,
+    text_len=1234,
+    f1=0.5,
+    em=0.0,
+)
+
+
+def rows(count: int) -> list[Row]:
+    return [dataclasses.replace(ROW, id=f"q{number}") for number in range(count)]
+
+
+def test_names() -> None:
+    assert log_name(42) == "eval_seed42.jsonl"
+    assert log_name(7, num_chunks=400_000) == "eval_seed7_ns400000.jsonl"
+
+
+def test_a_line_has_the_keys_other_tools_read(tmp_path: Path) -> None:
+    append(tmp_path / "log.jsonl", [ROW])
+    record = json.loads((tmp_path / "log.jsonl").read_text())
+    assert list(record) == [
+        *("id", "question", "answer", "sf_idx", "pred_idx", "q_values"),
+        *("sf_texts", "pred_texts", "return", "text_len", "f1", "em"),
+    ]
+    assert record["return"] == 0.99
+    assert record["question"] == ROW.question
+
+
+def test_rows_come_back_as_written(tmp_path: Path) -> None:
+    log = tmp_path / "run" / "log.jsonl"
+    assert read_partial(log) == []
+    append(log, rows(2))
+    append(log, [ROW])
+    assert read_partial(log) == [*rows(2), ROW]
+
+
+def test_a_log_cut_anywhere_in_its_last_line_resumes(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    append(log, rows(3))
+    content = log.read_bytes()
+    start = content[:-1].rindex(b"\n") + 1
+    # Every cut from "nothing of the third line" to "all but its newline".
+    for cut in range(start, len(content)):
+        log.write_bytes(content[:cut])
+        assert read_partial(log) == rows(2)
+        assert log.read_bytes() == content[:start]
+    append(log, rows(3)[2:])
+    assert log.read_bytes() == content
+
+
+def test_reading_a_whole_log_leaves_it_alone(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    append(log, rows(2))
+    before = log.read_bytes()
+    assert read_partial(log) == rows(2)
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda line: line[:40], "line 2: is not valid JSON"),
+        (lambda line: b"[1, 2]", "line 2: is not a JSON object"),
+        (lambda line: b"", "line 2: is not valid JSON"),
+        (lambda line: b"\xff" + line, "line 2: is not valid JSON"),
+        (lambda line: line.replace(b"0.99", b"NaN"), "line 2: is not valid JSON"),
+        (lambda line: line.replace(b'"em"', b'"ex"'), "line 2: field 'em' is missing"),
+        (lambda line: line[:-1] + b', "x": 1}', "line 2: field 'x' is unknown"),
+        (lambda line: line.replace(b"[3, 1]", b'[3, "1"]'), "line 2: field 'pred_idx' .* type"),
+        (lambda line: line.replace(b"1234", b'"1234"'), "line 2: field 'text_len' .* type"),
+    ],
+)
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, change, message: str) -> None:
+    log = tmp_path / "log.jsonl"
+    append(log, rows(3))
+    lines = log.read_bytes().split(b"\n")
+    assert change(lines[1]) != lines[1]
+    lines[1] = change(lines[1])
+    log.write_bytes(b"\n".join(lines))
+    before = log.read_bytes()
+    with pytest.raises(InputError, match=message) as error:
+        read_partial(log)
+    assert str(log) in str(error.value)
+    assert log.read_bytes() == before
+
+
+def test_a_row_that_is_not_json_writes_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    broken = dataclasses.replace(ROW, id="q9", q_values=[math.nan])
+    with pytest.raises(ValueError, match="q9"):
+        append(log, [ROW, broken])
+    assert not log.exists()
+
+
+def test_meta_lets_the_same_evaluation_go_on(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    meta = {"checkpoint": 300, "config": "ab12", "lengths": (64, 128)}
+    check_meta(log, meta)
+    append(log, [ROW])
+    check_meta(log, dict(reversed(meta.items())))
+    assert json.loads(meta_path(log).read_text()) == meta | {"lengths": [64, 128]}
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "log.jsonl",
+        "log.jsonl.meta.json",
+    ]
+
+
+def test_meta_refuses_another_checkpoint(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    check_meta(log, {"checkpoint": 300, "config": "ab12", "old": None})
+    with pytest.raises(InputError) as error:
+        check_meta(log, {"checkpoint": 400, "config": "ab12"})
+    message = str(error.value)
+    assert "checkpoint (was 300, now 400)" in message
+    assert "old" in message
+    assert "config" not in message
+    assert "--restart" in message
+    discard(log)
+    check_meta(log, {"checkpoint": 400, "config": "ab12"})
+
+
+def test_rows_of_unknown_origin_are_refused(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    append(log, [ROW])
+    with pytest.raises(InputError, match=r"meta\.json is missing"):
+        check_meta(log, {"checkpoint": 1})
+    assert not meta_path(log).exists()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_a_broken_meta_file_is_named(tmp_path: Path, content: str) -> None:
+    log = tmp_path / "log.jsonl"
+    meta_path(log).write_text(content)
+    with pytest.raises(InputError, match=r"log\.jsonl\.meta\.json is not"):
+        check_meta(log, {"checkpoint": 1})
+    discard(log)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
+
+
+def test_counts_a_compilation_and_not_a_second_call() -> None:
+    counter = CompilationCounter()
+    function = jax.jit(lambda x: x * 3.0 + 1.0)
+    assert (counter.count, counter.seconds, counter.cache_hits) == (0, 0.0, 0)
+    function(np.ones(4, np.float32)).block_until_ready()
+    assert counter.count == 1
+    assert counter.seconds > 0.0
+    seconds = counter.seconds
+    function(np.zeros(4, np.float32)).block_until_ready()
+    assert (counter.count, counter.seconds) == (1, seconds)
+    function(np.ones(5, np.float32)).block_until_ready()
+    assert counter.count == 2
+
+
+def test_counters_start_at_zero_and_share_one_listener() -> None:
+    first = CompilationCounter()
+    jax.jit(lambda x: x - 5.0)(np.ones(3, np.float32)).block_until_ready()
+    second = CompilationCounter()
+    jax.jit(lambda x: x - 6.0)(np.ones(3, np.float32)).block_until_ready()
+    assert (first.count, second.count) == (2, 1)
+
+
+# The first program goes to another folder, to which JAX would keep if it were not told to forget.
+CACHED = """
+import json, sys
+from pathlib import Path
+import jax, numpy as np
+from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
+enable_persistent_cache(Path(sys.argv[1] + "-earlier"))
+jax.jit(lambda x: x + 1.0)(np.ones(2, np.float32)).block_until_ready()
+folder = enable_persistent_cache(Path(sys.argv[1]))
+counter = CompilationCounter()
+jax.jit(lambda x: (x @ x).sum())(np.ones((8, 8), np.float32)).block_until_ready()
+print(json.dumps({
+    "folder": str(folder), "count": counter.count, "hits": counter.cache_hits,
+    "least": jax.config.jax_persistent_cache_min_compile_time_secs,
+    "size": jax.config.jax_persistent_cache_min_entry_size_bytes,
+}))
+"""
+
+
+def run(folder: Path, **environment: str) -> dict:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_COMP", "JAX_PERS"))}
+    result = subprocess.run(
+        [sys.executable, "-c", CACHED, str(folder)],
+        env=clean | {"JAX_PLATFORMS": "cpu"} | environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_a_second_process_finds_what_the_first_compiled(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "cache"
+    quick = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # the user's own wish is kept
+    first, second = run(folder, **quick), run(folder, **quick)
+    assert first == {"folder": str(folder), "count": 1, "hits": 0, "least": 0.0, "size": -1}
+    assert second == first | {"hits": 1}
+    assert len(list(folder.glob("*-cache"))) == 1
+
+
+def test_the_users_own_folder_stays_in_force(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    result = run(
+        tmp_path / "ours",
+        JAX_COMPILATION_CACHE_DIR=str(own),
+        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+    )
+    assert result["folder"] == str(own)
+    assert any(own.iterdir())
+    assert not (tmp_path / "ours").exists()
+
+
+def test_quick_compilations_are_not_kept(tmp_path: Path) -> None:
+    assert run(tmp_path)["least"] == 0.5
+    assert list(tmp_path.glob("*-cache")) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file.* cannot be made"):
+        enable_persistent_cache(tmp_path / "file")
