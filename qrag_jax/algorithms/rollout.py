@@ -104,9 +104,7 @@ def rollout(
     # [roles, tower, …]: lax.map over the roles compiles each encoder once for all of them.
     roles = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
 
-    def embed(
-        tower: int, blocks: Blocks, tokens: jax.Array, lengths: jax.Array
-    ) -> jax.Array:
+    def embed(tower: int, blocks: Blocks, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         def one_role(role: Params) -> jax.Array:
             return embed_rows(encoder, blocks, role, tokens, lengths)
 
@@ -158,9 +156,7 @@ def rollout(
             embedding=states[0],
         )
 
-    _, steps = jax.lax.scan(
-        act, env.reset(batch, config.max_steps), jnp.arange(config.max_steps)
-    )
+    _, steps = jax.lax.scan(act, env.reset(batch, config.max_steps), jnp.arange(config.max_steps))
     first_q = steps.all_q[0]
     steps = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), steps)
     rows = jnp.arange(episodes)[:, None]

@@ -18,9 +18,7 @@ from qrag_jax.encoders.text_encoder import TextEncoder
 
 BATCH_AXES = ("data", "fsdp")
 
-TrainStep = Callable[
-    [pqn.TrainState, EpisodeBatch], tuple[pqn.TrainState, dict[str, jax.Array]]
-]
+TrainStep = Callable[[pqn.TrainState, EpisodeBatch], tuple[pqn.TrainState, dict[str, jax.Array]]]
 
 
 def make_train_step(
@@ -45,24 +43,23 @@ def make_train_step(
     `td_error`, `entropy`), over episodes (`return`, `fact_em` of the acting policy), and
     `grad_norm`, `learning_rate`, `alpha`, `padding_share`, `env_steps`.
     """
-    gradient_sums = partial(
-        pqn.gradient_sums, encoder, plan, rollout_config, config, feedback
-    )
+    gradient_sums = partial(pqn.gradient_sums, encoder, plan, rollout_config, config, feedback)
 
     def on_device(params, target_params, batch, keys, alpha, uniform):
-        def micro(batch_and_keys):
-            return gradient_sums(params, target_params, *batch_and_keys, alpha, uniform)
+        def micro(batch, keys):
+            return gradient_sums(params, target_params, batch, keys, alpha, uniform)
 
         def add(total, micro_batch):
-            return jax.tree.map(jnp.add, total, micro(micro_batch)), None
+            return jax.tree.map(jnp.add, total, micro(*micro_batch)), None
 
+        if accumulation == 1:
+            return jax.lax.psum(micro(batch, keys), BATCH_AXES)
         split = jax.tree.map(
             lambda leaf: leaf.reshape(accumulation, -1, *leaf.shape[1:]), (batch, keys)
         )
-        first = micro(jax.tree.map(lambda leaf: leaf[0], split))
-        if accumulation > 1:
-            first, _ = jax.lax.scan(add, first, jax.tree.map(lambda leaf: leaf[1:], split))
-        return jax.lax.psum(first, BATCH_AXES)
+        shapes = jax.eval_shape(micro, *jax.tree.map(lambda leaf: leaf[0], split))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return jax.lax.psum(jax.lax.scan(add, zeros, split)[0], BATCH_AXES)
 
     replicated, by_episode = PartitionSpec(), PartitionSpec(BATCH_AXES)
     over_mesh = jax.shard_map(
@@ -79,9 +76,7 @@ def make_train_step(
         step_key = jax.random.fold_in(state.key, state.step)
         keys = jax.random.split(step_key, batch.sample.shape[0])
         uniform = state.env_steps < 2 * config.learning_start
-        gradient, sums = over_mesh(
-            state.params, state.target_params, batch, keys, alpha, uniform
-        )
+        gradient, sums = over_mesh(state.params, state.target_params, batch, keys, alpha, uniform)
         new_state, grad_norm = pqn.apply_update(state, gradient, sums, optimizer, config.tau)
         transitions = jnp.maximum(sums.transitions, 1.0)
         episodes = jnp.maximum(sums.episodes, 1.0)

@@ -89,7 +89,7 @@ def training_batches(
     seed: int,
     workers: int = 0,
     shard: tuple[int, int] = (0, 1),
-) -> Iterator[EpisodeBatch]:
+) -> grain.DatasetIterator[EpisodeBatch]:
     """An endless, resumable iterator of shuffled batches.
 
     Args:

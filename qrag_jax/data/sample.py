@@ -27,4 +27,4 @@ class Sample:
 
 
 class BadRecord(ValueError):
-    """A record that cannot become a `Sample`; the message is a short reason, used as a count key."""
+    """A record that cannot become a `Sample`; the message is a short reason, used as a key."""

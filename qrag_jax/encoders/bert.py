@@ -6,7 +6,7 @@ Layers are scanned, so a program holds one layer whatever the depth: compilation
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -31,7 +31,7 @@ def _gelu_backward(x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
 
 gelu.defvjp(lambda x: (gelu(x), x), _gelu_backward)
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": gelu,
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
     "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
@@ -66,7 +66,9 @@ class BertConfig:
                 "model_type 'bert' encoder, such as Contriever or MiniLM."
             )
         fields = dataclasses.fields(cls)
-        absent = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in config]
+        absent = [
+            f.name for f in fields if f.default is dataclasses.MISSING and f.name not in config
+        ]
         if absent:
             raise InputError(f"{where}: the fields {', '.join(absent)} are missing.")
         result = cls(**{f.name: config[f.name] for f in fields if f.name in config})
@@ -77,7 +79,7 @@ class BertConfig:
         position = config.get("position_embedding_type", "absolute")
         if position != "absolute":
             raise InputError(
-                f"{where}: position_embedding_type {position!r} is not supported, only 'absolute' is."
+                f"{where}: position_embedding_type {position!r} is not supported, only 'absolute'."
             )
         if result.hidden_size % result.num_attention_heads:
             raise InputError(
@@ -139,7 +141,7 @@ class Bert(nn.Module):
         x = word[tokens] + position[: tokens.shape[1]] + segment[0]
         norm = nn.LayerNorm(epsilon=c.layer_norm_eps, dtype=self.dtype, name="embedding_norm")
         # Element-wise results are cheaper to compute again than to write out and read back.
-        layer = nn.remat(
+        layer: Any = nn.remat(
             BertLayer, policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False
         )
         layers = nn.scan(

@@ -37,7 +37,7 @@ class Plan(NamedTuple):
 
 
 class TokenCount(NamedTuple):
-    """Tokens that carry text and tokens computed, both float32 scalars (counts can exceed int32)."""
+    """Tokens that carry text and tokens computed: float32 scalars, counts can exceed int32."""
 
     real: jax.Array
     computed: jax.Array
@@ -74,9 +74,7 @@ def count_tokens(blocks: Blocks, lengths: jax.Array) -> TokenCount:
     rows = jnp.zeros((lengths.shape[0], 1), jnp.int32)
     schedule = _schedule(blocks, rows, lengths)
     cost = jnp.array((0, *blocks.lengths), jnp.float32) * schedule.lengths.shape[1]
-    return TokenCount(
-        real=lengths.sum().astype(jnp.float32), computed=cost[schedule.bucket].sum()
-    )
+    return TokenCount(real=lengths.sum().astype(jnp.float32), computed=cost[schedule.bucket].sum())
 
 
 def embed_rows(
@@ -101,9 +99,7 @@ def embed_rows(
         tokens, lengths, bucket = block
         return None, jax.lax.switch(bucket, branches, tokens, lengths)
 
-    _, sorted_rows = jax.lax.scan(
-        step, None, (schedule.tokens, schedule.lengths, schedule.bucket)
-    )
+    _, sorted_rows = jax.lax.scan(step, None, (schedule.tokens, schedule.lengths, schedule.bucket))
     sorted_rows = sorted_rows.reshape(-1, encoder.width)
     rows = jnp.zeros_like(sorted_rows).at[schedule.order].set(sorted_rows)
     return rows[rows.shape[0] - tokens.shape[0] :]
@@ -143,8 +139,8 @@ def pull_back(
     branches = [nothing, *map(at_length, blocks.lengths)]
 
     def step(total, block):
-        *block, bucket = block
-        return jax.lax.switch(bucket, branches, total, *block), None
+        *rows, bucket = block
+        return jax.lax.switch(bucket, branches, total, *rows), None
 
     zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
     gradient, _ = jax.lax.scan(
@@ -165,7 +161,7 @@ def choose_lengths(histogram: Sequence[int] | np.ndarray, count: int) -> tuple[i
     rows_up_to = np.cumsum(histogram)[edges]
     # cost[j]: fewest tokens for all rows that fit edge j, when edge j is a bucket.
     cost = rows_up_to * np.array(edges)
-    paths = [(edge,) for edge in edges]
+    paths: list[tuple[int, ...]] = [(edge,) for edge in edges]
     for _ in range(count - 1):
         new_cost, new_paths = cost.copy(), list(paths)
         for j, edge in enumerate(edges):

@@ -45,7 +45,7 @@ class TextEncoder:
         A row of length 0 yields a finite vector that means nothing.
         """
         lengths = jnp.maximum(lengths, 1)
-        hidden = self.module.apply({"params": params}, tokens, lengths).astype(jnp.float32)
+        hidden = jnp.asarray(self.module.apply({"params": params}, tokens, lengths), jnp.float32)
         inside = jnp.arange(tokens.shape[1]) < lengths[:, None]
         total = jnp.einsum("bld,bl->bd", hidden, inside.astype(jnp.float32))
         return self.scale * total / lengths[:, None].astype(jnp.float32)

@@ -117,9 +117,7 @@ def state_rows(
     lengths = jnp.where(taken == NOT_TAKEN, -1, lengths)
     question = batch.question[:, None]
     part_width = max(question.shape[2], chunks.shape[2])
-    parts = jnp.concatenate(
-        [_widen(question, part_width), _widen(chunks, part_width)], axis=1
-    )
+    parts = jnp.concatenate([_widen(question, part_width), _widen(chunks, part_width)], axis=1)
     lengths = jnp.concatenate([batch.question_length[:, None], lengths], axis=1)
     width = state_width(question.shape[2], kept, taken.shape[1])
     return join_parts(parts, lengths, cls_id, sep_id, pad_id, width)

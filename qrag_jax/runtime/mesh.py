@@ -40,6 +40,4 @@ def shard_batch(mesh: Mesh, batch: Any) -> Any:
     sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     if jax.process_count() == 1:
         return jax.device_put(batch, sharding)
-    return jax.tree.map(
-        lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch
-    )
+    return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch)

@@ -1,0 +1,81 @@
+"""The language of every benchmark: cases in a table, then one JSON object as the last line."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One measured figure.
+
+    Attributes:
+        case: what was measured. value: the figure, None if it could not be had. unit: its unit.
+        peer: the peer's figure from the same run, or the published one that the case names.
+        ratio: ours to the peer's, above 1 = ours is better.
+        target: what was asked for, in words. holds: whether it was met; None without a target.
+    """
+
+    case: str
+    value: float | None
+    unit: str
+    peer: float | None = None
+    ratio: float | None = None
+    target: str | None = None
+    holds: bool | None = None
+
+
+def machine() -> str:
+    """Processor, usable cores and memory of this machine, with jax's device."""
+    import jax
+
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = names[0].partition(":")[2].strip() if names else model
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    device = jax.devices()[0]
+    return (
+        f"{model}, {cores} cores, {memory:.0f} GiB, Python {platform.python_version()}, "
+        f"jax {jax.__version__} on {jax.device_count()} {device.device_kind}"
+    )
+
+
+def show(suite: str, cases: Sequence[Case]) -> int:
+    """Prints the table and the JSON line; returns the exit status: 1 if a case could not run."""
+    lines = [("case", "value", "unit", "peer", "ratio", "target", "holds")]
+    for case in cases:
+        lines.append(
+            (
+                case.case,
+                _number(case.value),
+                case.unit,
+                _number(case.peer),
+                _number(case.ratio),
+                case.target or "",
+                {True: "yes", False: "NO", None: ""}[case.holds],
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
+    result = {
+        "suite": suite,
+        "machine": machine(),
+        "date": datetime.date.today().isoformat(),
+        "cases": [dataclasses.asdict(case) for case in cases],
+    }
+    print(json.dumps(result))
+    return int(any(case.value is None for case in cases))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

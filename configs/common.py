@@ -1,0 +1,150 @@
+"""The fields every experiment has; other configs start from these and change what they must.
+
+Durations are in optimizer steps, lengths in tokens, batch sizes in questions (whole episodes).
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+VARIANTS = ("", "tiny")
+
+
+def get_config() -> ConfigDict:
+    """Q-RAG's settings for a Contriever-sized encoder (arXiv 2511.07328)."""
+    config = ConfigDict()
+    config.seed = 42  # of the shuffle, the policy's draws and random weights
+
+    config.encoder = ConfigDict()
+    config.encoder.path = "facebook/contriever"  # folder, hub name, "minilm", or "": from scratch
+    config.encoder.dtype = "float32"  # of the computation; parameters stay float32
+    config.encoder.scale = 0.1  # on the mean of the hidden states
+    config.encoder.length_buckets = 4  # static row lengths compiled for each use of the encoder
+    config.encoder.block_rows = 0  # rows computed at a time; 0: 8 on CPU, 128 on accelerators
+    config.encoder.scratch = ConfigDict()  # sizes where path is ""
+    config.encoder.scratch.layers = 2
+    config.encoder.scratch.hidden = 128
+    config.encoder.scratch.heads = 4
+    config.encoder.scratch.vocab = 8000  # word pieces at most
+    config.encoder.scratch.positions = 512
+
+    config.data = ConfigDict()
+    config.data.sources = ConfigDict()  # name → weight in the training mixture
+    config.data.path = ""  # file, folder, or name=path,name=path; "": from the hub
+    config.data.limit = 0  # training records read per source, 0: all
+    config.data.max_question_tokens = 64
+    config.data.max_chunk_tokens = 220  # a chunk's row, [CLS] and [SEP] counted
+    config.data.max_chunk_tokens_in_state = 220  # a chunk's tokens inside a state
+    config.data.workers = 0  # processes that build batches ahead; 0: threads
+    config.data.cache = ""  # tokens are kept here; "": $QRAG_CACHE or ~/.cache/qrag_jax
+    config.data.synthetic = ConfigDict()  # for the source "synthetic" and the path "synthetic"
+    config.data.synthetic.hops = (2, 3, 4)  # each as likely
+    config.data.synthetic.comparison = 0.2  # share of comparisons among 2 and 4 hops
+    config.data.synthetic.chunks = 10
+    config.data.synthetic.seed = 0
+    config.data.synthetic.train = 20_000  # questions made
+    config.data.synthetic.dev = 500
+
+    config.env = ConfigDict()
+    config.env.max_steps = 2  # T, chunks taken per episode
+    config.env.never_terminate = True  # play on when all supporting facts are found
+    config.env.sort_by_index = False  # states list chunks in document order, else as taken
+
+    config.policy = ConfigDict()
+    config.policy.alpha = 0.05  # α_0, temperature; α_t = α_0·lr_t / lr_0
+    config.policy.top_k_actions = 5  # k, actions drawn from and summed over in V
+
+    config.reward = ConfigDict()
+    config.reward.name = "ground_truth"
+    config.reward.penalize_extra_steps = True  # 0.5 + 0.5·n_facts / n_taken instead of 1
+    config.reward.per_fact_reward = 0.0  # for every new supporting fact
+
+    config.pqn = ConfigDict()
+    config.pqn.gamma = 0.99  # γ, discount
+    config.pqn.lambda_ = 0.5  # λ of the returns
+    config.pqn.tau = 0.02  # τ, step of the target towers
+    config.pqn.learning_start = 200  # the first 2·this environment steps act at random
+
+    config.optimizer = ConfigDict()
+    config.optimizer.learning_rate = 1.5e-5  # lr_0, peak
+    config.optimizer.weight_decay = 5e-4
+    config.optimizer.beta1 = 0.9  # β_1
+    config.optimizer.beta2 = 0.98  # β_2
+    config.optimizer.eps = 1e-6  # ε
+    config.optimizer.clip_norm = 2.0  # global norm of the gradient
+    config.optimizer.schedule = "cosine"  # after warm-up: constant, linear or cosine
+    config.optimizer.final_ratio = 0.1  # last learning rate over the peak
+    config.optimizer.warmup_steps = 1000
+
+    config.train = ConfigDict()
+    config.train.steps = 10_000  # optimizer steps
+    config.train.batch_size = 48  # questions per optimizer step
+    config.train.accumulation = 4  # micro-batches a step is computed in
+    config.train.log_every = 10
+    config.train.eval_every = 250
+    config.train.checkpoint_every = 250
+
+    config.eval = ConfigDict()
+    config.eval.path = ""  # data to evaluate on; "": the dev part of data.path
+    config.eval.samples = 500  # fixed questions scored during training, 0: all
+    config.eval.batch_size = 32
+    config.eval.seed = 42  # draws those questions; names the retrieval log
+
+    config.runtime = ConfigDict()
+    config.runtime.mesh = (-1, 1, 1)  # devices along data, fsdp, tensor; -1: the rest
+    return config
+
+
+def tiny(config: ConfigDict) -> ConfigDict:
+    """Shrinks an experiment to seconds on any laptop, offline: small encoder, invented questions
+    in the experiment's own file format."""
+    config.encoder.path = ""
+    config.encoder.scratch.update(layers=2, hidden=32, heads=2, vocab=500, positions=256)
+    config.encoder.length_buckets = 2
+    config.data.path = "synthetic"
+    config.data.max_chunk_tokens = 48
+    config.data.max_chunk_tokens_in_state = 48
+    config.data.synthetic.update(hops=(2,), chunks=8, train=64, dev=16)
+    config.env.max_steps = 2
+    config.pqn.learning_start = 8
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.warmup_steps = 2
+    config.train.update(
+        steps=6, batch_size=8, accumulation=1, log_every=2, eval_every=3, checkpoint_every=3
+    )
+    config.eval.update(samples=8, batch_size=8)
+    return config
+
+
+def minilm(config: ConfigDict) -> ConfigDict:
+    """The 22M-parameter MiniLM with settings that learn within minutes on a CPU."""
+    config.encoder.path = "minilm"
+    config.data.max_chunk_tokens = 128
+    config.data.max_chunk_tokens_in_state = 126
+    config.policy.alpha = 0.01
+    config.pqn.learning_start = 0  # the pretrained encoder explores better than chance
+    config.optimizer.learning_rate = 5e-5
+    config.optimizer.weight_decay = 0.01
+    config.optimizer.schedule = "linear"
+    config.optimizer.warmup_steps = 10
+    config.train.update(
+        steps=160, batch_size=8, accumulation=1, log_every=5, eval_every=40, checkpoint_every=40
+    )
+    config.eval.update(samples=100, batch_size=16)
+    return config
+
+
+def variant(config: ConfigDict, arg: str, known: tuple[str, ...] = VARIANTS) -> ConfigDict:
+    """Applies the part of `--config=FILE:VARIANT` after the colon.
+
+    Raises:
+        ValueError: the variant is not one of `known`.
+    """
+    if arg not in known:
+        names = ", ".join(f":{name}" for name in known if name)
+        raise ValueError(f"--config: the variant {arg!r} is unknown; use {names} or none.")
+    if arg == "tiny":
+        config = tiny(config)
+    if arg == "minilm":
+        config = minilm(config)
+    return config.lock()

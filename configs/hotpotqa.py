@@ -1,0 +1,17 @@
+"""HotpotQA (distractor): take the two supporting paragraphs out of ten.
+
+    python -m qrag_jax.train --config=configs/hotpotqa.py --config.data.path=FOLDER
+
+FOLDER holds `hotpot_train_v1.1.json` and `hotpot_dev_distractor_v1.json`, or `train*`/`dev*` files
+in their format; without a path the data come from the hub. Settings: Q-RAG's HotpotQA run
+(arXiv 2511.07328). `:minilm` trains MiniLM on a CPU, `:tiny` runs in seconds, offline.
+"""
+
+from configs import common
+
+
+def get_config(arg: str = ""):
+    """Config of variant `arg`: "", "tiny" or "minilm"."""
+    config = common.get_config()
+    config.data.sources.hotpotqa = 1.0
+    return common.variant(config, arg, ("", "tiny", "minilm"))

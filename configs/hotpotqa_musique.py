@@ -1,0 +1,31 @@
+"""HotpotQA + MuSiQue, and with `:wiki` 2WikiMultihopQA too: the paper's mixtures.
+
+    python -m qrag_jax.train --config=configs/hotpotqa_musique.py --config.data.path=FOLDER
+
+FOLDER has one sub-folder a source (`hotpotqa`, `musique`, `two_wiki`), or give
+`--config.data.path=hotpotqa=FOLDER1,musique=FOLDER2`; without a path the data come from the hub.
+Constants as in Q-RAG's GTE run (arXiv 2511.07328), lengths and steps cut to fit the 512 positions
+of Contriever. `:tiny` runs in seconds, offline.
+"""
+
+from configs import common
+
+
+def get_config(arg: str = ""):
+    """Config of variant `arg`: "", "wiki" or "tiny"."""
+    config = common.get_config()
+    config.data.sources.hotpotqa = 0.5
+    config.data.sources.musique = 0.5
+    config.data.max_chunk_tokens_in_state = 110
+    config.env.max_steps = 4
+    config.policy.alpha = 0.005
+    config.pqn.lambda_ = 0.6
+    config.optimizer.learning_rate = 5e-6
+    config.optimizer.weight_decay = 1e-3
+    config.optimizer.schedule = "linear"
+    config.train.steps = 70_000
+    config.train.batch_size = 8
+    config.train.accumulation = 2
+    if arg == "wiki":
+        config.data.sources.two_wiki = 0.5
+    return common.variant(config, arg, ("", "wiki", "tiny"))

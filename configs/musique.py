@@ -1,0 +1,24 @@
+"""MuSiQue (answerable): take two to four supporting paragraphs out of twenty.
+
+    python -m qrag_jax.train --config=configs/musique.py --config.data.path=FOLDER
+
+FOLDER holds `musique_ans_v1.0_train.jsonl` and `musique_ans_v1.0_dev.jsonl`, or `train*`/`dev*`
+files in their format; without a path the data come from the hub. Lengths as in Q-RAG's MuSiQue
+evaluation: 110 tokens, 4 steps. `:minilm` trains MiniLM on a CPU, `:tiny` runs in seconds, offline.
+"""
+
+from configs import common
+
+
+def get_config(arg: str = ""):
+    """Config of variant `arg`: "", "tiny" or "minilm"."""
+    config = common.get_config()
+    config.data.sources.musique = 1.0
+    config.env.max_steps = 4
+    config.data.max_chunk_tokens = 110
+    config.data.max_chunk_tokens_in_state = 110
+    config = common.variant(config, arg, ("", "tiny", "minilm"))
+    if arg == "minilm":
+        config.data.max_chunk_tokens = 110
+        config.data.max_chunk_tokens_in_state = 108
+    return config

@@ -1,0 +1,19 @@
+"""2WikiMultihopQA: take two to four supporting paragraphs out of ten.
+
+    python -m qrag_jax.train --config=configs/two_wiki.py --config.data.path=FOLDER
+
+FOLDER holds the official `train.json` and `dev.json`, or `train*`/`dev*` files in their format;
+without a path the data come from the hub. `:tiny` runs in seconds, offline.
+"""
+
+from configs import common
+
+
+def get_config(arg: str = ""):
+    """Config of variant `arg`: "" or "tiny"."""
+    config = common.get_config()
+    config.data.sources.two_wiki = 1.0
+    config.env.max_steps = 4
+    config.data.max_chunk_tokens = 110
+    config.data.max_chunk_tokens_in_state = 110
+    return common.variant(config, arg)

@@ -1,0 +1,159 @@
+"""A run's samples: which sources, from where, for training or for evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from qrag_jax.data import synthetic
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.sources import SOURCES, Split, load_samples, mix_weights
+from qrag_jax.errors import InputError
+
+SYNTHETIC = "synthetic"
+HELD_OUT_SHARE = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Where samples come from.
+
+    Attributes:
+        sources: name → weight in the training mixture.
+        path: a file, a folder, or `name=path,name=path` for several sources; "" loads from the
+            hub; "synthetic" makes invented questions in each source's own format.
+        limit: samples read per source and split, 0 for all.
+        synthetic: the generator's settings.
+        synthetic_train, synthetic_dev: questions it makes.
+    """
+
+    sources: Mapping[str, float]
+    path: str
+    limit: int
+    synthetic: synthetic.SyntheticConfig
+    synthetic_train: int
+    synthetic_dev: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedSamples:
+    """Samples of one split by source, with one line each on what was read."""
+
+    by_source: dict[str, list[Sample]]
+    report: list[str]
+
+    @property
+    def all(self) -> list[Sample]:
+        """The samples of all sources, one after the other."""
+        return [sample for samples in self.by_source.values() for sample in samples]
+
+
+def load_split(config: DataConfig, split: Split, cache: Path, *, hold_out: bool) -> LoadedSamples:
+    """Reads the samples of every source.
+
+    Args:
+        cache: folder for corpora made on the way (path "synthetic").
+        hold_out: a path that is one file has no dev part: keep a tenth of it for "dev", by a
+            hash of the id, instead of giving the whole file to either split.
+
+    Raises:
+        InputError: nothing usable is found (see `load_samples`), or a path names no source.
+    """
+    paths = _paths(config, cache)
+    by_source, report = {}, []
+    for name in mix_weights(config.sources):
+        if name == SYNTHETIC:
+            count = config.synthetic_train if split == "train" else config.synthetic_dev
+            samples = synthetic.generate(config.synthetic, split, count)
+            line = f"synthetic: made {count} {split} questions"
+        else:
+            path = paths[name]
+            samples, read = load_samples(name, path, split, config.limit)
+            line = read.summary()
+            if hold_out and path and Path(path).is_file():
+                samples = [s for s in samples if _held_out(s.id) == (split == "dev")]
+                line += f"; {len(samples)} of them for {split}"
+                if not samples:
+                    raise InputError(
+                        f"{path}: too few records to hold some out for evaluation; give a folder "
+                        "with train and dev files, or config.eval.path."
+                    )
+        by_source[name] = samples
+        report.append(line)
+    return LoadedSamples(by_source, report)
+
+
+def without_questions(train: LoadedSamples, held_out: Sequence[Sample]) -> LoadedSamples:
+    """Training samples whose question text is not also an evaluation question.
+
+    Raises:
+        InputError: none of a source is left.
+    """
+    asked = {sample.question for sample in held_out}
+    kept = {
+        name: [s for s in samples if s.question not in asked]
+        for name, samples in train.by_source.items()
+    }
+    report = list(train.report)
+    for name, samples in kept.items():
+        dropped = len(train.by_source[name]) - len(samples)
+        if not samples:
+            raise InputError(
+                f"every {name} training question is also an evaluation question; give "
+                "config.data.path and config.eval.path different data."
+            )
+        if dropped:
+            report.append(f"{name}: {dropped} training questions left out, evaluation has them too")
+    return LoadedSamples(kept, report)
+
+
+def _paths(config: DataConfig, cache: Path) -> dict[str, str]:
+    """The path of each source."""
+    names = [name for name in config.sources if name != SYNTHETIC]
+    if config.path == SYNTHETIC:
+        return {name: str(_written_corpus(config, name, cache)) for name in names}
+    if "=" not in config.path:
+        return dict.fromkeys(names, config.path)
+    pairs = [pair.partition("=") for pair in config.path.split(",")]
+    paths = {name.strip(): path.strip() for name, _, path in pairs}
+    absent = [name for name in names if not paths.get(name)]
+    if absent:
+        raise InputError(
+            f"config.data.path {config.path!r} gives no path for {', '.join(absent)}; write "
+            "name=path for every source, separated by commas."
+        )
+    return paths
+
+
+def _written_corpus(config: DataConfig, name: str, cache: Path) -> Path:
+    """Invented questions as official files of source `name`, written once."""
+    if name not in SOURCES:
+        known = ", ".join([*SOURCES, SYNTHETIC])
+        raise InputError(f"config.data.sources names {name!r}; the known sources are {known}.")
+    settings = (name, config.synthetic, config.synthetic_train, config.synthetic_dev)
+    key = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+    folder = cache / "synthetic" / f"{name}-{key}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(dir=folder.parent))
+        synthetic.write_corpus(
+            building,
+            SOURCES[name],
+            config.synthetic,
+            config.synthetic_train,
+            config.synthetic_dev,
+        )
+        try:
+            building.rename(folder)
+        except OSError:  # another process was faster
+            if not folder.exists():
+                raise
+    return folder
+
+
+def _held_out(sample_id: str) -> bool:
+    digest = hashlib.sha256(sample_id.encode()).digest()
+    return int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32

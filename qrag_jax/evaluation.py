@@ -1,0 +1,132 @@
+"""Greedy episodes over a set of samples, batched on the device: retrieval-log rows and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from qrag_jax.algorithms.pqn import Feedback
+from qrag_jax.algorithms.returns import discounted_return
+from qrag_jax.algorithms.rollout import RolloutConfig, rollout
+from qrag_jax.algorithms.train_step import BATCH_AXES
+from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, evaluation_batches
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.tokens import TokenStore
+from qrag_jax.encoders.ragged import Plan
+from qrag_jax.encoders.text_encoder import Params, TextEncoder
+from qrag_jax.metrics.facts import fact_em, fact_f1
+from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.runtime.mesh import shard_batch
+
+
+class Played(NamedTuple):
+    """Chunks taken `[B, T]`, whether each step happened, their Q, and the return `[B]`."""
+
+    taken: jax.Array
+    valid: jax.Array
+    q: jax.Array
+    ret: jax.Array
+
+
+class Episodes(NamedTuple):
+    """The same questions answered in several steps and by one look-up with the same encoder."""
+
+    multi_step: Played
+    single_step: Played
+
+
+Play = Callable[[Params, EpisodeBatch], Episodes]
+
+
+def make_play(
+    mesh: Mesh,
+    encoder: TextEncoder,
+    plan: Plan,
+    config: RolloutConfig,
+    feedback: Feedback,
+    gamma: float,
+) -> Play:
+    """The jitted `(params, batch) → Episodes`; greedy, split over the mesh's batch axes."""
+
+    def on_device(params: Params, batch: EpisodeBatch) -> Episodes:
+        trajectory = rollout(encoder, plan, config, (params,), batch, None, jnp.float32(1.0))
+        # One look-up: the chunks that score highest for the question alone, best first.
+        steps = min(config.max_steps, batch.chunk_mask.shape[1])
+        first_q, first = jax.lax.top_k(trajectory.first_q, steps)
+        present = jnp.take_along_axis(batch.chunk_mask, first, axis=1)
+        looked_up = trajectory._replace(actions=first, valid=present)
+
+        def returns(played):
+            return jax.vmap(discounted_return, (0, None))(feedback(batch, played), gamma)
+
+        return Episodes(
+            Played(trajectory.actions, trajectory.valid, trajectory.q, returns(trajectory)),
+            Played(first, present, first_q, returns(looked_up)),
+        )
+
+    by_episode = PartitionSpec(BATCH_AXES)
+    return jax.jit(
+        jax.shard_map(
+            on_device,
+            mesh=mesh,
+            in_specs=(PartitionSpec(), by_episode),
+            out_specs=by_episode,
+            check_vma=False,
+        ),
+        out_shardings=NamedSharding(mesh, by_episode),
+    )
+
+
+def play_samples(
+    play: Play,
+    mesh: Mesh,
+    params: Params,
+    samples: Sequence[Sample],
+    store: TokenStore,
+    shape: EpisodeShape,
+    batch_size: int,
+    indices: Sequence[int],
+) -> Iterator[tuple[list[Row], list[Row]]]:
+    """Plays the samples of `indices` in order.
+
+    Yields:
+        for each batch the rows of multi-step and of single-step retrieval.
+    """
+    for start, batch in enumerate(evaluation_batches(store, shape, batch_size, indices)):
+        episodes = jax.device_get(play(params, shard_batch(mesh, batch)))
+        shown = [samples[i] for i in indices[start * batch_size : (start + 1) * batch_size]]
+        yield _rows(shown, episodes.multi_step), _rows(shown, episodes.single_step)
+
+
+def _rows(samples: Sequence[Sample], played: Played) -> list[Row]:
+    return [
+        _row(
+            sample,
+            np.asarray(played.taken[i])[played.valid[i]].tolist(),
+            np.asarray(played.q[i])[played.valid[i]].tolist(),
+            float(played.ret[i]),
+        )
+        for i, sample in enumerate(samples)
+    ]
+
+
+def _row(sample: Sample, taken: list[int], q: list[float], ret: float) -> Row:
+    return Row(
+        id=sample.id,
+        question=sample.question,
+        answer=sample.answers[0] if sample.answers else "",
+        sf_idx=list(sample.support),
+        pred_idx=taken,
+        q_values=q,
+        sf_texts=[sample.chunks[i] for i in sample.support],
+        pred_texts=[sample.chunks[i] for i in taken],
+        ret=ret,
+        text_len=sum(map(len, sample.chunks)),
+        f1=fact_f1(sample.support, taken),
+        em=fact_em(sample.support, taken),
+    )

@@ -1,0 +1,325 @@
+"""What a config means: the data, encoder and compute plan that train and evaluate both build."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from qrag_jax.algorithms.optimizers import OptimizerConfig
+from qrag_jax.algorithms.pqn import Feedback, PQNConfig
+from qrag_jax.algorithms.rollout import RolloutConfig
+from qrag_jax.data.episodes import EpisodeShape, check_steps
+from qrag_jax.data.loading import DataConfig, LoadedSamples, load_split
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.synthetic import SyntheticConfig
+from qrag_jax.data.tokens import TextTokenizer, TokenStore, default_cache, tokenise
+from qrag_jax.encoders.bert_weights import save_folder
+from qrag_jax.encoders.minilm import HUB_NAME, find_minilm
+from qrag_jax.encoders.model_files import resolve_folder
+from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder
+from qrag_jax.encoders.ragged import Blocks, Plan, choose_lengths
+from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.environments.chunks import state_width
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.ground_truth import ground_truth
+
+MINILM = "minilm"
+MINILM_OR_SCRATCH = "minilm-or-scratch"
+
+# Fields that change nothing in what a run computes: a resumed run may be given other values.
+FREE_FIELDS = (
+    "train.log_every",
+    "train.eval_every",
+    "train.checkpoint_every",
+    "data.workers",
+    "data.cache",
+    "eval.",
+    "runtime.",
+)
+
+
+def rollout_config(config: ml_collections.ConfigDict) -> RolloutConfig:
+    """The static settings of playing episodes."""
+    return RolloutConfig(
+        max_steps=config.env.max_steps,
+        never_terminate=config.env.never_terminate,
+        sort_by_index=config.env.sort_by_index,
+        max_chunk_tokens=config.data.max_chunk_tokens,
+        max_chunk_tokens_in_state=config.data.max_chunk_tokens_in_state,
+        top_k_actions=config.policy.top_k_actions,
+    )
+
+
+def pqn_config(config: ml_collections.ConfigDict) -> PQNConfig:
+    """The constants of the update."""
+    return PQNConfig(
+        gamma=config.pqn.gamma,
+        lambda_=config.pqn.lambda_,
+        tau=config.pqn.tau,
+        alpha=config.policy.alpha,
+        learning_start=config.pqn.learning_start,
+    )
+
+
+def optimizer_config(config: ml_collections.ConfigDict) -> OptimizerConfig:
+    """The constants of the optimizer."""
+    return OptimizerConfig(**config.optimizer.to_dict(), total_steps=config.train.steps)
+
+
+def feedback(config: ml_collections.ConfigDict) -> Feedback:
+    """The reward function that the config names.
+
+    Raises:
+        InputError: the name is unknown.
+    """
+    if config.reward.name != "ground_truth":
+        raise InputError(
+            f"config.reward.name is {config.reward.name!r}; the known reward is ground_truth."
+        )
+    penalize, per_fact = config.reward.penalize_extra_steps, config.reward.per_fact_reward
+
+    def rewards(batch, trajectory):
+        return ground_truth(
+            batch.support,
+            trajectory.actions,
+            trajectory.valid,
+            penalize_extra_steps=penalize,
+            per_fact_reward=per_fact,
+        )
+
+    return rewards
+
+
+def cache_folder(config: ml_collections.ConfigDict) -> Path:
+    """Where tokens and made corpora are kept between runs."""
+    return Path(config.data.cache).expanduser() if config.data.cache else default_cache()
+
+
+def read_samples(config: ml_collections.ConfigDict, split: Any, *, hold_out: bool) -> LoadedSamples:
+    """The samples of a split; for "dev", `eval.path` goes before `data.path`."""
+    data = config.data
+    made = data.synthetic
+    settings = DataConfig(
+        sources=data.sources.to_dict(),
+        path=(config.eval.path or data.path) if split == "dev" else data.path,
+        limit=data.limit if split == "train" else 0,
+        synthetic=SyntheticConfig(made.hops, made.comparison, made.chunks, made.seed),
+        synthetic_train=made.train,
+        synthetic_dev=made.dev,
+    )
+    hold_out = hold_out and not (split == "train" and config.eval.path)
+    return load_split(settings, split, cache_folder(config), hold_out=hold_out)
+
+
+def prepare_encoder(
+    config: ml_collections.ConfigDict, workdir: Path, samples: Sequence[Sample]
+) -> LoadedEncoder:
+    """The encoder the run starts from, kept in `workdir/encoder` so that a run is self-contained.
+
+    `encoder.path` is a folder, a hub name, "minilm" (see `find_minilm`), "minilm-or-scratch", or
+    "" for a small encoder from scratch, whose tokenizer is trained on `samples`.
+    """
+    folder = workdir / "encoder"
+    settings = (config.encoder.dtype, config.encoder.scale)
+    if folder.exists():
+        return load_encoder(folder, *settings)
+    workdir.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(dir=workdir, prefix=".encoder-"))
+    try:
+        origin = _pretrained_folder(config.encoder.path)
+        if origin is None:
+            texts = (text for s in samples for text in (s.question, *s.chunks))
+            scratch = ScratchConfig(**config.encoder.scratch.to_dict())
+            make_scratch_folder(building, texts, scratch, config.seed)
+        else:
+            loaded = load_encoder(origin, *settings)
+            save_folder(loaded.params, loaded.model_config, origin, building)
+        loaded = load_encoder(building, *settings)
+        building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return loaded
+
+
+def _pretrained_folder(path: str) -> Path | None:
+    if not path:
+        return None
+    if path not in (MINILM, MINILM_OR_SCRATCH):
+        return resolve_folder(path)
+    folder = find_minilm()
+    if folder is None and path == MINILM:
+        raise InputError(
+            f"config.encoder.path is {MINILM!r}, but the model was found nowhere; give the folder "
+            f"of a BERT encoder, or the hub name {HUB_NAME}."
+        )
+    if folder is None:
+        print("Training a small encoder from scratch instead.")
+    return folder
+
+
+def tokenise_samples(
+    config: ml_collections.ConfigDict, tokenizer: TextTokenizer, samples: Sequence[Sample]
+) -> TokenStore:
+    """The samples' tokens, cut to the lengths the config allows."""
+    data = config.data
+    return tokenise(
+        samples,
+        tokenizer,
+        max_question_tokens=data.max_question_tokens,
+        max_chunk_tokens=max(data.max_chunk_tokens - 2, data.max_chunk_tokens_in_state),
+        cache=cache_folder(config),
+    )
+
+
+def truncation_report(store: TokenStore) -> str:
+    """How many texts were cut, as one line; empty if none was."""
+    if not store.truncated_questions and not store.truncated_chunks:
+        return ""
+    chunks = int(store.chunk_counts.sum())
+    return (
+        f"truncated: {store.truncated_questions} of {len(store)} questions, "
+        f"{store.truncated_chunks} of {chunks} chunks"
+    )
+
+
+def check_fit(
+    config: ml_collections.ConfigDict,
+    max_positions: int,
+    shape: EpisodeShape,
+    stores: Mapping[str, TokenStore],
+) -> None:
+    """Refuses settings that no row, episode or batch can satisfy, before any compute.
+
+    Raises:
+        InputError: rows longer than the encoder's positions, more steps than chunks, or counts
+            below 1.
+    """
+    for section, field, least in (
+        ("env", "max_steps", 1),
+        ("data", "max_question_tokens", 1),
+        ("data", "max_chunk_tokens", 3),
+        ("data", "max_chunk_tokens_in_state", 1),
+        ("policy", "top_k_actions", 1),
+        ("train", "steps", 1),
+        ("train", "batch_size", 1),
+        ("train", "accumulation", 1),
+    ):
+        value = config[section][field]
+        if value < least:
+            raise InputError(f"config.{section}.{field} is {value}; it must be at least {least}.")
+    check_steps(config.env.max_steps, stores)
+    in_state = min(config.data.max_chunk_tokens_in_state, shape.chunk_tokens)
+    longest = state_width(shape.question_tokens, in_state, config.env.max_steps - 1)
+    if longest > max_positions:
+        raise InputError(
+            f"a state can reach {longest} tokens ({shape.question_tokens} of the question and "
+            f"{config.env.max_steps - 1} chunks of {in_state}), but the encoder has "
+            f"{max_positions} positions; lower config.data.max_chunk_tokens_in_state, "
+            "config.data.max_question_tokens or config.env.max_steps."
+        )
+    row = min(config.data.max_chunk_tokens, shape.chunk_tokens + 2)
+    if row > max_positions:
+        raise InputError(
+            f"a chunk row has up to {row} tokens, but the encoder has {max_positions} positions; "
+            "lower config.data.max_chunk_tokens."
+        )
+
+
+def make_plan(
+    config: ml_collections.ConfigDict, shape: EpisodeShape, stores: Sequence[TokenStore]
+) -> Plan:
+    """Block size and bucket lengths that suit the lengths found in the data."""
+    steps, count = config.env.max_steps, config.encoder.length_buckets
+    chunk_row = min(config.data.max_chunk_tokens, shape.chunk_tokens + 2)
+    in_state = min(config.data.max_chunk_tokens_in_state, shape.chunk_tokens)
+    state_row = state_width(shape.question_tokens, in_state, steps - 1)
+    chunk_lengths = np.concatenate([store.chunk_lengths for store in stores])
+    questions = np.concatenate([store.question_lengths for store in stores]) + 2
+    chunks = _histogram(chunk_lengths + 2, chunk_row)
+    typical = int(np.minimum(chunk_lengths, in_state).mean()) + 1
+    lengths = np.concatenate([questions + t * typical for t in range(steps)])
+    states = _histogram(lengths, state_row)
+    both = np.zeros(max(chunk_row, state_row) + 1, np.int64)
+    both[: len(states)] += states
+    # As many chosen chunks as states are encoded with gradients.
+    both[: len(chunks)] += chunks * states.sum() // max(chunks.sum(), 1)
+    rows = config.encoder.block_rows or (8 if jax.default_backend() == "cpu" else 128)
+    return Plan(*(Blocks(rows, choose_lengths(h, count)) for h in (chunks, states, both)))
+
+
+def _histogram(lengths: np.ndarray, longest: int) -> np.ndarray:
+    return np.bincount(np.minimum(lengths, longest), minlength=longest + 1)
+
+
+def fingerprint(samples: Sequence[Sample]) -> str:
+    """A digest of an evaluation set: ids, texts and supporting facts."""
+    digest = hashlib.sha256()
+    for sample in samples:
+        digest.update(json.dumps(dataclasses.astuple(sample)).encode())
+    return digest.hexdigest()[:16]
+
+
+def save_config(config: ml_collections.ConfigDict, path: Path) -> None:
+    """Writes the config as JSON."""
+    path.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+
+
+def load_config(path: Path) -> ml_collections.ConfigDict:
+    """Reads a config that `save_config` wrote; lists become tuples again.
+
+    Raises:
+        InputError: the file is missing or not JSON.
+    """
+    try:
+        return ml_collections.ConfigDict(_tuples(json.loads(path.read_text())))
+    except FileNotFoundError:
+        raise InputError(
+            f"{path} does not exist; --workdir must be the folder of a run that was trained."
+        ) from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path} is not JSON ({error}); restore the run's config.") from None
+
+
+def check_same_config(saved: ml_collections.ConfigDict, given: ml_collections.ConfigDict) -> None:
+    """Refuses to resume a run under another config.
+
+    Raises:
+        InputError: a field that the numbers depend on differs; all such fields are named.
+    """
+    old, new = _flat(saved.to_dict()), _flat(given.to_dict())
+    different = [
+        f"config.{name}: the run has {old.get(name)!r}, given is {new.get(name)!r}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name) and not name.startswith(FREE_FIELDS)
+    ]
+    if different:
+        raise InputError(
+            f"the workdir holds a run of another configuration ({'; '.join(different)}); give "
+            "the run's own values, or another --workdir."
+        )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            result |= _flat(value, f"{prefix}{name}.")
+        else:
+            result[prefix + name] = value
+    return result
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _tuples(item) for name, item in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

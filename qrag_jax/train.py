@@ -1,0 +1,388 @@
+"""Trains a multi-step retriever: python -m qrag_jax.train --config=configs/hotpotqa.py
+
+Give the same command again to resume a run that was interrupted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+from absl import flags
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ml_collections import config_flags
+from tqdm import tqdm
+
+from qrag_jax import evaluation, experiment
+from qrag_jax.algorithms import pqn
+from qrag_jax.algorithms.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.algorithms.train_step import TrainStep, make_train_step
+from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, training_batches
+from qrag_jax.data.loading import without_questions
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.sources import mix_weights
+from qrag_jax.data.tokens import TokenStore
+from qrag_jax.encoders.pretrained import LoadedEncoder
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.runtime import commandline
+from qrag_jax.runtime.checkpoints import Checkpoints, SaveError
+from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
+from qrag_jax.runtime.curve import plot_curve
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.mesh import make_mesh, shard_batch
+from qrag_jax.runtime.writers import METRICS_NAME, MetricWriter, read_metrics
+
+CONFIG = config_flags.DEFINE_config_file("config", None, "Experiment, FILE or FILE:VARIANT.")
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; default runs/CONFIG-NAME.")
+
+
+@dataclasses.dataclass
+class Progress:
+    """What a run has besides arrays; saved with every checkpoint."""
+
+    seconds: float = 0.0  # of training and evaluating, over all starts
+    best_return: float = -math.inf
+    baselines: dict[str, float] = dataclasses.field(default_factory=dict)
+    batches: Any = None  # position of the data iterator
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a run learns from and is scored on."""
+
+    encoder: LoadedEncoder
+    stores: dict[str, TokenStore]  # training tokens by source
+    dev_samples: list[Sample]
+    dev_store: TokenStore
+    dev_indices: list[int]  # the fixed questions scored during training
+    shape: EpisodeShape
+
+
+def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
+    """Runs or resumes the experiment in `workdir`; returns the exit status.
+
+    Raises:
+        InputError: the config, the data, the encoder or the workdir cannot be used.
+        SaveError: a checkpoint could not be written; the last good one is kept.
+    """
+    started = time.monotonic()
+    # ------------------------------------------------------------------ config and workdir
+    config_path = workdir / "config.json"
+    if config_path.exists():
+        experiment.check_same_config(experiment.load_config(config_path), config)
+    _make_folder(workdir)
+    enable_persistent_cache(workdir / "compilation_cache")
+    counter = CompilationCounter()
+    mesh = make_mesh(config.runtime.mesh)
+    batch_size = _per_host_batch(config, mesh)
+
+    # ------------------------------------------------------------------ data and encoder
+    inputs = _load_inputs(config, workdir)
+    experiment.save_config(config, config_path)
+    batches = training_batches(
+        inputs.stores,
+        mix_weights(config.data.sources.to_dict()),
+        inputs.shape,
+        batch_size=batch_size,
+        seed=config.seed,
+        workers=config.data.workers,
+        shard=(jax.process_index(), jax.process_count()),
+    )
+
+    # ------------------------------------------------------------------ compiled programs
+    step_program, play = _programs(config, mesh, inputs)
+
+    # ------------------------------------------------------------------ state: resumed or new
+    checkpoints = Checkpoints(workdir)
+    state = _initial_state(config, mesh, inputs.encoder)
+    progress = Progress()
+    step = checkpoints.last_step() or 0
+    if step:
+        state, extra = checkpoints.restore_last(state)
+        progress = Progress(**extra)
+        batches.set_state(progress.batches)
+        _say(f"resumed {workdir} at step {step}")
+    _say(
+        f"{sum(map(len, inputs.stores.values()))} training questions, {len(inputs.dev_indices)} "
+        f"scored every {config.train.eval_every} steps; {config.train.steps} steps of "
+        f"{config.train.batch_size} questions on {jax.device_count()} {jax.default_backend()} "
+        f"device(s); {workdir}"
+    )
+
+    # ------------------------------------------------------------------ the loop
+    with MetricWriter(workdir, step or None) as writer, StopSignal() as stop:
+        run = Run(config, mesh, inputs, step_program, play, checkpoints, writer, counter)
+        run.progress, run.started = progress, started - progress.seconds
+        if step == 0:
+            run.evaluate(0, state)
+        stopped_at = run.loop(state, step, batches, stop)
+    _finish(workdir, run.progress)
+    if stop.name is not None and stopped_at < config.train.steps:
+        _say(f"{stop.name}: stopped, saved at step {stopped_at}; give the same command to go on.")
+        return 128 + signal.Signals[stop.name]
+    _say(f"done: {workdir / 'learning_curve.png'}; score it with")
+    _say(f"  python -m qrag_jax.evaluate --workdir={workdir}")
+    return 0
+
+
+@dataclasses.dataclass
+class Run:
+    """The effects of one run around its compiled step: metrics, evaluation, checkpoints."""
+
+    config: ml_collections.ConfigDict
+    mesh: Mesh
+    inputs: Inputs
+    step_program: TrainStep
+    play: evaluation.Play
+    checkpoints: Checkpoints
+    writer: MetricWriter
+    counter: CompilationCounter
+    progress: Progress = dataclasses.field(default_factory=Progress)
+    started: float = 0.0  # on the monotonic clock, earlier starts of the run counted in
+
+    def loop(self, state: pqn.TrainState, step: int, batches: Any, stop: StopSignal) -> int:
+        """Steps until the run is done or interrupted; saves; returns the step reached."""
+        settings = self.config.train
+        bar = tqdm(initial=step, total=settings.steps, unit="step", disable=jax.process_index() > 0)
+        window: list[dict[str, jax.Array]] = []
+        waited, clock, saved = 0.0, time.monotonic(), step
+        # One batch is always ahead of the device; its position is saved only once it is used.
+        ahead = self._fetch(batches)
+        with bar:
+            while step < settings.steps and not stop.requested:
+                batch, self.progress.batches = ahead
+                with jax.transfer_guard("disallow"):
+                    state, metrics = self.step_program(state, batch)
+                step += 1
+                window.append(metrics)
+                before = time.monotonic()
+                ahead = self._fetch(batches)
+                waited += time.monotonic() - before
+                # At most one step runs ahead of the host: rates are true, signals are prompt.
+                jax.block_until_ready(metrics)
+                bar.update()
+                last = step == settings.steps
+                if step % settings.log_every == 0 or last:
+                    shown = self._log(step, window, time.monotonic() - clock, waited)
+                    bar.set_postfix(loss=f"{shown['loss']:.3f}", fact_em=f"{shown['fact_em']:.2f}")
+                    window, waited, clock = [], 0.0, time.monotonic()
+                before = time.monotonic()
+                if step % settings.eval_every == 0 or last:
+                    self.evaluate(step, state)
+                if step % settings.checkpoint_every == 0 or last:
+                    self._save(step, state)
+                    saved = step
+                clock += time.monotonic() - before
+        if step != saved:
+            self._save(step, state)
+        self.checkpoints.wait()
+        return step
+
+    def evaluate(self, step: int, state: pqn.TrainState) -> None:
+        """Scores the fixed questions; keeps the parameters if they are the best so far."""
+        multi: list[Row] = []
+        single: list[Row] = []
+        for rows, single_rows in evaluation.play_samples(
+            self.play,
+            self.mesh,
+            state.params,
+            self.inputs.dev_samples,
+            self.inputs.dev_store,
+            self.inputs.shape,
+            self.config.eval.batch_size,
+            self.inputs.dev_indices,
+        ):
+            multi += rows
+            single += single_rows
+        scores = _means(multi)
+        if step == 0:
+            self.progress.baselines = {
+                **{f"untrained/{name}": value for name, value in scores.items()},
+                **{f"single_step/{name}": value for name, value in _means(single).items()},
+            }
+        self.writer.write(
+            step,
+            {
+                **{f"eval/{name}": value for name, value in scores.items()},
+                **{f"eval_single_step/{name}": value for name, value in _means(single).items()},
+                **self.progress.baselines,
+            },
+        )
+        _say(
+            f"step {step}: fact EM {scores['fact_em']:.3f}, F1 {scores['fact_f1']:.3f}, "
+            f"return {scores['return']:.3f} on {len(multi)} questions"
+        )
+        if scores["return"] > self.progress.best_return:
+            self.progress.best_return = scores["return"]
+            self.checkpoints.save_best(step, state.params, {"scores": scores})
+
+    def _fetch(self, batches: Any) -> tuple[EpisodeBatch, Any]:
+        """The next batch on the device and the iterator's position behind it."""
+        batch = next(batches)
+        return shard_batch(self.mesh, batch), batches.get_state()
+
+    def _log(
+        self, step: int, window: list[dict[str, jax.Array]], elapsed: float, waited: float
+    ) -> dict[str, float]:
+        rows = jax.device_get(window)
+        means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        means["env_steps"] = float(rows[-1]["env_steps"])
+        metrics = {f"train/{name}": value for name, value in means.items()}
+        metrics |= {
+            "speed/steps_per_second": len(rows) / elapsed,
+            "speed/input_wait_share": waited / elapsed,
+            "speed/compilations": float(self.counter.count),
+            "speed/compilation_seconds": self.counter.seconds,
+            "speed/seconds": time.monotonic() - self.started,
+        }
+        self.writer.write(step, metrics)
+        self.checkpoints.check()
+        return means
+
+    def _save(self, step: int, state: pqn.TrainState) -> None:
+        self.progress.seconds = time.monotonic() - self.started
+        self.checkpoints.save_last(step, state, dataclasses.asdict(self.progress))
+
+
+def _load_inputs(config: ml_collections.ConfigDict, workdir: Path) -> Inputs:
+    """Reads and tokenises everything, and checks that it fits, before any compute."""
+    dev = experiment.read_samples(config, "dev", hold_out=True)
+    train_samples = without_questions(
+        experiment.read_samples(config, "train", hold_out=True), dev.all
+    )
+    for line in [*train_samples.report, *dev.report]:
+        _say(line)
+    encoder = experiment.prepare_encoder(config, workdir, train_samples.all)
+    stores = {
+        name: experiment.tokenise_samples(config, encoder.tokenizer, samples)
+        for name, samples in train_samples.by_source.items()
+    }
+    for name, store in stores.items():
+        if report := experiment.truncation_report(store):
+            _say(f"{name}: {report}")
+    dev_store = experiment.tokenise_samples(config, encoder.tokenizer, dev.all)
+    shape = EpisodeShape.holding([*stores.values(), dev_store])
+    experiment.check_fit(config, encoder.encoder.max_positions, shape, stores)
+    return Inputs(encoder, stores, dev.all, dev_store, _fixed_subset(config, len(dev.all)), shape)
+
+
+def _programs(
+    config: ml_collections.ConfigDict, mesh: Mesh, inputs: Inputs
+) -> tuple[TrainStep, evaluation.Play]:
+    encoder = inputs.encoder.encoder
+    plan = experiment.make_plan(config, inputs.shape, [*inputs.stores.values()])
+    rollout_config, pqn_config = experiment.rollout_config(config), experiment.pqn_config(config)
+    optimizer_config, reward = experiment.optimizer_config(config), experiment.feedback(config)
+    step_program = make_train_step(
+        mesh,
+        encoder,
+        plan,
+        rollout_config,
+        pqn_config,
+        reward,
+        make_optimizer(optimizer_config),
+        learning_rate_schedule(optimizer_config),
+        optimizer_config.learning_rate,
+        config.train.accumulation,
+    )
+    play = evaluation.make_play(mesh, encoder, plan, rollout_config, reward, pqn_config.gamma)
+    return step_program, play
+
+
+def _initial_state(
+    config: ml_collections.ConfigDict, mesh: Mesh, loaded: LoadedEncoder
+) -> pqn.TrainState:
+    """Both towers start from the same encoder; built under jit, replicated on the mesh."""
+    optimizer = make_optimizer(experiment.optimizer_config(config))
+
+    def build(tower: Any) -> pqn.TrainState:
+        params = jax.tree.map(lambda leaf: jax.numpy.stack([leaf, leaf]), tower)
+        return pqn.init_state(params, optimizer, jax.random.key(config.seed))
+
+    replicated = NamedSharding(mesh, PartitionSpec())
+    return jax.jit(build, out_shardings=replicated)(loaded.params)
+
+
+def _fixed_subset(config: ml_collections.ConfigDict, count: int) -> list[int]:
+    order = np.random.default_rng(config.eval.seed).permutation(count)
+    return sorted(order[: config.eval.samples or count].tolist())
+
+
+def _per_host_batch(config: ml_collections.ConfigDict, mesh: Mesh) -> int:
+    parts = mesh.shape["data"] * mesh.shape["fsdp"] * config.train.accumulation
+    if config.train.batch_size % parts:
+        raise InputError(
+            f"config.train.batch_size is {config.train.batch_size}, which does not split into "
+            f"{parts} equal parts (devices × config.train.accumulation); use a multiple of {parts}."
+        )
+    if config.eval.batch_size % (mesh.shape["data"] * mesh.shape["fsdp"]):
+        raise InputError(
+            f"config.eval.batch_size is {config.eval.batch_size}; use a multiple of the "
+            f"{mesh.shape['data'] * mesh.shape['fsdp']} devices."
+        )
+    return config.train.batch_size // jax.process_count()
+
+
+def _means(rows: list[Row]) -> dict[str, float]:
+    return {
+        "fact_em": float(np.mean([row.em for row in rows])),
+        "fact_f1": float(np.mean([row.f1 for row in rows])),
+        "return": float(np.mean([row.ret for row in rows])),
+    }
+
+
+def _finish(workdir: Path, progress: Progress) -> None:
+    if jax.process_index() == 0:
+        rows = read_metrics(workdir / METRICS_NAME)
+        plot_curve(rows, workdir / "learning_curve.png", workdir.name)
+        (workdir / "training.json").write_text(json.dumps({"seconds": progress.seconds}) + "\n")
+
+
+def _make_folder(workdir: Path) -> None:
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"--workdir={workdir} cannot be made ({error.strerror}); give another folder."
+        ) from None
+
+
+def _say(line: str) -> None:
+    """One line on the screen, from the first host only."""
+    if jax.process_index() == 0:
+        tqdm.write(line)
+
+
+def _default_workdir() -> Path:
+    """`runs/NAME` or `runs/NAME-VARIANT` of `--config=…/NAME.py:VARIANT`."""
+    path, _, name = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
+    return Path("runs") / "-".join(filter(None, [Path(path).stem, name]))
+
+
+def main() -> int:
+    """Reads the flags and trains."""
+    if CONFIG.value is None:
+        raise InputError("give an experiment, for example --config=configs/hotpotqa.py.")
+    workdir = Path(WORKDIR.value) if WORKDIR.value else _default_workdir()
+    try:
+        return train(CONFIG.value, workdir)
+    except SaveError as error:
+        print(f"error: {error}", file=sys.stderr)
+        # A failed asynchronous save leaves threads behind that would hold up a normal exit.
+        sys.stderr.flush()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    commandline.run(main)
