@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,7 +94,7 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
     summary: dict[str, Any] = {"checkpoint": CHECKPOINT.value, "step": step}
     for name, params in ((UNTRAINED, untrained), (TRAINED, trained)):
         label = name if name == UNTRAINED else f"{CHECKPOINT.value}-{step}"
-        scores, rate = _score(scene, params, out / name, label)
+        scores, rate = _score(scene, params, out / label, label)
         for steps, rows in scores.items():
             summary[NAMES[name, steps]] = _with_flat_scores(summarise(rows))
         if rate is not None:
@@ -108,7 +106,7 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
     for target in (path, workdir / "summary.json"):
         target.write_text(json.dumps(summary, indent=2) + "\n")
     print(table(summary))
-    print(f"retrieval log: {out / TRAINED / retrieval_log.log_name(config.eval.seed)}")
+    print(f"retrieval log: {out / label / retrieval_log.log_name(config.eval.seed)}")
     print(f"summary: {path}")
     return summary
 
@@ -245,6 +243,8 @@ def _argument(argv: Sequence[str], name: str) -> str | None:
 def _define_config(argv: Sequence[str]) -> None:
     """Makes the run's saved config, updated by `--eval_config`, the flag `--config`."""
     workdir = _argument(argv, "workdir")
+    if {"--help", "-h", "--helpfull"} & set(argv):
+        return
     if workdir is None:
         raise InputError("give the run to score, for example --workdir=runs/hotpotqa.")
     config = experiment.load_config(Path(workdir) / "config.json")
@@ -272,10 +272,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        _define_config(sys.argv[1:])
-    except InputError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        raise SystemExit(commandline.BAD_INPUT) from None
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    commandline.run(main)
+    commandline.run(main, define=_define_config)

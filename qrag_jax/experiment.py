@@ -117,7 +117,7 @@ def read_samples(config: ml_collections.ConfigDict, split: Any, *, hold_out: boo
         synthetic_train=made.train,
         synthetic_dev=made.dev,
     )
-    hold_out = hold_out and not (split == "train" and config.eval.path)
+    hold_out = hold_out and not config.eval.path
     return load_split(settings, split, cache_folder(config), hold_out=hold_out)
 
 

@@ -372,11 +372,17 @@ def _default_workdir() -> Path:
 
 def main() -> int:
     """Reads the flags and trains."""
-    if CONFIG.value is None:
+    try:
+        config = CONFIG.value
+        _ = config is None or config.seed  # a file that cannot be read fails at its first use
+    except OSError as error:
+        reason = str(error).strip().split("\n")[-1].strip()
+        raise InputError(f"--config: the file cannot be loaded ({reason}).") from None
+    if config is None:
         raise InputError("give an experiment, for example --config=configs/hotpotqa.py.")
     workdir = Path(WORKDIR.value) if WORKDIR.value else _default_workdir()
     try:
-        return train(CONFIG.value, workdir)
+        return train(config, workdir)
     except SaveError as error:
         print(f"error: {error}", file=sys.stderr)
         # A failed asynchronous save leaves threads behind that would hold up a normal exit.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -13,21 +14,33 @@ from qrag_jax.errors import InputError
 BAD_INPUT = 2
 
 
-def run(main: Callable[[], int]) -> None:
+def run(main: Callable[[], int], define: Callable[[Sequence[str]], None] | None = None) -> None:
     """Parses the flags, runs `main` and exits with its status.
 
     An unknown `--config.field`, a value of the wrong type and every `InputError` print one
     sentence, without a traceback, and exit with 2.
+
+    Args:
+        define: called with the arguments first, to define flags that depend on them.
     """
-    app.run(lambda _argv: _main_or_sentence(main), flags_parser=parse_flags)
+    app.run(
+        lambda _argv: _main_or_sentence(main),
+        flags_parser=lambda argv: parse_flags(argv, define),
+    )
 
 
-def parse_flags(argv: Sequence[str]) -> list[str]:
+def parse_flags(
+    argv: Sequence[str], define: Callable[[Sequence[str]], None] | None = None
+) -> list[str]:
     """Parses flags as absl does; leaves with one sentence when they are wrong."""
     try:
+        if define is not None:
+            define(argv[1:])
         rest = flags.FLAGS(list(argv))
+    except InputError as error:
+        _leave(str(error))
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        _leave(_first_sentence(error))
+        _leave(_sentence(error, argv))
     if len(rest) > 1:
         _leave(f"unexpected argument {rest[1]!r}; options are written --name=value.")
     return rest
@@ -42,9 +55,17 @@ def _main_or_sentence(main: Callable[[], int]) -> int:
         _leave(str(error))
 
 
-def _first_sentence(error: Exception) -> str:
-    text = str(error.args[0]) if error.args else str(error)
-    return " ".join(text.split("\n")[0].split())
+def _sentence(error: Exception, argv: Sequence[str]) -> str:
+    # ml_collections names only the part of --config.a.b that it did not find, in quotes.
+    quoted = re.search(r"'(\w+)\\?'", str(error))
+    if isinstance(error, (AttributeError, KeyError)) and quoted:
+        for word in argv:
+            flag = word.lstrip("-").partition("=")[0]
+            if word.startswith("-") and quoted[1] in flag.split("."):
+                return f"--{flag}: the config has no field {quoted[1]!r}; see configs/common.py."
+    # A config file that fails is told with its traceback; the reason is the last line.
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    return lines[-1].removeprefix("ValueError: ") if lines else type(error).__name__
 
 
 def _leave(sentence: str) -> NoReturn:
