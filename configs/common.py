@@ -128,7 +128,7 @@ def minilm(config: ConfigDict) -> ConfigDict:
     config.optimizer.schedule = "linear"
     config.optimizer.warmup_steps = 10
     config.train.update(
-        steps=160, batch_size=8, accumulation=1, log_every=5, eval_every=40, checkpoint_every=40
+        steps=200, batch_size=4, accumulation=1, log_every=10, eval_every=50, checkpoint_every=25
     )
     config.eval.update(samples=100, batch_size=16)
     return config

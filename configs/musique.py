@@ -21,4 +21,5 @@ def get_config(arg: str = ""):
     if arg == "minilm":
         config.data.max_chunk_tokens = 110
         config.data.max_chunk_tokens_in_state = 108
+        config.train.steps = 100
     return config

@@ -22,4 +22,7 @@ def get_config(arg: str = ""):
     config.data.max_chunk_tokens_in_state = 62
     config.train.batch_size = 16  # 32 transitions
     config.train.steps = 80
+    config.train.log_every = 5
+    config.train.eval_every = 20
+    config.train.checkpoint_every = 20
     return common.variant(config, arg)

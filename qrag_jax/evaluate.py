@@ -249,16 +249,22 @@ def _define_config(argv: Sequence[str]) -> None:
         raise InputError("give the run to score, for example --workdir=runs/hotpotqa.")
     config = experiment.load_config(Path(workdir) / "config.json")
     if file := _argument(argv, "eval_config"):
-        config.update(_config_of_file(file))
+        _replace_fields(config, file)
     config_flags.DEFINE_config_dict("config", config, lock_config=True)
 
 
-def _config_of_file(argument: str) -> ml_collections.ConfigDict:
+def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
+    """Puts the fields of the config `file` into `config`; the sources as one whole."""
     parser = config_flags.config_flags.ConfigFileFlagParser(name="eval_config")
     try:
-        return parser.parse(argument)
-    except (OSError, ValueError) as error:
-        raise InputError(f"--eval_config={argument}: {error}") from None
+        fields = parser.parse(file)
+        if "sources" in fields.get("data", {}):
+            del config.data.sources
+            config.data.sources = fields.data.sources
+        config.lock().update(fields)
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        reason = str(error).strip().split("\n")[-1].strip().removeprefix("ValueError: ")
+        raise InputError(f"--eval_config={file}: {reason}") from None
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from qrag_jax.algorithms.optimizers import OptimizerConfig
+from qrag_jax.algorithms.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.algorithms.pqn import Feedback, PQNConfig
 from qrag_jax.algorithms.rollout import RolloutConfig
 from qrag_jax.data.episodes import EpisodeShape, check_steps
@@ -33,6 +33,7 @@ from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.ground_truth import ground_truth
 
+CONFIG_NAME = "config.json"
 MINILM = "minilm"
 MINILM_OR_SCRATCH = "minilm-or-scratch"
 
@@ -46,6 +47,27 @@ FREE_FIELDS = (
     "eval.",
     "runtime.",
 )
+
+LEAST = {
+    "env.max_steps": 1,
+    "data.max_question_tokens": 1,
+    "data.max_chunk_tokens": 3,
+    "data.max_chunk_tokens_in_state": 1,
+    "data.workers": 0,
+    "encoder.length_buckets": 1,
+    "encoder.block_rows": 0,
+    "policy.top_k_actions": 1,
+    "pqn.learning_start": 0,
+    "optimizer.warmup_steps": 0,
+    "train.steps": 1,
+    "train.batch_size": 1,
+    "train.accumulation": 1,
+    "train.log_every": 1,
+    "train.eval_every": 1,
+    "train.checkpoint_every": 1,
+    "eval.batch_size": 1,
+    "eval.samples": 0,
+}
 
 
 def rollout_config(config: ml_collections.ConfigDict) -> RolloutConfig:
@@ -131,8 +153,9 @@ def prepare_encoder(
     """
     folder = workdir / "encoder"
     settings = (config.encoder.dtype, config.encoder.scale)
-    if folder.exists():
+    if (workdir / CONFIG_NAME).exists() and folder.exists():
         return load_encoder(folder, *settings)
+    shutil.rmtree(folder, ignore_errors=True)  # of a start that was refused: never trained
     workdir.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=workdir, prefix=".encoder-"))
     try:
@@ -201,22 +224,10 @@ def check_fit(
     """Refuses settings that no row, episode or batch can satisfy, before any compute.
 
     Raises:
-        InputError: rows longer than the encoder's positions, more steps than chunks, or counts
-            below 1.
+        InputError: rows longer than the encoder's positions, more steps than chunks, or a value
+            that `check_values` refuses.
     """
-    for section, field, least in (
-        ("env", "max_steps", 1),
-        ("data", "max_question_tokens", 1),
-        ("data", "max_chunk_tokens", 3),
-        ("data", "max_chunk_tokens_in_state", 1),
-        ("policy", "top_k_actions", 1),
-        ("train", "steps", 1),
-        ("train", "batch_size", 1),
-        ("train", "accumulation", 1),
-    ):
-        value = config[section][field]
-        if value < least:
-            raise InputError(f"config.{section}.{field} is {value}; it must be at least {least}.")
+    check_values(config)
     check_steps(config.env.max_steps, stores)
     in_state = min(config.data.max_chunk_tokens_in_state, shape.chunk_tokens)
     longest = state_width(shape.question_tokens, in_state, config.env.max_steps - 1)
@@ -233,6 +244,23 @@ def check_fit(
             f"a chunk row has up to {row} tokens, but the encoder has {max_positions} positions; "
             "lower config.data.max_chunk_tokens."
         )
+
+
+def check_values(config: ml_collections.ConfigDict) -> None:
+    """Refuses values that make no sense whatever the data are.
+
+    Raises:
+        InputError: a count, an interval or a rate is too low, or a name is unknown.
+    """
+    for name, least in LEAST.items():
+        value = config[name]
+        if value < least:
+            raise InputError(f"config.{name} is {value}; it must be at least {least}.")
+    for name in ("policy.alpha", "optimizer.learning_rate"):
+        if not config[name] > 0:
+            raise InputError(f"config.{name} is {config[name]}; it must be above 0.")
+    feedback(config)
+    learning_rate_schedule(optimizer_config(config))
 
 
 def make_plan(

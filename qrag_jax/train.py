@@ -362,6 +362,7 @@ def _say(line: str) -> None:
     """One line on the screen, from the first host only."""
     if jax.process_index() == 0:
         tqdm.write(line)
+        sys.stdout.flush()  # at once also where the output goes to a file
 
 
 def _default_workdir() -> Path:

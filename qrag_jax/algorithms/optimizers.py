@@ -17,7 +17,7 @@ class OptimizerConfig:
 
     Attributes:
         learning_rate: peak value. schedule: how it falls after warm-up, one of `SCHEDULES`.
-        final_ratio: learning rate at the last step over its peak.
+        final_ratio: learning rate after the last step over its peak.
         warmup_steps, total_steps: optimizer steps.
         clip_norm: global norm that gradients are clipped to.
     """

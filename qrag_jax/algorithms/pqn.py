@@ -200,7 +200,7 @@ def apply_update(
         step=state.step + 1,
         env_steps=state.env_steps + sums.transitions.astype(jnp.int32),
         key=state.key,
-    ), optax.global_norm(gradient)
+    ), optax.tree.norm(gradient)
 
 
 def _tower_rows(trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:

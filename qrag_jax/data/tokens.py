@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -94,6 +95,7 @@ class TokenStore:
         sample_starts: `[samples + 1]` int64, which text is each sample's question.
         support: `[facts]` int32 chunk indices; support_starts: `[samples + 1]` int64.
         truncated_questions, truncated_chunks: texts cut to the limits they were read with.
+        folder: where the arrays are mapped from, None if they live in memory alone.
     """
 
     tokens: np.ndarray
@@ -103,6 +105,13 @@ class TokenStore:
     support_starts: np.ndarray
     truncated_questions: int
     truncated_chunks: int
+    folder: Path | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the folder alone: workers map the same files instead of copying them."""
+        if self.folder is not None:
+            return open_store, (self.folder,)
+        return TokenStore, tuple(getattr(self, f.name) for f in dataclasses.fields(self))
 
     def __len__(self) -> int:
         return len(self.sample_starts) - 1
@@ -154,12 +163,17 @@ def tokenise(
     folder = cache / "tokens" / key
     if not (folder / "meta.json").exists():
         _write(folder, samples, tokenizer, max_question_tokens, max_chunk_tokens)
+    return open_store(folder)
+
+
+def open_store(folder: Path) -> TokenStore:
+    """Maps the files of one tokenised content."""
     meta = json.loads((folder / "meta.json").read_text())
     names = ("tokens", "text_starts", "sample_starts", "support", "support_starts")
     arrays = {
         name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names
     }
-    return TokenStore(**arrays, **meta)
+    return TokenStore(**arrays, **meta, folder=folder)
 
 
 def _content_key(
@@ -206,9 +220,11 @@ def _write(
             "truncated_chunks": truncated_chunks,
         }
         (building / "meta.json").write_text(json.dumps(meta))
+        if folder.exists() and not (folder / "meta.json").exists():
+            shutil.rmtree(folder)  # somebody deleted a part of it
         try:
             building.rename(folder)
-        except OSError:
+        except OSError:  # another process was faster
             if not (folder / "meta.json").exists():
                 raise
     finally:

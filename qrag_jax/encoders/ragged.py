@@ -74,7 +74,7 @@ def count_tokens(blocks: Blocks, lengths: jax.Array) -> TokenCount:
     rows = jnp.zeros((lengths.shape[0], 1), jnp.int32)
     schedule = _schedule(blocks, rows, lengths)
     cost = jnp.array((0, *blocks.lengths), jnp.float32) * schedule.lengths.shape[1]
-    return TokenCount(real=lengths.sum().astype(jnp.float32), computed=cost[schedule.bucket].sum())
+    return TokenCount(real=lengths.astype(jnp.float32).sum(), computed=cost[schedule.bucket].sum())
 
 
 def embed_rows(
@@ -102,7 +102,8 @@ def embed_rows(
     _, sorted_rows = jax.lax.scan(step, None, (schedule.tokens, schedule.lengths, schedule.bucket))
     sorted_rows = sorted_rows.reshape(-1, encoder.width)
     rows = jnp.zeros_like(sorted_rows).at[schedule.order].set(sorted_rows)
-    return rows[rows.shape[0] - tokens.shape[0] :]
+    rows = rows[rows.shape[0] - tokens.shape[0] :]
+    return jnp.where(lengths[:, None] > 0, rows, 0.0)
 
 
 def pull_back(
@@ -155,7 +156,8 @@ def choose_lengths(histogram: Sequence[int] | np.ndarray, count: int) -> tuple[i
     `histogram[n]` is how many rows have n tokens; the last index is the longest row allowed and
     always becomes a bucket. Exact by dynamic programming over multiples of 8.
     """
-    histogram = np.asarray(histogram, np.int64)
+    histogram = np.array(histogram, np.int64)
+    histogram[0] = 0  # absent rows cost nothing
     longest = len(histogram) - 1
     edges = sorted({*range(8, longest, 8), longest})
     rows_up_to = np.cumsum(histogram)[edges]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from qrag_jax.errors import InputError
@@ -39,8 +38,15 @@ class Checkpoints:
         self._save(self._last, step, state, extra)
 
     def save_best(self, step: int, params: Any, extra: dict[str, Any]) -> None:
-        """Starts saving the parameters with the best evaluation so far; raises `SaveError`."""
-        self._save(self._best, step, params, extra)
+        """Starts saving the parameters with the best evaluation so far; raises `SaveError`.
+
+        A run that was killed meets its steps again: the same step has the same parameters.
+        """
+        for old in self._best.all_steps():
+            if old > step:
+                self._best.delete(old)
+        if step not in self._best.all_steps():
+            self._save(self._best, step, params, extra)
 
     def last_step(self) -> int | None:
         """Step of the newest complete training state, None if there is none."""
@@ -92,8 +98,8 @@ class Checkpoints:
     ) -> None:
         if jax.default_backend() == "cpu":
             # Host views of CPU arrays share memory that the next step's donation overwrites.
-            tree = jax.tree.map(jnp.copy, tree)
-        args = ocp.args.Composite(state=ocp.args.StandardSave(tree), extra=ocp.args.JsonSave(extra))
+            tree = jax.device_put(tree, may_alias=False)
+        args = ocp.args.Composite(state=ocp.args.PyTreeSave(tree), extra=ocp.args.JsonSave(extra))
         try:
             manager.save(step, args=args, force=True)
         except Exception as error:
@@ -109,7 +115,8 @@ class Checkpoints:
     def _save_error(self, error: Exception) -> SaveError:
         good = _complete_steps(self.folder / "last")
         kept = f"the state of step {max(good)} is kept" if good else "none was saved before"
-        reason = " ".join(str(error).split())[:300]
+        # The chain of what failed ends with the cause, for example "No space left on device".
+        reason = " ".join(str(error).split()).rpartition(": ")[2][:200]
         return SaveError(
             f"a checkpoint could not be written to {self.folder} ({reason}); {kept}: free space "
             "there and give the same command to go on."
@@ -126,16 +133,14 @@ def _manager(folder: Path, keep: int) -> ocp.CheckpointManager:
 def _restore(
     manager: ocp.CheckpointManager, step: int | None, template: Any, partial: bool = False
 ) -> tuple[Any, dict[str, Any]]:
-    if partial:
-        state_args: Any = ocp.args.PyTreeRestore(
-            item=template,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(template),
-            partial_restore=True,
-        )
-    else:
-        state_args = ocp.args.StandardRestore(template)
+    state_args = ocp.args.PyTreeRestore(
+        item=template,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(template),
+        partial_restore=partial,
+    )
     args = ocp.args.Composite(state=state_args, extra=ocp.args.JsonRestore())
     try:
+        _check_shapes(Path(manager.directory) / str(step) / "state", template, partial)
         restored = manager.restore(step, args=args)
     except (ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -144,6 +149,23 @@ def _restore(
             f"({reason}); give the run's own config, or another --workdir."
         ) from error
     return restored["state"], restored["extra"]
+
+
+def _check_shapes(folder: Path, template: Any, partial: bool) -> None:
+    """Compares names and shapes before arrays are read: reads broken off midway are noisy."""
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        saved = ocp.tree.to_flat_dict(checkpointer.metadata(folder).item_metadata.tree, sep="/")
+    wanted = ocp.tree.to_flat_dict(template, sep="/")
+    differing = [f"{name} is missing" for name in sorted(wanted.keys() - saved.keys())]
+    if not partial:
+        differing += [f"{name} is too many" for name in sorted(saved.keys() - wanted.keys())]
+    for name in sorted(wanted.keys() & saved.keys()):
+        shape, found = tuple(wanted[name].shape), tuple(saved[name].shape)
+        is_key = jax.dtypes.issubdtype(wanted[name].dtype, jax.dtypes.prng_key)
+        if found != shape and not is_key:
+            differing.append(f"{name} has shape {found}, not {shape}")
+    if differing:
+        raise ValueError(", ".join(differing))
 
 
 def _complete_steps(folder: Path) -> list[int]:

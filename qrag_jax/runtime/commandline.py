@@ -48,7 +48,8 @@ def parse_flags(
 
 def _main_or_sentence(main: Callable[[], int]) -> int:
     if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # Orbax tells every rename at INFO
+        # Orbax tells every rename at INFO, and what it raises, traceback by traceback, at ERROR.
+        logging.set_verbosity(logging.FATAL)
     try:
         return main()
     except InputError as error:

@@ -20,9 +20,12 @@ def make_mesh(shape: tuple[int, int, int] = (-1, 1, 1)) -> Mesh:
         InputError: the sizes do not multiply to the number of devices.
     """
     devices = np.array(jax.devices())
-    known = int(np.prod([size for size in shape if size != -1]))
-    sizes = [devices.size // known if size == -1 else size for size in shape]
-    if shape.count(-1) > 1 or int(np.prod(sizes)) != devices.size:
+    sizes = list(shape)
+    well_formed = len(shape) == len(AXES) and all(size == -1 or size >= 1 for size in shape)
+    if well_formed and sizes.count(-1) == 1:
+        known = int(np.prod([size for size in shape if size != -1]))
+        sizes[sizes.index(-1)] = devices.size // known
+    if not well_formed or -1 in sizes or int(np.prod(sizes)) != devices.size:
         raise InputError(
             f"config.runtime.mesh is {tuple(shape)} (axes {', '.join(AXES)}), which does not cover "
             f"the {devices.size} devices; let the sizes multiply to it, with -1 for the rest."

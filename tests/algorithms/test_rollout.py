@@ -1,0 +1,178 @@
+"""Whole rollouts against a Python loop that encodes one state at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from qrag_jax.algorithms.rollout import Trajectory
+from qrag_jax.environments.chunks import NOT_TAKEN
+from qrag_jax.policies.soft_q import MASKED
+from tests import reference
+from tests.algorithms.play_setup import (
+    ALPHA,
+    CHUNK_COUNTS,
+    CONFIG,
+    ENCODER,
+    EPISODES,
+    PLAN,
+    SHAPE,
+    WIDTH,
+    episodes,
+    jitted_rollout,
+    online,
+    target,
+)
+
+BATCH = episodes()
+STOPPING = dataclasses.replace(CONFIG, never_terminate=False, sort_by_index=True)
+
+
+@pytest.fixture(scope="module")
+def params() -> tuple:
+    return online(), target()
+
+
+@pytest.fixture(scope="module")
+def player() -> reference.Player:
+    return reference.Player(ENCODER, WIDTH)
+
+
+def keys(seed: int = 0) -> jax.Array:
+    return jax.random.split(jax.random.key(seed), EPISODES)
+
+
+def check(found: Trajectory, expected: list[reference.Episode], steps: int) -> None:
+    """Compares a trajectory with episodes played one at a time."""
+    found = jax.tree.map(np.asarray, found)
+    for b, episode in enumerate(expected):
+        count = len(episode.actions)
+        assert found.valid[b].tolist() == [t < count for t in range(steps)]
+        assert found.actions[b, :count].tolist() == episode.actions
+        assert found.done[b].tolist() == episode.done + [True] * (steps - count)
+        for name in ("q", "values", "entropy"):
+            values = getattr(found, name)[b]
+            np.testing.assert_allclose(values[:count], getattr(episode, name), atol=2e-5)
+            np.testing.assert_array_equal(values[count:], 0)
+        np.testing.assert_array_equal(found.state_lengths[b, count:], 0)
+        np.testing.assert_array_equal(found.chunk_lengths[b, count:], 0)
+        chunks = 0 if episode.first_q is None else len(episode.first_q)
+        if chunks:
+            np.testing.assert_allclose(found.first_q[b, :chunks], episode.first_q, atol=2e-5)
+        np.testing.assert_array_equal(found.first_q[b, chunks:], np.float32(MASKED))
+
+
+def check_rows(found: Trajectory, config, player, params) -> None:
+    """What the update is handed: the rows of states and chosen chunks, and their embeddings."""
+    for b, t in zip(*np.nonzero(np.asarray(found.valid))):
+        taken = np.asarray(found.actions[b])
+        rows = (
+            reference.state_row(BATCH, b, taken[:t].tolist(), config),
+            reference.chunk_row(BATCH, b, int(taken[t]), config),
+        )
+        for tower, (row, name) in enumerate(zip(rows, ("state", "chunk"))):
+            length = int(getattr(found, f"{name}_lengths")[b, t])
+            assert np.asarray(getattr(found, f"{name}_tokens"))[b, t, :length].tolist() == row
+            embedding = getattr(found, f"{name}_embeddings")[b, t]
+            np.testing.assert_allclose(embedding, player.embed(params, tower, row), atol=2e-6)
+
+
+def test_greedy(params, player) -> None:
+    found = jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, None, ALPHA)
+    expected = [player.play(CONFIG, *params, BATCH, b, float(ALPHA)) for b in range(EPISODES)]
+    assert {len(episode.actions) for episode in expected} == {0, 1, 2, 3}
+    check(found, expected, CONFIG.max_steps)
+    check_rows(found, CONFIG, player, params[0])
+
+
+@pytest.mark.parametrize("config", [CONFIG, STOPPING], ids=["never_terminate", "stopping"])
+@pytest.mark.parametrize("uniform", [False, True])
+def test_sampled(config, uniform, params, player) -> None:
+    found = jitted_rollout(ENCODER, PLAN, config, params, BATCH, keys(), ALPHA, uniform)
+    draws = [reference.categorical(key, SHAPE.chunks) for key in keys()]
+    expected = [
+        player.play(config, *params, BATCH, b, float(ALPHA), draws[b], uniform)
+        for b in range(EPISODES)
+    ]
+    check(found, expected, config.max_steps)
+    check_rows(found, config, player, params[0])
+
+
+def test_an_episode_that_stops_early_does_so_with_all_facts(params) -> None:
+    found = jitted_rollout(ENCODER, PLAN, STOPPING, params, BATCH, keys(), ALPHA, False)
+    steps = np.asarray(found.valid).sum(1)
+    early = [b for b in range(EPISODES) if 0 < steps[b] < min(3, CHUNK_COUNTS[b])]
+    for b in range(EPISODES):
+        taken = set(np.asarray(found.actions)[b, : steps[b]].tolist())
+        complete = set(np.flatnonzero(BATCH.support[b])) <= taken
+        assert (b in early) <= complete
+    longer = jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, keys(), ALPHA, False)
+    assert np.asarray(longer.valid).sum(1).tolist() == [min(3, n) for n in CHUNK_COUNTS]
+
+
+def test_one_parameter_set_acts_and_gives_the_values(params, player) -> None:
+    found = jitted_rollout(ENCODER, PLAN, CONFIG, params[:1], BATCH, None, ALPHA)
+    expected = [
+        player.play(CONFIG, params[0], params[0], BATCH, b, float(ALPHA)) for b in range(EPISODES)
+    ]
+    check(found, expected, CONFIG.max_steps)
+    both = jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, None, ALPHA)
+    assert float(both.tokens.real) == 2 * float(found.tokens.real)
+    assert float(both.tokens.computed) == 2 * float(found.tokens.computed)
+
+
+def test_tokens_are_those_of_all_chunks_and_all_states(params) -> None:
+    found = jitted_rollout(ENCODER, PLAN, CONFIG, params[:1], BATCH, None, ALPHA)
+    present = BATCH.chunk_mask
+    chunks = (np.minimum(BATCH.chunk_lengths, 7) + 2)[present].sum()
+    assert float(found.tokens.real) == chunks + np.asarray(found.state_lengths).sum()
+    assert float(found.tokens.computed) >= float(found.tokens.real)
+
+
+def test_the_same_keys_give_the_same_trajectory_and_others_another(params) -> None:
+    first, again, other = (
+        jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, keys(seed), ALPHA, False)
+        for seed in (0, 0, 1)
+    )
+    for one, two in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(first.actions, other.actions)
+
+
+def test_an_episode_is_the_same_in_another_batch(params) -> None:
+    order = np.array([2, 3, 3, 0, 3, 6, 1, 4])
+    other = jax.tree.map(lambda leaf: leaf[order], BATCH)
+    first = jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, keys(), ALPHA, False)
+    second = jitted_rollout(ENCODER, PLAN, CONFIG, params, other, keys()[order], ALPHA, False)
+    valid = np.asarray(second.valid)
+    for name in ("valid", "done"):
+        np.testing.assert_array_equal(getattr(second, name), getattr(first, name)[order])
+    for name in ("actions", "state_tokens", "chunk_tokens"):
+        np.testing.assert_array_equal(
+            np.asarray(getattr(second, name))[valid], np.asarray(getattr(first, name))[order][valid]
+        )
+    for name in ("q", "values", "entropy"):
+        np.testing.assert_allclose(getattr(second, name), getattr(first, name)[order], atol=1e-5)
+
+
+def test_uniform_acting_draws_every_chunk_equally_often(params) -> None:
+    episode = jax.tree.map(lambda leaf: np.stack([leaf[2]] * EPISODES), BATCH)  # four chunks
+    counts, draws = np.zeros((3, SHAPE.chunks)), 60 * EPISODES
+    for seed in range(60):
+        found = jitted_rollout(ENCODER, PLAN, CONFIG, params, episode, keys(seed), ALPHA, True)
+        actions = np.asarray(found.actions)
+        assert all(len(set(row)) == 3 for row in actions.tolist())
+        for t in range(3):
+            counts[t] += np.bincount(actions[:, t], minlength=SHAPE.chunks)
+    assert (counts[:, 4:] == 0).all()
+    assert (np.abs(counts[:, :4] / draws - 0.25) < 5 * np.sqrt(0.25 * 0.75 / draws)).all()
+
+
+def test_invalid_steps_name_no_chunk_that_is_not_there(params) -> None:
+    found = jitted_rollout(ENCODER, PLAN, STOPPING, params, BATCH, keys(), ALPHA, False)
+    actions = np.asarray(found.actions)
+    assert ((actions >= 0) & (actions < SHAPE.chunks)).all()
+    assert NOT_TAKEN not in actions

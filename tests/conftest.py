@@ -1,0 +1,26 @@
+"""What tests of several rooms share: the entry points as commands, and one finished run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.entry_points import SHARED, Commands
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
+    base = tmp_path_factory.getbasetemp()
+    # With several workers, base is the worker's own folder below the session's.
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return Commands(folder / "entry_points")
+
+
+@pytest.fixture(scope="session")
+def finished_run(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny run of `STEPS` steps, trained to its end; tests that write copy it."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    commands.succeed("train", *SHARED, f"--workdir={workdir}")
+    return workdir

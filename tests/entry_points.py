@@ -1,0 +1,104 @@
+"""Runs the entry points as a user does, as processes of their own, for the tests of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# The run that many tests share; a run with the same fields needs no compilation of its own.
+STEPS, CHECKPOINT_EVERY, EVAL_EVERY = 24, 4, 6
+SHARED = (
+    "--config=configs/hotpotqa.py:tiny",
+    f"--config.train.steps={STEPS}",
+    "--config.train.log_every=1",
+    f"--config.train.checkpoint_every={CHECKPOINT_EVERY}",
+    f"--config.train.eval_every={EVAL_EVERY}",
+    "--config.encoder.length_buckets=1",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Commands:
+    """Starts `qrag_jax` modules offline, with caches in `folder` that all tests share."""
+
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        own = {
+            "QRAG_CACHE": str(self.folder / "cache"),
+            "JAX_COMPILATION_CACHE_DIR": str(self.folder / "programs"),
+            "JAX_PLATFORMS": "cpu",
+            "HF_HUB_OFFLINE": "1",
+        }
+        return {**os.environ, **own}
+
+    def start(self, module: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """The process of `python -m qrag_jax.MODULE`, in the repository root."""
+        return subprocess.Popen(
+            [sys.executable, "-m", f"qrag_jax.{module}", *arguments],
+            cwd=ROOT,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **options,
+        )
+
+    def run(self, module: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """The same, ended."""
+        process = self.start(module, *arguments, **options)
+        out, err = process.communicate(timeout=300)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def succeed(self, module: str, *arguments: str) -> str:
+        """The same, which must exit with 0; returns what it printed."""
+        result = self.run(module, *arguments)
+        assert result.returncode == 0, result.stderr[-3000:]
+        return result.stdout
+
+
+def refusal(result: subprocess.CompletedProcess[str], status: int = 2) -> str:
+    """The one sentence with which a command refused its input."""
+    assert result.returncode == status, result.stderr[-3000:]
+    assert "Traceback" not in result.stderr
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, result.stderr[-3000:]
+    assert result.stderr.splitlines()[-1] == errors[0]
+    return errors[0]
+
+
+def metric_lines(workdir: Path) -> list[dict[str, Any]]:
+    """The whole lines of `metrics.jsonl`; a line being written is left out."""
+    path = workdir / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def losses(workdir: Path) -> list[tuple[int, float]]:
+    """(step, loss) of every training line, in the order written."""
+    lines = metric_lines(workdir)
+    return [(line["step"], line["train/loss"]) for line in lines if "train/loss" in line]
+
+
+def saved_state(workdir: Path, step: int) -> dict[str, np.ndarray]:
+    """Every array of the training state saved at `step`, by its name, as NumPy."""
+    folder = workdir.absolute() / "checkpoints" / "last" / str(step) / "state"
+    with warnings.catch_warnings(), ocp.PyTreeCheckpointer() as checkpointer:
+        warnings.simplefilter("ignore")  # it was saved on this very machine
+        tree = checkpointer.restore(folder)
+    leaves = ocp.tree.to_flat_dict(tree, sep="/")
+    leaves["key"] = jax.random.key_data(leaves["key"])
+    return {name: np.asarray(leaf) for name, leaf in leaves.items()}

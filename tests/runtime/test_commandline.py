@@ -1,0 +1,96 @@
+"""Command lines: flags into a config, bad input into one sentence, exit statuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# A real entry point of a few lines: it prints its config, or fails as the config says.
+PROGRAM = """
+from ml_collections import config_flags
+from qrag_jax.errors import InputError
+from qrag_jax.runtime import commandline
+
+CONFIG = config_flags.DEFINE_config_file("config", None, "")
+
+def main():
+    if CONFIG.value.fail == "input":
+        raise InputError("data.jsonl: field 'id' is missing; add it.")
+    if CONFIG.value.fail == "bug":
+        raise RuntimeError("a bug")
+    print(CONFIG.value.train.steps, CONFIG.value.sizes)
+    return CONFIG.value.status
+
+commandline.run(main)
+"""
+CONFIG = """
+from ml_collections import ConfigDict
+
+def get_config(arg=""):
+    if arg:
+        raise ValueError(f"the variant {arg!r} is unknown; use none.")
+    config = ConfigDict({"fail": "", "status": 0, "sizes": (1, 2), "train": {"steps": 3}})
+    return config.lock()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("commandline")
+    (folder / "program.py").write_text(PROGRAM)
+    (folder / "small.py").write_text(CONFIG)
+    return folder
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(folder / "program.py"), *arguments],
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+
+
+def test_fields_are_overridden(folder: Path) -> None:
+    arguments = ("--config=small.py", "--config.train.steps=7", "--config.sizes=(4, 5)")
+    result = run(folder, *arguments)
+    assert (result.returncode, result.stdout) == (0, "7 (4, 5)\n")
+
+
+def test_status_of_main_is_the_exit_status(folder: Path) -> None:
+    assert run(folder, "--config=small.py", "--config.status=5").returncode == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--config=small.py", "--config.trian.steps=1"], "--config.trian.steps: the config has"),
+        (["--config=small.py", "--config.train.stesp=1"], "no field 'stesp'"),
+        (["--config=small.py", "--config.train.steps=abc"], "--config.train.steps=abc"),
+        (["--config=small.py", "--config.train.steps=1.5"], "--config.train.steps=1.5"),
+        (["--config=small.py:big"], "the variant 'big' is unknown; use none."),
+        (["--config=small.py", "--workdri=x"], "workdri"),
+        (["--config=small.py", "more"], "unexpected argument 'more'; options are written --name"),
+        (["--config=small.py", "--config.fail=input"], "data.jsonl: field 'id' is missing; add"),
+    ],
+)
+def test_bad_input_is_one_sentence(folder: Path, arguments: list[str], says: str) -> None:
+    result = run(folder, *arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert says in result.stderr
+
+
+def test_a_bug_keeps_its_traceback(folder: Path) -> None:
+    result = run(folder, "--config=small.py", "--config.fail=bug")
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+    assert "RuntimeError: a bug" in result.stderr

@@ -1,0 +1,39 @@
+"""The contract of the benchmarks: a table, a JSON object as the last line, the exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.report import Case, show
+
+ROOT = Path(__file__).resolve().parents[1]
+KEYS = {"case", "value", "unit", "peer", "ratio", "target", "holds"}
+
+
+def test_last_line_is_one_json_object(capsys):
+    cases = [Case("a", 2.0, "s", peer=4.0, ratio=2.0, target="< 3", holds=True), Case("b", 1.0, "")]
+    assert show("learn", cases) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"suite", "machine", "date", "cases"} == set(result)
+    assert [set(case) for case in result["cases"]] == [KEYS, KEYS]
+    assert result["cases"][0]["ratio"] == 2.0
+
+
+def test_missed_target_is_not_an_error_but_a_case_that_could_not_run_is(capsys):
+    assert show("learn", [Case("a", 2.0, "s", target="< 1", holds=False)]) == 0
+    assert show("learn", [Case("a", None, "s")]) == 1
+    assert "NO" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_quick_learn_suite_runs():
+    command = [sys.executable, "-m", "benchmarks", "--suite", "learn", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert all(case["value"] is not None for case in result["cases"])

@@ -1,0 +1,224 @@
+"""What a config means: its data, its encoder, and which values and changes are refused."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+import numpy as np
+import pytest
+
+from configs import hotpotqa
+from qrag_jax import experiment
+from qrag_jax.data.episodes import EpisodeShape
+from qrag_jax.errors import InputError
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ml_collections.ConfigDict:
+    result = hotpotqa.get_config("tiny")
+    result.data.cache = str(tmp_path / "cache")
+    result.data.synthetic.train = 20
+    result.data.synthetic.dev = 6
+    return result
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("env.max_steps", 0, "config.env.max_steps is 0; it must be at least 1."),
+        ("data.max_chunk_tokens", 2, "config.data.max_chunk_tokens is 2; it must be at least 3."),
+        ("train.accumulation", 0, "config.train.accumulation is 0"),
+        ("train.log_every", 0, "config.train.log_every is 0"),
+        ("train.eval_every", 0, "config.train.eval_every is 0"),
+        ("train.checkpoint_every", 0, "config.train.checkpoint_every is 0"),
+        ("eval.batch_size", 0, "config.eval.batch_size is 0"),
+        ("eval.samples", -1, "config.eval.samples is -1; it must be at least 0."),
+        ("encoder.length_buckets", 0, "config.encoder.length_buckets is 0"),
+        ("policy.alpha", 0.0, "config.policy.alpha is 0.0; it must be above 0."),
+        ("policy.alpha", float("nan"), "config.policy.alpha is nan; it must be above 0."),
+        ("optimizer.learning_rate", -1e-3, "config.optimizer.learning_rate is -0.001"),
+        ("optimizer.schedule", "step", "'step'; use one of constant, linear, cosine."),
+        ("reward.name", "judge", "'judge'; the known reward is ground_truth."),
+    ],
+)
+def test_senseless_values(
+    config: ml_collections.ConfigDict, field: str, value: Any, says: str
+) -> None:
+    experiment.check_values(config)
+    config.update_from_flattened_dict({field: value})
+    with pytest.raises(InputError) as caught:
+        experiment.check_values(config)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def fit(config: ml_collections.ConfigDict, workdir: Path, max_positions: int) -> None:
+    samples = experiment.read_samples(config, "train", hold_out=True).all
+    encoder = experiment.prepare_encoder(config, workdir, samples)
+    store = experiment.tokenise_samples(config, encoder.tokenizer, samples)
+    shape = EpisodeShape.holding([store])
+    experiment.check_fit(config, max_positions, shape, {"hotpotqa": store})
+
+
+def test_settings_that_no_episode_fits(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
+    fit(config, tmp_path / "run", 256)
+    with pytest.raises(InputError, match=r"a state can reach \d+ tokens .* has 40 positions"):
+        fit(config, tmp_path / "run", 40)
+    config.env.max_steps = 1  # then the state is the question alone, and chunks are the longest
+    with pytest.raises(InputError, match=r"a chunk row has up to 48 tokens, .* 40 positions"):
+        fit(config, tmp_path / "run", 40)
+    config.env.max_steps = 9
+    with pytest.raises(InputError, match=r"max_steps is 9, but no hotpotqa .* at most 8"):
+        fit(config, tmp_path / "run", 4096)
+
+
+def test_unknown_source_and_path(config: ml_collections.ConfigDict) -> None:
+    config.data.path = "/no/such/folder"
+    with pytest.raises(InputError, match="/no/such/folder does not exist"):
+        experiment.read_samples(config, "train", hold_out=True)
+    with config.unlocked():
+        config.data.sources = ml_collections.ConfigDict({"squad": 1.0})
+    for path in ("synthetic", "/no/such/folder"):
+        config.data.path = path
+        with pytest.raises(InputError, match=r"'squad'.* hotpotqa, musique, two_wiki, synthetic"):
+            experiment.read_samples(config, "train", hold_out=True)
+
+
+def test_evaluation_path_goes_before_the_data_path(
+    config: ml_collections.ConfigDict, tmp_path: Path
+) -> None:
+    written = next((tmp_path / "cache").glob("synthetic/*"), None)
+    assert written is None
+    made = experiment.read_samples(config, "train", hold_out=True).all
+    (folder,) = (tmp_path / "cache").glob("synthetic/*")
+    config.data.path = str(folder / "train.jsonl")
+    kept = experiment.read_samples(config, "train", hold_out=True).all
+    held = experiment.read_samples(config, "dev", hold_out=True).all
+    assert 0 < len(held) < len(kept)
+    assert {s.id for s in kept} | {s.id for s in held} == {s.id for s in made}
+    assert not {s.id for s in kept} & {s.id for s in held}
+    config.eval.path = str(folder / "dev.jsonl")
+    assert experiment.read_samples(config, "train", hold_out=True).all == made
+    assert len(experiment.read_samples(config, "dev", hold_out=False).all) == 6
+
+
+def test_limit_is_for_training_alone(config: ml_collections.ConfigDict) -> None:
+    config.data.limit = 4
+    assert len(experiment.read_samples(config, "train", hold_out=True).all) == 4
+    assert len(experiment.read_samples(config, "dev", hold_out=True).all) == 6
+
+
+def test_encoder_is_kept_with_the_run(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
+    workdir = tmp_path / "run"
+    samples = experiment.read_samples(config, "train", hold_out=True).all
+    first = experiment.prepare_encoder(config, workdir, samples)
+    assert [path.name for path in workdir.iterdir()] == ["encoder"]
+    experiment.save_config(config, workdir / "config.json")
+    config.seed = 7  # a run that has begun keeps its encoder, and needs no texts for it
+    again = experiment.prepare_encoder(config, workdir, [])
+    np.testing.assert_array_equal(again.params["word_embeddings"], first.params["word_embeddings"])
+
+
+def test_refused_start_leaves_no_encoder_to_the_next(
+    config: ml_collections.ConfigDict, tmp_path: Path
+) -> None:
+    samples = experiment.read_samples(config, "train", hold_out=True).all
+    config.encoder.scratch.positions = 64
+    experiment.prepare_encoder(config, tmp_path / "run", samples)  # and the run ends here
+    config.encoder.scratch.positions = 128
+    second = experiment.prepare_encoder(config, tmp_path / "run", samples)
+    assert second.encoder.max_positions == 128
+
+
+def test_encoder_from_a_folder_is_copied(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
+    samples = experiment.read_samples(config, "train", hold_out=True).all
+    origin = experiment.prepare_encoder(config, tmp_path / "one", samples)
+    config.encoder.path = str(tmp_path / "one" / "encoder")
+    config.seed = 7
+    copy = experiment.prepare_encoder(config, tmp_path / "two", [])
+    np.testing.assert_array_equal(copy.params["word_embeddings"], origin.params["word_embeddings"])
+    assert copy.tokenizer.fingerprint() == origin.tokenizer.fingerprint()
+    config.encoder.path = "no/such/folder"
+    with pytest.raises(InputError, match="no/such/folder"):
+        experiment.prepare_encoder(config, tmp_path / "three", [])
+    assert not list((tmp_path / "three").iterdir())
+
+
+def test_config_survives_being_saved(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    experiment.save_config(config, path)
+    read = experiment.load_config(path)
+    assert read.to_dict() == config.to_dict()
+    assert read.data.synthetic.hops == (2,)
+    experiment.check_same_config(read, config)
+
+
+def test_config_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--workdir must be the folder of a run"):
+        experiment.load_config(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text('{"seed": 4')
+    with pytest.raises(InputError, match=r"config\.json is not JSON"):
+        experiment.load_config(tmp_path / "config.json")
+
+
+def test_every_differing_field_is_named(config: ml_collections.ConfigDict) -> None:
+    other = config.copy_and_resolve_references()
+    other.optimizer.learning_rate = 0.5
+    other.seed = 1
+    with pytest.raises(InputError) as caught:
+        experiment.check_same_config(config, other)
+    assert "config.optimizer.learning_rate: the run has 0.001, given is 0.5" in str(caught.value)
+    assert "config.seed: the run has 42, given is 1" in str(caught.value)
+    with other.unlocked():
+        other.data.sources.musique = 1.0
+    with pytest.raises(InputError, match=r"data\.sources\.musique: the run has None, given is 1"):
+        experiment.check_same_config(config, other)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("train.log_every", 7),
+        ("train.eval_every", 7),
+        ("train.checkpoint_every", 7),
+        ("eval.samples", 3),
+        ("eval.path", "elsewhere"),
+        ("data.workers", 2),
+        ("data.cache", "elsewhere"),
+        ("runtime.mesh", (1, 1, -1)),
+    ],
+)
+def test_fields_that_may_differ(config: ml_collections.ConfigDict, field: str, value: Any) -> None:
+    other = config.copy_and_resolve_references()
+    other.update_from_flattened_dict({field: value})
+    experiment.check_same_config(config, other)
+
+
+def test_fingerprint_sees_every_text(config: ml_collections.ConfigDict) -> None:
+    samples = experiment.read_samples(config, "dev", hold_out=True).all
+    assert experiment.fingerprint(samples) == experiment.fingerprint(list(samples))
+    assert experiment.fingerprint(samples[:-1]) != experiment.fingerprint(samples)
+    assert experiment.fingerprint(samples[::-1]) != experiment.fingerprint(samples)
+
+
+def test_truncation_is_told(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
+    samples = experiment.read_samples(config, "dev", hold_out=True).all
+    encoder = experiment.prepare_encoder(config, tmp_path / "run", samples)
+    config.data.max_question_tokens = 5
+    store = experiment.tokenise_samples(config, encoder.tokenizer, samples)
+    assert experiment.truncation_report(store).startswith("truncated: 6 of 6 questions, ")
+    config.data.update(max_question_tokens=400, max_chunk_tokens=400)
+    store = experiment.tokenise_samples(config, encoder.tokenizer, samples)
+    assert experiment.truncation_report(store) == ""
+
+
+def test_reward_is_the_configured_one(config: ml_collections.ConfigDict) -> None:
+    batch = types.SimpleNamespace(support=np.array([[True, False, True, False]]))
+    played = types.SimpleNamespace(actions=np.array([[0, 2]]), valid=np.ones((1, 2), bool))
+    config.reward.penalize_extra_steps = False
+    np.testing.assert_allclose(experiment.feedback(config)(batch, played), [[0.0, 1.0]])
+    config.reward.per_fact_reward = 0.25
+    np.testing.assert_allclose(experiment.feedback(config)(batch, played), [[0.25, 1.25]])

@@ -1,0 +1,245 @@
+"""Training: what a run leaves behind, what a started run refuses, bad input in one sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+import pytest
+from tensorboardX.proto import event_pb2
+
+from configs import hotpotqa
+from qrag_jax import train
+from qrag_jax.errors import InputError
+from tests.entry_points import (
+    CHECKPOINT_EVERY,
+    EVAL_EVERY,
+    SHARED,
+    STEPS,
+    Commands,
+    losses,
+    metric_lines,
+    refusal,
+    saved_state,
+)
+
+PER_STEP = {
+    *("loss", "mean_q", "mean_target", "td_error", "entropy", "return", "fact_em", "grad_norm"),
+    *("learning_rate", "alpha", "padding_share", "env_steps"),
+}
+SPEED = {
+    *("steps_per_second", "input_wait_share", "compilations", "compilation_seconds", "seconds"),
+}
+
+
+@pytest.fixture
+def run_copy(finished_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+# ---------------------------------------------------------------------- what is left behind
+
+
+def test_what_a_run_leaves_behind(finished_run: Path) -> None:
+    config = json.loads((finished_run / "config.json").read_text())
+    assert config["train"]["steps"] == STEPS
+    assert config["optimizer"]["learning_rate"] == 1e-3
+    names = {path.name for path in (finished_run / "encoder").iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert (finished_run / "learning_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    last = sorted(int(path.name) for path in (finished_run / "checkpoints/last").iterdir())
+    assert last == [STEPS - CHECKPOINT_EVERY, STEPS]
+    (best,) = (finished_run / "checkpoints/best").iterdir()
+    returns = {
+        line["step"]: line["eval/return"]
+        for line in metric_lines(finished_run)
+        if "eval/return" in line
+    }
+    assert returns[int(best.name)] == max(returns.values())
+    assert json.loads((finished_run / "training.json").read_text())["seconds"] > 0
+    assert not [path.name for path in finished_run.iterdir() if path.name.startswith(".encoder")]
+
+
+def test_metrics_of_every_step(finished_run: Path) -> None:
+    lines = metric_lines(finished_run)
+    training = [line for line in lines if "train/loss" in line]
+    assert [line["step"] for line in training] == list(range(1, STEPS + 1))
+    for line in training:
+        names = {f"train/{name}" for name in PER_STEP} | {f"speed/{name}" for name in SPEED}
+        assert set(line) == names | {"step"}
+        assert all(value is not None and math.isfinite(value) for value in line.values())
+        assert 0 <= line["train/padding_share"] < 1
+        assert line["train/env_steps"] == line["step"] * 8 * 2  # questions × max_steps
+        # The temperature follows the learning rate (α_t = α_0·lr_t / lr_0).
+        assert line["train/alpha"] == pytest.approx(0.05 * line["train/learning_rate"] / 1e-3)
+    assert training[0]["train/grad_norm"] > 0
+    scored = [line for line in lines if "eval/fact_em" in line]
+    assert [line["step"] for line in scored] == list(range(0, STEPS + 1, EVAL_EVERY))
+    for line in scored:
+        for score in ("fact_em", "fact_f1", "return"):
+            assert 0 <= line[f"eval/{score}"] <= 1
+            assert line[f"untrained/{score}"] == scored[0][f"eval/{score}"]
+            assert line[f"single_step/{score}"] == scored[0][f"eval_single_step/{score}"]
+
+
+def test_nothing_is_compiled_after_the_start(finished_run: Path) -> None:
+    counts = [
+        line["speed/compilations"]
+        for line in metric_lines(finished_run)
+        if "speed/compilations" in line
+    ]
+    assert len(set(counts[1:CHECKPOINT_EVERY])) == 1
+    # The first checkpoint copies the state; from then on everything has been met once.
+    assert len(set(counts[CHECKPOINT_EVERY:])) == 1
+
+
+def test_tensorboard_can_be_read(finished_run: Path) -> None:
+    (path,) = (finished_run / "tensorboard").iterdir()
+    data, seen = path.read_bytes(), {}
+    while data:  # records: length (8 bytes), checksum (4), event, checksum (4)
+        size = int.from_bytes(data[:8], "little")
+        event = event_pb2.Event.FromString(data[12 : 12 + size])
+        seen |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+        data = data[16 + size :]
+    for step, loss in losses(finished_run):
+        assert seen["train/loss", step] == pytest.approx(loss)
+    assert ("eval/fact_em", STEPS) in seen
+
+
+# ---------------------------------------------------------------------- started again
+
+
+def test_finished_run_started_again(run_copy: Path, commands: Commands) -> None:
+    before = files(run_copy)
+    state = saved_state(run_copy, STEPS)
+    out = commands.succeed("train", *SHARED, f"--workdir={run_copy}")
+    assert f"resumed {run_copy} at step {STEPS}" in out
+    after = files(run_copy)
+    for name in ("config.json", "metrics.jsonl", "encoder/model.safetensors"):
+        assert after[name] == before[name]
+    assert {n for n in after if n.startswith("checkpoints")} == {
+        n for n in before if n.startswith("checkpoints")
+    }
+    assert saved_state(run_copy, STEPS).keys() == state.keys()
+
+
+def test_other_settings_are_refused_and_nothing_is_lost(run_copy: Path, commands: Commands) -> None:
+    before = files(run_copy)
+    changed = "--config.optimizer.learning_rate=0.01"
+    text = refusal(commands.run("train", *SHARED, f"--workdir={run_copy}", changed))
+    assert "config.optimizer.learning_rate: the run has 0.001, given is 0.01" in text
+    assert files(run_copy) == before
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ml_collections.ConfigDict:
+    # These tests compile nothing; JAX shall not be turned to a folder that goes away.
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs"))
+    result = hotpotqa.get_config("tiny")
+    result.data.cache = str(tmp_path / "cache")
+    result.data.synthetic.train = 20
+    return result
+
+
+def refused(config: ml_collections.ConfigDict, workdir: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        train.train(config, workdir)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"data.path": "/no/such.jsonl"}, "/no/such.jsonl does not exist"),
+        ({"optimizer.schedule": "step"}, "config.optimizer.schedule is 'step'"),
+        ({"reward.name": "judge"}, "config.reward.name is 'judge'"),
+        ({"encoder.dtype": "int8"}, "config.encoder.dtype is 'int8'; use one of float32, bfloat16"),
+        ({"encoder.path": "no/such/folder"}, "no/such/folder"),
+        ({"env.max_steps": 9}, "config.env.max_steps is 9, but no hotpotqa question has more than"),
+        ({"encoder.scratch.positions": 32}, "but the encoder has 32 positions"),
+        ({"train.accumulation": 3}, "use a multiple of 3."),
+        ({"train.log_every": 0}, "config.train.log_every is 0; it must be at least 1."),
+        ({"runtime.mesh": (64, 1, 1)}, "config.runtime.mesh is (64, 1, 1)"),
+    ],
+)
+def test_bad_settings(
+    config: ml_collections.ConfigDict, fields: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    good = config.copy_and_resolve_references()
+    config.update_from_flattened_dict(fields)
+    assert says in refused(config, tmp_path / "run")
+    # The refused start must not stand in the way of the corrected one.
+    assert not (tmp_path / "run" / "config.json").exists()
+    assert "checkpoints" not in os.listdir(tmp_path / "run")
+    assert good != config
+
+
+def test_workdir_that_is_a_file(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    text = refused(config, tmp_path / "run")
+    assert str(tmp_path / "run") in text
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+def test_training_on_the_evaluation_questions(
+    config: ml_collections.ConfigDict, tmp_path: Path
+) -> None:
+    config.data.path = str(tmp_path)
+    source = {"_id": "a", "question": "Who?", "answer": "Ada", "supporting_facts": [["Ada", 0]]}
+    record = {**source, "context": [["Ada", ["Born."]], ["Bob", ["Not."]]]}
+    for name in ("train.jsonl", "dev.jsonl"):
+        (tmp_path / name).write_text(json.dumps(record))
+    assert "every hotpotqa training question is also" in refused(config, tmp_path / "run")
+
+
+def test_command_line_tells_bad_data_in_one_sentence(commands: Commands, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("")
+    arguments = ("--config=configs/hotpotqa.py:tiny", f"--workdir={tmp_path / 'run'}")
+    path = tmp_path / "train.jsonl"
+    text = refusal(commands.run("train", *arguments, f"--config.data.path={path}"))
+    assert f"{path} is empty" in text
+    path = tmp_path / "nowhere"
+    text = refusal(commands.run("train", *arguments, f"--config.data.path={path}"))
+    assert f"{path} does not exist" in text
+
+
+def test_command_line_without_config(commands: Commands) -> None:
+    assert "--config=configs/hotpotqa.py" in refusal(commands.run("train"))
+
+
+# ---------------------------------------------------------------------- one file as the data
+
+
+def test_single_file_is_held_out_in_part(commands: Commands, tmp_path: Path) -> None:
+    made = hotpotqa.get_config("tiny")
+    made.data.cache = str(tmp_path)
+    train.experiment.read_samples(made, "train", hold_out=True)
+    (path,) = tmp_path.glob("synthetic/*/train.jsonl")
+    ids = {json.loads(line)["_id"] for line in path.read_text().splitlines()}
+    workdir = tmp_path / "run"
+    out = commands.succeed(
+        "train",
+        *("--config=configs/hotpotqa.py:tiny", f"--workdir={workdir}"),
+        *(f"--config.data.path={path}", "--config.train.steps=1"),
+        "--config.encoder.length_buckets=1",
+    )
+    kept = int(out.partition(" of them for train")[0].split()[-1])
+    commands.succeed("evaluate", f"--workdir={workdir}")
+    (path,) = workdir.glob("eval/best-*/eval_seed42.jsonl")
+    log = path.read_text().splitlines()
+    scored = {json.loads(line)["id"] for line in log}
+    assert len(scored) == len(log) == len(ids) - kept
+    assert scored < ids

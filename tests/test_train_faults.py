@@ -1,0 +1,143 @@
+"""A run that is stopped, killed or out of space goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tests.entry_points import (
+    CHECKPOINT_EVERY,
+    SHARED,
+    STEPS,
+    Commands,
+    losses,
+    metric_lines,
+    saved_state,
+)
+
+POLL = 0.002  # seconds; a step takes some 30 ms
+
+
+def wait_for_step(process: subprocess.Popen[str], workdir: Path, step: int) -> None:
+    """Returns when `metrics.jsonl` holds the training line of `step`, or the process ended."""
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        steps = losses(workdir)
+        if steps and steps[-1][0] >= step:
+            return
+        time.sleep(POLL)
+
+
+def end(process: subprocess.Popen[str], number: int | None = None) -> tuple[int, str, str]:
+    """Sends the signal; exit status, standard output and standard error."""
+    if number is not None:
+        process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def last_steps(workdir: Path) -> list[int]:
+    return sorted(int(p.name) for p in (workdir / "checkpoints/last").glob("*") if p.name.isdigit())
+
+
+def assert_same_run(workdir: Path, reference: Path) -> None:
+    """Parameters, targets, optimizer state, key and metrics equal, bit for bit."""
+    expected, found = saved_state(reference, STEPS), saved_state(workdir, STEPS)
+    assert found.keys() == expected.keys()
+    for part in ("params/", "target_params/", "opt_state/", "key", "step", "env_steps"):
+        assert any(name.startswith(part) for name in expected)
+    for name, leaf in expected.items():
+        assert found[name].dtype == leaf.dtype
+        assert np.array_equal(found[name], leaf), name
+    assert losses(workdir) == losses(reference)
+    scores = [
+        [
+            (line["step"], line["eval/return"], line["untrained/fact_f1"])
+            for line in metric_lines(folder)
+            if "eval/return" in line
+        ]
+        for folder in (workdir, reference)
+    ]
+    assert scores[0] == scores[1]
+
+
+def test_killed_three_times_equals_never_killed(
+    commands: Commands, finished_run: Path, tmp_path: Path
+) -> None:
+    draw = random.Random(20)
+    workdir = tmp_path / "run"
+    for earliest in (CHECKPOINT_EVERY + 1, 2 * CHECKPOINT_EVERY + 2, 3 * CHECKPOINT_EVERY + 3):
+        step = max(earliest, *(step + 1 for step in last_steps(workdir) or [0]))
+        process = commands.start("train", *SHARED, f"--workdir={workdir}")
+        wait_for_step(process, workdir, step)
+        time.sleep(draw.uniform(0, 0.06))  # anywhere in a step, in a save or between the two
+        assert end(process, signal.SIGKILL)[0] == -signal.SIGKILL
+        assert not (workdir / "learning_curve.png").exists()
+    out = commands.succeed("train", *SHARED, f"--workdir={workdir}")
+    assert f"resumed {workdir} at step " in out
+    assert_same_run(workdir, finished_run)
+
+
+def test_killed_before_the_first_checkpoint(
+    commands: Commands, finished_run: Path, tmp_path: Path
+) -> None:
+    workdir = tmp_path / "run"
+    process = commands.start("train", *SHARED, f"--workdir={workdir}")
+    wait_for_step(process, workdir, 1)
+    assert end(process, signal.SIGKILL)[0] == -signal.SIGKILL
+    shutil.rmtree(workdir / "checkpoints" / "last")  # should the kill have come too late
+    commands.succeed("train", *SHARED, f"--workdir={workdir}")
+    assert_same_run(workdir, finished_run)
+
+
+def test_signals_stop_in_good_order(commands: Commands, finished_run: Path, tmp_path: Path) -> None:
+    workdir = tmp_path / "run"
+    for number, name, step in ((signal.SIGTERM, "SIGTERM", 3), (signal.SIGINT, "SIGINT", 10)):
+        process = commands.start("train", *SHARED, f"--workdir={workdir}")
+        wait_for_step(process, workdir, step)
+        status, out, err = end(process, number)
+        assert status == 128 + number, err[-2000:]
+        saved = last_steps(workdir)[-1]
+        assert step <= saved < STEPS
+        assert f"{name}: stopped, saved at step {saved}; give the same command to go on." in out
+        assert "Traceback" not in err
+        assert losses(workdir)[-1][0] == saved
+    out = commands.succeed("train", *SHARED, f"--workdir={workdir}")
+    assert f"resumed {workdir} at step {saved}" in out
+    assert_same_run(workdir, finished_run)
+
+
+def test_disk_full_while_a_checkpoint_is_written(
+    commands: Commands, finished_run: Path, tmp_path: Path
+) -> None:
+    workdir = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    kept = STEPS - CHECKPOINT_EVERY
+    shutil.rmtree(workdir / "checkpoints" / "last" / str(STEPS))
+    before = saved_state(workdir, kept)
+    largest = max(p.stat().st_size for p in (workdir / "checkpoints/last").rglob("*"))
+    smaller = [p.stat().st_size for p in workdir.glob("*") if p.is_file()]
+    limit = largest // 4  # a checkpoint's arrays do not fit, all else does
+    assert limit > 2 * max(smaller)
+
+    process = commands.start("train", *SHARED, f"--workdir={workdir}")
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+    status, _, err = end(process)
+    assert status == 1
+    text = err.splitlines()[-1]  # TensorStore's own complaints may stand before it
+    assert text.startswith("error: a checkpoint could not be written")
+    assert "File too large" in text
+    assert f"could not be written to {workdir / 'checkpoints'}" in text
+    assert f"the state of step {kept} is kept" in text
+    assert last_steps(workdir) == [kept]
+    after = saved_state(workdir, kept)
+    assert all(np.array_equal(after[name], leaf) for name, leaf in before.items())
+    out = commands.succeed("train", *SHARED, f"--workdir={workdir}")
+    assert f"resumed {workdir} at step {kept}" in out
+    assert_same_run(workdir, finished_run)
