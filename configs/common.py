@@ -19,8 +19,8 @@ def get_config() -> ConfigDict:
     config.encoder.path = "facebook/contriever"  # folder, hub name, "minilm", or "": from scratch
     config.encoder.dtype = "float32"  # of the computation; parameters stay float32
     config.encoder.scale = 0.1  # on the mean of the hidden states
-    config.encoder.length_buckets = 4  # static row lengths compiled for each use of the encoder
-    config.encoder.block_rows = 0  # rows computed at a time; 0: 8 on CPU, 128 on accelerators
+    config.encoder.length_buckets = 5  # static row lengths compiled for each use of the encoder
+    config.encoder.block_rows = 0  # rows computed at a time; 0: 4 on CPU, 128 on accelerators
     config.encoder.scratch = ConfigDict()  # sizes where path is ""
     config.encoder.scratch.layers = 2
     config.encoder.scratch.hidden = 128
@@ -128,7 +128,7 @@ def minilm(config: ConfigDict) -> ConfigDict:
     config.optimizer.schedule = "linear"
     config.optimizer.warmup_steps = 10
     config.train.update(
-        steps=200, batch_size=4, accumulation=1, log_every=10, eval_every=50, checkpoint_every=25
+        steps=160, batch_size=4, accumulation=1, log_every=10, eval_every=80, checkpoint_every=40
     )
     config.eval.update(samples=100, batch_size=16)
     return config

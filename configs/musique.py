@@ -21,5 +21,9 @@ def get_config(arg: str = ""):
     if arg == "minilm":
         config.data.max_chunk_tokens = 110
         config.data.max_chunk_tokens_in_state = 108
-        config.train.steps = 100
+        config.reward.per_fact_reward = 0.25  # all of up to four facts is a rare reward
+        config.optimizer.learning_rate = 1e-4
+        config.train.steps = 60
+        config.train.eval_every = 30
+        config.train.checkpoint_every = 20
     return config

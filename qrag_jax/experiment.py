@@ -281,7 +281,7 @@ def make_plan(
     both[: len(states)] += states
     # As many chosen chunks as states are encoded with gradients.
     both[: len(chunks)] += chunks * states.sum() // max(chunks.sum(), 1)
-    rows = config.encoder.block_rows or (8 if jax.default_backend() == "cpu" else 128)
+    rows = config.encoder.block_rows or (4 if jax.default_backend() == "cpu" else 128)
     return Plan(*(Blocks(rows, choose_lengths(h, count)) for h in (chunks, states, both)))
 
 

@@ -6,6 +6,7 @@ Give the same command again to resume a run that was interrupted.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -13,7 +14,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import ml_collections
@@ -78,7 +79,8 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     """
     started = time.monotonic()
     # ------------------------------------------------------------------ config and workdir
-    config_path = workdir / "config.json"
+    experiment.check_values(config)
+    config_path = workdir / experiment.CONFIG_NAME
     if config_path.exists():
         experiment.check_same_config(experiment.load_config(config_path), config)
     _make_folder(workdir)
@@ -385,10 +387,20 @@ def main() -> int:
     try:
         return train(config, workdir)
     except SaveError as error:
-        print(f"error: {error}", file=sys.stderr)
-        # A failed asynchronous save leaves threads behind that would hold up a normal exit.
-        sys.stderr.flush()
-        os._exit(1)
+        _leave_at_once(str(error))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        _leave_at_once(
+            f"{workdir} cannot be written ({error.strerror}); free space there and give the same "
+            "command to go on from the last checkpoint."
+        )
+
+
+def _leave_at_once(sentence: str) -> NoReturn:
+    """Exits with 1 past the threads of an asynchronous save that failed, which would not end."""
+    print(f"error: {sentence}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -121,10 +121,10 @@ def test_disk_full_while_a_checkpoint_is_written(
     kept = STEPS - CHECKPOINT_EVERY
     shutil.rmtree(workdir / "checkpoints" / "last" / str(STEPS))
     before = saved_state(workdir, kept)
-    largest = max(p.stat().st_size for p in (workdir / "checkpoints/last").rglob("*"))
+    whole = sum(p.stat().st_size for p in (workdir / "checkpoints/last").rglob("*"))
     smaller = [p.stat().st_size for p in workdir.glob("*") if p.is_file()]
-    limit = largest // 4  # a checkpoint's arrays do not fit, all else does
-    assert limit > 2 * max(smaller)
+    limit = whole // 5  # of one file: those with a state's arrays are larger, all else is not
+    assert limit > 1.5 * max(smaller)
 
     process = commands.start("train", *SHARED, f"--workdir={workdir}")
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -101,15 +101,7 @@ def rollout(
         uniform: scalar bool, act uniformly at random instead.
     """
     special = {"cls_id": encoder.cls_id, "sep_id": encoder.sep_id, "pad_id": encoder.pad_id}
-    # [roles, tower, …]: lax.map over the roles compiles each encoder once for all of them.
-    roles = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
-
-    def embed(tower: int, blocks: Blocks, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        def one_role(role: Params) -> jax.Array:
-            return embed_rows(encoder, blocks, role, tokens, lengths)
-
-        return jax.lax.map(one_role, jax.tree.map(lambda leaf: leaf[:, tower], roles))
-
+    embed = _embedder(encoder, params)
     chunk_tokens, chunk_lengths = env.chunk_rows(
         batch, **special, row_tokens=config.max_chunk_tokens
     )
@@ -133,11 +125,7 @@ def rollout(
         q = jnp.where(state.available, twin[0].sum(-1), soft_q.MASKED)
         log_policy = soft_q.log_policy(q, state.available, alpha, config.top_k_actions)
         log_policy = jnp.where(uniform, soft_q.log_uniform(state.available), log_policy)
-        if keys is None:
-            action = q.argmax(-1)
-        else:
-            step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, t)
-            action = jax.vmap(jax.random.categorical)(step_keys, log_policy)
+        action = q.argmax(-1) if keys is None else _draw(keys, t, log_policy)
         new_state = env.step(state, batch, action, t, config.never_terminate)
         return new_state, _Step(
             action=action,
@@ -179,3 +167,23 @@ def rollout(
         chunk_embeddings=all_chunks[0][rows, steps.action],
         tokens=jax.tree.map(lambda *counts: role_count * sum(counts), *used),
     )
+
+
+def _embedder(encoder: TextEncoder, params: Sequence[Params]) -> Callable[..., jax.Array]:
+    """`(tower, blocks, tokens [N, L], lengths [N]) → [roles, N, D]` for all parameter sets."""
+    # [roles, tower, …]: lax.map over the roles compiles each encoder once for all of them.
+    roles = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+
+    def embed(tower: int, blocks: Blocks, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        def one_role(role: Params) -> jax.Array:
+            return embed_rows(encoder, blocks, role, tokens, lengths)
+
+        return jax.lax.map(one_role, jax.tree.map(lambda leaf: leaf[:, tower], roles))
+
+    return embed
+
+
+def _draw(keys: jax.Array, t: jax.Array, log_policy: jax.Array) -> jax.Array:
+    """One action an episode; keys `[B]`, log_policy `[B, C]` → `[B]`."""
+    step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, t)
+    return jax.vmap(jax.random.categorical)(step_keys, log_policy)

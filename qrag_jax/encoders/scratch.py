@@ -16,6 +16,7 @@ from tokenizers import normalizers, pre_tokenizers, processors
 from qrag_jax.encoders.bert import Bert, BertConfig
 from qrag_jax.encoders.bert_weights import save_folder
 from qrag_jax.encoders.text_encoder import TextEncoder
+from qrag_jax.errors import InputError
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 MAX_LETTERS = 1000  # of the alphabet; rarer ones become [UNK]
@@ -35,7 +36,16 @@ class ScratchConfig:
 def make_scratch_folder(
     folder: Path, texts: Iterable[str], config: ScratchConfig, seed: int
 ) -> None:
-    """Writes a model folder in Hugging Face's layout: tokenizer, config.json, random weights."""
+    """Writes a model folder in Hugging Face's layout: tokenizer, config.json, random weights.
+
+    Raises:
+        InputError: the width does not split into two halves, or not over the heads.
+    """
+    if config.hidden % 2 or config.hidden % config.heads:
+        raise InputError(
+            f"config.encoder.scratch.hidden is {config.hidden}; it must be even and a multiple of "
+            f"config.encoder.scratch.heads, {config.heads}."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     vocab_size = _train_tokenizer(folder, texts, config.vocab)
     bert = BertConfig(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from qrag_jax.encoders.pretrained import load_encoder
 from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.errors import InputError
 
 CONFIG = ScratchConfig(layers=1, hidden=16, heads=2, vocab=120, positions=32)
 SENTENCE = "the river flows past Oslo and Zürich where Ada wrote her first 42 letters"
@@ -104,3 +106,11 @@ def test_weights_embed_different_texts_differently(folder: Path) -> None:
     hidden = jax.jit(loaded.encoder.module.apply)({"params": loaded.params}, tokens, lengths)
     assert np.isfinite(np.asarray(hidden)).all()
     assert np.abs(np.asarray(hidden[0] - hidden[1])).max() > 1e-3
+
+
+@pytest.mark.parametrize(("hidden", "heads"), [(16, 3), (15, 3)])
+def test_width_that_does_not_split(tmp_path: Path, hidden: int, heads: int) -> None:
+    sizes = dataclasses.replace(CONFIG, hidden=hidden, heads=heads)
+    with pytest.raises(InputError, match=f"scratch.hidden is {hidden}; it must be even and"):
+        make_scratch_folder(tmp_path / "model", texts(), sizes, seed=0)
+    assert not (tmp_path / "model").exists()
