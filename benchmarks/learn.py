@@ -43,7 +43,7 @@ def run(quick: bool) -> list[Case]:
 
 
 def _train_seeds(name: str, config: str) -> list[Path]:
-    runs = []
+    runs: list[Path] = []
     for seed in SEEDS:
         workdir = RUNS / f"{name}-seed{seed}"
         if runs and not (workdir / "eval").exists():

@@ -22,17 +22,17 @@ def get_config() -> ConfigDict:
     config.encoder.length_buckets = 5  # static row lengths compiled for each use of the encoder
     config.encoder.block_rows = 0  # rows computed at a time; 0: 4 on CPU, 128 on accelerators
     config.encoder.scratch = ConfigDict()  # sizes where path is ""
-    config.encoder.scratch.layers = 2
-    config.encoder.scratch.hidden = 128
-    config.encoder.scratch.heads = 4
+    config.encoder.scratch.layers = 2  # transformer layers
+    config.encoder.scratch.hidden = 128  # 2D, width of an embedding
+    config.encoder.scratch.heads = 4  # attention heads
     config.encoder.scratch.vocab = 8000  # word pieces at most
-    config.encoder.scratch.positions = 512
+    config.encoder.scratch.positions = 512  # longest row
 
     config.data = ConfigDict()
     config.data.sources = ConfigDict()  # name → weight in the training mixture
     config.data.path = ""  # file, folder, or name=path,name=path; "": from the hub
     config.data.limit = 0  # training records read per source, 0: all
-    config.data.max_question_tokens = 64
+    config.data.max_question_tokens = 64  # longer questions are cut
     config.data.max_chunk_tokens = 220  # a chunk's row, [CLS] and [SEP] counted
     config.data.max_chunk_tokens_in_state = 220  # a chunk's tokens inside a state
     config.data.workers = 0  # processes that build batches ahead; 0: threads
@@ -40,10 +40,10 @@ def get_config() -> ConfigDict:
     config.data.synthetic = ConfigDict()  # for the source "synthetic" and the path "synthetic"
     config.data.synthetic.hops = (2, 3, 4)  # each as likely
     config.data.synthetic.comparison = 0.2  # share of comparisons among 2 and 4 hops
-    config.data.synthetic.chunks = 10
-    config.data.synthetic.seed = 0
+    config.data.synthetic.chunks = 10  # C, passages per question
+    config.data.synthetic.seed = 0  # another seed is another world
     config.data.synthetic.train = 20_000  # questions made
-    config.data.synthetic.dev = 500
+    config.data.synthetic.dev = 500  # questions made for evaluation
 
     config.env = ConfigDict()
     config.env.max_steps = 2  # T, chunks taken per episode
@@ -55,7 +55,7 @@ def get_config() -> ConfigDict:
     config.policy.top_k_actions = 5  # k, actions drawn from and summed over in V
 
     config.reward = ConfigDict()
-    config.reward.name = "ground_truth"
+    config.reward.name = "ground_truth"  # r, from the supporting facts
     config.reward.penalize_extra_steps = True  # 0.5 + 0.5·n_facts / n_taken instead of 1
     config.reward.per_fact_reward = 0.0  # for every new supporting fact
 
@@ -67,27 +67,27 @@ def get_config() -> ConfigDict:
 
     config.optimizer = ConfigDict()
     config.optimizer.learning_rate = 1.5e-5  # lr_0, peak
-    config.optimizer.weight_decay = 5e-4
+    config.optimizer.weight_decay = 5e-4  # decoupled, on all parameters
     config.optimizer.beta1 = 0.9  # β_1
     config.optimizer.beta2 = 0.98  # β_2
     config.optimizer.eps = 1e-6  # ε
     config.optimizer.clip_norm = 2.0  # global norm of the gradient
     config.optimizer.schedule = "cosine"  # after warm-up: constant, linear or cosine
     config.optimizer.final_ratio = 0.1  # last learning rate over the peak
-    config.optimizer.warmup_steps = 1000
+    config.optimizer.warmup_steps = 1000  # linear rise to lr_0
 
     config.train = ConfigDict()
     config.train.steps = 10_000  # optimizer steps
     config.train.batch_size = 48  # questions per optimizer step
     config.train.accumulation = 4  # micro-batches a step is computed in
-    config.train.log_every = 10
-    config.train.eval_every = 250
-    config.train.checkpoint_every = 250
+    config.train.log_every = 10  # steps a line of metrics averages over
+    config.train.eval_every = 250  # steps between evaluations
+    config.train.checkpoint_every = 250  # steps between saves of the whole state
 
     config.eval = ConfigDict()
     config.eval.path = ""  # data to evaluate on; "": the dev part of data.path
     config.eval.samples = 500  # fixed questions scored during training, 0: all
-    config.eval.batch_size = 32
+    config.eval.batch_size = 32  # questions played at once
     config.eval.seed = 42  # draws those questions; names the retrieval log
 
     config.runtime = ConfigDict()
