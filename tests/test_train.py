@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -183,7 +182,7 @@ def test_bad_settings(
     assert says in refused(config, tmp_path / "run")
     # The refused start must not stand in the way of the corrected one.
     assert not (tmp_path / "run" / "config.json").exists()
-    assert "checkpoints" not in os.listdir(tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
     assert good != config
 
 
