@@ -42,9 +42,10 @@ FREE_FIELDS = (
     "train.log_every",
     "train.eval_every",
     "train.checkpoint_every",
-    "data.workers",
     "data.cache",
-    "eval.",
+    "eval.samples",
+    "eval.batch_size",
+    "eval.seed",
     "runtime.",
 )
 

@@ -56,6 +56,7 @@ class Progress:
     best_return: float = -math.inf
     baselines: dict[str, float] = dataclasses.field(default_factory=dict)
     batches: Any = None  # position of the data iterator
+    data: dict[str, str] = dataclasses.field(default_factory=dict)  # content key by source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,10 +109,15 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     # ------------------------------------------------------------------ state: resumed or new
     checkpoints = Checkpoints(workdir)
     state = _initial_state(config, mesh, inputs.encoder)
-    progress = Progress()
+    progress = Progress(data={name: s.content_key for name, s in inputs.stores.items()})
     step = checkpoints.last_step() or 0
     if step:
         state, extra = checkpoints.restore_last(state)
+        if extra["data"] != progress.data:
+            raise InputError(
+                f"the training data of {config.data.path or 'the hub'} are not those that "
+                f"{workdir} began with; bring them back, or give another --workdir."
+            )
         progress = Progress(**extra)
         batches.set_state(progress.batches)
         _say(f"resumed {workdir} at step {step}")

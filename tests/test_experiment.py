@@ -185,8 +185,6 @@ def test_every_differing_field_is_named(config: ml_collections.ConfigDict) -> No
         ("train.eval_every", 7),
         ("train.checkpoint_every", 7),
         ("eval.samples", 3),
-        ("eval.path", "elsewhere"),
-        ("data.workers", 2),
         ("data.cache", "elsewhere"),
         ("runtime.mesh", (1, 1, -1)),
     ],
@@ -195,6 +193,17 @@ def test_fields_that_may_differ(config: ml_collections.ConfigDict, field: str, v
     other = config.copy_and_resolve_references()
     other.update_from_flattened_dict({field: value})
     experiment.check_same_config(config, other)
+
+
+@pytest.mark.parametrize(("field", "value"), [("eval.path", "elsewhere"), ("data.workers", 2)])
+def test_fields_that_must_not_differ(
+    config: ml_collections.ConfigDict, field: str, value: Any
+) -> None:
+    # Evaluation questions are left out of training; workers change the iterator's position.
+    other = config.copy_and_resolve_references()
+    other.update_from_flattened_dict({field: value})
+    with pytest.raises(InputError, match=f"config.{field}: the run has"):
+        experiment.check_same_config(config, other)
 
 
 def test_fingerprint_sees_every_text(config: ml_collections.ConfigDict) -> None:

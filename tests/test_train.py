@@ -228,13 +228,13 @@ def test_single_file_is_held_out_in_part(commands: Commands, tmp_path: Path) -> 
     train.experiment.read_samples(made, "train", hold_out=True)
     (path,) = tmp_path.glob("synthetic/*/train.jsonl")
     ids = {json.loads(line)["_id"] for line in path.read_text().splitlines()}
-    workdir = tmp_path / "run"
-    out = commands.succeed(
-        "train",
+    data, workdir = path, tmp_path / "run"
+    arguments = (
         *("--config=configs/hotpotqa.py:tiny", f"--workdir={workdir}"),
-        *(f"--config.data.path={path}", "--config.train.steps=1"),
+        *(f"--config.data.path={data}", "--config.train.steps=1"),
         "--config.encoder.length_buckets=1",
     )
+    out = commands.succeed("train", *arguments)
     kept = int(out.partition(" of them for train")[0].split()[-1])
     commands.succeed("evaluate", f"--workdir={workdir}")
     (path,) = workdir.glob("eval/best-*/eval_seed42.jsonl")
@@ -242,3 +242,9 @@ def test_single_file_is_held_out_in_part(commands: Commands, tmp_path: Path) -> 
     scored = {json.loads(line)["id"] for line in log}
     assert len(scored) == len(log) == len(ids) - kept
     assert scored < ids
+    # Other records under the same path: the run cannot go on as if nothing had happened.
+    records = [json.loads(line) for line in data.read_text().splitlines()]
+    record = next(record for record in records if record["_id"] not in scored)
+    record["question"] += " Really?"
+    data.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert "are not those that" in refusal(commands.run("train", *arguments))

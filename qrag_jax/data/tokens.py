@@ -116,6 +116,11 @@ class TokenStore:
     def __len__(self) -> int:
         return len(self.sample_starts) - 1
 
+    @property
+    def content_key(self) -> str:
+        """A digest of texts, supporting facts and tokenizer; "" of a store in memory alone."""
+        return self.folder.name if self.folder else ""
+
     def text(self, index: int) -> np.ndarray:
         """The ids of one text, `[length]`."""
         return self.tokens[self.text_starts[index] : self.text_starts[index + 1]]
