@@ -103,7 +103,8 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
     summary["samples"] = len(scene.indices)
     summary["seconds"] = _training_seconds(workdir)
     path = out / (Path(retrieval_log.log_name(config.eval.seed)).stem + "_summary.json")
-    for target in (path, workdir / "summary.json"):
+    # The run's own summary is that of its own data, whatever else it is scored on.
+    for target in (path,) if OUT.value else (path, workdir / "summary.json"):
         target.write_text(json.dumps(summary, indent=2) + "\n")
     print(table(summary))
     print(f"retrieval log: {out / label / retrieval_log.log_name(config.eval.seed)}")
