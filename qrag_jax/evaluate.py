@@ -30,6 +30,7 @@ from qrag_jax.encoders.pretrained import LoadedEncoder
 from qrag_jax.encoders.text_encoder import Params
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import retrieval_log
+from qrag_jax.metrics.bootstrap import paired_interval
 from qrag_jax.metrics.facts import summarise
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.runtime import commandline
@@ -92,14 +93,15 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
     trained, step = checkpoints.restore_params(CHECKPOINT.value, _template(mesh, loaded))
     untrained = _both_towers(mesh, loaded)
     summary: dict[str, Any] = {"checkpoint": CHECKPOINT.value, "step": step}
+    played: dict[str, list[Row]] = {}
     for name, params in ((UNTRAINED, untrained), (TRAINED, trained)):
         label = name if name == UNTRAINED else f"{CHECKPOINT.value}-{step}"
         scores, rate = _score(scene, params, out / label, label)
-        for steps, rows in scores.items():
-            summary[NAMES[name, steps]] = _with_flat_scores(summarise(rows))
-        if rate is not None:
-            summary["episodes_per_second"] = rate
+        played |= {NAMES[name, steps]: rows for steps, rows in scores.items()}
+        summary["episodes_per_second"] = rate
         del params
+    summary |= {name: _with_flat_scores(summarise(rows)) for name, rows in played.items()}
+    summary["gains"] = _gains(played)
     summary["samples"] = len(scene.indices)
     summary["seconds"] = _training_seconds(workdir)
     path = out / (Path(retrieval_log.log_name(config.eval.seed)).stem + "_summary.json")
@@ -129,7 +131,13 @@ def table(summary: dict[str, Any]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
-    speed = summary.get("episodes_per_second")
+    for other, gains in summary["gains"].items():
+        differences = [
+            f"{name} {gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+            for name, gain in gains.items()
+        ]
+        text.append(f"trained - {other.replace('_', ' ')}: {', '.join(differences)}")
+    speed = summary["episodes_per_second"]
     text.append(
         f"{summary['samples']} questions, {summary['checkpoint']} checkpoint of step "
         f"{summary['step']}" + (f", {speed:.1f} episodes/s" if speed else "")
@@ -204,6 +212,20 @@ def _score(
             bar.update(len(multi))
     seconds = time.monotonic() - started
     return rows, len(todo) / seconds if todo else None
+
+
+def _gains(played: dict[str, list[Row]]) -> dict[str, Any]:
+    """Trained minus each other retriever, over the same questions: paired bootstrap intervals."""
+    trained = played["trained"]
+    gains: dict[str, Any] = {}
+    for name in ("untrained", "single_step", "single_step_trained"):
+        em = paired_interval([row.em for row in trained], [row.em for row in played[name]])
+        f1 = paired_interval([row.f1 for row in trained], [row.f1 for row in played[name]])
+        gains[name] = {
+            score: dict(zip(("mean", "low", "high"), interval, strict=True))
+            for score, interval in (("fact_em", em), ("fact_f1", f1))
+        }
+    return gains
 
 
 def _with_flat_scores(scores: dict[str, Any]) -> dict[str, Any]:

@@ -103,6 +103,11 @@ def test_summary(scored_run: Path) -> None:
             assert summary[name][column] == interval["mean"]
             assert interval["mean"] == pytest.approx(np.mean([r[short] for r in rows(path)]))
             assert interval["low"] <= interval["mean"] <= interval["high"]
+    assert set(summary["gains"]) == set(logs) - {"trained"}
+    for name, gains in summary["gains"].items():
+        for score, gain in gains.items():
+            assert gain["mean"] == pytest.approx(summary["trained"][score] - summary[name][score])
+            assert gain["low"] <= gain["mean"] <= gain["high"]
 
 
 # ---------------------------------------------------------------------- resuming
