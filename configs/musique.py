@@ -4,7 +4,8 @@
 
 FOLDER holds `musique_ans_v1.0_train.jsonl` and `musique_ans_v1.0_dev.jsonl`, or `train*`/`dev*`
 files in their format; without a path the data come from the hub. Lengths as in Q-RAG's MuSiQue
-evaluation: 110 tokens, 4 steps. `:minilm` trains MiniLM on a CPU, `:tiny` runs in seconds, offline.
+evaluation: 110 tokens, 4 steps. `:tiny` runs in seconds, offline.
+`:minilm` trains MiniLM on a CPU: 960 environment steps take 7 minutes on 2 cores.
 """
 
 from configs import common
