@@ -17,10 +17,12 @@ def get_config() -> ConfigDict:
 
     config.encoder = ConfigDict()
     config.encoder.path = "facebook/contriever"  # folder, hub name, "minilm", or "": from scratch
-    config.encoder.dtype = "float32"  # of the computation; parameters stay float32
+    config.encoder.dtype = "auto"  # of the computation: float32, bfloat16; auto: as the device is
+    config.encoder.remat = "none"  # computed again for gradients: none, dots (all but), layers
     config.encoder.scale = 0.1  # on the mean of the hidden states
-    config.encoder.length_buckets = 5  # static row lengths compiled for each use of the encoder
-    config.encoder.block_rows = 0  # rows computed at a time; 0: 4 on CPU, 128 on accelerators
+    config.encoder.length_buckets = 3  # row lengths that attention is compiled for
+    config.encoder.block_tokens = 0  # tokens computed at a time; 0: 512 on CPU, else 8192
+    config.encoder.block_sizes = 2  # block sizes compiled, each half of the next
     config.encoder.scratch = ConfigDict()  # sizes where path is ""
     config.encoder.scratch.layers = 2  # transformer layers
     config.encoder.scratch.hidden = 128  # 2D, width of an embedding

@@ -26,14 +26,17 @@ from qrag_jax.data.tokens import TextTokenizer, TokenStore, default_cache, token
 from qrag_jax.encoders.bert_weights import save_folder
 from qrag_jax.encoders.minilm import HUB_NAME, find_minilm
 from qrag_jax.encoders.model_files import resolve_folder
+from qrag_jax.encoders.packing import choose_blocks
 from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder
-from qrag_jax.encoders.ragged import Blocks, Plan, choose_lengths
+from qrag_jax.encoders.ragged import Plan
 from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.ground_truth import ground_truth
 
 CONFIG_NAME = "config.json"
+# Tokens computed at a time: on CPU what the caches hold, on accelerators what fills them.
+CPU_BLOCK_TOKENS, ACCELERATOR_BLOCK_TOKENS = 512, 8192
 MINILM = "minilm"
 MINILM_OR_SCRATCH = "minilm-or-scratch"
 
@@ -56,7 +59,8 @@ LEAST = {
     "data.max_chunk_tokens_in_state": 1,
     "data.workers": 0,
     "encoder.length_buckets": 1,
-    "encoder.block_rows": 0,
+    "encoder.block_tokens": 0,
+    "encoder.block_sizes": 1,
     "policy.top_k_actions": 1,
     "pqn.learning_start": 0,
     "optimizer.warmup_steps": 0,
@@ -153,7 +157,7 @@ def prepare_encoder(
     "" for a small encoder from scratch, whose tokenizer is trained on `samples`.
     """
     folder = workdir / "encoder"
-    settings = (config.encoder.dtype, config.encoder.scale)
+    settings = (config.encoder.dtype, config.encoder.scale, config.encoder.remat)
     if (workdir / CONFIG_NAME).exists() and folder.exists():
         return load_encoder(folder, *settings)
     shutil.rmtree(folder, ignore_errors=True)  # of a start that was refused: never trained
@@ -267,7 +271,7 @@ def check_values(config: ml_collections.ConfigDict) -> None:
 def make_plan(
     config: ml_collections.ConfigDict, shape: EpisodeShape, stores: Sequence[TokenStore]
 ) -> Plan:
-    """Block size and bucket lengths that suit the lengths found in the data."""
+    """Blocks that suit the lengths found in the data and the device."""
     steps, count = config.env.max_steps, config.encoder.length_buckets
     chunk_row = min(config.data.max_chunk_tokens, shape.chunk_tokens + 2)
     in_state = min(config.data.max_chunk_tokens_in_state, shape.chunk_tokens)
@@ -282,8 +286,10 @@ def make_plan(
     both[: len(states)] += states
     # As many chosen chunks as states are encoded with gradients.
     both[: len(chunks)] += chunks * states.sum() // max(chunks.sum(), 1)
-    rows = config.encoder.block_rows or (4 if jax.default_backend() == "cpu" else 128)
-    return Plan(*(Blocks(rows, choose_lengths(h, count)) for h in (chunks, states, both)))
+    on_cpu = jax.default_backend() == "cpu"
+    usual = CPU_BLOCK_TOKENS if on_cpu else ACCELERATOR_BLOCK_TOKENS
+    tokens, sizes = config.encoder.block_tokens or usual, config.encoder.block_sizes
+    return Plan(*(choose_blocks(h, tokens, count, sizes) for h in (chunks, states, both)))
 
 
 def _histogram(lengths: np.ndarray, longest: int) -> np.ndarray:

@@ -165,7 +165,11 @@ def refused(config: ml_collections.ConfigDict, workdir: Path) -> str:
         ({"data.path": "/no/such.jsonl"}, "/no/such.jsonl does not exist"),
         ({"optimizer.schedule": "step"}, "config.optimizer.schedule is 'step'"),
         ({"reward.name": "judge"}, "config.reward.name is 'judge'"),
-        ({"encoder.dtype": "int8"}, "config.encoder.dtype is 'int8'; use one of float32, bfloat16"),
+        (
+            {"encoder.dtype": "int8"},
+            "config.encoder.dtype is 'int8'; use one of auto, float32, bfloat16",
+        ),
+        ({"encoder.remat": "all"}, "config.encoder.remat is 'all'; use one of none, dots, layers"),
         ({"encoder.path": "no/such/folder"}, "no/such/folder"),
         ({"env.max_steps": 9}, "config.env.max_steps is 9, but no hotpotqa question has more than"),
         ({"encoder.scratch.positions": 32}, "but the encoder has 32 positions"),

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import optax
 
 from qrag_jax.algorithms.returns import lambda_returns
-from qrag_jax.algorithms.rollout import CHUNK, STATE, RolloutConfig, Trajectory, rollout
+from qrag_jax.algorithms.rollout import RolloutConfig, Trajectory, rollout
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.encoders.ragged import Plan, count_tokens, pull_back
+from qrag_jax.encoders.ragged import Plan, TokenCount, pull_back
 from qrag_jax.encoders.text_encoder import Params, TextEncoder
 
 Feedback = Callable[[EpisodeBatch, Trajectory], jax.Array]
@@ -149,11 +149,10 @@ def gradient_sums(
     )
     rows = _tower_rows(trajectory)
     cotangents = jnp.stack([c.reshape(-1, encoder.width) for c in cotangents])
-    gradient = jax.lax.map(
+    gradient, used = jax.lax.map(
         lambda tower: pull_back(encoder, plan.gradients, *tower), (params, *rows, cotangents)
     )
-    used = [trajectory.tokens, *(count_tokens(plan.gradients, rows[1][i]) for i in (STATE, CHUNK))]
-    real, computed = (sum(field) for field in zip(*used, strict=True))
+    tokens = TokenCount.total([trajectory.tokens, used])
     present = batch.chunk_mask.any(axis=1)
     unsolved = batch.support.at[
         jnp.arange(present.shape[0])[:, None],
@@ -173,8 +172,8 @@ def gradient_sums(
         entropy=over_transitions(trajectory.entropy),
         reward=over_transitions(rewards),
         solved=(present & ~unsolved.any(axis=1)).sum().astype(jnp.float32),
-        real_tokens=real,
-        computed_tokens=computed,
+        real_tokens=tokens.real,
+        computed_tokens=tokens.computed,
     )
 
 

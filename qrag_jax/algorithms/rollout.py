@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.encoders.ragged import Blocks, Plan, TokenCount, count_tokens, embed_rows
+from qrag_jax.encoders.packing import Blocks
+from qrag_jax.encoders.ragged import Plan, TokenCount, embed_rows
 from qrag_jax.encoders.text_encoder import Params, TextEncoder
 from qrag_jax.environments import chunks as env
 from qrag_jax.policies import soft_q
@@ -101,16 +102,28 @@ def rollout(
         uniform: scalar bool, act uniformly at random instead.
     """
     special = {"cls_id": encoder.cls_id, "sep_id": encoder.sep_id, "pad_id": encoder.pad_id}
-    embed = _embedder(encoder, params)
+    towers = [[jax.tree.map(lambda leaf, i=i: leaf[i], p) for i in (STATE, CHUNK)] for p in params]
+
+    def embed(
+        tower: int, blocks: Blocks, tokens: jax.Array, lengths: jax.Array
+    ) -> tuple[jax.Array, TokenCount]:
+        """`[N, L]`, `[N]` → `[roles, N, D]`, a role being one of the parameter sets."""
+        results = [embed_rows(encoder, blocks, role[tower], tokens, lengths) for role in towers]
+        embedded, used = zip(*results, strict=True)
+        return jnp.stack(embedded), TokenCount.total(used)
+
     chunk_tokens, chunk_lengths = env.chunk_rows(
         batch, **special, row_tokens=config.max_chunk_tokens
     )
     episodes, chunks, width = chunk_tokens.shape
-    flat_lengths = chunk_lengths.reshape(-1)
-    all_chunks = embed(CHUNK, plan.chunks, chunk_tokens.reshape(-1, width), flat_lengths)
+    all_chunks, used_by_chunks = embed(
+        CHUNK, plan.chunks, chunk_tokens.reshape(-1, width), chunk_lengths.reshape(-1)
+    )
     all_chunks = all_chunks.reshape(-1, episodes, chunks, encoder.width)
 
-    def act(state: env.ChunksState, t: jax.Array) -> tuple[env.ChunksState, _Step]:
+    def act(
+        state: env.ChunksState, t: jax.Array
+    ) -> tuple[env.ChunksState, tuple[_Step, TokenCount]]:
         tokens, lengths = env.state_rows(
             batch,
             state.taken[:, : config.max_steps - 1],
@@ -120,14 +133,14 @@ def rollout(
         )
         valid = ~state.done
         lengths = jnp.where(valid, lengths, 0)
-        states = embed(STATE, plan.states, tokens, lengths)
+        states, used = embed(STATE, plan.states, tokens, lengths)
         twin = soft_q.twin_q(states, all_chunks)  # [roles, B, C, 2]
         q = jnp.where(state.available, twin[0].sum(-1), soft_q.MASKED)
         log_policy = soft_q.log_policy(q, state.available, alpha, config.top_k_actions)
         log_policy = jnp.where(uniform, soft_q.log_uniform(state.available), log_policy)
         action = q.argmax(-1) if keys is None else _draw(keys, t, log_policy)
         new_state = env.step(state, batch, action, t, config.never_terminate)
-        return new_state, _Step(
+        step = _Step(
             action=action,
             valid=valid,
             done=new_state.done,
@@ -143,14 +156,14 @@ def rollout(
             lengths=lengths,
             embedding=states[0],
         )
+        return new_state, (step, used)
 
-    _, steps = jax.lax.scan(act, env.reset(batch, config.max_steps), jnp.arange(config.max_steps))
+    _, (steps, used_by_states) = jax.lax.scan(
+        act, env.reset(batch, config.max_steps), jnp.arange(config.max_steps)
+    )
     first_q = steps.all_q[0]
     steps = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), steps)
     rows = jnp.arange(episodes)[:, None]
-    role_count = len(params)
-    used = [count_tokens(plan.chunks, flat_lengths)]
-    used += [count_tokens(plan.states, steps.lengths[:, t]) for t in range(config.max_steps)]
     return Trajectory(
         actions=steps.action,
         valid=steps.valid,
@@ -165,22 +178,8 @@ def rollout(
         chunk_lengths=jnp.where(steps.valid, chunk_lengths[rows, steps.action], 0),
         state_embeddings=steps.embedding,
         chunk_embeddings=all_chunks[0][rows, steps.action],
-        tokens=jax.tree.map(lambda *counts: role_count * sum(counts), *used),
+        tokens=TokenCount.total([used_by_chunks, used_by_states]),
     )
-
-
-def _embedder(encoder: TextEncoder, params: Sequence[Params]) -> Callable[..., jax.Array]:
-    """`(tower, blocks, tokens [N, L], lengths [N]) → [roles, N, D]` for all parameter sets."""
-    # [roles, tower, …]: lax.map over the roles compiles each encoder once for all of them.
-    roles = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
-
-    def embed(tower: int, blocks: Blocks, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        def one_role(role: Params) -> jax.Array:
-            return embed_rows(encoder, blocks, role, tokens, lengths)
-
-        return jax.lax.map(one_role, jax.tree.map(lambda leaf: leaf[:, tower], roles))
-
-    return embed
 
 
 def _draw(keys: jax.Array, t: jax.Array, log_policy: jax.Array) -> jax.Array:

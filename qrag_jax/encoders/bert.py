@@ -1,12 +1,15 @@
 """BERT in Flax (Devlin et al., 2019): the trunk of Contriever, MiniLM and other BERT folders.
 
-Layers are scanned, so a program holds one layer whatever the depth: compilation stays short.
+At rest the layers' parameters are stacked on one axis (few, large arrays for the optimizer, the
+checkpoint and the mesh). To compute, `prepare` cuts them apart once, outside of any loop: a scan
+over stacked layers would copy weights and activations in and out of the stacks in every pass.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -14,6 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from qrag_jax.encoders.attention import padded_attention
+from qrag_jax.encoders.linear import Linear
+from qrag_jax.encoders.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.errors import InputError
 
 
@@ -30,6 +35,11 @@ def _gelu_backward(x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
 
 
 gelu.defvjp(lambda x: (gelu(x), x), _gelu_backward)
+
+WORDS = "word_embeddings"  # the table that tokens are looked up in
+PROJECTIONS = ("query", "key", "value")  # three maps at rest, as in every BERT folder
+QKV = "query_key_value"  # computed as one
+Params = Any  # a pytree of arrays
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": gelu,
@@ -96,60 +106,117 @@ class BertLayer(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x: jax.Array, lengths: jax.Array) -> tuple[jax.Array, None]:
-        """x `[B, L, H]`, lengths `[B]` → (`[B, L, H]`, None), the shape `nn.scan` asks for."""
+    def __call__(self, x: jax.Array, where: Layout) -> jax.Array:
+        """x `[T, H]`, its rows standing as `where` says → `[T, H]`."""
         c = self.config
-        batch, length, width = x.shape
-        heads = (batch, length, c.num_attention_heads, width // c.num_attention_heads)
-        query, key, value = (
-            nn.Dense(width, dtype=self.dtype, name=name)(x).reshape(heads)
-            for name in ("query", "key", "value")
-        )
-        attended = padded_attention(query, key, value, lengths)
-        attended = nn.Dense(width, dtype=self.dtype, name="attention_output")(
-            attended.reshape(batch, length, width)
-        )
-        x = self._norm("attention_norm")(x + attended)
-        hidden = nn.Dense(c.intermediate_size, dtype=self.dtype, name="intermediate")(x)
-        hidden = ACTIVATIONS[c.hidden_act](hidden)
-        hidden = nn.Dense(width, dtype=self.dtype, name="output")(hidden)
-        return self._norm("output_norm")(x + hidden), None
+        width = x.shape[-1]
+        projected = to_rows(Linear(3 * width, name=QKV)(x), where)
+        rows, length, _ = projected.shape
+        heads = (rows, length, 3, c.num_attention_heads, width // c.num_attention_heads)
+        query, key, value = jnp.moveaxis(projected.reshape(heads), 2, 0)
+        attended = padded_attention(query, key, value, jnp.maximum(where.lengths, 1))
+        attended = from_rows(attended.reshape(rows, length, width), where)
+        x = self._norm("attention_norm")(x + Linear(width, name="attention_output")(attended))
+        hidden = Linear(c.intermediate_size, name="intermediate")(x)
+        hidden = Linear(width, name="output")(ACTIVATIONS[c.hidden_act](hidden))
+        return self._norm("output_norm")(x + hidden)
 
     def _norm(self, name: str) -> nn.LayerNorm:
+        # Flax takes mean and variance in float32 whatever the dtype.
         return nn.LayerNorm(epsilon=self.config.layer_norm_eps, dtype=self.dtype, name=name)
 
 
+# What a layer keeps for its gradient; the rest is computed again.
+REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
+    "none": None,  # everything is kept
+    "dots": jax.checkpoint_policies.dots_saveable,  # matrix products are kept
+    "layers": jax.checkpoint_policies.nothing_saveable,  # only what enters the layer is kept
+}
+
+
 class Bert(nn.Module):
-    """Token ids to last hidden states; segment ids are all 0, as retrievers use it."""
+    """Packed word vectors to last hidden states; segment ids are all 0, as retrievers use it.
+
+    Attributes:
+        dtype: of the computation; parameters stay float32.
+        remat: what is computed again for the gradient, a name of `REMAT_POLICIES`.
+    """
 
     config: BertConfig
     dtype: jnp.dtype = jnp.float32
+    remat: str = "none"
 
-    @nn.compact
-    def __call__(self, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        """tokens `[B, L]` int32, padded on the right; lengths `[B]` → hidden states `[B, L, H]`.
-
-        Hidden states at positions ≥ length are finite but mean nothing.
-        """
+    def setup(self) -> None:
         c = self.config
         init = nn.initializers.normal(0.02)
-        word = self.param("word_embeddings", init, (c.vocab_size, c.hidden_size))
-        position = self.param(
-            "position_embeddings", init, (c.max_position_embeddings, c.hidden_size)
-        )
-        segment = self.param("token_type_embeddings", init, (c.type_vocab_size, c.hidden_size))
-        x = word[tokens] + position[: tokens.shape[1]] + segment[0]
-        norm = nn.LayerNorm(epsilon=c.layer_norm_eps, dtype=self.dtype, name="embedding_norm")
-        # Element-wise results are cheaper to compute again than to write out and read back.
-        layer: Any = nn.remat(
-            BertLayer, policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False
-        )
-        layers = nn.scan(
-            layer,
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            in_axes=nn.broadcast,
-            length=c.num_hidden_layers,
-        )
-        x, _ = layers(c, self.dtype, name="layers")(norm(x), lengths)
+        sizes = {
+            WORDS: c.vocab_size,
+            "position_embeddings": c.max_position_embeddings,
+            "token_type_embeddings": c.type_vocab_size,
+        }
+        self.tables = {
+            name: self.param(name, init, (size, c.hidden_size)) for name, size in sizes.items()
+        }
+        self.embedding_norm = nn.LayerNorm(epsilon=c.layer_norm_eps, dtype=self.dtype)
+        layer: Any = BertLayer
+        if self.remat != "none":
+            layer = nn.remat(layer, policy=REMAT_POLICIES[self.remat])
+        self.layers = [layer(c, self.dtype) for _ in range(c.num_hidden_layers)]
+
+    def __call__(self, words: jax.Array, where: Layout) -> jax.Array:
+        """words `[T, H]`, rows of the word table, standing as `where` says.
+
+        Returns:
+            hidden states `[T, H]`; at unused places they are finite but mean nothing.
+        """
+        positions = self.tables["position_embeddings"][where.position]
+        x = self.embedding_norm(words + positions + self.tables["token_type_embeddings"][0])
+        for layer in self.layers:
+            x = layer(x, where)
         return x
+
+    def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        """tokens `[B, L]` padded on the right, lengths `[B]` → hidden states `[B, L, H]`.
+
+        `params` as they rest. Positions ≥ length are finite but mean nothing.
+        """
+        apart = self.prepare(params)
+        where = padded_layout(lengths, tokens.shape[1])
+        hidden = self.apply({"params": apart}, apart[WORDS][tokens.reshape(-1)], where)
+        return jnp.asarray(hidden).reshape(*tokens.shape, -1)
+
+    def init_params(self, key: jax.Array) -> Params:
+        """Random parameters, as they rest: `layers` stacked on a leading axis."""
+        words = jnp.zeros((1, self.config.hidden_size))
+        params = self.init(key, words, padded_layout(jnp.ones(1, jnp.int32), 1))["params"]
+        return self.rest(params)
+
+    def prepare(self, params: Params, kernel_dtype: jnp.dtype = jnp.float32) -> Params:
+        """Parameters at rest → as `apply` takes them: `layers_0`, …, each with one `QKV` map.
+
+        Kernels are converted to `kernel_dtype` here, once, instead of at every use.
+        """
+
+        def cut(path: tuple, leaf: jax.Array, layer: int) -> jax.Array:
+            dtype = kernel_dtype if path[-1].key == "kernel" else leaf.dtype
+            return leaf[layer].astype(dtype)
+
+        apart = {name: leaf for name, leaf in params.items() if name != "layers"}
+        for i in range(self.config.num_hidden_layers):
+            layer = jax.tree_util.tree_map_with_path(partial(cut, layer=i), params["layers"])
+            parts = [layer.pop(name) for name in PROJECTIONS]
+            layer[QKV] = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *parts)
+            apart[f"layers_{i}"] = layer
+        return apart
+
+    def rest(self, apart: Params) -> Params:
+        """The inverse of `prepare`."""
+        layers = []
+        for i in range(self.config.num_hidden_layers):
+            layer = dict(apart[f"layers_{i}"])
+            parts = jax.tree.map(lambda leaf: jnp.split(leaf, 3, axis=-1), layer.pop(QKV))
+            for j, name in enumerate(PROJECTIONS):
+                layer[name] = {leaf: part[j] for leaf, part in parts.items()}
+            layers.append(layer)
+        rest = {name: leaf for name, leaf in apart.items() if not name.startswith("layers_")}
+        return rest | {"layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}

@@ -88,7 +88,7 @@ def params_from_tensors(
         where: names the file or folder in errors.
 
     Returns:
-        The tree of `Bert(config).init(...)["params"]`, leaves float32 numpy arrays; those under
+        The tree of `Bert(config).init_params(key)`, leaves float32 numpy arrays; those under
         "layers" have a leading axis `[num_hidden_layers]`.
 
     Raises:
@@ -183,8 +183,7 @@ def save_folder(
 
 def _expected_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
     """Hugging Face name → shape there, from the module's own parameter shapes."""
-    ids, lengths = jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)
-    tree = jax.eval_shape(Bert(config).init, jax.random.key(0), ids, lengths)["params"]
+    tree = jax.eval_shape(Bert(config).init_params, jax.random.key(0))
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     shapes = {}
     table = name_table()

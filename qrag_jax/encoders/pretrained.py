@@ -6,16 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-
 from qrag_jax.data.tokens import TextTokenizer
-from qrag_jax.encoders.bert import Bert, BertConfig
+from qrag_jax.encoders.bert import REMAT_POLICIES, Bert, BertConfig
 from qrag_jax.encoders.bert_weights import params_from_tensors
 from qrag_jax.encoders.model_files import read_config, read_tensors
+from qrag_jax.encoders.precision import compute_dtype
 from qrag_jax.encoders.text_encoder import Params, TextEncoder
 from qrag_jax.errors import InputError
-
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,19 +25,23 @@ class LoadedEncoder:
     model_config: dict[str, Any]
 
 
-def load_encoder(folder: Path, dtype: str = "float32", scale: float = 0.1) -> LoadedEncoder:
+def load_encoder(
+    folder: Path, dtype: str = "float32", scale: float = 0.1, remat: str = "none"
+) -> LoadedEncoder:
     """Reads a BERT folder in Hugging Face's layout.
 
     Args:
-        dtype: of the computation; parameters stay float32.
+        dtype: of the computation (see `precision`). remat: a name of `bert.REMAT_POLICIES`.
         scale: factor on the pooled embedding (Q-RAG: 0.1).
 
     Raises:
         InputError: a file is missing or broken, the weights do not fit config.json, the
-            tokenizer does not fit the weights, or the dtype is unknown.
+            tokenizer does not fit the weights, or the dtype or remat is unknown.
     """
-    if dtype not in DTYPES:
-        raise InputError(f"config.encoder.dtype is {dtype!r}; use one of {', '.join(DTYPES)}.")
+    computed_in = compute_dtype(dtype)
+    if remat not in REMAT_POLICIES:
+        names = ", ".join(REMAT_POLICIES)
+        raise InputError(f"config.encoder.remat is {remat!r}; use one of {names}.")
     model_config = read_config(folder)
     config = BertConfig.from_dict(model_config, str(folder / "config.json"))
     if config.hidden_size % 2:
@@ -56,7 +57,7 @@ def load_encoder(folder: Path, dtype: str = "float32", scale: float = 0.1) -> Lo
             f"{config.vocab_size} (vocab_size in config.json); put the model's own tokenizer there."
         )
     encoder = TextEncoder(
-        module=Bert(config, dtype=DTYPES[dtype]),
+        module=Bert(config, computed_in, remat),
         width=config.hidden_size,
         max_positions=config.max_position_embeddings,
         cls_id=tokenizer.cls_id,

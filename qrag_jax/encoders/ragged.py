@@ -1,9 +1,8 @@
 """Rows of unequal length encoded, and differentiated, with little padding in ONE compiled program.
 
-Rows are sorted by length on the device and cut into blocks of equal size; a scan walks over the
-blocks and a switch runs each at the smallest of a few static bucket lengths that holds it. Shapes
-never depend on the data, so nothing recompiles, yet short rows cost little. A block that holds no
-row costs nothing.
+Rows are sorted by length on the device and packed into blocks (`packing`) that a loop computes one
+by one, a switch choosing the block's static shape. Absent rows cost nothing, and a row that occurs
+twice is computed once.
 
 The gradient is pulled back block by block from cotangents of the embeddings (Gao et al., 2021,
 "Scaling Deep Contrastive Learning Batch Size", GradCache), so memory is that of one block.
@@ -11,21 +10,24 @@ The gradient is pulled back block by block from cotangents of the embeddings (Ga
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qrag_jax.encoders.text_encoder import Params, TextEncoder
-
-
-class Blocks(NamedTuple):
-    """How rows are computed: `size` rows at a time, at one of the `lengths` (ascending)."""
-
-    size: int
-    lengths: tuple[int, ...]
+from qrag_jax.encoders.bert import WORDS, Params
+from qrag_jax.encoders.packing import (
+    Blocks,
+    Filling,
+    Layout,
+    Shape,
+    layout,
+    next_block,
+    rows_of_block,
+)
+from qrag_jax.encoders.text_encoder import TextEncoder
 
 
 class Plan(NamedTuple):
@@ -37,73 +39,58 @@ class Plan(NamedTuple):
 
 
 class TokenCount(NamedTuple):
-    """Tokens that carry text and tokens computed: float32 scalars, counts can exceed int32."""
+    """Tokens that carry text and tokens computed: float32 scalars, counts can exceed int32.
+
+    A row that occurs more than once counts once, as it is computed once.
+    """
 
     real: jax.Array
     computed: jax.Array
 
-
-class _Schedule(NamedTuple):
-    order: jax.Array  # [N] rows, shortest first
-    tokens: jax.Array  # [blocks, size, L]
-    lengths: jax.Array  # [blocks, size]
-    bucket: jax.Array  # [blocks], 0 = nothing to compute
-
-
-def _schedule(blocks: Blocks, tokens: jax.Array, lengths: jax.Array) -> _Schedule:
-    if tokens.shape[1] > blocks.lengths[-1]:
-        raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the buckets {blocks.lengths}")
-    size = min(blocks.size, tokens.shape[0])
-    absent = -tokens.shape[0] % size
-    tokens = jnp.pad(tokens, ((absent, 0), (0, blocks.lengths[-1] - tokens.shape[1])))
-    lengths = jnp.pad(lengths, (absent, 0))
-    order = jnp.argsort(lengths, stable=True)
-    lengths = lengths[order].reshape(-1, size)
-    longest = lengths[:, -1]
-    bucket = 1 + jnp.searchsorted(jnp.array(blocks.lengths), longest)
-    return _Schedule(
-        order=order,
-        tokens=tokens[order].reshape(-1, size, tokens.shape[1]),
-        lengths=lengths,
-        bucket=jnp.where(longest == 0, 0, bucket),
-    )
+    @classmethod
+    def total(cls, counts: Iterable[TokenCount]) -> TokenCount:
+        """Their sum, over any axes they have as well."""
+        real, computed = zip(*counts, strict=True)
+        return cls(*(jnp.stack(list(map(jnp.sum, field))).sum() for field in (real, computed)))
 
 
-def count_tokens(blocks: Blocks, lengths: jax.Array) -> TokenCount:
-    """Tokens that rows of these `lengths` `[N]` hold, and that `embed_rows` computes for them."""
-    rows = jnp.zeros((lengths.shape[0], 1), jnp.int32)
-    schedule = _schedule(blocks, rows, lengths)
-    cost = jnp.array((0, *blocks.lengths), jnp.float32) * schedule.lengths.shape[1]
-    return TokenCount(real=lengths.astype(jnp.float32).sum(), computed=cost[schedule.bucket].sum())
+class _Rows(NamedTuple):
+    """Rows in the order of their length; absent and repeated ones, of length 0, come first."""
+
+    order: jax.Array  # [N] the row at each place of the order
+    first: jax.Array  # [N] the first row of the same content, itself if there is none before
+    tokens: jax.Array  # [N, L] in order
+    lengths: jax.Array  # [N] in order
+
+
+class _Packed(NamedTuple):
+    """One block, ready to compute."""
+
+    tokens: jax.Array  # [T]
+    layout: Layout
+    place: jax.Array  # [R] in the order by length, N for a row that is not present
 
 
 def embed_rows(
     encoder: TextEncoder, blocks: Blocks, params: Params, tokens: jax.Array, lengths: jax.Array
-) -> jax.Array:
+) -> tuple[jax.Array, TokenCount]:
     """tokens `[N, L]`, lengths `[N]` (0 = no row) → float32 `[N, D]`; absent rows give zeros.
 
     Equal to `encoder.embed(params, tokens, lengths)` on present rows, up to float rounding.
+
+    Raises:
+        ValueError: rows are wider than the longest row length of `blocks`.
     """
-    schedule = _schedule(blocks, tokens, lengths)
-    size = schedule.lengths.shape[1]
+    rows = _sorted(blocks, tokens, lengths)
+    prepared = encoder.module.prepare(params, encoder.module.dtype)
 
-    def nothing(_tokens: jax.Array, _lengths: jax.Array) -> jax.Array:
-        return jnp.zeros((size, encoder.width), jnp.float32)
+    def compute(embedded: jax.Array, block: _Packed) -> jax.Array:
+        result = encoder.embed_words(prepared, prepared[WORDS][block.tokens], block.layout)
+        return embedded.at[block.place].set(result, mode="drop")
 
-    def at_length(length: int):
-        return lambda tokens, lengths: encoder.embed(params, tokens[:, :length], lengths)
-
-    branches = [nothing, *map(at_length, blocks.lengths)]
-
-    def step(_, block):
-        tokens, lengths, bucket = block
-        return None, jax.lax.switch(bucket, branches, tokens, lengths)
-
-    _, sorted_rows = jax.lax.scan(step, None, (schedule.tokens, schedule.lengths, schedule.bucket))
-    sorted_rows = sorted_rows.reshape(-1, encoder.width)
-    rows = jnp.zeros_like(sorted_rows).at[schedule.order].set(sorted_rows)
-    rows = rows[rows.shape[0] - tokens.shape[0] :]
-    return jnp.where(lengths[:, None] > 0, rows, 0.0)
+    nothing = jnp.zeros((tokens.shape[0], encoder.width), jnp.float32)
+    embedded, count = _over_blocks(blocks, rows, compute, nothing)
+    return jnp.zeros_like(embedded).at[rows.order].set(embedded)[rows.first], count
 
 
 def pull_back(
@@ -113,63 +100,96 @@ def pull_back(
     tokens: jax.Array,
     lengths: jax.Array,
     cotangents: jax.Array,
-) -> Params:
-    """Gradient of `Σ_n <cotangents[n], embed(tokens[n])>` with respect to `params`.
+) -> tuple[Params, TokenCount]:
+    """Gradient of `Σ_n <cotangents[n], embed(tokens[n])>` with respect to `params`, in float32.
 
     tokens `[N, L]`, lengths `[N]`, cotangents `[N, D]`; rows of length 0 contribute nothing.
+
+    Raises:
+        ValueError: rows are wider than the longest row length of `blocks`.
     """
-    schedule = _schedule(blocks, tokens, lengths)
-    absent = schedule.order.shape[0] - tokens.shape[0]
-    cotangents = jnp.pad(cotangents, ((absent, 0), (0, 0)))[schedule.order]
-    cotangents = cotangents * (schedule.lengths.reshape(-1, 1) > 0)
-    cotangents = cotangents.reshape(*schedule.lengths.shape, -1)
+    rows = _sorted(blocks, tokens, lengths)
+    # A row that occurs twice is pulled back once, with the sum of its cotangents.
+    cotangents = jnp.zeros_like(cotangents).at[rows.first].add(cotangents)[rows.order]
+    apart = encoder.module.prepare(params)
+    table = apart.pop(WORDS)
 
-    def nothing(total: Params, *_block: jax.Array) -> Params:
-        return total
+    def compute(total: tuple[Params, jax.Array], block: _Packed) -> tuple[Params, jax.Array]:
+        def embed(apart: Params, words: jax.Array) -> jax.Array:
+            return encoder.embed_words(apart | {WORDS: table}, words, block.layout)
 
-    def at_length(length: int):
-        def add(total, tokens, lengths, cotangents):
-            def embed(params):
-                return encoder.embed(params, tokens[:, :length], lengths)
+        cotangent = cotangents.at[block.place].get(mode="fill", fill_value=0)
+        gradient, of_words = jax.vjp(embed, apart, table[block.tokens])[1](cotangent)
+        # Few rows of the word table are touched: added in place, not through a whole table.
+        return jax.tree.map(jnp.add, total[0], gradient), total[1].at[block.tokens].add(of_words)
 
-            (gradient,) = jax.vjp(embed, params)[1](cotangents)
-            return jax.tree.map(jnp.add, total, gradient)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (apart, table))
+    (gradient, of_table), count = _over_blocks(blocks, rows, compute, zeros)
+    return encoder.module.rest(gradient | {WORDS: of_table}), count
 
-        return add
 
-    branches = [nothing, *map(at_length, blocks.lengths)]
+def _sorted(blocks: Blocks, tokens: jax.Array, lengths: jax.Array) -> _Rows:
+    if tokens.shape[1] > blocks.lengths[-1]:
+        raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the lengths {blocks.lengths}")
+    tokens = jnp.where(jnp.arange(tokens.shape[1]) < lengths[:, None], tokens, 0)
+    first = first_of_its_kind(tokens, lengths)
+    lengths = jnp.where(first == jnp.arange(len(first)), lengths, 0)
+    order = jnp.argsort(lengths, stable=True)
+    return _Rows(order, first, tokens[order], lengths[order])
 
-    def step(total, block):
-        *rows, bucket = block
-        return jax.lax.switch(bucket, branches, total, *rows), None
 
-    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-    gradient, _ = jax.lax.scan(
-        step, zeros, (schedule.tokens, schedule.lengths, cotangents, schedule.bucket)
+def first_of_its_kind(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+    """For each row the first row with the same tokens, `[N]`; tokens are 0 beyond the length.
+
+    Rows of equal hash stand side by side after a sort; the tokens themselves decide.
+    """
+    number = jnp.arange(tokens.shape[0])
+    odd = 2 * np.random.default_rng(0).integers(2**31, size=tokens.shape[1], dtype=np.uint32) + 1
+    hashes = (tokens.astype(jnp.uint32) * odd).sum(axis=1, dtype=jnp.uint32)
+    order = jnp.argsort(hashes, stable=True)
+    new = jnp.append(True, hashes[order][1:] != hashes[order][:-1])
+    first_place = jax.lax.cummax(jnp.where(new, number, 0))
+    first = jnp.zeros_like(number).at[order].set(order[first_place])
+    same = (tokens == tokens[first]).all(axis=1) & (lengths == lengths[first])
+    return jnp.where(same, first, number)
+
+
+def _over_blocks(
+    blocks: Blocks, rows: _Rows, compute: Callable[[Any, _Packed], Any], start: Any
+) -> tuple[Any, TokenCount]:
+    """Runs `compute(carry, block)` over blocks that hold every present row once."""
+    shapes = list(blocks.shapes(rows.lengths.shape[0]))
+
+    def at_shape(shape: Shape):
+        def branch(carry: Any, place: jax.Array, present: jax.Array) -> Any:
+            return compute(carry, _pack(rows, place[: shape.rows], present[: shape.rows], shape))
+
+        return branch
+
+    branches = [at_shape(shape) for shape in shapes]
+
+    def rows_left(loop: tuple[Any, Filling, jax.Array]) -> jax.Array:
+        return loop[1].low < loop[1].high
+
+    def one_block(loop: tuple[Any, Filling, jax.Array]) -> tuple[Any, Filling, jax.Array]:
+        carry, left, computed = loop
+        block = next_block(blocks, rows.lengths, left)
+        place, present = rows_of_block(block, left, max(shape.rows for shape in shapes))
+        carry = jax.lax.switch(block.shape, branches, carry, place, present)
+        cost = jnp.array([float(shape.tokens) for shape in shapes])[block.shape]
+        return carry, Filling(left.low + block.bottom, left.high - block.top), computed + cost
+
+    count = jnp.int32(rows.lengths.shape[0])
+    absent = (rows.lengths == 0).sum(dtype=jnp.int32)
+    carry, _, computed = jax.lax.while_loop(
+        rows_left, one_block, (start, Filling(absent, count), jnp.float32(0))
     )
-    return gradient
+    return carry, TokenCount(rows.lengths.astype(jnp.float32).sum(), computed)
 
 
-def choose_lengths(histogram: Sequence[int] | np.ndarray, count: int) -> tuple[int, ...]:
-    """The ≤ `count` bucket lengths that compute the fewest tokens for rows of given lengths.
-
-    `histogram[n]` is how many rows have n tokens; the last index is the longest row allowed and
-    always becomes a bucket. Exact by dynamic programming over multiples of 8.
-    """
-    histogram = np.array(histogram, np.int64)
-    histogram[0] = 0  # absent rows cost nothing
-    longest = len(histogram) - 1
-    edges = sorted({*range(8, longest, 8), longest})
-    rows_up_to = np.cumsum(histogram)[edges]
-    # cost[j]: fewest tokens for all rows that fit edge j, when edge j is a bucket.
-    cost = rows_up_to * np.array(edges)
-    paths: list[tuple[int, ...]] = [(edge,) for edge in edges]
-    for _ in range(count - 1):
-        new_cost, new_paths = cost.copy(), list(paths)
-        for j, edge in enumerate(edges):
-            for i in range(j):
-                split = cost[i] + (rows_up_to[j] - rows_up_to[i]) * edge
-                if split < new_cost[j]:
-                    new_cost[j], new_paths[j] = split, (*paths[i], edge)
-        cost, paths = new_cost, new_paths
-    return paths[-1]
+def _pack(rows: _Rows, place: jax.Array, present: jax.Array, shape: Shape) -> _Packed:
+    lengths = jnp.where(present, rows.lengths[place], 0)
+    where = layout(lengths, shape.tokens, shape.length)
+    row = place[jnp.minimum(where.row, shape.rows - 1)]
+    tokens = rows.tokens[row, jnp.minimum(where.position, rows.tokens.shape[1] - 1)]
+    return _Packed(tokens, where, jnp.where(present, place, rows.lengths.shape[0]))

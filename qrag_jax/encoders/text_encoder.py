@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-Params = Any  # a pytree of arrays
+from qrag_jax.encoders.bert import WORDS, Bert, Params
+from qrag_jax.encoders.packing import Layout, padded_layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,14 +18,14 @@ class TextEncoder:
     Q-RAG's BERT towers divide the mean by 10 and do not normalise it (scale 0.1).
 
     Attributes:
-        module: Flax module, (tokens `[B, L]`, lengths `[B]`) → hidden states `[B, L, D]`.
+        module: Flax trunk, (word vectors `[T, D]`, layout) → hidden states `[T, D]`.
         width: D, even: each half of an embedding is one critic.
         max_positions: longest row the trunk can take, in tokens.
         cls_id, sep_id, pad_id: ids a row opens with, ends each part with, and is padded with.
         scale: factor on the pooled vector.
     """
 
-    module: nn.Module
+    module: Bert
     width: int
     max_positions: int
     cls_id: int
@@ -35,17 +34,29 @@ class TextEncoder:
     scale: float = 0.1
 
     def init(self, key: jax.Array) -> Params:
-        """Random parameters of one tower."""
-        row = jnp.full((1, 2), self.pad_id, jnp.int32)
-        return self.module.init(key, row, jnp.full((1,), 2, jnp.int32))["params"]
+        """Random parameters of one tower, as they rest."""
+        return self.module.init_params(key)
 
     def embed(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         """tokens `[B, L]` padded on the right, lengths `[B]` → float32 embeddings `[B, D]`.
 
-        A row of length 0 yields a finite vector that means nothing.
+        `params` as they rest. A row of length 0 yields zeros.
         """
-        lengths = jnp.maximum(lengths, 1)
-        hidden = jnp.asarray(self.module.apply({"params": params}, tokens, lengths), jnp.float32)
-        inside = jnp.arange(tokens.shape[1]) < lengths[:, None]
-        total = jnp.einsum("bld,bl->bd", hidden, inside.astype(jnp.float32))
-        return self.scale * total / lengths[:, None].astype(jnp.float32)
+        prepared = self.module.prepare(params)
+        where = padded_layout(lengths, tokens.shape[1])
+        return self.embed_words(prepared, prepared[WORDS][tokens.reshape(-1)], where)
+
+    def embed_words(self, prepared: Params, words: jax.Array, where: Layout) -> jax.Array:
+        """R rows packed into T places as `where` says → float32 embeddings `[R, D]`.
+
+        Args:
+            prepared: parameters that `module.prepare` cut apart. words: `[T, D]`, rows of the
+                word table.
+
+        Returns:
+            Zeros for a row of length 0.
+        """
+        hidden = jnp.asarray(self.module.apply({"params": prepared}, words, where), jnp.float32)
+        member = where.row == jnp.arange(len(where.lengths))[:, None]
+        total = jnp.einsum("rt,td->rd", member.astype(jnp.float32), hidden)
+        return self.scale * total / jnp.maximum(where.lengths, 1)[:, None].astype(jnp.float32)

@@ -10,7 +10,8 @@ import numpy as np
 from qrag_jax.algorithms.pqn import PQNConfig, gradient_sums
 from qrag_jax.algorithms.rollout import RolloutConfig, Trajectory, rollout
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape
-from qrag_jax.encoders.ragged import Blocks, Plan
+from qrag_jax.encoders.packing import Blocks
+from qrag_jax.encoders.ragged import Plan
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.feedback.ground_truth import ground_truth
 from tests.episodes_maker import random_episodes, tiny_encoder, towers
@@ -31,12 +32,23 @@ CONFIG = RolloutConfig(
 )
 WIDTH = state_width(SHAPE.question_tokens, 5, CONFIG.max_steps - 1)
 PLAN = Plan(
-    chunks=Blocks(8, (6, 9)), states=Blocks(4, (10, WIDTH)), gradients=Blocks(6, (9, WIDTH))
+    chunks=Blocks((18, 40), (6, 9), (4.0, 8.0)),
+    states=Blocks((40,), (10, WIDTH), (8.0, 15.0)),
+    gradients=Blocks((WIDTH, 50), (9, WIDTH), (8.0, 15.0)),
 )
 # Where the blocks are not what is tested: one bucket each compiles sooner.
-ONE_BUCKET = Plan(Blocks(16, (9,)), Blocks(8, (WIDTH,)), Blocks(8, (WIDTH,)))
+ONE_BUCKET = Plan(
+    Blocks((144,), (9,), (8.0,)), Blocks((80,), (WIDTH,), (12.0,)), Blocks((80,), (WIDTH,), (12.0,))
+)
 PQN = PQNConfig(gamma=0.9, lambda_=0.6, tau=0.1, alpha=0.5, learning_start=10)
 ALPHA = np.float32(0.5)
+
+
+def unique_tokens(tokens: np.ndarray, lengths: np.ndarray) -> int:
+    """Tokens `[..., L]` of all different rows among rows of `lengths` `[...]`."""
+    rows = zip(np.asarray(tokens).reshape(-1, tokens.shape[-1]), np.ravel(lengths), strict=True)
+    return sum(map(len, {tuple(row[:length].tolist()) for row, length in rows}))
+
 
 # Compiled here, so that tests in several files share the programs.
 jitted_rollout = jax.jit(rollout, static_argnums=(0, 1, 2))

@@ -26,6 +26,7 @@ from tests.algorithms.play_setup import (
     jitted_rollout,
     online,
     target,
+    unique_tokens,
 )
 
 BATCH = episodes()
@@ -149,7 +150,8 @@ def test_sums(trajectory, rewards, found) -> None:
     }
     for name, value in expected.items():
         assert float(getattr(sums, name)) == pytest.approx(float(value), rel=1e-4), name
-    rows = trajectory.state_lengths.sum() + trajectory.chunk_lengths.sum()
+    rows = unique_tokens(trajectory.state_tokens, trajectory.state_lengths)
+    rows += unique_tokens(trajectory.chunk_tokens, trajectory.chunk_lengths)
     assert float(sums.real_tokens) == float(trajectory.tokens.real) + rows
     assert float(sums.computed_tokens) > float(sums.real_tokens)
 

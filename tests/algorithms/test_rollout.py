@@ -25,6 +25,7 @@ from tests.algorithms.play_setup import (
     jitted_rollout,
     online,
     target,
+    unique_tokens,
 )
 
 BATCH = episodes()
@@ -126,9 +127,17 @@ def test_one_parameter_set_acts_and_gives_the_values(params, player) -> None:
 
 def test_tokens_are_those_of_all_chunks_and_all_states(params) -> None:
     found = jitted_rollout(ENCODER, PLAN, CONFIG, params[:1], BATCH, None, ALPHA)
-    present = BATCH.chunk_mask
-    chunks = (np.minimum(BATCH.chunk_lengths, 7) + 2)[present].sum()
-    assert float(found.tokens.real) == chunks + np.asarray(found.state_lengths).sum()
+    texts = {
+        tuple(BATCH.chunks[b, c, : min(BATCH.chunk_lengths[b, c], 7)].tolist())
+        for b, c in zip(*np.nonzero(BATCH.chunk_mask))
+    }
+    chunks = sum(len(text) + 2 for text in texts)
+    assert len(texts) < BATCH.chunk_mask.sum()  # some occur twice and are encoded once
+    states = [
+        unique_tokens(found.state_tokens[:, t], found.state_lengths[:, t])
+        for t in range(CONFIG.max_steps)
+    ]
+    assert float(found.tokens.real) == chunks + sum(states)
     assert float(found.tokens.computed) >= float(found.tokens.real)
 
 

@@ -60,7 +60,7 @@ def assert_parity(
 
     @jax.jit
     def loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        hidden = Bert(config).apply({"params": params}, tokens, lengths)
+        hidden = Bert(config).hidden_states(params, tokens, lengths)
         assert isinstance(hidden, jax.Array)
         pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
         return (pooled * target).sum(), (hidden, pooled)
@@ -118,7 +118,7 @@ def test_genuine_minilm_gives_the_recorded_embeddings(
     params = params_from_tensors(read_tensors(minilm_folder), config, str(minilm_folder))
     mask = reference["attention_mask"]
     tokens = jnp.asarray(reference["input_ids"], jnp.int32)
-    hidden = Bert(config).apply({"params": params}, tokens, jnp.asarray(mask.sum(1), jnp.int32))
+    hidden = Bert(config).hidden_states(params, tokens, jnp.asarray(mask.sum(1), jnp.int32))
     pooled = (np.asarray(hidden) * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
     normed = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
     np.testing.assert_allclose(normed, reference["normed"], atol=1e-5, rtol=0)
@@ -127,9 +127,7 @@ def test_genuine_minilm_gives_the_recorded_embeddings(
 def test_tree_is_that_of_the_module() -> None:
     model = torch_bert(num_hidden_layers=3)
     params = params_from_tensors(numpy_tensors(model), config_of(model), "test")
-    tokens, lengths = padded_batch(60, 4, [4])
-    init = Bert(config_of(model)).init
-    made = jax.eval_shape(init, jax.random.key(0), tokens, lengths)["params"]
+    made = jax.eval_shape(Bert(config_of(model)).init_params, jax.random.key(0))
     same = jax.tree.map(lambda ours, theirs: ours.shape == theirs.shape, params, made)
     assert all(jax.tree.leaves(same))
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(params))

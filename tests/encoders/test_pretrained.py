@@ -54,7 +54,7 @@ def test_settings_reach_the_encoder(original: Path) -> None:
 
 def test_unknown_dtype(original: Path) -> None:
     text = refusal(original, dtype="float16")
-    assert text == "config.encoder.dtype is 'float16'; use one of float32, bfloat16."
+    assert text == "config.encoder.dtype is 'float16'; use one of auto, float32, bfloat16."
 
 
 def test_folder_without_weights(folder: Path) -> None:

@@ -1,24 +1,23 @@
-"""Length-sorted blocks against the encoder applied to one row at a time."""
+"""Packed blocks against the encoder applied to one row at a time."""
 
 from __future__ import annotations
-
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.encoders.ragged import Blocks, choose_lengths, count_tokens, embed_rows, pull_back
+from qrag_jax.encoders.packing import Blocks
+from qrag_jax.encoders.ragged import embed_rows, first_of_its_kind, pull_back
 from tests.episodes_maker import FIRST_WORD, VOCAB, tiny_encoder, tower
 
 ENCODER = tiny_encoder()
 ROWS, WIDTH = 13, 27
 LENGTHS = np.array([0, 27, 3, 8, 9, 0, 16, 17, 1, 27, 2, 24, 7], np.int32)
 EVERY_BLOCKS = [
-    Blocks(4, (8, 16, 30)),  # 13 rows do not fill four blocks
-    Blocks(64, (27,)),  # one block, of all rows; one bucket, as wide as the rows
-    Blocks(1, (1, 9, 30)),  # a block a row
+    Blocks((32, 64), (8, 16, 30), (4.0, 12.0, 22.0)),
+    Blocks((13 * 27,), (27,), (27.0,)),  # one block, of all rows; as wide as the rows
+    Blocks((30,), (1, 9, 30), (30.0, 30.0, 30.0)),  # a block holds one or two rows
 ]
 
 
@@ -45,7 +44,7 @@ jitted_pull_back = jax.jit(pull_back, static_argnums=(0, 1))
 
 @pytest.mark.parametrize("blocks", EVERY_BLOCKS)
 def test_equals_the_encoder_row_by_row(blocks, params, tokens, one_by_one) -> None:
-    rows = np.asarray(jitted(ENCODER, blocks, params, tokens, LENGTHS))
+    rows = np.asarray(jitted(ENCODER, blocks, params, tokens, LENGTHS)[0])
     assert rows.shape == (ROWS, ENCODER.width)
     assert rows.dtype == np.float32
     present = LENGTHS > 0
@@ -55,7 +54,7 @@ def test_equals_the_encoder_row_by_row(blocks, params, tokens, one_by_one) -> No
 
 @pytest.mark.parametrize("blocks", EVERY_BLOCKS)
 def test_absent_rows_give_zeros(blocks, params, tokens) -> None:
-    rows = np.asarray(jitted(ENCODER, blocks, params, tokens, LENGTHS))
+    rows = np.asarray(jitted(ENCODER, blocks, params, tokens, LENGTHS)[0])
     np.testing.assert_array_equal(rows[LENGTHS == 0], 0)
 
 
@@ -65,7 +64,7 @@ def test_random_lengths_in_one_program(params, tokens) -> None:
     def embed_and_count(params, tokens, lengths):
         nonlocal traces
         traces += 1
-        return embed_rows(ENCODER, Blocks(4, (8, 16, 30)), params, tokens, lengths)
+        return embed_rows(ENCODER, EVERY_BLOCKS[0], params, tokens, lengths)[0]
 
     program, direct = jax.jit(embed_and_count), jax.jit(ENCODER.embed)
     rng = np.random.default_rng(1)
@@ -84,8 +83,8 @@ def test_random_lengths_in_one_program(params, tokens) -> None:
 
 def test_a_row_does_not_depend_on_the_order_of_rows(params, tokens) -> None:
     blocks, order = EVERY_BLOCKS[0], np.random.default_rng(2).permutation(ROWS)
-    rows = np.asarray(jitted(ENCODER, blocks, params, tokens, LENGTHS))
-    shuffled = np.asarray(jitted(ENCODER, blocks, params, tokens[order], LENGTHS[order]))
+    rows = np.asarray(jitted(ENCODER, blocks, params, tokens, LENGTHS)[0])
+    shuffled = np.asarray(jitted(ENCODER, blocks, params, tokens[order], LENGTHS[order])[0])
     present = LENGTHS[order] > 0
     np.testing.assert_allclose(shuffled[present], rows[order][present], atol=2e-6)
 
@@ -105,7 +104,7 @@ def direct_gradient(params, tokens):
 @pytest.mark.parametrize("blocks", EVERY_BLOCKS[:2])
 def test_pull_back_equals_autodiff(blocks, params, tokens, direct_gradient) -> None:
     cotangents, expected = direct_gradient
-    found = jitted_pull_back(ENCODER, blocks, params, tokens, LENGTHS, cotangents)
+    found, _ = jitted_pull_back(ENCODER, blocks, params, tokens, LENGTHS, cotangents)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
     for leaf, reference in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -119,70 +118,63 @@ def test_pull_back_equals_autodiff(blocks, params, tokens, direct_gradient) -> N
 def test_pull_back_of_absent_rows_is_zero(params, tokens) -> None:
     cotangents = np.ones((ROWS, ENCODER.width), np.float32)
     lengths = np.zeros(ROWS, np.int32)
-    nothing = jitted_pull_back(ENCODER, EVERY_BLOCKS[0], params, tokens, lengths, cotangents)
+    nothing, _ = jitted_pull_back(ENCODER, EVERY_BLOCKS[0], params, tokens, lengths, cotangents)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(nothing))
 
 
-def counted_by_hand(blocks: Blocks, lengths: np.ndarray) -> tuple[int, int]:
-    size, computed = min(blocks.size, len(lengths)), 0
-    longest_first = sorted(map(int, lengths), reverse=True)
-    for start in range(0, len(lengths), size):
-        longest = longest_first[start]  # blocks are filled from the longest row down
-        if longest:
-            computed += size * next(bucket for bucket in blocks.lengths if bucket >= longest)
-    return int(lengths.sum()), computed
+def test_counts_the_tokens_of_the_blocks(params, tokens) -> None:
+    shape = Blocks((27,), (27,), (20.0,))  # a block holds 27 tokens, of two rows at most
+    lengths = np.array([27, 20, 14, 9, 4, 0, 0, 0, 0, 0, 0, 0, 0], np.int32)
+    _, count = jitted(ENCODER, shape, params, tokens, lengths)
+    # 27; 20 + 4; 14 + 9
+    assert (float(count.real), float(count.computed)) == (74, 3 * 27)
+    assert count.real.dtype == count.computed.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("blocks", EVERY_BLOCKS)
-def test_count_tokens(blocks) -> None:
-    rng = np.random.default_rng(4)
-    for count in (1, 5, 13, 16):
-        for _ in range(4):
-            lengths = rng.integers(0, 28, count).astype(np.int32)
-            found = count_tokens(blocks, jnp.asarray(lengths))
-            assert (float(found.real), float(found.computed)) == counted_by_hand(blocks, lengths)
-            assert found.real.dtype == found.computed.dtype == jnp.float32
+def test_rows_that_occur_twice_are_computed_once(params, tokens) -> None:
+    blocks, lengths = EVERY_BLOCKS[0], np.full(ROWS, 12, np.int32)
+    repeated = tokens.copy()
+    repeated[[4, 7, 9], :12] = tokens[2, :12]  # what stands beyond the row may differ
+    rows, count = jitted(ENCODER, blocks, params, repeated, lengths)
+    assert float(count.real) == 12 * (ROWS - 3)
+    np.testing.assert_allclose(rows, jax.jit(ENCODER.embed)(params, repeated, lengths), atol=2e-6)
+    # A beginning is not the same row.
+    shorter = lengths.copy()
+    shorter[4] = 11
+    rows, count = jitted(ENCODER, blocks, params, repeated, shorter)
+    assert float(count.real) == 12 * (ROWS - 3) + 11
+    np.testing.assert_allclose(rows, jax.jit(ENCODER.embed)(params, repeated, shorter), atol=2e-6)
+
+
+def test_rows_of_equal_hash_are_told_apart_by_their_tokens() -> None:
+    odd = 2 * np.random.default_rng(0).integers(2**31, size=3, dtype=np.uint32) + 1
+    # a·odd0 + b·odd1 = odd0·odd1 (mod 2³²) for (odd1, 0) and (0, odd0): equal hashes.
+    clash = np.array([[odd[1], 0, 7], [0, odd[0], 7], [odd[1], 0, 7]], np.uint32).view(np.int32)
+    hashes = (clash.view(np.uint32) * odd).sum(axis=1, dtype=np.uint32)
+    assert hashes[0] == hashes[1]
+    found = first_of_its_kind(jnp.asarray(clash), jnp.full(3, 3, jnp.int32))
+    assert found.tolist() == [0, 1, 0]
+
+
+def test_pull_back_of_repeated_rows_equals_autodiff(params, tokens) -> None:
+    repeated, lengths = tokens.copy(), np.full(ROWS, 9, np.int32)
+    repeated[5:9] = tokens[1]
+    cotangents = np.random.default_rng(5).standard_normal((ROWS, ENCODER.width)).astype(np.float32)
+    found, count = jitted_pull_back(ENCODER, EVERY_BLOCKS[0], params, repeated, lengths, cotangents)
+    assert float(count.real) == 9 * (ROWS - 4)
+
+    def total(params):
+        return (cotangents * ENCODER.embed(params, repeated, lengths)).sum()
+
+    expected = jax.jit(jax.grad(total))(params)
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
+    for leaf, reference in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(leaf, reference, rtol=1e-5, atol=1e-6 * largest)
 
 
 def test_rows_wider_than_the_largest_bucket_are_refused(params, tokens) -> None:
-    with pytest.raises(ValueError, match="27 tokens exceed the buckets"):
-        embed_rows(ENCODER, Blocks(4, (8, 26)), params, tokens, LENGTHS)
+    with pytest.raises(ValueError, match="27 tokens exceed the lengths"):
+        embed_rows(ENCODER, Blocks((32,), (8, 26), (8.0, 20.0)), params, tokens, LENGTHS)
     cotangents = np.zeros((ROWS, ENCODER.width), np.float32)
-    with pytest.raises(ValueError, match="27 tokens exceed the buckets"):
-        pull_back(ENCODER, Blocks(4, (8, 26)), params, tokens, LENGTHS, cotangents)
-
-
-def cost(histogram: np.ndarray, lengths: tuple[int, ...]) -> int:
-    """Tokens computed when every row is padded to its bucket; an absent row costs nothing."""
-    rows = [(n, int(count)) for n, count in enumerate(histogram) if n]
-    return sum(count * min(x for x in lengths if x >= n) for n, count in rows)
-
-
-def cheapest(histogram: np.ndarray, count: int) -> int:
-    """The least cost of all sets of at most `count` multiples of 8, the longest row included."""
-    longest = len(histogram) - 1
-    inner = range(8, longest, 8)
-    sets = itertools.chain.from_iterable(
-        itertools.combinations(inner, size) for size in range(min(count, len(inner) + 1))
-    )
-    return min(cost(histogram, (*chosen, longest)) for chosen in sets)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 20])
-def test_choose_lengths_is_optimal(count) -> None:
-    rng = np.random.default_rng(count)
-    for longest in (3, 8, 9, 30, 41, 56):
-        for _ in range(4):
-            histogram = np.concatenate([[0], rng.integers(0, 50, longest) ** 2])
-            lengths = choose_lengths(histogram, count)
-            assert len(lengths) <= count
-            assert lengths == tuple(sorted(set(lengths)))
-            assert lengths[-1] == longest
-            assert all(length % 8 == 0 for length in lengths[:-1])
-            assert cost(histogram, lengths) == cheapest(histogram, count)
-
-
-def test_choose_lengths_does_not_pay_for_rows_of_no_tokens() -> None:
-    histogram = np.zeros(41, np.int64)
-    histogram[0], histogram[20], histogram[40] = 1000, 10, 10
-    assert choose_lengths(histogram, 2) == (24, 40)
+    with pytest.raises(ValueError, match="27 tokens exceed the lengths"):
+        pull_back(ENCODER, Blocks((32,), (8, 26), (8.0, 20.0)), params, tokens, LENGTHS, cotangents)

@@ -103,7 +103,7 @@ def test_weights_embed_different_texts_differently(folder: Path) -> None:
     width = max(map(len, rows))
     tokens = np.array([row + [0] * (width - len(row)) for row in rows], np.int32)
     lengths = np.array([len(row) for row in rows], np.int32)
-    hidden = jax.jit(loaded.encoder.module.apply)({"params": loaded.params}, tokens, lengths)
+    hidden = jax.jit(loaded.encoder.module.hidden_states)(loaded.params, tokens, lengths)
     assert np.isfinite(np.asarray(hidden)).all()
     assert np.abs(np.asarray(hidden[0] - hidden[1])).max() > 1e-3
 
