@@ -5,10 +5,8 @@ Give the same command again to resume a run that was interrupted.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
-import math
 import os
 import signal
 import sys
@@ -22,53 +20,27 @@ import numpy as np
 from absl import flags
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import config_flags
-from tqdm import tqdm
 
 from qrag_jax import evaluation, experiment
 from qrag_jax.algorithms import pqn
 from qrag_jax.algorithms.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.algorithms.train_step import TrainStep, make_train_step
-from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, training_batches
+from qrag_jax.data.episodes import EpisodeShape, training_batches
 from qrag_jax.data.loading import without_questions
-from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import mix_weights
-from qrag_jax.data.tokens import TokenStore
 from qrag_jax.encoders.pretrained import LoadedEncoder
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.checkpoints import Checkpoints, SaveError
 from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
 from qrag_jax.runtime.curve import plot_curve
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import make_mesh, shard_batch
+from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.writers import METRICS_NAME, MetricWriter, read_metrics
+from qrag_jax.training import Inputs, Progress, Run, say
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "Experiment, FILE or FILE:VARIANT.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; default runs/CONFIG-NAME.")
-
-
-@dataclasses.dataclass
-class Progress:
-    """What a run has besides arrays; saved with every checkpoint."""
-
-    seconds: float = 0.0  # of training and evaluating, over all starts
-    best_return: float = -math.inf
-    baselines: dict[str, float] = dataclasses.field(default_factory=dict)
-    batches: Any = None  # position of the data iterator
-    data: dict[str, str] = dataclasses.field(default_factory=dict)  # content key by source
-
-
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    """What a run learns from and is scored on."""
-
-    encoder: LoadedEncoder
-    stores: dict[str, TokenStore]  # training tokens by source
-    dev_samples: list[Sample]
-    dev_store: TokenStore
-    dev_indices: list[int]  # the fixed questions scored during training
-    shape: EpisodeShape
 
 
 def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
@@ -120,8 +92,8 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
             )
         progress = Progress(**extra)
         batches.set_state(progress.batches)
-        _say(f"resumed {workdir} at step {step}")
-    _say(
+        say(f"resumed {workdir} at step {step}")
+    say(
         f"{sum(map(len, inputs.stores.values()))} training questions, {len(inputs.dev_indices)} "
         f"scored every {config.train.eval_every} steps; {config.train.steps} steps of "
         f"{config.train.batch_size} questions on {jax.device_count()} {jax.default_backend()} "
@@ -137,130 +109,11 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
         stopped_at = run.loop(state, step, batches, stop)
     _finish(workdir, run.progress)
     if stop.name is not None and stopped_at < config.train.steps:
-        _say(f"{stop.name}: stopped, saved at step {stopped_at}; give the same command to go on.")
+        say(f"{stop.name}: stopped, saved at step {stopped_at}; give the same command to go on.")
         return 128 + signal.Signals[stop.name]
-    _say(f"done: {workdir / 'learning_curve.png'}; score it with")
-    _say(f"  python -m qrag_jax.evaluate --workdir={workdir}")
+    say(f"done: {workdir / 'learning_curve.png'}; score it with")
+    say(f"  python -m qrag_jax.evaluate --workdir={workdir}")
     return 0
-
-
-@dataclasses.dataclass
-class Run:
-    """The effects of one run around its compiled step: metrics, evaluation, checkpoints."""
-
-    config: ml_collections.ConfigDict
-    mesh: Mesh
-    inputs: Inputs
-    step_program: TrainStep
-    play: evaluation.Play
-    checkpoints: Checkpoints
-    writer: MetricWriter
-    counter: CompilationCounter
-    progress: Progress = dataclasses.field(default_factory=Progress)
-    started: float = 0.0  # on the monotonic clock, earlier starts of the run counted in
-
-    def loop(self, state: pqn.TrainState, step: int, batches: Any, stop: StopSignal) -> int:
-        """Steps until the run is done or interrupted; saves; returns the step reached."""
-        settings = self.config.train
-        bar = tqdm(initial=step, total=settings.steps, unit="step", disable=jax.process_index() > 0)
-        window: list[dict[str, jax.Array]] = []
-        waited, clock, saved = 0.0, time.monotonic(), step
-        # One batch is always ahead of the device; its position is saved only once it is used.
-        ahead = self._fetch(batches)
-        with bar:
-            while step < settings.steps and not stop.requested:
-                batch, self.progress.batches = ahead
-                with jax.transfer_guard("disallow"):
-                    state, metrics = self.step_program(state, batch)
-                step += 1
-                window.append(metrics)
-                before = time.monotonic()
-                ahead = self._fetch(batches)
-                waited += time.monotonic() - before
-                # At most one step runs ahead of the host: rates are true, signals are prompt.
-                jax.block_until_ready(metrics)
-                bar.update()
-                last = step == settings.steps
-                if step % settings.log_every == 0 or last:
-                    shown = self._log(step, window, time.monotonic() - clock, waited)
-                    bar.set_postfix(loss=f"{shown['loss']:.3f}", fact_em=f"{shown['fact_em']:.2f}")
-                    window, waited, clock = [], 0.0, time.monotonic()
-                before = time.monotonic()
-                if step % settings.eval_every == 0 or last:
-                    self.evaluate(step, state)
-                if step % settings.checkpoint_every == 0 or last:
-                    self._save(step, state)
-                    saved = step
-                clock += time.monotonic() - before
-        if step != saved:
-            self._save(step, state)
-        self.checkpoints.wait()
-        return step
-
-    def evaluate(self, step: int, state: pqn.TrainState) -> None:
-        """Scores the fixed questions; keeps the parameters if they are the best so far."""
-        multi: list[Row] = []
-        single: list[Row] = []
-        for rows, single_rows in evaluation.play_samples(
-            self.play,
-            self.mesh,
-            state.params,
-            self.inputs.dev_samples,
-            self.inputs.dev_store,
-            self.inputs.shape,
-            self.config.eval.batch_size,
-            self.inputs.dev_indices,
-        ):
-            multi += rows
-            single += single_rows
-        scores = _means(multi)
-        if step == 0:
-            self.progress.baselines = {
-                **{f"untrained/{name}": value for name, value in scores.items()},
-                **{f"single_step/{name}": value for name, value in _means(single).items()},
-            }
-        self.writer.write(
-            step,
-            {
-                **{f"eval/{name}": value for name, value in scores.items()},
-                **{f"eval_single_step/{name}": value for name, value in _means(single).items()},
-                **self.progress.baselines,
-            },
-        )
-        _say(
-            f"step {step}: fact EM {scores['fact_em']:.3f}, F1 {scores['fact_f1']:.3f}, "
-            f"return {scores['return']:.3f} on {len(multi)} questions"
-        )
-        if scores["return"] > self.progress.best_return:
-            self.progress.best_return = scores["return"]
-            self.checkpoints.save_best(step, state.params, {"scores": scores})
-
-    def _fetch(self, batches: Any) -> tuple[EpisodeBatch, Any]:
-        """The next batch on the device and the iterator's position behind it."""
-        batch = next(batches)
-        return shard_batch(self.mesh, batch), batches.get_state()
-
-    def _log(
-        self, step: int, window: list[dict[str, jax.Array]], elapsed: float, waited: float
-    ) -> dict[str, float]:
-        rows = jax.device_get(window)
-        means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
-        means["env_steps"] = float(rows[-1]["env_steps"])
-        metrics = {f"train/{name}": value for name, value in means.items()}
-        metrics |= {
-            "speed/steps_per_second": len(rows) / elapsed,
-            "speed/input_wait_share": waited / elapsed,
-            "speed/compilations": float(self.counter.count),
-            "speed/compilation_seconds": self.counter.seconds,
-            "speed/seconds": time.monotonic() - self.started,
-        }
-        self.writer.write(step, metrics)
-        self.checkpoints.check()
-        return means
-
-    def _save(self, step: int, state: pqn.TrainState) -> None:
-        self.progress.seconds = time.monotonic() - self.started
-        self.checkpoints.save_last(step, state, dataclasses.asdict(self.progress))
 
 
 def _load_inputs(config: ml_collections.ConfigDict, workdir: Path) -> Inputs:
@@ -270,7 +123,7 @@ def _load_inputs(config: ml_collections.ConfigDict, workdir: Path) -> Inputs:
         experiment.read_samples(config, "train", hold_out=True), dev.all
     )
     for line in [*train_samples.report, *dev.report]:
-        _say(line)
+        say(line)
     encoder = experiment.prepare_encoder(config, workdir, train_samples.all)
     stores = {
         name: experiment.tokenise_samples(config, encoder.tokenizer, samples)
@@ -278,7 +131,7 @@ def _load_inputs(config: ml_collections.ConfigDict, workdir: Path) -> Inputs:
     }
     for name, store in stores.items():
         if report := experiment.truncation_report(store):
-            _say(f"{name}: {report}")
+            say(f"{name}: {report}")
     dev_store = experiment.tokenise_samples(config, encoder.tokenizer, dev.all)
     shape = EpisodeShape.holding([*stores.values(), dev_store])
     experiment.check_fit(config, encoder.encoder.max_positions, shape, stores)
@@ -342,14 +195,6 @@ def _per_host_batch(config: ml_collections.ConfigDict, mesh: Mesh) -> int:
     return config.train.batch_size // jax.process_count()
 
 
-def _means(rows: list[Row]) -> dict[str, float]:
-    return {
-        "fact_em": float(np.mean([row.em for row in rows])),
-        "fact_f1": float(np.mean([row.f1 for row in rows])),
-        "return": float(np.mean([row.ret for row in rows])),
-    }
-
-
 def _finish(workdir: Path, progress: Progress) -> None:
     if jax.process_index() == 0:
         rows = read_metrics(workdir / METRICS_NAME)
@@ -364,13 +209,6 @@ def _make_folder(workdir: Path) -> None:
         raise InputError(
             f"--workdir={workdir} cannot be made ({error.strerror}); give another folder."
         ) from None
-
-
-def _say(line: str) -> None:
-    """One line on the screen, from the first host only."""
-    if jax.process_index() == 0:
-        tqdm.write(line)
-        sys.stdout.flush()  # at once also where the output goes to a file
 
 
 def _default_workdir() -> Path:
