@@ -14,6 +14,7 @@ def get_config() -> ConfigDict:
     """Q-RAG's settings for a Contriever-sized encoder (arXiv 2511.07328)."""
     config = ConfigDict()
     config.seed = 42  # of the shuffle, the policy's draws and random weights
+    config.profile = 0  # steps traced into workdir/profile after the first two of a start, 0: none
 
     config.encoder = ConfigDict()
     config.encoder.path = "facebook/contriever"  # folder, hub name, "minilm", or "": from scratch

@@ -97,10 +97,21 @@ def play_samples(
     Yields:
         for each batch the rows of multi-step and of single-step retrieval.
     """
-    for start, batch in enumerate(evaluation_batches(store, shape, batch_size, indices)):
-        episodes = jax.device_get(play(params, shard_batch(mesh, batch)))
-        shown = [samples[i] for i in indices[start * batch_size : (start + 1) * batch_size]]
-        yield _rows(shown, episodes.multi_step), _rows(shown, episodes.single_step)
+    running: tuple[Sequence[Sample], Episodes] | None = None
+    for number, batch in enumerate(evaluation_batches(store, shape, batch_size, indices)):
+        episodes = play(params, shard_batch(mesh, batch))
+        shown = [samples[i] for i in indices[number * batch_size : (number + 1) * batch_size]]
+        # The device plays this batch while the host makes rows of the one before.
+        if running is not None:
+            yield _both_rows(*running)
+        running = shown, episodes
+    if running is not None:
+        yield _both_rows(*running)
+
+
+def _both_rows(samples: Sequence[Sample], episodes: Episodes) -> tuple[list[Row], list[Row]]:
+    played = jax.device_get(episodes)
+    return _rows(samples, played.multi_step), _rows(samples, played.single_step)
 
 
 def _rows(samples: Sequence[Sample], played: Played) -> list[Row]:

@@ -50,9 +50,11 @@ FREE_FIELDS = (
     "eval.batch_size",
     "eval.seed",
     "runtime.",
+    "profile",
 )
 
 LEAST = {
+    "profile": 0,
     "env.max_steps": 1,
     "data.max_question_tokens": 1,
     "data.max_chunk_tokens": 3,

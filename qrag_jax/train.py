@@ -102,7 +102,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
 
     # ------------------------------------------------------------------ the loop
     with MetricWriter(workdir, step or None) as writer, StopSignal() as stop:
-        run = Run(config, mesh, inputs, step_program, play, checkpoints, writer, counter)
+        run = Run(config, mesh, inputs, step_program, play, workdir, checkpoints, writer, counter)
         run.progress, run.started = progress, started - progress.seconds
         if step == 0:
             run.evaluate(0, state)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,7 +29,11 @@ from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import CompilationCounter
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import shard_batch
+from qrag_jax.runtime.process import process_age
+from qrag_jax.runtime.profile import StepProfile
 from qrag_jax.runtime.writers import MetricWriter
+
+Metrics = dict[str, jax.Array]
 
 
 @dataclasses.dataclass
@@ -53,6 +60,22 @@ class Inputs:
 
 
 @dataclasses.dataclass
+class Window:
+    """The steps that the next line of metrics averages over."""
+
+    metrics: list[Metrics] = dataclasses.field(default_factory=list)  # of each step
+    began: float = dataclasses.field(default_factory=time.monotonic)
+    waited: float = 0.0  # seconds in which the device may have waited for its next batch
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """What is done in here, in seconds or hours, is no part of the rates."""
+        before = time.monotonic()
+        yield
+        self.began += time.monotonic() - before
+
+
+@dataclasses.dataclass
 class Run:
     """The effects of one run around its compiled step: metrics, evaluation, checkpoints."""
 
@@ -61,45 +84,53 @@ class Run:
     inputs: Inputs
     step_program: TrainStep
     play: evaluation.Play
+    workdir: Path
     checkpoints: Checkpoints
     writer: MetricWriter
     counter: CompilationCounter
     progress: Progress = dataclasses.field(default_factory=Progress)
     started: float = 0.0  # on the monotonic clock, earlier starts of the run counted in
+    window: Window = dataclasses.field(default_factory=Window)
+    has_stepped: bool = False  # in this start
 
     def loop(self, state: pqn.TrainState, step: int, batches: Any, stop: StopSignal) -> int:
         """Steps until the run is done or interrupted; saves; returns the step reached."""
         settings = self.config.train
+        profile = StepProfile(self.workdir / "profile", self.config.profile, step, say)
         bar = tqdm(initial=step, total=settings.steps, unit="step", disable=jax.process_index() > 0)
-        window: list[dict[str, jax.Array]] = []
-        waited, clock, saved = 0.0, time.monotonic(), step
-        # One batch is always ahead of the device; its position is saved only once it is used.
-        ahead = self._fetch(batches)
-        with bar:
+        # The results of a step are waited for and written while the next one runs. One step is
+        # ahead and no more: rates stay true, a signal is heeded at once, memory is bounded.
+        running: tuple[int, Metrics] | None = None
+        self.window = Window()
+        # So is one batch; its position is saved only once it is used.
+        ahead, saved = self._fetch(batches), step
+        with bar, profile:
             while step < settings.steps and not stop.requested:
                 batch, self.progress.batches = ahead
-                with jax.transfer_guard("disallow"):
-                    state, metrics = self.step_program(state, batch)
                 step += 1
-                window.append(metrics)
-                before = time.monotonic()
-                ahead = self._fetch(batches)
-                waited += time.monotonic() - before
-                # At most one step runs ahead of the host: rates are true, signals are prompt.
-                jax.block_until_ready(metrics)
-                bar.update()
+                with self.window.pause():
+                    profile.turn(step, running)
+                with profile.step(step):
+                    with jax.transfer_guard("disallow"):
+                        state, metrics = self.step_program(state, batch)
+                    ahead = self._fetch(batches, metrics)
+                    if running is not None:
+                        self._finish(*running, bar)
+                    running = step, metrics
                 last = step == settings.steps
-                if step % settings.log_every == 0 or last:
-                    shown = self._log(step, window, time.monotonic() - clock, waited)
-                    bar.set_postfix(loss=f"{shown['loss']:.3f}", fact_em=f"{shown['fact_em']:.2f}")
-                    window, waited, clock = [], 0.0, time.monotonic()
-                before = time.monotonic()
-                if step % settings.eval_every == 0 or last:
-                    self.evaluate(step, state)
-                if step % settings.checkpoint_every == 0 or last:
-                    self._save(step, state)
-                    saved = step
-                clock += time.monotonic() - before
+                evaluates = step % settings.eval_every == 0 or last
+                saves = step % settings.checkpoint_every == 0 or last
+                if evaluates or saves:  # both need the state, which the next step overwrites
+                    self._finish(*running, bar)
+                    running = None
+                with self.window.pause():
+                    if evaluates:
+                        self.evaluate(step, state)
+                    if saves:
+                        self._save(step, state)
+                        saved = step
+            if running is not None:
+                self._finish(*running, bar)
         if step != saved:
             self._save(step, state)
         self.checkpoints.wait()
@@ -143,21 +174,49 @@ class Run:
             self.progress.best_return = scores["return"]
             self.checkpoints.save_best(step, state.params, {"scores": scores})
 
-    def _fetch(self, batches: Any) -> tuple[EpisodeBatch, Any]:
+    def _fetch(self, batches: Any, running: Any = None) -> tuple[EpisodeBatch, Any]:
         """The next batch on the device and the iterator's position behind it."""
+        before = time.monotonic()
         batch = next(batches)
-        return shard_batch(self.mesh, batch), batches.get_state()
+        ahead = shard_batch(self.mesh, batch), batches.get_state()
+        # Grain's threads or processes build batches ahead, so this takes a moment, in which the
+        # device has work; it was kept waiting only if that is done by now.
+        if running is None or running["loss"].is_ready():
+            self.window.waited += time.monotonic() - before
+        return ahead
 
-    def _log(
-        self, step: int, window: list[dict[str, jax.Array]], elapsed: float, waited: float
-    ) -> dict[str, float]:
-        rows = jax.device_get(window)
+    def _finish(self, step: int, metrics: Metrics, bar: tqdm) -> None:
+        """Waits until the step is computed; shows it, and writes what is due."""
+        jax.block_until_ready(metrics)
+        if not self.has_stepped:
+            self._tell_start(step)
+            self.has_stepped = True
+        bar.update()
+        self.window.metrics.append(metrics)
+        if step % self.config.train.log_every == 0 or step == self.config.train.steps:
+            shown = self._log(step)
+            bar.set_postfix(loss=f"{shown['loss']:.3f}", fact_em=f"{shown['fact_em']:.2f}")
+            self.window = Window()
+
+    def _tell_start(self, step: int) -> None:
+        seconds, counter = process_age(), self.counter
+        hits = counter.cache_hits
+        metrics = {"speed/time_to_first_step": seconds, "speed/compilation_cache_hits": hits}
+        self.writer.write(step, metrics)
+        say(
+            f"first step after {seconds:.1f} s, {counter.seconds:.1f} s of it compiling "
+            f"{counter.count} programs ({hits} from the cache)"
+        )
+
+    def _log(self, step: int) -> dict[str, float]:
+        window, elapsed = self.window, time.monotonic() - self.window.began
+        rows = jax.device_get(window.metrics)
         means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
         means["env_steps"] = float(rows[-1]["env_steps"])
         metrics = {f"train/{name}": value for name, value in means.items()}
         metrics |= {
             "speed/steps_per_second": len(rows) / elapsed,
-            "speed/input_wait_share": waited / elapsed,
+            "speed/input_wait_share": window.waited / elapsed,
             "speed/compilations": float(self.counter.count),
             "speed/compilation_seconds": self.counter.seconds,
             "speed/seconds": time.monotonic() - self.started,

@@ -1,0 +1,87 @@
+"""Traces of a few training steps, for TensorBoard's profile plugin and Perfetto."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+
+PERFETTO_NAME = "perfetto_trace.json.gz"
+
+
+class StepProfile:
+    """Traces `steps` training steps, the first two of this start left out: they compile.
+
+    Use as a context manager around the loop: however the loop ends, a trace that is open is
+    written, with as many steps as there were. On the first host only.
+
+    Args:
+        folder: gets `plugins/profile/DATE/` with an `.xplane.pb` (TensorBoard) and
+            `perfetto_trace.json.gz`.
+        steps: steps to trace; 0 traces nothing.
+        done: steps done before this start.
+        say: prints a line, which tells where the trace is.
+    """
+
+    SKIPPED = 2
+
+    def __init__(self, folder: Path, steps: int, done: int, say: Callable[[str], None]) -> None:
+        self.folder = folder
+        self._begin = done + self.SKIPPED + 1  # step traced first
+        self._end = self._begin + steps  # step not traced any more
+        self._wanted = steps > 0 and jax.process_index() == 0
+        self._say = say
+        self._first: int | None = None  # step traced first, while a trace is open
+        self._last = 0  # step traced last, as yet
+
+    def turn(self, step: int, running: Any) -> None:
+        """Opens the trace ahead of the first step wanted, and closes it ahead of the one after
+        the last, once what is `running` (arrays) is computed: the trace holds whole steps."""
+        if self._wanted and step == self._begin:
+            jax.block_until_ready(running)
+            options = jax.profiler.ProfileOptions()
+            # Every Python call would be an event: a million in seconds, which crowd out the rest.
+            options.python_tracer_level = 0
+            jax.profiler.start_trace(
+                self.folder, create_perfetto_trace=True, profiler_options=options
+            )
+            self._first = step
+        elif self._first is not None and step == self._end:
+            jax.block_until_ready(running)
+            self._close()
+
+    def step(self, step: int) -> contextlib.AbstractContextManager[Any]:
+        """Marks the host's part of a step, by which the viewers group what runs on the device."""
+        if self._first is None:
+            return contextlib.nullcontext()
+        self._last = step
+        return jax.profiler.StepTraceAnnotation("train", step_num=step)
+
+    def __enter__(self) -> StepProfile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._first is not None:
+            self._close()
+        elif self._wanted:
+            self._say(f"nothing profiled: this start had not more than {self.SKIPPED} steps.")
+
+    def _close(self) -> None:
+        first, self._first = self._first, None
+        self._wanted = False
+        jax.profiler.stop_trace()
+        files = self.folder.glob(f"plugins/profile/*/{PERFETTO_NAME}")
+        newest = max(files, key=lambda path: path.stat().st_mtime)
+        self._say(
+            f"profile of steps {first} to {self._last}: open {newest} at "
+            f"https://ui.perfetto.dev, or run tensorboard --logdir={self.folder}"
+        )
