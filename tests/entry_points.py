@@ -50,11 +50,10 @@ class Commands:
         return subprocess.Popen(
             [sys.executable, "-m", f"qrag_jax.{module}", *arguments],
             cwd=ROOT,
-            env=self.environment,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            **options,
+            **{"env": self.environment, **options},
         )
 
     def run(self, module: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -63,9 +62,9 @@ class Commands:
         out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def succeed(self, module: str, *arguments: str) -> str:
+    def succeed(self, module: str, *arguments: str, **options: Any) -> str:
         """The same, which must exit with 0; returns what it printed."""
-        result = self.run(module, *arguments)
+        result = self.run(module, *arguments, **options)
         assert result.returncode == 0, result.stderr[-3000:]
         return result.stdout
 

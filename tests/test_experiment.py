@@ -187,6 +187,7 @@ def test_every_differing_field_is_named(config: ml_collections.ConfigDict) -> No
         ("eval.samples", 3),
         ("data.cache", "elsewhere"),
         ("runtime.mesh", (1, 1, -1)),
+        ("profile", 5),
     ],
 )
 def test_fields_that_may_differ(config: ml_collections.ConfigDict, field: str, value: Any) -> None:

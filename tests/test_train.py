@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ PER_STEP = {
 SPEED = {
     *("steps_per_second", "input_wait_share", "compilations", "compilation_seconds", "seconds"),
 }
+FIRST_STEP = "speed/time_to_first_step"
 
 
 @pytest.fixture
@@ -139,6 +141,33 @@ def test_other_settings_are_refused_and_nothing_is_lost(run_copy: Path, commands
     assert files(run_copy) == before
 
 
+def test_first_step_is_timed_and_a_second_start_compiles_little(
+    run_copy: Path, commands: Commands
+) -> None:
+    assert [line["step"] for line in metric_lines(run_copy) if FIRST_STEP in line] == [1]
+    environment = commands.environment
+    del environment["JAX_COMPILATION_CACHE_DIR"]  # as for a user: programs are kept in the workdir
+    told = []
+    for _ in range(2):
+        shutil.rmtree(run_copy / "checkpoints" / "last" / str(STEPS))
+        out = commands.succeed("train", *SHARED, f"--workdir={run_copy}", env=environment)
+        (line,) = [line for line in out.splitlines() if line.startswith("first step after")]
+        numbers = [float(number) for number in re.findall(r"\d+(?:\.\d)?", line)]
+        told.append(dict(zip(("seconds", "compiling", "programs", "cached"), numbers, strict=True)))
+        (metrics,) = [
+            line for line in metric_lines(run_copy) if FIRST_STEP in line and line["step"] != 1
+        ]
+        assert metrics["step"] == STEPS - CHECKPOINT_EVERY + 1
+        assert metrics[FIRST_STEP] == pytest.approx(told[-1]["seconds"], abs=0.06)
+        assert metrics["speed/compilation_cache_hits"] == told[-1]["cached"]
+        assert told[-1]["compiling"] < told[-1]["seconds"]
+    first, second = told
+    assert first["cached"] == 0
+    assert second["cached"] >= 1  # the training step; programs of under half a second are not kept
+    assert second["programs"] == first["programs"]
+    assert second["compiling"] < first["compiling"] / 2
+
+
 # ---------------------------------------------------------------------- bad input
 
 
@@ -174,6 +203,7 @@ def refused(config: ml_collections.ConfigDict, workdir: Path) -> str:
         ({"env.max_steps": 9}, "config.env.max_steps is 9, but no hotpotqa question has more than"),
         ({"encoder.scratch.positions": 32}, "but the encoder has 32 positions"),
         ({"train.accumulation": 3}, "use a multiple of 3."),
+        ({"profile": -1}, "config.profile is -1; it must be at least 0."),
         ({"train.log_every": 0}, "config.train.log_every is 0; it must be at least 1."),
         ({"runtime.mesh": (64, 1, 1)}, "config.runtime.mesh is (64, 1, 1)"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 import resource
 import shutil
@@ -112,6 +114,37 @@ def test_signals_stop_in_good_order(commands: Commands, finished_run: Path, tmp_
     out = commands.succeed("train", *SHARED, f"--workdir={workdir}")
     assert f"resumed {workdir} at step {saved}" in out
     assert_same_run(workdir, finished_run)
+
+
+def test_profiled_and_stopped_meanwhile(
+    commands: Commands, finished_run: Path, tmp_path: Path
+) -> None:
+    workdir = tmp_path / "run"
+    process = commands.start("train", *SHARED, f"--workdir={workdir}", "--config.profile=1000")
+    wait_for_step(process, workdir, 5)
+    status, out, err = end(process, signal.SIGTERM)
+    assert status == 128 + signal.SIGTERM, err[-2000:]
+    saved = last_steps(workdir)[-1]
+    assert 5 <= saved < STEPS
+    assert f"profile of steps 3 to {saved}: open {workdir / 'profile'}" in out
+    (first,) = workdir.glob("profile/plugins/profile/*/perfetto_trace.json.gz")
+    assert traced_steps(first) == list(range(3, saved + 1))
+    # Gone on with another value, and without: the field changes nothing in what is computed.
+    commands.succeed("train", *SHARED, f"--workdir={workdir}", "--config.profile=1")
+    (second,) = set(workdir.glob("profile/plugins/profile/*/perfetto_trace.json.gz")) - {first}
+    assert traced_steps(second) == [saved + 3]
+    assert_same_run(workdir, finished_run)
+
+
+def traced_steps(path: Path) -> list[int]:
+    """Steps marked in a trace, which also holds the program that computed them."""
+    found = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    events = [event for event in found if "name" in event]
+    steps = sorted(int(event["args"]["step_num"]) for event in events if event["name"] == "train")
+    programs = [event for event in events if event["name"] == "PjitFunction(train_step)"]
+    assert len(programs) == len(steps)
+    assert any(event["name"].startswith("dot") for event in events)  # operations on the device
+    return steps
 
 
 def test_disk_full_while_a_checkpoint_is_written(
