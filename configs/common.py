@@ -95,6 +95,9 @@ def get_config() -> ConfigDict:
 
     config.runtime = ConfigDict()
     config.runtime.mesh = (-1, 1, 1)  # devices along data, fsdp, tensor; -1: the rest
+    # (regex, strategy) by parameter, the first found in its name holds: "fsdp" splits large arrays
+    # over the mesh axis fsdp, "replicate" copies them to every device.
+    config.runtime.sharding = ((".*", "fsdp"),)
     return config
 
 

@@ -18,11 +18,12 @@ import jax
 import ml_collections
 import numpy as np
 from absl import flags
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from ml_collections import config_flags
 from tqdm import tqdm
 
 from qrag_jax import evaluation, experiment
+from qrag_jax.algorithms import placement
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TokenStore
@@ -87,11 +88,13 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
     if not (workdir / "encoder").exists():
         raise InputError(f"{workdir} holds no encoder; --workdir must be a run that was trained.")
     loaded = experiment.prepare_encoder(config, workdir, [])
-    scene = _scene(config, mesh, loaded, loaded_samples.all)
+    rules = experiment.sharding_rules(config)
+    shardings = placement.params_shardings(mesh, rules, loaded.params)
+    scene = _scene(config, mesh, shardings, loaded, loaded_samples.all)
     checkpoints = Checkpoints(workdir)
     out = Path(OUT.value) if OUT.value else workdir / "eval"
-    trained, step = checkpoints.restore_params(CHECKPOINT.value, _template(mesh, loaded))
-    untrained = _both_towers(mesh, loaded)
+    trained, step = checkpoints.restore_params(CHECKPOINT.value, _template(shardings, loaded))
+    untrained = placement.both_towers(shardings, loaded.params)
     summary: dict[str, Any] = {"checkpoint": CHECKPOINT.value, "step": step}
     played: dict[str, list[Row]] = {}
     for name, params in ((UNTRAINED, untrained), (TRAINED, trained)):
@@ -146,7 +149,11 @@ def table(summary: dict[str, Any]) -> str:
 
 
 def _scene(
-    config: ml_collections.ConfigDict, mesh: Mesh, loaded: LoadedEncoder, samples: list[Sample]
+    config: ml_collections.ConfigDict,
+    mesh: Mesh,
+    shardings: Params,
+    loaded: LoadedEncoder,
+    samples: list[Sample],
 ) -> Scene:
     store = experiment.tokenise_samples(config, loaded.tokenizer, samples)
     shape = EpisodeShape.holding([store])
@@ -154,6 +161,7 @@ def _scene(
     plan = experiment.make_plan(config, shape, [store])
     play = evaluation.make_play(
         mesh,
+        shardings,
         loaded.encoder,
         plan,
         experiment.rollout_config(config),
@@ -234,18 +242,13 @@ def _with_flat_scores(scores: dict[str, Any]) -> dict[str, Any]:
     return {**{name: value["mean"] for name, value in intervals.items()}, "intervals": intervals}
 
 
-def _template(mesh: Mesh, loaded: LoadedEncoder) -> Params:
-    replicated = NamedSharding(mesh, PartitionSpec())
+def _template(shardings: Params, loaded: LoadedEncoder) -> Params:
     return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype, sharding=replicated),
+        lambda leaf, sharding: jax.ShapeDtypeStruct(
+            (2, *leaf.shape), leaf.dtype, sharding=sharding
+        ),
         loaded.params,
-    )
-
-
-def _both_towers(mesh: Mesh, loaded: LoadedEncoder) -> Params:
-    replicated = NamedSharding(mesh, PartitionSpec())
-    return jax.tree.map(
-        lambda leaf: jax.device_put(np.stack([leaf, leaf]), replicated), loaded.params
+        shardings,
     )
 
 

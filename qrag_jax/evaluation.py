@@ -13,7 +13,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from qrag_jax.algorithms.pqn import Feedback
 from qrag_jax.algorithms.returns import discounted_return
 from qrag_jax.algorithms.rollout import RolloutConfig, rollout
-from qrag_jax.algorithms.train_step import BATCH_AXES
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, evaluation_batches
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TokenStore
@@ -22,6 +21,7 @@ from qrag_jax.encoders.text_encoder import Params, TextEncoder
 from qrag_jax.metrics.facts import fact_em, fact_f1
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.runtime.mesh import shard_batch
+from qrag_jax.runtime.sharding import BATCH_AXES, gather, specs_of
 
 
 class Played(NamedTuple):
@@ -45,15 +45,22 @@ Play = Callable[[Params, EpisodeBatch], Episodes]
 
 def make_play(
     mesh: Mesh,
+    shardings: Params,
     encoder: TextEncoder,
     plan: Plan,
     config: RolloutConfig,
     feedback: Feedback,
     gamma: float,
 ) -> Play:
-    """The jitted `(params, batch) → Episodes`; greedy, split over the mesh's batch axes."""
+    """The jitted `(params, batch) → Episodes`; greedy, split over the mesh's batch axes.
+
+    Args:
+        shardings: where the parameters live; those that are split are gathered to play.
+    """
+    specs = specs_of(shardings)
 
     def on_device(params: Params, batch: EpisodeBatch) -> Episodes:
+        params = gather(params, specs)
         trajectory = rollout(encoder, plan, config, (params,), batch, None, jnp.float32(1.0))
         # One look-up: the chunks that score highest for the question alone, best first.
         steps = min(config.max_steps, batch.chunk_mask.shape[1])
@@ -74,10 +81,11 @@ def make_play(
         jax.shard_map(
             on_device,
             mesh=mesh,
-            in_specs=(PartitionSpec(), by_episode),
+            in_specs=(specs, by_episode),
             out_specs=by_episode,
             check_vma=False,
         ),
+        in_shardings=(shardings, NamedSharding(mesh, by_episode)),
         out_shardings=NamedSharding(mesh, by_episode),
     )
 

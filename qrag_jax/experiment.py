@@ -33,6 +33,7 @@ from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.ground_truth import ground_truth
+from qrag_jax.runtime.sharding import Rules, check_rules
 
 CONFIG_NAME = "config.json"
 # Tokens computed at a time: on CPU what the caches hold, on accelerators what fills them.
@@ -127,6 +128,11 @@ def feedback(config: ml_collections.ConfigDict) -> Feedback:
         )
 
     return rewards
+
+
+def sharding_rules(config: ml_collections.ConfigDict) -> Rules:
+    """The (regex, strategy) pairs; none in the config of a run from before there were any."""
+    return config.runtime.get("sharding", ())
 
 
 def cache_folder(config: ml_collections.ConfigDict) -> Path:
@@ -257,7 +263,8 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     """Refuses values that make no sense whatever the data are.
 
     Raises:
-        InputError: a count, an interval or a rate is too low, or a name is unknown.
+        InputError: a count, an interval or a rate is too low, a name is unknown, or a sharding
+            rule is malformed.
     """
     for name, least in LEAST.items():
         value = config[name]
@@ -266,6 +273,7 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     for name in ("policy.alpha", "optimizer.learning_rate"):
         if not config[name] > 0:
             raise InputError(f"config.{name} is {config[name]}; it must be above 0.")
+    check_rules(sharding_rules(config))
     feedback(config)
     learning_rate_schedule(optimizer_config(config))
 

@@ -18,11 +18,11 @@ import jax
 import ml_collections
 import numpy as np
 from absl import flags
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from ml_collections import config_flags
 
 from qrag_jax import evaluation, experiment
-from qrag_jax.algorithms import pqn
+from qrag_jax.algorithms import placement, pqn
 from qrag_jax.algorithms.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.algorithms.train_step import TrainStep, make_train_step
 from qrag_jax.data.episodes import EpisodeShape, training_batches
@@ -76,11 +76,14 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     )
 
     # ------------------------------------------------------------------ compiled programs
-    step_program, play = _programs(config, mesh, inputs)
+    optimizer, tower = make_optimizer(experiment.optimizer_config(config)), inputs.encoder.params
+    rules = experiment.sharding_rules(config)
+    shardings = placement.state_shardings(mesh, rules, tower, optimizer)
+    step_program, play = _programs(config, mesh, shardings, inputs)
 
     # ------------------------------------------------------------------ state: resumed or new
     checkpoints = Checkpoints(workdir)
-    state = _initial_state(config, mesh, inputs.encoder)
+    state = placement.first_state(shardings, tower, optimizer, config.seed)
     progress = Progress(data={name: s.content_key for name, s in inputs.stores.items()})
     step = checkpoints.last_step() or 0
     if step:
@@ -139,7 +142,7 @@ def _load_inputs(config: ml_collections.ConfigDict, workdir: Path) -> Inputs:
 
 
 def _programs(
-    config: ml_collections.ConfigDict, mesh: Mesh, inputs: Inputs
+    config: ml_collections.ConfigDict, mesh: Mesh, shardings: pqn.TrainState, inputs: Inputs
 ) -> tuple[TrainStep, evaluation.Play]:
     encoder = inputs.encoder.encoder
     plan = experiment.make_plan(config, inputs.shape, [*inputs.stores.values()])
@@ -147,6 +150,7 @@ def _programs(
     optimizer_config, reward = experiment.optimizer_config(config), experiment.feedback(config)
     step_program = make_train_step(
         mesh,
+        shardings,
         encoder,
         plan,
         rollout_config,
@@ -157,22 +161,10 @@ def _programs(
         optimizer_config.learning_rate,
         config.train.accumulation,
     )
-    play = evaluation.make_play(mesh, encoder, plan, rollout_config, reward, pqn_config.gamma)
+    play = evaluation.make_play(
+        mesh, shardings.params, encoder, plan, rollout_config, reward, pqn_config.gamma
+    )
     return step_program, play
-
-
-def _initial_state(
-    config: ml_collections.ConfigDict, mesh: Mesh, loaded: LoadedEncoder
-) -> pqn.TrainState:
-    """Both towers start from the same encoder; built under jit, replicated on the mesh."""
-    optimizer = make_optimizer(experiment.optimizer_config(config))
-
-    def build(tower: Any) -> pqn.TrainState:
-        params = jax.tree.map(lambda leaf: jax.numpy.stack([leaf, leaf]), tower)
-        return pqn.init_state(params, optimizer, jax.random.key(config.seed))
-
-    replicated = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(build, out_shardings=replicated)(loaded.params)
 
 
 def _fixed_subset(config: ml_collections.ConfigDict, count: int) -> list[int]:

@@ -15,14 +15,14 @@ from qrag_jax.algorithms.rollout import RolloutConfig
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.encoders.ragged import Plan
 from qrag_jax.encoders.text_encoder import TextEncoder
-
-BATCH_AXES = ("data", "fsdp")
+from qrag_jax.runtime.sharding import BATCH_AXES, gather, specs_of, sum_to_parts
 
 TrainStep = Callable[[pqn.TrainState, EpisodeBatch], tuple[pqn.TrainState, dict[str, jax.Array]]]
 
 
 def make_train_step(
     mesh: Mesh,
+    shardings: pqn.TrainState,
     encoder: TextEncoder,
     plan: Plan,
     rollout_config: RolloutConfig,
@@ -39,13 +39,28 @@ def make_train_step(
     micro-batches. Losses are sums with their counts, and every episode has its own PRNG key, so
     any split gives the numbers of the whole batch.
 
+    The state lives as `shardings` say. Parameters split over `fsdp` are gathered to be computed
+    with, each device gets its part of the summed gradient back, and the optimizer and the target
+    towers work on parts alone (Rajbhandari et al., arXiv 1910.02054, ZeRO stage 3, with the
+    gathering once a step instead of once a layer).
+
+    Args:
+        shardings: of the state, as `algorithms.placement.state_shardings` gives them.
+
     Metrics are float32 scalars: means over transitions (`loss`, `mean_q`, `mean_target`,
     `td_error`, `entropy`), over episodes (`return`, `fact_em` of the acting policy), and
     `grad_norm`, `learning_rate`, `alpha`, `padding_share`, `env_steps`.
     """
     gradient_sums = partial(pqn.gradient_sums, encoder, plan, rollout_config, config, feedback)
+    specs = specs_of(shardings.params)
 
     def on_device(params, target_params, batch, keys, alpha, uniform):
+        params, target_params = gather(params, specs), gather(target_params, specs)
+
+        def total_over_mesh(totals):
+            gradient, sums = totals
+            return sum_to_parts(gradient, specs), jax.lax.psum(sums, BATCH_AXES)
+
         def micro(batch, keys):
             return gradient_sums(params, target_params, batch, keys, alpha, uniform)
 
@@ -53,20 +68,20 @@ def make_train_step(
             return jax.tree.map(jnp.add, total, micro(*micro_batch)), None
 
         if accumulation == 1:
-            return jax.lax.psum(micro(batch, keys), BATCH_AXES)
+            return total_over_mesh(micro(batch, keys))
         split = jax.tree.map(
             lambda leaf: leaf.reshape(accumulation, -1, *leaf.shape[1:]), (batch, keys)
         )
         shapes = jax.eval_shape(micro, *jax.tree.map(lambda leaf: leaf[0], split))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return jax.lax.psum(jax.lax.scan(add, zeros, split)[0], BATCH_AXES)
+        return total_over_mesh(jax.lax.scan(add, zeros, split)[0])
 
     replicated, by_episode = PartitionSpec(), PartitionSpec(BATCH_AXES)
     over_mesh = jax.shard_map(
         on_device,
         mesh=mesh,
-        in_specs=(replicated, replicated, by_episode, by_episode, replicated, replicated),
-        out_specs=replicated,
+        in_specs=(specs, specs, by_episode, by_episode, replicated, replicated),
+        out_specs=(specs, replicated),
         check_vma=False,
     )
 
@@ -99,5 +114,6 @@ def make_train_step(
     return jax.jit(
         train_step,
         donate_argnums=0,
-        out_shardings=(NamedSharding(mesh, replicated), NamedSharding(mesh, replicated)),
+        in_shardings=(shardings, NamedSharding(mesh, by_episode)),
+        out_shardings=(shardings, NamedSharding(mesh, replicated)),
     )

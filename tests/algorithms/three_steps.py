@@ -7,7 +7,7 @@ import sys
 import jax
 import numpy as np
 
-from qrag_jax.algorithms import pqn
+from qrag_jax.algorithms import placement, pqn
 from qrag_jax.algorithms.optimizers import (
     OptimizerConfig,
     learning_rate_schedule,
@@ -45,7 +45,9 @@ STEPS = 3
 
 def build(mesh: jax.sharding.Mesh, accumulation: int = 1) -> TrainStep:
     settings = ENCODER, ONE_BUCKET, CONFIG, PQN, feedback, OPTIMIZER, SCHEDULE, PEAK
-    return make_train_step(mesh, *settings, accumulation=accumulation)
+    tower = jax.tree.map(lambda leaf: leaf[0], online())
+    shardings = placement.state_shardings(mesh, (), tower, OPTIMIZER)
+    return make_train_step(mesh, shardings, *settings, accumulation=accumulation)
 
 
 def first_state(mesh: jax.sharding.Mesh) -> pqn.TrainState:
