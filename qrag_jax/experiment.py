@@ -131,8 +131,14 @@ def feedback(config: ml_collections.ConfigDict) -> Feedback:
 
 
 def sharding_rules(config: ml_collections.ConfigDict) -> Rules:
-    """The (regex, strategy) pairs; none in the config of a run from before there were any."""
-    return config.runtime.get("sharding", ())
+    """The (regex, strategy) pairs; none in the config of a run from before there were any.
+
+    Raises:
+        InputError: a rule is malformed.
+    """
+    rules = config.runtime.get("sharding", ())
+    check_rules(rules)
+    return rules
 
 
 def cache_folder(config: ml_collections.ConfigDict) -> Path:
@@ -273,7 +279,7 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     for name in ("policy.alpha", "optimizer.learning_rate"):
         if not config[name] > 0:
             raise InputError(f"config.{name} is {config[name]}; it must be above 0.")
-    check_rules(sharding_rules(config))
+    sharding_rules(config)
     feedback(config)
     learning_rate_schedule(optimizer_config(config))
 

@@ -42,6 +42,7 @@ def config(tmp_path: Path) -> ml_collections.ConfigDict:
         ("optimizer.learning_rate", -1e-3, "config.optimizer.learning_rate is -0.001"),
         ("optimizer.schedule", "step", "'step'; use one of constant, linear, cosine."),
         ("reward.name", "judge", "'judge'; the known reward is ground_truth."),
+        ("runtime.sharding", ((".*", "fdsp"),), "config.runtime.sharding holds the unknown"),
     ],
 )
 def test_senseless_values(
@@ -153,6 +154,7 @@ def test_config_survives_being_saved(config: ml_collections.ConfigDict, tmp_path
     read = experiment.load_config(path)
     assert read.to_dict() == config.to_dict()
     assert read.data.synthetic.hops == (2,)
+    assert experiment.sharding_rules(read) == ((".*", "fsdp"),)
     experiment.check_same_config(read, config)
 
 
@@ -188,6 +190,7 @@ def test_every_differing_field_is_named(config: ml_collections.ConfigDict) -> No
         ("data.cache", "elsewhere"),
         ("runtime.mesh", (1, 1, -1)),
         ("profile", 5),
+        ("runtime.sharding", ()),
     ],
 )
 def test_fields_that_may_differ(config: ml_collections.ConfigDict, field: str, value: Any) -> None:

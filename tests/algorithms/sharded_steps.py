@@ -76,8 +76,9 @@ def host(tree: Any) -> dict[str, np.ndarray]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
-        whole = multihost_utils.process_allgather(leaf) if jax.process_count() > 1 else leaf
-        found[jax.tree_util.keystr(path, simple=True, separator="/")] = np.asarray(whole)
+        if jax.process_count() > 1:
+            leaf = multihost_utils.process_allgather(leaf, tiled=True)
+        found[jax.tree_util.keystr(path, simple=True, separator="/")] = np.asarray(leaf)
     return found
 
 

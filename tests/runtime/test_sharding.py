@@ -1,0 +1,143 @@
+"""Sharding rules: which parameter is split where, what follows it, and which rules are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from qrag_jax.errors import InputError
+from qrag_jax.runtime.mesh import AXES
+from qrag_jax.runtime.sharding import LEAST_SPLIT, check_rules, shardings_of, specs_of
+
+ALL = ((".*", "fsdp"),)
+WHOLE = PartitionSpec()
+
+
+def shape(*sizes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, np.float32)
+
+
+PARAMS = {
+    "word_embeddings": shape(2, 30522, 768),
+    "norm": {"scale": shape(2, 768)},
+    "layers": {
+        "query": {"kernel": shape(2, 12, 768, 768), "bias": shape(2, 12, 768)},
+        "output": {"kernel": shape(2, 12, 3072, 768)},
+        "norm": {"scale": shape(2, 12, 768)},
+    },
+}
+
+
+def specs(rules: Any, tree: Any = PARAMS, params: Any = PARAMS, fsdp: int = 8) -> Any:
+    return specs_of(shardings_of(AbstractMesh((2, fsdp, 1), AXES), rules, tree, params))
+
+
+def spec_of(sizes: tuple[int, ...], fsdp: int) -> PartitionSpec:
+    tree = {"array": shape(*sizes)}
+    return specs(ALL, tree, tree, fsdp)["array"]
+
+
+def test_large_arrays_are_split_along_their_largest_dimension() -> None:
+    assert specs(ALL) == {
+        "word_embeddings": PartitionSpec(None, None, "fsdp"),  # 8 does not divide 30522
+        "norm": {"scale": WHOLE},
+        "layers": {
+            "query": {"kernel": PartitionSpec(None, None, "fsdp"), "bias": WHOLE},
+            "output": {"kernel": PartitionSpec(None, None, "fsdp")},
+            "norm": {"scale": WHOLE},
+        },
+    }
+    assert specs(ALL, fsdp=2)["word_embeddings"] == PartitionSpec(None, "fsdp")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fsdp", "expected"),
+    [
+        ((2, LEAST_SPLIT // 2), 8, PartitionSpec(None, "fsdp")),
+        ((2, LEAST_SPLIT // 2 - 8), 8, WHOLE),
+        ((2, 24, 4097), 8, PartitionSpec(None, "fsdp")),  # the layers' axis, if no other fits
+        ((2, 3, 50001), 2, PartitionSpec("fsdp")),  # the towers' axis, if no other fits
+        ((2, 4, 50001), 2, PartitionSpec(None, "fsdp")),
+        ((2, 3, 50001), 8, WHOLE),
+        ((2, 4096, 4096), 1, WHOLE),
+    ],
+)
+def test_which_dimension(sizes: tuple[int, ...], fsdp: int, expected: PartitionSpec) -> None:
+    assert spec_of(sizes, fsdp) == expected
+
+
+def test_the_first_rule_found_in_the_name_holds() -> None:
+    split = PartitionSpec(None, None, "fsdp")
+    found = specs((("^layers/.*/kernel$", "fsdp"), ("layers", "replicate"), *ALL))
+    assert found["layers"]["query"]["kernel"] == found["word_embeddings"] == split
+    found = specs((("layers", "replicate"), ("kernel", "fsdp"), *ALL))
+    assert found["layers"]["query"]["kernel"] == WHOLE
+    assert found["word_embeddings"] == split
+    # Without a rule for it an array is replicated.
+    found = specs((("query", "fsdp"),))
+    assert found["layers"]["query"]["kernel"] == split
+    assert found["word_embeddings"] == WHOLE
+    assert set(jax.tree.leaves(specs(()))) == {WHOLE}
+
+
+def test_targets_and_moments_follow_their_parameter() -> None:
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    state = {
+        "params": PARAMS,
+        "target_params": PARAMS,
+        "opt_state": jax.eval_shape(optimizer.init, PARAMS),
+        "step": shape(),
+    }
+    # Rules that tell the two arrays that end alike apart.
+    rules = (("^norm", "fsdp"), ("^layers/norm", "replicate"), *ALL)
+    params = PARAMS | {"norm": {"scale": shape(2, 65536)}}
+    state["params"] = params
+    state["opt_state"] = jax.eval_shape(optimizer.init, params)
+    found = specs(rules, state, params)
+    own = specs(rules, params, params)
+    assert own["norm"]["scale"] == PartitionSpec(None, "fsdp")
+    assert found["params"] == own
+    adam = found["opt_state"][1][0]
+    assert adam.mu == adam.nu == own
+    assert adam.count == found["step"] == WHOLE
+    # An array of the same name and another shape stands for something else.
+    assert found["target_params"]["norm"]["scale"] == WHOLE
+
+
+def test_longest_name_wins() -> None:
+    params = {"a": {"w": shape(2, 65536)}, "b": {"a": {"w": shape(2, 65536)}}}
+    found = specs((("^b", "replicate"), *ALL), {"mu": params}, params)["mu"]
+    assert found == {"a": {"w": PartitionSpec(None, "fsdp")}, "b": {"a": {"w": WHOLE}}}
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        (((".*", "zero3"),), "unknown strategy 'zero3' for '.*'; use one of replicate, fsdp."),
+        ((("(", "fsdp"),), "'(', which is not a regular expression"),
+        (("fsdp",), "'fsdp', which is not a pair"),
+        ((".*", "fsdp"), "'.*', which is not a pair"),
+        (((".*",),), "('.*',), which is not a pair"),
+        (((".*", "fsdp", 1),), "which is not a pair"),
+        (((1, "fsdp"),), "(1, 'fsdp'), which is not a pair"),
+        (((".*", None),), "which is not a pair"),
+        ("fsdp", "is 'fsdp'; give pairs"),
+        (None, "is None; give pairs"),
+    ],
+)
+def test_malformed_rules(rules: Any, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_rules(rules)
+    assert str(caught.value).startswith("config.runtime.sharding ")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_well_formed_rules() -> None:
+    for rules in ((), ALL, [["a|b", "replicate"], [".*", "fsdp"]]):
+        check_rules(rules)
