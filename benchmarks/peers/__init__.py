@@ -1,0 +1,1 @@
+"""PyTorch versions of what is benchmarked, on the same tensors and weights; imports torch."""

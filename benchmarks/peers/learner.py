@@ -1,0 +1,142 @@
+"""What both PQN peers share: settings, towers, optimizer and the update of the target towers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.peers import soft_q
+from benchmarks.peers.towers import Counter, Pair
+from qrag_jax.algorithms.optimizers import OptimizerConfig
+from qrag_jax.algorithms.pqn import PQNConfig
+from qrag_jax.algorithms.rollout import RolloutConfig
+from qrag_jax.encoders.text_encoder import Params, TextEncoder
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The constants of a run; `learning_rates[i]` is that of optimizer step i, the last stays."""
+
+    encoder: TextEncoder
+    rollout: RolloutConfig
+    pqn: PQNConfig
+    optimizer: OptimizerConfig
+    learning_rates: tuple[float, ...]
+    penalize_extra_steps: bool
+    per_fact_reward: float
+
+
+class StepResult(NamedTuple):
+    """Loss and gradient norm (before clipping) of one update, and what was played.
+
+    transitions: how many. state_lengths, chunk_lengths: tokens of each state and chosen chunk;
+    steps: the time t of each state. NumPy.
+    """
+
+    loss: float
+    grad_norm: float
+    transitions: int
+    state_lengths: np.ndarray
+    chunk_lengths: np.ndarray
+    steps: np.ndarray
+
+
+class Learner:
+    """Online and target towers with their optimizer."""
+
+    def __init__(self, settings: Settings, params: Params, device: str = "cpu") -> None:
+        self.settings = settings
+        self.device = torch.device(device)
+        self.online = Pair(settings.encoder, params, self.device)
+        self.target = Pair(settings.encoder, params, self.device).requires_grad_(False)
+        constants = settings.optimizer
+        self.optimizer = torch.optim.AdamW(
+            self.online.parameters(),
+            lr=constants.learning_rate,
+            betas=(constants.beta1, constants.beta2),
+            eps=constants.eps,
+            weight_decay=constants.weight_decay,
+            fused=True,
+        )
+        self.steps = self.env_steps = 0
+
+    def compile_towers(self) -> None:
+        """Runs every tower through torch.compile."""
+        for pair in (self.online, self.target):
+            for tower in pair.towers():
+                tower.compile_model()
+
+    def count_tokens(self) -> Counter:
+        """A counter of all that is computed from now on; reading lengths costs a GPU time."""
+        counter = Counter()
+        self._set_counter(counter)
+        return counter
+
+    def stop_counting(self) -> None:
+        """Counts no more, for timing."""
+        self._set_counter(None)
+
+    def _set_counter(self, counter: Counter | None) -> None:
+        for pair in (self.online, self.target):
+            for tower in pair.towers():
+                tower.counter = counter
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the step that comes."""
+        rates = self.settings.learning_rates
+        return rates[min(self.steps, len(rates) - 1)]
+
+    @property
+    def alpha(self) -> float:
+        """The temperature of the step that comes."""
+        peak = self.settings.optimizer.learning_rate
+        return self.settings.pqn.alpha * max(self.learning_rate / peak, 1e-6)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether the step that comes acts at random."""
+        return self.env_steps < 2 * self.settings.pqn.learning_start
+
+    def loss(
+        self, states: torch.Tensor, chunks: torch.Tensor, returns: torch.Tensor
+    ) -> torch.Tensor:
+        """Mean over N transitions: states, chunks `[N, 2D]`, returns `[N]`."""
+        twin = soft_q.chosen_twin_q(states, chunks)
+        return 0.5 * (2.0 * twin - returns[:, None]).square().sum() / len(returns)
+
+    def returns(
+        self,
+        support: torch.Tensor,
+        actions: torch.Tensor,
+        valid: torch.Tensor,
+        done: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor:
+        """λ-returns `[B, T]`; values `[B, T]` are the target towers' of the states acted in."""
+        settings = self.settings
+        rewards = soft_q.ground_truth(
+            support, actions, valid, settings.penalize_extra_steps, settings.per_fact_reward
+        )
+        discount = settings.pqn.gamma * (~done).float()
+        return soft_q.lambda_returns(rewards, discount, values, settings.pqn.lambda_)
+
+    def update(self, loss: torch.Tensor, transitions: int) -> torch.Tensor:
+        """One optimizer step, then `target ← (1-τ)·target + τ·online`; returns the norm."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        online = list(self.online.parameters())
+        clip = self.settings.optimizer.clip_norm
+        norm = torch.nn.utils.clip_grad_norm_(online, clip, foreach=True)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        self.optimizer.step()
+        with torch.no_grad():
+            weights = list(self.target.parameters())
+            torch._foreach_lerp_(weights, online, self.settings.pqn.tau)
+        self.steps += 1
+        self.env_steps += transitions
+        return norm

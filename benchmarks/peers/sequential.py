@@ -1,0 +1,166 @@
+"""Peer `torch-sequential`: one question at a time, everything embedded anew, as public code does.
+
+Episodes of a batch are played one after the other, each batch of rows is padded to a power of
+two of its longest row, and the update embeds its states, chunks and next states once more.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.peers import soft_q
+from benchmarks.peers.learner import Learner, Settings, StepResult
+from benchmarks.peers.towers import Rows, pad_rows
+from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.encoders.text_encoder import Params
+
+SHORTEST, LONGEST = 16, 512  # tokens that batches of rows are padded to
+
+
+class _Episode(NamedTuple):
+    """One question as lists of token ids without special tokens."""
+
+    question: list[int]
+    chunks: list[list[int]]
+    support: list[int]
+
+
+class _Played(NamedTuple):
+    """One episode: T' steps taken; target_chunks `[C, D]`; available before each step."""
+
+    actions: list[int]
+    states: list[list[int]]
+    chosen: list[list[int]]
+    available: list[list[bool]]
+    target_chunks: torch.Tensor | None
+
+
+class SequentialPeer:
+    """Trains and evaluates one episode at a time."""
+
+    def __init__(self, settings: Settings, params: Params, device: str = "cpu") -> None:
+        self.learner = Learner(settings, params, device)
+        self.settings = settings
+
+    def step(self, batch: EpisodeBatch, actions: np.ndarray | None = None) -> StepResult:
+        """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` instead of the policy's."""
+        learner = self.learner
+        episodes = {i: _episode(batch, i) for i in np.flatnonzero(batch.chunk_mask.any(1))}
+        played = [
+            self._play(episode, None if actions is None else actions[i].tolist(), greedy=False)
+            for i, episode in episodes.items()
+        ]
+        returns = torch.cat(
+            [self._returns(*pair) for pair in zip(episodes.values(), played, strict=True)]
+        )
+        states = [row for episode in played for row in episode.states]
+        chunks = [row for episode in played for row in episode.chosen]
+        loss = learner.loss(
+            learner.online.state(self._rows(states)),
+            learner.online.chunk(self._rows(chunks)),
+            returns,
+        )
+        norm = learner.update(loss, len(states))
+        return StepResult(
+            loss=float(loss.detach()),
+            grad_norm=float(norm),
+            transitions=len(states),
+            state_lengths=np.array([len(row) for row in states]),
+            chunk_lengths=np.array([len(row) for row in chunks]),
+            steps=np.concatenate([np.arange(len(episode.states)) for episode in played]),
+        )
+
+    def play(self, batch: EpisodeBatch) -> tuple[np.ndarray, np.ndarray]:
+        """Greedy episodes: actions `[B, T]` and whether each step happened."""
+        shape = len(batch.chunk_mask), self.settings.rollout.max_steps
+        actions, valid = np.zeros(shape, np.int64), np.zeros(shape, bool)
+        for i in np.flatnonzero(batch.chunk_mask.any(1)):
+            taken = self._play(_episode(batch, i), None, greedy=True).actions
+            actions[i, : len(taken)], valid[i, : len(taken)] = taken, True
+        return actions, valid
+
+    @torch.no_grad()
+    def _play(self, episode: _Episode, forced: list[int] | None, *, greedy: bool) -> _Played:
+        learner, rollout = self.learner, self.settings.rollout
+        chunk_rows = [self._row([c[: rollout.max_chunk_tokens - 2]]) for c in episode.chunks]
+        online = learner.online.chunk(self._rows(chunk_rows))[None]
+        target = None if greedy else learner.target.chunk(self._rows(chunk_rows))
+        taken: list[int] = []
+        states, masks = [], []
+        available = [True] * len(chunk_rows)
+        for t in range(rollout.max_steps):
+            states.append(self._state_row(episode, taken))
+            masks.append(list(available))
+            free = torch.tensor([available], device=learner.device)
+            q = soft_q.twin_q(learner.online.state(self._rows(states[-1:])), online).sum(-1)
+            q = torch.where(free, q, soft_q.MASKED)
+            if forced is not None:
+                action = forced[t]
+            elif greedy:
+                action = int(q.argmax(1))
+            else:
+                k = rollout.top_k_actions
+                action = int(soft_q.draw(q, free, learner.alpha, k, learner.uniform))
+            taken.append(action)
+            available[action] = False
+            solved = set(episode.support) <= set(taken)
+            if not any(available) or (solved and not rollout.never_terminate):
+                break
+        return _Played(taken, states, [chunk_rows[a] for a in taken], masks, target)
+
+    @torch.no_grad()
+    def _returns(self, episode: _Episode, played: _Played) -> torch.Tensor:
+        """λ-returns of one episode `[T']`; its later states are embedded again for their values."""
+        learner, device = self.learner, self.learner.device
+        steps = len(played.actions)
+        values = torch.zeros(1, steps, device=device)
+        if steps > 1:
+            assert played.target_chunks is not None
+            states = learner.target.state(self._rows(played.states[1:]))
+            chunks = played.target_chunks.expand(steps - 1, -1, -1)
+            available = torch.tensor(played.available[1:], device=device)
+            values[0, 1:] = soft_q.soft_value(
+                soft_q.twin_q(states, chunks),
+                available,
+                learner.alpha,
+                self.settings.rollout.top_k_actions,
+            )
+        support = torch.zeros(1, len(episode.chunks), dtype=torch.bool, device=device)
+        support[0, episode.support] = True
+        actions = torch.tensor([played.actions], device=device)
+        valid = torch.ones_like(actions).bool()
+        done = torch.arange(steps, device=device)[None] == steps - 1
+        return learner.returns(support, actions, valid, done, values)[0]
+
+    def _row(self, parts: list[list[int]]) -> list[int]:
+        row = [self.settings.encoder.cls_id]
+        for part in parts:
+            row += [*part, self.settings.encoder.sep_id]
+        return row
+
+    def _state_row(self, episode: _Episode, taken: list[int]) -> list[int]:
+        rollout = self.settings.rollout
+        order = sorted(taken) if rollout.sort_by_index else taken
+        kept = rollout.max_chunk_tokens_in_state
+        return self._row([episode.question, *(episode.chunks[i][:kept] for i in order)])
+
+    def _rows(self, rows: list[list[int]]) -> Rows:
+        width = SHORTEST
+        while width < max(map(len, rows)):
+            width *= 2
+        encoder = self.settings.encoder
+        width = min(width, LONGEST, encoder.max_positions)
+        return pad_rows(rows, width, encoder.pad_id, self.learner.device)
+
+
+def _episode(batch: EpisodeBatch, i: int) -> _Episode:
+    count = int(batch.chunk_mask[i].sum())
+    sizes = batch.chunk_lengths[i]
+    return _Episode(
+        question=batch.question[i, : int(batch.question_length[i])].tolist(),
+        chunks=[batch.chunks[i, c, : int(sizes[c])].tolist() for c in range(count)],
+        support=np.flatnonzero(batch.support[i]).tolist(),
+    )

@@ -1,0 +1,65 @@
+"""Twin soft Q-values, policy, soft state value, rewards and λ-returns in PyTorch."""
+
+from __future__ import annotations
+
+import torch
+
+MASKED = -1e30
+
+
+def twin_q(state: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
+    """state `[N, 2D]`, chunks `[N, C, 2D]` → the two critics' values `[N, C, 2]`."""
+    state = state.unflatten(-1, (2, -1))
+    return torch.einsum("nhd,nchd->nch", state, chunks.unflatten(-1, (2, -1)))
+
+
+def chosen_twin_q(state: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
+    """state, chunk `[N, 2D]` → `[N, 2]`."""
+    return (state * chunk).unflatten(-1, (2, -1)).sum(-1)
+
+
+def draw(
+    q: torch.Tensor, available: torch.Tensor, alpha: float, top_k: int, uniform: bool
+) -> torch.Tensor:
+    """One action a row from softmax(q / α) over the top k available actions; `[N, C]` → `[N]`."""
+    q = torch.where(available, q, MASKED)
+    worst = q.topk(min(top_k, q.shape[1]), dim=1).values[:, -1:]
+    logits = torch.where(available & (q >= worst), (q - q.amax(1, keepdim=True)) / alpha, MASKED)
+    probabilities = available.float() if uniform else logits.softmax(1)
+    return torch.multinomial(probabilities, 1)[:, 0]
+
+
+def soft_value(
+    twin: torch.Tensor, available: torch.Tensor, alpha: float, top_k: int
+) -> torch.Tensor:
+    """`Σ_i α·logsumexp(q_i / α)` over the top k of each critic; `[N, C, 2]` → `[N]`."""
+    q = torch.where(available[..., None], twin, MASKED)
+    best = q.topk(min(top_k, q.shape[1]), dim=1).values
+    top = best[:, :1]
+    value = top[:, 0] + alpha * ((best - top) / alpha).logsumexp(1)
+    return torch.where(available.any(1), value.sum(1), 0.0)
+
+
+def ground_truth(
+    support: torch.Tensor, actions: torch.Tensor, valid: torch.Tensor, penalize: bool, fact: float
+) -> torch.Tensor:
+    """Rewards `[B, T]`: 1 (or less for extra steps) when the last missing fact is taken."""
+    hit = support.gather(1, actions) & valid
+    facts = support.sum(1, keepdim=True)
+    completes = hit & (hit.cumsum(1) == facts)
+    steps = torch.arange(1, actions.shape[1] + 1, device=actions.device, dtype=torch.float32)
+    reward = 0.5 + 0.5 * facts / (steps + 1e-5) if penalize else torch.ones_like(hit).float()
+    return torch.where(completes, reward, 0.0) + fact * hit
+
+
+def lambda_returns(
+    rewards: torch.Tensor, discount: torch.Tensor, values: torch.Tensor, lambda_: float
+) -> torch.Tensor:
+    """`[B, T]` each; `values[:, t]` is that of the state acted in at t."""
+    returns = torch.zeros_like(rewards)
+    following = value = torch.zeros_like(rewards[:, 0])
+    for t in reversed(range(rewards.shape[1])):
+        mixed = (1 - lambda_) * value + lambda_ * following
+        following = returns[:, t] = rewards[:, t] + discount[:, t] * mixed
+        value = values[:, t]
+    return returns

@@ -1,0 +1,116 @@
+"""Hugging Face BERT as the peers' text tower, holding the very weights that ours holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import torch
+from transformers import BertConfig as TorchBertConfig
+from transformers import BertModel
+
+from qrag_jax.algorithms.rollout import CHUNK, STATE
+from qrag_jax.encoders.bert import Bert, BertConfig
+from qrag_jax.encoders.bert_weights import tensors_from_params
+from qrag_jax.encoders.text_encoder import Params, TextEncoder
+
+
+class Rows(NamedTuple):
+    """tokens `[N, L]` padded on the right, lengths `[N]`: int64 tensors on the tower's device."""
+
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+
+    def pick(self, index: torch.Tensor) -> Rows:
+        """The rows of `index`."""
+        return Rows(self.tokens[index], self.lengths[index])
+
+
+@dataclasses.dataclass
+class Counter:
+    """Tokens that towers computed since the counter was made, and how many of them were text."""
+
+    text: float = 0.0
+    computed: float = 0.0
+
+    @property
+    def padding_share(self) -> float:
+        """The computed tokens that carried no text, as a share."""
+        return 1.0 - self.text / max(self.computed, 1.0)
+
+
+class Tower(torch.nn.Module):
+    """Masked mean of BERT's last hidden states times `scale`; bfloat16 autocast on a GPU."""
+
+    def __init__(self, encoder: TextEncoder, params: Params, device: torch.device) -> None:
+        super().__init__()
+        assert isinstance(encoder.module, Bert)
+        self.model = _bert(encoder.module.config, params).to(device)
+        self.run: Any = self.model  # what is called: the model, or the model compiled
+        self.scale = encoder.scale
+        self.device = device
+        self.counter: Counter | None = None
+
+    def compile_model(self) -> None:
+        """Runs the model through torch.compile from now on, one program for all shapes."""
+        self.run = torch.compile(self.model, dynamic=True)
+
+    def forward(self, rows: Rows) -> torch.Tensor:
+        """Rows → float32 embeddings `[N, D]`; rows must have at least one token."""
+        if self.counter is not None:
+            self.counter.computed += rows.tokens.numel()
+            self.counter.text += float(rows.lengths.sum())
+        inside = torch.arange(rows.tokens.shape[1], device=self.device) < rows.lengths[:, None]
+        on_gpu = self.device.type == "cuda"
+        # A context of its own: weights that were cast under no_grad must not be reused with grad.
+        with torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext():
+            hidden = self.run(input_ids=rows.tokens, attention_mask=inside).last_hidden_state
+        total = torch.einsum("bld,bl->bd", hidden.float(), inside.float())
+        return self.scale * total / rows.lengths[:, None]
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The weights under Hugging Face's names."""
+        return {name: p.detach().cpu().numpy() for name, p in self.model.named_parameters()}
+
+
+class Pair(torch.nn.Module):
+    """The state tower and the chunk tower of one role (online or target)."""
+
+    def __init__(self, encoder: TextEncoder, params: Params, device: torch.device) -> None:
+        super().__init__()
+        self.state = Tower(encoder, tower_params(params, STATE), device)
+        self.chunk = Tower(encoder, tower_params(params, CHUNK), device)
+
+    def towers(self) -> Iterator[Tower]:
+        """Both towers."""
+        yield self.state
+        yield self.chunk
+
+
+def tower_params(params: Params, tower: int) -> Params:
+    """One of the two towers stacked on axis 0, as NumPy arrays."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf[tower]), params)
+
+
+def pad_rows(rows: list[list[int]], width: int, pad_id: int, device: torch.device) -> Rows:
+    """Lists of token ids to `[N, width]`."""
+    tokens = np.full((len(rows), width), pad_id, np.int64)
+    for place, row in zip(tokens, rows):
+        place[: len(row)] = row
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return Rows(torch.from_numpy(tokens).to(device), lengths)
+
+
+def _bert(config: BertConfig, params: Params) -> BertModel:
+    theirs = TorchBertConfig(
+        **dataclasses.asdict(config), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    theirs._attn_implementation = "sdpa"
+    model = BertModel(theirs, add_pooling_layer=False).eval()
+    tensors = {name: torch.tensor(array) for name, array in tensors_from_params(params).items()}
+    model.load_state_dict(tensors, strict=True)
+    return model
