@@ -8,7 +8,7 @@ import sys
 
 from benchmarks import report
 
-SUITES = ("learn",)
+SUITES = ("learn", "speed")
 
 
 def main() -> int:

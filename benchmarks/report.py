@@ -7,7 +7,7 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
@@ -20,6 +20,7 @@ class Case:
         peer: the peer's figure from the same run, or the published one that the case names.
         ratio: ours to the peer's, above 1 = ours is better.
         target: what was asked for, in words. holds: whether it was met; None without a target.
+        details: what lies behind the figure, by name with its unit.
     """
 
     case: str
@@ -29,6 +30,7 @@ class Case:
     ratio: float | None = None
     target: str | None = None
     holds: bool | None = None
+    details: Mapping[str, float | str] = dataclasses.field(default_factory=dict)
 
 
 def machine() -> str:
@@ -50,7 +52,7 @@ def machine() -> str:
 
 
 def show(suite: str, cases: Sequence[Case]) -> int:
-    """Prints the table and the JSON line; returns the exit status: 1 if a case could not run."""
+    """Prints the tables and the JSON line; returns the exit status: 1 if a case could not run."""
     lines = [("case", "value", "unit", "peer", "ratio", "target", "holds")]
     for case in cases:
         lines.append(
@@ -64,9 +66,11 @@ def show(suite: str, cases: Sequence[Case]) -> int:
                 {True: "yes", False: "NO", None: ""}[case.holds],
             )
         )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
+    _print_table(lines)
+    for case in cases:
+        if case.details:
+            print(f"\n{case.case}")
+            _print_table([(f"  {name}", _detail(value)) for name, value in case.details.items()])
     result = {
         "suite": suite,
         "machine": machine(),
@@ -75,6 +79,17 @@ def show(suite: str, cases: Sequence[Case]) -> int:
     }
     print(json.dumps(result))
     return int(any(case.value is None for case in cases))
+
+
+def _print_table(lines: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+def _detail(value: float | str) -> str:
+    return value if isinstance(value, str) else _number(value)
 
 
 def _number(value: float | None) -> str:

@@ -12,16 +12,24 @@ import pytest
 from benchmarks.report import Case, show
 
 ROOT = Path(__file__).resolve().parents[1]
-KEYS = {"case", "value", "unit", "peer", "ratio", "target", "holds"}
+KEYS = {"case", "value", "unit", "peer", "ratio", "target", "holds", "details"}
 
 
 def test_last_line_is_one_json_object(capsys):
-    cases = [Case("a", 2.0, "s", peer=4.0, ratio=2.0, target="< 3", holds=True), Case("b", 1.0, "")]
+    details = {"model FLOPs": 1.5e9, "encoder": "MiniLM"}
+    cases = [
+        Case("a", 2.0, "s", peer=4.0, ratio=2.0, target="< 3", holds=True, details=details),
+        Case("b", 1.0, ""),
+    ]
     assert show("learn", cases) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    *shown, last = capsys.readouterr().out.splitlines()
+    result = json.loads(last)
     assert {"suite", "machine", "date", "cases"} == set(result)
     assert [set(case) for case in result["cases"]] == [KEYS, KEYS]
     assert result["cases"][0]["ratio"] == 2.0
+    assert result["cases"][0]["details"] == details
+    assert "  model FLOPs  1.5e+09" in shown
+    assert "  encoder      MiniLM" in shown
 
 
 def test_missed_target_is_not_an_error_but_a_case_that_could_not_run_is(capsys):
@@ -31,8 +39,9 @@ def test_missed_target_is_not_an_error_but_a_case_that_could_not_run_is(capsys):
 
 
 @pytest.mark.slow
-def test_quick_learn_suite_runs():
-    command = [sys.executable, "-m", "benchmarks", "--suite", "learn", "--quick"]
+@pytest.mark.parametrize("suite", ["learn", "speed"])
+def test_quick_suite_runs(suite):
+    command = [sys.executable, "-m", "benchmarks", "--suite", suite, "--quick"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])

@@ -70,19 +70,12 @@ class Learner:
                 tower.compile_model()
 
     def count_tokens(self) -> Counter:
-        """A counter of all that is computed from now on; reading lengths costs a GPU time."""
+        """A counter of all that the towers compute from now on."""
         counter = Counter()
-        self._set_counter(counter)
-        return counter
-
-    def stop_counting(self) -> None:
-        """Counts no more, for timing."""
-        self._set_counter(None)
-
-    def _set_counter(self, counter: Counter | None) -> None:
         for pair in (self.online, self.target):
             for tower in pair.towers():
                 tower.counter = counter
+        return counter
 
     @property
     def learning_rate(self) -> float:
@@ -128,15 +121,15 @@ class Learner:
         """One optimizer step, then `target ← (1-τ)·target + τ·online`; returns the norm."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        online = list(self.online.parameters())
+        online: list[torch.Tensor] = list(self.online.parameters())
         clip = self.settings.optimizer.clip_norm
         norm = torch.nn.utils.clip_grad_norm_(online, clip, foreach=True)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
         self.optimizer.step()
         with torch.no_grad():
-            weights = list(self.target.parameters())
-            torch._foreach_lerp_(weights, online, self.settings.pqn.tau)
+            target: list[torch.Tensor] = list(self.target.parameters())
+            torch._foreach_lerp_(target, online, self.settings.pqn.tau)
         self.steps += 1
         self.env_steps += transitions
         return norm

@@ -48,7 +48,7 @@ class SequentialPeer:
     def step(self, batch: EpisodeBatch, actions: np.ndarray | None = None) -> StepResult:
         """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` instead of the policy's."""
         learner = self.learner
-        episodes = {i: _episode(batch, i) for i in np.flatnonzero(batch.chunk_mask.any(1))}
+        episodes = {i: _episode(batch, i) for i in np.flatnonzero(batch.chunk_mask.any(1)).tolist()}
         played = [
             self._play(episode, None if actions is None else actions[i].tolist(), greedy=False)
             for i, episode in episodes.items()
@@ -77,7 +77,7 @@ class SequentialPeer:
         """Greedy episodes: actions `[B, T]` and whether each step happened."""
         shape = len(batch.chunk_mask), self.settings.rollout.max_steps
         actions, valid = np.zeros(shape, np.int64), np.zeros(shape, bool)
-        for i in np.flatnonzero(batch.chunk_mask.any(1)):
+        for i in np.flatnonzero(batch.chunk_mask.any(1)).tolist():
             taken = self._play(_episode(batch, i), None, greedy=True).actions
             actions[i, : len(taken)], valid[i, : len(taken)] = taken, True
         return actions, valid

@@ -32,15 +32,25 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass
 class Counter:
-    """Tokens that towers computed since the counter was made, and how many of them were text."""
+    """Tokens that towers computed since the counter was made; adding up makes no GPU wait."""
 
-    text: float = 0.0
-    computed: float = 0.0
+    computed: int = 0
+    device_text: torch.Tensor | int = 0
+
+    def add(self, rows: Rows) -> None:
+        """Counts one batch of rows."""
+        self.computed += rows.tokens.numel()
+        self.device_text = self.device_text + rows.lengths.sum()
+
+    @property
+    def text(self) -> int:
+        """How many of the tokens were text."""
+        return int(self.device_text)
 
     @property
     def padding_share(self) -> float:
         """The computed tokens that carried no text, as a share."""
-        return 1.0 - self.text / max(self.computed, 1.0)
+        return 1.0 - self.text / max(self.computed, 1)
 
 
 class Tower(torch.nn.Module):
@@ -59,16 +69,16 @@ class Tower(torch.nn.Module):
         """Runs the model through torch.compile from now on, one program for all shapes."""
         self.run = torch.compile(self.model, dynamic=True)
 
-    def forward(self, rows: Rows) -> torch.Tensor:
-        """Rows → float32 embeddings `[N, D]`; rows must have at least one token."""
+    def forward(self, rows: Rows, *, full: bool = False) -> torch.Tensor:
+        """Rows, at least one token each, → float32 embeddings `[N, D]`; `full`: none is padded."""
         if self.counter is not None:
-            self.counter.computed += rows.tokens.numel()
-            self.counter.text += float(rows.lengths.sum())
+            self.counter.add(rows)
         inside = torch.arange(rows.tokens.shape[1], device=self.device) < rows.lengths[:, None]
         on_gpu = self.device.type == "cuda"
         # A context of its own: weights that were cast under no_grad must not be reused with grad.
         with torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext():
-            hidden = self.run(input_ids=rows.tokens, attention_mask=inside).last_hidden_state
+            mask = None if full else inside
+            hidden = self.run(input_ids=rows.tokens, attention_mask=mask).last_hidden_state
         total = torch.einsum("bld,bl->bd", hidden.float(), inside.float())
         return self.scale * total / rows.lengths[:, None]
 
@@ -105,7 +115,7 @@ def pad_rows(rows: list[list[int]], width: int, pad_id: int, device: torch.devic
     return Rows(torch.from_numpy(tokens).to(device), lengths)
 
 
-def _bert(config: BertConfig, params: Params) -> BertModel:
+def _bert(config: BertConfig, params: Params) -> torch.nn.Module:
     theirs = TorchBertConfig(
         **dataclasses.asdict(config), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )

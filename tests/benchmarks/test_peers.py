@@ -83,7 +83,7 @@ class Ours:
 
 def by_name(params) -> dict[str, np.ndarray]:
     """Both towers' weights under Hugging Face's names."""
-    result = {}
+    result: dict[str, np.ndarray] = {}
     for name, tower in (("state", STATE), ("chunk", CHUNK)):
         tensors = tensors_from_params(tower_params(params, tower))
         result |= {f"{name} {key}": value for key, value in tensors.items()}

@@ -1,0 +1,55 @@
+"""The speed limit of the machine: a large matrix product in jax and in torch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from benchmarks.measure import Timing, interleave, on_gpu
+from benchmarks.report import Case
+
+
+@dataclasses.dataclass(frozen=True)
+class Peaks:
+    """FLOP/s of the best round, in jax and in torch."""
+
+    jax: float
+    torch: float
+
+
+def measure_peaks(rounds: int) -> tuple[Peaks, Case]:
+    """n×n times n×n: float32 with n = 2048 on CPU, bfloat16 with n = 8192 on GPU."""
+    n, dtype = (8192, "bfloat16") if on_gpu() else (2048, "float32")
+    a = jax.random.normal(jax.random.key(0), (n, n), jnp.dtype(dtype))
+    b = torch.randn((n, n), dtype=getattr(torch, dtype), device="cuda" if on_gpu() else "cpu")
+    product = jax.jit(jnp.matmul)
+
+    def ours(_: int) -> None:
+        product(a, a).block_until_ready()
+
+    def theirs(_: int) -> None:
+        torch.matmul(b, b)
+        if on_gpu():
+            torch.cuda.synchronize()
+
+    timings = interleave({"ours": ours, "torch": theirs}, max(rounds, 5))
+    peaks = Peaks(*(_rate(timings[name], n) for name in ("ours", "torch")))
+    return peaks, Case(
+        f"matmul peak, {dtype}, {n}x{n}",
+        peaks.jax / 1e9,
+        "GFLOP/s",
+        peer=peaks.torch / 1e9,
+        ratio=peaks.jax / peaks.torch,
+        details={
+            "peer": "torch.matmul",
+            "median time, s": timings["ours"].median,
+            "peer: median time, s": timings["torch"].median,
+        },
+    )
+
+
+def _rate(timing: Timing, n: int) -> float:
+    return 2.0 * n**3 / min(timing.seconds)

@@ -1,0 +1,135 @@
+"""How speed is measured: interleaved rounds, memory, and the work that a measurement is put to."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from qrag_jax.encoders.bert import BertConfig
+
+CLEAR_PEAK = Path("/proc/self/clear_refs")
+STATUS = Path("/proc/self/status")
+
+
+@dataclasses.dataclass
+class Work:
+    """What one run of a program does.
+
+    text, computed: tokens that carry text, and all that were computed. flops: those that the
+    task needs (text tokens alone, nothing computed twice), so that they are the same for all.
+    """
+
+    text: float
+    computed: float
+    flops: float
+
+
+@dataclasses.dataclass
+class Timing:
+    """seconds of each measured round; compile: of the first call beyond a later one; memory in
+    bytes while the first calls ran: peak of the process on CPU, of the program's arrays on GPU."""
+
+    seconds: list[float]
+    compile: float
+    memory: float
+
+    @property
+    def median(self) -> float:
+        """Seconds of the median round."""
+        return statistics.median(self.seconds)
+
+
+def on_gpu() -> bool:
+    """Whether jax computes on a GPU."""
+    return jax.default_backend() == "gpu"
+
+
+def interleave(
+    programs: Mapping[str, Callable[[int], object]], rounds: int, warmups: int = 1
+) -> dict[str, Timing]:
+    """Times programs in turns: a, b, a, b, …; each is called with the round's number and waits
+    for its own result."""
+    result: dict[str, Timing] = {}
+    for name, program in programs.items():
+        reset_peak_memory()
+        first = _seconds(program, 0)
+        again = [_seconds(program, i) for i in range(1, 1 + warmups)]
+        result[name] = Timing([], max(first - min(again), 0.0), peak_memory(name == "ours"))
+    for i in range(rounds):
+        for name, program in programs.items():
+            result[name].seconds.append(_seconds(program, 1 + warmups + i))
+    return result
+
+
+def _seconds(program: Callable[[int], object], number: int) -> float:
+    start = time.perf_counter()
+    program(number)
+    return time.perf_counter() - start
+
+
+def ratio(ours: Timing, peer: Timing) -> float:
+    """The median over rounds of the peer's time to ours: above 1, ours is faster."""
+    return statistics.median(p / o for o, p in zip(ours.seconds, peer.seconds, strict=True))
+
+
+def reset_peak_memory() -> None:
+    """Starts the peak anew where the system allows it (not for jax's arrays on a GPU)."""
+    if on_gpu():
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+    elif CLEAR_PEAK.exists():
+        CLEAR_PEAK.write_text("5")
+
+
+def peak_memory(ours: bool) -> float:
+    """Bytes: of the process on CPU, of jax's or torch's arrays on a GPU."""
+    if on_gpu():
+        import torch
+
+        stats = jax.devices()[0].memory_stats() or {}
+        return float(stats["peak_bytes_in_use"] if ours else torch.cuda.max_memory_allocated())
+    if STATUS.exists():
+        lines = STATUS.read_text().splitlines()
+        (peak,) = [line.split()[1] for line in lines if line.startswith("VmHWM")]
+        return float(peak) * 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2.0**10
+
+
+def forward_flops(config: BertConfig, lengths: Sequence[int] | np.ndarray) -> float:
+    """Of one forward pass: a layer takes `2·(4h² + 2hi) + 4·L·h` a token of a row of L tokens."""
+    row = np.asarray(lengths, np.float64)
+    width, inner = config.hidden_size, config.intermediate_size
+    dense = 2.0 * (4 * width**2 + 2 * width * inner) * row.sum()
+    return config.num_hidden_layers * float(dense + 4.0 * width * np.square(row).sum())
+
+
+def details(
+    ours: tuple[Work, Timing], peer: tuple[Work, Timing] | None, peak: float
+) -> dict[str, float | str]:
+    """The figures behind a case; `peak` is the measured matmul peak in FLOP/s."""
+    result: dict[str, float | str] = {}
+    for prefix, measured in (("", ours), ("peer: ", peer)):
+        if measured is None:
+            continue
+        work, timing = measured
+        rate = work.flops / timing.median
+        result |= {
+            f"{prefix}text tokens": work.text,
+            f"{prefix}computed tokens": work.computed,
+            f"{prefix}padding share": 1.0 - work.text / max(work.computed, 1.0),
+            f"{prefix}model FLOPs": work.flops,
+            f"{prefix}median time, s": timing.median,
+            f"{prefix}achieved FLOP/s": rate,
+            f"{prefix}share of matmul peak": rate / peak,
+            f"{prefix}peak memory, GiB": timing.memory / 2**30,
+            f"{prefix}compile time, s": timing.compile,
+        }
+    return result

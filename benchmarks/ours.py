@@ -1,0 +1,246 @@
+"""Our side of the speed suite, built of the pieces that train.py and evaluate.py use."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from qrag_jax import evaluation, experiment
+from qrag_jax.algorithms import pqn
+from qrag_jax.algorithms.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.algorithms.train_step import make_train_step
+from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, EpisodeSource, stack
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.tokens import TextTokenizer, TokenStore
+from qrag_jax.encoders.bert import Bert, BertConfig
+from qrag_jax.encoders.pretrained import DTYPES, load_encoder
+from qrag_jax.encoders.ragged import Blocks, count_tokens, embed_rows
+from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.encoders.text_encoder import Params, TextEncoder
+from qrag_jax.environments import chunks
+from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.runtime.mesh import make_mesh, replicate, shard_batch
+
+DATA = Path(os.environ.get("QRAG_DATA", "../shared/data"))
+SCHEDULED = 1000  # optimizer steps whose learning rates the peers are given
+
+VOCABULARY = 30522  # of bert-base-uncased, which MiniLM has too
+MINILM = BertConfig(VOCABULARY, 384, 6, 12, 1536)
+BERT_BASE = BertConfig(VOCABULARY, 768, 12, 12, 3072)
+QUICK = BertConfig(VOCABULARY, 384, 2, 12, 1536)  # two layers of MiniLM's width
+SMALL = BertConfig(VOCABULARY, 32, 1, 2, 64)  # where only lengths are measured
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """Tokenised questions under a config; `origin` says in words where they come from."""
+
+    config: ConfigDict
+    samples: Sequence[Sample]
+    store: TokenStore
+    shape: EpisodeShape
+    origin: str
+
+    def batch(self, number: int, size: int) -> EpisodeBatch:
+        """The `number`-th batch of `size` questions, from the first again after the last."""
+        source = EpisodeSource(self.store, self.shape)
+        start = number * size
+        return stack([source[i % len(source)] for i in range(start, start + size)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoder:
+    """A text encoder, the weights of one tower, and its name in words."""
+
+    encoder: TextEncoder
+    params: Params
+    name: str
+
+    @property
+    def sizes(self) -> BertConfig:
+        """The sizes of its trunk."""
+        assert isinstance(self.encoder.module, Bert)
+        return self.encoder.module.config
+
+    def towers(self) -> Params:
+        """Both towers as training starts: twice the same weights on axis 0."""
+        return jax.tree.map(lambda leaf: np.stack([leaf, leaf]), self.params)
+
+
+def read_texts(
+    config: ConfigDict, name: str, questions: int, cache: Path
+) -> tuple[ConfigDict, list[Sample], str]:
+    """Real records of the data set `name` where they are, else invented questions."""
+    with config.unlocked():
+        config.data.cache = str(cache)
+        config.data.limit = questions
+        config.data.path = str(DATA / name) if (DATA / name).exists() else "synthetic"
+        config.data.synthetic.update(train=questions, dev=16)
+        config.encoder.dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
+    samples = experiment.read_samples(config, "train", hold_out=True).all[:questions]
+    origin = f"invented questions as {name}" if config.data.path == "synthetic" else name
+    return config, samples, f"{origin}, {len(samples)} questions"
+
+
+def load_texts(
+    config: ConfigDict, samples: list[Sample], origin: str, tokenizer: TextTokenizer
+) -> Texts:
+    """Tokenises samples."""
+    store = experiment.tokenise_samples(config, tokenizer, samples)
+    return Texts(config, samples, store, EpisodeShape.holding([store]), origin)
+
+
+def load_tokenizer(minilm: Path | None, samples: Sequence[Sample], folder: Path) -> TextTokenizer:
+    """MiniLM's, or one trained on the samples."""
+    if minilm is None:
+        texts = (text for s in samples for text in (s.question, *s.chunks))
+        make_scratch_folder(folder, texts, ScratchConfig(1, 32, 2, 8000, 512), 0)
+    return TextTokenizer.load(minilm or folder)
+
+
+def genuine_minilm(folder: Path, config: ConfigDict) -> Encoder:
+    """The pretrained MiniLM."""
+    loaded = load_encoder(folder, config.encoder.dtype, config.encoder.scale)
+    return Encoder(loaded.encoder, loaded.params, "genuine all-MiniLM-L6-v2")
+
+
+def random_encoder(
+    sizes: BertConfig, name: str, tokenizer: TextTokenizer, config: ConfigDict
+) -> Encoder:
+    """Random weights of these sizes."""
+    encoder = TextEncoder(
+        module=Bert(sizes, DTYPES[config.encoder.dtype]),
+        width=sizes.hidden_size,
+        max_positions=sizes.max_position_embeddings,
+        cls_id=tokenizer.cls_id,
+        sep_id=tokenizer.sep_id,
+        pad_id=tokenizer.pad_id,
+        scale=config.encoder.scale,
+    )
+    rng = np.random.default_rng(0)
+
+    def fill(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        noise = 0.02 * rng.standard_normal(leaf.shape, np.float32)
+        return noise + 1 if path[-1].key == "scale" else noise
+
+    shapes = jax.eval_shape(encoder.init, jax.random.key(0))
+    params = jax.tree_util.tree_map_with_path(fill, shapes)
+    return Encoder(encoder, params, f"{name} (random weights)")
+
+
+class Training:
+    """The training step as train.py builds it, with its state."""
+
+    def __init__(self, texts: Texts, encoder: Encoder) -> None:
+        config = texts.config
+        self.mesh = make_mesh()
+        optimizer_config = experiment.optimizer_config(config)
+        optimizer = make_optimizer(optimizer_config)
+        self.plan = experiment.make_plan(config, texts.shape, [texts.store])
+        self.program = make_train_step(
+            self.mesh,
+            encoder.encoder,
+            self.plan,
+            experiment.rollout_config(config),
+            experiment.pqn_config(config),
+            experiment.feedback(config),
+            optimizer,
+            learning_rate_schedule(optimizer_config),
+            optimizer_config.learning_rate,
+        )
+        towers = encoder.towers()
+        self.state = replicate(self.mesh, pqn.init_state(towers, optimizer, jax.random.key(42)))
+
+    def step(self, batch: EpisodeBatch) -> dict[str, float]:
+        """One update on a batch of NumPy arrays; returns its metrics when it is done."""
+        self.state, metrics = self.program(self.state, shard_batch(self.mesh, batch))
+        return jax.tree.map(float, jax.device_get(jax.block_until_ready(metrics)))
+
+    @staticmethod
+    def text_tokens(chunks: float, states: float, chosen: float) -> float:
+        """Text tokens of all encoder calls of a step, given those of each kind of row: chunks
+        and states are embedded under both roles, states and chosen chunks again for gradients."""
+        return 2.0 * chunks + 2.0 * states + states + chosen
+
+
+class Player:
+    """Greedy episodes by the way that evaluate.py goes."""
+
+    def __init__(self, texts: Texts, encoder: Encoder) -> None:
+        config = texts.config
+        self.texts, self.mesh = texts, make_mesh()
+        self.plan = experiment.make_plan(config, texts.shape, [texts.store])
+        self.play = evaluation.make_play(
+            self.mesh,
+            encoder.encoder,
+            self.plan,
+            experiment.rollout_config(config),
+            experiment.feedback(config),
+            config.pqn.gamma,
+        )
+        self.params = replicate(self.mesh, encoder.towers())
+
+    def rows(self, indices: Sequence[int], batch_size: int) -> list[Row]:
+        """The retrieval log's rows of some questions."""
+        texts = self.texts
+        played = evaluation.play_samples(
+            self.play,
+            self.mesh,
+            self.params,
+            texts.samples,
+            texts.store,
+            texts.shape,
+            batch_size,
+            indices,
+        )
+        return [row for rows, _ in played for row in rows]
+
+
+def computed_tokens(blocks: Blocks, lengths: np.ndarray) -> float:
+    """Tokens that `embed_rows` computes for rows of these lengths."""
+    return float(count_tokens(blocks, jnp.asarray(lengths)).computed)
+
+
+class Embedder:
+    """Chunk rows embedded as the rollout embeds them, or in one call where none is padded."""
+
+    def __init__(self, texts: Texts, encoder: Encoder, *, full: bool = False) -> None:
+        self.blocks = experiment.make_plan(texts.config, texts.shape, [texts.store]).chunks
+        self.params = jax.device_put(encoder.params)
+
+        def ragged(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+            return embed_rows(encoder.encoder, self.blocks, params, tokens, lengths)
+
+        self.program = jax.jit(encoder.encoder.embed if full else ragged)
+
+    def __call__(self, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        """tokens `[N, L]`, lengths `[N]` → `[N, D]`, computed when this returns."""
+        return self.program(self.params, tokens, lengths).block_until_ready()
+
+
+def chunk_rows(texts: Texts, encoder: Encoder, questions: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every chunk of the first questions as an encoder row: tokens `[N, L]`, lengths `[N]`."""
+    e = encoder.encoder
+    tokens, lengths = chunks.chunk_rows(
+        jax.tree.map(jnp.asarray, texts.batch(0, questions)),
+        cls_id=e.cls_id,
+        sep_id=e.sep_id,
+        pad_id=e.pad_id,
+        row_tokens=texts.config.data.max_chunk_tokens,
+    )
+    present = np.asarray(lengths) > 0
+    return np.asarray(tokens)[present], np.asarray(lengths)[present]
+
+
+def learning_rates(config: ConfigDict) -> tuple[float, ...]:
+    """Of the first optimizer steps."""
+    schedule = learning_rate_schedule(experiment.optimizer_config(config))
+    return tuple(np.asarray(jax.vmap(schedule)(jnp.arange(SCHEDULED))).tolist())

@@ -1,0 +1,78 @@
+"""Greedy episodes over many questions, against one episode at a time in PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.measure import Work, details, forward_flops, interleave, ratio
+from benchmarks.ours import Encoder, Player, Texts, computed_tokens
+from benchmarks.peers.sequential import SequentialPeer
+from benchmarks.report import Case
+from benchmarks.speed_cases.setting import Setting, peer_settings, verdict
+from benchmarks.speed_cases.training import DESCRIPTIONS, SEQUENTIAL
+from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.metrics.retrieval_log import Row
+
+
+def evaluation_case(
+    setting: Setting, texts: Texts, encoder: Encoder, questions: int, batch_size: int
+) -> Case:
+    """Episodes per second by the way a user's evaluation goes, log rows included."""
+    player = Player(texts, encoder)
+    peer = SequentialPeer(peer_settings(texts, encoder), encoder.towers(), setting.device)
+    batch = texts.batch(0, questions)
+    rows: list[Row] = []
+    taken: list[list[int]] = []
+
+    def ours(_: int) -> None:
+        rows[:] = player.rows(range(questions), batch_size)
+
+    def theirs(_: int) -> None:
+        actions, valid = peer.play(batch)
+        taken[:] = [row[mask].tolist() for row, mask in zip(actions, valid, strict=True)]
+
+    timings = interleave({"ours": ours, SEQUENTIAL: theirs}, setting.rounds, setting.warmups)
+    counter = peer.learner.count_tokens()
+    peer.play(batch)
+    same = np.mean([row.pred_idx == other for row, other in zip(rows, taken, strict=True)])
+    chunks, states = _lengths(texts, batch, rows)
+    flops = forward_flops(encoder.sizes, np.concatenate([chunks[chunks > 0], states[states > 0]]))
+    computed = sum(
+        computed_tokens(player.plan.chunks, chunks[i : i + batch_size].ravel())
+        + sum(
+            computed_tokens(player.plan.states, column) for column in states[i : i + batch_size].T
+        )
+        for i in range(0, questions, batch_size)
+    )
+    own = Work(float(chunks.sum() + states.sum()), computed, flops)
+    other = Work(counter.text, counter.computed, flops)
+    gain = ratio(timings["ours"], timings[SEQUENTIAL])
+    return Case(
+        f"evaluation, {encoder.name}, {questions} questions: beside {SEQUENTIAL}",
+        questions / timings["ours"].median,
+        "episodes/s",
+        peer=questions / timings[SEQUENTIAL].median,
+        ratio=gain,
+        **verdict(gain, setting.at_least(3.0, 20.0), "x"),
+        details={
+            "encoder": encoder.name,
+            "data": f"{texts.origin}, {batch_size} played at once",
+            "peer": DESCRIPTIONS[SEQUENTIAL],
+            **details((own, timings["ours"]), (other, timings[SEQUENTIAL]), setting.peaks.jax),
+            "share of episodes with the same chunks": float(same),
+        },
+    )
+
+
+def _lengths(texts: Texts, batch: EpisodeBatch, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of every chunk row `[B, C]` and of every state acted in `[B, T]`, 0 where none."""
+    data = texts.config.data
+    sizes = np.asarray(batch.chunk_lengths)
+    chunks = np.where(batch.chunk_mask, np.minimum(sizes, data.max_chunk_tokens - 2) + 2, 0)
+    states = np.zeros((len(rows), texts.config.env.max_steps), np.int32)
+    for i, row in enumerate(rows):
+        length = 2 + int(batch.question_length[i])
+        for t, chunk in enumerate(row.pred_idx):
+            states[i, t] = length
+            length += 1 + min(int(sizes[i, chunk]), data.max_chunk_tokens_in_state)
+    return chunks, states
