@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 import ml_collections
@@ -28,7 +28,6 @@ from qrag_jax.algorithms.train_step import TrainStep, make_train_step
 from qrag_jax.data.episodes import EpisodeShape, training_batches
 from qrag_jax.data.loading import without_questions
 from qrag_jax.data.sources import mix_weights
-from qrag_jax.encoders.pretrained import LoadedEncoder
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.checkpoints import Checkpoints, SaveError
