@@ -305,7 +305,12 @@ def make_plan(
     on_cpu = jax.default_backend() == "cpu"
     usual = CPU_BLOCK_TOKENS if on_cpu else ACCELERATOR_BLOCK_TOKENS
     tokens, sizes = config.encoder.block_tokens or usual, config.encoder.block_sizes
-    return Plan(*(choose_blocks(h, tokens, count, sizes) for h in (chunks, states, both)))
+    # States and gradients are a small share of the tokens: fewer shapes to compile.
+    return Plan(
+        chunks=choose_blocks(chunks, tokens, count, sizes),
+        states=choose_blocks(states, tokens, max(count - 1, 1), sizes),
+        gradients=choose_blocks(both, tokens, max(count - 1, 1), sizes),
+    )
 
 
 def _histogram(lengths: np.ndarray, longest: int) -> np.ndarray:

@@ -125,6 +125,11 @@ class BertLayer(nn.Module):
         # Flax takes mean and variance in float32 whatever the dtype.
         return nn.LayerNorm(epsilon=self.config.layer_norm_eps, dtype=self.dtype, name=name)
 
+    def init_params(self, key: jax.Array) -> Params:
+        """Random parameters of one layer."""
+        x = jnp.zeros((1, self.config.hidden_size))
+        return self.init(key, x, padded_layout(jnp.ones(1, jnp.int32), 1))["params"]
+
 
 # What a layer keeps for its gradient; the rest is computed again.
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
@@ -132,6 +137,21 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "dots": jax.checkpoint_policies.dots_saveable,  # matrix products are kept
     "layers": jax.checkpoint_policies.nothing_saveable,  # only what enters the layer is kept
 }
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _apply_layer(
+    config: BertConfig, dtype: jnp.dtype, remat: str, params: Params, x: jax.Array, where: Layout
+) -> jax.Array:
+    """One layer. Under jit it is traced once for all layers and uses of one shape."""
+
+    def apply(params: Params, x: jax.Array) -> jax.Array:
+        layer = BertLayer(config, dtype, parent=None)
+        return jnp.asarray(layer.apply({"params": params}, x, where))
+
+    if remat != "none":
+        apply = jax.checkpoint(apply, policy=REMAT_POLICIES[remat], prevent_cse=True)
+    return apply(params, x)
 
 
 class Bert(nn.Module):
@@ -158,10 +178,10 @@ class Bert(nn.Module):
             name: self.param(name, init, (size, c.hidden_size)) for name, size in sizes.items()
         }
         self.embedding_norm = nn.LayerNorm(epsilon=c.layer_norm_eps, dtype=self.dtype)
-        layer: Any = BertLayer
-        if self.remat != "none":
-            layer = nn.remat(layer, policy=REMAT_POLICIES[self.remat])
-        self.layers = [layer(c, self.dtype) for _ in range(c.num_hidden_layers)]
+        self.layers = [
+            self.param(f"layers_{i}", BertLayer(c, self.dtype, parent=None).init_params)
+            for i in range(c.num_hidden_layers)
+        ]
 
     def __call__(self, words: jax.Array, where: Layout) -> jax.Array:
         """words `[T, H]`, rows of the word table, standing as `where` says.
@@ -172,7 +192,7 @@ class Bert(nn.Module):
         positions = self.tables["position_embeddings"][where.position]
         x = self.embedding_norm(words + positions + self.tables["token_type_embeddings"][0])
         for layer in self.layers:
-            x = layer(x, where)
+            x = _apply_layer(self.config, self.dtype, self.remat, layer, x, where)
         return x
 
     def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
