@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypedDict
 
 from benchmarks import ours
 from benchmarks.matmul import Peaks
@@ -35,8 +36,15 @@ class Setting:
         return None if self.quick else gpu if self.gpu else cpu
 
 
-def verdict(value: float, least: float | None, unit: str = "") -> dict[str, str | bool | None]:
-    """`target` and `holds` of a case whose value must be at least `least`."""
+class Verdict(TypedDict):
+    """The two keys of a case that say what was asked for and whether it was met."""
+
+    target: str | None
+    holds: bool | None
+
+
+def verdict(value: float, least: float | None, unit: str = "") -> Verdict:
+    """Of a case whose value must be at least `least`."""
     if least is None:
         return {"target": None, "holds": None}
     return {"target": f">= {least:g}{unit}", "holds": value >= least}
