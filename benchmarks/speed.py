@@ -4,7 +4,8 @@ Ours and the peers (benchmarks/peers) compute on the same tensors and first weig
 in one process. HotpotQA and MuSiQue records come from the folder QRAG_DATA (default
 ../shared/data), else questions are invented. On a GPU everything computes in bfloat16 and takes
 GPU-sized batches. Run it on an idle machine: beside other busy programs torch on CPU slows down
-far more than jax, and the ratios flatter us. `--quick` takes a smaller encoder and fewer cases. Needs the extra "test".
+far more than jax, and the ratios flatter us. `--quick` takes a smaller encoder and fewer cases.
+Needs the extra "test".
 """
 
 from __future__ import annotations
