@@ -14,20 +14,27 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from qrag_jax import evaluation, experiment
-from qrag_jax.algorithms import pqn
 from qrag_jax.algorithms.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.algorithms.placement import (
+    both_towers,
+    first_state,
+    params_shardings,
+    state_shardings,
+)
 from qrag_jax.algorithms.train_step import make_train_step
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, EpisodeSource, stack
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.encoders.bert import Bert, BertConfig
-from qrag_jax.encoders.pretrained import DTYPES, load_encoder
-from qrag_jax.encoders.ragged import Blocks, count_tokens, embed_rows
+from qrag_jax.encoders.packing import Blocks
+from qrag_jax.encoders.precision import compute_dtype
+from qrag_jax.encoders.pretrained import load_encoder
+from qrag_jax.encoders.ragged import count_tokens, embed_rows
 from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.encoders.text_encoder import Params, TextEncoder
 from qrag_jax.environments import chunks
 from qrag_jax.metrics.retrieval_log import Row
-from qrag_jax.runtime.mesh import make_mesh, replicate, shard_batch
+from qrag_jax.runtime.mesh import make_mesh, shard_batch
 
 DATA = Path(os.environ.get("QRAG_DATA", "../shared/data"))
 SCHEDULED = 1000  # optimizer steps whose learning rates the peers are given
@@ -84,7 +91,6 @@ def read_texts(
         config.data.limit = questions
         config.data.path = str(DATA / name) if (DATA / name).exists() else "synthetic"
         config.data.synthetic.update(train=questions, dev=16)
-        config.encoder.dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     samples = experiment.read_samples(config, "train", hold_out=True).all[:questions]
     origin = f"invented questions as {name}" if config.data.path == "synthetic" else name
     return config, samples, f"{origin}, {len(samples)} questions"
@@ -117,7 +123,7 @@ def random_encoder(
 ) -> Encoder:
     """Random weights of these sizes."""
     encoder = TextEncoder(
-        module=Bert(sizes, DTYPES[config.encoder.dtype]),
+        module=Bert(sizes, compute_dtype(config.encoder.dtype), config.encoder.remat),
         width=sizes.hidden_size,
         max_positions=sizes.max_position_embeddings,
         cls_id=tokenizer.cls_id,
@@ -145,8 +151,12 @@ class Training:
         optimizer_config = experiment.optimizer_config(config)
         optimizer = make_optimizer(optimizer_config)
         self.plan = experiment.make_plan(config, texts.shape, [texts.store])
+        shardings = state_shardings(
+            self.mesh, experiment.sharding_rules(config), encoder.params, optimizer
+        )
         self.program = make_train_step(
             self.mesh,
+            shardings,
             encoder.encoder,
             self.plan,
             experiment.rollout_config(config),
@@ -156,8 +166,7 @@ class Training:
             learning_rate_schedule(optimizer_config),
             optimizer_config.learning_rate,
         )
-        towers = encoder.towers()
-        self.state = replicate(self.mesh, pqn.init_state(towers, optimizer, jax.random.key(42)))
+        self.state = first_state(shardings, encoder.params, optimizer, 42)
 
     def step(self, batch: EpisodeBatch) -> dict[str, float]:
         """One update on a batch of NumPy arrays; returns its metrics when it is done."""
@@ -178,15 +187,18 @@ class Player:
         config = texts.config
         self.texts, self.mesh = texts, make_mesh()
         self.plan = experiment.make_plan(config, texts.shape, [texts.store])
+        rules = experiment.sharding_rules(config)
+        shardings = params_shardings(self.mesh, rules, encoder.params)
         self.play = evaluation.make_play(
             self.mesh,
+            shardings,
             encoder.encoder,
             self.plan,
             experiment.rollout_config(config),
             experiment.feedback(config),
             config.pqn.gamma,
         )
-        self.params = replicate(self.mesh, encoder.towers())
+        self.params = both_towers(shardings, encoder.params)
 
     def rows(self, indices: Sequence[int], batch_size: int) -> list[Row]:
         """The retrieval log's rows of some questions."""
@@ -204,9 +216,14 @@ class Player:
         return [row for rows, _ in played for row in rows]
 
 
+_count_tokens = jax.jit(count_tokens, static_argnums=0)
+
+
 def computed_tokens(blocks: Blocks, lengths: np.ndarray) -> float:
     """Tokens that `embed_rows` computes for rows of these lengths."""
-    return float(count_tokens(blocks, jnp.asarray(lengths)).computed)
+    numbers = jnp.arange(1, 1 + len(lengths), dtype=jnp.int32)  # every row another text
+    tokens = jnp.repeat(numbers[:, None], blocks.lengths[-1], axis=1)
+    return float(_count_tokens(blocks, tokens, jnp.asarray(lengths)).computed)
 
 
 class Embedder:
@@ -217,7 +234,7 @@ class Embedder:
         self.params = jax.device_put(encoder.params)
 
         def ragged(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-            return embed_rows(encoder.encoder, self.blocks, params, tokens, lengths)
+            return embed_rows(encoder.encoder, self.blocks, params, tokens, lengths)[0]
 
         self.program = jax.jit(encoder.encoder.embed if full else ragged)
 

@@ -69,8 +69,6 @@ def _train(
         "train.eval_every": STEPS,
         "train.checkpoint_every": STEPS,
     }
-    if setting.gpu:
-        fields["encoder.dtype"] = "bfloat16"
     if not minilm:
         fields |= {"encoder.path": "", "encoder.scratch.hidden": 384, "encoder.scratch.heads": 12}
     workdir = folder / name

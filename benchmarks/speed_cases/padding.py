@@ -30,11 +30,10 @@ def padding_case(setting: Setting, texts: Texts, encoder: Encoder, questions: in
         holds=None if setting.quick else share <= MOST,
         details={
             "batches": f"{BATCHES} of {questions} questions",
-            "chunk blocks": f"{training.plan.chunks.size} rows at {training.plan.chunks.lengths}",
-            "state blocks": f"{training.plan.states.size} rows at {training.plan.states.lengths}",
-            "gradient blocks": (
-                f"{training.plan.gradients.size} rows at {training.plan.gradients.lengths}"
-            ),
+            **{
+                f"blocks of {name}": f"{blocks.tokens} tokens, rows of {blocks.lengths}"
+                for name, blocks in training.plan._asdict().items()
+            },
         },
     )
 
