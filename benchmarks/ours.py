@@ -27,7 +27,7 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.encoders.bert import Bert, BertConfig
 from qrag_jax.encoders.packing import Blocks
-from qrag_jax.encoders.precision import compute_dtype
+from qrag_jax.encoders.precision import precision
 from qrag_jax.encoders.pretrained import load_encoder
 from qrag_jax.encoders.ragged import count_tokens, embed_rows
 from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
@@ -91,6 +91,7 @@ def read_texts(
         config.data.limit = questions
         config.data.path = str(DATA / name) if (DATA / name).exists() else "synthetic"
         config.data.synthetic.update(train=questions, dev=16)
+        config.encoder.dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     samples = experiment.read_samples(config, "train", hold_out=True).all[:questions]
     origin = f"invented questions as {name}" if config.data.path == "synthetic" else name
     return config, samples, f"{origin}, {len(samples)} questions"
@@ -123,7 +124,7 @@ def random_encoder(
 ) -> Encoder:
     """Random weights of these sizes."""
     encoder = TextEncoder(
-        module=Bert(sizes, compute_dtype(config.encoder.dtype), config.encoder.remat),
+        module=Bert(sizes, precision(config.encoder.dtype), config.encoder.remat),
         width=sizes.hidden_size,
         max_positions=sizes.max_position_embeddings,
         cls_id=tokenizer.cls_id,
@@ -140,6 +141,13 @@ def random_encoder(
     shapes = jax.eval_shape(encoder.init, jax.random.key(0))
     params = jax.tree_util.tree_map_with_path(fill, shapes)
     return Encoder(encoder, params, f"{name} (random weights)")
+
+
+def in_bfloat16(encoder: Encoder) -> Encoder:
+    """The same weights, computed in bfloat16."""
+    module = encoder.encoder.module.clone(precision=precision("bfloat16"))
+    text_encoder = dataclasses.replace(encoder.encoder, module=module)
+    return Encoder(text_encoder, encoder.params, f"{encoder.name}, bfloat16")
 
 
 class Training:

@@ -6,12 +6,12 @@ import functools
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode, stack
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.encoders.bert import Bert, BertConfig
+from qrag_jax.encoders.precision import Precision
 from qrag_jax.encoders.text_encoder import Params, TextEncoder
 
 PAD, CLS, SEP, FIRST_WORD = 0, 2, 3, 5
@@ -19,7 +19,11 @@ VOCAB, POSITIONS = 40, 48
 
 
 @functools.cache
-def tiny_encoder(layers: int = 1, hidden: int = 16, dtype: jnp.dtype = jnp.float32) -> TextEncoder:
+def tiny_encoder(
+    layers: int = 1,
+    hidden: int = 16,
+    precision: Precision = Precision(),  # noqa: B008
+) -> TextEncoder:
     """A real BERT of a few thousand parameters."""
     config = BertConfig(
         vocab_size=VOCAB,
@@ -29,7 +33,7 @@ def tiny_encoder(layers: int = 1, hidden: int = 16, dtype: jnp.dtype = jnp.float
         intermediate_size=2 * hidden,
         max_position_embeddings=POSITIONS,
     )
-    return TextEncoder(Bert(config, dtype), hidden, POSITIONS, CLS, SEP, PAD)
+    return TextEncoder(Bert(config, precision), hidden, POSITIONS, CLS, SEP, PAD)
 
 
 def tower(encoder: TextEncoder, seed: int) -> Params:

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from transformers import BertConfig as TorchBertConfig
@@ -54,13 +55,14 @@ class Counter:
 
 
 class Tower(torch.nn.Module):
-    """Masked mean of BERT's last hidden states times `scale`; bfloat16 autocast on a GPU."""
+    """Masked mean of BERT's last hidden states times `scale`; autocast where ours is bfloat16."""
 
     def __init__(self, encoder: TextEncoder, params: Params, device: torch.device) -> None:
         super().__init__()
         assert isinstance(encoder.module, Bert)
         self.model = _bert(encoder.module.config, params).to(device)
         self.run: Any = self.model  # what is called: the model, or the model compiled
+        self.autocast = encoder.module.precision.products == jnp.bfloat16
         self.scale = encoder.scale
         self.device = device
         self.counter: Counter | None = None
@@ -74,9 +76,8 @@ class Tower(torch.nn.Module):
         if self.counter is not None:
             self.counter.add(rows)
         inside = torch.arange(rows.tokens.shape[1], device=self.device) < rows.lengths[:, None]
-        on_gpu = self.device.type == "cuda"
         # A context of its own: weights that were cast under no_grad must not be reused with grad.
-        with torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext():
+        with torch.autocast(self.device.type, torch.bfloat16) if self.autocast else nullcontext():
             mask = None if full else inside
             hidden = self.run(input_ids=rows.tokens, attention_mask=mask).last_hidden_state
         total = torch.einsum("bld,bl->bd", hidden.float(), inside.float())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -9,12 +11,17 @@ MASKED = -1e9
 
 
 def padded_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    lengths: jax.Array,
+    products: jnp.dtype | None = None,
 ) -> jax.Array:
     """softmax(QKᵀ/√d)·V over the first `lengths[b]` keys of each row (Vaswani et al., 2017).
 
     Args:
         query, key, value: `[B, L, heads, d]`; lengths: `[B]`, at least 1.
+        products: dtype that the products' factors are rounded to; None: that of query.
 
     Returns:
         `[B, L, heads, d]`; what stands at positions ≥ length means nothing. NVIDIA GPUs take
@@ -23,7 +30,7 @@ def padded_attention(
     """
     match jax.default_backend():
         case "cpu":
-            return _batched_products(query, key, value, lengths)
+            return _batched_products(query, key, value, lengths, products or query.dtype)
         case "gpu" if _fused_kernel_takes(query):
             return _library(query, key, value, lengths, "cudnn")
         case _:
@@ -50,40 +57,46 @@ def _library(query, key, value, lengths, implementation):
     )
 
 
-def _batched_products(query, key, value, lengths):
+def _batched_products(query, key, value, lengths, products):
     batch, length, heads, width = query.shape
 
     def by_head(x: jax.Array) -> jax.Array:
         return x.transpose(0, 2, 1, 3).reshape(batch * heads, length, width)
 
     bias = jnp.where(jnp.arange(length) < lengths[:, None], 0.0, MASKED)
-    bias = jnp.repeat(bias.astype(query.dtype), heads, axis=0)[:, None]
+    bias = jnp.repeat(bias, heads, axis=0)[:, None]
     scaled = query * jnp.asarray(width**-0.5, query.dtype)
-    result = _attend(by_head(scaled), by_head(key), by_head(value), bias)
+    result = _attend(products, by_head(scaled), by_head(key), by_head(value), bias)
     return result.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
 
 
-@jax.custom_vjp
-def _attend(query, key, value, bias):
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(products, query, key, value, bias):
     """query, key, value `[N, L, d]`, bias `[N, 1, L]` → `[N, L, d]`; softmax in float32."""
-    return _attend_forward(query, key, value, bias)[0]
+    return _attend_forward(products, query, key, value, bias)[0]
 
 
-def _attend_forward(query, key, value, bias):
-    scores = jnp.einsum("nqd,nkd->nqk", query, key) + bias
-    weights = jax.nn.softmax(scores.astype(jnp.float32)).astype(query.dtype)
-    result = jnp.einsum("nqk,nkd->nqd", weights, value)
+def _product(products, subscripts, one, other, result):
+    one, other = one.astype(products), other.astype(products)
+    return jnp.einsum(subscripts, one, other, preferred_element_type=result)
+
+
+def _attend_forward(products, query, key, value, bias):
+    scores = _product(products, "nqd,nkd->nqk", query, key, jnp.float32) + bias
+    weights = jax.nn.softmax(scores).astype(query.dtype)
+    result = _product(products, "nqk,nkd->nqd", weights, value, query.dtype)
     return result, (query, key, value, bias, weights, result)
 
 
-def _attend_backward(saved, gradient):
+def _attend_backward(products, saved, gradient):
     query, key, value, bias, weights, result = saved
-    d_value = jnp.einsum("nqk,nqd->nkd", weights, gradient)
-    d_weights = jnp.einsum("nqd,nkd->nqk", gradient, value)
+    product = partial(_product, products, result=query.dtype)
+    d_value = product("nqk,nqd->nkd", weights, gradient)
+    d_weights = product("nqd,nkd->nqk", gradient, value)
     # Σ_k weights·d_weights equals Σ_d result·gradient, which is L/d times cheaper.
     d_scores = weights * (d_weights - (result * gradient).sum(-1, keepdims=True))
-    d_query = jnp.einsum("nqk,nkd->nqd", d_scores, key)
-    d_key = jnp.einsum("nqk,nqd->nkd", d_scores, query)
+    d_query = product("nqk,nkd->nqd", d_scores, key)
+    d_key = product("nqk,nqd->nkd", d_scores, query)
     return d_query, d_key, d_value, jnp.zeros_like(bias)
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from qrag_jax.encoders.attention import padded_attention
 from qrag_jax.encoders.linear import Linear
 from qrag_jax.encoders.packing import Layout, from_rows, padded_layout, to_rows
+from qrag_jax.encoders.precision import Precision
 from qrag_jax.errors import InputError
 
 
@@ -103,27 +104,33 @@ class BertLayer(nn.Module):
     """Self-attention and feed-forward, each followed by a residual sum and a LayerNorm."""
 
     config: BertConfig
-    dtype: jnp.dtype
+    precision: Precision
 
     @nn.compact
     def __call__(self, x: jax.Array, where: Layout) -> jax.Array:
         """x `[T, H]`, its rows standing as `where` says → `[T, H]`."""
         c = self.config
         width = x.shape[-1]
-        projected = to_rows(Linear(3 * width, name=QKV)(x), where)
+        projected = to_rows(self._linear(3 * width, QKV)(x), where)
         rows, length, _ = projected.shape
         heads = (rows, length, 3, c.num_attention_heads, width // c.num_attention_heads)
         query, key, value = jnp.moveaxis(projected.reshape(heads), 2, 0)
-        attended = padded_attention(query, key, value, jnp.maximum(where.lengths, 1))
+        lengths = jnp.maximum(where.lengths, 1)
+        attended = padded_attention(query, key, value, lengths, self.precision.products)
         attended = from_rows(attended.reshape(rows, length, width), where)
-        x = self._norm("attention_norm")(x + Linear(width, name="attention_output")(attended))
-        hidden = Linear(c.intermediate_size, name="intermediate")(x)
-        hidden = Linear(width, name="output")(ACTIVATIONS[c.hidden_act](hidden))
+        x = self._norm("attention_norm")(x + self._linear(width, "attention_output")(attended))
+        hidden = self._linear(c.intermediate_size, "intermediate")(x)
+        hidden = self._linear(width, "output")(ACTIVATIONS[c.hidden_act](hidden))
         return self._norm("output_norm")(x + hidden)
+
+    def _linear(self, features: int, name: str) -> Linear:
+        return Linear(features, self.precision.products, name=name)
 
     def _norm(self, name: str) -> nn.LayerNorm:
         # Flax takes mean and variance in float32 whatever the dtype.
-        return nn.LayerNorm(epsilon=self.config.layer_norm_eps, dtype=self.dtype, name=name)
+        return nn.LayerNorm(
+            epsilon=self.config.layer_norm_eps, dtype=self.precision.activations, name=name
+        )
 
     def init_params(self, key: jax.Array) -> Params:
         """Random parameters of one layer."""
@@ -141,12 +148,17 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _apply_layer(
-    config: BertConfig, dtype: jnp.dtype, remat: str, params: Params, x: jax.Array, where: Layout
+    config: BertConfig,
+    precision: Precision,
+    remat: str,
+    params: Params,
+    x: jax.Array,
+    where: Layout,
 ) -> jax.Array:
     """One layer. Under jit it is traced once for all layers and uses of one shape."""
 
     def apply(params: Params, x: jax.Array) -> jax.Array:
-        layer = BertLayer(config, dtype, parent=None)
+        layer = BertLayer(config, precision, parent=None)
         return jnp.asarray(layer.apply({"params": params}, x, where))
 
     if remat != "none":
@@ -158,12 +170,12 @@ class Bert(nn.Module):
     """Packed word vectors to last hidden states; segment ids are all 0, as retrievers use it.
 
     Attributes:
-        dtype: of the computation; parameters stay float32.
+        precision: dtypes of the computation; parameters stay float32.
         remat: what is computed again for the gradient, a name of `REMAT_POLICIES`.
     """
 
     config: BertConfig
-    dtype: jnp.dtype = jnp.float32
+    precision: Precision = Precision()
     remat: str = "none"
 
     def setup(self) -> None:
@@ -177,9 +189,11 @@ class Bert(nn.Module):
         self.tables = {
             name: self.param(name, init, (size, c.hidden_size)) for name, size in sizes.items()
         }
-        self.embedding_norm = nn.LayerNorm(epsilon=c.layer_norm_eps, dtype=self.dtype)
+        self.embedding_norm = nn.LayerNorm(
+            epsilon=c.layer_norm_eps, dtype=self.precision.activations
+        )
         self.layers = [
-            self.param(f"layers_{i}", BertLayer(c, self.dtype, parent=None).init_params)
+            self.param(f"layers_{i}", BertLayer(c, self.precision, parent=None).init_params)
             for i in range(c.num_hidden_layers)
         ]
 
@@ -192,7 +206,7 @@ class Bert(nn.Module):
         positions = self.tables["position_embeddings"][where.position]
         x = self.embedding_norm(words + positions + self.tables["token_type_embeddings"][0])
         for layer in self.layers:
-            x = _apply_layer(self.config, self.dtype, self.remat, layer, x, where)
+            x = _apply_layer(self.config, self.precision, self.remat, layer, x, where)
         return x
 
     def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:

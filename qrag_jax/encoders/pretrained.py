@@ -10,7 +10,7 @@ from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.encoders.bert import REMAT_POLICIES, Bert, BertConfig
 from qrag_jax.encoders.bert_weights import params_from_tensors
 from qrag_jax.encoders.model_files import read_config, read_tensors
-from qrag_jax.encoders.precision import compute_dtype
+from qrag_jax.encoders.precision import precision
 from qrag_jax.encoders.text_encoder import Params, TextEncoder
 from qrag_jax.errors import InputError
 
@@ -38,7 +38,7 @@ def load_encoder(
         InputError: a file is missing or broken, the weights do not fit config.json, the
             tokenizer does not fit the weights, or the dtype or remat is unknown.
     """
-    computed_in = compute_dtype(dtype)
+    computed_in = precision(dtype)
     if remat not in REMAT_POLICIES:
         names = ", ".join(REMAT_POLICIES)
         raise InputError(f"config.encoder.remat is {remat!r}; use one of {names}.")

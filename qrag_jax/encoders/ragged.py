@@ -82,7 +82,7 @@ def embed_rows(
         ValueError: rows are wider than the longest row length of `blocks`.
     """
     rows = _sorted(blocks, tokens, lengths)
-    prepared = encoder.module.prepare(params, encoder.module.dtype)
+    prepared = encoder.module.prepare(params, encoder.module.precision.products)
 
     def compute(embedded: jax.Array, block: _Packed) -> jax.Array:
         result = encoder.embed_words(prepared, prepared[WORDS][block.tokens], block.layout)

@@ -46,9 +46,9 @@ def edit_json(path: Path, **fields: object) -> None:
 def test_settings_reach_the_encoder(original: Path) -> None:
     loaded = load_encoder(original, "bfloat16", 0.5)
     assert loaded.encoder.scale == 0.5
-    assert loaded.encoder.module.dtype == jnp.bfloat16
+    assert loaded.encoder.module.precision.products == jnp.bfloat16
     assert loaded.params["word_embeddings"].dtype == np.float32  # parameters stay float32
-    assert load_encoder(original).encoder.module.dtype == jnp.float32
+    assert load_encoder(original).encoder.module.precision.products == jnp.float32
     assert loaded.model_config["hidden_size"] == 8
 
 

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from qrag_jax.encoders.precision import Precision
 from tests.episodes_maker import FIRST_WORD, VOCAB, tiny_encoder, tower
 
 ENCODER = tiny_encoder()
+HALF = jnp.dtype(jnp.bfloat16)
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +66,11 @@ def test_scale(params, rows) -> None:
     )
 
 
-def test_bfloat16_hidden_states_give_float32_embeddings(params, rows) -> None:
-    half = tiny_encoder(dtype=jnp.bfloat16)
+@pytest.mark.parametrize(
+    "precision", [Precision(HALF, HALF), Precision(jnp.dtype(jnp.float32), HALF)]
+)
+def test_bfloat16_gives_float32_embeddings(precision, params, rows) -> None:
+    half = tiny_encoder(precision=precision)
     embedded = jax.jit(half.embed)(params, *rows)
     assert embedded.dtype == jnp.float32
     expected = np.asarray(ENCODER.embed(params, *rows))
