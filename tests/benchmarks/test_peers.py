@@ -19,6 +19,7 @@ from benchmarks.peers.sequential import SequentialPeer
 from benchmarks.peers.towers import Tower, pad_rows, tower_params
 from qrag_jax.algorithms import pqn
 from qrag_jax.algorithms.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
+from qrag_jax.algorithms.placement import params_shardings, state_shardings
 from qrag_jax.algorithms.rollout import CHUNK, STATE, RolloutConfig
 from qrag_jax.algorithms.train_step import make_train_step
 from qrag_jax.encoders.bert_weights import tensors_from_params
@@ -32,7 +33,7 @@ from tests.algorithms.play_setup import (
     feedback,
     jitted_rollout,
 )
-from tests.episodes_maker import tiny_encoder, towers
+from tests.episodes_maker import tiny_encoder, tower, towers
 
 ENCODER = tiny_encoder(layers=2, hidden=32)
 OPTIMIZER = OptimizerConfig(
@@ -84,8 +85,8 @@ class Ours:
 def by_name(params) -> dict[str, np.ndarray]:
     """Both towers' weights under Hugging Face's names."""
     result: dict[str, np.ndarray] = {}
-    for name, tower in (("state", STATE), ("chunk", CHUNK)):
-        tensors = tensors_from_params(tower_params(params, tower))
+    for name, place in (("state", STATE), ("chunk", CHUNK)):
+        tensors = tensors_from_params(tower_params(params, place))
         result |= {f"{name} {key}": value for key, value in tensors.items()}
     return result
 
@@ -98,6 +99,7 @@ def ours(config: RolloutConfig) -> Ours:
     state = replicate(mesh, pqn.init_state(towers(ENCODER, 0), optimizer, jax.random.key(3)))
     train_step = make_train_step(
         mesh,
+        state_shardings(mesh, (), tower(ENCODER, 0), optimizer),
         ENCODER,
         ONE_BUCKET,
         config,
@@ -157,7 +159,8 @@ def test_updates_equal_ours(name: str) -> None:
 @cache
 def greedy(config: RolloutConfig) -> Played:
     mesh = make_mesh()
-    play = make_play(mesh, ENCODER, ONE_BUCKET, config, feedback, PQN.gamma)
+    replicated = params_shardings(mesh, (), tower(ENCODER, 0))
+    play = make_play(mesh, replicated, ENCODER, ONE_BUCKET, config, feedback, PQN.gamma)
     return play(replicate(mesh, towers(ENCODER, 0)), shard_batch(mesh, episodes(5))).multi_step
 
 
