@@ -1,0 +1,60 @@
+"""Rotary position encoding of finished embeddings (Su et al., arXiv 2104.09864).
+
+Each half of an embedding (one critic, see `policies.soft_q`) is rotated by itself: pairs of
+neighbouring numbers, theta 10000 (Q-RAG, arXiv 2511.07328). Angles come from float64 tables of a
+coarse and a fine part of the position, so they are exact to float32 at any position.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+THETA = 10_000.0
+_FINE = 1024  # positions in the fine table
+
+
+def angles(positions: jax.Array, width: int, last: int) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines of the angles `p·theta^(-2j/D)`, j < D/2.
+
+    Args:
+        positions: `[...]` integers from 0 to `last`.
+        width: 2D, of a whole embedding; a multiple of 4.
+        last: the highest position that can occur, static.
+
+    Returns:
+        two float32 arrays `[..., D/2]`.
+    """
+    half = width // 2
+    frequency = THETA ** (-np.arange(0, half, 2, dtype=np.float64) / half)
+
+    def table(values: np.ndarray) -> tuple[jax.Array, jax.Array]:
+        angle = values[:, None] * frequency
+        return jnp.asarray(np.cos(angle), jnp.float32), jnp.asarray(np.sin(angle), jnp.float32)
+
+    fine_cos, fine_sin = table(np.arange(min(last + 1, _FINE), dtype=np.float64))
+    if last < _FINE:
+        return fine_cos[positions], fine_sin[positions]
+    coarse_cos, coarse_sin = table(_FINE * np.arange(last // _FINE + 1, dtype=np.float64))
+    coarse, fine = positions // _FINE, positions % _FINE
+    a_cos, a_sin, b_cos, b_sin = (
+        coarse_cos[coarse],
+        coarse_sin[coarse],
+        fine_cos[fine],
+        fine_sin[fine],
+    )
+    return a_cos * b_cos - a_sin * b_sin, a_sin * b_cos + a_cos * b_sin
+
+
+def rotate(embeddings: jax.Array, positions: jax.Array, last: int) -> jax.Array:
+    """Embeddings `[..., 2D]` rotated at integer positions `[...]` (0 to `last`), float32.
+
+    Position 0 leaves them as they are.
+    """
+    cos, sin = angles(positions, embeddings.shape[-1], last)
+    pairs = embeddings.astype(jnp.float32).reshape(*embeddings.shape[:-1], 2, -1, 2)
+    even, odd = pairs[..., 0], pairs[..., 1]
+    cos, sin = cos[..., None, :], sin[..., None, :]  # the same for both halves
+    rotated = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
+    return rotated.reshape(*rotated.shape[:-3], -1)
