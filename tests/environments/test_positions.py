@@ -1,3 +1,5 @@
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ def relative_by_definition(taken: list[int], chunks: int) -> list[int]:
     """Segment by segment: linspace(0, 18), 20 more in each; the integer part."""
     cuts = [0, *sorted(taken), chunks]
     result: list[int] = []
-    for number, (start, end) in enumerate(zip(cuts, cuts[1:])):
+    for number, (start, end) in enumerate(itertools.pairwise(cuts)):
         inside = np.linspace(0.0, 18.0, end - start) if end > start else []
         result += [20 * number + int(np.floor(p + 1e-9)) for p in inside]
     return result
@@ -48,7 +50,7 @@ def test_relative_of_a_slice_and_of_a_batch_equals_that_of_the_whole():
 
 
 def test_relative_positions_are_the_same_at_any_length():
-    """The k-th of n parts of an interval lies at the same position in documents 10⁴ times longer."""
+    """The k-th of n parts of an interval lies at one position, however long the document."""
     taken = jnp.asarray([30, -1])
     short = positions.relative(jnp.arange(91), taken, jnp.int32(91))
     ten_million_tokens = 400_000
