@@ -52,6 +52,10 @@ def get_config() -> ConfigDict:
     config.env.max_steps = 2  # T, chunks taken per episode
     config.env.never_terminate = True  # play on when all supporting facts are found
     config.env.sort_by_index = False  # states list chunks in document order, else as taken
+    config.env.positions = (
+        "none"  # chunk embeddings are rotated at: none, absolute, random, relative
+    )
+    config.env.stop_action = False  # an action that ends the episode, besides the chunks
 
     config.policy = ConfigDict()
     config.policy.alpha = 0.05  # α_0, temperature; α_t = α_0·lr_t / lr_0
@@ -61,6 +65,7 @@ def get_config() -> ConfigDict:
     config.reward.name = "ground_truth"  # r, from the supporting facts
     config.reward.penalize_extra_steps = True  # 0.5 + 0.5·n_facts / n_taken instead of 1
     config.reward.per_fact_reward = 0.0  # for every new supporting fact
+    config.reward.step_cost = 0.0  # of a chunk that is no supporting fact; gives STOP its sense
 
     config.pqn = ConfigDict()
     config.pqn.gamma = 0.99  # γ, discount

@@ -18,6 +18,7 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.encoders.ragged import Plan
 from qrag_jax.encoders.text_encoder import Params, TextEncoder
+from qrag_jax.environments.chunks import with_stop
 from qrag_jax.metrics.facts import fact_em, fact_f1
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.runtime.mesh import shard_batch
@@ -61,18 +62,22 @@ def make_play(
 
     def on_device(params: Params, batch: EpisodeBatch) -> Episodes:
         params = gather(params, specs)
+        chunks = batch.chunk_mask.shape[1]
+        if config.stop_action:
+            batch = with_stop(batch)
         trajectory = rollout(encoder, plan, config, (params,), batch, None, jnp.float32(1.0))
         # One look-up: the chunks that score highest for the question alone, best first.
-        steps = min(config.max_steps, batch.chunk_mask.shape[1])
-        first_q, first = jax.lax.top_k(trajectory.first_q, steps)
+        steps = min(config.max_steps, chunks)
+        first_q, first = jax.lax.top_k(trajectory.first_q[:, :chunks], steps)
         present = jnp.take_along_axis(batch.chunk_mask, first, axis=1)
         looked_up = trajectory._replace(actions=first, valid=present)
 
         def returns(played):
             return jax.vmap(discounted_return, (0, None))(feedback(batch, played), gamma)
 
+        took_chunk = trajectory.valid & (trajectory.actions < chunks)  # STOP is no chunk
         return Episodes(
-            Played(trajectory.actions, trajectory.valid, trajectory.q, returns(trajectory)),
+            Played(trajectory.actions, took_chunk, trajectory.q, returns(trajectory)),
             Played(first, present, first_q, returns(looked_up)),
         )
 

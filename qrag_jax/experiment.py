@@ -30,6 +30,7 @@ from qrag_jax.encoders.packing import choose_blocks
 from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder
 from qrag_jax.encoders.ragged import Plan
 from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.ground_truth import ground_truth
@@ -87,6 +88,9 @@ def rollout_config(config: ml_collections.ConfigDict) -> RolloutConfig:
         max_chunk_tokens=config.data.max_chunk_tokens,
         max_chunk_tokens_in_state=config.data.max_chunk_tokens_in_state,
         top_k_actions=config.policy.top_k_actions,
+        # Fields that the config of an older run may lack.
+        positions=config.env.get("positions", "none"),
+        stop_action=config.env.get("stop_action", False),
     )
 
 
@@ -117,14 +121,18 @@ def feedback(config: ml_collections.ConfigDict) -> Feedback:
             f"config.reward.name is {config.reward.name!r}; the known reward is ground_truth."
         )
     penalize, per_fact = config.reward.penalize_extra_steps, config.reward.per_fact_reward
+    step_cost, stop_action = config.reward.get("step_cost", 0.0), config.env.get("stop_action")
 
     def rewards(batch, trajectory):
+        stop = batch.support.shape[1] - 1
         return ground_truth(
             batch.support,
             trajectory.actions,
             trajectory.valid,
             penalize_extra_steps=penalize,
             per_fact_reward=per_fact,
+            step_cost=step_cost,
+            stops=trajectory.actions == stop if stop_action else False,
         )
 
     return rewards
@@ -279,6 +287,13 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     for name in ("policy.alpha", "optimizer.learning_rate"):
         if not config[name] > 0:
             raise InputError(f"config.{name} is {config[name]}; it must be above 0.")
+    kind, kinds = rollout_config(config).positions, positions.KINDS
+    if kind not in kinds:
+        raise InputError(f"config.env.positions is {kind!r}; give one of {', '.join(kinds)}.")
+    if config.reward.get("step_cost", 0.0) < 0:
+        raise InputError(
+            f"config.reward.step_cost is {config.reward.step_cost}; it must be at least 0."
+        )
     sharding_rules(config)
     feedback(config)
     learning_rate_schedule(optimizer_config(config))

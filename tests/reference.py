@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,6 +52,35 @@ def padded(rows: Sequence[Sequence[int]], width: int) -> tuple[np.ndarray, np.nd
     for place, row in enumerate(rows):
         tokens[place, : len(row)] = row
     return tokens, np.array([len(row) for row in rows], np.int32)
+
+
+def rotated(embedding: np.ndarray, position: int) -> np.ndarray:
+    """Complex numbers of neighbouring pairs, turned by p·theta^(-2j/D), half by half."""
+    result = []
+    for half in np.split(embedding.astype(np.float64), 2):
+        pairs = half[0::2] + 1j * half[1::2]
+        turned = pairs * np.exp(
+            1j * position * 10_000.0 ** (-2 * np.arange(len(pairs)) / len(half))
+        )
+        result.append(np.stack([turned.real, turned.imag], -1).ravel())
+    return np.concatenate(result)
+
+
+def relative_positions(taken: Sequence[int], chunks: int) -> list[int]:
+    """Segment by segment: linspace(0, 18), 20 more in each; the integer part."""
+    cuts = [0, *sorted(taken), chunks]
+    result: list[int] = []
+    for number, (start, end) in enumerate(itertools.pairwise(cuts)):
+        inside = np.linspace(0.0, 18.0, end - start) if end > start else []
+        result += [20 * number + int(np.floor(p + 1e-9)) for p in inside]
+    return result
+
+
+def chunk_positions(kind: str, taken: Sequence[int], chunks: int) -> list[int]:
+    """Positions of all chunks of a document when nothing is drawn."""
+    if kind == "relative":
+        return relative_positions(taken, chunks)
+    return [0] * chunks if kind == "none" else list(range(chunks))
 
 
 def log_sum_exp(values: np.ndarray) -> float:
@@ -122,11 +152,19 @@ class Player:
     def embed(self, params: Any, tower: int, row: Sequence[int]) -> np.ndarray:
         return np.asarray(self._embed(params, tower, *padded([row], self.width)), np.float64)
 
-    def twin(self, params: Any, row: Sequence[int], chunks: Sequence[Sequence[int]]) -> np.ndarray:
-        """Both critics of every chunk, `[C, 2]`."""
+    def twin(
+        self,
+        params: Any,
+        row: Sequence[int],
+        chunks: Sequence[Sequence[int]],
+        where: Sequence[int] | None = None,
+    ) -> np.ndarray:
+        """Both critics of every chunk, rotated at the positions `where`, `[C, 2]`."""
         state = self.embed(params, STATE, row).reshape(2, -1)
-        embedded = [self.embed(params, CHUNK, chunk).reshape(2, -1) for chunk in chunks]
-        return np.array([(state * vector).sum(-1) for vector in embedded])
+        embedded = [self.embed(params, CHUNK, chunk) for chunk in chunks]
+        if where is not None:
+            embedded = [rotated(vector, p) for vector, p in zip(embedded, where, strict=True)]
+        return np.array([(state * vector.reshape(2, -1)).sum(-1) for vector in embedded])
 
     def play(
         self,
@@ -141,33 +179,42 @@ class Player:
     ) -> Episode:
         """`choose(t, log_policy [C])` draws an action; None takes the best Q."""
         result = Episode()
-        count = int(batch.chunk_mask[episode].sum())
+        count, columns = int(batch.chunk_mask[episode].sum()), batch.chunk_mask.shape[1]
         facts = set(np.flatnonzero(batch.support[episode]))
         chunks = [chunk_row(batch, episode, i, config) for i in range(count)]
+        names = list(range(count))  # the column of each action
+        if config.stop_action:
+            chunks.append(join([[]]))
+            names.append(columns)
         while count and len(result.actions) < config.max_steps:
             row = state_row(batch, episode, result.actions, config)
-            twin = self.twin(params, row, chunks)
-            left = np.array([i not in result.actions for i in range(count)])
+            where = chunk_positions(config.positions, result.actions, count)
+            where += [0] * (len(chunks) - count)  # STOP stands nowhere
+            twin = self.twin(params, row, chunks, where)
+            left = np.array([name not in result.actions for name in names])
             q = twin.sum(-1)
             policy = log_policy(q, left, alpha, config.top_k_actions)
             if uniform:
                 policy = np.where(left, -np.log(left.sum()), -np.inf)
             if choose is None:
-                action = int(np.where(left, q, -np.inf).argmax())
+                place = int(np.where(left, q, -np.inf).argmax())
             else:
-                action = choose(len(result.actions), policy)
-            target_twin = self.twin(target_params, row, chunks)
+                by_column = np.full(names[-1] + 1, -np.inf)
+                by_column[names] = policy
+                place = names.index(choose(len(result.actions), by_column))
+            target_twin = self.twin(target_params, row, chunks, where)
             value = soft_value(target_twin, left, alpha, config.top_k_actions)
             if result.first_q is None:
                 result.first_q = q
-            result.q.append(q[action])
+            result.q.append(q[place])
             result.values.append(value)
             result.entropy.append(entropy(policy))
-            result.actions.append(action)
+            result.actions.append(names[place])
             found = facts <= set(result.actions)
-            none_left = len(result.actions) == count
+            none_left = len(result.actions) == len(chunks)
             last = len(result.actions) == config.max_steps
-            result.done.append(last or none_left or (found and not config.never_terminate))
+            over = last or none_left or names[place] == columns
+            result.done.append(over or (found and not config.never_terminate))
             if result.done[-1]:
                 break
         return result

@@ -20,7 +20,9 @@ from qrag_jax.algorithms.returns import lambda_returns
 from qrag_jax.algorithms.rollout import RolloutConfig, Trajectory, rollout
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.encoders.ragged import Plan, TokenCount, pull_back
+from qrag_jax.encoders.rope import rotate
 from qrag_jax.encoders.text_encoder import Params, TextEncoder
+from qrag_jax.environments.chunks import with_stop
 
 Feedback = Callable[[EpisodeBatch, Trajectory], jax.Array]
 
@@ -108,7 +110,8 @@ def loss(
     """`½(2q_1 - G)² + ½(2q_2 - G)²` summed over valid transitions, and their number.
 
     Args:
-        state_embeddings, chunk_embeddings: `[..., 2D]`, halves are the critics.
+        state_embeddings, chunk_embeddings: `[..., 2D]`, halves are the critics; the chunks' as
+            rotated at their positions.
         target: `[...]` λ-returns G; valid: `[...]` bool.
     """
     product = state_embeddings * chunk_embeddings
@@ -131,6 +134,8 @@ def gradient_sums(
     uniform: jax.Array,
 ) -> tuple[Params, Sums]:
     """Plays a batch and returns the gradient of the SUMMED loss, with the sums to divide by."""
+    if rollout_config.stop_action:
+        batch = with_stop(batch)
     trajectory = rollout(
         encoder,
         plan,
@@ -144,9 +149,12 @@ def gradient_sums(
     rewards = feedback(batch, trajectory)
     target = targets(trajectory, rewards, config)
     embeddings = (trajectory.state_embeddings, trajectory.chunk_embeddings)
-    (total, count), cotangents = jax.value_and_grad(loss, (0, 1), has_aux=True)(
-        *embeddings, target, trajectory.valid
-    )
+    last = rollout_config.last_position(batch.chunk_mask.shape[1])
+
+    def loss_of(states: jax.Array, chunks: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return loss(states, rotate(chunks, trajectory.positions, last), target, trajectory.valid)
+
+    (total, count), cotangents = jax.value_and_grad(loss_of, (0, 1), has_aux=True)(*embeddings)
     rows = _tower_rows(trajectory)
     cotangents = jnp.stack([c.reshape(-1, encoder.width) for c in cotangents])
     gradient, used = jax.lax.map(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.encoders.packing import Blocks
 from qrag_jax.encoders.ragged import Plan, TokenCount, embed_rows
+from qrag_jax.encoders.rope import rotate
 from qrag_jax.encoders.text_encoder import Params, TextEncoder
 from qrag_jax.environments import chunks as env
+from qrag_jax.environments import positions
 from qrag_jax.policies import soft_q
 
 STATE, CHUNK = 0, 1  # order of the towers on the leading axis of the parameters
@@ -30,6 +32,8 @@ class RolloutConfig:
         max_chunk_tokens: longest chunk row, special tokens counted.
         max_chunk_tokens_in_state: tokens of a chunk kept inside a state.
         top_k_actions: actions the policy draws from, and the soft value sums over.
+        positions: where a chunk's embedding is rotated, one of `environments.positions.KINDS`.
+        stop_action: the last column of a batch is STOP (`environments.chunks.with_stop`).
     """
 
     max_steps: int
@@ -38,6 +42,12 @@ class RolloutConfig:
     max_chunk_tokens: int
     max_chunk_tokens_in_state: int
     top_k_actions: int
+    positions: str = "none"
+    stop_action: bool = False
+
+    def last_position(self, columns: int) -> int:
+        """The highest position in a batch of that many columns."""
+        return positions.last_position(self.positions, columns, self.max_steps)
 
 
 class Trajectory(NamedTuple):
@@ -49,7 +59,8 @@ class Trajectory(NamedTuple):
     values `[B, T]`: soft value, under the last of the parameter sets, of the state acted in.
     state_tokens `[B, T, L]`, state_lengths `[B, T]` (0 where not valid), chunk_tokens
     `[B, T, W]`, chunk_lengths `[B, T]`: what the update needs to encode again.
-    state_embeddings, chunk_embeddings `[B, T, D]`: online, of each state and chunk taken.
+    state_embeddings, chunk_embeddings `[B, T, D]`: online, of each state and chunk taken, the
+    chunk's as it comes from its tower. positions `[B, T]`: where that was rotated to act on it.
     tokens: text and computed tokens of the rollout.
     """
 
@@ -66,6 +77,7 @@ class Trajectory(NamedTuple):
     chunk_lengths: jax.Array
     state_embeddings: jax.Array
     chunk_embeddings: jax.Array
+    positions: jax.Array
     tokens: TokenCount
 
 
@@ -80,6 +92,7 @@ class _Step(NamedTuple):
     tokens: jax.Array
     lengths: jax.Array
     embedding: jax.Array
+    position: jax.Array
 
 
 def rollout(
@@ -120,6 +133,8 @@ def rollout(
         CHUNK, plan.chunks, chunk_tokens.reshape(-1, width), chunk_lengths.reshape(-1)
     )
     all_chunks = all_chunks.reshape(-1, episodes, chunks, encoder.width)
+    last = config.last_position(chunks)
+    where = _positions(config, batch, keys)
 
     def act(
         state: env.ChunksState, t: jax.Array
@@ -134,12 +149,13 @@ def rollout(
         valid = ~state.done
         lengths = jnp.where(valid, lengths, 0)
         states, used = embed(STATE, plan.states, tokens, lengths)
-        twin = soft_q.twin_q(states, all_chunks)  # [roles, B, C, 2]
+        position = where(state.taken)
+        twin = soft_q.twin_q(states, rotate(all_chunks, position, last))  # [roles, B, C, 2]
         q = jnp.where(state.available, twin[0].sum(-1), soft_q.MASKED)
         log_policy = soft_q.log_policy(q, state.available, alpha, config.top_k_actions)
         log_policy = jnp.where(uniform, soft_q.log_uniform(state.available), log_policy)
         action = q.argmax(-1) if keys is None else _draw(keys, t, log_policy)
-        new_state = env.step(state, batch, action, t, config.never_terminate)
+        new_state = env.step(state, batch, action, t, config.never_terminate, config.stop_action)
         step = _Step(
             action=action,
             valid=valid,
@@ -155,6 +171,7 @@ def rollout(
             tokens=tokens,
             lengths=lengths,
             embedding=states[0],
+            position=jnp.take_along_axis(position, action[:, None], 1)[:, 0],
         )
         return new_state, (step, used)
 
@@ -178,8 +195,35 @@ def rollout(
         chunk_lengths=jnp.where(steps.valid, chunk_lengths[rows, steps.action], 0),
         state_embeddings=steps.embedding,
         chunk_embeddings=all_chunks[0][rows, steps.action],
+        positions=steps.position,
         tokens=TokenCount.total([used_by_chunks, used_by_states]),
     )
+
+
+def _positions(
+    config: RolloutConfig, batch: EpisodeBatch, keys: jax.Array | None
+) -> Callable[[jax.Array], jax.Array]:
+    """The function from chunks taken `[B, T]` to the positions `[B, C]` of all chunks."""
+    episodes, columns = batch.chunk_mask.shape
+    counts = batch.chunk_mask.sum(axis=1) - (1 if config.stop_action else 0)
+    index = jnp.broadcast_to(jnp.arange(columns), (episodes, columns))
+    if config.positions == "none":
+        fixed = jnp.zeros_like(index)
+    elif config.positions != "relative":
+        drawn = config.positions == "random" and keys is not None
+        # A time at which no action is drawn: the same keys give draws of their own.
+        own = jax.vmap(jax.random.fold_in, (0, None))(keys, 2**31 - 1) if drawn else None
+        fixed = positions.absolute(own, episodes, columns)
+
+    def where(taken: jax.Array) -> jax.Array:
+        if config.positions == "relative":
+            position = positions.relative(index, taken, counts)
+        else:
+            position = fixed
+        # Padding and STOP stand nowhere: they are not rotated.
+        return jnp.where(index < counts[:, None], position, 0)
+
+    return where
 
 
 def _draw(keys: jax.Array, t: jax.Array, log_policy: jax.Array) -> jax.Array:

@@ -52,6 +52,8 @@ def rotate(embeddings: jax.Array, positions: jax.Array, last: int) -> jax.Array:
 
     Position 0 leaves them as they are.
     """
+    if last == 0:
+        return embeddings
     cos, sin = angles(positions, embeddings.shape[-1], last)
     pairs = embeddings.astype(jnp.float32).reshape(*embeddings.shape[:-1], 2, -1, 2)
     even, odd = pairs[..., 0], pairs[..., 1]

@@ -2,7 +2,8 @@
 
 State: the question followed by the chunks taken so far. Action: the index of a chunk not taken
 yet. An episode ends after `max_steps` actions, when no chunk is left or, unless `never_terminate`,
-once every supporting fact is taken (Q-RAG, arXiv 2511.07328).
+once every supporting fact is taken (Q-RAG, arXiv 2511.07328). With a STOP action, an empty chunk
+behind the others (`with_stop`), it also ends when that is taken.
 """
 
 from __future__ import annotations
@@ -41,10 +42,37 @@ def reset(batch: EpisodeBatch, max_steps: int) -> ChunksState:
     )
 
 
+def with_stop(batch: EpisodeBatch) -> EpisodeBatch:
+    """The batch with one more chunk in the last column: empty, never a supporting fact, STOP.
+
+    Its row is `[CLS] [SEP]`, so the chunk tower learns its embedding like any other.
+    """
+
+    def one_more(array: jax.Array, value: bool | jax.Array = False) -> jax.Array:
+        column = jnp.broadcast_to(jnp.asarray(value, array.dtype), array[:, :1].shape)
+        return jnp.concatenate([array, column], axis=1)
+
+    return batch._replace(
+        chunks=one_more(batch.chunks),
+        chunk_lengths=one_more(batch.chunk_lengths),
+        chunk_mask=one_more(batch.chunk_mask, batch.chunk_mask.any(axis=1, keepdims=True)),
+        support=one_more(batch.support),
+    )
+
+
 def step(
-    state: ChunksState, batch: EpisodeBatch, action: jax.Array, t: jax.Array, never_terminate: bool
+    state: ChunksState,
+    batch: EpisodeBatch,
+    action: jax.Array,
+    t: jax.Array,
+    never_terminate: bool,
+    stop_action: bool = False,
 ) -> ChunksState:
-    """Takes chunk `action` `[B]` at time `t` (scalar) in every episode that has not ended."""
+    """Takes chunk `action` `[B]` at time `t` (scalar) in every episode that has not ended.
+
+    Args:
+        stop_action: the last column is STOP.
+    """
     max_steps = state.taken.shape[1]
     live = ~state.done
     taken = state.taken.at[:, t].set(jnp.where(live, action, NOT_TAKEN))
@@ -53,6 +81,8 @@ def step(
     done = state.done | ~available.any(axis=1) | (t + 1 >= max_steps)
     if not never_terminate:
         done = done | ~(batch.support & available).any(axis=1)
+    if stop_action:
+        done = done | (action == state.available.shape[1] - 1)
     return ChunksState(taken=taken, available=available, done=done)
 
 

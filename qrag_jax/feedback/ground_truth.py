@@ -13,15 +13,20 @@ def ground_truth(
     *,
     penalize_extra_steps: bool,
     per_fact_reward: float = 0.0,
+    step_cost: float = 0.0,
+    stops: jax.Array | bool = False,
 ) -> jax.Array:
     """A reward on the step at which the last missing supporting fact is taken, once an episode.
 
     The reward is 1, or with `penalize_extra_steps` `0.5 + 0.5·n_facts / (n_taken + 1e-5)`;
-    every new fact adds `per_fact_reward` (Q-RAG, arXiv 2511.07328, ground-truth feedback).
+    every new fact adds `per_fact_reward` (Q-RAG, arXiv 2511.07328, ground-truth feedback). A chunk
+    that is no supporting fact costs `step_cost`, so that where there is a STOP action, worth 0,
+    going on pays only while a fact is likely to be found.
 
     Args:
         support: `[B, C]` bool, the supporting facts.
         actions: `[B, T]` chunks in the order taken; valid: `[B, T]` bool, steps that happened.
+        stops: `[B, T]` bool, steps that took STOP instead of a chunk.
 
     Returns:
         `[B, T]` float32.
@@ -34,4 +39,5 @@ def ground_truth(
     if penalize_extra_steps:
         taken = jnp.arange(1, actions.shape[1] + 1, dtype=jnp.float32)
         reward = 0.5 + 0.5 * facts.astype(jnp.float32) / (taken + 1e-5)
-    return jnp.where(completes, reward, 0.0) + per_fact_reward * hit.astype(jnp.float32)
+    reward = jnp.where(completes, reward, 0.0) + per_fact_reward * hit.astype(jnp.float32)
+    return reward - jnp.where(valid & ~hit & ~jnp.asarray(stops), step_cost, 0.0)

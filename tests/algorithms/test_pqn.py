@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 
 from qrag_jax.algorithms import pqn
 from qrag_jax.algorithms.rollout import CHUNK, STATE, Trajectory
+from qrag_jax.encoders.rope import angles
+from qrag_jax.environments.chunks import with_stop
 from tests import reference
 from tests.algorithms.play_setup import (
     ALPHA,
@@ -128,6 +132,45 @@ def test_gradient_is_that_of_the_whole_loss(trajectory, rewards, found) -> None:
         np.testing.assert_allclose(leaf, naive, rtol=1e-5, atol=2e-6 * largest)
     difference = jax.tree.map(jnp.subtract, gradient, expected)
     assert float(optax.tree.norm(difference)) < 1e-5 * float(optax.tree.norm(expected))
+
+
+def test_gradient_reaches_through_the_rotation() -> None:
+    """With positions and STOP: the gradient against that of the loss over rotated chunks."""
+    config = dataclasses.replace(CONFIG, positions="relative", stop_action=True)
+    batch = with_stop(BATCH)
+
+    played = jitted_rollout(ENCODER, PLAN, config, (online(), target()), batch, KEYS, ALPHA, False)
+    played = jax.tree.map(np.asarray, played)
+    assert (played.actions[played.valid] == BATCH.chunk_mask.shape[1]).any()
+    assert played.positions.any()
+    goals = np.asarray(pqn.targets(played, feedback(batch, played), PQN))
+    width = max(played.state_tokens.shape[-1], played.chunk_tokens.shape[-1])
+
+    def rows(name):
+        tokens = getattr(played, f"{name}_tokens").reshape(EPISODES * CONFIG.max_steps, -1)
+        padding = ((0, 0), (0, width - tokens.shape[1]))
+        return np.pad(tokens, padding), getattr(played, f"{name}_lengths").reshape(-1)
+
+    cos, sin = angles(played.positions.reshape(-1), ENCODER.width, 200)
+
+    def whole_loss(params):
+        s = ENCODER.embed(jax.tree.map(lambda p: p[STATE], params), *rows("state"))
+        a = ENCODER.embed(jax.tree.map(lambda p: p[CHUNK], params), *rows("chunk"))
+        total = 0.0
+        for s_half, a_half in zip(jnp.split(s, 2, 1), jnp.split(a, 2, 1), strict=True):
+            even, odd = a_half[:, 0::2], a_half[:, 1::2]
+            q = (s_half[:, 0::2] * (even * cos - odd * sin)).sum(-1)
+            q += (s_half[:, 1::2] * (even * sin + odd * cos)).sum(-1)
+            total += (0.5 * (2 * q - goals.reshape(-1)) ** 2 * played.valid.reshape(-1)).sum()
+        return total
+
+    expected_loss, expected = jax.jit(jax.value_and_grad(whole_loss))(online())
+    gradient, sums = jitted_gradient_sums(
+        ENCODER, PLAN, config, PQN, feedback, online(), target(), BATCH, KEYS, ALPHA, False
+    )
+    assert float(sums.loss) == pytest.approx(float(expected_loss), rel=1e-5)
+    difference = jax.tree.map(jnp.subtract, gradient, expected)
+    assert float(optax.tree.norm(difference)) < 2e-5 * float(optax.tree.norm(expected))
 
 
 def test_sums(trajectory, rewards, found) -> None:

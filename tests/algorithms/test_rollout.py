@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.algorithms.rollout import Trajectory
-from qrag_jax.environments.chunks import NOT_TAKEN
+from qrag_jax.environments.chunks import NOT_TAKEN, with_stop
 from qrag_jax.policies.soft_q import MASKED
 from tests import reference
 from tests.algorithms.play_setup import (
@@ -30,6 +30,7 @@ from tests.algorithms.play_setup import (
 
 BATCH = episodes()
 STOPPING = dataclasses.replace(CONFIG, never_terminate=False, sort_by_index=True)
+STOP_ACTION = dataclasses.replace(CONFIG, stop_action=True, positions="relative")
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,60 @@ def test_sampled(config, uniform, params, player) -> None:
     ]
     check(found, expected, config.max_steps)
     check_rows(found, config, player, params[0])
+
+
+@pytest.mark.parametrize("kind", ["absolute", "random", "relative"])
+def test_greedy_at_positions(kind, params, player) -> None:
+    config = dataclasses.replace(CONFIG, positions=kind)
+    found = jitted_rollout(ENCODER, PLAN, config, params, BATCH, None, ALPHA)
+    expected = [player.play(config, *params, BATCH, b, float(ALPHA)) for b in range(EPISODES)]
+    check(found, expected, config.max_steps)
+    check_rows(found, config, player, params[0])  # embeddings as they come from the tower
+    for b, episode in enumerate(expected):
+        for t, action in enumerate(episode.actions):
+            where = reference.chunk_positions(kind, episode.actions[:t], CHUNK_COUNTS[b])
+            assert int(found.positions[b, t]) == where[action]
+
+
+def test_positions_change_what_is_done(params) -> None:
+    plain = jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, None, ALPHA)
+    config = dataclasses.replace(CONFIG, positions="relative")
+    placed = jitted_rollout(ENCODER, PLAN, config, params, BATCH, None, ALPHA)
+    assert not np.allclose(plain.q, placed.q, atol=1e-3)
+
+
+def test_random_indents_are_drawn_for_each_episode(params) -> None:
+    config = dataclasses.replace(CONFIG, positions="random")
+    runs = [
+        jitted_rollout(ENCODER, PLAN, config, params, BATCH, keys(seed), ALPHA, False)
+        for seed in (0, 0, 1)
+    ]
+    np.testing.assert_array_equal(runs[0].positions, runs[1].positions)
+    assert not np.array_equal(runs[0].first_q, runs[2].first_q)
+    assert int(runs[0].positions.max()) > SHAPE.chunks  # beyond what the document itself has
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_stop_action(sampled, params, player) -> None:
+    batch = jax.tree.map(np.asarray, with_stop(BATCH))
+    assert batch.chunk_mask[:, -1].tolist() == BATCH.chunk_mask.any(1).tolist()
+    assert not batch.support[:, -1].any()
+    drawn = keys() if sampled else None
+    found = jitted_rollout(ENCODER, PLAN, STOP_ACTION, params, batch, drawn, ALPHA, sampled)
+    draws = [reference.categorical(key, SHAPE.chunks + 1) for key in keys()]
+    expected = [
+        player.play(STOP_ACTION, *params, BATCH, b, float(ALPHA), draws[b], True)
+        if sampled
+        else player.play(STOP_ACTION, *params, BATCH, b, float(ALPHA))
+        for b in range(EPISODES)
+    ]
+    stopped = [SHAPE.chunks in episode.actions for episode in expected]
+    assert any(stopped) or not sampled
+    for episode in expected:  # its Q comes last, where the batch has its column
+        if episode.first_q is not None:
+            gap = np.full(SHAPE.chunks + 1 - len(episode.first_q), MASKED)
+            episode.first_q = np.concatenate([episode.first_q[:-1], gap, episode.first_q[-1:]])
+    check(found, expected, STOP_ACTION.max_steps)
 
 
 def test_an_episode_that_stops_early_does_so_with_all_facts(params) -> None:

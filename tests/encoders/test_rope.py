@@ -3,24 +3,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.encoders.rope import THETA, rotate
-
-
-def rotated_by_definition(embedding: np.ndarray, position: int) -> np.ndarray:
-    """Complex numbers of neighbouring pairs, turned by p·theta^(-2j/D), half by half."""
-    result = []
-    for half in np.split(embedding.astype(np.float64), 2):
-        pairs = half[0::2] + 1j * half[1::2]
-        turned = pairs * np.exp(1j * position * THETA ** (-2 * np.arange(len(pairs)) / len(half)))
-        result.append(np.stack([turned.real, turned.imag], -1).ravel())
-    return np.concatenate(result)
+from qrag_jax.encoders.rope import rotate
+from tests.reference import rotated
 
 
 @pytest.mark.parametrize("positions", [[0, 1, 18, 139], [0, 1023, 1024, 399_999]])
 def test_halves_are_rotated_by_the_definition(positions):
     embeddings = np.random.default_rng(0).normal(size=(4, 24)).astype(np.float32)
     got = rotate(jnp.asarray(embeddings), jnp.asarray(positions), max(positions))
-    expected = [rotated_by_definition(e, p) for e, p in zip(embeddings, positions, strict=True)]
+    expected = [rotated(e, p) for e, p in zip(embeddings, positions, strict=True)]
     np.testing.assert_allclose(got, expected, atol=3e-6)
 
 

@@ -1,21 +1,10 @@
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from qrag_jax.environments import positions
-
-
-def relative_by_definition(taken: list[int], chunks: int) -> list[int]:
-    """Segment by segment: linspace(0, 18), 20 more in each; the integer part."""
-    cuts = [0, *sorted(taken), chunks]
-    result: list[int] = []
-    for number, (start, end) in enumerate(itertools.pairwise(cuts)):
-        inside = np.linspace(0.0, 18.0, end - start) if end > start else []
-        result += [20 * number + int(np.floor(p + 1e-9)) for p in inside]
-    return result
+from tests.reference import relative_positions
 
 
 @pytest.mark.parametrize(
@@ -35,7 +24,7 @@ def test_relative_is_as_defined(taken, chunks):
     padded = np.full(6, -1)
     padded[: len(taken)] = taken
     got = positions.relative(jnp.arange(chunks), jnp.asarray(padded), jnp.int32(chunks))
-    assert got.tolist() == relative_by_definition(taken, chunks)
+    assert got.tolist() == relative_positions(taken, chunks)
 
 
 def test_relative_of_a_slice_and_of_a_batch_equals_that_of_the_whole():
@@ -45,7 +34,7 @@ def test_relative_of_a_slice_and_of_a_batch_equals_that_of_the_whole():
     index = jnp.asarray(rng.integers(0, 23, size=(2, 5)))
     got = positions.relative(index, jnp.asarray(taken), jnp.asarray(chunks))
     for row in range(2):
-        whole = relative_by_definition([t for t in taken[row] if t >= 0], chunks[row])
+        whole = relative_positions([t for t in taken[row] if t >= 0], chunks[row])
         assert got[row].tolist() == [whole[i] for i in index[row].tolist()]
 
 

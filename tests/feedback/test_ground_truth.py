@@ -78,3 +78,11 @@ def test_steps_that_did_not_happen_earn_nothing() -> None:
     assert one([3, 1], [1, 3], [True, False], per_fact_reward=0.5).tolist() == [0.5, 0]
     assert one([1, 1], [1], [True, False]).tolist() == [1, 0]
     assert one([0, 0], [], [False, False], per_fact_reward=0.5).tolist() == [0, 0]
+
+
+def test_a_chunk_that_is_no_fact_costs_a_step_and_stop_costs_nothing() -> None:
+    stops = np.array([[False, False, False, True]])
+    rewards = one([3, 0, 1, 5], [1, 3], step_cost=0.1, stops=stops)
+    np.testing.assert_allclose(rewards, [0, -0.1, 1, 0], atol=1e-6)
+    unfinished = one([3, 0, 1, 5], [1, 3], [True, True, False, False], step_cost=0.1)
+    np.testing.assert_allclose(unfinished, [0, -0.1, 0, 0], atol=1e-6)
