@@ -13,11 +13,12 @@ import torch
 
 from benchmarks.peers import soft_q
 from benchmarks.peers.learner import Learner, Settings, StepResult
-from benchmarks.peers.towers import Rows, pad_rows
+from benchmarks.peers.towers import Rows, Tower, pad_rows
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.encoders.text_encoder import Params
 
 SHORTEST, LONGEST = 16, 512  # tokens that batches of rows are padded to
+AT_ONCE = 1024  # rows embedded at once
 
 
 class _Episode(NamedTuple):
@@ -86,8 +87,8 @@ class SequentialPeer:
     def _play(self, episode: _Episode, forced: list[int] | None, *, greedy: bool) -> _Played:
         learner, rollout = self.learner, self.settings.rollout
         chunk_rows = [self._row([c[: rollout.max_chunk_tokens - 2]]) for c in episode.chunks]
-        online = learner.online.chunk(self._rows(chunk_rows))[None]
-        target = None if greedy else learner.target.chunk(self._rows(chunk_rows))
+        online = self._embed(learner.online.chunk, chunk_rows)
+        target = None if greedy else self._embed(learner.target.chunk, chunk_rows)
         taken: list[int] = []
         states, masks = [], []
         available = [True] * len(chunk_rows)
@@ -95,7 +96,12 @@ class SequentialPeer:
             states.append(self._state_row(episode, taken))
             masks.append(list(available))
             free = torch.tensor([available], device=learner.device)
-            q = soft_q.twin_q(learner.online.state(self._rows(states[-1:])), online).sum(-1)
+            placed = online
+            if rollout.positions != "none":
+                where = soft_q.positions(rollout.positions, taken, len(chunk_rows))
+                placed = soft_q.rotate(online, where.to(learner.device))
+            state = learner.online.state(self._rows(states[-1:]))
+            q = soft_q.twin_q(state, placed[None]).sum(-1)
             q = torch.where(free, q, soft_q.MASKED)
             if forced is not None:
                 action = forced[t]
@@ -134,6 +140,11 @@ class SequentialPeer:
         valid = torch.ones_like(actions).bool()
         done = torch.arange(steps, device=device)[None] == steps - 1
         return learner.returns(support, actions, valid, done, values)[0]
+
+    def _embed(self, tower: Tower, rows: list[list[int]]) -> torch.Tensor:
+        """Rows → `[N, D]`; documents too long for one batch in several."""
+        batches = (rows[i : i + AT_ONCE] for i in range(0, len(rows), AT_ONCE))
+        return torch.cat([tower(self._rows(batch)) for batch in batches])
 
     def _row(self, parts: list[list[int]]) -> list[int]:
         row = [self.settings.encoder.cls_id]

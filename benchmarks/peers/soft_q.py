@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 MASKED = -1e30
@@ -11,6 +13,31 @@ def twin_q(state: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
     """state `[N, 2D]`, chunks `[N, C, 2D]` → the two critics' values `[N, C, 2]`."""
     state = state.unflatten(-1, (2, -1))
     return torch.einsum("nhd,nchd->nch", state, chunks.unflatten(-1, (2, -1)))
+
+
+def rotate(chunks: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Embeddings `[C, 2D]` rotated at `[C]`: RoPE on each half, interleaved pairs."""
+    half = chunks.shape[-1] // 2
+    frequency = 10_000.0 ** (-torch.arange(0, half, 2, dtype=torch.float64) / half)
+    angle = positions.double()[:, None, None] * frequency.to(chunks.device)
+    cos, sin = angle.cos().float(), angle.sin().float()
+    even, odd = chunks.unflatten(-1, (2, -1, 2)).unbind(-1)
+    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-3)
+
+
+def positions(kind: str, taken: list[int], chunks: int) -> torch.Tensor:
+    """Where the chunks of a document stand `[C]`: absolute, or relative to those taken."""
+    if kind == "none":
+        return torch.zeros(chunks)
+    if kind != "relative":
+        return torch.arange(chunks)
+    cuts = [0, *sorted(taken), chunks]
+    # The sum guards the integer part against 17.999…: gaps between steps are far larger.
+    parts = [
+        20 * number + torch.linspace(0, 18, end - start, dtype=torch.float64) + 1e-9
+        for number, (start, end) in enumerate(itertools.pairwise(cuts))
+    ]
+    return torch.cat(parts).floor()
 
 
 def chosen_twin_q(state: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:

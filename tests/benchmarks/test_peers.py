@@ -174,6 +174,16 @@ def test_greedy_episodes_take_the_same_chunks(name: str) -> None:
     assert len(set(taken.tolist())) > 2
 
 
+@pytest.mark.parametrize("kind", ["absolute", "relative"])
+def test_the_sequential_peer_takes_the_same_chunks_at_positions(kind: str) -> None:
+    config = dataclasses.replace(CONFIG, positions=kind, sort_by_index=True)
+    expected = greedy(config)
+    actions, valid = SequentialPeer(settings(config), towers(ENCODER, 0)).play(episodes(5))
+    np.testing.assert_array_equal(valid, expected.valid)
+    np.testing.assert_array_equal(actions[valid], np.asarray(expected.taken)[valid])
+    assert (actions != greedy(CONFIG).taken)[valid].any()
+
+
 @pytest.mark.parametrize("name", PEERS)
 def test_peers_draw_among_the_best_available(name: str) -> None:
     config = dataclasses.replace(CONFIG, top_k_actions=1)
