@@ -84,7 +84,7 @@ class Encoder:
 
 def read_texts(
     config: ConfigDict, name: str, questions: int, cache: Path
-) -> tuple[ConfigDict, list[Sample], str]:
+) -> tuple[ConfigDict, Sequence[Sample], str]:
     """Real records of the data set `name` where they are, else invented questions."""
     with config.unlocked():
         config.data.cache = str(cache)
@@ -98,7 +98,7 @@ def read_texts(
 
 
 def load_texts(
-    config: ConfigDict, samples: list[Sample], origin: str, tokenizer: TextTokenizer
+    config: ConfigDict, samples: Sequence[Sample], origin: str, tokenizer: TextTokenizer
 ) -> Texts:
     """Tokenises samples."""
     store = experiment.tokenise_samples(config, tokenizer, samples)

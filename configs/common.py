@@ -47,6 +47,15 @@ def get_config() -> ConfigDict:
     config.data.synthetic.seed = 0  # another seed is another world
     config.data.synthetic.train = 20_000  # questions made
     config.data.synthetic.dev = 500  # questions made for evaluation
+    config.data.babilong = ConfigDict()  # for the source "babilong"; path: folder of bAbI files
+    config.data.babilong.task = "qa1"  # qa1 to qa20; without files qa1 to qa5
+    config.data.babilong.chunks = 100  # C, sentences of a document
+    config.data.babilong.noise = ""  # folder of books; "": sentences of an invented world
+    config.data.babilong.noise_repeats = 1  # uses of a sentence in one document, 0: any number
+    config.data.babilong.most_facts = 0  # longer stories are left out, 0: those of over C facts
+    config.data.babilong.seed = 0  # of places, background and generated stories
+    config.data.babilong.train = 10_000  # stories generated where there are no files
+    config.data.babilong.dev = 1_000  # stories generated for evaluation
 
     config.env = ConfigDict()
     config.env.max_steps = 2  # T, chunks taken per episode

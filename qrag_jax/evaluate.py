@@ -63,7 +63,7 @@ class Scene:
     config: ml_collections.ConfigDict
     mesh: Mesh
     play: evaluation.Play
-    samples: list[Sample]
+    samples: Sequence[Sample]
     store: TokenStore
     shape: EpisodeShape
     indices: list[int]
@@ -153,7 +153,7 @@ def _scene(
     mesh: Mesh,
     shardings: Params,
     loaded: LoadedEncoder,
-    samples: list[Sample],
+    samples: Sequence[Sample],
 ) -> Scene:
     store = experiment.tokenise_samples(config, loaded.tokenizer, samples)
     shape = EpisodeShape.holding([store])

@@ -18,6 +18,7 @@ import numpy as np
 from qrag_jax.algorithms.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.algorithms.pqn import Feedback, PQNConfig
 from qrag_jax.algorithms.rollout import RolloutConfig
+from qrag_jax.data.babilong import BabilongConfig
 from qrag_jax.data.episodes import EpisodeShape, check_steps
 from qrag_jax.data.loading import DataConfig, LoadedSamples, load_split
 from qrag_jax.data.sample import Sample
@@ -165,6 +166,8 @@ def read_samples(config: ml_collections.ConfigDict, split: Any, *, hold_out: boo
         synthetic=SyntheticConfig(made.hops, made.comparison, made.chunks, made.seed),
         synthetic_train=made.train,
         synthetic_dev=made.dev,
+        # Runs saved before there were these fields lack them.
+        babilong=BabilongConfig(**data.get("babilong", {})),
     )
     hold_out = hold_out and not config.eval.path
     return load_split(settings, split, cache_folder(config), hold_out=hold_out)

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class Inputs:
 
     encoder: LoadedEncoder
     stores: dict[str, TokenStore]  # training tokens by source
-    dev_samples: list[Sample]
+    dev_samples: Sequence[Sample]
     dev_store: TokenStore
     dev_indices: list[int]  # the fixed questions scored during training
     shape: EpisodeShape

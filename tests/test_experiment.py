@@ -84,7 +84,7 @@ def test_unknown_source_and_path(config: ml_collections.ConfigDict) -> None:
         config.data.sources = ml_collections.ConfigDict({"squad": 1.0})
     for path in ("synthetic", "/no/such/folder"):
         config.data.path = path
-        with pytest.raises(InputError, match=r"'squad'.* hotpotqa, musique, two_wiki, synthetic"):
+        with pytest.raises(InputError, match=r"'squad'.* hotpotqa, musique, two_wiki, .*synthetic"):
             experiment.read_samples(config, "train", hold_out=True)
 
 

@@ -8,13 +8,16 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from qrag_jax.data import synthetic
+from qrag_jax.data import babilong, synthetic
+from qrag_jax.data.babilong import BabilongConfig
+from qrag_jax.data.lazy_samples import LazySamples, joined
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import SOURCES, Split, load_samples, mix_weights
 from qrag_jax.errors import InputError
 
 SYNTHETIC = "synthetic"
 HELD_OUT_SHARE = 0.1
+GENERATED = (babilong.NAME,)  # sources with a generator of their own documents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +27,12 @@ class DataConfig:
     Attributes:
         sources: name → weight in the training mixture.
         path: a file, a folder, or `name=path,name=path` for several sources; "" loads from the
-            hub; "synthetic" makes invented questions in each source's own format.
+            hub; "synthetic" makes invented questions in each source's own format. For
+            "babilong" it is the folder of stories, both words have them generated.
         limit: samples read per source and split, 0 for all.
         synthetic: the generator's settings.
         synthetic_train, synthetic_dev: questions it makes.
+        babilong: documents of the source "babilong".
     """
 
     sources: Mapping[str, float]
@@ -36,19 +41,20 @@ class DataConfig:
     synthetic: synthetic.SyntheticConfig
     synthetic_train: int
     synthetic_dev: int
+    babilong: BabilongConfig = dataclasses.field(default_factory=BabilongConfig)
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedSamples:
     """Samples of one split by source, with one line each on what was read."""
 
-    by_source: dict[str, list[Sample]]
+    by_source: dict[str, Sequence[Sample]]
     report: list[str]
 
     @property
-    def all(self) -> list[Sample]:
+    def all(self) -> Sequence[Sample]:
         """The samples of all sources, one after the other."""
-        return [sample for samples in self.by_source.values() for sample in samples]
+        return joined(list(self.by_source.values()))
 
 
 def load_split(config: DataConfig, split: Split, cache: Path, *, hold_out: bool) -> LoadedSamples:
@@ -63,12 +69,17 @@ def load_split(config: DataConfig, split: Split, cache: Path, *, hold_out: bool)
         InputError: nothing usable is found (see `load_samples`), or a path names no source.
     """
     paths = _paths(config, cache)
-    by_source, report = {}, []
+    by_source: dict[str, Sequence[Sample]] = {}
+    report = []
     for name in mix_weights(config.sources):
         if name == SYNTHETIC:
             count = config.synthetic_train if split == "train" else config.synthetic_dev
-            samples = synthetic.generate(config.synthetic, split, count)
+            by_source[name] = synthetic.generate(config.synthetic, split, count)
             line = f"synthetic: made {count} {split} questions"
+        elif name == babilong.NAME:
+            stories = "" if paths[name] == SYNTHETIC else paths[name]
+            settings = dataclasses.replace(config.babilong, stories=stories)
+            by_source[name], line = babilong.read_documents(settings, split, count=config.limit)
         else:
             path = paths[name]
             samples, read = load_samples(name, path, split, config.limit)
@@ -81,7 +92,7 @@ def load_split(config: DataConfig, split: Split, cache: Path, *, hold_out: bool)
                         f"{path}: too few records to hold some out for evaluation; give a folder "
                         "with train and dev files, or config.eval.path."
                     )
-        by_source[name] = samples
+            by_source[name] = samples
         report.append(line)
     return LoadedSamples(by_source, report)
 
@@ -89,12 +100,17 @@ def load_split(config: DataConfig, split: Split, cache: Path, *, hold_out: bool)
 def without_questions(train: LoadedSamples, held_out: Sequence[Sample]) -> LoadedSamples:
     """Training samples whose question text is not also an evaluation question.
 
+    Sources made on access are kept whole: their documents differ though few questions there are
+    ("Where is Mary?"), and their files or generators keep the stories of the splits apart.
+
     Raises:
         InputError: none of a source is left.
     """
-    asked = {sample.question for sample in held_out}
-    kept = {
-        name: [s for s in samples if s.question not in asked]
+    asked = {s.question for s in held_out} if not _all_lazy(train) else set()
+    kept: dict[str, Sequence[Sample]] = {
+        name: samples
+        if isinstance(samples, LazySamples)
+        else [s for s in samples if s.question not in asked]
         for name, samples in train.by_source.items()
     }
     report = list(train.report)
@@ -114,7 +130,10 @@ def _paths(config: DataConfig, cache: Path) -> dict[str, str]:
     """The path of each source."""
     names = [name for name in config.sources if name != SYNTHETIC]
     if config.path == SYNTHETIC:
-        return {name: str(_written_corpus(config, name, cache)) for name in names}
+        return {
+            name: SYNTHETIC if name in GENERATED else str(_written_corpus(config, name, cache))
+            for name in names
+        }
     if "=" not in config.path:
         return dict.fromkeys(names, config.path)
     pairs = [pair.partition("=") for pair in config.path.split(",")]
@@ -131,7 +150,7 @@ def _paths(config: DataConfig, cache: Path) -> dict[str, str]:
 def _written_corpus(config: DataConfig, name: str, cache: Path) -> Path:
     """Invented questions as official files of source `name`, written once."""
     if name not in SOURCES:
-        known = ", ".join([*SOURCES, SYNTHETIC])
+        known = ", ".join([*SOURCES, *GENERATED, SYNTHETIC])
         raise InputError(f"config.data.sources names {name!r}; the known sources are {known}.")
     settings = (name, config.synthetic, config.synthetic_train, config.synthetic_dev)
     key = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
@@ -152,6 +171,10 @@ def _written_corpus(config: DataConfig, name: str, cache: Path) -> Path:
             if not folder.exists():
                 raise
     return folder
+
+
+def _all_lazy(loaded: LoadedSamples) -> bool:
+    return all(isinstance(samples, LazySamples) for samples in loaded.by_source.values())
 
 
 def _held_out(sample_id: str) -> bool:

@@ -161,7 +161,7 @@ def _module(source: str) -> Source:
     if source == "synthetic":
         raise InputError("the data source 'synthetic' is made by the program, it has no files")
     if source not in SOURCES:
-        known = ", ".join([*SOURCES, "synthetic"])
+        known = ", ".join([*SOURCES, "babilong", "synthetic"])
         raise InputError(f"unknown data source '{source}'; the known ones are {known}")
     return SOURCES[source]
 

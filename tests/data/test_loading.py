@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from qrag_jax.data.babilong import BabilongConfig
+from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.loading import DataConfig, LoadedSamples, load_split, without_questions
 from qrag_jax.data.sources import SOURCES
 from qrag_jax.data.synthetic import SyntheticConfig
@@ -225,7 +228,58 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
     for path in ("synthetic", str(tmp_path)):
         text = refusal(config({"squad": 1.0}, path), "train", tmp_path)
         assert "'squad'" in text
-        assert "hotpotqa, musique, two_wiki, synthetic" in text
+        assert "known" in text
+        assert "hotpotqa, musique, two_wiki, " in text
     assert "names no source" in refusal(config({}, "synthetic"), "train", tmp_path)
     text = refusal(config({"hotpotqa": 0.0}, "synthetic"), "train", tmp_path)
     assert "the weight of data source 'hotpotqa' is 0.0" in text
+
+
+# ---------------------------------------------------------------------- documents made on access
+
+
+def test_babilong_is_generated_without_a_path(tmp_path: Path) -> None:
+    for path in ("", "synthetic"):
+        settings = dataclasses.replace(
+            config({"babilong": 1.0}, path), babilong=BabilongConfig(chunks=15, train=9, dev=4)
+        )
+        train, dev = (load(settings, split, tmp_path) for split in ("train", "dev"))
+        assert isinstance(train.all, LazySamples)
+        assert ([len(part.all) for part in (train, dev)]) == [9, 4]
+        assert train.report == ["babilong: 9 of 9 qa1 stories of the generator, 15 chunks each"]
+        assert [len(s.chunks) for s in train.all] == [15] * 9
+    assert not (tmp_path / "synthetic").exists()
+
+
+def test_babilong_of_files_in_a_mixture(tmp_path: Path) -> None:
+    line = "1 Ada went to the hall.\n2 Where is Ada?\thall\t1\n"
+    (tmp_path / "qa1_train.txt").write_text(line * 5)
+    other = write(tmp_path / "train.jsonl", records("hotpotqa", 3))
+    settings = dataclasses.replace(
+        config({"hotpotqa": 1, "babilong": 1}, f"hotpotqa={other},babilong={tmp_path}", limit=2),
+        babilong=BabilongConfig(chunks=15),
+    )
+    loaded = load(settings, "train", tmp_path, hold_out=False)
+    assert [s.id for s in loaded.all] == ["r0", "r1", "qa1-train-0", "qa1-train-1"]
+    assert loaded.all[3].source == "babilong"
+    with pytest.raises(InputError, match="has no qa1_valid"):
+        load(settings, "dev", tmp_path, hold_out=False)
+
+
+def test_lazy_sources_keep_questions_that_are_asked_again(tmp_path: Path) -> None:
+    other = write(tmp_path / "train.jsonl", records("hotpotqa", 3))
+    settings = dataclasses.replace(
+        config({"hotpotqa": 1, "babilong": 1}, f"hotpotqa={other},babilong=synthetic"),
+        babilong=BabilongConfig(chunks=15, train=40, dev=40),
+    )
+    train, dev = (load(settings, split, tmp_path, hold_out=False) for split in ("train", "dev"))
+    dev_asked = list(dev.by_source["babilong"])
+    asked = {s.question for s in dev_asked}
+    assert asked & {s.question for s in train.by_source["babilong"]}
+    kept = without_questions(train, [*dev_asked, train.by_source["hotpotqa"][0]])
+    assert {name: len(part) for name, part in kept.by_source.items()} == {
+        "hotpotqa": 2,
+        "babilong": 40,
+    }
+    only = LoadedSamples({"babilong": train.by_source["babilong"]}, [])
+    assert len(without_questions(only, dev.all).all) == 40
