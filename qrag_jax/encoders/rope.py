@@ -47,14 +47,17 @@ def angles(positions: jax.Array, width: int, last: int) -> tuple[jax.Array, jax.
     return a_cos * b_cos - a_sin * b_sin, a_sin * b_cos + a_cos * b_sin
 
 
-def rotate(embeddings: jax.Array, positions: jax.Array, last: int) -> jax.Array:
+def rotate(
+    embeddings: jax.Array, positions: jax.Array, last: int, *, back: bool = False
+) -> jax.Array:
     """Embeddings `[..., 2D]` rotated at integer positions `[...]` (0 to `last`), float32.
 
-    Position 0 leaves them as they are.
+    Position 0 leaves them as they are. `back` undoes a rotation: `<s, R(p)a> = <R(-p)s, a>`.
     """
     if last == 0:
         return embeddings
     cos, sin = angles(positions, embeddings.shape[-1], last)
+    sin = -sin if back else sin
     pairs = embeddings.astype(jnp.float32).reshape(*embeddings.shape[:-1], 2, -1, 2)
     even, odd = pairs[..., 0], pairs[..., 1]
     cos, sin = cos[..., None, :], sin[..., None, :]  # the same for both halves

@@ -1,0 +1,61 @@
+"""BabiLong: find the facts of a bAbI story strewn among sentences of books, in document order.
+
+    python -m qrag_jax.train --config=configs/babilong.py:qa3 --config.data.path=STORIES \
+        --config.data.babilong.noise=BOOKS
+
+STORIES holds the bAbI files of `en-valid-10k` (`qa3_train.txt`, `qa3_valid.txt`, …, gzip'd or not),
+BOOKS plain texts; without them stories and noise are invented. The variant names the task, `:qa1`
+(or nothing) to `:qa20`, and the size: `:qa3` is the paper's run for Contriever (arXiv 2511.07328),
+`:qa3-minilm` fits a CPU, `:qa3-tiny` runs in seconds, offline; `:minilm` and `:tiny` are of qa1.
+Score it at other lengths: python -m qrag_jax.evaluate_lengths --workdir=RUN --chunks=50,4600,40000
+"""
+
+from configs import common
+
+SIZES = ("", "tiny", "minilm")
+TASKS = tuple(f"qa{number}" for number in range(1, 21))
+VARIANTS = SIZES + tuple(f"{task}-{size}".rstrip("-") for task in TASKS for size in SIZES)
+
+
+def get_config(arg: str = ""):
+    """Config of variant `arg`: "", "qa3", "tiny", "qa3-minilm", …"""
+    task, _, size = arg.partition("-")
+    if task in SIZES:
+        task, size = "qa1", task
+    config = common.get_config()
+    config.data.sources.babilong = 1.0
+    config.data.babilong.task = task if task in TASKS else "qa1"
+    config.data.babilong.chunks = 100
+    config.data.max_question_tokens = 32
+    config.data.max_chunk_tokens = 64
+    config.data.max_chunk_tokens_in_state = 64
+    config.env.max_steps = 6
+    config.env.sort_by_index = True
+    config.env.positions = "relative"
+    config.policy.alpha = 0.01
+    config.pqn.lambda_ = 0.65
+    config.pqn.tau = 0.1
+    config.optimizer.learning_rate = 5e-5
+    config.optimizer.weight_decay = 0.01
+    config.optimizer.schedule = "linear"
+    config.optimizer.final_ratio = 0.0
+    config.train.steps = 50_000
+    config.train.batch_size = 12  # 72 transitions
+    config.train.accumulation = 2
+    if arg in VARIANTS and size:
+        config = {"tiny": common.tiny, "minilm": common.minilm}[size](config)
+    if size == "tiny":
+        config.data.babilong.update(chunks=20, train=64, dev=16)
+        config.env.max_steps = 2
+    if size == "minilm":
+        config.data.babilong.chunks = 50
+        config.data.max_chunk_tokens = 48
+        config.data.max_chunk_tokens_in_state = 24
+        config.env.max_steps = {"qa1": 2, "qa2": 4}.get(task, 5)
+        config.pqn.tau = 0.05
+        config.optimizer.learning_rate = 1e-4
+        config.train.update(
+            steps=300, batch_size=16, log_every=10, eval_every=60, checkpoint_every=60
+        )
+        config.eval.update(samples=200, batch_size=50)
+    return common.variant(config, arg, VARIANTS) if arg not in VARIANTS else config.lock()

@@ -1,0 +1,46 @@
+"""Needles in a haystack, in RULER's formats: find the sentences that hold the numbers asked for.
+
+    python -m qrag_jax.train --config=configs/niah.py --config.data.niah.noise=BOOKS
+
+makes documents of about 4,000 tokens with four needles that share a key (RULER's multi-value) among
+the sentences of BOOKS, a folder of plain texts; without it the haystack is invented. With
+`--config.data.path=FOLDER` it reads `train*` and `dev*` files of RULER's instead, and
+`--config.eval.path=FILE` scores on one. `config.data.niah.preset` names the other tasks: single_1
+to single_3, multikey_1 to multikey_3, multivalue, multiquery. Constants as in Q-RAG's Contriever
+run (arXiv 2511.07328), 5 steps. `:minilm` fits a CPU, `:tiny` runs in seconds, offline.
+"""
+
+from configs import common
+
+
+def get_config(arg: str = ""):
+    """Config of variant `arg`: "", "tiny" or "minilm"."""
+    config = common.get_config()
+    config.data.sources.niah = 1.0
+    config.data.niah.preset = "multivalue"
+    config.data.niah.chunks = 160
+    config.data.max_chunk_tokens = 64
+    config.data.max_chunk_tokens_in_state = 64
+    config.env.max_steps = 5
+    config.policy.alpha = 0.01
+    config.pqn.lambda_ = 0.65
+    config.pqn.tau = 0.1
+    config.reward.per_fact_reward = 0.25  # all of four is a rare reward at first
+    config.optimizer.learning_rate = 5e-5
+    config.optimizer.weight_decay = 0.01
+    config.optimizer.schedule = "linear"
+    config.optimizer.final_ratio = 0.0
+    config.train.steps = 20_000
+    config.train.batch_size = 12
+    config.train.accumulation = 2
+    config = common.variant(config, arg, ("", "tiny", "minilm")).unlock()
+    if arg == "tiny":
+        config.data.niah.update(chunks=20, train=64, dev=16)
+        config.env.max_steps = 4
+    if arg == "minilm":
+        config.data.max_chunk_tokens = 48
+        config.data.max_chunk_tokens_in_state = 32
+        config.optimizer.learning_rate = 1e-4
+        config.train.update(steps=60, batch_size=6, eval_every=20, checkpoint_every=20)
+        config.eval.update(samples=50, batch_size=10)
+    return config.lock()

@@ -1,0 +1,228 @@
+"""Episodes over documents of any length: greedy, or by beam search over actions ("Plan Q-RAG").
+
+Texts are embedded once into a table; a step after that encodes W states a document and takes the
+best of W × C actions. The Q-values are the learned ones (Q-RAG, arXiv 2511.07328).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from qrag_jax.algorithms.rollout import CHUNK, STATE, RolloutConfig
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.tokens import TextTokenizer
+from qrag_jax.encoders.ragged import Plan
+from qrag_jax.encoders.text_encoder import Params, TextEncoder
+from qrag_jax.encoders.text_table import Store, TextTable, make_embed
+from qrag_jax.environments.chunks import NOT_TAKEN, state_width
+from qrag_jax.policies.document_scores import make_best_chunks, padded_chunks
+from qrag_jax.policies.soft_q import MASKED
+from qrag_jax.runtime.mesh import replicate
+
+BEAM_SCORES = ("sum", "last")
+CHUNKS_AT_ONCE = 65_536  # of all documents played side by side
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanConfig:
+    """How actions are searched.
+
+    Attributes:
+        beam: W, paths kept at every step; 1 is greedy.
+        score: what ranks paths: "sum", Σ_t γ^t·Q(s_t, a_t), or "last", the newest Q.
+        gamma: γ of the sum.
+        stop_threshold: a path ends before an action whose Q is not above it; -inf: never.
+        batch_size: documents played side by side, at most.
+    """
+
+    beam: int = 1
+    score: str = "sum"
+    gamma: float = 0.99
+    stop_threshold: float = -math.inf
+    batch_size: int = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Path:
+    """A way through a document: chunks taken, their Q, what ranks it, and whether it ended."""
+
+    taken: tuple[int, ...] = ()
+    q: tuple[float, ...] = ()
+    score: float = 0.0
+    ended: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A sample ready to be played: its question's tokens, its chunks as rows of the table."""
+
+    sample: Sample
+    question: list[int]
+    rows: np.ndarray
+
+
+class Planner:
+    """Plays documents with one set of parameters.
+
+    Args:
+        shardings: where `params`, two towers stacked on axis 0, live.
+        plan: blocks; those of `chunks` must hold the longest chunk row, those of `states` any
+            state.
+        max_question_tokens: longer questions are cut.
+        store: keeps the chunks' embeddings between processes.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        shardings: Params,
+        encoder: TextEncoder,
+        tokenizer: TextTokenizer,
+        params: Params,
+        plan: Plan,
+        rollout: RolloutConfig,
+        config: PlanConfig,
+        max_question_tokens: int,
+        store: Store | None = None,
+    ) -> None:
+        self._mesh, self._encoder, self._tokenizer = mesh, encoder, tokenizer
+        self._params, self._rollout, self._config = params, rollout, config
+        self._max_question_tokens = max_question_tokens
+        self._width = state_width(
+            max_question_tokens, rollout.max_chunk_tokens_in_state, rollout.max_steps - 1
+        )
+        embed_chunks = make_embed(mesh, shardings, encoder, plan.chunks, CHUNK)
+        self._embed_states = make_embed(mesh, shardings, encoder, plan.states, STATE)
+        self.table = TextTable(
+            mesh, encoder, tokenizer, embed_chunks, params, rollout.max_chunk_tokens, store
+        )
+        self._best = make_best_chunks(mesh, rollout.positions, rollout.max_steps, config.beam)
+        self._devices = mesh.shape["data"] * mesh.shape["fsdp"]
+        self._stop = self._embed_stop() if rollout.stop_action else None
+
+    def play(self, samples: Sequence[Sample]) -> Iterator[tuple[Sample, Path]]:
+        """The best path through each document, in order; long documents fewer at a time."""
+        start = 0
+        while start < len(samples):
+            first = samples[start]
+            columns = padded_chunks(len(first.chunks), self._devices)
+            size = max(1, min(self._config.batch_size, CHUNKS_AT_ONCE // columns))
+            batch = [
+                first,
+                *(samples[i] for i in range(start + 1, min(start + size, len(samples)))),
+            ]
+            yield from zip(batch, self._play(self._questions(batch), size), strict=True)
+            start += len(batch)
+
+    def _questions(self, samples: list[Sample]) -> list[Question]:
+        encoded = self._tokenizer.encode([sample.question for sample in samples])
+        rows = self.table.rows_of([text for sample in samples for text in sample.chunks])
+        ends = np.cumsum([len(sample.chunks) for sample in samples])
+        parts = np.split(rows, ends[:-1])
+        most = self._max_question_tokens
+        return [
+            Question(sample, ids[:most], part)
+            for sample, ids, part in zip(samples, encoded, parts, strict=True)
+        ]
+
+    def _play(self, questions: list[Question], size: int) -> list[Path]:
+        """Plays up to `size` documents side by side."""
+        columns = padded_chunks(max(len(q.rows) for q in questions), self._devices)
+        rows = np.zeros((size, columns), np.int32)
+        counts = np.zeros(size, np.int32)
+        for i, question in enumerate(questions):
+            rows[i, : len(question.rows)], counts[i] = question.rows, len(question.rows)
+        beams = [[Path()] for _ in questions]
+        for _ in range(self._rollout.max_steps):
+            if all(path.ended for beam in beams for path in beam):
+                break
+            states = self._states(questions, beams, size)
+            values, index = self._actions(rows, counts, states, beams)
+            beams = [
+                self._search(beam, values[i], index[i], int(counts[i]))
+                for i, beam in enumerate(beams)
+            ]
+        return [beam[0] for beam in beams]
+
+    def _actions(
+        self, rows: np.ndarray, counts: np.ndarray, states: jax.Array, beams: list[list[Path]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Values and indices `[B, W, k]` of the best actions, STOP, if there is one, last."""
+        taken = np.full((*states.shape[:2], self._rollout.max_steps), NOT_TAKEN, np.int32)
+        for i, beam in enumerate(beams):
+            for j, path in enumerate(beam):
+                taken[i, j, : len(path.taken)] = path.taken
+        best = self._best(self.table.array, rows, counts, states, taken)
+        values, index = np.asarray(best.values), np.asarray(best.index)
+        if self._stop is None:
+            return values, index
+        of_stop = np.asarray(states @ self._stop)[..., None]
+        stop = np.broadcast_to(counts[:, None, None], of_stop.shape)
+        return np.concatenate([values, of_stop], -1), np.concatenate([index, stop], -1)
+
+    def _search(
+        self, beam: list[Path], values: np.ndarray, index: np.ndarray, count: int
+    ) -> list[Path]:
+        """The W best ways on from the paths of one document, best first.
+
+        Of paths that took the same chunks, in whatever order, the better one stays.
+        """
+        found = [path for path in beam if path.ended]
+        for j, path in enumerate(beam):
+            if path.ended:
+                continue
+            # Stable: of equal values the lower index first, as argmax takes it.
+            order = np.argsort(-values[j], kind="stable")
+            able = [a for a in order if values[j, a] > MASKED / 2]
+            if not able or values[j, able[0]] <= self._config.stop_threshold:
+                found.append(dataclasses.replace(path, ended=True))
+                continue
+            for a in able:
+                if values[j, a] > self._config.stop_threshold:
+                    found.append(self._longer(path, int(index[j, a]), float(values[j, a]), count))
+        found.sort(key=lambda path: -path.score)
+        distinct: dict[tuple[frozenset[int], bool], Path] = {}
+        for path in found:
+            distinct.setdefault((frozenset(path.taken), path.ended), path)
+        return list(distinct.values())[: self._config.beam]
+
+    def _longer(self, path: Path, action: int, q: float, count: int) -> Path:
+        steps = len(path.taken)
+        score = q if self._config.score == "last" else path.score + self._config.gamma**steps * q
+        if action == count:  # STOP is no chunk
+            return dataclasses.replace(path, score=score, ended=True)
+        return Path((*path.taken, action), (*path.q, q), score)
+
+    def _states(self, questions: list[Question], beams: list[list[Path]], size: int) -> jax.Array:
+        """Embeddings `[size, W, 2D]` of the states that the paths lead to."""
+        encoder, beam = self._encoder, self._config.beam
+        count = size * beam
+        tokens = np.full((count + -count % self._devices, self._width), encoder.pad_id, np.int32)
+        lengths = np.zeros(len(tokens), np.int32)
+        for i, (question, paths) in enumerate(zip(questions, beams, strict=True)):
+            for j, path in enumerate(paths):
+                if not path.ended:
+                    row = self._state_row(question, path)
+                    place = i * beam + j
+                    tokens[place, : len(row)], lengths[place] = row, len(row)
+        embedded = replicate(self._mesh, self._embed_states(self._params, tokens, lengths))
+        return embedded[:count].reshape(size, beam, -1)
+
+    def _state_row(self, question: Question, path: Path) -> list[int]:
+        encoder, rollout = self._encoder, self._rollout
+        taken = sorted(path.taken) if rollout.sort_by_index else path.taken
+        row = [encoder.cls_id, *question.question, encoder.sep_id]
+        for ids in self._tokenizer.encode([question.sample.chunks[i] for i in taken]):
+            row += [*ids[: rollout.max_chunk_tokens_in_state], encoder.sep_id]
+        return row
+
+    def _embed_stop(self) -> jax.Array:
+        """The embedding `[2D]` of STOP, an empty chunk."""
+        return self.table.array[int(self.table.rows_of([""])[0])]
+

@@ -1,0 +1,136 @@
+"""Q-values of every chunk of long documents, in blocks over the chunks and sharded over the mesh.
+
+A document is `[C]` rows of a table of embeddings (`encoders.text_table`), whatever its length:
+blocks are gathered, placed (rotated at their positions) and scored, and only the k best survive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from qrag_jax.encoders.rope import rotate
+from qrag_jax.environments import positions
+from qrag_jax.policies.soft_q import MASKED
+from qrag_jax.runtime.sharding import BATCH_AXES
+
+BLOCK = 1024  # chunks scored at a time
+LEAST_BLOCK = 16  # of documents that are shorter
+
+
+class Best(NamedTuple):
+    """The k best actions of each state: values `[B, W, k]`, chunk indices `[B, W, k]`.
+
+    Where fewer than k chunks are left the values are `MASKED`.
+    """
+
+    values: jax.Array
+    index: jax.Array
+
+
+BestChunks = Callable[..., Best]
+
+
+def padded_chunks(chunks: int, devices: int) -> int:
+    """Columns for documents of that many chunks: whole blocks on every device."""
+    block = BLOCK
+    while block // 2 * devices >= chunks and block > LEAST_BLOCK:
+        block //= 2
+    return -(-chunks // (block * devices)) * block * devices
+
+
+def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunks:
+    """The jitted `(table, rows, counts, states, taken) → Best`.
+
+    table `[N, 2D]`; rows `[B, C]` of it, C as `padded_chunks` gives it, split over the mesh's
+    batch axes; counts `[B]` chunks of each document; states `[B, W, 2D]`; taken `[B, W, T]`
+    chunks taken so far, -1 where none. Ties go to the lowest index, as with argmax.
+
+    Args:
+        kind: one of `positions.KINDS`; "random" is played as "absolute".
+        max_steps: T. k: actions wanted, at most `LEAST_BLOCK`.
+    """
+    if not 1 <= k <= LEAST_BLOCK:
+        raise ValueError(f"k is {k}; it must be from 1 to {LEAST_BLOCK}")
+    devices = mesh.shape["data"] * mesh.shape["fsdp"]
+
+    def on_device(table, rows, counts, states, taken) -> Best:
+        columns = rows.shape[1]
+        first = columns * jax.lax.axis_index(BATCH_AXES)
+        last = positions.last_position(kind, columns * devices, max_steps)
+        score = partial(_scores, kind, last, counts, states, taken)
+        block = min(BLOCK, columns)
+        blocks = rows.reshape(len(rows), -1, block).swapaxes(0, 1)
+
+        def keep_best(best: Best, number_and_rows) -> tuple[Best, None]:
+            number, block_rows = number_and_rows
+            index = first + number * block + jnp.arange(block)
+            return _top(best, score(table[block_rows], index), index, k), None
+
+        shape = (*states.shape[:2], k)
+        none = Best(jnp.full(shape, MASKED), jnp.zeros(shape, jnp.int32))
+        best, _ = jax.lax.scan(keep_best, none, (jnp.arange(len(blocks)), blocks))
+        if devices == 1:
+            return best
+        # Devices hold the document in order, so ties still go to the lowest index.
+        gathered = [jax.lax.all_gather(leaf, BATCH_AXES, axis=2, tiled=True) for leaf in best]
+        values, place = jax.lax.top_k(gathered[0], k)
+        return Best(values, jnp.take_along_axis(gathered[1], place, axis=2))
+
+    whole, by_chunk = PartitionSpec(), PartitionSpec(None, BATCH_AXES)
+    over_mesh = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(whole, by_chunk, whole, whole, whole),
+        out_specs=whole,
+        check_vma=False,
+    )
+    everywhere, split = NamedSharding(mesh, whole), NamedSharding(mesh, by_chunk)
+    return jax.jit(
+        over_mesh,
+        in_shardings=(everywhere, split, everywhere, everywhere, everywhere),
+        out_shardings=everywhere,
+    )
+
+
+def _scores(kind, last, counts, states, taken, chunks, index) -> jax.Array:
+    """Q `[B, W, n]` of chunks `[B, n, 2D]` with the indices `[n]`; `MASKED` where not free."""
+    if kind == "relative":
+        where = positions.relative(index, taken, counts[:, None])  # of every state its own
+        turned = _turned_back(states, last)
+        states = jax.vmap(jax.vmap(lambda one, p: one[p]))(turned, jnp.clip(where, 0, last))
+        q = jnp.einsum("bnd,bwnd->bwn", chunks, states)
+    else:
+        if kind != "none":
+            chunks = rotate(chunks, jnp.broadcast_to(index, chunks.shape[:2]), last)
+        q = jnp.einsum("bnd,bwd->bwn", chunks, states)
+    gone = (taken[..., None] == index).any(axis=2) | (index >= counts[:, None, None])
+    return jnp.where(gone, MASKED, q)
+
+
+def _turned_back(states: jax.Array, last: int) -> jax.Array:
+    """`[B, W, 2D]` → `[B, W, P, 2D]`: <s, R(p)·a> is <R(-p)·s, a>, and positions are few."""
+    every = jnp.arange(last + 1)
+    shape = (*states.shape[:2], last + 1, states.shape[-1])
+    spread = jnp.broadcast_to(states[:, :, None], shape)
+    return rotate(spread, jnp.broadcast_to(every, shape[:3]), last, back=True)
+
+
+def _top(best: Best, q: jax.Array, index: jax.Array, k: int) -> Best:
+    if k == 1:  # a reduction is cheaper than a sort
+        place = q.argmax(-1, keepdims=True)
+        value = jnp.take_along_axis(q, place, -1)
+        better = value > best.values
+        return Best(
+            jnp.where(better, value, best.values), jnp.where(better, index[place], best.index)
+        )
+    new, place = jax.lax.top_k(q, k)
+    values = jnp.concatenate([best.values, new], -1)
+    indices = jnp.concatenate([best.index, index[place]], -1)
+    values, place = jax.lax.top_k(values, k)
+    return Best(values, jnp.take_along_axis(indices, place, -1))
