@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,33 +196,13 @@ def _write(
     max_question_tokens: int,
     max_chunk_tokens: int,
 ) -> None:
-    texts: list[np.ndarray] = []
-    truncated_questions = truncated_chunks = 0
-    for group in _groups(samples, _SAMPLES_AT_ONCE):
-        rows = iter(tokenizer.encode([t for s in group for t in (s.question, *s.chunks)]))
-        for sample in group:
-            question, *chunks = itertools.islice(rows, 1 + len(sample.chunks))
-            truncated_questions += len(question) > max_question_tokens
-            truncated_chunks += sum(len(chunk) > max_chunk_tokens for chunk in chunks)
-            texts.append(np.array(question[:max_question_tokens], np.int32))
-            texts.extend(np.array(chunk[:max_chunk_tokens], np.int32) for chunk in chunks)
-    arrays = {
-        "tokens": np.concatenate(texts),
-        "text_starts": _starts(len(text) for text in texts),
-        "sample_starts": _starts(1 + len(sample.chunks) for sample in samples),
-        "support": np.array([i for sample in samples for i in sample.support], np.int32),
-        "support_starts": _starts(len(sample.support) for sample in samples),
-    }
+    arrays, meta = _encode(samples, tokenizer, max_question_tokens, max_chunk_tokens)
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Built beside its final place and renamed: a killed or concurrent run leaves no half cache.
     building = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
         for name, array in arrays.items():
             np.save(building / f"{name}.npy", array, allow_pickle=False)
-        meta = {
-            "truncated_questions": truncated_questions,
-            "truncated_chunks": truncated_chunks,
-        }
         (building / "meta.json").write_text(json.dumps(meta))
         if folder.exists() and not (folder / "meta.json").exists():
             shutil.rmtree(folder)  # somebody deleted a part of it
@@ -236,9 +215,55 @@ def _write(
         shutil.rmtree(building, ignore_errors=True)
 
 
+def _encode(
+    samples: Sequence[Sample],
+    tokenizer: TextTokenizer,
+    max_question_tokens: int,
+    max_chunk_tokens: int,
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """The arrays of a store by name, and what `meta.json` says."""
+    # A text that several documents share, as background text does, is encoded once.
+    places: dict[tuple[str, int], int] = {}  # text and limit → its place in `rows`
+    rows: list[np.ndarray] = []
+    too_long: list[bool] = []
+    order: list[int] = []  # the place of each text of the samples
+    counts: list[int] = []
+    support: list[int] = []
+    support_counts: list[int] = []
+    for group in _groups(samples, _SAMPLES_AT_ONCE):
+        texts: list[tuple[str, int]] = []
+        for sample in group:
+            texts.append((sample.question, max_question_tokens))
+            texts.extend((chunk, max_chunk_tokens) for chunk in sample.chunks)
+            counts.append(1 + len(sample.chunks))
+            support.extend(sample.support)
+            support_counts.append(len(sample.support))
+        new = [text for text in dict.fromkeys(texts) if text not in places]
+        for (text, limit), ids in zip(new, tokenizer.encode([t for t, _ in new]), strict=True):
+            places[text, limit] = len(rows)
+            rows.append(np.array(ids[:limit], np.int32))
+            too_long.append(len(ids) > limit)
+        order.extend(map(places.__getitem__, texts))
+    truncated = np.array(too_long)[order]
+    sample_starts = _starts(counts)
+    arrays = {
+        "tokens": np.concatenate([rows[place] for place in order]),
+        "text_starts": _starts(np.array([len(row) for row in rows])[order]),
+        "sample_starts": sample_starts,
+        "support": np.array(support, np.int32),
+        "support_starts": _starts(support_counts),
+    }
+    questions = int(truncated[sample_starts[:-1]].sum())
+    meta = {
+        "truncated_questions": questions,
+        "truncated_chunks": int(truncated.sum()) - questions,
+    }
+    return arrays, meta
+
+
 def _groups(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
     return (samples[i : i + size] for i in range(0, len(samples), size))
 
 
-def _starts(lengths: Iterable[int]) -> np.ndarray:
-    return np.cumsum([0, *lengths], dtype=np.int64)
+def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])

@@ -214,13 +214,23 @@ def test_no_scraps_are_left(tokenizer, tmp_path) -> None:
 
 
 def test_more_samples_than_are_encoded_at_once(tokenizer, tmp_path) -> None:
-    many = SAMPLES * 400
-    store = read(many, tokenizer, tmp_path)
-    assert sum(tokenizer.encoded) == 10 * 400
+    store = read(SAMPLES * 400, tokenizer, tmp_path)
+    assert sum(tokenizer.encoded) == 10  # a text that comes again is not encoded again
     assert len(tokenizer.encoded) > 1
     few = read(SAMPLES, tokenizer, tmp_path)
     np.testing.assert_array_equal(store.tokens, np.tile(few.tokens, 400))
     assert [store.support_of(i).tolist() for i in (1197, 1198, 1199)] == [[0, 2], [1], [0]]
+
+
+def test_a_text_may_be_question_and_chunk(tokenizer, tmp_path) -> None:
+    samples = [
+        Sample("1", "a b c", ("a b c", "d"), (0,), (), "made"),
+        Sample("2", "d", ("d", "a b c"), (1,), (), "made"),
+    ]
+    store = read(samples, tokenizer, tmp_path, question=1, chunk=2)
+    texts = [spell(store.text(i)) for i in range(6)]
+    assert texts == [["a"], ["a", "b"], ["d"], ["d"], ["d"], ["a", "b"]]
+    assert (store.truncated_questions, store.truncated_chunks) == (1, 2)
 
 
 @pytest.mark.parametrize(
