@@ -56,6 +56,21 @@ def get_config() -> ConfigDict:
     config.data.babilong.seed = 0  # of places, background and generated stories
     config.data.babilong.train = 10_000  # stories generated where there are no files
     config.data.babilong.dev = 1_000  # stories generated for evaluation
+    config.data.niah = ConfigDict()  # for the source "niah" where the path is "" or "synthetic"
+    config.data.niah.preset = "multivalue"  # or single_1 to _3, multikey_1 to _3, multiquery
+    config.data.niah.chunks = 0  # C, sentences of a document, 0: what makes up `tokens`
+    config.data.niah.tokens = 4096  # length of a document, roughly
+    config.data.niah.noise = ""  # folder of books; "": sentences of an invented world
+    config.data.niah.noise_repeats = 1  # uses of a sentence in one document, 0: any number
+    config.data.niah.keys = 0  # num_needle_k; 0 or "": the preset's, here and below
+    config.data.niah.values = 0  # num_needle_v, of each key
+    config.data.niah.queries = 0  # num_needle_q, keys asked for
+    config.data.niah.haystack = ""  # noise (a few sentences over and over), essay or needle
+    config.data.niah.key_type = ""  # words, numbers or uuids
+    config.data.niah.value_type = ""  # words, numbers or uuids
+    config.data.niah.seed = 0  # of everything drawn
+    config.data.niah.train = 10_000  # documents made
+    config.data.niah.dev = 1_000  # documents made for evaluation
 
     config.env = ConfigDict()
     config.env.max_steps = 2  # T, chunks taken per episode

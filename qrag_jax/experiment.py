@@ -21,6 +21,7 @@ from qrag_jax.algorithms.rollout import RolloutConfig
 from qrag_jax.data.babilong import BabilongConfig
 from qrag_jax.data.episodes import EpisodeShape, check_steps
 from qrag_jax.data.loading import DataConfig, LoadedSamples, load_split
+from qrag_jax.data.niah_generator import NiahConfig
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.synthetic import SyntheticConfig
 from qrag_jax.data.tokens import TextTokenizer, TokenStore, default_cache, tokenise
@@ -168,6 +169,7 @@ def read_samples(config: ml_collections.ConfigDict, split: Any, *, hold_out: boo
         synthetic_dev=made.dev,
         # Runs saved before there were these fields lack them.
         babilong=BabilongConfig(**data.get("babilong", {})),
+        niah=NiahConfig(**data.get("niah", {})),
     )
     hold_out = hold_out and not config.eval.path
     return load_split(settings, split, cache_folder(config), hold_out=hold_out)

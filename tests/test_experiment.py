@@ -13,6 +13,7 @@ import pytest
 from configs import hotpotqa
 from qrag_jax import experiment
 from qrag_jax.data.episodes import EpisodeShape
+from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.errors import InputError
 
 
@@ -109,6 +110,41 @@ def test_evaluation_path_goes_before_the_data_path(
 def test_limit_is_for_training_alone(config: ml_collections.ConfigDict) -> None:
     config.data.limit = 4
     assert len(experiment.read_samples(config, "train", hold_out=True).all) == 4
+    assert len(experiment.read_samples(config, "dev", hold_out=True).all) == 6
+
+
+@pytest.mark.parametrize(("source", "words"), [("babilong", "Where is"), ("niah", "What are all")])
+def test_documents_made_on_access_become_tokens(
+    config: ml_collections.ConfigDict, tmp_path: Path, source: str, words: str
+) -> None:
+    with config.unlocked():
+        config.data.sources = ml_collections.ConfigDict({source: 1.0})
+    config.data[source].update(chunks=14, train=30, dev=6)
+    samples = experiment.read_samples(config, "train", hold_out=True).all
+    assert isinstance(samples, LazySamples)
+    assert all(sample.question.startswith(words) for sample in samples)
+    assert len(experiment.read_samples(config, "dev", hold_out=True).all) == 6
+    encoder = experiment.prepare_encoder(config, tmp_path / "run", samples)
+    store = experiment.tokenise_samples(config, encoder.tokenizer, samples)
+    assert store.chunk_counts.tolist() == [14] * 30
+    assert tuple(store.support_of(7)) == samples[7].support
+    text = encoder.tokenizer.encode([samples[7].chunks[3]])[0]
+    assert store.text(store.sample_starts[7] + 1 + 3).tolist() == text
+    # Made again, the samples are the same: the store is found and the fingerprint agrees.
+    again = experiment.read_samples(config, "train", hold_out=True).all
+    found = experiment.tokenise_samples(config, encoder.tokenizer, again)
+    assert found.folder == store.folder
+    assert experiment.fingerprint(again) == experiment.fingerprint(samples)
+    config.data[source].seed = 1
+    other = experiment.read_samples(config, "train", hold_out=True).all
+    assert experiment.fingerprint(other) != experiment.fingerprint(samples)
+
+
+def test_configs_from_before_documents_were_made_are_read(
+    config: ml_collections.ConfigDict,
+) -> None:
+    with config.unlocked():
+        del config.data.babilong, config.data.niah
     assert len(experiment.read_samples(config, "dev", hold_out=True).all) == 6
 
 

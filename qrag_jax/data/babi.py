@@ -43,14 +43,27 @@ class Story:
 def story_file(folder: Path, task: str, split: Split) -> tuple[Path, str]:
     """Returns the file of a task's split, and the name of the part: train, valid, dev or test.
 
-    Both `qa1_train.txt` and the official `qa1_single-supporting-fact_train.txt` are found, gzip'd
-    or not, in `folder` or in its sub-folder `babi`.
-
     Raises:
         InputError: the task is unknown, the folder is none, or it has no such file.
     """
     if task not in TASKS:
         raise InputError(f"the bAbI task is {task!r}; give one from qa1 to qa20.")
+    found = find_story_file(folder, task, split)
+    if found is None:
+        wanted = " or ".join(f"{task}_{part}.txt" for part in PARTS[split])
+        raise InputError(f"the folder {folder} has no {wanted} (or .txt.gz); put the file there.")
+    return found
+
+
+def find_story_file(folder: Path, task: str, split: Split) -> tuple[Path, str] | None:
+    """Returns what `story_file` does, or None if the folder has no such file.
+
+    Both `qa1_train.txt` and the official `qa1_single-supporting-fact_train.txt` are found, gzip'd
+    or not, in `folder` or in its sub-folder `babi`.
+
+    Raises:
+        InputError: the folder is none.
+    """
     for place in (folder, folder / FOLDER):
         files = text_files(place) if place == folder or place.is_dir() else []
         for part in PARTS[split]:
@@ -58,8 +71,7 @@ def story_file(folder: Path, task: str, split: Split) -> tuple[Path, str]:
             found = [file for file in files if pattern.fullmatch(file.name)]
             if found:
                 return found[0], part
-    wanted = " or ".join(f"{task}_{part}.txt" for part in PARTS[split])
-    raise InputError(f"the folder {folder} has no {wanted} (or .txt.gz); put the file there.")
+    return None
 
 
 def read_stories(path: Path) -> list[Story]:

@@ -8,16 +8,17 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from qrag_jax.data import babilong, synthetic
+from qrag_jax.data import babilong, niah, niah_generator, synthetic
 from qrag_jax.data.babilong import BabilongConfig
 from qrag_jax.data.lazy_samples import LazySamples, joined
+from qrag_jax.data.niah_generator import NiahConfig
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import SOURCES, Split, load_samples, mix_weights
 from qrag_jax.errors import InputError
 
 SYNTHETIC = "synthetic"
 HELD_OUT_SHARE = 0.1
-GENERATED = (babilong.NAME,)  # sources with a generator of their own documents
+GENERATED = (babilong.NAME, niah.NAME)  # sources with a generator of their own documents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +28,12 @@ class DataConfig:
     Attributes:
         sources: name → weight in the training mixture.
         path: a file, a folder, or `name=path,name=path` for several sources; "" loads from the
-            hub; "synthetic" makes invented questions in each source's own format. For
-            "babilong" it is the folder of stories, both words have them generated.
+            hub; "synthetic" makes invented questions in each source's own format. Of
+            "babilong" it is the folder of stories; of it and of "niah" "" means "synthetic".
         limit: samples read per source and split, 0 for all.
         synthetic: the generator's settings.
         synthetic_train, synthetic_dev: questions it makes.
-        babilong: documents of the source "babilong".
+        babilong: documents of the source "babilong"; niah: those made for "niah".
     """
 
     sources: Mapping[str, float]
@@ -42,6 +43,7 @@ class DataConfig:
     synthetic_train: int
     synthetic_dev: int
     babilong: BabilongConfig = dataclasses.field(default_factory=BabilongConfig)
+    niah: NiahConfig = dataclasses.field(default_factory=NiahConfig)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +82,9 @@ def load_split(config: DataConfig, split: Split, cache: Path, *, hold_out: bool)
             stories = "" if paths[name] == SYNTHETIC else paths[name]
             settings = dataclasses.replace(config.babilong, stories=stories)
             by_source[name], line = babilong.read_documents(settings, split, count=config.limit)
+        elif name == niah.NAME and paths[name] in ("", SYNTHETIC):
+            made = niah_generator.documents(config.niah, split, count=config.limit)
+            by_source[name], line = made, f"{name}: made {len(made)} {split} documents"
         else:
             path = paths[name]
             samples, read = load_samples(name, path, split, config.limit)

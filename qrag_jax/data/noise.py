@@ -18,8 +18,12 @@ from qrag_jax.errors import InputError
 RUN = 100  # consecutive sentences at most, as in BABILong (Kuratov et al., 2024)
 INVENTED_BOOK = 1000  # sentences
 INVENTED_STEP = 5000  # the invented world's pools are multiples of this
-# With the marks in place a whole speech counts as one sentence.
-_QUOTATION_MARKS = re.compile('["“”]')
+# The splitter takes what is between quotation marks for one sentence. It must not see single ones
+# either: after an elision ("'gan", "'tis") it would look for the closing one for pages. Those that
+# end a sentence are left out, since else they would begin the next one.
+_QUOTATION_MARKS = re.compile(r"""["“”]|(?<=[.!?])['’](?=["“”\s]|$)""")
+_HIDDEN = str.maketrans("'‘’", "ʼʻʽ")
+_SHOWN = str.maketrans("ʼʻʽ", "'‘’")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -152,15 +156,11 @@ def noise(
 def sentences_of(text: str) -> list[str]:
     """The sentences of an English text without quotation marks, white space collapsed.
 
-    What has no letter is left out.
+    Single marks stay but at the end of a sentence. What has no letter is left out.
     """
-    parts = (" ".join(part.split()) for part in sentencex.segment("en", without_quotes(text)))
-    return [part for part in parts if any(map(str.isalpha, part))]
-
-
-def without_quotes(text: str) -> str:
-    """The text without double quotation marks."""
-    return _QUOTATION_MARKS.sub("", text)
+    parts = sentencex.segment("en", _QUOTATION_MARKS.sub("", text).translate(_HIDDEN))
+    sentences = (" ".join(part.translate(_SHOWN).split()) for part in parts)
+    return [sentence for sentence in sentences if any(map(str.isalpha, sentence))]
 
 
 def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:

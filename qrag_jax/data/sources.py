@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from qrag_jax.data import hotpotqa, musique, two_wiki
+from qrag_jax.data import hotpotqa, musique, niah, two_wiki
 from qrag_jax.data.hub import load_hub
 from qrag_jax.data.records import find_split, read_records, split_files
 from qrag_jax.data.sample import BadRecord, Sample
@@ -23,7 +23,10 @@ class Source(Protocol):
     NAME: str
     FOLDERS: tuple[str, ...]  # what its folder may be called under a parent shared by sources
     OFFICIAL: dict[str, tuple[str, ...]]  # split -> official file names
-    HUB: tuple[str, str | None, dict[str, str]]  # repository, configuration, split -> hub split
+
+    @property
+    def HUB(self) -> tuple[str, str | None, dict[str, str]] | None:
+        """Repository, configuration, split -> hub split; None if the hub does not have it."""
 
     def parse(self, record: dict[str, Any]) -> Sample:
         """Turns one record into a sample, or raises BadRecord."""
@@ -43,6 +46,7 @@ SOURCES: dict[str, Source] = {
     hotpotqa.NAME: hotpotqa,
     musique.NAME: musique,
     two_wiki.NAME: two_wiki,
+    niah.NAME: niah,
 }
 
 
@@ -110,9 +114,11 @@ def load_samples(
         )
         report = ReadReport(source, tuple(str(file) for file in files))
         records = (pair for file in files for pair in read_records(file))
+    elif module.HUB is None:
+        raise InputError(f"the data source '{source}' is not on the hub; set data.path to files")
     else:
         report = ReadReport(source, (f"hub:{module.HUB[0]}",))
-        records = _hub_records(module, split)
+        records = _hub_records(*module.HUB, split)
     samples: list[Sample] = []
     seen: set[str] = set()
     for where, record in records:
@@ -160,6 +166,8 @@ def mix_weights(weights: Mapping[str, float]) -> dict[str, float]:
 def _module(source: str) -> Source:
     if source == "synthetic":
         raise InputError("the data source 'synthetic' is made by the program, it has no files")
+    if source == "babilong":
+        raise InputError("the data source 'babilong' has stories and books, no files of records")
     if source not in SOURCES:
         known = ", ".join([*SOURCES, "babilong", "synthetic"])
         raise InputError(f"unknown data source '{source}'; the known ones are {known}")
@@ -173,7 +181,8 @@ def _source_folder(path: Path, split: str, module: Source) -> Path:
     return next((path / name for name in module.FOLDERS if (path / name).is_dir()), path)
 
 
-def _hub_records(module: Source, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    repo, config, splits = module.HUB
+def _hub_records(
+    repo: str, config: str | None, splits: dict[str, str], split: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, record in enumerate(load_hub(repo, config, splits[split]), 1):
         yield f"hub:{repo}:{number}", record

@@ -1,6 +1,7 @@
 """Checks a data file before a training does: python -m qrag_jax.data.validate --source S --path P.
 
 Ends with status 0 when every record is usable, 1 when some are skipped, 2 when nothing can be read.
+Of the source babilong all story files of a folder are checked; one bad line is status 2.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import argparse
 import statistics
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from qrag_jax.data import babi, babilong
 from qrag_jax.data.sources import SOURCES, load_samples
 from qrag_jax.errors import InputError
 
@@ -17,13 +20,17 @@ from qrag_jax.errors import InputError
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints what was read, skipped and found; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m qrag_jax.data.validate")
-    parser.add_argument("--source", required=True, help=f"layout: {', '.join(SOURCES)}")
+    known = (*SOURCES, babilong.NAME)
+    parser.add_argument("--source", required=True, help=f"layout: {', '.join(known)}")
     parser.add_argument("--path", required=True, help="data file or folder")
     parser.add_argument("--split", choices=("train", "dev"), default="train")
     args = parser.parse_args(argv)
     try:
         if not args.path:
             raise InputError("--path is empty; give a data file or folder")
+        if args.source == babilong.NAME:
+            _check_stories(Path(args.path), args.split)
+            return 0
         samples, report = load_samples(args.source, args.path, args.split)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -38,6 +45,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [len(chunk.split()) for sample in samples for chunk in sample.chunks]
     print(_spread("words per chunk", words))
     return 1 if report.skipped else 0
+
+
+def _check_stories(folder: Path, split: babi.Split) -> None:
+    """Reads the story files of all tasks, and prints what is in them."""
+    found = [babi.find_story_file(folder, task, split) for task in babi.TASKS]
+    files = [pair[0] for pair in found if pair is not None]
+    if not files:
+        raise InputError(f"the folder {folder} has no bAbI {split} file; put qa1_{split}.txt there")
+    for file in files:
+        stories = babi.read_stories(file)
+        print(f"file     {file}")
+        print(f"records  {len(stories)} questions")
+        print(_spread("facts per question", [len(story.facts) for story in stories]))
+        print(_spread("supporting facts per question", [len(s.support) for s in stories]))
 
 
 def _spread(what: str, counts: list[int]) -> str:

@@ -14,6 +14,7 @@ import pytest
 from qrag_jax.data.babilong import BabilongConfig
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.loading import DataConfig, LoadedSamples, load_split, without_questions
+from qrag_jax.data.niah_generator import NiahConfig
 from qrag_jax.data.sources import SOURCES
 from qrag_jax.data.synthetic import SyntheticConfig
 from qrag_jax.errors import InputError
@@ -147,7 +148,7 @@ def test_source_synthetic_needs_no_path(tmp_path: Path) -> None:
     assert not {s.question for s in train.all} & {s.question for s in dev.all}
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", [name for name in SOURCES if name != "niah"])
 def test_path_synthetic_writes_the_sources_own_files_once(tmp_path: Path, source: str) -> None:
     settings = config({source: 1.0}, "synthetic")
     first = load(settings, "train", tmp_path)
@@ -264,6 +265,21 @@ def test_babilong_of_files_in_a_mixture(tmp_path: Path) -> None:
     assert loaded.all[3].source == "babilong"
     with pytest.raises(InputError, match="has no qa1_valid"):
         load(settings, "dev", tmp_path, hold_out=False)
+
+
+def test_niah_is_generated_or_read(tmp_path: Path) -> None:
+    needles = NiahConfig(chunks=15, train=9, dev=4)
+    for path in ("", "synthetic"):
+        settings = dataclasses.replace(config({"niah": 1.0}, path, limit=5), niah=needles)
+        loaded = load(settings, "train", tmp_path)
+        assert isinstance(loaded.all, LazySamples)
+        assert loaded.report == ["niah: made 5 train documents"]
+        assert [(s.source, len(s.chunks)) for s in loaded.all] == [("niah", 15)] * 5
+    path = write(tmp_path / "dev.jsonl", records("niah", 3))
+    settings = dataclasses.replace(config({"niah": 1.0}, str(tmp_path)), niah=needles)
+    loaded = load(settings, "dev", tmp_path)
+    assert [s.id for s in loaded.all] == ["r0", "r1", "r2"]
+    assert loaded.report == [f"niah: kept 3 of 3 records of {path.name}"]
 
 
 def test_lazy_sources_keep_questions_that_are_asked_again(tmp_path: Path) -> None:

@@ -47,6 +47,19 @@ def test_sentences() -> None:
     ]
 
 
+def test_single_quotation_marks_do_not_hold_sentences_together() -> None:
+    text = "'Tis late. The wind 'gan to blow. ‘Come in. Sit,’ he said. It is Ada's. 'No.' So it is."
+    assert sentences_of(text) == [
+        "'Tis late.",
+        "The wind 'gan to blow.",
+        "‘Come in.",
+        "Sit,’ he said.",
+        "It is Ada's.",
+        "'No.",
+        "So it is.",
+    ]
+
+
 def test_books_of_a_folder(tmp_path: Path) -> None:
     path = shelf(tmp_path, {"b": 3, "a": 2})
     (tmp_path / "c.txt").write_text(" \n 17 \n")  # no sentence: not a book to draw from
@@ -160,6 +173,7 @@ def test_real_books() -> None:
     assert not any(mark in text for text in pool.sentences for mark in '"“”\n')
     words = np.array([len(text.split()) for text in pool.sentences])
     assert 8 <= np.median(words) <= 25
+    assert words.max() < 1500  # a list in a poem; not pages between two apostrophes
     started = time.perf_counter()
     assert len(pool.draw(rng(), 400_000, 6)) == 400_000
     assert time.perf_counter() - started < 1

@@ -119,6 +119,8 @@ def test_unknown_source_lists_the_known(tmp_path: Path) -> None:
         load_samples("squad", str(tmp_path), "train")
     with pytest.raises(InputError, match="'synthetic' is made by the program"):
         load_samples("synthetic", str(tmp_path), "train")
+    with pytest.raises(InputError, match="'babilong' has stories and books, no files of records"):
+        load_samples("babilong", str(tmp_path), "train")
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,31 @@ def test_fatal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--path is empty" in capsys.readouterr().err
 
 
+def test_story_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--source", "babilong", "--path", str(tmp_path)]
+    assert main(arguments) == 2
+    assert f"the folder {tmp_path} has no bAbI train file" in capsys.readouterr().err
+    text = "1 Ada went to the hall.\n2 Bo went out.\n3 Where is Ada?\thall\t1\n"
+    (tmp_path / "qa1_train.txt").write_text(text * 2)
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"file     {tmp_path / 'qa1_train.txt'}",
+        "records  2 questions",
+        "facts per question: min 2, median 2, max 2",
+        "supporting facts per question: min 1, median 1, max 1",
+    ]
+    bad = tmp_path / "qa20_train.txt"
+    bad.write_text(text.replace("\t1\n", "\t9\n"))
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"error: {bad}, line 3, names the supporting id 9")
+
+
+def test_needle_files(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(real("ruler_niah"))
+    assert main(["--source", "niah", "--path", path, "--split", "dev"]) == 0
+    assert "supporting facts per question: min 1, median 1, max 4" in capsys.readouterr().out
+
+
 def test_as_a_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "qrag_jax.data.validate", "--source", "hotpotqa", "--path"]
     missing = tmp_path / "none.jsonl"
