@@ -120,6 +120,9 @@ def get_config() -> ConfigDict:
     config.eval.path = ""  # data to evaluate on; "": the dev part of data.path
     config.eval.samples = 500  # fixed questions scored during training, 0: all
     config.eval.batch_size = 32  # questions played at once
+    config.eval.beam = 1  # W, paths searched by qrag_jax.evaluate; 1 is greedy
+    config.eval.beam_score = "sum"  # ranks paths: sum of γ^t·Q, or last Q
+    config.eval.stop_threshold = float("-inf")  # an episode ends before a Q not above this
     config.eval.seed = 42  # draws those questions; names the retrieval log
 
     config.runtime = ConfigDict()

@@ -14,37 +14,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import ml_collections
 import numpy as np
 from absl import flags
 from jax.sharding import Mesh
-from ml_collections import config_flags
 from tqdm import tqdm
 
-from qrag_jax import evaluation, experiment
-from qrag_jax.algorithms import placement
+from qrag_jax import evaluation, experiment, planned, saved_run
 from qrag_jax.data.episodes import EpisodeShape
+from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TokenStore
-from qrag_jax.encoders.pretrained import LoadedEncoder
 from qrag_jax.encoders.text_encoder import Params
-from qrag_jax.errors import InputError
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.bootstrap import paired_interval
 from qrag_jax.metrics.facts import summarise
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.compilation import enable_persistent_cache
-from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.saved_run import SavedRun
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run to score.")
-CHECKPOINT = flags.DEFINE_enum("checkpoint", "best", ["best", "last"], "Which checkpoint.")
 SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to score, 0 for all.", lower_bound=0)
 OUT = flags.DEFINE_string("out", None, "Folder of logs and summaries; default WORKDIR/eval.")
 RESTART = flags.DEFINE_bool("restart", False, "Throw partial logs away instead of resuming them.")
-flags.DEFINE_string("eval_config", None, "Config FILE whose fields replace the run's.")
 
 TRAINED, UNTRAINED = "trained", "untrained"
 # What each line of the table is called: (encoder, steps) → name.
@@ -54,6 +45,7 @@ NAMES = {
     (TRAINED, "single"): "single_step_trained",
     (TRAINED, "multi"): "trained",
 }
+PLANNED = "planned"  # trained, by beam search or with a rule for stopping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,29 +72,23 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
     Raises:
         InputError: the run, its data or its checkpoint cannot be used.
     """
-    enable_persistent_cache(workdir / "compilation_cache")
-    mesh = make_mesh(config.runtime.mesh)
     loaded_samples = experiment.read_samples(config, "dev", hold_out=hold_out)
     for line in loaded_samples.report:
         print(line)
-    if not (workdir / "encoder").exists():
-        raise InputError(f"{workdir} holds no encoder; --workdir must be a run that was trained.")
-    loaded = experiment.prepare_encoder(config, workdir, [])
-    rules = experiment.sharding_rules(config)
-    shardings = placement.params_shardings(mesh, rules, loaded.params)
-    scene = _scene(config, mesh, shardings, loaded, loaded_samples.all)
-    checkpoints = Checkpoints(workdir)
+    run = SavedRun.open(workdir, config)
+    scene = _scene(run, loaded_samples.all)
     out = Path(OUT.value) if OUT.value else workdir / "eval"
-    trained, step = checkpoints.restore_params(CHECKPOINT.value, _template(shardings, loaded))
-    untrained = placement.both_towers(shardings, loaded.params)
-    summary: dict[str, Any] = {"checkpoint": CHECKPOINT.value, "step": step}
+    trained, step = run.trained()
+    untrained = run.untrained()
+    summary: dict[str, Any] = {"checkpoint": saved_run.CHECKPOINT.value, "step": step}
     played: dict[str, list[Row]] = {}
     for name, params in ((UNTRAINED, untrained), (TRAINED, trained)):
-        label = name if name == UNTRAINED else f"{CHECKPOINT.value}-{step}"
+        label = name if name == UNTRAINED else f"{saved_run.CHECKPOINT.value}-{step}"
         scores, rate = _score(scene, params, out / label, label)
         played |= {NAMES[name, steps]: rows for steps, rows in scores.items()}
         summary["episodes_per_second"] = rate
-        del params
+    if experiment.is_planned(config):
+        played[PLANNED] = _plan(scene, run, trained, out / label, label)
     summary |= {name: _with_flat_scores(summarise(rows)) for name, rows in played.items()}
     summary["gains"] = _gains(played)
     summary["samples"] = len(scene.indices)
@@ -121,8 +107,10 @@ def table(summary: dict[str, Any]) -> str:
     """The scores as text: mean and bootstrap 95 % interval, one line a retriever."""
     recalls = [name for name in summary["trained"] if name.startswith("recall@")]
     columns = ["fact_em", "fact_f1", *recalls, "return"]
+    if PLANNED in summary:  # else every episode takes as many steps
+        columns[2:2] = ["fact_precision", "fact_recall", "steps"]
     lines = [["", *columns]]
-    for name in NAMES.values():
+    for name in (*NAMES.values(), *([PLANNED] if PLANNED in summary else [])):
         intervals = summary[name]["intervals"]
         cells = [
             f"{intervals[c]['mean']:.3f} [{intervals[c]['low']:.3f}, {intervals[c]['high']:.3f}]"
@@ -148,20 +136,15 @@ def table(summary: dict[str, Any]) -> str:
     return "\n".join(text)
 
 
-def _scene(
-    config: ml_collections.ConfigDict,
-    mesh: Mesh,
-    shardings: Params,
-    loaded: LoadedEncoder,
-    samples: Sequence[Sample],
-) -> Scene:
+def _scene(run: SavedRun, samples: Sequence[Sample]) -> Scene:
+    config, loaded = run.config, run.loaded
     store = experiment.tokenise_samples(config, loaded.tokenizer, samples)
     shape = EpisodeShape.holding([store])
     experiment.check_fit(config, loaded.encoder.max_positions, shape, {"evaluation": store})
     plan = experiment.make_plan(config, shape, [store])
     play = evaluation.make_play(
-        mesh,
-        shardings,
+        run.mesh,
+        run.shardings,
         loaded.encoder,
         plan,
         experiment.rollout_config(config),
@@ -171,7 +154,9 @@ def _scene(
     order = np.random.default_rng(config.eval.seed).permutation(len(samples))
     indices = sorted(order[: SAMPLES.value or len(samples)].tolist())
     shown = [samples[i] for i in indices]
-    return Scene(config, mesh, play, samples, store, shape, indices, experiment.fingerprint(shown))
+    return Scene(
+        config, run.mesh, play, samples, store, shape, indices, experiment.fingerprint(shown)
+    )
 
 
 def _score(
@@ -222,6 +207,17 @@ def _score(
     return rows, len(todo) / seconds if todo else None
 
 
+def _plan(scene: Scene, run: SavedRun, params: Params, folder: Path, label: str) -> list[Row]:
+    """Plays the questions by beam search, with the config's rule for stopping."""
+    config = scene.config
+    planner = planned.make_planner(run, params, [scene.store])
+    name = retrieval_log.log_name(config.eval.seed)
+    log = folder / f"planned_{name}"
+    shown = LazySamples(len(scene.indices), lambda i: scene.samples[scene.indices[i]])
+    meta = planned.log_meta(config, label, scene.fingerprint)
+    return planned.play_to_log(planner, config, shown, log, meta, restart=RESTART.value)
+
+
 def _gains(played: dict[str, list[Row]]) -> dict[str, Any]:
     """Trained minus each other retriever, over the same questions: paired bootstrap intervals."""
     trained = played["trained"]
@@ -242,60 +238,14 @@ def _with_flat_scores(scores: dict[str, Any]) -> dict[str, Any]:
     return {**{name: value["mean"] for name, value in intervals.items()}, "intervals": intervals}
 
 
-def _template(shardings: Params, loaded: LoadedEncoder) -> Params:
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(
-            (2, *leaf.shape), leaf.dtype, sharding=sharding
-        ),
-        loaded.params,
-        shardings,
-    )
-
-
 def _training_seconds(workdir: Path) -> float | None:
     path = workdir / "training.json"
     return json.loads(path.read_text())["seconds"] if path.exists() else None
 
 
-def _argument(argv: Sequence[str], name: str) -> str | None:
-    """The value of `--name=value` or `--name value`, read before absl knows the config."""
-    for i, word in enumerate(argv):
-        flag, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("-") and flag == name:
-            return value if equals else (argv[i + 1] if i + 1 < len(argv) else None)
-    return None
-
-
-def _define_config(argv: Sequence[str]) -> None:
-    """Makes the run's saved config, updated by `--eval_config`, the flag `--config`."""
-    workdir = _argument(argv, "workdir")
-    if {"--help", "-h", "--helpfull"} & set(argv):
-        return
-    if workdir is None:
-        raise InputError("give the run to score, for example --workdir=runs/hotpotqa.")
-    config = experiment.load_config(Path(workdir) / "config.json")
-    if file := _argument(argv, "eval_config"):
-        _replace_fields(config, file)
-    config_flags.DEFINE_config_dict("config", config, lock_config=True)
-
-
-def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
-    """Puts the fields of the config `file` into `config`; the sources as one whole."""
-    parser = config_flags.config_flags.ConfigFileFlagParser(name="eval_config")
-    try:
-        fields = parser.parse(file)
-        if "sources" in fields.get("data", {}):
-            del config.data.sources
-            config.data.sources = fields.data.sources
-        config.lock().update(fields)
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-        reason = str(error).strip().split("\n")[-1].strip().removeprefix("ValueError: ")
-        raise InputError(f"--eval_config={file}: {reason}") from None
-
-
 def main() -> int:
     """Reads the flags and scores."""
-    workdir = Path(WORKDIR.value or ".")
+    workdir = Path(saved_run.WORKDIR.value or ".")
     config = flags.FLAGS.config
     saved = experiment.load_config(workdir / "config.json")
     same_data = (config.data.path, config.eval.path) == (saved.data.path, saved.eval.path)
@@ -304,4 +254,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    commandline.run(main, define=_define_config)
+    commandline.run(main, define=saved_run.define_config)

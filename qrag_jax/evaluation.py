@@ -129,7 +129,7 @@ def _both_rows(samples: Sequence[Sample], episodes: Episodes) -> tuple[list[Row]
 
 def _rows(samples: Sequence[Sample], played: Played) -> list[Row]:
     return [
-        _row(
+        make_row(
             sample,
             np.asarray(played.taken[i])[played.valid[i]].tolist(),
             np.asarray(played.q[i])[played.valid[i]].tolist(),
@@ -139,7 +139,8 @@ def _rows(samples: Sequence[Sample], played: Played) -> list[Row]:
     ]
 
 
-def _row(sample: Sample, taken: list[int], q: list[float], ret: float) -> Row:
+def make_row(sample: Sample, taken: list[int], q: list[float], ret: float) -> Row:
+    """The retrieval log's row of one played episode."""
     return Row(
         id=sample.id,
         question=sample.question,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,10 @@ import numpy as np
 from qrag_jax.algorithms.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.algorithms.pqn import Feedback, PQNConfig
 from qrag_jax.algorithms.rollout import RolloutConfig
+from qrag_jax.data import babilong, niah, niah_generator
 from qrag_jax.data.babilong import BabilongConfig
 from qrag_jax.data.episodes import EpisodeShape, check_steps
-from qrag_jax.data.loading import DataConfig, LoadedSamples, load_split
+from qrag_jax.data.loading import SYNTHETIC, DataConfig, LoadedSamples, load_split
 from qrag_jax.data.niah_generator import NiahConfig
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.synthetic import SyntheticConfig
@@ -36,6 +38,8 @@ from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.ground_truth import ground_truth
+from qrag_jax.planning import BEAM_SCORES, PlanConfig
+from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.runtime.sharding import Rules, check_rules
 
 CONFIG_NAME = "config.json"
@@ -53,6 +57,8 @@ FREE_FIELDS = (
     "eval.samples",
     "eval.batch_size",
     "eval.seed",
+    "eval.beam",
+    "eval.stop_threshold",
     "runtime.",
     "profile",
 )
@@ -104,6 +110,56 @@ def pqn_config(config: ml_collections.ConfigDict) -> PQNConfig:
         tau=config.pqn.tau,
         alpha=config.policy.alpha,
         learning_start=config.pqn.learning_start,
+    )
+
+
+def plan_config(config: ml_collections.ConfigDict) -> PlanConfig:
+    """How evaluation searches actions; a run from before there was a choice plays greedily.
+
+    Raises:
+        InputError: the beam or its score is not one there is.
+    """
+    beam, score = config.eval.get("beam", 1), config.eval.get("beam_score", BEAM_SCORES[0])
+    if not 1 <= beam <= LEAST_BLOCK:
+        raise InputError(f"config.eval.beam is {beam}; it must be from 1 to {LEAST_BLOCK}.")
+    if score not in BEAM_SCORES:
+        raise InputError(
+            f"config.eval.beam_score is {score!r}; use one of {', '.join(BEAM_SCORES)}."
+        )
+    return PlanConfig(
+        beam=beam,
+        score=score,
+        gamma=config.pqn.gamma,
+        stop_threshold=config.eval.get("stop_threshold", -math.inf),
+        batch_size=config.eval.batch_size,
+    )
+
+
+def is_planned(config: ml_collections.ConfigDict) -> bool:
+    """Whether evaluation does more than play greedily to the end."""
+    plan = plan_config(config)
+    return plan.beam > 1 or plan.stop_threshold > -math.inf
+
+
+def documents_of_length(
+    config: ml_collections.ConfigDict, chunks: int, count: int
+) -> Sequence[Sample]:
+    """The first `count` evaluation documents of the config's source, made `chunks` chunks long.
+
+    Raises:
+        InputError: the source has no such documents, or see `data.babilong`, `niah_generator`.
+    """
+    names = [name for name, weight in config.data.sources.items() if weight]
+    path = config.eval.path or config.data.path
+    if names == [babilong.NAME]:
+        stories = "" if path == SYNTHETIC else path
+        made = BabilongConfig(**config.data.babilong, stories=stories)
+        return babilong.documents(made, "dev", chunks, count)
+    if names == [niah.NAME] and path in ("", SYNTHETIC):
+        return niah_generator.documents(NiahConfig(**config.data.niah), "dev", chunks, count)
+    raise InputError(
+        f"documents of {', '.join(names)} cannot be made longer or shorter; score runs of "
+        "babilong, or of niah without data files, at several lengths."
     )
 
 
@@ -300,6 +356,7 @@ def check_values(config: ml_collections.ConfigDict) -> None:
             f"config.reward.step_cost is {config.reward.step_cost}; it must be at least 0."
         )
     sharding_rules(config)
+    plan_config(config)
     feedback(config)
     learning_rate_schedule(optimizer_config(config))
 

@@ -225,4 +225,3 @@ class Planner:
     def _embed_stop(self) -> jax.Array:
         """The embedding `[2D]` of STOP, an empty chunk."""
         return self.table.array[int(self.table.rows_of([""])[0])]
-

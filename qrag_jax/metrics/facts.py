@@ -75,8 +75,9 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     Fact metrics are computed anew from the indices in the rows, not read from `f1` and `em`.
 
     Returns:
-        `fact_em`, `fact_f1`, `recall@1` … `recall@K` (K = the longest prediction) and `return`,
-        each as {"mean", "low", "high"}, and `samples`, the number of rows.
+        `fact_em`, `fact_f1`, `fact_precision`, `fact_recall`, `steps` (chunks taken), `recall@1` …
+        `recall@K` (K = the longest prediction) and `return`, each as
+        {"mean", "low", "high"}, and `samples`, the number of rows.
 
     Raises:
         ValueError: there are no rows, or a row has no supporting facts (its id is named).
@@ -90,6 +91,9 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     columns = {
         "fact_em": [fact_em(row.sf_idx, row.pred_idx) for row in rows],
         "fact_f1": [fact_f1(row.sf_idx, row.pred_idx) for row in rows],
+        "fact_precision": [fact_precision(row.sf_idx, row.pred_idx) for row in rows],
+        "fact_recall": [fact_recall(row.sf_idx, row.pred_idx) for row in rows],
+        "steps": [float(len(row.pred_idx)) for row in rows],
     }
     for k in range(1, max(len(row.pred_idx) for row in rows) + 1):
         columns[f"recall@{k}"] = [recall_at(row.sf_idx, row.pred_idx, k) for row in rows]

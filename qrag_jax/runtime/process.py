@@ -1,8 +1,11 @@
-"""The process a run lives in: how old it is."""
+"""The process a run lives in: how old it is, how much memory it took."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+import sys
 import time
 from pathlib import Path
 
@@ -20,3 +23,24 @@ def process_age() -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (AttributeError, OSError, ValueError):
         return time.monotonic() - _IMPORTED
+
+
+class PeakMemory:
+    """The most memory this process held since the object was made.
+
+    Linux starts the peak anew; elsewhere it is that of the whole process so far.
+    """
+
+    def __init__(self) -> None:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def mebibytes(self) -> float:
+        """The peak in MiB."""
+        status = Path("/proc/self/status")
+        if status.exists():
+            for line in status.read_text().splitlines():
+                if line.startswith("VmHWM"):
+                    return int(line.split()[1]) / 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / (2**20 if sys.platform == "darwin" else 2**10)

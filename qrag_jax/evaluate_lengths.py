@@ -1,0 +1,163 @@
+"""Scores a run on documents of several lengths, without training it again.
+
+    python -m qrag_jax.evaluate_lengths --workdir=RUN --chunks=50,160,1200,4600,40000
+
+The same questions are asked at every length. One table and one plot show accuracy, seconds and
+peak memory against length. Fields of the run's config can be overridden, for example
+`--config.eval.beam=4`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from qrag_jax import experiment, planned, saved_run
+from qrag_jax.data.sample import Sample
+from qrag_jax.errors import InputError
+from qrag_jax.metrics import retrieval_log
+from qrag_jax.metrics.facts import summarise
+from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.planning import Planner
+from qrag_jax.runtime import commandline
+from qrag_jax.runtime.length_plot import plot_lengths
+from qrag_jax.runtime.process import PeakMemory
+from qrag_jax.saved_run import SavedRun
+
+CHUNKS = flags.DEFINE_list(
+    "chunks", ["50", "160", "1200", "4600"], "Lengths of documents, in chunks."
+)
+SAMPLES = flags.DEFINE_list("samples", ["100"], "Documents of each length; the last goes on.")
+EMBEDDINGS = flags.DEFINE_string("embeddings", None, "Folder that keeps embeddings of chunks.")
+OUT = flags.DEFINE_string("out", None, "Folder of logs, table and plot; default WORKDIR/lengths.")
+RESTART = flags.DEFINE_bool("restart", False, "Throw partial logs away instead of resuming them.")
+
+COLUMNS = {
+    "chunks": "d",
+    "tokens": "d",
+    "samples": "d",
+    "fact_em": ".3f",
+    "fact_f1": ".3f",
+    "fact_precision": ".3f",
+    "fact_recall": ".3f",
+    "steps": ".2f",
+    "embedded": "d",
+    "embed_seconds": ".1f",
+    "seconds_per_episode": ".3f",
+    "peak_memory_mib": ".0f",
+}
+
+
+def evaluate_lengths(run: SavedRun, chunks: Sequence[int], samples: Sequence[int]) -> list[dict]:
+    """Plays documents of each length, shortest first; returns one result a length.
+
+    Raises:
+        InputError: the run's documents cannot be made that long, or a log is of other settings.
+    """
+    config = run.config
+    params, step = run.trained()
+    label = f"{saved_run.CHECKPOINT.value}-{step}"
+    out = Path(OUT.value) if OUT.value else run.workdir / "lengths"
+    # Refused before anything is computed, whichever length it is.
+    sets = {
+        length: experiment.documents_of_length(config, length, count)
+        for length, count in zip(chunks, samples, strict=True)
+    }
+    shortest = sets[chunks[0]]
+    store = experiment.tokenise_samples(config, run.loaded.tokenizer, list(shortest[:64]))
+    kept = Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None
+    planner = planned.make_planner(run, params, [store], kept)
+    tokens_per_chunk = float(store.chunk_lengths.mean())
+    results = []
+    for length, documents in sets.items():
+        log = out / label / retrieval_log.log_name(config.eval.seed, length)
+        result, rows = _play(planner, run, documents, log, label)
+        about = {"chunks": length, "tokens": round(length * tokens_per_chunk)}
+        scores = {name: score for name, score in summarise(rows).items() if name != "samples"}
+        means = {name: score["mean"] for name, score in scores.items()}
+        results.append(about | {"samples": len(rows)} | means | result | {"intervals": scores})
+        print(table(results[-1:]) if len(results) == 1 else table(results[-1:]).split("\n")[1])
+    _write(out, label, results, config)
+    return results
+
+
+def _play(
+    planner: Planner, run: SavedRun, documents: Sequence[Sample], log: Path, label: str
+) -> tuple[dict[str, Any], list[Row]]:
+    before = dataclasses.replace(planner.table.counts)
+    played = len(retrieval_log.read_partial(log)) if log.exists() and not RESTART.value else 0
+    memory = PeakMemory()
+    started = time.perf_counter()
+    meta = planned.log_meta(run.config, label, _fingerprint(documents))
+    rows = planned.play_to_log(planner, run.config, documents, log, meta, restart=RESTART.value)
+    seconds, new = time.perf_counter() - started, len(documents) - played
+    counts = planner.table.counts
+    return {
+        "embedded": counts.embedded - before.embedded,
+        "embed_seconds": counts.seconds - before.seconds,
+        "seconds_per_episode": seconds / new if new else None,
+        "peak_memory_mib": memory.mebibytes() if new else None,
+    }, rows
+
+
+def _fingerprint(documents: Sequence[Sample]) -> str:
+    """Of the first and the last one: making them all would take as long as playing them."""
+    return f"{len(documents)} {experiment.fingerprint([documents[0], documents[-1]])}"
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """The results as text, one line a length under a heading."""
+    lines = [" ".join(name.rjust(_width(name)) for name in COLUMNS)]
+    for result in results:
+        cells = (
+            ("" if result[name] is None else format(result[name], form)).rjust(_width(name))
+            for name, form in COLUMNS.items()
+        )
+        lines.append(" ".join(cells))
+    return "\n".join(lines)
+
+
+def _width(name: str) -> int:
+    return max(len(name), 9)
+
+
+def _write(out: Path, label: str, results: Sequence[dict], config: Any) -> None:
+    path = out / label / f"{Path(retrieval_log.log_name(config.eval.seed)).stem}_lengths"
+    path.with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
+    plot_lengths(results, path.with_suffix(".png"), f"{out.parent.name}, {label}")
+    print(f"table: {path.with_suffix('.json')}\nplot: {path.with_suffix('.png')}")
+
+
+def _counts(name: str, words: Sequence[str]) -> list[int]:
+    try:
+        counts = [int(word.replace("_", "")) for word in words]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise InputError(f"--{name}={','.join(words)}: give counts from 1 up, with commas between.")
+    return counts
+
+
+def main() -> int:
+    """Reads the flags and scores."""
+    chunks, samples = _counts("chunks", CHUNKS.value), _counts("samples", SAMPLES.value)
+    if len(samples) > len(chunks):
+        raise InputError(
+            f"--samples={','.join(SAMPLES.value)} has more counts than --chunks has lengths; give "
+            "one for each length, or one for all."
+        )
+    samples += samples[-1:] * (len(chunks) - len(samples))
+    chunks, samples = map(list, zip(*sorted(zip(chunks, samples, strict=True)), strict=True))
+    run = SavedRun.open(Path(saved_run.WORKDIR.value or "."), flags.FLAGS.config)
+    evaluate_lengths(run, chunks, samples)
+    return 0
+
+
+if __name__ == "__main__":
+    commandline.run(main, define=saved_run.define_config)

@@ -1,0 +1,136 @@
+"""What a config says of planning, and planned episodes written to a retrieval log."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+import numpy as np
+from tqdm import tqdm
+
+from qrag_jax import experiment
+from qrag_jax.algorithms.returns import discounted_return
+from qrag_jax.algorithms.rollout import CHUNK
+from qrag_jax.data.episodes import EpisodeShape
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.tokens import TokenStore
+from qrag_jax.encoders.text_encoder import Params
+from qrag_jax.evaluation import make_row
+from qrag_jax.metrics import retrieval_log
+from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.planning import Planner
+from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
+from qrag_jax.saved_run import SavedRun
+
+
+def make_planner(
+    run: SavedRun, params: Params, stores: Sequence[TokenStore], embeddings: Path | None = None
+) -> Planner:
+    """The planner that the run's config asks for.
+
+    Args:
+        stores: tokens of samples of the usual lengths; blocks are chosen for them.
+        embeddings: folder where embeddings of chunks are kept for later commands.
+
+    Raises:
+        InputError: rows can be longer than the encoder's positions.
+    """
+    config, loaded = run.config, run.loaded
+    rollout = experiment.rollout_config(config)
+    data = config.data
+    # Not what these samples need but the longest there can be: other documents come.
+    longest = max(data.max_chunk_tokens - 2, data.max_chunk_tokens_in_state)
+    questions = max(int(store.question_lengths.max()) for store in stores)
+    shape = EpisodeShape(questions, longest, max(int(s.chunk_counts.max()) for s in stores))
+    experiment.check_fit(config, loaded.encoder.max_positions, shape, {"evaluation": stores[0]})
+    store = None
+    if embeddings is not None:
+        tower = {name: _tower(leaf) for name, leaf in params.items()}
+        settings = {
+            "row_tokens": data.max_chunk_tokens,
+            "tokenizer": loaded.tokenizer.fingerprint(),
+            "scale": loaded.encoder.scale,
+            "precision": list(map(str, loaded.encoder.module.precision)),
+        }
+        folder = embeddings / encoder_key(tower, settings)
+        store = EmbeddingFiles(folder, loaded.encoder.width)
+    return Planner(
+        run.mesh,
+        run.shardings,
+        loaded.encoder,
+        loaded.tokenizer,
+        params,
+        experiment.make_plan(config, shape, stores),
+        rollout,
+        experiment.plan_config(config),
+        questions,
+        store,
+    )
+
+
+def play_to_log(
+    planner: Planner,
+    config: ml_collections.ConfigDict,
+    samples: Sequence[Sample],
+    log: Path,
+    meta: dict[str, Any],
+    *,
+    restart: bool,
+) -> list[Row]:
+    """Plays the samples that the log does not hold yet; returns all rows.
+
+    Raises:
+        InputError: the log was begun with other settings, or is broken.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if restart:
+        retrieval_log.discard(log)
+    retrieval_log.check_meta(log, meta)
+    rows = retrieval_log.read_partial(log)
+    todo = samples[len(rows) :]
+    if rows:
+        print(f"{log.name}: {len(rows)} of {len(samples)} questions are in the log already")
+    bar = tqdm(total=len(todo), unit="episode", desc=log.stem, disable=not todo)
+    with bar:
+        for sample, path in planner.play(todo):
+            ret = _return(config, sample, path.taken)
+            row = make_row(sample, list(path.taken), list(path.q), ret)
+            retrieval_log.append(log, [row])
+            rows.append(row)
+            bar.update()
+    return rows
+
+
+def log_meta(config: ml_collections.ConfigDict, label: str, samples: str) -> dict[str, Any]:
+    """What a log of planned episodes depends on. samples: fingerprint of the questions."""
+    plan = experiment.plan_config(config)
+    return {
+        "encoder": label,
+        "samples": samples,
+        "max_steps": config.env.max_steps,
+        "max_chunk_tokens": config.data.max_chunk_tokens,
+        "max_chunk_tokens_in_state": config.data.max_chunk_tokens_in_state,
+        "beam": plan.beam,
+        "beam_score": plan.score,
+        "stop_threshold": str(plan.stop_threshold),
+    }
+
+
+def _return(config: ml_collections.ConfigDict, sample: Sample, taken: Sequence[int]) -> float:
+    """The discounted return of one episode, over the chunks that matter alone."""
+    if not taken:
+        return 0.0
+    chunks = sorted({*taken, *sample.support})
+    support = np.isin([*chunks, -1], sample.support)[None]  # the last column is STOP's
+    actions = np.searchsorted(chunks, taken)[None]
+    played = types.SimpleNamespace(actions=actions, valid=np.ones(actions.shape, bool))
+    batch = types.SimpleNamespace(support=support)
+    rewards = experiment.feedback(config)(batch, played)  # type: ignore[arg-type]
+    return float(discounted_return(rewards[0], config.pqn.gamma))
+
+
+def _tower(leaf: Any) -> Any:
+    return {k: _tower(v) for k, v in leaf.items()} if isinstance(leaf, dict) else leaf[CHUNK]
