@@ -159,7 +159,7 @@ class Planner:
             for j, path in enumerate(beam):
                 taken[i, j, : len(path.taken)] = path.taken
         best = self._best(self.table.array, rows, counts, states, taken)
-        values, index = np.asarray(best.values), np.asarray(best.index)
+        values, index = np.asarray(best.values), np.asarray(best.actions)
         if self._stop is None:
             return values, index
         of_stop = np.asarray(states @ self._stop)[..., None]

@@ -210,9 +210,10 @@ def _positions(
     if config.positions == "none":
         fixed = jnp.zeros_like(index)
     elif config.positions != "relative":
-        drawn = config.positions == "random" and keys is not None
-        # A time at which no action is drawn: the same keys give draws of their own.
-        own = jax.vmap(jax.random.fold_in, (0, None))(keys, 2**31 - 1) if drawn else None
+        own = None
+        if config.positions == "random" and keys is not None:
+            # A time at which no action is drawn: the same keys give draws of their own.
+            own = jax.vmap(jax.random.fold_in, (0, None))(keys, 2**31 - 1)
         fixed = positions.absolute(own, episodes, columns)
 
     def where(taken: jax.Array) -> jax.Array:

@@ -24,13 +24,13 @@ LEAST_BLOCK = 16  # of documents that are shorter
 
 
 class Best(NamedTuple):
-    """The k best actions of each state: values `[B, W, k]`, chunk indices `[B, W, k]`.
+    """The k best actions of each state: values `[B, W, k]`, chunk indices (actions) `[B, W, k]`.
 
     Where fewer than k chunks are left the values are `MASKED`.
     """
 
     values: jax.Array
-    index: jax.Array
+    actions: jax.Array
 
 
 BestChunks = Callable[..., Best]
@@ -127,10 +127,10 @@ def _top(best: Best, q: jax.Array, index: jax.Array, k: int) -> Best:
         value = jnp.take_along_axis(q, place, -1)
         better = value > best.values
         return Best(
-            jnp.where(better, value, best.values), jnp.where(better, index[place], best.index)
+            jnp.where(better, value, best.values), jnp.where(better, index[place], best.actions)
         )
     new, place = jax.lax.top_k(q, k)
     values = jnp.concatenate([best.values, new], -1)
-    indices = jnp.concatenate([best.index, index[place]], -1)
+    indices = jnp.concatenate([best.actions, index[place]], -1)
     values, place = jax.lax.top_k(values, k)
     return Best(values, jnp.take_along_axis(indices, place, -1))

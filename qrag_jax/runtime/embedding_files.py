@@ -21,7 +21,7 @@ def encoder_key(params: Any, settings: Mapping[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(jax.tree_util.keystr(path).encode())
-        digest.update(np.ascontiguousarray(leaf))
+        digest.update(np.ascontiguousarray(leaf).data)
     return digest.hexdigest()[:32]
 
 
