@@ -34,6 +34,7 @@ from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.encoders.text_encoder import Params, TextEncoder
 from qrag_jax.environments import chunks
 from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.plan import make_plan
 from qrag_jax.runtime.mesh import make_mesh, shard_batch
 
 DATA = Path(os.environ.get("QRAG_DATA", "../shared/data"))
@@ -127,7 +128,7 @@ def random_encoder(
         module=Bert(sizes, precision(config.encoder.dtype), config.encoder.remat),
         width=sizes.hidden_size,
         max_positions=sizes.max_position_embeddings,
-        cls_id=tokenizer.cls_id,
+        opening_id=tokenizer.cls_id,
         sep_id=tokenizer.sep_id,
         pad_id=tokenizer.pad_id,
         scale=config.encoder.scale,
@@ -158,7 +159,7 @@ class Training:
         self.mesh = make_mesh()
         optimizer_config = experiment.optimizer_config(config)
         optimizer = make_optimizer(optimizer_config)
-        self.plan = experiment.make_plan(config, texts.shape, [texts.store])
+        self.plan = make_plan(config, encoder.encoder, texts.shape, [texts.store])
         shardings = state_shardings(
             self.mesh, experiment.sharding_rules(config), encoder.params, optimizer
         )
@@ -194,7 +195,7 @@ class Player:
     def __init__(self, texts: Texts, encoder: Encoder) -> None:
         config = texts.config
         self.texts, self.mesh = texts, make_mesh()
-        self.plan = experiment.make_plan(config, texts.shape, [texts.store])
+        self.plan = make_plan(config, encoder.encoder, texts.shape, [texts.store])
         rules = experiment.sharding_rules(config)
         shardings = params_shardings(self.mesh, rules, encoder.params)
         self.play = evaluation.make_play(
@@ -238,7 +239,7 @@ class Embedder:
     """Chunk rows embedded as the rollout embeds them, or in one call where none is padded."""
 
     def __init__(self, texts: Texts, encoder: Encoder, *, full: bool = False) -> None:
-        self.blocks = experiment.make_plan(texts.config, texts.shape, [texts.store]).chunks
+        self.blocks = make_plan(texts.config, encoder.encoder, texts.shape, [texts.store]).chunks
         self.params = jax.device_put(encoder.params)
 
         def ragged(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -256,7 +257,7 @@ def chunk_rows(texts: Texts, encoder: Encoder, questions: int) -> tuple[np.ndarr
     e = encoder.encoder
     tokens, lengths = chunks.chunk_rows(
         jax.tree.map(jnp.asarray, texts.batch(0, questions)),
-        cls_id=e.cls_id,
+        opening=e.chunk_opening,
         sep_id=e.sep_id,
         pad_id=e.pad_id,
         row_tokens=texts.config.data.max_chunk_tokens,

@@ -30,6 +30,7 @@ from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.bootstrap import paired_interval
 from qrag_jax.metrics.facts import summarise
 from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.plan import make_plan
 from qrag_jax.runtime import commandline
 from qrag_jax.saved_run import SavedRun
 
@@ -140,8 +141,8 @@ def _scene(run: SavedRun, samples: Sequence[Sample]) -> Scene:
     config, loaded = run.config, run.loaded
     store = experiment.tokenise_samples(config, loaded.tokenizer, samples)
     shape = EpisodeShape.holding([store])
-    experiment.check_fit(config, loaded.encoder.max_positions, shape, {"evaluation": store})
-    plan = experiment.make_plan(config, shape, [store])
+    experiment.check_fit(config, loaded.encoder, shape, {"evaluation": store})
+    plan = make_plan(config, loaded.encoder, shape, [store])
     play = evaluation.make_play(
         run.mesh,
         run.shardings,

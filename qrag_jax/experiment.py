@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import ml_collections
-import numpy as np
 
 from qrag_jax.algorithms.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.algorithms.pqn import Feedback, PQNConfig
@@ -30,12 +28,11 @@ from qrag_jax.data.tokens import TextTokenizer, TokenStore, default_cache, token
 from qrag_jax.encoders.bert_weights import save_folder
 from qrag_jax.encoders.minilm import HUB_NAME, find_minilm
 from qrag_jax.encoders.model_files import resolve_folder
-from qrag_jax.encoders.packing import choose_blocks
 from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder
-from qrag_jax.encoders.ragged import Plan
 from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.encoders.text_encoder import TextEncoder
 from qrag_jax.environments import positions
-from qrag_jax.environments.chunks import state_width
+from qrag_jax.environments.chunks import chunk_width, state_width
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.ground_truth import ground_truth
 from qrag_jax.planning import BEAM_SCORES, PlanConfig
@@ -43,8 +40,6 @@ from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.runtime.sharding import Rules, check_rules
 
 CONFIG_NAME = "config.json"
-# Tokens computed at a time: on CPU what the caches hold, on accelerators what fills them.
-CPU_BLOCK_TOKENS, ACCELERATOR_BLOCK_TOKENS = 512, 8192
 MINILM = "minilm"
 MINILM_OR_SCRATCH = "minilm-or-scratch"
 
@@ -283,11 +278,12 @@ def tokenise_samples(
 ) -> TokenStore:
     """The samples' tokens, cut to the lengths the config allows."""
     data = config.data
+    special = 1 if tokenizer.cls_id is None else 2  # of a chunk's row
     return tokenise(
         samples,
         tokenizer,
         max_question_tokens=data.max_question_tokens,
-        max_chunk_tokens=max(data.max_chunk_tokens - 2, data.max_chunk_tokens_in_state),
+        max_chunk_tokens=max(data.max_chunk_tokens - special, data.max_chunk_tokens_in_state),
         cache=cache_folder(config),
     )
 
@@ -305,7 +301,7 @@ def truncation_report(store: TokenStore) -> str:
 
 def check_fit(
     config: ml_collections.ConfigDict,
-    max_positions: int,
+    encoder: TextEncoder,
     shape: EpisodeShape,
     stores: Mapping[str, TokenStore],
 ) -> None:
@@ -318,7 +314,8 @@ def check_fit(
     check_values(config)
     check_steps(config.env.max_steps, stores)
     in_state = min(config.data.max_chunk_tokens_in_state, shape.chunk_tokens)
-    longest = state_width(shape.question_tokens, in_state, config.env.max_steps - 1)
+    max_positions, opening = encoder.max_positions, len(encoder.state_opening)
+    longest = state_width(opening, shape.question_tokens, in_state, config.env.max_steps - 1)
     if longest > max_positions:
         raise InputError(
             f"a state can reach {longest} tokens ({shape.question_tokens} of the question and "
@@ -326,7 +323,14 @@ def check_fit(
             f"{max_positions} positions; lower config.data.max_chunk_tokens_in_state, "
             "config.data.max_question_tokens or config.env.max_steps."
         )
-    row = min(config.data.max_chunk_tokens, shape.chunk_tokens + 2)
+    opening = len(encoder.chunk_opening)
+    if config.data.max_chunk_tokens < chunk_width(opening, 1):
+        raise InputError(
+            f"config.data.max_chunk_tokens is {config.data.max_chunk_tokens}, but a chunk row has "
+            f"{chunk_width(opening, 0)} tokens before any text (special tokens and "
+            "config.encoder.chunk_prefix); raise it."
+        )
+    row = min(config.data.max_chunk_tokens, chunk_width(opening, shape.chunk_tokens))
     if row > max_positions:
         raise InputError(
             f"a chunk row has up to {row} tokens, but the encoder has {max_positions} positions; "
@@ -359,39 +363,6 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     plan_config(config)
     feedback(config)
     learning_rate_schedule(optimizer_config(config))
-
-
-def make_plan(
-    config: ml_collections.ConfigDict, shape: EpisodeShape, stores: Sequence[TokenStore]
-) -> Plan:
-    """Blocks that suit the lengths found in the data and the device."""
-    steps, count = config.env.max_steps, config.encoder.length_buckets
-    chunk_row = min(config.data.max_chunk_tokens, shape.chunk_tokens + 2)
-    in_state = min(config.data.max_chunk_tokens_in_state, shape.chunk_tokens)
-    state_row = state_width(shape.question_tokens, in_state, steps - 1)
-    chunk_lengths = np.concatenate([store.chunk_lengths for store in stores])
-    questions = np.concatenate([store.question_lengths for store in stores]) + 2
-    chunks = _histogram(chunk_lengths + 2, chunk_row)
-    typical = int(np.minimum(chunk_lengths, in_state).mean()) + 1
-    lengths = np.concatenate([questions + t * typical for t in range(steps)])
-    states = _histogram(lengths, state_row)
-    both = np.zeros(max(chunk_row, state_row) + 1, np.int64)
-    both[: len(states)] += states
-    # As many chosen chunks as states are encoded with gradients.
-    both[: len(chunks)] += chunks * states.sum() // max(chunks.sum(), 1)
-    on_cpu = jax.default_backend() == "cpu"
-    usual = CPU_BLOCK_TOKENS if on_cpu else ACCELERATOR_BLOCK_TOKENS
-    tokens, sizes = config.encoder.block_tokens or usual, config.encoder.block_sizes
-    # States and gradients are a small share of the tokens: fewer shapes to compile.
-    return Plan(
-        chunks=choose_blocks(chunks, tokens, count, sizes),
-        states=choose_blocks(states, tokens, max(count - 1, 1), sizes),
-        gradients=choose_blocks(both, tokens, max(count - 1, 1), sizes),
-    )
-
-
-def _histogram(lengths: np.ndarray, longest: int) -> np.ndarray:
-    return np.bincount(np.minimum(lengths, longest), minlength=longest + 1)
 
 
 def fingerprint(samples: Sequence[Sample]) -> str:

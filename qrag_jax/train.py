@@ -29,6 +29,7 @@ from qrag_jax.data.episodes import EpisodeShape, training_batches
 from qrag_jax.data.loading import without_questions
 from qrag_jax.data.sources import mix_weights
 from qrag_jax.errors import InputError
+from qrag_jax.plan import make_plan
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.checkpoints import Checkpoints, SaveError
 from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
@@ -136,7 +137,7 @@ def _load_inputs(config: ml_collections.ConfigDict, workdir: Path) -> Inputs:
             say(f"{name}: {report}")
     dev_store = experiment.tokenise_samples(config, encoder.tokenizer, dev.all)
     shape = EpisodeShape.holding([*stores.values(), dev_store])
-    experiment.check_fit(config, encoder.encoder.max_positions, shape, stores)
+    experiment.check_fit(config, encoder.encoder, shape, stores)
     return Inputs(encoder, stores, dev.all, dev_store, _fixed_subset(config, len(dev.all)), shape)
 
 
@@ -144,7 +145,7 @@ def _programs(
     config: ml_collections.ConfigDict, mesh: Mesh, shardings: pqn.TrainState, inputs: Inputs
 ) -> tuple[TrainStep, evaluation.Play]:
     encoder = inputs.encoder.encoder
-    plan = experiment.make_plan(config, inputs.shape, [*inputs.stores.values()])
+    plan = make_plan(config, encoder, inputs.shape, [*inputs.stores.values()])
     rollout_config, pqn_config = experiment.rollout_config(config), experiment.pqn_config(config)
     optimizer_config, reward = experiment.optimizer_config(config), experiment.feedback(config)
     step_program = make_train_step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,8 @@ def fit(config: ml_collections.ConfigDict, workdir: Path, max_positions: int) ->
     encoder = experiment.prepare_encoder(config, workdir, samples)
     store = experiment.tokenise_samples(config, encoder.tokenizer, samples)
     shape = EpisodeShape.holding([store])
-    experiment.check_fit(config, max_positions, shape, {"hotpotqa": store})
+    text_encoder = dataclasses.replace(encoder.encoder, max_positions=max_positions)
+    experiment.check_fit(config, text_encoder, shape, {"hotpotqa": store})
 
 
 def test_settings_that_no_episode_fits(config: ml_collections.ConfigDict, tmp_path: Path) -> None:

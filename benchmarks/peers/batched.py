@@ -12,7 +12,7 @@ from benchmarks.peers import soft_q
 from benchmarks.peers.learner import Learner, Settings, StepResult
 from benchmarks.peers.towers import Pair, Rows, Tower
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.encoders.text_encoder import Params
+from qrag_jax.encoders.text_encoder import Params, TextEncoder
 
 SORTED_ROWS = 32  # rows a mini-batch where rows are sorted by length
 
@@ -80,11 +80,12 @@ class BatchedPeer:
         device, encoder = self.learner.device, self.settings.encoder
         tensors = (torch.as_tensor(np.asarray(leaf)).to(device) for leaf in batch)
         episodes = EpisodeBatch(*(x if x.dtype == torch.bool else x.long() for x in tensors))
-        kept = min(episodes.chunks.shape[2], self.settings.rollout.max_chunk_tokens - 2)
+        most = self.settings.rollout.max_chunk_tokens - len(encoder.chunk_opening) - 1
+        kept = min(episodes.chunks.shape[2], most)
         longest = min(int(np.max(batch.chunk_lengths)), kept)  # known on the host
         parts = episodes.chunks[:, :, :longest].flatten(0, 1)
         lengths = episodes.chunk_lengths.flatten().clamp(max=kept)
-        return episodes, _join([parts], [lengths], encoder.cls_id, encoder.sep_id, encoder.pad_id)
+        return episodes, _join([parts], [lengths], encoder.chunk_opening, encoder)
 
     @torch.no_grad()
     def _embed_chunks(self, pair: Pair, chunks: Rows, batch: EpisodeBatch) -> torch.Tensor:
@@ -157,22 +158,25 @@ class BatchedPeer:
         for index in taken.unbind(1):
             parts.append(episodes.chunks[live, index, :kept])
             lengths.append(episodes.chunk_lengths[live, index].clamp(max=kept))
-        return _cut(_join(parts, lengths, encoder.cls_id, encoder.sep_id, encoder.pad_id))
+        return _cut(_join(parts, lengths, encoder.state_opening, encoder))
 
 
 def _join(
-    parts: list[torch.Tensor], lengths: list[torch.Tensor], cls_id: int, sep_id: int, pad_id: int
+    parts: list[torch.Tensor],
+    lengths: list[torch.Tensor],
+    opening: tuple[int, ...],
+    encoder: TextEncoder,
 ) -> Rows:
-    """`[CLS] part [SEP] part [SEP] …` of parts `[N, P]` with their lengths `[N]`."""
-    width = 1 + sum(part.shape[1] + 1 for part in parts)
+    """`opening part [SEP] part [SEP] …` of parts `[N, P]` with their lengths `[N]`."""
+    width = len(opening) + sum(part.shape[1] + 1 for part in parts)
     # One column too many takes what lies beyond a part's end.
-    tokens = parts[0].new_full((len(parts[0]), width + 1), pad_id)
-    tokens[:, 0] = cls_id
-    start = torch.ones_like(lengths[0])
+    tokens = parts[0].new_full((len(parts[0]), width + 1), encoder.pad_id)
+    tokens[:, : len(opening)] = tokens.new_tensor(opening)
+    start = torch.full_like(lengths[0], len(opening))
     for part, length in zip(parts, lengths, strict=True):
         column = torch.arange(part.shape[1] + 1, device=part.device)
         place = torch.where(column <= length[:, None], start[:, None] + column, width)
-        text = torch.where(column == length[:, None], sep_id, pad(part, (0, 1)))
+        text = torch.where(column == length[:, None], encoder.sep_id, pad(part, (0, 1)))
         tokens.scatter_(1, place, text)
         start = start + length + 1
     return Rows(tokens[:, :width], start)

@@ -86,7 +86,9 @@ class SequentialPeer:
     @torch.no_grad()
     def _play(self, episode: _Episode, forced: list[int] | None, *, greedy: bool) -> _Played:
         learner, rollout = self.learner, self.settings.rollout
-        chunk_rows = [self._row([c[: rollout.max_chunk_tokens - 2]]) for c in episode.chunks]
+        encoder = self.settings.encoder
+        most = rollout.max_chunk_tokens - len(encoder.chunk_opening) - 1
+        chunk_rows = [self._row(encoder.chunk_opening, [c[:most]]) for c in episode.chunks]
         online = self._embed(learner.online.chunk, chunk_rows)
         target = None if greedy else self._embed(learner.target.chunk, chunk_rows)
         taken: list[int] = []
@@ -146,8 +148,8 @@ class SequentialPeer:
         batches = (rows[i : i + AT_ONCE] for i in range(0, len(rows), AT_ONCE))
         return torch.cat([tower(self._rows(batch)) for batch in batches])
 
-    def _row(self, parts: list[list[int]]) -> list[int]:
-        row = [self.settings.encoder.cls_id]
+    def _row(self, opening: tuple[int, ...], parts: list[list[int]]) -> list[int]:
+        row = [*opening]
         for part in parts:
             row += [*part, self.settings.encoder.sep_id]
         return row
@@ -156,7 +158,8 @@ class SequentialPeer:
         rollout = self.settings.rollout
         order = sorted(taken) if rollout.sort_by_index else taken
         kept = rollout.max_chunk_tokens_in_state
-        return self._row([episode.question, *(episode.chunks[i][:kept] for i in order)])
+        parts = [episode.question, *(episode.chunks[i][:kept] for i in order)]
+        return self._row(self.settings.encoder.state_opening, parts)
 
     def _rows(self, rows: list[list[int]]) -> Rows:
         width = SHORTEST

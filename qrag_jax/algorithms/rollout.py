@@ -114,7 +114,7 @@ def rollout(
         alpha: temperature of policy and soft value.
         uniform: scalar bool, act uniformly at random instead.
     """
-    special = {"cls_id": encoder.cls_id, "sep_id": encoder.sep_id, "pad_id": encoder.pad_id}
+    special = {"sep_id": encoder.sep_id, "pad_id": encoder.pad_id}
     towers = [[jax.tree.map(lambda leaf, i=i: leaf[i], p) for i in (STATE, CHUNK)] for p in params]
 
     def embed(
@@ -126,7 +126,7 @@ def rollout(
         return jnp.stack(embedded), TokenCount.total(used)
 
     chunk_tokens, chunk_lengths = env.chunk_rows(
-        batch, **special, row_tokens=config.max_chunk_tokens
+        batch, opening=encoder.chunk_opening, **special, row_tokens=config.max_chunk_tokens
     )
     episodes, chunks, width = chunk_tokens.shape
     all_chunks, used_by_chunks = embed(
@@ -142,6 +142,7 @@ def rollout(
         tokens, lengths = env.state_rows(
             batch,
             state.taken[:, : config.max_steps - 1],
+            opening=encoder.state_opening,
             **special,
             chunk_tokens=config.max_chunk_tokens_in_state,
             sort_by_index=config.sort_by_index,

@@ -28,22 +28,28 @@ class TextTokenizer:
 
     Attributes:
         backend: encodes plain text; special tokens written in a text are treated as text.
-        cls_id, sep_id, pad_id: opening, separating and padding token.
+        cls_id: the token that rows open with, None where they open with their text.
+        sep_id, pad_id: separating (or ending) and padding token.
         vocab_size: ids run from 0 to vocab_size - 1, added tokens included.
     """
 
     backend: tokenizers.Tokenizer
-    cls_id: int
+    cls_id: int | None
     sep_id: int
     pad_id: int
     vocab_size: int
 
     @classmethod
-    def load(cls, folder: Path) -> TextTokenizer:
+    def load(cls, folder: Path, *, opens_rows: bool = True) -> TextTokenizer:
         """Reads the tokenizer of a model folder.
 
+        Args:
+            opens_rows: rows of this family open with [CLS] (<s>); else with their text, and
+                `cls_id` is None even if the tokenizer has such a token.
+
         Raises:
-            InputError: the folder has no tokenizer with a fast version, or it lacks [CLS]/[SEP].
+            InputError: the folder has no tokenizer with a fast version, or it lacks the padding
+                token, both [SEP] and an end-of-text token, or the opening token where one is used.
         """
         from transformers import AutoTokenizer  # slow to import: only when a folder is read
 
@@ -54,23 +60,23 @@ class TextTokenizer:
             raise InputError(f"{folder}: the tokenizer cannot be read ({reason}).") from None
         if not getattr(auto, "is_fast", False):
             raise InputError(f"{folder}: there is no fast tokenizer; add its tokenizer.json.")
-        special = {
-            "cls_token": auto.cls_token_id,
-            "sep_token": auto.sep_token_id if auto.sep_token_id is not None else auto.eos_token_id,
-            "pad_token": auto.pad_token_id,
-        }
+        backend = auto.backend_tokenizer
+        special = {"cls_token": auto.cls_token_id} if opens_rows else {}
+        special |= {"sep_token": auto.sep_token_id, "pad_token": auto.pad_token_id}
+        if special["sep_token"] is None:
+            eos = auto.eos_token_id
+            special["sep_token"] = eos if opens_rows else _end_of_text(backend, eos)
         absent = [name for name, index in special.items() if index is None]
         if absent:
             raise InputError(
                 f"{folder}: the tokenizer has no {' and no '.join(absent)}; a retriever's rows "
                 "need them, so set them in tokenizer_config.json."
             )
-        backend = auto.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True
         return cls(
-            backend, special["cls_token"], special["sep_token"], special["pad_token"], len(auto)
+            backend, special.get("cls_token"), special["sep_token"], special["pad_token"], len(auto)
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -82,6 +88,17 @@ class TextTokenizer:
         """A digest that changes whenever the tokenizer may encode some text differently."""
         special = f"{self.cls_id} {self.sep_id} {self.pad_id}"
         return hashlib.sha256((self.backend.to_str() + special).encode()).hexdigest()
+
+
+def _end_of_text(backend: tokenizers.Tokenizer, eos_id: int | None) -> int | None:
+    """The special token that the tokenizer itself ends a text with, else its `eos_token`.
+
+    They differ in Qwen3-Embedding: a chat turn's end is its eos_token, the text's end is pooled.
+    """
+    ended = backend.encode("a")
+    if eos_id is not None and ended.ids and ended.special_tokens_mask[-1]:
+        return ended.ids[-1]
+    return eos_id
 
 
 @dataclasses.dataclass(frozen=True)

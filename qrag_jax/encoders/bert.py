@@ -1,15 +1,9 @@
-"""BERT in Flax (Devlin et al., 2019): the trunk of Contriever, MiniLM and other BERT folders.
-
-At rest the layers' parameters are stacked on one axis (few, large arrays for the optimizer, the
-checkpoint and the mesh). To compute, `prepare` cuts them apart once, outside of any loop: a scan
-over stacked layers would copy weights and activations in and out of the stacks in every pass.
-"""
+"""BERT in Flax (Devlin et al., 2019): the trunk of Contriever, MiniLM and other BERT folders."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -20,6 +14,7 @@ from qrag_jax.encoders.attention import padded_attention
 from qrag_jax.encoders.linear import Linear
 from qrag_jax.encoders.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.encoders.precision import Precision
+from qrag_jax.encoders.trunk import WORDS, Params, apply_layer, cut_layers, stack_layers
 from qrag_jax.errors import InputError
 
 
@@ -37,10 +32,8 @@ def _gelu_backward(x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
 
 gelu.defvjp(lambda x: (gelu(x), x), _gelu_backward)
 
-WORDS = "word_embeddings"  # the table that tokens are looked up in
 PROJECTIONS = ("query", "key", "value")  # three maps at rest, as in every BERT folder
 QKV = "query_key_value"  # computed as one
-Params = Any  # a pytree of arrays
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": gelu,
@@ -138,40 +131,12 @@ class BertLayer(nn.Module):
         return self.init(key, x, padded_layout(jnp.ones(1, jnp.int32), 1))["params"]
 
 
-# What a layer keeps for its gradient; the rest is computed again.
-REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
-    "none": None,  # everything is kept
-    "dots": jax.checkpoint_policies.dots_saveable,  # matrix products are kept
-    "layers": jax.checkpoint_policies.nothing_saveable,  # only what enters the layer is kept
-}
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _apply_layer(
-    config: BertConfig,
-    precision: Precision,
-    remat: str,
-    params: Params,
-    x: jax.Array,
-    where: Layout,
-) -> jax.Array:
-    """One layer. Under jit it is traced once for all layers and uses of one shape."""
-
-    def apply(params: Params, x: jax.Array) -> jax.Array:
-        layer = BertLayer(config, precision, parent=None)
-        return jnp.asarray(layer.apply({"params": params}, x, where))
-
-    if remat != "none":
-        apply = jax.checkpoint(apply, policy=REMAT_POLICIES[remat], prevent_cse=True)
-    return apply(params, x)
-
-
 class Bert(nn.Module):
     """Packed word vectors to last hidden states; segment ids are all 0, as retrievers use it.
 
     Attributes:
         precision: dtypes of the computation; parameters stay float32.
-        remat: what is computed again for the gradient, a name of `REMAT_POLICIES`.
+        remat: what is computed again for the gradient, a name of `trunk.REMAT_POLICIES`.
     """
 
     config: BertConfig
@@ -206,7 +171,8 @@ class Bert(nn.Module):
         positions = self.tables["position_embeddings"][where.position]
         x = self.embedding_norm(words + positions + self.tables["token_type_embeddings"][0])
         for layer in self.layers:
-            x = _apply_layer(self.config, self.precision, self.remat, layer, x, where)
+            module = BertLayer(self.config, self.precision, parent=None)
+            x = apply_layer(module, self.remat, layer, x, where)
         return x
 
     def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -231,13 +197,8 @@ class Bert(nn.Module):
         Kernels are converted to `kernel_dtype` here, once, instead of at every use.
         """
 
-        def cut(path: tuple, leaf: jax.Array, layer: int) -> jax.Array:
-            dtype = kernel_dtype if path[-1].key == "kernel" else leaf.dtype
-            return leaf[layer].astype(dtype)
-
-        apart = {name: leaf for name, leaf in params.items() if name != "layers"}
-        for i in range(self.config.num_hidden_layers):
-            layer = jax.tree_util.tree_map_with_path(partial(cut, layer=i), params["layers"])
+        apart, layers = cut_layers(params, self.config.num_hidden_layers, kernel_dtype)
+        for i, layer in enumerate(layers):
             parts = [layer.pop(name) for name in PROJECTIONS]
             layer[QKV] = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *parts)
             apart[f"layers_{i}"] = layer
@@ -253,4 +214,4 @@ class Bert(nn.Module):
                 layer[name] = {leaf: part[j] for leaf, part in parts.items()}
             layers.append(layer)
         rest = {name: leaf for name, leaf in apart.items() if not name.startswith("layers_")}
-        return rest | {"layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
+        return stack_layers(rest, layers)

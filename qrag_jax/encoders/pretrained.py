@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from qrag_jax.data.tokens import TextTokenizer
-from qrag_jax.encoders.bert import REMAT_POLICIES, Bert, BertConfig
+from qrag_jax.encoders.bert import Bert, BertConfig
 from qrag_jax.encoders.bert_weights import params_from_tensors
 from qrag_jax.encoders.model_files import read_config, read_tensors
 from qrag_jax.encoders.precision import precision
-from qrag_jax.encoders.text_encoder import Params, TextEncoder
+from qrag_jax.encoders.text_encoder import TextEncoder
+from qrag_jax.encoders.trunk import REMAT_POLICIES, Params
 from qrag_jax.errors import InputError
 
 
@@ -31,7 +32,7 @@ def load_encoder(
     """Reads a BERT folder in Hugging Face's layout.
 
     Args:
-        dtype: of the computation (see `precision`). remat: a name of `bert.REMAT_POLICIES`.
+        dtype: of the computation (see `precision`). remat: a name of `trunk.REMAT_POLICIES`.
         scale: factor on the pooled embedding (Q-RAG: 0.1).
 
     Raises:
@@ -60,7 +61,7 @@ def load_encoder(
         module=Bert(config, computed_in, remat),
         width=config.hidden_size,
         max_positions=config.max_position_embeddings,
-        cls_id=tokenizer.cls_id,
+        opening_id=tokenizer.cls_id,
         sep_id=tokenizer.sep_id,
         pad_id=tokenizer.pad_id,
         scale=scale,

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qrag_jax.encoders.bert import WORDS, Params
 from qrag_jax.encoders.packing import (
     Blocks,
     Filling,
@@ -28,6 +27,7 @@ from qrag_jax.encoders.packing import (
     rows_of_block,
 )
 from qrag_jax.encoders.text_encoder import TextEncoder
+from qrag_jax.encoders.trunk import WORDS, Params
 
 
 class Plan(NamedTuple):

@@ -7,31 +7,56 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.encoders.bert import WORDS, Bert, Params
 from qrag_jax.encoders.packing import Layout, padded_layout
+from qrag_jax.encoders.trunk import WORDS, Params, Trunk
+
+POOLINGS = MEAN, LAST, CLS = "mean", "last", "cls"
 
 
 @dataclasses.dataclass(frozen=True)
 class TextEncoder:
-    """Token rows to embeddings: masked mean of the last hidden states times `scale`.
+    """Token rows to embeddings: pooled last hidden states times `scale`.
 
-    Q-RAG's BERT towers divide the mean by 10 and do not normalise it (scale 0.1).
+    Q-RAG's BERT towers divide the mean by 10 and do not normalise it (scale 0.1). Qwen3-Embedding
+    takes the last token's and normalises it.
 
     Attributes:
         module: Flax trunk, (word vectors `[T, D]`, layout) → hidden states `[T, D]`.
         width: D, even: each half of an embedding is one critic.
         max_positions: longest row the trunk can take, in tokens.
-        cls_id, sep_id, pad_id: ids a row opens with, ends each part with, and is padded with.
-        scale: factor on the pooled vector.
+        opening_id: token a row opens with ([CLS], <s>); None: with its text.
+        sep_id, pad_id: ids a row ends each part with, and is padded with.
+        scale: factor on the pooled vector, after it is normalised.
+        pooling: mean of a row's hidden states, the last one or the first (a name of `POOLINGS`).
+        normalise: the pooled vector to length 1 (L2).
+        state_prefix, chunk_prefix: ids that the rows of a tower have behind the opening token, such
+            as those of "query: ".
     """
 
-    module: Bert
+    module: Trunk
     width: int
     max_positions: int
-    cls_id: int
+    opening_id: int | None
     sep_id: int
     pad_id: int
     scale: float = 0.1
+    pooling: str = MEAN
+    normalise: bool = False
+    state_prefix: tuple[int, ...] = ()
+    chunk_prefix: tuple[int, ...] = ()
+
+    @property
+    def state_opening(self) -> tuple[int, ...]:
+        """The ids that every state begins with."""
+        return self._opening() + self.state_prefix
+
+    @property
+    def chunk_opening(self) -> tuple[int, ...]:
+        """The ids that every chunk row begins with."""
+        return self._opening() + self.chunk_prefix
+
+    def _opening(self) -> tuple[int, ...]:
+        return () if self.opening_id is None else (self.opening_id,)
 
     def init(self, key: jax.Array) -> Params:
         """Random parameters of one tower, as they rest."""
@@ -56,7 +81,31 @@ class TextEncoder:
         Returns:
             Zeros for a row of length 0.
         """
-        hidden = jnp.asarray(self.module.apply({"params": prepared}, words, where), jnp.float32)
+        hidden = jnp.asarray(self.module.apply({"params": prepared}, words, where))
+        if not self.normalise:
+            return pool(self.pooling, hidden, where, self.scale)
+        pooled = pool(self.pooling, hidden, where)
+        # As torch's normalize, but with a gradient of 0, not NaN, where there is no row.
+        squares = jnp.square(pooled).sum(axis=-1, keepdims=True)
+        return self.scale * pooled * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
+
+
+def pool(pooling: str, hidden: jax.Array, where: Layout, scale: float = 1.0) -> jax.Array:
+    """One vector for each of R rows of hidden states `[T, D]` that stand as `where` says.
+
+    Args:
+        pooling: a name of `POOLINGS`. scale: factor on the result.
+
+    Returns:
+        float32 `[R, D]`, zeros for a row of length 0.
+    """
+    if pooling == MEAN:
         member = where.row == jnp.arange(len(where.lengths))[:, None]
+        hidden = hidden.astype(jnp.float32)
         total = jnp.einsum("rt,td->rd", member.astype(jnp.float32), hidden)
-        return self.scale * total / jnp.maximum(where.lengths, 1)[:, None].astype(jnp.float32)
+        return scale * total / jnp.maximum(where.lengths, 1)[:, None].astype(jnp.float32)
+    number = jnp.maximum(where.lengths - 1, 0) if pooling == LAST else jnp.zeros_like(where.lengths)
+    place = jnp.take_along_axis(where.place, number[:, None], axis=1)[:, 0]
+    # An absent row may share its place with a present one, which must get no gradient from it.
+    one = jnp.where(where.lengths[:, None] > 0, hidden[place], 0)
+    return scale * one.astype(jnp.float32)

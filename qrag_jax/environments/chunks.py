@@ -45,7 +45,8 @@ def reset(batch: EpisodeBatch, max_steps: int) -> ChunksState:
 def with_stop(batch: EpisodeBatch) -> EpisodeBatch:
     """The batch with one more chunk in the last column: empty, never a supporting fact, STOP.
 
-    Its row is `[CLS] [SEP]`, so the chunk tower learns its embedding like any other.
+    Its row holds special tokens alone (`[CLS] [SEP]`), so the chunk tower learns its embedding like
+    any other.
     """
 
     def one_more(array: jax.Array, value: bool | jax.Array = False) -> jax.Array:
@@ -87,13 +88,19 @@ def step(
 
 
 def join_parts(
-    parts: jax.Array, lengths: jax.Array, cls_id: int, sep_id: int, pad_id: int, width: int
+    parts: jax.Array,
+    lengths: jax.Array,
+    opening: tuple[int, ...],
+    sep_id: int,
+    pad_id: int,
+    width: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """`[CLS] part [SEP] part [SEP] …` without padding inside, for every row.
+    """`opening part [SEP] part [SEP] …` without padding inside, for every row.
 
     Args:
         parts: `[B, P, Lp]` token ids without special tokens.
         lengths: `[B, P]` tokens of each part; a part of length -1 is absent (no [SEP] either).
+        opening: what every row begins with, such as [CLS] and a prefix; may be empty.
         width: columns of the result; must hold the longest row.
 
     Returns:
@@ -101,7 +108,7 @@ def join_parts(
     """
     rows = jnp.arange(parts.shape[0])[:, None]
     sizes = jnp.where(lengths < 0, 0, lengths + 1)  # each part brings its separator
-    ends = 1 + jnp.cumsum(sizes, axis=1)
+    ends = len(opening) + jnp.cumsum(sizes, axis=1)
     starts = ends - sizes
     column = jnp.arange(width)
     # The part a column falls into is the number of parts that ended before it.
@@ -112,14 +119,16 @@ def join_parts(
     token = parts[rows, part, jnp.clip(offset, 0, parts.shape[2] - 1)]
     token = jnp.where(offset == lengths[rows, part], sep_id, token)
     token = jnp.where(inside, token, pad_id)
-    return token.at[:, 0].set(cls_id), ends[:, -1]
+    if opening:
+        token = token.at[:, : len(opening)].set(jnp.array(opening, token.dtype))
+    return token, ends[:, -1]
 
 
 def state_rows(
     batch: EpisodeBatch,
     taken: jax.Array,
     *,
-    cls_id: int,
+    opening: tuple[int, ...],
     sep_id: int,
     pad_id: int,
     chunk_tokens: int,
@@ -129,6 +138,7 @@ def state_rows(
 
     Args:
         taken: `[B, K]` chunk indices, `NOT_TAKEN` where none.
+        opening: `TextEncoder.state_opening`.
         chunk_tokens: tokens of a chunk kept in the state (`max_chunk_tokens_in_state`).
         sort_by_index: chunks in document order rather than in the order taken.
 
@@ -149,30 +159,39 @@ def state_rows(
     part_width = max(question.shape[2], chunks.shape[2])
     parts = jnp.concatenate([_widen(question, part_width), _widen(chunks, part_width)], axis=1)
     lengths = jnp.concatenate([batch.question_length[:, None], lengths], axis=1)
-    width = state_width(question.shape[2], kept, taken.shape[1])
-    return join_parts(parts, lengths, cls_id, sep_id, pad_id, width)
+    width = state_width(len(opening), question.shape[2], kept, taken.shape[1])
+    return join_parts(parts, lengths, opening, sep_id, pad_id, width)
 
 
 def chunk_rows(
-    batch: EpisodeBatch, *, cls_id: int, sep_id: int, pad_id: int, row_tokens: int
+    batch: EpisodeBatch, *, opening: tuple[int, ...], sep_id: int, pad_id: int, row_tokens: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Every chunk as an encoder row `[CLS] chunk [SEP]` of at most `row_tokens` tokens.
+    """Every chunk as an encoder row `opening chunk [SEP]` of at most `row_tokens` tokens.
+
+    Args:
+        opening: `TextEncoder.chunk_opening`.
 
     Returns:
         tokens `[B, C, W]` and lengths `[B, C]`, 0 where the document has no such chunk.
     """
     episodes, chunks, tokens = batch.chunks.shape
-    kept = min(tokens, row_tokens - 2)
+    kept = min(tokens, row_tokens - len(opening) - 1)
     parts = batch.chunks[:, :, :kept].reshape(episodes * chunks, 1, kept)
     lengths = jnp.minimum(batch.chunk_lengths, kept).reshape(-1, 1)
-    rows, row_lengths = join_parts(parts, lengths, cls_id, sep_id, pad_id, kept + 2)
+    width = chunk_width(len(opening), kept)
+    rows, row_lengths = join_parts(parts, lengths, opening, sep_id, pad_id, width)
     row_lengths = jnp.where(batch.chunk_mask, row_lengths.reshape(episodes, chunks), 0)
     return rows.reshape(episodes, chunks, -1), row_lengths
 
 
-def state_width(question_tokens: int, chunk_tokens: int, chunks: int) -> int:
-    """Tokens of the longest state with `chunks` chunks, special tokens counted."""
-    return 1 + question_tokens + 1 + chunks * (chunk_tokens + 1)
+def state_width(opening: int, question_tokens: int, chunk_tokens: int, chunks: int) -> int:
+    """Tokens of the longest state with `chunks` chunks that opens with `opening` tokens."""
+    return opening + question_tokens + 1 + chunks * (chunk_tokens + 1)
+
+
+def chunk_width(opening: int, chunk_tokens: int) -> int:
+    """Tokens of the longest chunk row that opens with `opening` tokens."""
+    return opening + chunk_tokens + 1
 
 
 def _widen(parts: jax.Array, width: int) -> jax.Array:

@@ -30,7 +30,7 @@ CONFIG = RolloutConfig(
     max_chunk_tokens_in_state=5,
     top_k_actions=3,
 )
-WIDTH = state_width(SHAPE.question_tokens, 5, CONFIG.max_steps - 1)
+WIDTH = state_width(1, SHAPE.question_tokens, 5, CONFIG.max_steps - 1)
 PLAN = Plan(
     chunks=Blocks((18, 40), (6, 9), (4.0, 8.0)),
     states=Blocks((40,), (10, WIDTH), (8.0, 15.0)),

@@ -250,6 +250,20 @@ def test_missing_special_tokens_are_named(absent, named, tmp_path) -> None:
     assert "tokenizer_config.json" in str(error.value)
 
 
+def test_rows_without_an_opening_token(tmp_path: Path) -> None:
+    """Of a family like Qwen3: the text's own end, which need not be the tokenizer's eos_token."""
+    special = {"pad_token": "[PAD]", "eos_token": "[MASK]", "cls_token": "[CLS]"}
+    folder = write_tokenizer(tmp_path / "model", special)
+    tokenizer = TextTokenizer.load(folder, opens_rows=False)
+    assert (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id) == (None, 3, 0)
+    data = json.loads((folder / "tokenizer.json").read_text()) | {"post_processor": None}
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    assert spell([TextTokenizer.load(folder, opens_rows=False).sep_id]) == ["[MASK]"]
+    folder = write_tokenizer(tmp_path / "other", {"pad_token": "[PAD]"})
+    with pytest.raises(InputError, match="the tokenizer has no sep_token;"):
+        TextTokenizer.load(folder, opens_rows=False)
+
+
 def test_eos_separates_where_there_is_no_sep(tmp_path) -> None:
     names = {"pad_token": "[PAD]", "cls_token": "[CLS]", "eos_token": "[MASK]"}
     assert TextTokenizer.load(write_tokenizer(tmp_path / "model", names)).sep_id == 4

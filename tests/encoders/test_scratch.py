@@ -44,7 +44,7 @@ def test_folder_loads_as_any_model(folder: Path) -> None:
     assert loaded.encoder.max_positions == 32
     assert loaded.params["layers"]["query"]["kernel"].shape == (1, 16, 16)
     # The ids the encoder was given are those of its tokenizer.
-    ids = (loaded.encoder.cls_id, loaded.encoder.sep_id, loaded.encoder.pad_id)
+    ids = (loaded.encoder.opening_id, loaded.encoder.sep_id, loaded.encoder.pad_id)
     names = [loaded.tokenizer.backend.id_to_token(index) for index in ids]
     assert names == ["[CLS]", "[SEP]", "[PAD]"]
 

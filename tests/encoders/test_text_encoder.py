@@ -83,3 +83,28 @@ def test_init_is_decided_by_its_key() -> None:
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), first, again))
     kernels = (p["layers"]["query"]["kernel"] for p in (first, other))
     assert not np.array_equal(*kernels)
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
+def test_poolings(pooling, normalise, params, rows) -> None:
+    tokens, lengths = rows
+    lengths = np.where(np.arange(5) == 2, 0, lengths).astype(np.int32)
+    encoder = dataclasses.replace(ENCODER, pooling=pooling, normalise=normalise, scale=0.5)
+    hidden = np.asarray(ENCODER.module.hidden_states(params, tokens, lengths), np.float64)
+    of_row = {"mean": lambda h: h.mean(0), "last": lambda h: h[-1], "cls": lambda h: h[0]}[pooling]
+    expected = np.stack([of_row(h[:n]) if n else 0 * h[0] for h, n in zip(hidden, lengths)])
+    if normalise:
+        expected /= np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
+    embedded, pull = jax.vjp(jax.jit(lambda p: encoder.embed(p, tokens, lengths)), params)
+    np.testing.assert_allclose(embedded, 0.5 * expected, atol=1e-6)
+    (gradient,) = pull(jnp.ones_like(embedded))
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
+
+
+def test_what_rows_open_with() -> None:
+    encoder = dataclasses.replace(ENCODER, state_prefix=(7, 8), chunk_prefix=(9,))
+    assert encoder.state_opening == (ENCODER.opening_id, 7, 8)
+    assert encoder.chunk_opening == (ENCODER.opening_id, 9)
+    assert dataclasses.replace(encoder, opening_id=None).state_opening == (7, 8)
+    assert dataclasses.replace(ENCODER, opening_id=None).chunk_opening == ()

@@ -63,7 +63,7 @@ class Texts:
         self.plain = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokenizer = TextTokenizer.load(folder)
         self.special = {
-            "cls_id": tokenizer.cls_id,
+            "opening": (tokenizer.cls_id,),
             "sep_id": tokenizer.sep_id,
             "pad_id": tokenizer.pad_id,
         }
@@ -102,7 +102,7 @@ def check_state_rows(texts: Texts, taken: np.ndarray, sort_by_index: bool) -> No
         texts.batch, taken, **texts.special, chunk_tokens=10_000, sort_by_index=sort_by_index
     )
     width = texts.batch.question.shape[1], texts.batch.chunks.shape[2], taken.shape[1]
-    assert tokens.shape[1] == env.state_width(*width)
+    assert tokens.shape[1] == env.state_width(1, *width)
     expected = texts.state_texts(taken, sort_by_index)
     for row, length, text in zip(np.asarray(tokens), np.asarray(lengths), expected, strict=True):
         assert row[:length].tolist() == texts.ids(text)
@@ -164,7 +164,7 @@ def test_truncation_cuts_each_part_on_its_own(name, kept, request) -> None:
     tokens, lengths = env.state_rows(
         texts.batch, taken, **texts.special, chunk_tokens=kept, sort_by_index=False
     )
-    cls_id, sep_id = texts.special["cls_id"], texts.special["sep_id"]
+    (cls_id,), sep_id = texts.special["opening"], texts.special["sep_id"]
     for b, sample in enumerate(texts.samples):
         expected = texts.ids(sample.question)
         for i in taken[b][taken[b] >= 0]:
@@ -175,6 +175,31 @@ def test_truncation_cuts_each_part_on_its_own(name, kept, request) -> None:
     for b, sample in enumerate(texts.samples):
         for i, chunk in enumerate(sample.chunks):
             expected = [cls_id, *texts.ids(chunk)[1:-1][:kept], sep_id]
+            assert np.asarray(rows)[b, i, : row_lengths[b, i]].tolist() == expected
+
+
+@pytest.mark.parametrize("opening", [(), (7,), (2, 7, 8)])
+def test_rows_open_with_what_the_encoder_asks_for(made, opening) -> None:
+    special = made.special | {"opening": opening}
+    taken = np.array([[2, 0], [1, env.NOT_TAKEN]], np.int32)[: len(made.samples)]
+    tokens, lengths = env.state_rows(
+        made.batch, taken, **special, chunk_tokens=4, sort_by_index=False
+    )
+    kept = min(4, made.batch.chunks.shape[2])
+    width = env.state_width(len(opening), made.batch.question.shape[1], kept, 2)
+    assert tokens.shape[1] == width
+    sep_id = special["sep_id"]
+    for b, sample in enumerate(made.samples):
+        expected = [*opening, *made.ids(sample.question)[1:]]
+        for i in taken[b][taken[b] >= 0]:
+            expected += [*made.ids(sample.chunks[i])[1:-1][:4], sep_id]
+        assert np.asarray(tokens)[b, : lengths[b]].tolist() == expected
+        assert (np.asarray(tokens)[b, lengths[b] :] == special["pad_id"]).all()
+    rows, row_lengths = env.chunk_rows(made.batch, **special, row_tokens=len(opening) + 4)
+    assert rows.shape[2] <= len(opening) + 4
+    for b, sample in enumerate(made.samples):
+        for i, chunk in enumerate(sample.chunks):
+            expected = [*opening, *made.ids(chunk)[1:-1][:3], sep_id]
             assert np.asarray(rows)[b, i, : row_lengths[b, i]].tolist() == expected
 
 

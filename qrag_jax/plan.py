@@ -1,0 +1,56 @@
+"""The shapes that rows are computed in: blocks that suit the lengths in the data and the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import ml_collections
+import numpy as np
+
+from qrag_jax.data.episodes import EpisodeShape
+from qrag_jax.data.tokens import TokenStore
+from qrag_jax.encoders.packing import choose_blocks
+from qrag_jax.encoders.ragged import Plan
+from qrag_jax.encoders.text_encoder import TextEncoder
+from qrag_jax.environments.chunks import chunk_width, state_width
+
+# Tokens computed at a time: on CPU what the caches hold, on accelerators what fills them.
+CPU_BLOCK_TOKENS, ACCELERATOR_BLOCK_TOKENS = 512, 8192
+
+
+def make_plan(
+    config: ml_collections.ConfigDict,
+    encoder: TextEncoder,
+    shape: EpisodeShape,
+    stores: Sequence[TokenStore],
+) -> Plan:
+    """Blocks that suit the lengths found in the data and the device."""
+    steps, count = config.env.max_steps, config.encoder.length_buckets
+    of_state, of_chunk = len(encoder.state_opening), len(encoder.chunk_opening)
+    chunk_row = min(config.data.max_chunk_tokens, chunk_width(of_chunk, shape.chunk_tokens))
+    in_state = min(config.data.max_chunk_tokens_in_state, shape.chunk_tokens)
+    state_row = state_width(of_state, shape.question_tokens, in_state, steps - 1)
+    chunk_lengths = np.concatenate([store.chunk_lengths for store in stores])
+    questions = np.concatenate([store.question_lengths for store in stores]) + of_state + 1
+    chunks = _histogram(chunk_lengths + chunk_width(of_chunk, 0), chunk_row)
+    typical = int(np.minimum(chunk_lengths, in_state).mean()) + 1
+    lengths = np.concatenate([questions + t * typical for t in range(steps)])
+    states = _histogram(lengths, state_row)
+    both = np.zeros(max(chunk_row, state_row) + 1, np.int64)
+    both[: len(states)] += states
+    # As many chosen chunks as states are encoded with gradients.
+    both[: len(chunks)] += chunks * states.sum() // max(chunks.sum(), 1)
+    on_cpu = jax.default_backend() == "cpu"
+    usual = CPU_BLOCK_TOKENS if on_cpu else ACCELERATOR_BLOCK_TOKENS
+    tokens, sizes = config.encoder.block_tokens or usual, config.encoder.block_sizes
+    # States and gradients are a small share of the tokens: fewer shapes to compile.
+    return Plan(
+        chunks=choose_blocks(chunks, tokens, count, sizes),
+        states=choose_blocks(states, tokens, max(count - 1, 1), sizes),
+        gradients=choose_blocks(both, tokens, max(count - 1, 1), sizes),
+    )
+
+
+def _histogram(lengths: np.ndarray, longest: int) -> np.ndarray:
+    return np.bincount(np.minimum(lengths, longest), minlength=longest + 1)
