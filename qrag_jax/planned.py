@@ -21,6 +21,7 @@ from qrag_jax.encoders.text_encoder import Params
 from qrag_jax.evaluation import make_row
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.plan import make_plan
 from qrag_jax.planning import Planner
 from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
 from qrag_jax.saved_run import SavedRun
@@ -45,7 +46,7 @@ def make_planner(
     longest = max(data.max_chunk_tokens - 2, data.max_chunk_tokens_in_state)
     questions = max(int(store.question_lengths.max()) for store in stores)
     shape = EpisodeShape(questions, longest, max(int(s.chunk_counts.max()) for s in stores))
-    experiment.check_fit(config, loaded.encoder.max_positions, shape, {"evaluation": stores[0]})
+    experiment.check_fit(config, loaded.encoder, shape, {"evaluation": stores[0]})
     store = None
     if embeddings is not None:
         tower = {name: _tower(leaf) for name, leaf in params.items()}
@@ -53,6 +54,8 @@ def make_planner(
             "row_tokens": data.max_chunk_tokens,
             "tokenizer": loaded.tokenizer.fingerprint(),
             "scale": loaded.encoder.scale,
+            "pooling": [loaded.encoder.pooling, loaded.encoder.normalise],
+            "opening": list(loaded.encoder.chunk_opening),
             "precision": list(map(str, loaded.encoder.module.precision)),
         }
         folder = embeddings / encoder_key(tower, settings)
@@ -63,7 +66,7 @@ def make_planner(
         loaded.encoder,
         loaded.tokenizer,
         params,
-        experiment.make_plan(config, shape, stores),
+        make_plan(config, loaded.encoder, shape, stores),
         rollout,
         experiment.plan_config(config),
         questions,

@@ -95,7 +95,10 @@ class Planner:
         self._params, self._rollout, self._config = params, rollout, config
         self._max_question_tokens = max_question_tokens
         self._width = state_width(
-            max_question_tokens, rollout.max_chunk_tokens_in_state, rollout.max_steps - 1
+            len(encoder.state_opening),
+            max_question_tokens,
+            rollout.max_chunk_tokens_in_state,
+            rollout.max_steps - 1,
         )
         embed_chunks = make_embed(mesh, shardings, encoder, plan.chunks, CHUNK)
         self._embed_states = make_embed(mesh, shardings, encoder, plan.states, STATE)
@@ -217,7 +220,7 @@ class Planner:
     def _state_row(self, question: Question, path: Path) -> list[int]:
         encoder, rollout = self._encoder, self._rollout
         taken = sorted(path.taken) if rollout.sort_by_index else path.taken
-        row = [encoder.cls_id, *question.question, encoder.sep_id]
+        row = [*encoder.state_opening, *question.question, encoder.sep_id]
         for ids in self._tokenizer.encode([question.sample.chunks[i] for i in taken]):
             row += [*ids[: rollout.max_chunk_tokens_in_state], encoder.sep_id]
         return row

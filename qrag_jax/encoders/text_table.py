@@ -131,10 +131,9 @@ class TextTable:
         return np.fromiter((self._row_of[text] for text in texts), np.int32, len(texts))
 
     def _add(self, texts: list[str]) -> None:
-        encoder, kept = self._encoder, self._row_tokens - 2
-        rows = [
-            [encoder.cls_id, *ids[:kept], encoder.sep_id] for ids in self._tokenizer.encode(texts)
-        ]
+        encoder, opening = self._encoder, self._encoder.chunk_opening
+        kept = self._row_tokens - len(opening) - 1
+        rows = [[*opening, *ids[:kept], encoder.sep_id] for ids in self._tokenizer.encode(texts)]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         devices = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
         size = GROUP if len(rows) > SMALL_GROUP else SMALL_GROUP
