@@ -54,8 +54,9 @@ def get_config(arg: str = ""):
         config.env.max_steps = {"qa1": 2, "qa2": 4}.get(task, 5)
         config.pqn.tau = 0.05
         config.optimizer.learning_rate = 1e-4
+        steps = 100 if task == "qa1" else 300
         config.train.update(
-            steps=300, batch_size=16, log_every=10, eval_every=60, checkpoint_every=60
+            steps=steps, batch_size=16, log_every=10, eval_every=50, checkpoint_every=50
         )
         config.eval.update(samples=200, batch_size=50)
     return common.variant(config, arg, VARIANTS) if arg not in VARIANTS else config.lock()

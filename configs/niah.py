@@ -41,6 +41,6 @@ def get_config(arg: str = ""):
         config.data.max_chunk_tokens = 48
         config.data.max_chunk_tokens_in_state = 32
         config.optimizer.learning_rate = 1e-4
-        config.train.update(steps=60, batch_size=6, eval_every=20, checkpoint_every=20)
+        config.train.update(steps=40, batch_size=6, eval_every=20, checkpoint_every=20)
         config.eval.update(samples=50, batch_size=10)
     return config.lock()

@@ -1,0 +1,150 @@
+"""What an episode over a long document costs: beside the peer, and against its length."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.measure import peak_memory, reset_peak_memory
+from benchmarks.report import Case
+from qrag_jax import experiment, planned
+from qrag_jax.algorithms import pqn
+from qrag_jax.data.episodes import EpisodeShape, EpisodeSource, stack
+from qrag_jax.data.sample import Sample
+from qrag_jax.encoders.text_encoder import Params
+from qrag_jax.planning import Planner
+from qrag_jax.saved_run import SavedRun
+
+
+def cost_cases(
+    workdir: Path, length: int, lengths: Sequence[int], documents: int = 8
+) -> Iterator[Case] | list[Case]:
+    """Episodes/s at `length` chunks beside torch-sequential; time and memory over `lengths`."""
+    run = SavedRun.open(workdir, experiment.load_config(workdir / "config.json"))
+    params, _ = run.trained_of("best")
+    shown = experiment.documents_of_length(run.config, length, 2 * documents)
+    store = experiment.tokenise_samples(run.config, run.loaded.tokenizer, list(shown[:2]))
+    planner = planned.make_planner(run, params, [store])
+    list(planner.play(shown[documents:]))  # compiles
+    return [
+        *_peer_cases(run, params, planner, list(shown[:documents]), length),
+        *_growth_cases(run, planner, lengths),
+    ]
+
+
+def _peer_cases(
+    run: SavedRun, params: Params, planner: Planner, documents: list[Sample], length: int
+) -> list[Case]:
+    planner.forget()
+    seconds, ours = _timed(planner, documents)
+    again, _ = _timed(planner, documents)
+    beside = documents[:2]
+    taken, theirs = _sequential(run, params, beside)
+    same = np.mean([path == other for path, other in zip(ours, taken, strict=False)])
+    rate, other = len(documents) / seconds, len(beside) / theirs
+    case = Case(
+        f"evaluation at {length} chunks beside torch-sequential",
+        rate,
+        "episodes/s",
+        peer=other,
+        ratio=rate / other,
+        target=">= 4x",
+        holds=rate / other >= 4.0,
+        details={
+            "documents": len(documents),
+            "their texts": sum(len(sample.chunks) for sample in documents),
+            "different ones, embedded": planner.table.counts.embedded,
+            "peer: documents, one at a time, all embedded anew": len(beside),
+            "share of these with the same chunks taken": float(same),
+        },
+    )
+    known = Case(
+        f"evaluation at {length} chunks, texts embedded before",
+        len(documents) / again,
+        "episodes/s",
+        peer=other,
+        ratio=len(documents) / again / other,
+    )
+    return [case, known]
+
+
+def _timed(planner: Planner, documents: list[Sample]) -> tuple[float, list[tuple[int, ...]]]:
+    started = time.perf_counter()
+    taken = [path.taken for _, path in planner.play(documents)]
+    return time.perf_counter() - started, taken
+
+
+def _sequential(
+    run: SavedRun, params: Params, documents: list[Sample]
+) -> tuple[list[tuple[int, ...]], float]:
+    """Chunks taken, and seconds, of the peer on the same tokens and weights."""
+    from benchmarks.peers.learner import Settings
+    from benchmarks.peers.sequential import SequentialPeer
+
+    config = run.config
+    settings = Settings(
+        encoder=run.loaded.encoder,
+        rollout=experiment.rollout_config(config),
+        pqn=pqn.PQNConfig(0.99, 0.5, 0.02, 0.01, 0),
+        optimizer=experiment.optimizer_config(config),
+        learning_rates=(1e-5,),
+        penalize_extra_steps=True,
+        per_fact_reward=0.0,
+    )
+    peer = SequentialPeer(settings, params)
+    store = experiment.tokenise_samples(config, run.loaded.tokenizer, documents)
+    source = EpisodeSource(store, EpisodeShape.holding([store]))
+    batch = stack([source[i] for i in range(len(source))])
+    peer.play(stack([source[0]])._replace(chunk_mask=batch.chunk_mask[:1] & _first(batch, 64)))
+    started = time.perf_counter()
+    actions, valid = peer.play(batch)
+    seconds = time.perf_counter() - started
+    return [tuple(row[mask].tolist()) for row, mask in zip(actions, valid, strict=True)], seconds
+
+
+def _first(batch, count: int) -> np.ndarray:
+    return np.arange(batch.chunk_mask.shape[1])[None] < count
+
+
+def _growth_cases(run: SavedRun, planner: Planner, lengths: Sequence[int]) -> list[Case]:
+    """One document a length, every text of it different and embedded for it alone."""
+    seconds, beyond, details = [], [], {}
+    for length in lengths:
+        document = _all_different(experiment.documents_of_length(run.config, length, 1)[0])
+        planner.forget()
+        list(planner.play([document]))  # compiles for this length
+        planner.forget()
+        reset_peak_memory()
+        taken, _ = _timed(planner, [document])
+        table = planner.table.array.nbytes / 2**20
+        peak = peak_memory(ours=True) / 2**20
+        seconds.append(taken)
+        beyond.append(peak - table)
+        details[f"{length} chunks: an episode, s"] = taken
+        details[f"{length} chunks: table of embeddings, MiB"] = table
+        details[f"{length} chunks: peak memory besides, MiB"] = peak - table
+    exponent = float(np.polyfit(np.log(lengths), np.log(seconds), 1)[0])
+    return [
+        Case(
+            f"time of an episode against chunks, {lengths[0]} to {lengths[-1]}: exponent",
+            exponent,
+            "",
+            target="0.95 to 1.05",
+            holds=0.95 <= exponent <= 1.05,
+            details=details,
+        ),
+        Case(
+            f"memory besides the table, {lengths[-1]} chunks beside {lengths[0]}",
+            beyond[-1] / beyond[0],
+            "times",
+        ),
+    ]
+
+
+def _all_different(sample: Sample) -> Sample:
+    chunks = tuple(f"{i} {text}" for i, text in enumerate(sample.chunks))
+    return dataclasses.replace(sample, chunks=chunks)
