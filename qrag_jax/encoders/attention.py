@@ -1,4 +1,4 @@
-"""Bidirectional attention over right-padded rows, in the form each platform runs fastest."""
+"""Attention over right-padded rows, in the form each platform runs fastest."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ def padded_attention(
     value: jax.Array,
     lengths: jax.Array,
     products: jnp.dtype | None = None,
+    causal: bool = False,
 ) -> jax.Array:
     """softmax(QKᵀ/√d)·V over the first `lengths[b]` keys of each row (Vaswani et al., 2017).
 
     Args:
-        query, key, value: `[B, L, heads, d]`; lengths: `[B]`, at least 1.
+        query: `[B, L, heads, d]`. key, value: `[B, L, groups, d]`; query heads i·heads/groups to
+            (i+1)·heads/groups - 1 share those of group i (Ainslie et al., arXiv 2305.13245).
+        lengths: `[B]`, at least 1.
+        causal: a query sees no key behind it. Cotangents at positions ≥ length must then be 0.
         products: dtype that the products' factors are rounded to; None: that of query.
 
     Returns:
@@ -30,11 +34,11 @@ def padded_attention(
     """
     match jax.default_backend():
         case "cpu":
-            return _batched_products(query, key, value, lengths, products or query.dtype)
+            return _batched_products(query, key, value, lengths, products or query.dtype, causal)
         case "gpu" if _fused_kernel_takes(query):
-            return _library(query, key, value, lengths, "cudnn")
+            return _library(query, key, value, lengths, causal, "cudnn")
         case _:
-            return _library(query, key, value, lengths, "xla")
+            return _library(query, key, value, lengths, causal, "xla")
 
 
 def _fused_kernel_takes(query: jax.Array) -> bool:
@@ -45,7 +49,7 @@ def _fused_kernel_takes(query: jax.Array) -> bool:
     return nvidia and half and width <= 128 and width % 8 == 0
 
 
-def _library(query, key, value, lengths, implementation):
+def _library(query, key, value, lengths, causal, implementation):
     lengths = lengths.astype(jnp.int32)
     return jax.nn.dot_product_attention(
         query,
@@ -53,26 +57,37 @@ def _library(query, key, value, lengths, implementation):
         value,
         query_seq_lengths=lengths,
         key_value_seq_lengths=lengths,
+        is_causal=causal,
         implementation=implementation,
     )
 
 
-def _batched_products(query, key, value, lengths, products):
+def _batched_products(query, key, value, lengths, products, causal):
     batch, length, heads, width = query.shape
+    groups = key.shape[2]
 
-    def by_head(x: jax.Array) -> jax.Array:
-        return x.transpose(0, 2, 1, 3).reshape(batch * heads, length, width)
+    def by_group(x: jax.Array) -> jax.Array:
+        """`[B, L, heads, d]` → `[B·groups, heads/groups·L, d]`."""
+        return x.transpose(0, 2, 1, 3).reshape(batch * groups, -1, width)
 
-    bias = jnp.where(jnp.arange(length) < lengths[:, None], 0.0, MASKED)
-    bias = jnp.repeat(bias, heads, axis=0)[:, None]
+    position = jnp.arange(length)
+    if causal:  # no key of the padding stands before a query of the row
+        bias = jnp.where(position <= position[:, None], 0.0, MASKED)
+        bias = jnp.tile(bias, (heads // groups, 1))[None]
+    else:
+        bias = jnp.where(position < lengths[:, None], 0.0, MASKED)
+        bias = jnp.repeat(bias, groups, axis=0)[:, None]
     scaled = query * jnp.asarray(width**-0.5, query.dtype)
-    result = _attend(products, by_head(scaled), by_head(key), by_head(value), bias)
+    result = _attend(products, by_group(scaled), by_group(key), by_group(value), bias)
     return result.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(products, query, key, value, bias):
-    """query, key, value `[N, L, d]`, bias `[N, 1, L]` → `[N, L, d]`; softmax in float32."""
+    """query `[N, Q, d]`, key, value `[N, L, d]`, bias of the scores → `[N, Q, d]`.
+
+    The bias is `[N, 1, L]` or `[1, Q, L]`; the softmax is taken in float32.
+    """
     return _attend_forward(products, query, key, value, bias)[0]
 
 

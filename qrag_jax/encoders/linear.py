@@ -42,6 +42,8 @@ def _backward(products, saved, gradient):
     gradient = gradient.reshape(-1, gradient.shape[-1])
     d_x = _product(products, gradient, kernel, ((1,), (1,)), x.dtype).reshape(x.shape)
     d_kernel = _product(products, rows, gradient, ((0,), (0,)), jnp.float32).astype(kernel.dtype)
+    if bias is None:
+        return d_x, d_kernel, None
     d_bias = gradient.astype(jnp.float32).sum(axis=0).astype(bias.dtype)
     return d_x, d_kernel, d_bias
 
@@ -49,11 +51,29 @@ def _backward(products, saved, gradient):
 linear.defvjp(_forward, _backward)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def linear_without_bias(products: jnp.dtype, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """x·W over the last axis, as `linear` computes it: x `[..., I]`, kernel `[I, O]`."""
+    product = _product(products, x.reshape(-1, x.shape[-1]), kernel, ((1,), (0,)), x.dtype)
+    return product.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def _backward_without_bias(products, saved, gradient):
+    return _backward(products, (*saved, None), gradient)[:2]
+
+
+linear_without_bias.defvjp(
+    lambda products, x, kernel: (linear_without_bias(products, x, kernel), (x, kernel)),
+    _backward_without_bias,
+)
+
+
 class Linear(nn.Module):
     """`linear` as a Flax module with the parameters of `nn.Dense`."""
 
     features: int
     products: jnp.dtype = jnp.float32
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -61,5 +81,7 @@ class Linear(nn.Module):
         kernel = self.param(
             "kernel", nn.initializers.lecun_normal(), (x.shape[-1], self.features), jnp.float32
         )
+        if not self.use_bias:
+            return linear_without_bias(self.products, x, kernel)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.features,), jnp.float32)
         return linear(self.products, x, kernel, bias)

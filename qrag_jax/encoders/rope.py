@@ -15,7 +15,9 @@ THETA = 10_000.0
 _FINE = 1024  # positions in the fine table
 
 
-def angles(positions: jax.Array, width: int, last: int) -> tuple[jax.Array, jax.Array]:
+def angles(
+    positions: jax.Array, width: int, last: int, theta: float = THETA
+) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines of the angles `p·theta^(-2j/D)`, j < D/2.
 
     Args:
@@ -27,7 +29,7 @@ def angles(positions: jax.Array, width: int, last: int) -> tuple[jax.Array, jax.
         two float32 arrays `[..., D/2]`.
     """
     half = width // 2
-    frequency = THETA ** (-np.arange(0, half, 2, dtype=np.float64) / half)
+    frequency = theta ** (-np.arange(0, half, 2, dtype=np.float64) / half)
 
     def table(values: np.ndarray) -> tuple[jax.Array, jax.Array]:
         angle = values[:, None] * frequency

@@ -1,0 +1,238 @@
+"""Qwen3 in Flax (Yang et al., arXiv 2505.09388): the trunk of Qwen3-Embedding (arXiv 2506.05176).
+
+A decoder: each token sees those before it, so a row's last hidden state is its vector. Biases are
+absent, queries and keys are normalised head by head, and a few query heads share one key head.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from qrag_jax.encoders.attention import padded_attention
+from qrag_jax.encoders.linear import Linear
+from qrag_jax.encoders.packing import Layout, from_rows, padded_layout, to_rows
+from qrag_jax.encoders.precision import Precision
+from qrag_jax.encoders.rope import angles
+from qrag_jax.encoders.trunk import WORDS, Params, apply_layer, cut_layers, stack_layers
+from qrag_jax.errors import InputError
+
+# Maps that rest apart, as in every Qwen3 folder, and are computed as one.
+FUSED = {"query_key_value": ("query", "key", "value"), "gate_up": ("gate", "up")}
+QKV, GATE_UP = FUSED
+ROPE_FIELDS = {"rope_theta", "rope_type", "type"}  # of a rope that is not scaled
+
+
+@dataclasses.dataclass(frozen=True)
+class Qwen3Config:
+    """Sizes of a Qwen3 model, named as in Hugging Face's `config.json` (which see)."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+    head_dim: int = 128
+    max_position_embeddings: int = 32768
+    rope_theta: float = 1e4
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    tie_word_embeddings: bool = False
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any], where: str) -> Qwen3Config:
+        """Reads the fields of a parsed `config.json`; `where` names the file in errors.
+
+        Raises:
+            InputError: a size is missing, or the model is a Qwen3 this module does not compute.
+        """
+        fields = dataclasses.fields(cls)
+        absent = [
+            f.name for f in fields if f.default is dataclasses.MISSING and f.name not in config
+        ]
+        if absent:
+            raise InputError(f"{where}: the fields {', '.join(absent)} are missing.")
+        given = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
+        result = cls(**given | _rope(config, where))
+        if config.get("hidden_act", "silu") != "silu":
+            raise InputError(f"{where}: hidden_act {config['hidden_act']!r} is not 'silu'.")
+        windows = set(config.get("layer_types") or ()) - {"full_attention"}
+        if config.get("use_sliding_window") or windows:
+            raise InputError(
+                f"{where}: use_sliding_window and layer_types ask for windowed attention, which is "
+                "not supported; use a model whose layers all have full attention."
+            )
+        if result.num_attention_heads % result.num_key_value_heads:
+            raise InputError(
+                f"{where}: num_attention_heads {result.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {result.num_key_value_heads}."
+            )
+        if result.head_dim % 2:
+            raise InputError(f"{where}: head_dim {result.head_dim} is odd; rotation takes pairs.")
+        return result
+
+
+def _rope(config: Mapping[str, Any], where: str) -> dict[str, float]:
+    """rope_theta in either spelling: a field of its own, or one of `rope_parameters`."""
+    theta: dict[str, float] = {}
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = config.get(name) or {}
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind != "default" or not rope.keys() <= ROPE_FIELDS:
+            raise InputError(
+                f"{where}: {name} of type {kind!r} is not supported; use the model without scaled "
+                "positions (rope_type 'default')."
+            )
+        theta |= {"rope_theta": float(rope["rope_theta"])} if "rope_theta" in rope else {}
+    return theta
+
+
+class Qwen3Layer(nn.Module):
+    """Causal self-attention and a SwiGLU feed-forward, each on a normed input, each added to it."""
+
+    config: Qwen3Config
+    precision: Precision
+
+    @nn.compact
+    def __call__(self, x: jax.Array, where: Layout, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        """x `[T, H]`, its rows standing as `where` says; cos, sin `[T, head_dim/2]` → `[T, H]`."""
+        c = self.config
+        heads, groups = c.num_attention_heads, c.num_key_value_heads
+        bias = c.attention_bias
+        normed = self._norm("attention_norm")(x)
+        projected = self._linear((heads + 2 * groups) * c.head_dim, QKV, bias)(normed)
+        projected = projected.reshape(len(x), heads + 2 * groups, c.head_dim)
+        query, key, value = jnp.split(projected, (heads, heads + groups), axis=1)
+        query = rotate_halves(self._norm("query_norm")(query), cos, sin)
+        key = rotate_halves(self._norm("key_norm")(key), cos, sin)
+        rows, length = where.place.shape
+        query, key, value = (
+            to_rows(x.reshape(len(x), -1), where).reshape(rows, length, -1, c.head_dim)
+            for x in (query, key, value)
+        )
+        lengths = jnp.maximum(where.lengths, 1)
+        products = self.precision.products
+        attended = padded_attention(query, key, value, lengths, products, causal=True)
+        attended = from_rows(attended.reshape(rows, length, -1), where)
+        x = x + self._linear(c.hidden_size, "attention_output", bias)(attended)
+        normed = self._norm("feed_forward_norm")(x)
+        both = self._linear(2 * c.intermediate_size, GATE_UP)(normed)
+        gate, up = jnp.split(both, 2, axis=-1)
+        return x + self._linear(c.hidden_size, "down")(jax.nn.silu(gate) * up)
+
+    def _linear(self, features: int, name: str, bias: bool = False) -> Linear:
+        return Linear(features, self.precision.products, use_bias=bias, name=name)
+
+    def _norm(self, name: str) -> nn.RMSNorm:
+        return rms_norm(self.config, self.precision, name)
+
+    def init_params(self, key: jax.Array) -> Params:
+        """Random parameters of one layer."""
+        x, angle = jnp.zeros((1, self.config.hidden_size)), jnp.zeros(self.config.head_dim // 2)
+        where = padded_layout(jnp.ones(1, jnp.int32), 1)
+        return self.init(key, x, where, angle[None], angle[None])["params"]
+
+
+def rms_norm(config: Qwen3Config, precision: Precision, name: str | None = None) -> nn.RMSNorm:
+    """x / √mean(x²) · scale over the last axis (Zhang & Sennrich, 2019); Flax computes it in
+    float32 whatever the dtype."""
+    return nn.RMSNorm(epsilon=config.rms_norm_eps, dtype=precision.activations, name=name)
+
+
+def rotate_halves(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """x `[T, heads, d]` with the pairs (j, j + d/2) turned by angles `[T, d/2]`, in x's dtype.
+
+    Q-RAG's rotation of finished embeddings (`rope.rotate`) pairs neighbours instead.
+    """
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]  # the same for all heads
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+class Qwen3(nn.Module):
+    """Packed word vectors to last hidden states, normed: what a language-model head would take.
+
+    Attributes:
+        precision: dtypes of the computation; parameters stay float32.
+        remat: what is computed again for the gradient, a name of `trunk.REMAT_POLICIES`.
+    """
+
+    config: Qwen3Config
+    precision: Precision = Precision()
+    remat: str = "none"
+
+    def setup(self) -> None:
+        c = self.config
+        # Looked up outside, by `TextEncoder`; a tied head would multiply by it.
+        self.words = self.param(WORDS, nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size))
+        self.layers = [
+            self.param(f"layers_{i}", Qwen3Layer(c, self.precision, parent=None).init_params)
+            for i in range(c.num_hidden_layers)
+        ]
+        self.final_norm = rms_norm(c, self.precision)
+
+    def __call__(self, words: jax.Array, where: Layout) -> jax.Array:
+        """words `[T, H]`, rows of the word table, standing as `where` says.
+
+        Returns:
+            hidden states `[T, H]`; at unused places they are finite but mean nothing.
+        """
+        c = self.config
+        last = where.place.shape[1] - 1
+        # `angles` serves two halves of a width: one half is a head here.
+        cos, sin = angles(where.position, 2 * c.head_dim, last, c.rope_theta)
+        module = Qwen3Layer(c, self.precision, parent=None)
+        x = words.astype(self.precision.activations)
+        for layer in self.layers:
+            x = apply_layer(module, self.remat, layer, x, where, cos, sin)
+        return self.final_norm(x)
+
+    def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        """tokens `[B, L]` padded on the right, lengths `[B]` → hidden states `[B, L, H]`.
+
+        `params` as they rest. Positions ≥ length are finite but mean nothing.
+        """
+        apart = self.prepare(params)
+        where = padded_layout(lengths, tokens.shape[1])
+        hidden = self.apply({"params": apart}, apart[WORDS][tokens.reshape(-1)], where)
+        return jnp.asarray(hidden).reshape(*tokens.shape, -1)
+
+    def init_params(self, key: jax.Array) -> Params:
+        """Random parameters, as they rest: `layers` stacked on a leading axis."""
+        words = jnp.zeros((1, self.config.hidden_size))
+        params = self.init(key, words, padded_layout(jnp.ones(1, jnp.int32), 1))["params"]
+        return self.rest(params)
+
+    def prepare(self, params: Params, kernel_dtype: jnp.dtype = jnp.float32) -> Params:
+        """Parameters at rest → as `apply` takes them: `layers_0`, …, with the `FUSED` maps."""
+        apart, layers = cut_layers(params, self.config.num_hidden_layers, kernel_dtype)
+        for i, layer in enumerate(layers):
+            for fused, names in FUSED.items():
+                parts = [layer.pop(name) for name in names]
+                layer[fused] = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, -1), *parts)
+            apart[f"layers_{i}"] = layer
+        return apart
+
+    def rest(self, apart: Params) -> Params:
+        """The inverse of `prepare`."""
+        c = self.config
+        heads, groups = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        ends = {QKV: (heads, heads + groups), GATE_UP: (c.intermediate_size,)}
+        layers = []
+        for i in range(c.num_hidden_layers):
+            layer = dict(apart[f"layers_{i}"])
+            for fused, names in FUSED.items():
+                leaves = layer.pop(fused).items()
+                parts = {leaf: jnp.split(array, ends[fused], -1) for leaf, array in leaves}
+                for j, name in enumerate(names):
+                    layer[name] = {leaf: part[j] for leaf, part in parts.items()}
+            layers.append(layer)
+        outside = {name: leaf for name, leaf in apart.items() if not name.startswith("layers_")}
+        return stack_layers(outside, layers)
