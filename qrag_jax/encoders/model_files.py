@@ -1,16 +1,18 @@
-"""Where a pretrained encoder's files are (a folder or a hub name), its config and its tensors."""
+"""A pretrained encoder's files: where they are (a folder or a hub name), read and written."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (gives numpy the bfloat16 that safetensors files may hold)
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from qrag_jax.encoders.torch_files import read_torch_file
 from qrag_jax.errors import InputError
@@ -25,6 +27,20 @@ WEIGHT_FILES = (
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
+)
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
+SENTENCE_TRANSFORMERS_FILES = (
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
 )
 
 
@@ -97,6 +113,53 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
         if path.exists():
             return _read_shards(path) if name.endswith(".index.json") else _read_weights(path)
     raise InputError(f"{folder}: no weights found; looked for {', '.join(WEIGHT_FILES)}.")
+
+
+def write_folder(
+    tensors: Mapping[str, np.ndarray],
+    config: Mapping[str, Any],
+    tokenizer_files_from: Path,
+    out: Path,
+) -> None:
+    """Writes weights, `config.json` and the files that go with them.
+
+    Args:
+        tensors: name → row-major array.
+        tokenizer_files_from: folder whose tokenizer files, and sentence-transformers files if it
+            has them, are copied.
+        out: folder to write, made if need be; files of the same names are replaced.
+
+    Raises:
+        InputError: there is no tokenizer in `tokenizer_files_from`, or `out` is a file.
+    """
+    files = [tokenizer_files_from / n for n in (*TOKENIZER_FILES, *SENTENCE_TRANSFORMERS_FILES)]
+    files += _module_files(tokenizer_files_from)
+    files = [file for file in files if file.is_file()]
+    if not any(file.name in ("tokenizer.json", "vocab.txt") for file in files):
+        raise InputError(f"{tokenizer_files_from}: has neither tokenizer.json nor vocab.txt.")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: is a file; give a folder to write.")
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(dict(tensors), out / "model.safetensors", metadata={"format": "pt"})
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for file in files:
+        target = out / file.relative_to(tokenizer_files_from)
+        target.parent.mkdir(exist_ok=True)
+        if not (target.exists() and target.samefile(file)):
+            shutil.copyfile(file, target)
+
+
+def _module_files(folder: Path) -> list[Path]:
+    """Files of the sentence-transformers modules that `modules.json` names, such as 1_Pooling."""
+    modules = folder / "modules.json"
+    if not modules.is_file():
+        return []
+    try:
+        names = [entry["path"] for entry in json.loads(modules.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{modules}: not a list of objects with a path ({error}).") from error
+    plain = [name for name in names if name and Path(name).name == name]
+    return [file for name in plain for file in sorted((folder / name).glob("*"))]
 
 
 def _read_weights(path: Path) -> dict[str, np.ndarray]:
