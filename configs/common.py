@@ -6,6 +6,7 @@ Durations are in optimizer steps, lengths in tokens, batch sizes in questions (w
 from __future__ import annotations
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 VARIANTS = ("", "tiny")
 
@@ -20,7 +21,11 @@ def get_config() -> ConfigDict:
     config.encoder.path = "facebook/contriever"  # folder, hub name, "minilm", or "": from scratch
     config.encoder.dtype = "auto"  # of the computation: float32, bfloat16; auto: as the device is
     config.encoder.remat = "none"  # computed again for gradients: none, dots (all but), layers
-    config.encoder.scale = 0.1  # on the mean of the hidden states
+    config.encoder.scale = 0.1  # on the pooled hidden states
+    config.encoder.pooling = ""  # of the hidden states: mean, last, cls; "": as the model does
+    config.encoder.normalise = placeholder(bool)  # the pooled vector to length 1; None: as it does
+    config.encoder.state_prefix = ""  # text that states begin with, such as "query: "
+    config.encoder.chunk_prefix = ""  # text that chunks begin with, such as "passage: "
     config.encoder.length_buckets = 3  # row lengths that attention is compiled for
     config.encoder.block_tokens = 0  # tokens computed at a time; 0: 512 on CPU, else 8192
     config.encoder.block_sizes = 2  # block sizes compiled, each half of the next

@@ -25,10 +25,9 @@ from qrag_jax.data.niah_generator import NiahConfig
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.synthetic import SyntheticConfig
 from qrag_jax.data.tokens import TextTokenizer, TokenStore, default_cache, tokenise
-from qrag_jax.encoders.bert_weights import save_folder
 from qrag_jax.encoders.minilm import HUB_NAME, find_minilm
 from qrag_jax.encoders.model_files import resolve_folder
-from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder
+from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder, save_encoder
 from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.encoders.text_encoder import TextEncoder
 from qrag_jax.environments import positions
@@ -226,6 +225,21 @@ def read_samples(config: ml_collections.ConfigDict, split: Any, *, hold_out: boo
     return load_split(settings, split, cache_folder(config), hold_out=hold_out)
 
 
+def encoder_settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """How `load_encoder` is to read the model's folder."""
+    encoder = config.encoder
+    return {
+        "dtype": encoder.dtype,
+        "scale": encoder.scale,
+        "remat": encoder.remat,
+        # Fields that the config of an older run may lack.
+        "pooling": encoder.get("pooling", ""),
+        "normalise": encoder.get("normalise"),
+        "state_prefix": encoder.get("state_prefix", ""),
+        "chunk_prefix": encoder.get("chunk_prefix", ""),
+    }
+
+
 def prepare_encoder(
     config: ml_collections.ConfigDict, workdir: Path, samples: Sequence[Sample]
 ) -> LoadedEncoder:
@@ -235,9 +249,9 @@ def prepare_encoder(
     "" for a small encoder from scratch, whose tokenizer is trained on `samples`.
     """
     folder = workdir / "encoder"
-    settings = (config.encoder.dtype, config.encoder.scale, config.encoder.remat)
+    settings = encoder_settings(config)
     if (workdir / CONFIG_NAME).exists() and folder.exists():
-        return load_encoder(folder, *settings)
+        return load_encoder(folder, **settings)
     shutil.rmtree(folder, ignore_errors=True)  # of a start that was refused: never trained
     workdir.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=workdir, prefix=".encoder-"))
@@ -248,9 +262,8 @@ def prepare_encoder(
             scratch = ScratchConfig(**config.encoder.scratch.to_dict())
             make_scratch_folder(building, texts, scratch, config.seed)
         else:
-            loaded = load_encoder(origin, *settings)
-            save_folder(loaded.params, loaded.model_config, origin, building)
-        loaded = load_encoder(building, *settings)
+            save_encoder(load_encoder(origin, **settings), origin, building)
+        loaded = load_encoder(building, **settings)
         building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -266,7 +279,7 @@ def _pretrained_folder(path: str) -> Path | None:
     if folder is None and path == MINILM:
         raise InputError(
             f"config.encoder.path is {MINILM!r}, but the model was found nowhere; give the folder "
-            f"of a BERT encoder, or the hub name {HUB_NAME}."
+            f"of another encoder, or the hub name {HUB_NAME}."
         )
     if folder is None:
         print("Training a small encoder from scratch instead.")

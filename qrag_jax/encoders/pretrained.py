@@ -3,17 +3,53 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from qrag_jax.data.tokens import TextTokenizer
+from qrag_jax.encoders import bert_weights, qwen3_weights
 from qrag_jax.encoders.bert import Bert, BertConfig
-from qrag_jax.encoders.bert_weights import params_from_tensors
 from qrag_jax.encoders.model_files import read_config, read_tensors
 from qrag_jax.encoders.precision import precision
-from qrag_jax.encoders.text_encoder import TextEncoder
-from qrag_jax.encoders.trunk import REMAT_POLICIES, Params
+from qrag_jax.encoders.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.encoders.text_encoder import LAST, MEAN, POOLINGS, TextEncoder
+from qrag_jax.encoders.trunk import REMAT_POLICIES, Params, Trunk, TrunkConfig
+from qrag_jax.encoders.weights import NameTable, params_from_tensors, save_folder
 from qrag_jax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One architecture, everything that makes a folder of it an encoder.
+
+    Attributes:
+        read_config: (parsed `config.json`, its path for errors) → the trunk's config.
+        trunk: (config, precision, remat) → the trunk. table: its weights' names.
+        opens_rows: rows open with [CLS] (<s>), else with their text.
+        pooling, normalise: how it is used where its folder does not say.
+    """
+
+    read_config: Callable[[Mapping[str, Any], str], TrunkConfig]
+    trunk: Callable[..., Trunk]
+    table: NameTable
+    opens_rows: bool = True
+    pooling: str = MEAN
+    normalise: bool = False
+
+
+# By the model_type of config.json.
+FAMILIES = {
+    "bert": Family(BertConfig.from_dict, Bert, bert_weights.TABLE),
+    "qwen3": Family(
+        Qwen3Config.from_dict,
+        Qwen3,
+        qwen3_weights.TABLE,
+        opens_rows=False,
+        pooling=LAST,
+        normalise=True,
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,44 +62,93 @@ class LoadedEncoder:
     model_config: dict[str, Any]
 
 
+def family_of(model_config: Mapping[str, Any], where: str) -> Family:
+    """The family of a parsed `config.json`; `where` names the file in errors.
+
+    Raises:
+        InputError: its model_type is not one of `FAMILIES`.
+    """
+    model_type = model_config.get("model_type", "bert")
+    if model_type not in FAMILIES:
+        raise InputError(
+            f"{where}: model_type {model_type!r} is not supported; use a folder of one of the "
+            f"architectures {', '.join(FAMILIES)}."
+        )
+    return FAMILIES[model_type]
+
+
+def own_pooling(folder: Path, family: Family) -> tuple[str, bool]:
+    """How the folder's model pools and whether it normalises, before the config has its say."""
+    return family.pooling, family.normalise
+
+
 def load_encoder(
-    folder: Path, dtype: str = "float32", scale: float = 0.1, remat: str = "none"
+    folder: Path,
+    dtype: str = "float32",
+    scale: float = 0.1,
+    remat: str = "none",
+    *,
+    pooling: str = "",
+    normalise: bool | None = None,
+    state_prefix: str = "",
+    chunk_prefix: str = "",
 ) -> LoadedEncoder:
-    """Reads a BERT folder in Hugging Face's layout.
+    """Reads the folder of an encoder in Hugging Face's layout.
 
     Args:
         dtype: of the computation (see `precision`). remat: a name of `trunk.REMAT_POLICIES`.
         scale: factor on the pooled embedding (Q-RAG: 0.1).
+        pooling: a name of `POOLINGS`, or "": the model's own. normalise: None: as the model does.
+        state_prefix, chunk_prefix: texts before those of a tower, tokenised by themselves.
 
     Raises:
-        InputError: a file is missing or broken, the weights do not fit config.json, the
-            tokenizer does not fit the weights, or the dtype or remat is unknown.
+        InputError: a file is missing or broken, the architecture is unknown, the weights do not
+            fit config.json, the tokenizer does not fit the weights, or a setting is unknown.
     """
     computed_in = precision(dtype)
-    if remat not in REMAT_POLICIES:
-        names = ", ".join(REMAT_POLICIES)
-        raise InputError(f"config.encoder.remat is {remat!r}; use one of {names}.")
+    for name, value, known in (
+        ("remat", remat, REMAT_POLICIES),
+        ("pooling", pooling, ("", *POOLINGS)),
+    ):
+        if value not in known:
+            names = ", ".join(known) if name == "remat" else ", ".join(POOLINGS)
+            raise InputError(f"config.encoder.{name} is {value!r}; use one of {names}.")
     model_config = read_config(folder)
-    config = BertConfig.from_dict(model_config, str(folder / "config.json"))
+    where = str(folder / "config.json")
+    family = family_of(model_config, where)
+    config = family.read_config(model_config, where)
     if config.hidden_size % 2:
         raise InputError(
             f"{folder / 'config.json'}: hidden_size {config.hidden_size} is odd, but an embedding "
             "is read as two halves; use an encoder of even width."
         )
-    params = params_from_tensors(read_tensors(folder), config, str(folder))
-    tokenizer = TextTokenizer.load(folder)
+    trunk = family.trunk(config, computed_in, remat)
+    params = params_from_tensors(family.table, trunk, read_tensors(folder), str(folder))
+    tokenizer = TextTokenizer.load(folder, opens_rows=family.opens_rows)
     if tokenizer.vocab_size > config.vocab_size:
         raise InputError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens but the weights hold "
             f"{config.vocab_size} (vocab_size in config.json); put the model's own tokenizer there."
         )
+    own = own_pooling(folder, family)
+    state_ids, chunk_ids = tokenizer.encode([state_prefix, chunk_prefix])
     encoder = TextEncoder(
-        module=Bert(config, computed_in, remat),
+        module=trunk,
         width=config.hidden_size,
         max_positions=config.max_position_embeddings,
         opening_id=tokenizer.cls_id,
         sep_id=tokenizer.sep_id,
         pad_id=tokenizer.pad_id,
         scale=scale,
+        pooling=pooling or own[0],
+        normalise=own[1] if normalise is None else normalise,
+        state_prefix=tuple(state_ids),
+        chunk_prefix=tuple(chunk_ids),
     )
     return LoadedEncoder(encoder, params, tokenizer, model_config)
+
+
+def save_encoder(loaded: LoadedEncoder, tokenizer_files_from: Path, out: Path) -> None:
+    """Writes the folder of an encoder under its family's names (see `weights.save_folder`)."""
+    table = family_of(loaded.model_config, str(out)).table
+    save_folder(table, loaded.params, loaded.model_config, tokenizer_files_from, out)
