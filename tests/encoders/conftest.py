@@ -1,4 +1,4 @@
-"""What the encoder tests share: the genuine MiniLM, the data folder, small random BERTs."""
+"""What the encoder tests share: the genuine MiniLM, the data folder, small random models."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import BertConfig as TorchBertConfig
-from transformers import BertModel, PreTrainedTokenizerFast
+from transformers import BertModel, PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import Qwen3Config as TorchQwen3Config
 
 from qrag_jax.encoders.minilm import find_minilm
 
@@ -46,7 +47,29 @@ def torch_bert(seed: int = 0, **sizes: Any) -> BertModel:
     config = TorchBertConfig(**(small | sizes))
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
-    model = BertModel(config, add_pooling_layer=False).eval()
+    return _with_noise(BertModel(config, add_pooling_layer=False).eval())
+
+
+def torch_qwen3(seed: int = 0, **sizes: Any) -> Qwen3ForCausalLM:
+    """A small random Hugging Face Qwen3 with its language-model head; the trunk is `.model`."""
+    small: dict[str, Any] = {
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    }
+    config = TorchQwen3Config(**(small | sizes))
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    return _with_noise(Qwen3ForCausalLM(config).eval())
+
+
+def _with_noise(model: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():  # biases and norms too, which start as 0 and 1
             parameter.add_(torch.randn_like(parameter) * 0.2)
@@ -63,4 +86,23 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel(vocab, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+
+
+QWEN_END = "<|endoftext|>"
+
+
+def write_bpe_tokenizer(folder: Path) -> None:
+    """A byte-level BPE tokenizer like Qwen3-Embedding's: no [CLS], a text ends with `QWEN_END`,
+    while its eos_token is the end of a chat turn."""
+    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet())]
+    vocab = {letter: i for i, letter in enumerate([*letters, "th", "the"])}
+    tokenizer = Tokenizer(models.BPE(vocab, [("t", "h"), ("th", "e")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([QWEN_END, "<|im_end|>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {QWEN_END}", special_tokens=[(QWEN_END, tokenizer.token_to_id(QWEN_END))]
+    )
+    special = {"pad_token": QWEN_END, "eos_token": "<|im_end|>"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)

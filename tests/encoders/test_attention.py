@@ -52,6 +52,35 @@ def test_equals_softmax_over_the_keys_of_the_row() -> None:
             np.testing.assert_allclose(found[b, :, h], weights @ value[b, :length, h], atol=1e-5)
 
 
+@pytest.mark.parametrize("heads", [2, 4, 6])
+def test_causal_and_grouped_heads_equal_the_librarys(heads: int) -> None:
+    rng = np.random.default_rng(1)
+    draw = lambda count: jnp.asarray(rng.standard_normal((BATCH, LENGTH, count, WIDTH)), np.float32)  # noqa: E731
+    query, key, value = draw(heads), draw(2), draw(2)
+    inside = (np.arange(LENGTH) < LENGTHS[:, None])[..., None, None]
+    cotangent = jnp.where(inside, draw(heads), 0)
+
+    def with_gradients(function):
+        result, pull = jax.vjp(function, query, key, value)
+        return jnp.where(inside, result, 0), *pull(cotangent)
+
+    def causal_library(query, key, value):
+        return jax.nn.dot_product_attention(
+            query, key, value, key_value_seq_lengths=LENGTHS, is_causal=True
+        )
+
+    found = with_gradients(lambda *qkv: padded_attention(*qkv, LENGTHS, causal=True))
+    for one, expected in zip(found, with_gradients(causal_library), strict=True):
+        np.testing.assert_allclose(one, expected, atol=1e-5)
+
+
+def test_grouped_heads_without_a_causal_mask() -> None:
+    query, key, value, _ = inputs()
+    key, value = key[:, :, :1], value[:, :, :1]
+    repeated = library(query, *(jnp.repeat(x, HEADS, axis=2) for x in (key, value)))
+    np.testing.assert_allclose(ours(query, key, value), repeated, atol=1e-5)
+
+
 def test_keys_and_values_in_the_padding_get_no_gradient() -> None:
     *qkv, cotangent = inputs()
     _, d_key, d_value = jax.vjp(ours, *qkv)[1](cotangent)
