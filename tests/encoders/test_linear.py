@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qrag_jax.encoders.linear import Linear, linear
+from qrag_jax.encoders.linear import Linear, linear, linear_without_bias
 
 
 def draws(dtype=np.float32) -> tuple[jax.Array, ...]:
@@ -49,3 +49,16 @@ def test_half_precision_inputs_give_float32_gradients_of_float32_parameters() ->
     # Summed in float32: exact for the rounded inputs.
     exact = np.einsum("abi,abo->io", np.asarray(half, np.float64), np.asarray(gradient, np.float64))
     np.testing.assert_allclose(d_kernel, exact, atol=1e-5)
+
+
+def test_without_bias() -> None:
+    x, kernel, _, cotangent = draws()
+    found, pull = jax.vjp(partial(linear_without_bias, jnp.float32), x, kernel)
+    expected, plain_pull = jax.vjp(
+        lambda x, kernel: jnp.einsum("abi,io->abo", x, kernel), x, kernel
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    for one, other in zip(pull(cotangent), plain_pull(cotangent), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    params = Linear(4, use_bias=False).init(jax.random.key(0), x)
+    assert set(params["params"]) == {"kernel"}
