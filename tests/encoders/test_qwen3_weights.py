@@ -91,10 +91,10 @@ def test_an_unknown_architecture_names_the_known_ones(model, tmp_path) -> None:
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "mamba"}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        InputError, match="model_type 'mamba' is not supported; .* bert, qwen3"
-    ) as e:
+        InputError, match=r"model_type 'mamba' is not supported; .* bert, qwen3"
+    ) as error:
         load_encoder(folder)
-    assert "\n" not in str(e.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_tokenizer_without_an_end_is_refused(model, tmp_path) -> None:
