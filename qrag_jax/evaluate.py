@@ -79,7 +79,7 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
     run = SavedRun.open(workdir, config)
     scene = _scene(run, loaded_samples.all)
     out = Path(OUT.value) if OUT.value else workdir / "eval"
-    trained, step = run.trained(saved_run.CHECKPOINT.value)
+    trained, step = run.trained()
     untrained = run.untrained()
     summary: dict[str, Any] = {"checkpoint": saved_run.CHECKPOINT.value, "step": step}
     played: dict[str, list[Row]] = {}

@@ -108,19 +108,6 @@ def read_partial(path: Path) -> list[Row]:
     return rows
 
 
-def read(path: Path) -> list[Row]:
-    """Reads a log and leaves it as it is; a torn last line is passed over.
-
-    Raises:
-        InputError: there is no such file, or a whole line is not a row of a retrieval log.
-    """
-    if not path.is_file():
-        raise InputError(f"{path} is no file; give a retrieval log, such as eval_seed42.jsonl")
-    with path.open("rb") as file:
-        whole = (line for line in file if line.endswith(b"\n"))
-        return [_decode(line, f"{path}, line {n}") for n, line in enumerate(whole, start=1)]
-
-
 def meta_path(path: Path) -> Path:
     """Where the log at `path` says what it was made with: `<log>.meta.json`."""
     return path.with_name(path.name + ".meta.json")
