@@ -30,6 +30,7 @@ from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.bootstrap import paired_interval
 from qrag_jax.metrics.facts import summarise
 from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.score_table import columns_text, interval_text
 from qrag_jax.plan import make_plan
 from qrag_jax.runtime import commandline
 from qrag_jax.saved_run import SavedRun
@@ -105,29 +106,33 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
 
 
 def table(summary: dict[str, Any]) -> str:
-    """The scores as text: mean and bootstrap 95 % interval, one line a retriever."""
-    recalls = [name for name in summary["trained"] if name.startswith("recall@")]
-    columns = ["fact_em", "fact_f1", *recalls, "return"]
-    if PLANNED in summary:  # else every episode takes as many steps
-        columns[2:2] = ["fact_precision", "fact_recall", "steps"]
-    lines = [["", *columns]]
-    for name in (*NAMES.values(), *([PLANNED] if PLANNED in summary else [])):
+    """The scores as text, one line a retriever: means, most with bootstrap 95 % intervals.
+
+    Intervals of precision, recall and steps are in the summary file: in the table they would make
+    it too wide to read.
+    """
+    shown = [name for name in (*NAMES.values(), PLANNED) if name in summary]
+    recalls = {column for name in shown for column in summary[name]["intervals"]}
+    recalls = {column for column in recalls if column.startswith("recall@")}
+    ranked = sorted(recalls, key=lambda column: int(column.removeprefix("recall@")))
+    bare = {"fact_precision": "precision", "fact_recall": "recall", "steps": "steps"}
+    lines = [["", "fact_em", "fact_f1", *bare.values(), *ranked, "return"]]
+    for name in shown:
         intervals = summary[name]["intervals"]
-        cells = [
-            f"{intervals[c]['mean']:.3f} [{intervals[c]['low']:.3f}, {intervals[c]['high']:.3f}]"
-            for c in columns
-        ]
-        lines.append([name.replace("_", " "), *cells])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+        # A retriever that stops early may never take k chunks: those it takes count.
+        at_k = [intervals.get(column, intervals["fact_recall"]) for column in ranked]
+        lines.append(
+            [
+                name.replace("_", " "),
+                *(interval_text(intervals[column]) for column in ("fact_em", "fact_f1")),
+                *(f"{intervals[column]['mean']:.3f}" for column in bare),
+                *map(interval_text, at_k),
+                interval_text(intervals["return"]),
+            ]
+        )
+    text = columns_text(lines)
     for other, gains in summary["gains"].items():
-        differences = [
-            f"{name} {gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
-            for name, gain in gains.items()
-        ]
+        differences = [f"{name} {interval_text(gain, sign=True)}" for name, gain in gains.items()]
         text.append(f"trained - {other.replace('_', ' ')}: {', '.join(differences)}")
     speed = summary["episodes_per_second"]
     text.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,26 @@ def test_summary(scored_run: Path) -> None:
         for score, gain in gains.items():
             assert gain["mean"] == pytest.approx(summary["trained"][score] - summary[name][score])
             assert gain["low"] <= gain["mean"] <= gain["high"]
+
+
+def test_a_retriever_that_stops_at_once_has_its_line(run_copy: Path, commands: Commands) -> None:
+    log = best(run_copy) / "eval_seed42.jsonl"
+    nothing = {"pred_idx": [], "q_values": [], "pred_texts": [], "f1": 0.0, "em": 0.0}
+    log.write_text("".join(json.dumps(row | nothing) + "\n" for row in rows(log)))
+    out = commands.succeed("evaluate", f"--workdir={run_copy}")
+    lines = out.splitlines()
+    header = next(i for i, line in enumerate(lines) if line.split()[:1] == ["fact_em"])
+    assert lines[header].split() == [
+        *("fact_em", "fact_f1", "precision", "recall", "steps", "recall@1", "recall@2", "return")
+    ]
+    untrained, _, _, trained = lines[header + 1 : header + 5]
+    zero = "0.000 [0.000, 0.000]"
+    shown = [zero, zero, "0.000", "0.000", "0.000", zero, zero]  # recall@2: of no chunk taken
+    assert re.split(r"  +", trained)[:-1] == ["trained", *shown]
+    assert re.split(r"  +", untrained)[5] == "2.000"
+    summary = json.loads((run_copy / "summary.json").read_text())
+    assert summary["trained"]["steps"] == summary["trained"]["fact_recall"] == 0.0
+    assert summary["untrained"]["steps"] == 2.0
 
 
 # ---------------------------------------------------------------------- resuming

@@ -8,7 +8,7 @@ fact is missing, because the number of steps is fixed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from qrag_jax.metrics.bootstrap import mean_interval
@@ -69,15 +69,12 @@ def recall_at(support: Iterable[int], predicted: Sequence[int], k: int) -> float
     return fact_recall(support, predicted[:k])
 
 
-def summarise(rows: Sequence[Row]) -> dict[str, Any]:
-    """Means of a retrieval log with their 95% bootstrap intervals.
-
-    Fact metrics are computed anew from the indices in the rows, not read from `f1` and `em`.
+def fact_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Fact metrics of each row, counted from its indices, not read from its `f1` and `em`.
 
     Returns:
-        `fact_em`, `fact_f1`, `fact_precision`, `fact_recall`, `steps` (chunks taken), `recall@1` …
-        `recall@K` (K = the longest prediction) and `return`, each as
-        {"mean", "low", "high"}, and `samples`, the number of rows.
+        `fact_em`, `fact_f1`, `fact_precision`, `fact_recall` and `steps` (chunks taken), one
+        value a row each.
 
     Raises:
         ValueError: there are no rows, or a row has no supporting facts (its id is named).
@@ -87,24 +84,40 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     for row in rows:
         if not row.sf_idx:
             raise ValueError(f"sample {row.id} has no supporting facts (sf_idx is empty)")
-
-    columns = {
+    return {
         "fact_em": [fact_em(row.sf_idx, row.pred_idx) for row in rows],
         "fact_f1": [fact_f1(row.sf_idx, row.pred_idx) for row in rows],
         "fact_precision": [fact_precision(row.sf_idx, row.pred_idx) for row in rows],
         "fact_recall": [fact_recall(row.sf_idx, row.pred_idx) for row in rows],
         "steps": [float(len(row.pred_idx)) for row in rows],
     }
+
+
+def with_intervals(columns: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+    """Each column's mean with its 95% bootstrap interval, as {"mean", "low", "high"}."""
+    return {
+        name: dict(zip(("mean", "low", "high"), mean_interval(values)))
+        for name, values in columns.items()
+    }
+
+
+def summarise(rows: Sequence[Row]) -> dict[str, Any]:
+    """Means of a retrieval log with their 95% bootstrap intervals.
+
+    Returns:
+        those of `fact_columns`, `recall@1` … `recall@K` (K = the longest prediction, so none when
+        all are empty) and `return`, each as {"mean", "low", "high"}, and `samples`, the number of
+        rows.
+
+    Raises:
+        ValueError: there are no rows, or a row has no supporting facts (its id is named).
+    """
+    columns = fact_columns(rows)
     for k in range(1, max(len(row.pred_idx) for row in rows) + 1):
         columns[f"recall@{k}"] = [recall_at(row.sf_idx, row.pred_idx, k) for row in rows]
     columns["return"] = [row.ret for row in rows]
 
-    summary: dict[str, Any] = {
-        name: dict(zip(("mean", "low", "high"), mean_interval(values)))
-        for name, values in columns.items()
-    }
-    summary["samples"] = len(rows)
-    return summary
+    return {**with_intervals(columns), "samples": len(rows)}
 
 
 def _index_sets(support: Iterable[int], predicted: Sequence[int]) -> tuple[set[int], set[int]]:

@@ -80,7 +80,8 @@ def test_summary_of_a_small_log() -> None:
     ]
     summary = summarise(rows)
     assert list(summary) == [
-        *("fact_em", "fact_f1", "recall@1", "recall@2", "recall@3", "return", "samples")
+        *("fact_em", "fact_f1", "fact_precision", "fact_recall", "steps"),
+        *("recall@1", "recall@2", "recall@3", "return", "samples"),
     ]
     assert summary["samples"] == 4
     means = {name: value["mean"] for name, value in summary.items() if name != "samples"}
@@ -88,6 +89,9 @@ def test_summary_of_a_small_log() -> None:
         {
             "fact_em": 0.5,
             "fact_f1": (1.0 + 0.8) / 4,
+            "fact_precision": (1.0 + 2 / 3) / 4,
+            "fact_recall": 0.5,
+            "steps": 1.5,
             "recall@1": 0.25,
             "recall@2": 1.5 / 4,
             "recall@3": 0.5,
@@ -98,8 +102,14 @@ def test_summary_of_a_small_log() -> None:
         assert summary[name]["low"] < summary[name]["mean"] < summary[name]["high"]
 
 
-def test_summary_without_any_prediction_has_no_recall() -> None:
-    assert list(summarise([row([1], [])])) == ["fact_em", "fact_f1", "return", "samples"]
+def test_summary_of_a_retriever_that_always_stopped_at_once() -> None:
+    summary = summarise([row([1], []), row([2, 3], [], ret=0.5)])
+    assert list(summary) == [
+        *("fact_em", "fact_f1", "fact_precision", "fact_recall", "steps", "return", "samples")
+    ]
+    for name in ("fact_em", "fact_f1", "fact_precision", "fact_recall", "steps"):
+        assert summary[name] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    assert summary["return"]["mean"] == 0.25
 
 
 def test_summary_names_the_row_it_cannot_score() -> None:
