@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,8 +21,9 @@ class Row:
         id: the sample's id.
         question, answer: the sample's texts; `answer` may be empty.
         sf_idx: indices of the supporting facts in the document.
-        pred_idx: indices of the chunks taken, in the order taken, without padding.
-        q_values: Q of each chunk taken at the step it was taken; finite.
+        pred_idx: indices of the chunks taken, in the order taken, without padding; may be empty.
+        q_values: Q of each chunk taken at the step it was taken; finite. Empty when the chunks
+            were not played (the chunk filter `gt`).
         sf_texts, pred_texts: the chunks behind `sf_idx` and `pred_idx`.
         ret: the episode's discounted return; written as "return".
         text_len: length of the document, in characters.
@@ -59,6 +61,9 @@ _LISTS: dict[str, Any] = {
     "sf_texts": str,
     "pred_texts": str,
 }
+
+_BEGIN_ANEW = "pass --restart, or delete the log, to begin anew"
+_WRITE_ANEW = "write the log anew with python -m qrag_jax.evaluate"
 
 
 def log_name(seed: int, num_chunks: int | None = None) -> str:
@@ -100,7 +105,7 @@ def read_partial(path: Path) -> list[Row]:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 break
-            rows.append(_decode(line, f"{path}, line {number}"))
+            rows.append(_decode(line, f"{path}, line {number}", _BEGIN_ANEW))
             whole += len(line)
         file.truncate(whole)
         file.flush()
@@ -108,9 +113,74 @@ def read_partial(path: Path) -> list[Row]:
     return rows
 
 
+def read(path: Path) -> list[Row]:
+    """Reads a finished log, or what there is of one being written; the file is left as it is.
+
+    A last line without its newline that is no whole row is being written: it is left out.
+
+    Raises:
+        InputError: the log does not exist, cannot be read or holds no row, or a row cannot be
+            scored: a broken line, no supporting facts, lists that differ in length, a negative
+            index, a chunk taken twice, a number that is not finite; names file, line and field.
+    """
+    rows: list[Row] = []
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                place = f"{path}, line {number}"
+                try:
+                    row = _decode(line, place, _WRITE_ANEW)
+                except InputError:
+                    if not line.endswith(b"\n"):
+                        break
+                    raise
+                _check_row(row, place)
+                rows.append(row)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); give a retrieval log, as "
+            "python -m qrag_jax.evaluate writes it"
+        ) from None
+    if not rows:
+        raise InputError(f"{path} holds no row; {_WRITE_ANEW}")
+    return rows
+
+
+def _check_row(row: Row, place: str) -> None:
+    """Raises InputError when the fields of a row do not fit together."""
+    wrong = None
+    if not row.sf_idx:
+        wrong = "field 'sf_idx' is empty"
+    elif len(row.sf_texts) != len(row.sf_idx):
+        wrong = f"'sf_texts' has {len(row.sf_texts)} values and 'sf_idx' {len(row.sf_idx)}"
+    elif len(row.pred_texts) != len(row.pred_idx):
+        wrong = f"'pred_texts' has {len(row.pred_texts)} values and 'pred_idx' {len(row.pred_idx)}"
+    elif row.q_values and len(row.q_values) != len(row.pred_idx):
+        wrong = f"'q_values' has {len(row.q_values)} values and 'pred_idx' {len(row.pred_idx)}"
+    elif min(*row.sf_idx, *row.pred_idx, 0) < 0:
+        wrong = "an index in 'sf_idx' or 'pred_idx' is negative"
+    elif len(set(row.pred_idx)) < len(row.pred_idx):
+        wrong = "field 'pred_idx' holds a chunk twice"
+    elif not all(map(math.isfinite, (*row.q_values, row.ret, row.f1, row.em))):
+        wrong = "a number is infinite"
+    if wrong:
+        raise InputError(f"{place}: {wrong}; {_WRITE_ANEW}")
+
+
 def meta_path(path: Path) -> Path:
     """Where the log at `path` says what it was made with: `<log>.meta.json`."""
     return path.with_name(path.name + ".meta.json")
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """What the log at `path` was made with; {} when nothing is recorded beside it.
+
+    Raises:
+        InputError: the record is broken.
+    """
+    if not meta_path(path).exists():
+        return {}
+    return _decode_meta(meta_path(path), "delete it")
 
 
 def check_meta(path: Path, meta: Mapping[str, Any]) -> None:
@@ -131,12 +201,7 @@ def check_meta(path: Path, meta: Mapping[str, Any]) -> None:
             raise InputError(f"{path} has rows but {side.name} is missing beside it: {fix}")
         _write_whole(side, json.dumps(now, indent=1, sort_keys=True) + "\n")
         return
-    try:
-        then = json.loads(side.read_bytes())
-    except ValueError as error:
-        raise InputError(f"{side} is not valid JSON: {fix}") from error
-    if not isinstance(then, dict):
-        raise InputError(f"{side} is not a JSON object: {fix}")
+    then = _decode_meta(side, fix)
     differing = [
         f"{key} (was {json.dumps(then.get(key))}, now {json.dumps(now.get(key))})"
         for key in sorted({*then, *now})
@@ -165,8 +230,17 @@ def _encode(row: Row) -> bytes:
         raise ValueError(message) from error
 
 
-def _decode(line: bytes, place: str) -> Row:
-    fix = "pass --restart, or delete the log, to begin anew"
+def _decode_meta(side: Path, fix: str) -> dict[str, Any]:
+    try:
+        meta = json.loads(side.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{side} is not valid JSON: {fix}") from error
+    if not isinstance(meta, dict):
+        raise InputError(f"{side} is not a JSON object: {fix}")
+    return meta
+
+
+def _decode(line: bytes, place: str, fix: str) -> Row:
     try:
         record = json.loads(line, parse_constant=_no_constant)
     except ValueError as error:

@@ -15,6 +15,8 @@ from qrag_jax.metrics.retrieval_log import (
     discard,
     log_name,
     meta_path,
+    read,
+    read_meta,
     read_partial,
 )
 
@@ -82,6 +84,81 @@ def test_reading_a_whole_log_leaves_it_alone(tmp_path: Path) -> None:
     before = log.read_bytes()
     assert read_partial(log) == rows(2)
     assert log.read_bytes() == before
+
+
+def test_reading_only_never_writes_and_leaves_a_torn_line_out(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    append(log, rows(3))
+    content = log.read_bytes()
+    start = content[:-1].rindex(b"\n") + 1
+    assert read(log) == rows(3)
+    for cut in range(start, len(content) - 1):
+        log.write_bytes(content[:cut])
+        assert read(log) == rows(2)
+        assert log.read_bytes() == content[:cut]
+    log.write_bytes(content[:-1])  # whole, but for its newline
+    assert read(log) == rows(3)
+
+
+def test_rows_without_a_chunk_taken_come_back(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    stopped = dataclasses.replace(ROW, pred_idx=[], q_values=[], pred_texts=[], f1=0.0)
+    facts = dataclasses.replace(ROW, q_values=[])  # not played
+    append(log, [stopped, facts])
+    assert read(log) == read_partial(log) == [stopped, facts]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sf_idx": [], "sf_texts": []}, "'sf_idx' is empty"),
+        ({"sf_texts": ["a"]}, "'sf_texts' has 1 values and 'sf_idx' 2"),
+        ({"pred_texts": []}, "'pred_texts' has 0 values and 'pred_idx' 2"),
+        ({"q_values": [0.5]}, "'q_values' has 1 values and 'pred_idx' 2"),
+        ({"pred_idx": [3, -1]}, "an index in 'sf_idx' or 'pred_idx' is negative"),
+        ({"pred_idx": [3, 3]}, "'pred_idx' holds a chunk twice"),
+    ],
+)
+def test_a_row_that_cannot_be_scored_is_named(tmp_path: Path, change, message: str) -> None:
+    log = tmp_path / "log.jsonl"
+    append(log, [ROW, dataclasses.replace(ROW, **change)])
+    with pytest.raises(InputError, match=message) as error:
+        read(log)
+    assert f"{log}, line 2: " in str(error.value)
+    assert "write the log anew" in str(error.value)
+
+
+def test_numbers_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    for number, message in (("1e999", "a number is infinite"), ("NaN", "is not valid JSON")):
+        append(log, [ROW])
+        log.write_bytes(log.read_bytes().replace(b"-0.25", number.encode()))
+        with pytest.raises(InputError, match=f"line 1: {message}"):
+            read(log)
+        log.unlink()
+
+
+def test_a_log_with_nothing_to_read_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    with pytest.raises(InputError, match=r"log\.jsonl cannot be read \(No such file"):
+        read(log)
+    with pytest.raises(InputError, match=r"cannot be read \(Is a directory\)"):
+        read(tmp_path)
+    for content in (b"", b'{"id": "q'):
+        log.write_bytes(content)
+        with pytest.raises(InputError, match=r"log\.jsonl holds no row"):
+            read(log)
+        assert log.read_bytes() == content
+
+
+def test_meta_is_read_as_it_was_written(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    assert read_meta(log) == {}
+    check_meta(log, {"checkpoint": 300})
+    assert read_meta(log) == {"checkpoint": 300}
+    meta_path(log).write_text("[]")
+    with pytest.raises(InputError, match="is not a JSON object: delete it"):
+        read_meta(log)
 
 
 @pytest.mark.parametrize(
