@@ -1,0 +1,61 @@
+"""Cuts a retrieval log down: python -m qrag_jax.filter_log --log=LOG --filter=NAME --out=NEW.jsonl
+
+`--filter=qvalue` needs `--threshold`, `--filter=retrieval_step` needs `--steps`. The new log holds
+fewer chunks a row, for whatever reads it next; the old one stays as it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from absl import flags
+
+from qrag_jax.errors import InputError
+from qrag_jax.metrics import retrieval_log
+from qrag_jax.metrics.chunk_filters import FILTERS, chunk_filter
+from qrag_jax.metrics.facts import fact_columns, with_intervals
+from qrag_jax.metrics.score_table import columns_text, interval_text
+from qrag_jax.runtime import commandline
+
+LOG = flags.DEFINE_string("log", None, "Retrieval log to read.")
+OUT = flags.DEFINE_string("out", None, "Retrieval log to write; must not exist.")
+FILTER = flags.DEFINE_string("filter", None, f"One of {', '.join(FILTERS)}.")
+THRESHOLD = flags.DEFINE_float("threshold", None, "For qvalue: stop at the first Q <= this.")
+STEPS = flags.DEFINE_integer("steps", None, "For retrieval_step: how many chunks to keep.")
+
+COLUMNS = ("fact_f1", "fact_precision", "fact_recall", "fact_em", "steps")
+
+
+def main() -> int:
+    """Reads, filters, writes and prints the scores before and after."""
+    if not (LOG.value and OUT.value and FILTER.value):
+        raise InputError("give --log=LOG, --filter=NAME and --out=NEW.jsonl.")
+    log, out = Path(LOG.value), Path(OUT.value)
+    parameters = {"threshold": THRESHOLD.value, "steps": STEPS.value}
+    keep = chunk_filter(FILTER.value, parameters)
+    rows = retrieval_log.read(log)
+    meta = retrieval_log.read_meta(log)
+    for path in (out, retrieval_log.meta_path(out)):
+        if path.exists():
+            raise InputError(f"{path} exists already; delete it or give another --out")
+    kept = [keep(row) for row in rows]
+    applied = {"name": FILTER.value} | {k: v for k, v in parameters.items() if v is not None}
+    meta |= {"filtered_from": str(log), "filters": [*meta.get("filters", []), applied]}
+    try:
+        retrieval_log.check_meta(out, meta)
+        retrieval_log.append(out, kept)
+    except OSError as error:
+        raise InputError(
+            f"{out} cannot be written ({error.strerror}); give another --out"
+        ) from None
+    lines = [["", *COLUMNS]]
+    for name, shown in (("before", rows), ("after", kept)):
+        scores = with_intervals(fact_columns(shown))
+        lines.append([name, *(interval_text(scores[column]) for column in COLUMNS)])
+    print("\n".join(columns_text(lines)))
+    print(f"{len(kept)} rows: {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    commandline.run(main)

@@ -1,0 +1,133 @@
+"""Chunk filters: which of the chunks taken in an episode are kept, as a function of a log's row.
+
+Source: Q-RAG (arXiv 2511.07328), where they stand between the retrieval log and the model that
+answers. A filter keeps the episode's `ret`; `pred_idx`, `q_values` and `pred_texts` are cut alike
+and `f1` and `em` are counted anew. Of greedy play, `qvalue` at a threshold leaves exactly what an
+episode that stops there would have taken: nothing before the stop depends on what comes after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.facts import fact_em, fact_f1
+from qrag_jax.metrics.retrieval_log import Row
+
+Filter = Callable[[Row], Row]
+
+
+def none(row: Row) -> Row:
+    """All chunks taken: the full budget."""
+    return _keep(row, range(len(row.pred_idx)))
+
+
+def qvalue(row: Row, threshold: float) -> Row:
+    """The chunks before the first step whose Q is at most `threshold`.
+
+    Raises:
+        InputError: the row has no Q for each chunk taken (its id is named).
+    """
+    if len(row.q_values) != len(row.pred_idx):
+        raise InputError(
+            f"sample {row.id} has {len(row.q_values)} Q values for {len(row.pred_idx)} chunks "
+            "taken; give the log of a retriever's play, not a filtered one"
+        )
+    stops = (step for step, q in enumerate(row.q_values) if q <= threshold)
+    return _keep(row, range(next(stops, len(row.pred_idx))))
+
+
+def retrieval_step(row: Row, steps: int) -> Row:
+    """The first `steps` chunks taken, or all if there are fewer: a fixed budget."""
+    return _keep(row, range(min(steps, len(row.pred_idx))))
+
+
+def early_stop(row: Row) -> Row:
+    """The chunks up to and with the last supporting fact taken; nothing if none was taken.
+
+    An oracle, for it looks at the supporting facts: the shortest play with the same recall.
+    """
+    gold = set(row.sf_idx)
+    hits = [step for step, index in enumerate(row.pred_idx) if index in gold]
+    return _keep(row, range(hits[-1] + 1 if hits else 0))
+
+
+def gt(row: Row) -> Row:
+    """The supporting facts themselves, taken or not, in document order.
+
+    They were not played, so `q_values` is empty.
+    """
+    facts = sorted(dict(zip(row.sf_idx, row.sf_texts, strict=True)).items())
+    return _scored(row, [index for index, _ in facts], [], [text for _, text in facts])
+
+
+def no_noise(row: Row) -> Row:
+    """The chunks taken that are supporting facts, in the order taken."""
+    gold = set(row.sf_idx)
+    return _keep(row, [step for step, index in enumerate(row.pred_idx) if index in gold])
+
+
+# Name → (function, the parameter it needs besides the row).
+FILTERS: dict[str, tuple[Callable[..., Row], str | None]] = {
+    "none": (none, None),
+    "qvalue": (qvalue, "threshold"),
+    "retrieval_step": (retrieval_step, "steps"),
+    "early_stop": (early_stop, None),
+    "gt": (gt, None),
+    "no_noise": (no_noise, None),
+}
+
+
+def chunk_filter(name: str, parameters: Mapping[str, Any] | None = None) -> Filter:
+    """The filter called `name`, with its parameter bound.
+
+    Args:
+        name: a key of `FILTERS`.
+        parameters: `threshold` for `qvalue`, a number; `steps` for `retrieval_step`, a whole
+            number of at least 0; entries that are None count as not given.
+
+    Raises:
+        InputError: the name is unknown, or its parameter is missing, not wanted or out of range.
+    """
+    if name not in FILTERS:
+        raise InputError(f"the chunk filter {name!r} is unknown; use one of {', '.join(FILTERS)}")
+    function, parameter = FILTERS[name]
+    given = {key: value for key, value in (parameters or {}).items() if value is not None}
+    for key in given:
+        if key != parameter:
+            raise InputError(f"the chunk filter {name} takes no {key}; leave it out")
+    if parameter is None:
+        return function
+    if parameter not in given:
+        raise InputError(f"the chunk filter {name} needs {parameter}; give it a number")
+    value = given[parameter]
+    number = isinstance(value, (int, float)) and math.isfinite(value)
+    if parameter == "steps" and not (number and value >= 0 and value == int(value)):
+        raise InputError(f"steps of the chunk filter {name} is {value}; give a whole number >= 0")
+    if not number:
+        raise InputError(f"{parameter} of the chunk filter {name} is {value}; give a finite number")
+    return lambda row: function(row, int(value) if parameter == "steps" else float(value))
+
+
+def _keep(row: Row, steps: Sequence[int]) -> Row:
+    return _scored(
+        row,
+        [row.pred_idx[step] for step in steps],
+        # Rows that were not played (those of `gt`) have no Q values to cut.
+        [row.q_values[step] for step in steps] if row.q_values else [],
+        [row.pred_texts[step] for step in steps],
+    )
+
+
+def _scored(row: Row, taken: list[int], q_values: list[float], texts: list[str]) -> Row:
+    return dataclasses.replace(
+        row,
+        pred_idx=taken,
+        q_values=q_values,
+        pred_texts=texts,
+        f1=fact_f1(row.sf_idx, taken),
+        em=fact_em(row.sf_idx, taken),
+    )
