@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +22,10 @@ from qrag_jax.saved_run import SavedRun
 
 def cost_cases(
     workdir: Path, length: int, lengths: Sequence[int], documents: int = 8
-) -> Iterator[Case] | list[Case]:
+) -> list[Case]:
     """Episodes/s at `length` chunks beside torch-sequential; time and memory over `lengths`."""
     run = SavedRun.open(workdir, experiment.load_config(workdir / "config.json"))
-    params, _ = run.trained_of("best")
+    params, _ = run.trained("best")
     shown = experiment.documents_of_length(run.config, length, 2 * documents)
     store = experiment.tokenise_samples(run.config, run.loaded.tokenizer, list(shown[:2]))
     planner = planned.make_planner(run, params, [store])

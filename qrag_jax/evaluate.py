@@ -80,7 +80,7 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
     run = SavedRun.open(workdir, config)
     scene = _scene(run, loaded_samples.all)
     out = Path(OUT.value) if OUT.value else workdir / "eval"
-    trained, step = run.trained()
+    trained, step = run.trained(saved_run.CHECKPOINT.value)
     untrained = run.untrained()
     summary: dict[str, Any] = {"checkpoint": saved_run.CHECKPOINT.value, "step": step}
     played: dict[str, list[Row]] = {}

@@ -61,7 +61,7 @@ def evaluate_lengths(run: SavedRun, chunks: Sequence[int], samples: Sequence[int
         InputError: the run's documents cannot be made that long, or a log is of other settings.
     """
     config = run.config
-    params, step = run.trained()
+    params, step = run.trained(saved_run.CHECKPOINT.value)
     label = f"{saved_run.CHECKPOINT.value}-{step}"
     out = Path(OUT.value) if OUT.value else run.workdir / "lengths"
     # Refused before anything is computed, whichever length it is.

@@ -58,8 +58,8 @@ class SavedRun:
         shardings = placement.params_shardings(mesh, rules, loaded.params)
         return cls(workdir, config, mesh, loaded, shardings)
 
-    def trained(self) -> tuple[Params, int]:
-        """The parameters of `--checkpoint` and the optimizer step they are of.
+    def trained(self, which: str) -> tuple[Params, int]:
+        """The parameters of the "best" or the "last" checkpoint, and their optimizer step.
 
         Raises:
             InputError: there is no such checkpoint.
@@ -71,7 +71,7 @@ class SavedRun:
             self.loaded.params,
             self.shardings,
         )
-        return Checkpoints(self.workdir).restore_params(CHECKPOINT.value, template)
+        return Checkpoints(self.workdir).restore_params(which, template)
 
     def untrained(self) -> Params:
         """The parameters the run started from."""
