@@ -44,7 +44,7 @@ def make_planner(
     data = config.data
     # Not what these samples need but the longest there can be: other documents come.
     longest = max(data.max_chunk_tokens - 2, data.max_chunk_tokens_in_state)
-    questions = max(int(store.question_lengths.max()) for store in stores)
+    questions = data.max_question_tokens
     shape = EpisodeShape(questions, longest, max(int(s.chunk_counts.max()) for s in stores))
     experiment.check_fit(config, loaded.encoder, shape, {"evaluation": stores[0]})
     store = None

@@ -227,4 +227,5 @@ class Planner:
 
     def _embed_stop(self) -> jax.Array:
         """The embedding `[2D]` of STOP, an empty chunk."""
-        return self.table.array[int(self.table.rows_of([""])[0])]
+        (row,) = self.table.rows_of([""])  # before the array is looked at: it grows by it
+        return self.table.array[int(row)]

@@ -7,11 +7,14 @@ with (distinct texts × embedding width) and never with tokens, and nothing reco
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -23,6 +26,7 @@ from qrag_jax.runtime.mesh import replicate
 from qrag_jax.runtime.sharding import BATCH_AXES, gather, specs_of
 
 GROUP, SMALL_GROUP = 8192, 512  # texts embedded by one call, and where fewer are asked for
+DIGEST = 16  # bytes that stand for a text
 
 Embed = Callable[[Params, np.ndarray, np.ndarray], jax.Array]
 
@@ -31,13 +35,10 @@ class Store(Protocol):
     """Where embeddings outlive the process (`runtime.embedding_files`)."""
 
     def load(self) -> Iterator[tuple[list[bytes], np.ndarray]]:
-        """What is kept, in the order it was added: digests of texts, `[n, D]` float32."""
+        """What is kept, a part at a time: digests of texts and their embeddings `[n, D]`."""
 
-    def add(self, texts: Sequence[str], embeddings: np.ndarray) -> None:
-        """Keeps the embeddings `[n, D]` of texts."""
-
-    def digest(self, text: str) -> bytes:
-        """What stands for a text."""
+    def add(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
+        """Keeps the embeddings `[n, D]`, float32, of the texts with these digests."""
 
 
 @dataclasses.dataclass
@@ -96,47 +97,46 @@ class TextTable:
         self._mesh, self._encoder, self._tokenizer = mesh, encoder, tokenizer
         self._embed, self._params, self._row_tokens = embed, params, row_tokens
         self._store = store
-        self._row_of: dict[str, int] = {}
-        self._kept: dict[bytes, int] = {}  # rows whose text is known by its digest alone
+        self._row_of: dict[bytes, int] = {}  # by digest: memory is not to grow with the texts
         self._rows = 0
-        self._table = np.zeros((GROUP, encoder.width), np.float32)
-        self._on_device: jax.Array | None = None
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        self._put = jax.jit(_put, donate_argnums=0, out_shardings=everywhere)
+        self._double = jax.jit(_double, out_shardings=everywhere)
+        self._table = replicate(mesh, np.zeros((2 * GROUP, encoder.width), np.float32))
         for digests, embeddings in store.load() if store else ():
-            self._kept |= {digest: self._rows + i for i, digest in enumerate(digests)}
-            self._append(embeddings)
+            self._append(digests, embeddings)
 
     def __len__(self) -> int:
         return self._rows
 
     @property
     def array(self) -> jax.Array:
-        """The embeddings on every device, `[N, D]` float32, N a power of two from `len` up."""
-        if self._on_device is None:
-            self._on_device = replicate(self._mesh, self._table)
-        return self._on_device
+        """The embeddings on every device, `[N, D]` float32; N doubles where `len` comes near it.
+
+        It ends with the next text that is embedded: ask for it after `rows_of`.
+        """
+        return self._table
 
     def rows_of(self, texts: Sequence[str]) -> np.ndarray:
         """The row of each text, `[n]` int32; embeds those that are not there yet."""
         self.counts.asked += len(texts)
-        missing = [text for text in dict.fromkeys(texts) if text not in self._row_of]
-        if self._kept and self._store:
-            digests = map(self._store.digest, missing)
-            found = {t: self._kept.get(d) for t, d in zip(missing, digests, strict=True)}
-            self._row_of |= {text: row for text, row in found.items() if row is not None}
-            missing = [text for text in missing if found[text] is None]
+        digests = [_digest(text) for text in texts]
+        missing = {d: t for d, t in zip(digests, texts, strict=True) if d not in self._row_of}
         started = time.perf_counter()
         for start in range(0, len(missing), GROUP):
-            self._add(missing[start : start + GROUP])
+            self._add(dict(itertools.islice(missing.items(), start, start + GROUP)))
         self.counts.seconds += time.perf_counter() - started
-        return np.fromiter((self._row_of[text] for text in texts), np.int32, len(texts))
+        return np.fromiter((self._row_of[digest] for digest in digests), np.int32, len(texts))
 
-    def _add(self, texts: list[str]) -> None:
+    def _add(self, texts: dict[bytes, str]) -> None:
+        """Embeds up to `GROUP` texts, given by digest."""
         encoder, opening = self._encoder, self._encoder.chunk_opening
         kept = self._row_tokens - len(opening) - 1
-        rows = [[*opening, *ids[:kept], encoder.sep_id] for ids in self._tokenizer.encode(texts)]
+        encoded = self._tokenizer.encode(list(texts.values()))
+        rows = [[*opening, *ids[:kept], encoder.sep_id] for ids in encoded]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         devices = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
-        size = GROUP if len(rows) > SMALL_GROUP else SMALL_GROUP
+        size = _group_size(len(rows))
         size += -size % devices
         tokens = np.full((size, self._row_tokens), encoder.pad_id, np.int32)
         lengths = np.zeros(size, np.int32)
@@ -145,22 +145,38 @@ class TextTable:
         for place, i in zip(places, order, strict=True):
             tokens[place, : len(rows[i])], lengths[place] = rows[i], len(rows[i])
         embeddings = np.asarray(self._embed(self._params, tokens, lengths))[places]
-        named = [texts[i] for i in order]
-        self._row_of |= {text: self._rows + i for i, text in enumerate(named)}
-        self._append(embeddings)
-        self.counts.embedded += len(named)
+        names = list(texts)
+        digests = [names[i] for i in order]
+        self._append(digests, embeddings)
+        self.counts.embedded += len(rows)
         self.counts.tokens += int(lengths.sum())
         if self._store:
-            self._store.add(named, embeddings)
+            self._store.add(digests, embeddings)
 
-    def _append(self, embeddings: np.ndarray) -> None:
-        end = self._rows + len(embeddings)
-        size = len(self._table)
-        while size < end:
-            size *= 2
-        if size > len(self._table):
-            larger = np.zeros((size, self._table.shape[1]), np.float32)
-            larger[: self._rows] = self._table[: self._rows]
-            self._table = larger
-        self._table[self._rows : end] = embeddings
-        self._rows, self._on_device = end, None
+    def _append(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
+        """Adds up to `GROUP` rows."""
+        count = len(embeddings)
+        rows = np.zeros((_group_size(count), embeddings.shape[1]), np.float32)
+        rows[:count] = embeddings
+        # What fills the group up lies behind the last row, and is written over by the next group.
+        while len(self._table) < self._rows + len(rows):
+            self._table = self._double(self._table)
+        self._table = self._put(self._table, rows, np.int32(self._rows))
+        self._row_of |= {digest: self._rows + i for i, digest in enumerate(digests)}
+        self._rows += count
+
+
+def _group_size(count: int) -> int:
+    return GROUP if count > SMALL_GROUP else SMALL_GROUP
+
+
+def _put(table: jax.Array, rows: jax.Array, start: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice(table, rows, (start, np.int32(0)))
+
+
+def _double(table: jax.Array) -> jax.Array:
+    return jnp.concatenate([table, jnp.zeros_like(table)])
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST).digest()

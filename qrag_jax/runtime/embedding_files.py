@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,60 +14,81 @@ from typing import Any
 import jax
 import numpy as np
 
-_DIGEST = 16  # bytes
-_AT_ONCE = 65_536  # rows read at a time
+from qrag_jax.errors import InputError
+
+_SUFFIX = ".rows"
+_NAME_BYTES = 16
 
 
 def encoder_key(params: Any, settings: Mapping[str, Any]) -> str:
     """A digest of parameters and of all else that an embedding depends on."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        digest.update(jax.tree_util.keystr(path).encode())
-        digest.update(np.ascontiguousarray(leaf).data)
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
+        digest.update(array.tobytes())
     return digest.hexdigest()[:32]
 
 
 class EmbeddingFiles:
-    """Rows and the digests of their texts, appended; a torn end left by a kill is cut off.
+    """One file for each group of texts: their digests, then their embeddings.
 
-    A row counts once its digest is written, which is after the row itself.
+    A file is named by a digest of its content and put in its place whole, so one that a kill, a
+    full disk or another process left broken is known by its name, and its texts are embedded
+    again. Several processes may add at the same time.
 
     Args:
-        folder: of one `encoder_key`. width: D.
+        folder: of one `encoder_key`. width: D. digest_bytes: length of a text's digest.
+
+    Raises:
+        InputError: the folder cannot be made.
     """
 
-    def __init__(self, folder: Path, width: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._rows, self._digests = folder / "rows.f32", folder / "texts.sha256"
-        self._width = width
-        for path in (self._rows, self._digests):
-            path.touch()
-        count = min(
-            self._digests.stat().st_size // _DIGEST, self._rows.stat().st_size // (4 * width)
-        )
-        os.truncate(self._digests, count * _DIGEST)
-        os.truncate(self._rows, count * 4 * width)
-
-    def digest(self, text: str) -> bytes:
-        """What stands for a text."""
-        return hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:_DIGEST]
+    def __init__(self, folder: Path, width: int, digest_bytes: int = 16) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"{folder} cannot be made ({error.strerror}); give another folder for embeddings."
+            ) from None
+        self._folder, self._width, self._digest_bytes = folder, width, digest_bytes
 
     def load(self) -> Iterator[tuple[list[bytes], np.ndarray]]:
-        """Digests of texts and their embeddings `[n, D]`, a part at a time."""
-        with self._rows.open("rb") as rows, self._digests.open("rb") as digests:
-            while part := digests.read(_AT_ONCE * _DIGEST):
-                count = len(part) // _DIGEST
-                names = [part[i * _DIGEST : (i + 1) * _DIGEST] for i in range(count)]
-                values = np.frombuffer(rows.read(count * 4 * self._width), np.float32)
-                yield names, values.reshape(count, self._width)
+        """Digests of texts and their embeddings `[n, D]`, file by file; deletes broken files."""
+        size = self._digest_bytes
+        for path in sorted(self._folder.glob("*" + _SUFFIX)):
+            data = path.read_bytes()
+            count, rest = divmod(len(data), size + 4 * self._width)
+            if rest or _name(data) != path.name:
+                path.unlink(missing_ok=True)
+                continue
+            rows = np.frombuffer(data, np.float32, offset=count * size)
+            yield [data[i * size : (i + 1) * size] for i in range(count)], rows.reshape(count, -1)
 
-    def add(self, texts: Sequence[str], embeddings: np.ndarray) -> None:
-        """Appends the embeddings `[n, D]` of texts."""
-        for path, data in (
-            (self._rows, np.ascontiguousarray(embeddings, np.float32).tobytes()),
-            (self._digests, b"".join(map(self.digest, texts))),
-        ):
-            with path.open("ab") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+    def add(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
+        """Keeps the embeddings `[n, D]` of the texts with these digests.
+
+        Raises:
+            InputError: the disk is full, or the folder may not be written to.
+        """
+        data = b"".join(digests) + np.ascontiguousarray(embeddings, np.float32).tobytes()
+        try:
+            file, building = tempfile.mkstemp(dir=self._folder)
+            try:
+                with os.fdopen(file, "wb") as opened:
+                    opened.write(data)
+                    opened.flush()
+                    os.fsync(opened.fileno())
+                os.replace(building, self._folder / _name(data))
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(building)
+        except OSError as error:
+            raise InputError(
+                f"{self._folder} cannot be written ({error.strerror}); free space there, or keep "
+                "no embeddings."
+            ) from None
+
+
+def _name(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=_NAME_BYTES).hexdigest() + _SUFFIX

@@ -1,0 +1,47 @@
+"""Documents, states and chunks taken, on which the scores of long documents are tested."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+STEPS, WIDTH, K = 4, 8, 3
+TEXTS = 700  # rows of the table, fewer than the chunks: texts occur again, and Q-values tie
+
+
+class Case(NamedTuple):
+    """B documents of unequal length, W states each."""
+
+    kind: str
+    table: np.ndarray  # [N, 2D]
+    rows: list[np.ndarray]  # of each document, [C]
+    counts: np.ndarray  # [B]
+    states: np.ndarray  # [B, W, 2D]
+    taken: np.ndarray  # [B, W, T]
+
+
+def case(kind: str, counts: tuple[int, ...], states: int, seed: int) -> Case:
+    rng = np.random.default_rng(seed)
+    taken = np.full((len(counts), states, STEPS), -1, np.int32)
+    for document, count in enumerate(counts):
+        for state in range(states):
+            some = rng.choice(count, min(count, int(rng.integers(0, STEPS))), replace=False)
+            taken[document, state, : len(some)] = some
+    return Case(
+        kind=kind,
+        table=rng.standard_normal((TEXTS, WIDTH)).astype(np.float32),
+        rows=[rng.integers(0, TEXTS, count) for count in counts],
+        counts=np.array(counts, np.int32),
+        states=rng.standard_normal((len(counts), states, WIDTH)).astype(np.float32),
+        taken=taken,
+    )
+
+
+# Several blocks on several devices; documents that end inside a block and within the first one.
+LONG, SHORT = (2500, 1024, 3, 1), (50, 17, 2)
+CASES = {
+    f"{kind}-{name}": case(kind, counts, states=2, seed=number)
+    for number, kind in enumerate(("none", "absolute", "random", "relative"))
+    for name, counts in (("long", LONG), ("short", SHORT))
+}

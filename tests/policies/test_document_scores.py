@@ -1,0 +1,142 @@
+"""The best chunks of long documents against all Q-values worked out one by one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from qrag_jax.environments.positions import KINDS
+from qrag_jax.policies.document_scores import BLOCK, make_best_chunks, padded_chunks
+from qrag_jax.policies.soft_q import MASKED
+from qrag_jax.runtime.compilation import CompilationCounter
+from tests import reference
+from tests.long_documents import one_device
+from tests.policies.score_cases import CASES, STEPS, WIDTH, Case, case
+from tests.policies.sharded_scores import found
+
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+def all_q(case: Case, document: int, state: int) -> np.ndarray:
+    """Q of every chunk, -inf where it was taken, float64 `[C]`."""
+    count = int(case.counts[document])
+    taken = [int(i) for i in case.taken[document, state] if i >= 0]
+    where = reference.chunk_positions(case.kind, taken, count)
+    texts = case.table[case.rows[document]]
+    vector = case.states[document, state].astype(np.float64)
+    q = np.array([reference.rotated(t, p) @ vector for t, p in zip(texts, where, strict=True)])
+    q[taken] = -np.inf
+    return q
+
+
+def check(case: Case, values: np.ndarray, index: np.ndarray) -> None:
+    k = values.shape[-1]
+    for document, state in np.ndindex(values.shape[:2]):
+        q = all_q(case, document, state)
+        best = np.argsort(-q, kind="stable")[:k]
+        best = best[np.isfinite(q[best])]
+        there = len(best)
+        np.testing.assert_allclose(values[document, state, :there], q[best], atol=2e-5)
+        np.testing.assert_array_equal(values[document, state, there:], np.float32(MASKED))
+        assert index[document, state, :there].tolist() == best.tolist()
+
+
+@every_case
+@pytest.mark.parametrize("k", [1, 3])
+def test_best_chunks(name: str, k: int) -> None:
+    check(CASES[name], *found(CASES[name], one_device(), k))
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scores")
+    flags = "--xla_force_host_platform_device_count=8"
+    subprocess.run(
+        [sys.executable, "-m", "tests.policies.sharded_scores", str(folder)],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        check=True,
+        timeout=300,
+    )
+    return folder
+
+
+@every_case
+@pytest.mark.parametrize("mesh", ["8-1", "2-4"])
+def test_eight_devices_find_what_one_does(name: str, mesh: str, sharded: Path) -> None:
+    with np.load(sharded / f"{name}-{mesh}.npz") as saved:
+        values, index = saved["values"], saved["index"]
+    check(CASES[name], values, index)
+    alone = found(CASES[name], one_device())
+    np.testing.assert_allclose(values, alone[0], atol=1e-5)
+    np.testing.assert_array_equal(index[values > MASKED], alone[1][values > MASKED])
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_equal_values_go_to_the_lowest_index(k: int) -> None:
+    one = case("none", (2 * BLOCK + 40,), states=1, seed=9)
+    one.table[:] = one.table[0]
+    one.taken[0, 0] = (0, 2, -1, -1)
+    _, index = found(one, one_device(), k)
+    assert index[0, 0].tolist() == [1, 3][:k]
+
+
+def test_random_is_played_as_absolute() -> None:
+    drawn = CASES["random-short"]
+    values, index = found(drawn, one_device())
+    other_values, other_index = found(drawn._replace(kind="absolute"), one_device())
+    np.testing.assert_array_equal(index, other_index)
+    np.testing.assert_allclose(values, other_values, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_is_that_of_one_block(kind: str) -> None:
+    """Beside what comes in: as much for 400,000 chunks as for a few blocks of them."""
+    best = make_best_chunks(one_device(), kind, STEPS, 2)
+
+    def temporary(chunks: int) -> int:
+        shapes = [(5000, WIDTH), (1, padded_chunks(chunks, 1)), (1,), (1, 2, WIDTH), (1, 2, STEPS)]
+        kinds = [np.float32, np.int32, np.int32, np.float32, np.int32]
+        arguments = map(jax.ShapeDtypeStruct, shapes, kinds)
+        return best.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+
+    few, many = temporary(4 * BLOCK), temporary(400_000)
+    # The rows of the document, four bytes a chunk, may be laid out anew; embeddings are not.
+    assert many - few <= 2 * 4 * 400_000
+    assert few < 2 * 2 * BLOCK * 40 * WIDTH * 4
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("chunks", [1, 16, 17, 50, 160, 1024, 1025, 4600, 40_000])
+def test_padded_chunks(chunks: int, devices: int) -> None:
+    columns = padded_chunks(chunks, devices)
+    share = columns // devices
+    assert columns >= chunks
+    assert share * devices == columns
+    assert share % min(BLOCK, share) == 0
+    assert columns < 2 * chunks + 16 * devices
+
+
+def test_nothing_recompiles_within_a_length_class() -> None:
+    best = make_best_chunks(one_device(), "relative", STEPS, 1)
+    rng = np.random.default_rng(0)
+    count = 0
+    for chunks in (40, 64, 33, 50):
+        one = case("relative", (chunks,), states=1, seed=chunks)
+        rows = rng.integers(0, 700, (1, padded_chunks(chunks, 1)), np.int32)
+        counter = CompilationCounter()
+        best(one.table, rows, one.counts, one.states, one.taken)
+        count += counter.count
+    assert count == 1
+
+
+@pytest.mark.parametrize("k", [0, 17])
+def test_actions_wanted(k: int) -> None:
+    with pytest.raises(ValueError, match="it must be from 1 to 16"):
+        make_best_chunks(one_device(), "none", STEPS, k)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
+
+WIDTH = 4
+
+
+def group(seed: int, count: int) -> tuple[list[bytes], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    digests = [rng.bytes(16) for _ in range(count)]
+    return digests, rng.standard_normal((count, WIDTH)).astype(np.float32)
+
+
+def everything(folder: Path) -> dict[bytes, list[float]]:
+    found = {}
+    for digests, rows in EmbeddingFiles(folder, WIDTH).load():
+        assert rows.shape == (len(digests), WIDTH)
+        assert rows.dtype == np.float32
+        found |= dict(zip(digests, rows.tolist(), strict=True))
+    return found
+
+
+def as_dict(*groups: tuple[list[bytes], np.ndarray]) -> dict[bytes, list[float]]:
+    return {d: r for digests, rows in groups for d, r in zip(digests, rows.tolist(), strict=True)}
+
+
+def test_what_was_added_is_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "key"
+    assert everything(folder) == {}
+    groups = group(0, 5), group(1, 1), group(2, 300)
+    for one in groups:
+        EmbeddingFiles(folder, WIDTH).add(*one)
+    assert everything(folder) == as_dict(*groups)
+
+
+def test_two_processes_may_add_the_same_and_other_texts(tmp_path: Path) -> None:
+    one, two = EmbeddingFiles(tmp_path, WIDTH), EmbeddingFiles(tmp_path, WIDTH)
+    groups = group(0, 5), group(1, 7)
+    one.add(*groups[0])
+    two.add(*groups[1])
+    two.add(*groups[0])
+    one.add(*groups[1])
+    assert everything(tmp_path) == as_dict(*groups)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "empty", "zeros"])
+def test_a_broken_file_is_dropped_and_the_others_stay(tmp_path: Path, harm: str) -> None:
+    groups = group(0, 5), group(1, 7)
+    files = EmbeddingFiles(tmp_path, WIDTH)
+    files.add(*groups[0])
+    (path,) = tmp_path.iterdir()
+    files.add(*groups[1])
+    data = path.read_bytes()
+    size = len(data) // 5
+    flipped = data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]
+    broken = {"cut": data[: 4 * size], "flipped": flipped, "empty": b"", "zeros": bytes(len(data))}
+    path.write_bytes(broken[harm])
+    assert everything(tmp_path) == as_dict(groups[1])
+    assert not path.exists()
+    files.add(*groups[0])
+    assert everything(tmp_path) == as_dict(*groups)
+
+
+def test_a_file_that_was_being_written_is_not_read(tmp_path: Path) -> None:
+    files = EmbeddingFiles(tmp_path, WIDTH)
+    files.add(*group(0, 5))
+    (path,) = tmp_path.iterdir()
+    (tmp_path / "tmpleftbyakill").write_bytes(path.read_bytes())
+    assert everything(tmp_path) == as_dict(group(0, 5))
+
+
+def test_folders_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file.* cannot be made"):
+        EmbeddingFiles(tmp_path / "file" / "key", WIDTH)
+    files = EmbeddingFiles(tmp_path / "gone", WIDTH)
+    os.rmdir(tmp_path / "gone")
+    with pytest.raises(InputError, match=r"gone cannot be written \(No such file"):
+        files.add(*group(0, 1))
+
+
+def test_encoder_key_tells_encoders_apart() -> None:
+    def params(scale: float = 1.0, name: str = "kernel") -> dict:
+        return {"layer": {name: scale * np.arange(6, dtype=np.float32).reshape(2, 3)}}
+
+    settings = {"row_tokens": 10, "tokenizer": "abc"}
+    key = encoder_key(params(), settings)
+    assert key == encoder_key(params(), dict(reversed(settings.items())))
+    others = [
+        encoder_key(params(2.0), settings),
+        encoder_key(params(name="bias"), settings),
+        encoder_key({"layer": {"kernel": params()["layer"]["kernel"].reshape(3, 2)}}, settings),
+        encoder_key(params(), settings | {"row_tokens": 11}),
+        encoder_key(params(), settings | {"tokenizer": "abd"}),
+    ]
+    assert len({key, *others}) == 6

@@ -1,0 +1,143 @@
+"""Scoring one run on documents of several lengths: logs, table, plot, resuming, bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.entry_points import Commands, refusal
+
+CHUNKS, SAMPLES = 20, 16  # what the tiny run is trained and scored on
+LENGTHS = {12: 16, CHUNKS: 16, 300: 3}
+
+
+@pytest.fixture(scope="module")
+def trained(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workdir = tmp_path_factory.mktemp("babilong") / "run"
+    commands.succeed(
+        *("train", "--config=configs/babilong.py:tiny", f"--workdir={workdir}"),
+        *("--config.train.steps=4", "--config.train.eval_every=4"),
+        "--config.encoder.length_buckets=1",
+    )
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def scored(trained: Path, commands: Commands) -> tuple[Path, str]:
+    """The run with its documents played, and what the command printed."""
+    # In another order: lengths are played from the shortest up, with the samples given for each.
+    out = commands.succeed(
+        "evaluate_lengths",
+        *(f"--workdir={trained}", "--chunks=300,12,20", "--samples=3,16"),
+        f"--embeddings={trained.parent / 'embeddings'}",
+    )
+    return trained, out
+
+
+def folder(workdir: Path) -> Path:
+    (found,) = (workdir / "lengths").glob("best-*")
+    return found
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def results(workdir: Path) -> list[dict[str, Any]]:
+    return json.loads((folder(workdir) / "eval_seed42_lengths.json").read_text())
+
+
+def test_logs_hold_documents_of_each_length(scored: tuple[Path, str]) -> None:
+    for length, count in LENGTHS.items():
+        log = rows(folder(scored[0]) / f"eval_seed42_ns{length}.jsonl")
+        assert len(log) == count
+        for row in log:
+            assert len(set(row["pred_idx"])) == len(row["q_values"]) == 2
+            assert max(row["pred_idx"] + row["sf_idx"]) < length
+            assert row["em"] == float(set(row["sf_idx"]) <= set(row["pred_idx"]))
+    # The same questions at every length.
+    short, long = (rows(folder(scored[0]) / f"eval_seed42_ns{n}.jsonl") for n in (12, 300))
+    assert [row["sf_texts"] for row in short[:3]] == [row["sf_texts"] for row in long]
+
+
+def test_table_and_plot(scored: tuple[Path, str]) -> None:
+    workdir, printed = scored
+    found = results(workdir)
+    assert [result["chunks"] for result in found] == list(LENGTHS)
+    for result in found:
+        log = rows(folder(workdir) / f"eval_seed42_ns{result['chunks']}.jsonl")
+        assert result["samples"] == len(log) == LENGTHS[result["chunks"]]
+        assert result["fact_em"] == pytest.approx(np.mean([row["em"] for row in log]))
+        assert result["fact_f1"] == pytest.approx(np.mean([row["f1"] for row in log]))
+        assert result["steps"] == 2
+        assert result["seconds_per_episode"] > 0
+        assert result["peak_memory_mib"] > 50
+        assert 0 < result["embedded"] <= result["chunks"] * result["samples"]
+        assert result["tokens"] / result["chunks"] == pytest.approx(found[0]["tokens"] / 12, 0.1)
+    lines = [line.split() for line in printed.splitlines() if line.strip()]
+    (heading,) = [i for i, line in enumerate(lines) if line[0] == "chunks"]
+    assert [line[0] for line in lines[heading + 1 : heading + 4]] == ["12", "20", "300"]
+    picture = folder(workdir) / "eval_seed42_lengths.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_at_its_own_length_the_run_scores_as_evaluate_says(
+    scored: tuple[Path, str], commands: Commands
+) -> None:
+    workdir = scored[0]
+    commands.succeed("evaluate", f"--workdir={workdir}")
+    (log,) = (workdir / "eval").glob("best-*/eval_seed42.jsonl")
+    planned = rows(folder(workdir) / f"eval_seed42_ns{CHUNKS}.jsonl")
+    for row, other in zip(planned, rows(log), strict=True):
+        assert row.pop("q_values") == pytest.approx(other.pop("q_values"), rel=1e-4, abs=1e-6)
+        assert row == other
+
+
+def test_killed_midway_and_again_with_what_was_kept(
+    scored: tuple[Path, str], commands: Commands, tmp_path: Path
+) -> None:
+    workdir = Path(shutil.copytree(scored[0], tmp_path / "run"))
+    log = folder(workdir) / "eval_seed42_ns300.jsonl"
+    whole = rows(log)
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(lines[0] + lines[1][:50])
+    out = commands.succeed(
+        *("evaluate_lengths", f"--workdir={workdir}", "--chunks=12,300", "--samples=16,3"),
+        f"--embeddings={scored[0].parent / 'embeddings'}",
+    )
+    assert "1 of 3 questions are in the log already" in out
+    for row, other in zip(rows(log), whole, strict=True):
+        assert row.pop("q_values") == pytest.approx(other.pop("q_values"), rel=1e-5, abs=1e-7)
+        assert row == other
+    done, long = results(workdir)
+    assert (done["seconds_per_episode"], done["embedded"]) == (None, 0)  # all was in the log
+    assert long["embedded"] == 0  # all was kept
+    assert long["seconds_per_episode"] > 0
+
+
+def test_other_settings_into_the_same_log(scored: tuple[Path, str], commands: Commands) -> None:
+    arguments = (f"--workdir={scored[0]}", "--chunks=12", "--samples=16")
+    text = refusal(commands.run("evaluate_lengths", *arguments, "--config.eval.beam=3"))
+    assert "was begun with other settings, beam (was 1, now 3)" in text
+    assert "--restart" in text
+
+
+def test_refusals(
+    scored: tuple[Path, str], finished_run: Path, commands: Commands, tmp_path: Path
+) -> None:
+    def refused(workdir: Path, *arguments: str) -> str:
+        return refusal(commands.run("evaluate_lengths", f"--workdir={workdir}", *arguments))
+
+    workdir = scored[0]
+    assert "--chunks=12,0: give counts from 1 up" in refused(workdir, "--chunks=12,0")
+    text = refused(workdir, "--chunks=12", "--samples=3,4")
+    assert "--samples=3,4 has more counts than --chunks has lengths" in text
+    text = refused(finished_run, "--chunks=12")
+    assert "documents of hotpotqa cannot be made longer or shorter" in text
+    text = refused(workdir, "--config.eval.beam=99", f"--out={tmp_path}", "--chunks=12")
+    assert "config.eval.beam is 99; it must be from 1 to 16." in text

@@ -1,0 +1,301 @@
+"""Planned episodes: greedy ones are the rollout's, beams those of an obvious search."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from qrag_jax import planning
+from qrag_jax.algorithms.rollout import CHUNK, STATE, RolloutConfig, rollout
+from qrag_jax.data.episodes import EpisodeShape, evaluation_batches
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.tokens import tokenise
+from qrag_jax.environments.chunks import state_width, with_stop
+from qrag_jax.planning import Path as Way
+from qrag_jax.planning import PlanConfig, Planner
+from qrag_jax.runtime.compilation import CompilationCounter
+from tests import reference
+from tests.long_documents import (
+    QUESTION_TOKENS,
+    ROW_TOKENS,
+    loaded,
+    one_device,
+    params,
+    plan,
+    sample,
+    shardings,
+)
+
+ROLLOUT = RolloutConfig(
+    max_steps=3,
+    never_terminate=True,
+    sort_by_index=False,
+    max_chunk_tokens=ROW_TOKENS,
+    max_chunk_tokens_in_state=5,
+    top_k_actions=3,
+)
+GREEDY = PlanConfig()
+WIDTH = state_width(1, QUESTION_TOKENS, 5, ROLLOUT.max_steps - 1)
+PLAN = plan(WIDTH)
+KINDS = {
+    "none": ROLLOUT,
+    "absolute": dataclasses.replace(ROLLOUT, positions="absolute"),
+    "sorted": dataclasses.replace(ROLLOUT, positions="relative", sort_by_index=True),
+    "stop": dataclasses.replace(ROLLOUT, positions="relative", stop_action=True),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+# More chunks than steps, fewer, just as many; more than one size of padded columns.
+SAMPLES = [sample(seed, chunks) for seed, chunks in enumerate((6, 2, 9, 1, 3, 20, 12, 7, 8))]
+
+
+@functools.cache
+def programs(make: Callable[..., Any]) -> Callable[..., Any]:
+    """`make` as it is, but what it compiles is shared by the planners of all tests."""
+    made: dict[str, Any] = {}
+    return lambda mesh, *how: made.setdefault(repr(how), make(mesh, *how))
+
+
+@pytest.fixture(autouse=True)
+def shared_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for make in (planning.make_embed, planning.make_best_chunks):
+        monkeypatch.setattr(planning, make.__name__, programs(make))
+
+
+def planner(rollout: RolloutConfig, config: PlanConfig) -> Planner:
+    mesh, encoder = one_device(), loaded().encoder
+    return Planner(
+        *(mesh, shardings(mesh), encoder, loaded().tokenizer, params(), PLAN, rollout, config),
+        QUESTION_TOKENS,
+    )
+
+
+def ways(
+    rollout: RolloutConfig, config: PlanConfig = GREEDY, samples: list[Sample] | None = None
+) -> list[Way]:
+    samples = SAMPLES if samples is None else samples
+    played = list(planner(rollout, config).play(samples))
+    assert [shown for shown, _ in played] == samples
+    return [way for _, way in played]
+
+
+class Oracle:
+    """Q of every action in every state, worked out one row at a time in float64."""
+
+    def __init__(self, rollout: RolloutConfig) -> None:
+        self.rollout = rollout
+        self._player = reference.Player(loaded().encoder, WIDTH)
+        self.embed = functools.cache(
+            lambda tower, row: self._player.embed(params(), tower, list(row))
+        )
+
+    @functools.cache  # noqa: B019
+    def ids(self, text: str) -> list[int]:
+        return loaded().tokenizer.encode([text])[0]
+
+    def q(self, document: Sample, taken: tuple[int, ...]) -> np.ndarray:
+        """`[C]`, with STOP `[C + 1]`; -inf where taken."""
+        config, chunks = self.rollout, document.chunks
+        shown = sorted(taken) if config.sort_by_index else taken
+        most = config.max_chunk_tokens_in_state
+        parts = [self.ids(document.question)[:QUESTION_TOKENS]]
+        parts += [self.ids(chunks[i])[:most] for i in shown]
+        state = self.embed(STATE, tuple(reference.join(parts)))
+        where = reference.chunk_positions(config.positions, taken, len(chunks))
+        texts = list(chunks)
+        if config.stop_action:
+            texts, where = [*texts, ""], [*where, 0]
+        rows = [reference.join([self.ids(text)[: ROW_TOKENS - 2]]) for text in texts]
+        embedded = [self.embed(CHUNK, tuple(row)) for row in rows]
+        q = [reference.rotated(e, p) @ state for e, p in zip(embedded, where, strict=True)]
+        return np.where(np.isin(np.arange(len(q)), taken), -np.inf, q)
+
+    def search(self, document: Sample, config: PlanConfig) -> Way:
+        """Every way on from every path is tried; of equal sets of chunks the best stays."""
+        beam = [Way()]
+        for step in range(self.rollout.max_steps):
+            found = [way for way in beam if way.ended]
+            for way in (way for way in beam if not way.ended):
+                q = self.q(document, way.taken)
+                above = [a for a in np.argsort(-q, kind="stable") if q[a] > -np.inf]
+                above = [int(a) for a in above if q[a] > config.stop_threshold]
+                if not above:
+                    found.append(dataclasses.replace(way, ended=True))
+                for action in above:
+                    score = float(q[action])
+                    if config.score == "sum":
+                        score = way.score + config.gamma**step * score
+                    if action == len(document.chunks):
+                        found.append(dataclasses.replace(way, score=score, ended=True))
+                    else:
+                        more = (*way.taken, action), (*way.q, float(q[action]))
+                        found.append(Way(*more, score))
+            found.sort(key=lambda way: -way.score)
+            beam, seen = [], set()
+            for way in found:
+                key = frozenset(way.taken), way.ended
+                if key not in seen and len(beam) < config.beam:
+                    beam.append(way)
+                    seen.add(key)
+        return beam[0]
+
+
+@functools.cache
+def oracle(kind: str) -> Oracle:
+    return Oracle(KINDS[kind])
+
+
+def check(found: list[Way], expected: list[Way]) -> None:
+    for way, other in zip(found, expected, strict=True):
+        assert way.taken == other.taken
+        np.testing.assert_allclose(way.q, other.q, atol=2e-5)
+        np.testing.assert_allclose(way.score, other.score, atol=5e-5)
+
+
+# ---------------------------------------------------------------------- greedy
+
+
+@every_kind
+def test_greedy_is_the_rollout(kind: str, tmp_path: Path) -> None:
+    config = KINDS[kind]
+    found = ways(config)
+    store = tokenise(
+        SAMPLES,
+        loaded().tokenizer,
+        max_question_tokens=QUESTION_TOKENS,
+        max_chunk_tokens=ROW_TOKENS - 2,
+        cache=tmp_path,
+    )
+    shape = EpisodeShape.holding([store])
+    (batch,) = evaluation_batches(store, shape, len(SAMPLES), range(len(SAMPLES)))
+    batch = with_stop(batch) if config.stop_action else batch
+    play = jax.jit(rollout, static_argnums=(0, 1, 2))
+    played = play(loaded().encoder, PLAN, config, (params(),), batch, None, np.float32(1))
+    actions, valid, q = map(np.asarray, (played.actions, played.valid, played.q))
+    stops = 0
+    for i, way in enumerate(found):
+        taken, values = actions[i][valid[i]].tolist(), q[i][valid[i]].tolist()
+        if config.stop_action and shape.chunks in taken:
+            assert taken.pop() == shape.chunks
+            values.pop()
+            stops += 1
+        assert list(way.taken) == taken
+        np.testing.assert_allclose(way.q, values, atol=2e-5)
+    # Some documents are stopped in and some are not, or the option would not be tested.
+    assert 0 < stops < len(SAMPLES) if config.stop_action else stops == 0
+
+
+@every_kind
+def test_greedy_is_the_obvious_search(kind: str) -> None:
+    config = PlanConfig(score="last")
+    expected = [oracle(kind).search(document, config) for document in SAMPLES]
+    check(ways(KINDS[kind], config), expected)
+
+
+def test_side_by_side_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = ways(KINDS["sorted"], PlanConfig(beam=2, batch_size=4))
+    check(ways(KINDS["sorted"], PlanConfig(beam=2, batch_size=1)), together)
+    monkeypatch.setattr(planning, "CHUNKS_AT_ONCE", 32)  # two of 16 columns, one of 32
+    check(ways(KINDS["sorted"], PlanConfig(beam=2, batch_size=4)), together)
+
+
+# ---------------------------------------------------------------------- beams
+
+
+@every_kind
+@pytest.mark.parametrize(("beam", "score"), [(2, "sum"), (5, "last")])
+def test_beam_is_the_obvious_search(kind: str, beam: int, score: str) -> None:
+    config = PlanConfig(beam=beam, score=score, gamma=0.9)
+    expected = [oracle(kind).search(document, config) for document in SAMPLES]
+    check(ways(KINDS[kind], config), expected)
+    greedy = [oracle(kind).search(document, PlanConfig(score=score)) for document in SAMPLES]
+    assert [way.taken for way in expected] != [way.taken for way in greedy]
+
+
+def test_a_wide_beam_finds_the_best_of_all_paths() -> None:
+    document, two_steps = sample(3, 4), dataclasses.replace(ROLLOUT, max_steps=2)
+    (way,) = ways(two_steps, PlanConfig(beam=16, gamma=0.9), [document])
+    scores = {}
+    for first, q in enumerate(oracle("none").q(document, ())):
+        for second, then in enumerate(oracle("none").q(document, (first,))):
+            scores[first, second] = q + 0.9 * then
+    assert way.taken == max(scores, key=scores.__getitem__)
+    assert way.score == pytest.approx(max(scores.values()), abs=5e-5)
+
+
+def test_paths_of_one_beam_took_different_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    beams = []
+    search = Planner._search
+
+    def watched(self, *arguments):
+        beams.append(search(self, *arguments))
+        return beams[-1]
+
+    monkeypatch.setattr(Planner, "_search", watched)
+    ways(ROLLOUT, PlanConfig(beam=5))
+    assert max(map(len, beams)) == 5
+    for beam in beams:
+        assert len({frozenset(way.taken) for way in beam}) == len(beam)
+        assert [way.score for way in beam] == sorted((w.score for w in beam), reverse=True)
+
+
+# ---------------------------------------------------------------------- stopping
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("kind", ["none", "sorted"])
+def test_stops_before_an_action_that_is_not_worth_it(kind: str, beam: int) -> None:
+    # Between the Q-values that occur, so that some episodes stop early and some do not.
+    middle = float(np.median([q for way in ways(KINDS[kind]) for q in way.q]))
+    config = PlanConfig(beam=beam, stop_threshold=middle - 1e-3)
+    found = ways(KINDS[kind], config)
+    check(found, [oracle(kind).search(document, config) for document in SAMPLES])
+    assert any(way.ended for way in found)
+    assert all(q > config.stop_threshold for way in found for q in way.q)
+    assert any(len(way.taken) == ROLLOUT.max_steps for way in found)
+
+
+def test_a_threshold_that_nothing_passes_takes_nothing() -> None:
+    assert {way.taken for way in ways(ROLLOUT, PlanConfig(stop_threshold=math.inf))} == {()}
+
+
+# ---------------------------------------------------------------------- what it costs
+
+
+def test_nothing_recompiles_from_document_to_document() -> None:
+    playing = planner(KINDS["sorted"], PlanConfig(beam=2, batch_size=2))
+    list(playing.play([sample(seed, 10) for seed in range(3)]))
+    counter = CompilationCounter()
+    list(playing.play([sample(seed, chunks) for seed, chunks in enumerate((10, 12, 16, 9), 50)]))
+    assert counter.count == 0
+
+
+def test_equal_texts_of_all_documents_are_embedded_once() -> None:
+    playing = planner(ROLLOUT, PlanConfig(batch_size=2))
+    list(playing.play(SAMPLES))
+    distinct = {text for document in SAMPLES for text in document.chunks}
+    assert playing.table.counts.embedded == len(distinct) == len(playing.table)
+    assert playing.table.counts.asked == sum(len(document.chunks) for document in SAMPLES)
+
+
+def test_samples_are_made_when_it_is_their_turn() -> None:
+    from qrag_jax.data.lazy_samples import LazySamples
+
+    made = []
+
+    def make(index: int) -> Sample:
+        made.append(index)
+        return sample(index, 6)
+
+    playing = planner(ROLLOUT, PlanConfig(batch_size=2)).play(LazySamples(6, make))
+    next(playing)
+    assert made == [0, 1]
+    list(playing)
+    assert made == list(range(6))
