@@ -8,7 +8,7 @@ import sys
 
 from benchmarks import report
 
-SUITES = ("learn", "speed")
+SUITES = ("learn", "long", "speed")
 
 
 def main() -> int:

@@ -39,7 +39,7 @@ def cost_cases(
 def _peer_cases(
     run: SavedRun, params: Params, planner: Planner, documents: list[Sample], length: int
 ) -> list[Case]:
-    planner.forget()
+    planner.table.forget()
     seconds, ours = _timed(planner, documents)
     again, _ = _timed(planner, documents)
     beside = documents[:2]
@@ -115,9 +115,9 @@ def _growth_cases(run: SavedRun, planner: Planner, lengths: Sequence[int]) -> li
     seconds, beyond, details = [], [], {}
     for length in lengths:
         document = _all_different(experiment.documents_of_length(run.config, length, 1)[0])
-        planner.forget()
+        planner.table.forget()
         list(planner.play([document]))  # compiles for this length
-        planner.forget()
+        planner.table.forget()
         reset_peak_memory()
         taken, _ = _timed(planner, [document])
         table = planner.table.array.nbytes / 2**20
