@@ -111,17 +111,25 @@ class Planner:
 
     def play(self, samples: Sequence[Sample]) -> Iterator[tuple[Sample, Path]]:
         """The best path through each document, in order; long documents fewer at a time."""
-        start = 0
-        while start < len(samples):
-            first = samples[start]
-            columns = padded_chunks(len(first.chunks), self._devices)
-            size = max(1, min(self._config.batch_size, CHUNKS_AT_ONCE // columns))
-            batch = [
-                first,
-                *(samples[i] for i in range(start + 1, min(start + size, len(samples)))),
-            ]
-            yield from zip(batch, self._play(self._questions(batch), size), strict=True)
-            start += len(batch)
+        batch: list[Sample] = []
+        columns = 0  # of the longest in the batch
+        for sample in samples:
+            own = padded_chunks(len(sample.chunks), self._devices)
+            if batch and len(batch) >= self._room(max(columns, own)):
+                yield from self._play_batch(batch, columns)
+                batch, columns = [], 0
+            batch.append(sample)
+            columns = max(columns, own)
+        if batch:
+            yield from self._play_batch(batch, columns)
+
+    def _room(self, columns: int) -> int:
+        """Documents played side by side when the longest has that many columns."""
+        return max(1, min(self._config.batch_size, CHUNKS_AT_ONCE // columns))
+
+    def _play_batch(self, batch: list[Sample], columns: int) -> Iterator[tuple[Sample, Path]]:
+        paths = self._play(self._questions(batch), self._room(columns))
+        return zip(batch, paths, strict=True)
 
     def _questions(self, samples: list[Sample]) -> list[Question]:
         encoded = self._tokenizer.encode([sample.question for sample in samples])
