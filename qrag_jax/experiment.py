@@ -57,6 +57,27 @@ FREE_FIELDS = (
     "profile",
 )
 
+# Fields that came later, with the value that a run saved without them was made with.
+LATER_FIELDS: dict[str, Any] = {
+    "env.positions": "none",
+    "env.stop_action": False,
+    "reward.step_cost": 0.0,
+    "eval.beam": 1,
+    "eval.beam_score": "sum",
+    "eval.stop_threshold": -math.inf,
+    "runtime.sharding": (),
+    # Sources that such a run does not have.
+    **{
+        f"data.{source}.{field.name}": field.default
+        for source, fields in (
+            (babilong.NAME, dataclasses.fields(BabilongConfig)),
+            (niah.NAME, dataclasses.fields(NiahConfig)),
+        )
+        for field in fields
+        if field.name != "stories"  # they are read from data.path
+    },
+}
+
 LEAST = {
     "profile": 0,
     "env.max_steps": 1,
@@ -90,9 +111,8 @@ def rollout_config(config: ml_collections.ConfigDict) -> RolloutConfig:
         max_chunk_tokens=config.data.max_chunk_tokens,
         max_chunk_tokens_in_state=config.data.max_chunk_tokens_in_state,
         top_k_actions=config.policy.top_k_actions,
-        # Fields that the config of an older run may lack.
-        positions=config.env.get("positions", "none"),
-        stop_action=config.env.get("stop_action", False),
+        positions=config.env.positions,
+        stop_action=config.env.stop_action,
     )
 
 
@@ -108,12 +128,12 @@ def pqn_config(config: ml_collections.ConfigDict) -> PQNConfig:
 
 
 def plan_config(config: ml_collections.ConfigDict) -> PlanConfig:
-    """How evaluation searches actions; a run from before there was a choice plays greedily.
+    """How evaluation searches actions.
 
     Raises:
         InputError: the beam or its score is not one there is.
     """
-    beam, score = config.eval.get("beam", 1), config.eval.get("beam_score", BEAM_SCORES[0])
+    beam, score = config.eval.beam, config.eval.beam_score
     if not 1 <= beam <= LEAST_BLOCK:
         raise InputError(f"config.eval.beam is {beam}; it must be from 1 to {LEAST_BLOCK}.")
     if score not in BEAM_SCORES:
@@ -124,7 +144,7 @@ def plan_config(config: ml_collections.ConfigDict) -> PlanConfig:
         beam=beam,
         score=score,
         gamma=config.pqn.gamma,
-        stop_threshold=config.eval.get("stop_threshold", -math.inf),
+        stop_threshold=config.eval.stop_threshold,
         batch_size=config.eval.batch_size,
     )
 
@@ -173,7 +193,7 @@ def feedback(config: ml_collections.ConfigDict) -> Feedback:
             f"config.reward.name is {config.reward.name!r}; the known reward is ground_truth."
         )
     penalize, per_fact = config.reward.penalize_extra_steps, config.reward.per_fact_reward
-    step_cost, stop_action = config.reward.get("step_cost", 0.0), config.env.get("stop_action")
+    step_cost, stop_action = config.reward.step_cost, config.env.stop_action
 
     def rewards(batch, trajectory):
         stop = batch.support.shape[1] - 1
@@ -191,14 +211,13 @@ def feedback(config: ml_collections.ConfigDict) -> Feedback:
 
 
 def sharding_rules(config: ml_collections.ConfigDict) -> Rules:
-    """The (regex, strategy) pairs; none in the config of a run from before there were any.
+    """The (regex, strategy) pairs.
 
     Raises:
         InputError: a rule is malformed.
     """
-    rules = config.runtime.get("sharding", ())
-    check_rules(rules)
-    return rules
+    check_rules(config.runtime.sharding)
+    return config.runtime.sharding
 
 
 def cache_folder(config: ml_collections.ConfigDict) -> Path:
@@ -217,9 +236,8 @@ def read_samples(config: ml_collections.ConfigDict, split: Any, *, hold_out: boo
         synthetic=SyntheticConfig(made.hops, made.comparison, made.chunks, made.seed),
         synthetic_train=made.train,
         synthetic_dev=made.dev,
-        # Runs saved before there were these fields lack them.
-        babilong=BabilongConfig(**data.get("babilong", {})),
-        niah=NiahConfig(**data.get("niah", {})),
+        babilong=BabilongConfig(**data.babilong),
+        niah=NiahConfig(**data.niah),
     )
     hold_out = hold_out and not config.eval.path
     return load_split(settings, split, cache_folder(config), hold_out=hold_out)
@@ -368,7 +386,7 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     kind, kinds = rollout_config(config).positions, positions.KINDS
     if kind not in kinds:
         raise InputError(f"config.env.positions is {kind!r}; give one of {', '.join(kinds)}.")
-    if config.reward.get("step_cost", 0.0) < 0:
+    if config.reward.step_cost < 0:
         raise InputError(
             f"config.reward.step_cost is {config.reward.step_cost}; it must be at least 0."
         )
@@ -394,17 +412,26 @@ def save_config(config: ml_collections.ConfigDict, path: Path) -> None:
 def load_config(path: Path) -> ml_collections.ConfigDict:
     """Reads a config that `save_config` wrote; lists become tuples again.
 
+    Fields that there were not yet when it was saved get the value that keeps the run as it was.
+
     Raises:
         InputError: the file is missing or not JSON.
     """
     try:
-        return ml_collections.ConfigDict(_tuples(json.loads(path.read_text())))
+        saved = _tuples(json.loads(path.read_text()))
     except FileNotFoundError:
         raise InputError(
             f"{path} does not exist; --workdir must be the folder of a run that was trained."
         ) from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path} is not JSON ({error}); restore the run's config.") from None
+    for name, value in LATER_FIELDS.items():
+        *sections, field = name.split(".")
+        section = saved
+        for part in sections:
+            section = section.setdefault(part, {})
+        section.setdefault(field, value)
+    return ml_collections.ConfigDict(saved)
 
 
 def check_same_config(saved: ml_collections.ConfigDict, given: ml_collections.ConfigDict) -> None:

@@ -142,12 +142,45 @@ def test_documents_made_on_access_become_tokens(
     assert experiment.fingerprint(other) != experiment.fingerprint(samples)
 
 
-def test_configs_from_before_documents_were_made_are_read(
-    config: ml_collections.ConfigDict,
-) -> None:
-    with config.unlocked():
-        del config.data.babilong, config.data.niah
-    assert len(experiment.read_samples(config, "dev", hold_out=True).all) == 6
+def without_later_fields(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """The config as it was before there were those fields."""
+    old = config.copy_and_resolve_references()
+    with old.unlocked():
+        del old.env.positions, old.env.stop_action, old.reward.step_cost
+        del old.eval.beam, old.eval.beam_score, old.eval.stop_threshold
+        del old.data.babilong, old.data.niah, old.runtime.sharding
+    return old
+
+
+def test_run_saved_without_later_fields(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
+    experiment.save_config(without_later_fields(config), tmp_path / "config.json")
+    read = experiment.load_config(tmp_path / "config.json")
+    assert experiment.rollout_config(read) == experiment.rollout_config(config)
+    assert (read.env.positions, read.env.stop_action, read.reward.step_cost) == ("none", False, 0.0)
+    assert not experiment.is_planned(read)
+    assert experiment.sharding_rules(read) == ()
+    assert len(experiment.read_samples(read, "dev", hold_out=True).all) == 6
+    experiment.check_values(read)
+    experiment.check_same_config(read, config)  # it goes on as it began
+    for field, value in (
+        ("env.positions", "relative"),
+        ("env.stop_action", True),
+        ("reward.step_cost", 0.1),
+        ("data.babilong.chunks", 7),
+    ):
+        other = config.copy_and_resolve_references()
+        other.update_from_flattened_dict({field: value})
+        with pytest.raises(InputError, match=f"config.{field}: the run has"):
+            experiment.check_same_config(read, other)
+
+
+def test_later_fields_are_fields_of_every_config(config: ml_collections.ConfigDict) -> None:
+    """And a new run begins with the value of old ones, save where the code knows better now."""
+    for name, value in experiment.LATER_FIELDS.items():
+        given = config
+        for part in name.split("."):
+            given = given[part]
+        assert given == value or name == "runtime.sharding", name
 
 
 def test_encoder_is_kept_with_the_run(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
