@@ -15,6 +15,9 @@ from tests.entry_points import ROOT, Commands, metric_lines, refusal
 
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "common")
 
+# Variants that are other ones' shorter names.
+SHORT = {"babilong": {"": "qa1", "tiny": "qa1-tiny", "minilm": "qa1-minilm"}}
+
 
 def module(name: str) -> ModuleType:
     return importlib.import_module(f"configs.{name}")
@@ -24,11 +27,13 @@ def variants(name: str) -> list[str]:
     """The variants that a config names when it is asked for one it does not have."""
     with pytest.raises(ValueError, match="the variant 'none-such' is unknown") as caught:
         module(name).get_config("none-such")
-    return ["", *re.findall(r":(\w+)", str(caught.value).partition("use ")[2])]
+    return ["", *re.findall(r":([\w-]+)", str(caught.value).partition("use ")[2])]
 
 
 def test_there_are_experiments() -> None:
-    assert set(NAMES) >= {"hotpotqa", "musique", "two_wiki", "hotpotqa_musique", "quickstart"}
+    documents = {"babilong", "niah"}
+    questions = {"hotpotqa", "musique", "two_wiki", "hotpotqa_musique", "quickstart"}
+    assert set(NAMES) >= questions | documents
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -40,8 +45,25 @@ def test_every_variant_builds(name: str) -> None:
         assert config.is_locked
         assert config.data.sources
     # Different variants are different experiments.
-    built = [module(name).get_config(variant).to_json() for variant in variants(name)]
-    assert len(set(built)) == len(built)
+    built = {variant: module(name).get_config(variant).to_json() for variant in variants(name)}
+    for short, long in SHORT.get(name, {}).items():
+        assert built.pop(short) == built[long]
+    assert len(set(built.values())) == len(built)
+
+
+def test_every_task_of_babilong_has_every_size() -> None:
+    known = variants("babilong")
+    assert len(known) == 3 + 20 * 3
+    for number in range(1, 21):
+        for size in ("", "-tiny", "-minilm"):
+            config = module("babilong").get_config(f"qa{number}{size}")
+            assert config.data.babilong.task == f"qa{number}"
+            assert config.encoder.path == {"": "facebook/contriever", "-tiny": ""}.get(
+                size, "minilm"
+            )
+    for wrong in ("qa0", "qa21", "qa3-", "qa3-huge", "-tiny", "tiny-qa3"):
+        with pytest.raises(ValueError, match=f"the variant '{wrong}' is unknown"):
+            module("babilong").get_config(wrong)
 
 
 @pytest.mark.parametrize("name", NAMES)
