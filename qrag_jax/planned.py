@@ -18,6 +18,7 @@ from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.encoders.text_encoder import Params
+from qrag_jax.environments.chunks import state_width
 from qrag_jax.evaluation import make_row
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.retrieval_log import Row
@@ -44,7 +45,12 @@ def make_planner(
     data = config.data
     # Not what these samples need but the longest there can be: other documents come.
     longest = max(data.max_chunk_tokens - 2, data.max_chunk_tokens_in_state)
-    questions = data.max_question_tokens
+    in_state = data.max_chunk_tokens_in_state
+    opening = len(loaded.encoder.state_opening)
+    others = state_width(opening, 0, in_state, rollout.max_steps - 1)
+    room = loaded.encoder.max_positions - others
+    found = max(int(store.question_lengths.max()) for store in stores)
+    questions = max(found, min(data.max_question_tokens, room))
     shape = EpisodeShape(questions, longest, max(int(s.chunk_counts.max()) for s in stores))
     experiment.check_fit(config, loaded.encoder, shape, {"evaluation": stores[0]})
     store = None
@@ -116,6 +122,9 @@ def log_meta(config: ml_collections.ConfigDict, label: str, samples: str) -> dic
         "max_steps": config.env.max_steps,
         "max_chunk_tokens": config.data.max_chunk_tokens,
         "max_chunk_tokens_in_state": config.data.max_chunk_tokens_in_state,
+        "positions": config.env.positions,
+        "sort_by_index": config.env.sort_by_index,
+        "stop_action": config.env.stop_action,
         "beam": plan.beam,
         "beam_score": plan.score,
         "stop_threshold": str(plan.stop_threshold),
