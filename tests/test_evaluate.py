@@ -221,6 +221,37 @@ def test_command_line_goes_first_and_batches_change_nothing(
     assert not (run_copy / "eval" / "eval_seed9_summary.json").exists()
 
 
+def test_planned_greedily_the_run_scores_the_same(
+    run_copy: Path, commands: Commands, tmp_path: Path
+) -> None:
+    # A threshold that never stops: episodes go through the planner, and are the rollout's.
+    commands.succeed(
+        *("evaluate", f"--workdir={run_copy}", "--config.eval.stop_threshold=-100.0"),
+        f"--out={tmp_path / 'out'}",
+    )
+    (log,) = (tmp_path / "out").glob("best-*/planned_eval_seed42.jsonl")
+    for planned, played in zip(rows(log), rows(best(run_copy) / "eval_seed42.jsonl"), strict=True):
+        assert planned.pop("q_values") == pytest.approx(played.pop("q_values"), rel=1e-4, abs=1e-6)
+        assert planned == played
+
+
+def test_a_beam_is_played_by_the_trained_retriever(
+    run_copy: Path, commands: Commands, tmp_path: Path
+) -> None:
+    commands.succeed(
+        *("evaluate", f"--workdir={run_copy}", "--config.eval.beam=4"), f"--out={tmp_path / 'out'}"
+    )
+    (log,) = (tmp_path / "out").glob("best-*/planned_eval_seed42.jsonl")
+    beam, greedy = rows(log), rows(best(run_copy) / "eval_seed42.jsonl")
+    assert [row["id"] for row in beam] == [row["id"] for row in greedy]
+    assert [row["pred_idx"] for row in beam] != [row["pred_idx"] for row in greedy]
+    for row, other in zip(beam, greedy, strict=True):
+        # Of the two steps' Q the sum: a wider search of so few never finds less.
+        assert row["q_values"][0] + 0.99 * row["q_values"][1] >= (
+            other["q_values"][0] + 0.99 * other["q_values"][1] - 1e-5
+        )
+
+
 def test_other_file_is_scored_whole(run_copy: Path, commands: Commands, tmp_path: Path) -> None:
     (path,) = (
         path
