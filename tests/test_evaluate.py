@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
-from tests.entry_points import Commands, refusal
+from tests.entry_points import SHARED, STEPS, Commands, refusal
 
 SAMPLES = 16  # what the shared run's data hold for evaluation
 FIELDS = [
@@ -267,6 +267,36 @@ def test_other_file_is_scored_whole(run_copy: Path, commands: Commands, tmp_path
     (log,) = (tmp_path / "out").glob("best-*/eval_seed42.jsonl")
     whole = rows(best(run_copy) / "eval_seed42.jsonl")
     assert [row["pred_idx"] for row in rows(log)] == [row["pred_idx"] for row in whole[4:14]]
+
+
+# ---------------------------------------------------------------------- runs of older versions
+
+
+def test_run_saved_without_later_fields(run_copy: Path, commands: Commands) -> None:
+    """It is scored as it was, can be planned and stopped early, and goes on training."""
+    config = json.loads((run_copy / "config.json").read_text())
+    for section, names in {
+        "env": ("positions", "stop_action"),
+        "reward": ("step_cost",),
+        "eval": ("beam", "beam_score", "stop_threshold"),
+        "data": ("babilong", "niah"),
+    }.items():
+        for name in names:
+            del config[section][name]
+    (run_copy / "config.json").write_text(json.dumps(config))
+    before = (best(run_copy) / "eval_seed42.jsonl").read_bytes()
+    # A threshold that nothing reaches: planned episodes end before their first step.
+    stopped = (f"--workdir={run_copy}", "--config.eval.stop_threshold=1e9")
+    printed = commands.succeed("evaluate", *stopped)
+    assert (best(run_copy) / "eval_seed42.jsonl").read_bytes() == before
+    summary = json.loads((run_copy / "summary.json").read_text())
+    for name in ("steps", "fact_f1", "return"):
+        assert summary["planned"][name] == 0
+    assert summary["trained"]["steps"] == 2
+    (line,) = (line for line in printed.splitlines() if line.startswith("planned "))
+    assert " - " in line  # of recall@1 there is none
+    resumed = commands.succeed("train", *SHARED, f"--workdir={run_copy}")
+    assert f"resumed {run_copy} at step {STEPS}" in resumed
 
 
 # ---------------------------------------------------------------------- bad input
