@@ -59,6 +59,10 @@ FREE_FIELDS = (
 
 # Fields that came later, with the value that a run saved without them was made with.
 LATER_FIELDS: dict[str, Any] = {
+    "encoder.pooling": "",
+    "encoder.normalise": None,
+    "encoder.state_prefix": "",
+    "encoder.chunk_prefix": "",
     "env.positions": "none",
     "env.stop_action": False,
     "reward.step_cost": 0.0,
@@ -250,11 +254,10 @@ def encoder_settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
         "dtype": encoder.dtype,
         "scale": encoder.scale,
         "remat": encoder.remat,
-        # Fields that the config of an older run may lack.
-        "pooling": encoder.get("pooling", ""),
-        "normalise": encoder.get("normalise"),
-        "state_prefix": encoder.get("state_prefix", ""),
-        "chunk_prefix": encoder.get("chunk_prefix", ""),
+        "pooling": encoder.pooling,
+        "normalise": encoder.normalise,
+        "state_prefix": encoder.state_prefix,
+        "chunk_prefix": encoder.chunk_prefix,
     }
 
 

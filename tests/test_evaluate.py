@@ -276,6 +276,7 @@ def test_run_saved_without_later_fields(run_copy: Path, commands: Commands) -> N
     """It is scored as it was, can be planned and stopped early, and goes on training."""
     config = json.loads((run_copy / "config.json").read_text())
     for section, names in {
+        "encoder": ("pooling", "normalise", "state_prefix", "chunk_prefix"),
         "env": ("positions", "stop_action"),
         "reward": ("step_cost",),
         "eval": ("beam", "beam_score", "stop_threshold"),
@@ -287,14 +288,12 @@ def test_run_saved_without_later_fields(run_copy: Path, commands: Commands) -> N
     before = (best(run_copy) / "eval_seed42.jsonl").read_bytes()
     # A threshold that nothing reaches: planned episodes end before their first step.
     stopped = (f"--workdir={run_copy}", "--config.eval.stop_threshold=1e9")
-    printed = commands.succeed("evaluate", *stopped)
+    commands.succeed("evaluate", *stopped)
     assert (best(run_copy) / "eval_seed42.jsonl").read_bytes() == before
     summary = json.loads((run_copy / "summary.json").read_text())
     for name in ("steps", "fact_f1", "return"):
         assert summary["planned"][name] == 0
     assert summary["trained"]["steps"] == 2
-    (line,) = (line for line in printed.splitlines() if line.startswith("planned "))
-    assert " - " in line  # of recall@1 there is none
     resumed = commands.succeed("train", *SHARED, f"--workdir={run_copy}")
     assert f"resumed {run_copy} at step {STEPS}" in resumed
 
