@@ -123,8 +123,11 @@ def _shown(result: dict[str, Any]) -> dict[str, float | str]:
 def _beam_cases(task: str, workdir: Path) -> list[Case]:
     """Beam search beside greedy play, on the same documents with the same checkpoint."""
     lengths = {SHORT: 200, 1200: 100}
-    greedy = _score(workdir, lengths, out="greedy")
-    beam = _score(workdir, lengths, f"--config.eval.beam={BEAM}", out=f"beam{BEAM}")
+    # Embeddings are kept from one to the other: the cost is that of searching.
+    kept = f"--embeddings={RUNS / 'embeddings'}"
+    _score(workdir, lengths, kept, out="greedy")
+    greedy = _score(workdir, lengths, kept, out="greedy")
+    beam = _score(workdir, lengths, kept, f"--config.eval.beam={BEAM}", out=f"beam{BEAM}")
     cases = []
     for length in lengths:
         low = greedy[length]["intervals"]["fact_em"]["low"]
