@@ -20,7 +20,7 @@ from absl import flags
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from qrag_jax import evaluation, experiment, planned, saved_run
+from qrag_jax import evaluation, experiment, planned, run_flags
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
@@ -80,12 +80,12 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
     run = SavedRun.open(workdir, config)
     scene = _scene(run, loaded_samples.all)
     out = Path(OUT.value) if OUT.value else workdir / "eval"
-    trained, step = run.trained(saved_run.CHECKPOINT.value)
+    trained, step = run.trained(run_flags.CHECKPOINT.value)
     untrained = run.untrained()
-    summary: dict[str, Any] = {"checkpoint": saved_run.CHECKPOINT.value, "step": step}
+    summary: dict[str, Any] = {"checkpoint": run_flags.CHECKPOINT.value, "step": step}
     played: dict[str, list[Row]] = {}
     for name, params in ((UNTRAINED, untrained), (TRAINED, trained)):
-        label = name if name == UNTRAINED else f"{saved_run.CHECKPOINT.value}-{step}"
+        label = name if name == UNTRAINED else f"{run_flags.CHECKPOINT.value}-{step}"
         scores, rate = _score(scene, params, out / label, label)
         played |= {NAMES[name, steps]: rows for steps, rows in scores.items()}
         summary["episodes_per_second"] = rate
@@ -251,7 +251,7 @@ def _training_seconds(workdir: Path) -> float | None:
 
 def main() -> int:
     """Reads the flags and scores."""
-    workdir = Path(saved_run.WORKDIR.value or ".")
+    workdir = Path(run_flags.WORKDIR.value or ".")
     config = flags.FLAGS.config
     saved = experiment.load_config(workdir / "config.json")
     same_data = (config.data.path, config.eval.path) == (saved.data.path, saved.eval.path)
@@ -260,4 +260,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    commandline.run(main, define=saved_run.define_config)
+    commandline.run(main, define=run_flags.define_config)

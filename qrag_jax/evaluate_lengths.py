@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import flags
 
-from qrag_jax import experiment, planned, saved_run
+from qrag_jax import experiment, planned, run_flags
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import retrieval_log
@@ -61,8 +61,8 @@ def evaluate_lengths(run: SavedRun, chunks: Sequence[int], samples: Sequence[int
         InputError: the run's documents cannot be made that long, or a log is of other settings.
     """
     config = run.config
-    params, step = run.trained(saved_run.CHECKPOINT.value)
-    label = f"{saved_run.CHECKPOINT.value}-{step}"
+    params, step = run.trained(run_flags.CHECKPOINT.value)
+    label = f"{run_flags.CHECKPOINT.value}-{step}"
     out = Path(OUT.value) if OUT.value else run.workdir / "lengths"
     # Refused before anything is computed, whichever length it is.
     sets = {
@@ -154,10 +154,10 @@ def main() -> int:
         )
     samples += samples[-1:] * (len(chunks) - len(samples))
     chunks, samples = map(list, zip(*sorted(zip(chunks, samples, strict=True)), strict=True))
-    run = SavedRun.open(Path(saved_run.WORKDIR.value or "."), flags.FLAGS.config)
+    run = SavedRun.open(Path(run_flags.WORKDIR.value or "."), flags.FLAGS.config)
     evaluate_lengths(run, chunks, samples)
     return 0
 
 
 if __name__ == "__main__":
-    commandline.run(main, define=saved_run.define_config)
+    commandline.run(main, define=run_flags.define_config)

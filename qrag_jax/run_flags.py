@@ -1,0 +1,53 @@
+"""Flags of the commands that read a trained run: which run, which checkpoint, its config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
+
+from qrag_jax import experiment
+from qrag_jax.errors import InputError
+
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run to score.")
+CHECKPOINT = flags.DEFINE_enum("checkpoint", "best", ["best", "last"], "Which checkpoint.")
+flags.DEFINE_string("eval_config", None, "Config FILE whose fields replace the run's.")
+
+
+def _argument(argv: Sequence[str], name: str) -> str | None:
+    """The value of `--name=value` or `--name value`, read before absl knows the config."""
+    for i, word in enumerate(argv):
+        flag, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and flag == name:
+            return value if equals else (argv[i + 1] if i + 1 < len(argv) else None)
+    return None
+
+
+def define_config(argv: Sequence[str]) -> None:
+    """Makes the run's saved config, updated by `--eval_config`, the flag `--config`."""
+    workdir = _argument(argv, "workdir")
+    if {"--help", "-h", "--helpfull"} & set(argv):
+        return
+    if workdir is None:
+        raise InputError("give the run to score, for example --workdir=runs/hotpotqa.")
+    config = experiment.load_config(Path(workdir) / "config.json")
+    if file := _argument(argv, "eval_config"):
+        _replace_fields(config, file)
+    config_flags.DEFINE_config_dict("config", config, lock_config=True)
+
+
+def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
+    """Puts the fields of the config `file` into `config`; the sources as one whole."""
+    parser = config_flags.config_flags.ConfigFileFlagParser(name="eval_config")
+    try:
+        fields = parser.parse(file)
+        if "sources" in fields.get("data", {}):
+            del config.data.sources
+            config.data.sources = fields.data.sources
+        config.lock().update(fields)
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        reason = str(error).strip().split("\n")[-1].strip().removeprefix("ValueError: ")
+        raise InputError(f"--eval_config={file}: {reason}") from None
