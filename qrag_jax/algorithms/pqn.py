@@ -48,8 +48,9 @@ class PQNConfig:
 class TrainState(NamedTuple):
     """All that training changes; every leaf is an array.
 
-    params, target_params: two towers stacked on axis 0, or their adapters alone. step: optimizer steps done, int32.
-    env_steps: environment steps (transitions) done, int32. key: PRNG key of the run, constant.
+    params, target_params: two towers stacked on axis 0, or their adapters alone. step: optimizer
+    steps done, int32. env_steps: environment steps (transitions) done, int32. key: PRNG key of the
+    run, constant.
     """
 
     params: Params
