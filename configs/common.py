@@ -6,7 +6,7 @@ Durations are in optimizer steps, lengths in tokens, batch sizes in questions (w
 from __future__ import annotations
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
+from ml_collections.config_dict import FieldReference, placeholder
 
 VARIANTS = ("", "tiny")
 
@@ -29,6 +29,13 @@ def get_config() -> ConfigDict:
     config.encoder.length_buckets = 3  # row lengths that attention is compiled for
     config.encoder.block_tokens = 0  # tokens computed at a time; 0: 512 on CPU, else 8192
     config.encoder.block_sizes = 2  # block sizes compiled, each half of the next
+    config.encoder.lora = ConfigDict()  # low-rank adapters, trained instead of the encoder
+    config.encoder.lora.rank = 0  # r, 0: the encoder itself is trained
+    config.encoder.lora.alpha = 16.0  # an adapter's product is scaled by alpha / r
+    config.encoder.lora.dropout = 0.0  # on the adapters' input; only 0 is supported
+    # Linear maps that get one: "all-linear", or names as in the model's files: ("query", "value")
+    config.encoder.lora.targets = FieldReference("all-linear", field_type=object)
+    config.encoder.lora.path = ""  # PEFT folder to start from, whose rank, alpha, targets hold
     config.encoder.scratch = ConfigDict()  # sizes where path is ""
     config.encoder.scratch.layers = 2  # transformer layers
     config.encoder.scratch.hidden = 128  # 2D, width of an embedding

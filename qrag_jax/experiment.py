@@ -14,6 +14,7 @@ from typing import Any
 
 import ml_collections
 
+from qrag_jax.adaptation import lora_config, with_first_adapters
 from qrag_jax.algorithms.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.algorithms.pqn import Feedback, PQNConfig
 from qrag_jax.algorithms.rollout import RolloutConfig
@@ -27,7 +28,13 @@ from qrag_jax.data.synthetic import SyntheticConfig
 from qrag_jax.data.tokens import TextTokenizer, TokenStore, default_cache, tokenise
 from qrag_jax.encoders.minilm import HUB_NAME, find_minilm
 from qrag_jax.encoders.model_files import resolve_folder
-from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder, save_encoder
+from qrag_jax.encoders.pretrained import (
+    LoadedEncoder,
+    load_encoder,
+    save_adapters,
+    save_encoder,
+    with_adapters,
+)
 from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.encoders.text_encoder import TextEncoder
 from qrag_jax.environments import positions
@@ -39,6 +46,7 @@ from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.runtime.sharding import Rules, check_rules
 
 CONFIG_NAME = "config.json"
+ADAPTERS = "adapter"  # folder of the first adapters, in the run's encoder
 MINILM = "minilm"
 MINILM_OR_SCRATCH = "minilm-or-scratch"
 
@@ -267,12 +275,14 @@ def prepare_encoder(
     """The encoder the run starts from, kept in `workdir/encoder` so that a run is self-contained.
 
     `encoder.path` is a folder, a hub name, "minilm" (see `find_minilm`), "minilm-or-scratch", or
-    "" for a small encoder from scratch, whose tokenizer is trained on `samples`.
+    "" for a small encoder from scratch, whose tokenizer is trained on `samples`. With LoRA the
+    first adapters are kept beside it.
     """
     folder = workdir / "encoder"
     settings = encoder_settings(config)
     if (workdir / CONFIG_NAME).exists() and folder.exists():
-        return load_encoder(folder, **settings)
+        loaded, adapters = load_encoder(folder, **settings), folder / ADAPTERS
+        return with_adapters(loaded, adapters) if adapters.exists() else loaded
     shutil.rmtree(folder, ignore_errors=True)  # of a start that was refused: never trained
     workdir.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=workdir, prefix=".encoder-"))
@@ -284,7 +294,9 @@ def prepare_encoder(
             make_scratch_folder(building, texts, scratch, config.seed)
         else:
             save_encoder(load_encoder(origin, **settings), origin, building)
-        loaded = load_encoder(building, **settings)
+        loaded = with_first_adapters(config, load_encoder(building, **settings))
+        if loaded.adapters is not None:
+            save_adapters(loaded, loaded.adapters, building / ADAPTERS)
         building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -394,6 +406,7 @@ def check_values(config: ml_collections.ConfigDict) -> None:
             f"config.reward.step_cost is {config.reward.step_cost}; it must be at least 0."
         )
     sharding_rules(config)
+    lora_config(config)
     plan_config(config)
     feedback(config)
     learning_rate_schedule(optimizer_config(config))

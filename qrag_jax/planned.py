@@ -55,7 +55,7 @@ def make_planner(
     experiment.check_fit(config, loaded.encoder, shape, {"evaluation": stores[0]})
     store = None
     if embeddings is not None:
-        tower = {name: _tower(leaf) for name, leaf in params.items()}
+        tower = loaded.encoder.tower(params, CHUNK)
         settings = {
             "row_tokens": data.max_chunk_tokens,
             "tokenizer": loaded.tokenizer.fingerprint(),
@@ -142,7 +142,3 @@ def _return(config: ml_collections.ConfigDict, sample: Sample, taken: Sequence[i
     batch = types.SimpleNamespace(support=support)
     rewards = experiment.feedback(config)(batch, played)  # type: ignore[arg-type]
     return float(discounted_return(rewards[0], config.pqn.gamma))
-
-
-def _tower(leaf: Any) -> Any:
-    return {k: _tower(v) for k, v in leaf.items()} if isinstance(leaf, dict) else leaf[CHUNK]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import jax
@@ -11,6 +12,7 @@ from jax.sharding import Mesh
 
 from qrag_jax import experiment
 from qrag_jax.algorithms import placement
+from qrag_jax.encoders.lora import Adapted
 from qrag_jax.encoders.pretrained import LoadedEncoder
 from qrag_jax.encoders.text_encoder import Params
 from qrag_jax.errors import InputError
@@ -24,14 +26,15 @@ class SavedRun:
     """What was saved, on the mesh of this machine.
 
     Attributes:
-        shardings: where parameters, two towers stacked on axis 0, live.
+        shardings: where parameters live: two towers stacked on axis 0, or (`Adapted`) their
+            adapters stacked over the one base.
     """
 
     workdir: Path
     config: ml_collections.ConfigDict
     mesh: Mesh
     loaded: LoadedEncoder
-    shardings: Params
+    shardings: Params | Adapted
 
     @classmethod
     def open(cls, workdir: Path, config: ml_collections.ConfigDict) -> SavedRun:
@@ -48,10 +51,13 @@ class SavedRun:
             )
         loaded = experiment.prepare_encoder(config, workdir, [])
         rules = experiment.sharding_rules(config)
-        shardings = placement.params_shardings(mesh, rules, loaded.params)
+        shardings = placement.params_shardings(mesh, rules, loaded.trained)
+        if loaded.adapters is not None:
+            base = placement.base_shardings(mesh, rules, loaded.params)
+            shardings = Adapted(base, shardings)
         return cls(workdir, config, mesh, loaded, shardings)
 
-    def trained(self, which: str) -> tuple[Params, int]:
+    def trained(self, which: str) -> tuple[Params | Adapted, int]:
         """The parameters of the "best" or the "last" checkpoint, and their optimizer step.
 
         Raises:
@@ -61,11 +67,28 @@ class SavedRun:
             lambda leaf, sharding: jax.ShapeDtypeStruct(
                 (2, *leaf.shape), leaf.dtype, sharding=sharding
             ),
-            self.loaded.params,
-            self.shardings,
+            self.loaded.trained,
+            self._trained_shardings,
         )
-        return Checkpoints(self.workdir).restore_params(which, template)
+        trained, step = Checkpoints(self.workdir).restore_params(which, template)
+        return self._with_base(trained), step
 
-    def untrained(self) -> Params:
+    def untrained(self) -> Params | Adapted:
         """The parameters the run started from."""
-        return placement.both_towers(self.shardings, self.loaded.params)
+        towers = placement.both_towers(self._trained_shardings, self.loaded.trained)
+        return self._with_base(towers)
+
+    @property
+    def _trained_shardings(self) -> Params:
+        adapted = isinstance(self.shardings, Adapted)
+        return self.shardings.adapters if adapted else self.shardings
+
+    def _with_base(self, towers: Params) -> Params | Adapted:
+        return towers if self._base is None else Adapted(self._base, towers)
+
+    @functools.cached_property
+    def _base(self) -> Params | None:
+        """The frozen base on the mesh, once for all that stands on it."""
+        if not isinstance(self.shardings, Adapted):
+            return None
+        return jax.device_put(self.loaded.params, self.shardings.base)

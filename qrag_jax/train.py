@@ -28,6 +28,7 @@ from qrag_jax.algorithms.train_step import TrainStep, make_train_step
 from qrag_jax.data.episodes import EpisodeShape, training_batches
 from qrag_jax.data.loading import without_questions
 from qrag_jax.data.sources import mix_weights
+from qrag_jax.encoders.lora import Adapted
 from qrag_jax.errors import InputError
 from qrag_jax.plan import make_plan
 from qrag_jax.runtime import commandline
@@ -76,7 +77,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     )
 
     # ------------------------------------------------------------------ compiled programs
-    optimizer, tower = make_optimizer(experiment.optimizer_config(config)), inputs.encoder.params
+    optimizer, tower = make_optimizer(experiment.optimizer_config(config)), inputs.encoder.trained
     rules = experiment.sharding_rules(config)
     shardings = placement.state_shardings(mesh, rules, tower, optimizer)
     step_program, play = _programs(config, mesh, shardings, inputs)
@@ -148,6 +149,11 @@ def _programs(
     plan = make_plan(config, encoder, inputs.shape, [*inputs.stores.values()])
     rollout_config, pqn_config = experiment.rollout_config(config), experiment.pqn_config(config)
     optimizer_config, reward = experiment.optimizer_config(config), experiment.feedback(config)
+    base, base_shardings = None, None
+    if inputs.encoder.adapters is not None:
+        rules = experiment.sharding_rules(config)
+        base_shardings = placement.base_shardings(mesh, rules, inputs.encoder.params)
+        base = jax.device_put(inputs.encoder.params, base_shardings)
     step_program = make_train_step(
         mesh,
         shardings,
@@ -160,11 +166,19 @@ def _programs(
         learning_rate_schedule(optimizer_config),
         optimizer_config.learning_rate,
         config.train.accumulation,
+        base_shardings,
     )
+    of_params = shardings.params if base is None else Adapted(base_shardings, shardings.params)
     play = evaluation.make_play(
-        mesh, shardings.params, encoder, plan, rollout_config, reward, pqn_config.gamma
+        mesh, of_params, encoder, plan, rollout_config, reward, pqn_config.gamma
     )
-    return step_program, play
+    if base is None:
+        return step_program, play
+    # The loop knows of what is trained alone.
+    return (
+        lambda state, batch: step_program(state, batch, base),
+        lambda adapters, batch: play(Adapted(base, adapters), batch),
+    )
 
 
 def _fixed_subset(config: ml_collections.ConfigDict, count: int) -> list[int]:

@@ -20,6 +20,11 @@ def params_shardings(mesh: Mesh, rules: Rules, tower: Params) -> Params:
     return shardings_of(mesh, rules, shapes, shapes)
 
 
+def base_shardings(mesh: Mesh, rules: Rules, base: Params) -> Params:
+    """The shardings of the one frozen tower that adapters stand on."""
+    return shardings_of(mesh, rules, base, base)
+
+
 def state_shardings(
     mesh: Mesh, rules: Rules, tower: Params, optimizer: optax.GradientTransformation
 ) -> TrainState:
@@ -35,7 +40,7 @@ def first_state(
     """Both towers start from the same one; no device ever holds more than its part of an array.
 
     Args:
-        tower: host arrays of one tower, the same on every host.
+        tower: host arrays of one tower, or of its adapters, the same on every host.
     """
 
     def build(tower: Params) -> TrainState:
@@ -45,7 +50,7 @@ def first_state(
 
 
 def both_towers(shardings: Params, tower: Params) -> Params:
-    """Two copies of one tower (host arrays) as parameters, placed like those of training."""
+    """Two copies of one tower, or of its adapters (host arrays), placed as in training."""
     return jax.jit(_both, out_shardings=shardings)(_place_one(shardings, tower))
 
 

@@ -19,6 +19,7 @@ import optax
 from qrag_jax.algorithms.returns import lambda_returns
 from qrag_jax.algorithms.rollout import RolloutConfig, Trajectory, rollout
 from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.encoders.lora import Adapted
 from qrag_jax.encoders.ragged import Plan, TokenCount, pull_back
 from qrag_jax.encoders.rope import rotate
 from qrag_jax.encoders.text_encoder import Params, TextEncoder
@@ -47,8 +48,9 @@ class PQNConfig:
 class TrainState(NamedTuple):
     """All that training changes; every leaf is an array.
 
-    params, target_params: two towers stacked on axis 0. step: optimizer steps done, int32.
-    env_steps: environment steps (transitions) done, int32. key: PRNG key of the run, constant.
+    params, target_params: two towers stacked on axis 0, or their adapters alone. step: optimizer
+    steps done, int32. env_steps: environment steps (transitions) done, int32. key: PRNG key of the
+    run, constant.
     """
 
     params: Params
@@ -126,14 +128,17 @@ def gradient_sums(
     rollout_config: RolloutConfig,
     config: PQNConfig,
     feedback: Feedback,
-    params: Params,
-    target_params: Params,
+    params: Params | Adapted,
+    target_params: Params | Adapted,
     batch: EpisodeBatch,
     keys: jax.Array,
     alpha: jax.Array,
     uniform: jax.Array,
 ) -> tuple[Params, Sums]:
-    """Plays a batch and returns the gradient of the SUMMED loss, with the sums to divide by."""
+    """Plays a batch and returns the gradient of the SUMMED loss, with the sums to divide by.
+
+    Towers that share a frozen base (`Adapted`) have the gradient of their adapters.
+    """
     if rollout_config.stop_action:
         batch = with_stop(batch)
     trajectory = rollout(
@@ -157,9 +162,16 @@ def gradient_sums(
     (total, count), cotangents = jax.value_and_grad(loss_of, (0, 1), has_aux=True)(*embeddings)
     rows = _tower_rows(trajectory)
     cotangents = jnp.stack([c.reshape(-1, encoder.width) for c in cotangents])
-    gradient, used = jax.lax.map(
-        lambda tower: pull_back(encoder, plan.gradients, *tower), (params, *rows, cotangents)
-    )
+    trained, base = params, None
+    if isinstance(params, Adapted):
+        base, trained = params
+
+    def of_tower(tower: tuple) -> tuple[Params, TokenCount]:
+        trained, *rows_and_cotangents = tower
+        one = trained if base is None else Adapted(base, trained)
+        return pull_back(encoder, plan.gradients, one, *rows_and_cotangents)
+
+    gradient, used = jax.lax.map(of_tower, (trained, *rows, cotangents))
     tokens = TokenCount.total([trajectory.tokens, used])
     present = batch.chunk_mask.any(axis=1)
     unsolved = batch.support.at[

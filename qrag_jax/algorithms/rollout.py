@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.encoders.lora import Adapted
 from qrag_jax.encoders.packing import Blocks
 from qrag_jax.encoders.ragged import Plan, TokenCount, embed_rows
 from qrag_jax.encoders.rope import rotate
@@ -99,7 +100,7 @@ def rollout(
     encoder: TextEncoder,
     plan: Plan,
     config: RolloutConfig,
-    params: Sequence[Params],
+    params: Sequence[Params | Adapted],
     batch: EpisodeBatch,
     keys: jax.Array | None,
     alpha: jax.Array,
@@ -115,7 +116,7 @@ def rollout(
         uniform: scalar bool, act uniformly at random instead.
     """
     special = {"sep_id": encoder.sep_id, "pad_id": encoder.pad_id}
-    towers = [[jax.tree.map(lambda leaf, i=i: leaf[i], p) for i in (STATE, CHUNK)] for p in params]
+    towers = [[encoder.tower(p, i) for i in (STATE, CHUNK)] for p in params]
 
     def embed(
         tower: int, blocks: Blocks, tokens: jax.Array, lengths: jax.Array

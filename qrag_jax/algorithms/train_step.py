@@ -13,11 +13,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from qrag_jax.algorithms import pqn
 from qrag_jax.algorithms.rollout import RolloutConfig
 from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.encoders.lora import Adapted
 from qrag_jax.encoders.ragged import Plan
-from qrag_jax.encoders.text_encoder import TextEncoder
+from qrag_jax.encoders.text_encoder import Params, TextEncoder
 from qrag_jax.runtime.sharding import BATCH_AXES, gather, specs_of, sum_to_parts
 
-TrainStep = Callable[[pqn.TrainState, EpisodeBatch], tuple[pqn.TrainState, dict[str, jax.Array]]]
+Metrics = dict[str, jax.Array]
+TrainStep = Callable[..., tuple[pqn.TrainState, Metrics]]  # (state, batch), then a base if any
 
 
 def make_train_step(
@@ -32,8 +34,12 @@ def make_train_step(
     schedule: optax.Schedule,
     peak_learning_rate: float,
     accumulation: int = 1,
+    base_shardings: Params | None = None,
 ) -> TrainStep:
     """The jitted `(state, batch) → (state, metrics)`; the state's buffers are donated.
+
+    Where the state's towers are adapters it is `(state, batch, base)`: one frozen base serves
+    both towers, online and target, and is neither changed nor donated.
 
     The batch is split over the mesh's batch axes and, on each device, into `accumulation`
     micro-batches. Losses are sums with their counts, and every episode has its own PRNG key, so
@@ -46,16 +52,20 @@ def make_train_step(
 
     Args:
         shardings: of the state, as `algorithms.placement.state_shardings` gives them.
+        base_shardings: of the base that adapters stand on, None where whole towers are trained.
 
     Metrics are float32 scalars: means over transitions (`loss`, `mean_q`, `mean_target`,
     `td_error`, `entropy`), over episodes (`return`, `fact_em` of the acting policy), and
     `grad_norm`, `learning_rate`, `alpha`, `padding_share`, `env_steps`.
     """
     gradient_sums = partial(pqn.gradient_sums, encoder, plan, rollout_config, config, feedback)
-    specs = specs_of(shardings.params)
+    specs, base_specs = specs_of(shardings.params), specs_of(base_shardings)
 
-    def on_device(params, target_params, batch, keys, alpha, uniform):
+    def on_device(params, target_params, base, batch, keys, alpha, uniform):
         params, target_params = gather(params, specs), gather(target_params, specs)
+        if base is not None:
+            base = gather(base, base_specs)
+            params, target_params = Adapted(base, params), Adapted(base, target_params)
 
         def total_over_mesh(totals):
             gradient, sums = totals
@@ -80,18 +90,20 @@ def make_train_step(
     over_mesh = jax.shard_map(
         on_device,
         mesh=mesh,
-        in_specs=(specs, specs, by_episode, by_episode, replicated, replicated),
+        in_specs=(specs, specs, base_specs, by_episode, by_episode, replicated, replicated),
         out_specs=(specs, replicated),
         check_vma=False,
     )
 
-    def train_step(state: pqn.TrainState, batch: EpisodeBatch):
+    def train_step(state: pqn.TrainState, batch: EpisodeBatch, base: Params | None = None):
         learning_rate = schedule(state.step)
         alpha = pqn.alpha_at(config.alpha, learning_rate, peak_learning_rate)
         step_key = jax.random.fold_in(state.key, state.step)
         keys = jax.random.split(step_key, batch.sample.shape[0])
         uniform = state.env_steps < 2 * config.learning_start
-        gradient, sums = over_mesh(state.params, state.target_params, batch, keys, alpha, uniform)
+        gradient, sums = over_mesh(
+            state.params, state.target_params, base, batch, keys, alpha, uniform
+        )
         new_state, grad_norm = pqn.apply_update(state, gradient, sums, optimizer, config.tau)
         transitions = jnp.maximum(sums.transitions, 1.0)
         episodes = jnp.maximum(sums.episodes, 1.0)
@@ -111,9 +123,10 @@ def make_train_step(
         }
         return new_state, metrics
 
+    placed = shardings, NamedSharding(mesh, by_episode)
     return jax.jit(
         train_step,
         donate_argnums=0,
-        in_shardings=(shardings, NamedSharding(mesh, by_episode)),
+        in_shardings=placed if base_shardings is None else (*placed, base_shardings),
         out_shardings=(shardings, NamedSharding(mesh, replicated)),
     )

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from qrag_jax.encoders.attention import padded_attention
-from qrag_jax.encoders.linear import Linear
+from qrag_jax.encoders.linear import Linear, side_by_side
 from qrag_jax.encoders.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.encoders.precision import Precision
 from qrag_jax.encoders.trunk import WORDS, Params, apply_layer, cut_layers, stack_layers
@@ -199,8 +199,7 @@ class Bert(nn.Module):
 
         apart, layers = cut_layers(params, self.config.num_hidden_layers, kernel_dtype)
         for i, layer in enumerate(layers):
-            parts = [layer.pop(name) for name in PROJECTIONS]
-            layer[QKV] = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *parts)
+            layer[QKV] = side_by_side([layer.pop(name) for name in PROJECTIONS])
             apart[f"layers_{i}"] = layer
         return apart
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+# Leaves that stand beside a kernel where the map has a low-rank adapter (`lora`).
+LORA_A, LORA_B = ADAPTER = ("lora_a", "lora_b")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -69,7 +73,10 @@ linear_without_bias.defvjp(
 
 
 class Linear(nn.Module):
-    """`linear` as a Flax module with the parameters of `nn.Dense`."""
+    """`linear` as a Flax module with the parameters of `nn.Dense`.
+
+    With the further leaves `lora_a` `[I, r]` and `lora_b` `[r, O]` it adds (x·A)·B.
+    """
 
     features: int
     products: jnp.dtype = jnp.float32
@@ -81,7 +88,32 @@ class Linear(nn.Module):
         kernel = self.param(
             "kernel", nn.initializers.lecun_normal(), (x.shape[-1], self.features), jnp.float32
         )
-        if not self.use_bias:
-            return linear_without_bias(self.products, x, kernel)
-        bias = self.param("bias", nn.initializers.zeros_init(), (self.features,), jnp.float32)
-        return linear(self.products, x, kernel, bias)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros_init(), (self.features,), jnp.float32)
+            result = linear(self.products, x, kernel, bias)
+        else:
+            result = linear_without_bias(self.products, x, kernel)
+        if not self.has_variable("params", LORA_A):
+            return result
+        a, b = (self.get_variable("params", name) for name in ADAPTER)
+        narrow = linear_without_bias(self.products, x, a)
+        return result + linear_without_bias(self.products, narrow, b)
+
+
+def side_by_side(parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
+    """The parameters of one `Linear` that computes what several compute from the same x.
+
+    Kernels and biases are joined. Adapters, which not every part needs to have, become one of the
+    sum of their ranks: the A's stand side by side, the B's on a diagonal of blocks.
+    """
+    plain = [{n: leaf for n, leaf in part.items() if n not in ADAPTER} for part in parts]
+    joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *plain)
+    before, width = 0, joined["kernel"].shape[-1]
+    a, b = [], []
+    for part in parts:
+        after = before + part["kernel"].shape[-1]
+        if LORA_A in part:
+            a.append(part[LORA_A])
+            b.append(jnp.pad(part[LORA_B], ((0, 0), (before, width - after))))
+        before = after
+    return joined | ({LORA_A: jnp.concatenate(a, -1), LORA_B: jnp.concatenate(b, 0)} if a else {})

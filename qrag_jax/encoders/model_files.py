@@ -96,7 +96,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: the file is missing, no JSON, or no JSON object.
     """
-    return _read_json(folder / "config.json")
+    return read_json(folder / "config.json")
 
 
 def read_tensors(folder: Path) -> dict[str, np.ndarray]:
@@ -163,8 +163,15 @@ def _module_files(folder: Path) -> list[Path]:
 
 
 def _read_weights(path: Path) -> dict[str, np.ndarray]:
-    if path.suffix == ".bin":
-        return read_torch_file(path)
+    return read_torch_file(path) if path.suffix == ".bin" else read_safetensors(path)
+
+
+def read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """Every tensor of one file.
+
+    Raises:
+        InputError: the file is missing or broken.
+    """
     try:
         return load_file(path)
     except (SafetensorError, OSError, TypeError, ValueError, KeyError) as error:
@@ -174,7 +181,7 @@ def _read_weights(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_shards(index: Path) -> dict[str, np.ndarray]:
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{index}: the field weight_map, tensor name to file name, is missing.")
     tensors: dict[str, np.ndarray] = {}
@@ -192,7 +199,12 @@ def _read_shards(index: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Parses a file that holds a JSON object.
+
+    Raises:
+        InputError: the file is missing, no JSON, or no JSON object.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

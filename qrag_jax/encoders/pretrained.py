@@ -9,8 +9,10 @@ from typing import Any
 
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.encoders import bert_weights, qwen3_weights
+from qrag_jax.encoders.adapters import LoraConfig, new_adapters
 from qrag_jax.encoders.bert import Bert, BertConfig
 from qrag_jax.encoders.model_files import read_config, read_tensors
+from qrag_jax.encoders.peft_files import read_adapters, write_adapters
 from qrag_jax.encoders.precision import precision
 from qrag_jax.encoders.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.encoders.text_encoder import LAST, MEAN, POOLINGS, TextEncoder
@@ -54,12 +56,24 @@ FAMILIES = {
 
 @dataclasses.dataclass(frozen=True)
 class LoadedEncoder:
-    """An encoder with the parameters of one tower (float32 NumPy) and what it was read from."""
+    """An encoder with the parameters of one tower (float32 NumPy) and what it was read from.
+
+    Attributes:
+        lora, adapters: sizes and parameters (of one tower) of adapters; None where the encoder's
+            parameters themselves are trained.
+    """
 
     encoder: TextEncoder
     params: Params
     tokenizer: TextTokenizer
     model_config: dict[str, Any]
+    lora: LoraConfig | None = None
+    adapters: Params | None = None
+
+    @property
+    def trained(self) -> Params:
+        """What training changes: the adapters if there are any, else all parameters."""
+        return self.params if self.adapters is None else self.adapters
 
 
 def family_of(model_config: Mapping[str, Any], where: str) -> Family:
@@ -146,6 +160,38 @@ def load_encoder(
         chunk_prefix=tuple(chunk_ids),
     )
     return LoadedEncoder(encoder, params, tokenizer, model_config)
+
+
+def with_new_adapters(loaded: LoadedEncoder, config: LoraConfig, seed: int) -> LoadedEncoder:
+    """The encoder, frozen, with adapters that change nothing yet.
+
+    Raises:
+        InputError: the model has no linear maps of the names in `config.targets`.
+    """
+    table = family_of(loaded.model_config, "config.json").table
+    return _adapted(loaded, config, new_adapters(table, loaded.encoder.module, config, seed))
+
+
+def with_adapters(loaded: LoadedEncoder, folder: Path) -> LoadedEncoder:
+    """The encoder, frozen, with the adapters of a folder in PEFT's format.
+
+    Raises:
+        InputError: see `peft_files.read_adapters`.
+    """
+    table = family_of(loaded.model_config, "config.json").table
+    return _adapted(loaded, *read_adapters(folder, table, loaded.encoder.module))
+
+
+def save_adapters(loaded: LoadedEncoder, adapters: Params, out: Path) -> None:
+    """Writes adapters of one tower of this encoder in PEFT's format."""
+    if loaded.lora is None:
+        raise ValueError("the encoder has no adapters")
+    write_adapters(out, family_of(loaded.model_config, str(out)).table, loaded.lora, adapters)
+
+
+def _adapted(loaded: LoadedEncoder, config: LoraConfig, adapters: Params) -> LoadedEncoder:
+    encoder = dataclasses.replace(loaded.encoder, lora_scale=config.scale)
+    return dataclasses.replace(loaded, encoder=encoder, lora=config, adapters=adapters)
 
 
 def save_encoder(loaded: LoadedEncoder, tokenizer_files_from: Path, out: Path) -> None:

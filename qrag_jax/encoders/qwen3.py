@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from qrag_jax.encoders.attention import padded_attention
-from qrag_jax.encoders.linear import Linear
+from qrag_jax.encoders.linear import Linear, side_by_side
 from qrag_jax.encoders.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.encoders.precision import Precision
 from qrag_jax.encoders.rope import angles
@@ -215,8 +215,7 @@ class Qwen3(nn.Module):
         apart, layers = cut_layers(params, self.config.num_hidden_layers, kernel_dtype)
         for i, layer in enumerate(layers):
             for fused, names in FUSED.items():
-                parts = [layer.pop(name) for name in names]
-                layer[fused] = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, -1), *parts)
+                layer[fused] = side_by_side([layer.pop(name) for name in names])
             apart[f"layers_{i}"] = layer
         return apart
 

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
+from qrag_jax.encoders.lora import Adapted, attach, detach
 from qrag_jax.encoders.packing import (
     Blocks,
     Filling,
@@ -96,12 +98,13 @@ def embed_rows(
 def pull_back(
     encoder: TextEncoder,
     blocks: Blocks,
-    params: Params,
+    params: Params | Adapted,
     tokens: jax.Array,
     lengths: jax.Array,
     cotangents: jax.Array,
 ) -> tuple[Params, TokenCount]:
-    """Gradient of `Σ_n <cotangents[n], embed(tokens[n])>` with respect to `params`, in float32.
+    """Gradient of `Σ_n <cotangents[n], embed(tokens[n])>` with respect to `params`, in float32;
+    of one tower's adapters where `params` has them.
 
     tokens `[N, L]`, lengths `[N]`, cotangents `[N, D]`; rows of length 0 contribute nothing.
 
@@ -111,6 +114,8 @@ def pull_back(
     rows = _sorted(blocks, tokens, lengths)
     # A row that occurs twice is pulled back once, with the sum of its cotangents.
     cotangents = jnp.zeros_like(cotangents).at[rows.first].add(cotangents)[rows.order]
+    if isinstance(params, Adapted):
+        return _pull_back_to_adapters(encoder, blocks, params, rows, cotangents)
     apart = encoder.module.prepare(params)
     table = apart.pop(WORDS)
 
@@ -126,6 +131,32 @@ def pull_back(
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (apart, table))
     (gradient, of_table), count = _over_blocks(blocks, rows, compute, zeros)
     return encoder.module.rest(gradient | {WORDS: of_table}), count
+
+
+def _pull_back_to_adapters(
+    encoder: TextEncoder, blocks: Blocks, params: Adapted, rows: _Rows, cotangents: jax.Array
+) -> tuple[Params, TokenCount]:
+    """As `pull_back`, for rows and cotangents in order; the base is a constant."""
+    module = encoder.module
+
+    def prepare(adapters: Params) -> tuple[Params, Params]:
+        attached = attach(Adapted(params.base, adapters), encoder.lora_scale)
+        return detach(module.prepare(attached, module.precision.products))
+
+    apart, to_rest, frozen = jax.vjp(prepare, params.adapters, has_aux=True)
+
+    def compute(total: Params, block: _Packed) -> Params:
+        def embed(apart: Params) -> jax.Array:
+            prepared = unflatten_dict(frozen | apart)
+            return encoder.embed_words(prepared, prepared[WORDS][block.tokens], block.layout)
+
+        cotangent = cotangents.at[block.place].get(mode="fill", fill_value=0)
+        (gradient,) = jax.vjp(embed, apart)[1](cotangent)
+        return jax.tree.map(jnp.add, total, gradient)
+
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), apart)
+    gradient, count = _over_blocks(blocks, rows, compute, zeros)
+    return to_rest(gradient)[0], count
 
 
 def count_tokens(blocks: Blocks, tokens: jax.Array, lengths: jax.Array) -> TokenCount:

@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from qrag_jax.encoders.lora import Adapted, attach
 from qrag_jax.encoders.packing import Layout, padded_layout
 from qrag_jax.encoders.trunk import WORDS, Params, Trunk
 
@@ -31,6 +32,7 @@ class TextEncoder:
         normalise: the pooled vector to length 1 (L2).
         state_prefix, chunk_prefix: ids that the rows of a tower have behind the opening token, such
             as those of "query: ".
+        lora_scale: factor on the product of an adapter's two matrices, where there are adapters.
     """
 
     module: Trunk
@@ -44,6 +46,7 @@ class TextEncoder:
     normalise: bool = False
     state_prefix: tuple[int, ...] = ()
     chunk_prefix: tuple[int, ...] = ()
+    lora_scale: float = 1.0
 
     @property
     def state_opening(self) -> tuple[int, ...]:
@@ -61,6 +64,16 @@ class TextEncoder:
     def init(self, key: jax.Array) -> Params:
         """Random parameters of one tower, as they rest."""
         return self.module.init_params(key)
+
+    def tower(self, params: Params | Adapted, number: int) -> Params:
+        """The parameters, as they rest, of one of several towers stacked on axis 0.
+
+        Where only adapters are stacked they stand beside the kernels of the shared base.
+        """
+        if not isinstance(params, Adapted):
+            return jax.tree.map(lambda leaf: leaf[number], params)
+        adapters = jax.tree.map(lambda leaf: leaf[number], params.adapters)
+        return attach(Adapted(params.base, adapters), self.lora_scale)
 
     def embed(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         """tokens `[B, L]` padded on the right, lengths `[B]` → float32 embeddings `[B, D]`.

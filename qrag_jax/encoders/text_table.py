@@ -64,7 +64,7 @@ def make_embed(
     specs, by_row = specs_of(shardings), PartitionSpec(BATCH_AXES)
 
     def on_device(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        params = jax.tree.map(lambda leaf: leaf[tower], gather(params, specs))
+        params = encoder.tower(gather(params, specs), tower)
         return embed_rows(encoder, blocks, params, tokens, lengths)[0]
 
     over_mesh = jax.shard_map(

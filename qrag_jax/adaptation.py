@@ -1,0 +1,52 @@
+"""What a config says of low-rank adapters: their sizes, and those that training starts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_collections
+
+from qrag_jax.encoders.adapters import LoraConfig
+from qrag_jax.encoders.pretrained import LoadedEncoder, with_adapters, with_new_adapters
+from qrag_jax.errors import InputError
+
+
+def lora_config(config: ml_collections.ConfigDict) -> LoraConfig | None:
+    """The sizes of new adapters; None where none are to be made.
+
+    Raises:
+        InputError: a size makes no sense, or there is dropout.
+    """
+    lora = config.encoder.get("lora")  # which the config of an older run may lack
+    if lora is None:
+        return None
+    if lora.dropout != 0:
+        raise InputError(
+            f"config.encoder.lora.dropout is {lora.dropout}, but dropout is not supported, since "
+            "episodes are played and learned from with the same embeddings; set it to 0."
+        )
+    if lora.rank < 0 or not lora.alpha > 0:
+        raise InputError(
+            f"config.encoder.lora.rank is {lora.rank} and alpha {lora.alpha}; rank must be at "
+            "least 0 (no adapters), alpha above 0."
+        )
+    return LoraConfig(lora.rank, lora.alpha, lora.targets) if lora.rank else None
+
+
+def with_first_adapters(config: ml_collections.ConfigDict, loaded: LoadedEncoder) -> LoadedEncoder:
+    """The encoder with the adapters that training starts from, if the config asks for any.
+
+    Raises:
+        InputError: see `lora_config`; there are no linear maps of the names given; or the folder
+            `encoder.lora.path` cannot be used, or has another rank.
+    """
+    new, path = lora_config(config), config.encoder.get("lora", {}).get("path", "")
+    if not path:
+        return with_new_adapters(loaded, new, config.seed) if new else loaded
+    loaded = with_adapters(loaded, Path(path).expanduser())
+    if new and loaded.lora and new.rank != loaded.lora.rank:
+        raise InputError(
+            f"config.encoder.lora.rank is {new.rank}, but the adapters of {path} have rank "
+            f"{loaded.lora.rank}; leave it 0 to start from them."
+        )
+    return loaded

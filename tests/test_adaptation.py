@@ -1,0 +1,110 @@
+"""A run with adapters, by its commands: trained, resumed, scored; and the settings refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configs import hotpotqa
+from qrag_jax import experiment
+from qrag_jax.adaptation import lora_config
+from qrag_jax.encoders.model_files import read_safetensors
+from qrag_jax.encoders.pretrained import load_encoder, with_adapters
+from qrag_jax.errors import InputError
+from tests.entry_points import Commands, losses, refusal, saved_state
+
+TINY = (
+    "--config=configs/hotpotqa.py:tiny",
+    "--config.train.steps=3",
+    "--config.train.log_every=1",
+    "--config.train.checkpoint_every=1",
+    "--config.encoder.length_buckets=1",
+    "--config.encoder.lora.rank=4",
+)
+
+
+@pytest.fixture(scope="module")
+def trained(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workdir = tmp_path_factory.mktemp("lora") / "run"
+    commands.succeed("train", *TINY, f"--workdir={workdir}")
+    return workdir
+
+
+def test_a_run_saves_adapters_alone(trained: Path) -> None:
+    steps = dict(losses(trained))
+    assert list(steps) == [1, 2, 3]
+    assert np.isfinite([*steps.values()]).all()
+    state = saved_state(trained, 3)
+    arrays = {name for name, array in state.items() if array.ndim > 0 and name != "key"}
+    assert arrays
+    assert all(name.endswith(("lora_a", "lora_b")) for name in arrays)
+    of_params = {name: state[name] for name in arrays if name.startswith("params/")}
+    assert len(of_params) == 6 * 2  # BERT's linear maps
+    # They have moved from where the run's folder keeps the first ones.
+    first = with_adapters(load_encoder(trained / "encoder"), trained / "encoder" / "adapter")
+    for name, array in of_params.items():
+        _, _, module, leaf = name.split("/")
+        start = first.adapters["layers"][module][leaf]
+        assert array.shape == (2, *start.shape)
+        assert np.abs(array - start).max() > 1e-5, name
+
+
+def test_a_run_is_resumed_and_scored(trained: Path, commands: Commands, tmp_path: Path) -> None:
+    base = read_safetensors(trained / "encoder" / "model.safetensors")
+    again = tmp_path / "run"
+    stopped = [*TINY, f"--workdir={again}"]
+    stopped[1] = "--config.train.steps=3"
+    _copy_until(trained, again, step=2)
+    told = commands.succeed("train", *stopped)
+    assert "at step 2" in told
+    resumed, whole = saved_state(again, 3), saved_state(trained, 3)
+    assert resumed.keys() == whole.keys()
+    for name, array in whole.items():
+        np.testing.assert_array_equal(resumed[name], array, err_msg=name)
+    told = commands.succeed("evaluate", f"--workdir={again}", "--checkpoint=last", "--samples=4")
+    assert "last checkpoint of step 3" in told
+    for name, array in read_safetensors(again / "encoder" / "model.safetensors").items():
+        np.testing.assert_array_equal(array, base[name], err_msg=name)
+    # A folder of adapters is a start for another run; one of another width is told at once.
+    start = f"--config.encoder.lora.path={again / 'encoder' / 'adapter'}"
+    fresh = ["train", *TINY, start, f"--workdir={tmp_path / 'other'}"]
+    told = refusal(commands.run(*fresh, "--config.encoder.scratch.hidden=48"))
+    assert "made for another base, since encoder.layer.0." in told
+    told = refusal(commands.run(*fresh, "--config.encoder.lora.rank=5"))
+    assert "config.encoder.lora.rank is 5, but the adapters of" in told
+
+
+def _copy_until(run: Path, out: Path, step: int) -> None:
+    """The run as it was when it had saved so many steps."""
+    import shutil
+
+    shutil.copytree(run, out)
+    for folder in (out / "checkpoints" / "last").iterdir():
+        if folder.name.isdigit() and int(folder.name) > step:
+            shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("dropout", 0.05, "dropout is 0.05, but dropout is not supported"),
+        ("rank", -1, "rank is -1 and alpha 16.0"),
+        ("alpha", 0.0, "rank is 4 and alpha 0.0"),
+    ],
+)
+def test_settings_without_sense_are_refused(field: str, value: float, told: str) -> None:
+    config = hotpotqa.get_config("tiny")
+    config.encoder.lora.rank = 4
+    config.encoder.lora[field] = value
+    with pytest.raises(InputError, match=told):
+        experiment.check_values(config)
+
+
+def test_without_rank_there_are_no_adapters() -> None:
+    config = hotpotqa.get_config("tiny")
+    assert lora_config(config) is None
+    with config.unlocked():
+        del config.encoder.lora  # as in the config of an older run
+    assert lora_config(config) is None
