@@ -96,7 +96,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: the file is missing, no JSON, or no JSON object.
     """
-    return _read_json(folder / "config.json")
+    return read_json(folder / "config.json")
 
 
 def read_tensors(folder: Path) -> dict[str, np.ndarray]:
@@ -174,7 +174,7 @@ def _read_weights(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_shards(index: Path) -> dict[str, np.ndarray]:
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{index}: the field weight_map, tensor name to file name, is missing.")
     tensors: dict[str, np.ndarray] = {}
@@ -192,13 +192,19 @@ def _read_shards(index: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Parses a file that holds an object (or, with `kind` list, an array).
+
+    Raises:
+        InputError: the file is missing, no JSON, or holds something else.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"{path}: missing; give the folder of a Hugging Face model.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not readable as JSON ({error}).") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: holds a {type(value).__name__} where an object is expected.")
+    if not isinstance(value, kind):
+        wanted = "an object" if kind is dict else "an array"
+        raise InputError(f"{path}: holds a {type(value).__name__} where {wanted} is expected.")
     return value
