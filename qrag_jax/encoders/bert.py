@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import flax.linen as nn
 import jax
@@ -47,6 +47,8 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 class BertConfig:
     """Sizes of a BERT encoder, named as in Hugging Face's `config.json` (which see)."""
 
+    model_types: ClassVar[tuple[str, ...]] = ("bert",)
+
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
@@ -57,25 +59,36 @@ class BertConfig:
     layer_norm_eps: float = 1e-12
     hidden_act: str = "gelu"
 
+    @property
+    def first_position(self) -> int:
+        """Where in the table of positions a row begins."""
+        return 0
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest row there are positions for."""
+        return self.max_position_embeddings - self.first_position
+
     @classmethod
-    def from_dict(cls, config: Mapping[str, Any], where: str) -> BertConfig:
+    def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
         """Reads the fields of a parsed `config.json`; `where` names the file in errors.
 
         Raises:
             InputError: a size is missing, or the model is a BERT this module does not compute.
         """
-        if config.get("model_type", "bert") != "bert":
+        if config.get("model_type", cls.model_types[0]) not in cls.model_types:
             raise InputError(
-                f"{where}: model_type {config['model_type']!r} is not supported; use a folder of a "
-                "model_type 'bert' encoder, such as Contriever or MiniLM."
+                f"{where}: model_type {config['model_type']!r} is not computed here, only "
+                f"{' or '.join(cls.model_types)}."
             )
         fields = dataclasses.fields(cls)
+        given = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
         absent = [
-            f.name for f in fields if f.default is dataclasses.MISSING and f.name not in config
+            f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given
         ]
         if absent:
             raise InputError(f"{where}: the fields {', '.join(absent)} are missing.")
-        result = cls(**{f.name: config[f.name] for f in fields if f.name in config})
+        result = cls(**given)
         if result.hidden_act not in ACTIVATIONS:
             raise InputError(
                 f"{where}: hidden_act {result.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}."
@@ -168,7 +181,7 @@ class Bert(nn.Module):
         Returns:
             hidden states `[T, H]`; at unused places they are finite but mean nothing.
         """
-        positions = self.tables["position_embeddings"][where.position]
+        positions = self.tables["position_embeddings"][where.position + self.config.first_position]
         x = self.embedding_norm(words + positions + self.tables["token_type_embeddings"][0])
         for layer in self.layers:
             module = BertLayer(self.config, self.precision, parent=None)

@@ -199,11 +199,11 @@ def _read_shards(index: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Parses a file that holds a JSON object.
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Parses a file that holds an object (or, with `kind` list, an array).
 
     Raises:
-        InputError: the file is missing, no JSON, or no JSON object.
+        InputError: the file is missing, no JSON, or holds something else.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -211,6 +211,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: missing; give the folder of a Hugging Face model.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not readable as JSON ({error}).") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: holds a {type(value).__name__} where an object is expected.")
+    if not isinstance(value, kind):
+        wanted = "an object" if kind is dict else "an array"
+        raise InputError(f"{path}: holds a {type(value).__name__} where {wanted} is expected.")
     return value

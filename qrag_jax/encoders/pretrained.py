@@ -18,6 +18,7 @@ from qrag_jax.encoders.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.encoders.text_encoder import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.encoders.trunk import REMAT_POLICIES, Params, Trunk, TrunkConfig
 from qrag_jax.encoders.weights import NameTable, params_from_tensors, save_folder
+from qrag_jax.encoders.xlm_roberta import ROBERTA_TABLE, XLM_ROBERTA_TABLE, XlmRobertaConfig
 from qrag_jax.errors import InputError
 
 
@@ -51,6 +52,8 @@ FAMILIES = {
         pooling=LAST,
         normalise=True,
     ),
+    "xlm-roberta": Family(XlmRobertaConfig.from_dict, Bert, XLM_ROBERTA_TABLE),
+    "roberta": Family(XlmRobertaConfig.from_dict, Bert, ROBERTA_TABLE),
 }
 
 
@@ -84,9 +87,10 @@ def family_of(model_config: Mapping[str, Any], where: str) -> Family:
     """
     model_type = model_config.get("model_type", "bert")
     if model_type not in FAMILIES:
+        classes = ", ".join(map(str, model_config.get("architectures") or ["no class named"]))
         raise InputError(
-            f"{where}: model_type {model_type!r} is not supported; use a folder of one of the "
-            f"architectures {', '.join(FAMILIES)}."
+            f"{where}: the architecture {model_type!r} ({classes}) is not supported; use a folder "
+            f"whose model_type is one of {', '.join(FAMILIES)}."
         )
     return FAMILIES[model_type]
 
@@ -149,7 +153,7 @@ def load_encoder(
     encoder = TextEncoder(
         module=trunk,
         width=config.hidden_size,
-        max_positions=config.max_position_embeddings,
+        max_positions=config.longest_row,
         opening_id=tokenizer.cls_id,
         sep_id=tokenizer.sep_id,
         pad_id=tokenizer.pad_id,

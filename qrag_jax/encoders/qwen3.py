@@ -45,6 +45,11 @@ class Qwen3Config:
     attention_bias: bool = False
     tie_word_embeddings: bool = False
 
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest row the model was made for."""
+        return self.max_position_embeddings
+
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], where: str) -> Qwen3Config:
         """Reads the fields of a parsed `config.json`; `where` names the file in errors.

@@ -11,8 +11,17 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import BertConfig as TorchBertConfig
-from transformers import BertModel, PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import (
+    BertModel,
+    PreTrainedTokenizerFast,
+    Qwen3ForCausalLM,
+    RobertaModel,
+    XLMRobertaModel,
+    XLMRobertaTokenizer,
+)
 from transformers import Qwen3Config as TorchQwen3Config
+from transformers import RobertaConfig as TorchRobertaConfig
+from transformers import XLMRobertaConfig as TorchXlmRobertaConfig
 
 from qrag_jax.encoders.minilm import find_minilm
 
@@ -48,6 +57,25 @@ def torch_bert(seed: int = 0, **sizes: Any) -> BertModel:
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     return _with_noise(BertModel(config, add_pooling_layer=False).eval())
+
+
+def torch_xlm_roberta(seed: int = 0, roberta: bool = False, **sizes: Any) -> XLMRobertaModel:
+    """A small random Hugging Face XLM-R (RoBERTa): 24 positions of which rows take 22."""
+    small: dict[str, Any] = {
+        "vocab_size": 60,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 40,
+        "max_position_embeddings": 24,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+    }
+    config = (TorchRobertaConfig if roberta else TorchXlmRobertaConfig)(**(small | sizes))
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    model = (RobertaModel if roberta else XLMRobertaModel)(config, add_pooling_layer=False)
+    return _with_noise(model.eval())
 
 
 def torch_qwen3(seed: int = 0, **sizes: Any) -> Qwen3ForCausalLM:
@@ -106,3 +134,12 @@ def write_bpe_tokenizer(folder: Path) -> None:
     )
     special = {"pad_token": QWEN_END, "eos_token": "<|im_end|>"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+
+
+def write_unigram_tokenizer(folder: Path) -> None:
+    """A unigram tokenizer with XLM-R's special tokens and their ids: <s> 0, <pad> 1, </s> 2."""
+    letters = [chr(ord("a") + i) for i in range(26)]
+    pieces = ["▁", "▁the", "▁query", "▁passage", ":", "▁moth", "th", *letters, ".", "?"]
+    special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    vocab = [*special, *((piece, -1.0 - 0.1 * i) for i, piece in enumerate(pieces))]
+    XLMRobertaTokenizer(vocab=[*vocab, ("<mask>", 0.0)]).save_pretrained(folder)

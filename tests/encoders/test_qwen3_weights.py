@@ -91,7 +91,7 @@ def test_an_unknown_architecture_names_the_known_ones(model, tmp_path) -> None:
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "mamba"}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        InputError, match=r"model_type 'mamba' is not supported; .* bert, qwen3"
+        InputError, match=r"architecture 'mamba' .* is not supported; .* bert, qwen3"
     ) as error:
         load_encoder(folder)
     assert "\n" not in str(error.value)

@@ -1,0 +1,208 @@
+"""The card of exported towers: how they were trained, what they scored, how they are used."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_collections
+
+from qrag_jax import experiment
+from qrag_jax.encoders.rope import THETA
+from qrag_jax.environments import positions
+
+RETRIEVERS = ("untrained", "single_step", "single_step_trained", "trained", "planned")
+HEAD = """---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags: [sentence-transformers, feature-extraction, multi-step-retrieval, qrag_jax]
+---
+"""
+# Positions of chunks, by config.env.positions, as a reader would number them.
+NUMBERING = {
+    "absolute": "p = 0, 1, 2, … in document order",
+    "random": "p = 0, 1, 2, … in document order (in training with random gaps)",
+    "relative": (
+        f"with the taken chunks' indices sorted, i_1 < … < i_k, the m chunks from i_j up to "
+        f"i_(j+1) stand at {positions.STEP}·j + ⌊linspace(0, {positions.SPAN}, m)⌋, "
+        "those before i_1 at j = 0; it changes with every chunk taken"
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What the card tells.
+
+    Attributes:
+        name: of the run. config: the run's. checkpoint: "best" or "last". step: of it.
+        seconds: of training, None if it never ended. summary: `summary.json`, {} if not scored.
+        pooling, normalise, width: of the encoder. prefixes: what each tower's texts begin with.
+        separator: the token that joins a state's parts.
+        state_tokens, chunk_tokens: the longest row of each tower.
+    """
+
+    name: str
+    config: ml_collections.ConfigDict
+    checkpoint: str
+    step: int
+    seconds: float | None
+    summary: Mapping[str, Any]
+    pooling: str
+    normalise: bool
+    width: int
+    prefixes: Mapping[str, str]
+    separator: str
+    state_tokens: int
+    chunk_tokens: int
+
+
+def card(facts: Facts) -> str:
+    """The card as Markdown, with the metadata that model hubs read."""
+    sections = [
+        HEAD + f"# {facts.name}: a retriever that searches in several steps",
+        _use(facts),
+        _positions(facts.config),
+        _training(facts),
+        _scores(facts),
+        _config(facts.config),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _use(facts: Facts) -> str:
+    data, env = facts.config.data, facts.config.env
+    separator = json.dumps(facts.separator)
+    order = "document order" if env.sort_by_index else "the order they were taken in"
+    normalised = "normalised, " if facts.normalise else ""
+    return f"""\
+Two text encoders trained together by PQN with [qrag_jax](https://github.com/qrag-jax/qrag_jax), as
+in Q-RAG (arXiv 2511.07328). `state` embeds a question with the chunks taken so far, `chunk` embeds
+one chunk; their inner product is a Q-value, the return expected when this chunk is taken next.
+
+## Use
+
+```python
+from sentence_transformers import SentenceTransformer
+
+state, chunk = SentenceTransformer("state"), SentenceTransformer("chunk")
+vectors = chunk.encode(chunks)  # once, into any vector store that ranks by inner product
+taken = []
+for _ in range({env.max_steps}):
+    text = {separator}.join([question, *(chunks[i] for i in taken)])
+    q = vectors @ state.encode(text)
+    q[taken] = -float("inf")
+    taken.append(int(q.argmax()))
+```
+
+- A state's text is the question and the chunks taken, in {order}, with {separator}
+  between them and no spaces around it.
+- In training questions had at most {data.max_question_tokens} tokens, chunks inside a state \
+{data.max_chunk_tokens_in_state}.
+  Rows have at most {facts.state_tokens} (`state`) and {facts.chunk_tokens} tokens (`chunk`), \
+special ones counted; longer
+  texts are cut there.
+- Vectors have {facts.width} numbers: {facts.pooling} pooling, {normalised}times \
+{facts.config.encoder.scale}. Compare them
+  by the inner product as they are; normalised ones may rank otherwise.{_prefixes(facts)}{_stop(facts.config)}"""
+
+
+def _prefixes(facts: Facts) -> str:
+    told = [
+        f"rows of `{name}` with {json.dumps(text)}" for name, text in facts.prefixes.items() if text
+    ]
+    if not told:
+        return ""
+    begin = " and ".join(told)
+    return f"\n- The tokenizers begin {begin}, as in training: do not write it again."
+
+
+def _stop(config: ml_collections.ConfigDict) -> str:
+    if not experiment.rollout_config(config).stop_action:
+        return ""
+    return "\n- The empty text, embedded by `chunk`, is the action STOP: taken, the search ends."
+
+
+def _positions(config: ml_collections.ConfigDict) -> str:
+    kind = experiment.rollout_config(config).positions
+    if kind == "none":
+        return ""
+    return f"""## Positions
+
+This run rotates chunk vectors by their position p before the inner product; states are not rotated.
+Each half of a vector (width D) is rotated by itself: the pair (2j, 2j+1) turns by the angle
+p·{THETA:.0f}^(-2j/D). Positions are `{kind}`: {NUMBERING[kind]}.
+Rotating the state by -p instead gives the same products, so stored chunk vectors can stay as they \
+are.
+`qrag_jax.encoders.rope.rotate` and `qrag_jax.environments.positions` compute both."""
+
+
+def _training(facts: Facts) -> str:
+    config = facts.config
+    encoder = _without_folders(config.encoder.path) or "a small encoder from scratch"
+    weights = {name: weight for name, weight in config.data.sources.items() if weight}
+    sources = ", ".join(f"{name} (weight {weight:g})" for name, weight in weights.items())
+    path = _without_folders(config.data.path)
+    minutes = "" if facts.seconds is None else f", {facts.seconds / 60:.1f} minutes of training"
+    lines = {
+        "started from": f"`{encoder}`",
+        "data": sources + (f", from `{path}`" if path else ", from the hub"),
+        "checkpoint": f"{facts.checkpoint}, optimizer step {facts.step} of {config.train.steps}"
+        + minutes,
+        "batch": f"{config.train.batch_size} questions × {config.env.max_steps} steps",
+        "γ, λ, τ, α": f"{config.pqn.gamma}, {config.pqn.lambda_}, {config.pqn.tau}, "
+        f"{config.policy.alpha}",
+        "optimizer": f"AdamW, learning rate {config.optimizer.learning_rate}, weight decay "
+        f"{config.optimizer.weight_decay}, {config.optimizer.schedule}",
+        "seed": str(config.seed),
+    }
+    rows = [f"| {name} | {value} |" for name, value in lines.items()]
+    return "\n".join(["## Training", "", "| | |", "|---|---|", *rows])
+
+
+def _scores(facts: Facts) -> str:
+    summary = facts.summary
+    if not summary:
+        return "## Scores\n\nNot scored yet: `python -m qrag_jax.evaluate` does it."
+    told = f"{summary['samples']} questions of the run's evaluation data"
+    if (summary["checkpoint"], summary["step"]) != (facts.checkpoint, facts.step):
+        told += (
+            f", scored with **another checkpoint** than the one here: {summary['checkpoint']}, "
+            f"step {summary['step']}"
+        )
+    names = [name for name in RETRIEVERS if name in summary]
+    recalls = [name for name in summary["trained"] if name.startswith("recall@")]
+    columns = ["fact_em", "fact_f1", *recalls, "return"]
+    rows = [
+        [name.replace("_", " "), *(_cell(summary[name]["intervals"][c]) for c in columns)]
+        for name in names
+    ]
+    return (
+        f"## Scores\n\n{told}. Means with bootstrap 95 % intervals; fact EM: all supporting chunks "
+        f"were taken.\n\n{_table(['', *columns], rows)}"
+    )
+
+
+def _cell(interval: Mapping[str, float]) -> str:
+    return f"{interval['mean']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}]"
+
+
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _config(config: ml_collections.ConfigDict) -> str:
+    text = json.dumps(_without_folders(config.to_dict()), indent=1, default=str)
+    block = f"```json\n{text}\n```"
+    return f"## Config\n\n<details><summary>Every field</summary>\n\n{block}\n\n</details>"
+
+
+def _without_folders(value: Any) -> Any:
+    """Names alone in place of paths on the machine of training, which mean nothing elsewhere."""
+    if isinstance(value, Mapping):
+        return {name: _without_folders(item) for name, item in value.items()}
+    return re.sub(r"(?<![^=,])[~/][^=,]*/", "", value) if isinstance(value, str) else value

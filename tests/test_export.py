@@ -1,0 +1,312 @@
+"""Exported towers give sentence-transformers the vectors of training, and a card tells of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+import pytest
+
+from configs import hotpotqa
+from qrag_jax import experiment, export, model_card
+from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder
+from qrag_jax.saved_run import SavedRun
+from tests.encoders.conftest import (
+    torch_bert,
+    torch_qwen3,
+    torch_xlm_roberta,
+    write_bpe_tokenizer,
+    write_tokenizer,
+    write_unigram_tokenizer,
+)
+from tests.entry_points import Commands, refusal
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+
+SAMPLES = 4  # questions scored
+TOLERANCE = 1e-5
+FLOAT32 = "--config.encoder.dtype=float32"  # as the library computes; "auto" may be bfloat16
+WORDS = ["the moth", "is it a moth?", "b a", "a", ""]
+
+
+@pytest.fixture(scope="module")
+def scored_run(
+    finished_run: Path, commands: Commands, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    workdir = Path(shutil.copytree(finished_run, tmp_path_factory.mktemp("scored") / "my-run"))
+    arguments = (f"--workdir={workdir}", FLOAT32, "--checkpoint=last")
+    commands.succeed("evaluate", *arguments, f"--samples={SAMPLES}")
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def exported(
+    scored_run: Path, commands: Commands, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("exported") / "deep" / "out"
+    arguments = (f"--workdir={scored_run}", f"--out={out}", "--checkpoint=last")
+    told = commands.succeed("export", *arguments)
+    assert told.splitlines() == [str(out / name) for name in ("state", "chunk", "README.md")]
+    assert sorted(path.name for path in out.parent.iterdir()) == ["out"]  # nothing half made
+    return out
+
+
+def model(folder: Path) -> Any:
+    return sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+
+
+def opened(workdir: Path) -> SavedRun:
+    config = experiment.load_config(workdir / "config.json")
+    config.encoder.dtype = "float32"
+    return SavedRun.open(workdir, config)
+
+
+def our_vectors(
+    loaded: LoadedEncoder, params: Any, tower: export.Tower, texts: list[list[str]]
+) -> np.ndarray:
+    """Embeddings of rows made part by part, as training makes them."""
+    encoder = loaded.encoder
+    rows = []
+    for parts in texts:
+        row = list(tower.opening)
+        for ids in loaded.tokenizer.encode(parts):
+            row += [*ids, encoder.sep_id]
+        rows.append(row)
+    lengths = np.array([len(row) for row in rows], np.int32)
+    tokens = np.full((len(rows), max(lengths)), encoder.pad_id, np.int32)
+    for place, row in zip(tokens, rows, strict=True):
+        place[: len(row)] = row
+    one = jax.tree.map(lambda leaf: np.asarray(leaf[tower.index]), params)
+    return np.asarray(encoder.embed(one, tokens, lengths))
+
+
+# ---------------------------------------------------------------------- a trained run
+
+
+def log_rows(workdir: Path) -> list[dict[str, Any]]:
+    (log,) = workdir.glob("eval/last-*/eval_seed42.jsonl")
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def chunks_of(commands: Commands, question: str) -> list[str]:
+    for path in commands.folder.glob("cache/synthetic/hotpotqa-*/dev.jsonl"):
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            if record["question"] == question:
+                return [f"{title} {' '.join(said)}" for title, said in record["context"]]
+    raise AssertionError(f"no record of {question!r}")
+
+
+def test_the_library_takes_the_steps_of_the_evaluation(
+    scored_run: Path, exported: Path, commands: Commands
+) -> None:
+    state, chunk = model(exported / "state"), model(exported / "chunk")
+    rows = log_rows(scored_run)
+    assert len(rows) == SAMPLES
+    for row in rows:
+        chunks = chunks_of(commands, row["question"])
+        assert [chunks[i] for i in row["pred_idx"]] == row["pred_texts"]
+        vectors = chunk.encode(chunks)
+        taken: list[int] = []
+        for value in row["q_values"]:  # as the card tells to use them
+            text = "[SEP]".join([row["question"], *(chunks[i] for i in taken)])
+            q = vectors @ state.encode(text)
+            q[taken] = -np.inf
+            taken.append(int(q.argmax()))
+            assert q.max() == pytest.approx(value, abs=TOLERANCE)
+        assert taken == row["pred_idx"]
+
+
+def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> None:
+    run = opened(scored_run)
+    params, _ = run.trained("last")
+    texts = [row["question"] for row in log_rows(scored_run)]
+    for tower in export.towers(run.loaded, run.config):
+        library = model(exported / tower.name)
+        assert library.max_seq_length == tower.max_tokens
+        assert library.similarity_fn_name == "dot"
+        found = library.encode(texts)
+        expected = our_vectors(run.loaded, params, tower, [[text] for text in texts])
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+        # An exported tower is an encoder to start another run from.
+        again = load_encoder(exported / tower.name)
+        one = jax.tree.map(lambda leaf, i=tower.index: np.asarray(leaf[i]), params)
+        jax.tree.map(np.testing.assert_array_equal, again.params, one)
+        assert again.tokenizer.encode(texts) == run.loaded.tokenizer.encode(texts)
+    # The towers were trained apart.
+    one, other = (model(exported / name).encode(texts) for name in ("state", "chunk"))
+    assert np.abs(one - other).max() > 100 * TOLERANCE
+
+
+def test_long_texts_are_cut_as_in_training(scored_run: Path, exported: Path) -> None:
+    run = opened(scored_run)
+    params, _ = run.trained("last")
+    _, tower = export.towers(run.loaded, run.config)
+    assert tower.max_tokens == run.config.data.max_chunk_tokens == 48
+    text = "the of and in " * 40
+    row = run.loaded.tokenizer.encode([text])[0][: 48 - 2]
+    short = run.loaded.tokenizer.backend.decode(row)
+    found = model(exported / "chunk").encode([text])
+    np.testing.assert_allclose(
+        found, our_vectors(run.loaded, params, tower, [[short]]), atol=TOLERANCE
+    )
+
+
+def test_the_card_states_the_run(scored_run: Path, exported: Path) -> None:
+    card = (exported / "README.md").read_text()
+    assert all((exported / tower / "README.md").read_text() == card for tower in ("state", "chunk"))
+    summary = json.loads((scored_run / "summary.json").read_text())
+    config = experiment.load_config(scored_run / "config.json")
+    assert card.startswith("---\nlibrary_name: sentence-transformers\n")
+    assert "# my-run: a retriever" in card
+    assert "| data | hotpotqa (weight 1), from `synthetic` |" in card
+    assert "| started from | `a small encoder from scratch` |" in card
+    assert f"last, optimizer step {summary['step']} of {config.train.steps}, " in card
+    assert f"{SAMPLES} questions of the run's evaluation data. Means" in card
+    for name in ("untrained", "single_step", "single_step_trained", "trained"):
+        scores = summary[name]["intervals"]["fact_f1"]
+        (line,) = [x for x in card.splitlines() if x.startswith(f"| {name.replace('_', ' ')} |")]
+        assert f"| {scores['mean']:.3f} [{scores['low']:.3f}, {scores['high']:.3f}] |" in line
+    assert 'text = "[SEP]".join([question, *(chunks[i] for i in taken)])' in card
+    assert f"for _ in range({config.env.max_steps}):" in card
+    saved = json.loads(card.partition("```json\n")[2].partition("\n```")[0])
+    assert saved["pqn"] == config.pqn.to_dict()
+    assert str(scored_run.parent) not in card  # no path of the machine, the data's cache included
+    assert "## Positions" not in card
+    assert "STOP" not in card
+
+
+def test_best_checkpoint_beside_scores_of_the_last(
+    scored_run: Path, commands: Commands, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()  # empty: may be written
+    commands.succeed("export", f"--workdir={scored_run}", f"--out={out}")
+    run = opened(scored_run)
+    params, step = run.trained("best")
+    card = (out / "README.md").read_text()
+    assert f"best, optimizer step {step} of 24" in card
+    assert "scored with **another checkpoint** than the one here: last, step 24" in card
+    tower = export.towers(run.loaded, run.config)[0]
+    expected = our_vectors(run.loaded, params, tower, [["where?"]])
+    np.testing.assert_allclose(model(out / "state").encode(["where?"]), expected, atol=TOLERANCE)
+    text = refusal(commands.run("export", f"--workdir={scored_run}", f"--out={out}"))
+    assert f"--out={out} exists and is not an empty folder; give another one." in text
+
+
+def test_refusals(scored_run: Path, commands: Commands, tmp_path: Path) -> None:
+    workdir = Path(shutil.copytree(scored_run, tmp_path / "run"))
+    assert "give the folder to write" in refusal(commands.run("export", f"--workdir={workdir}"))
+    assert "--workdir=runs/hotpotqa" in refusal(commands.run("export", "--out=x"))
+    (tmp_path / "file").write_text("x")
+    arguments = (f"--workdir={workdir}", f"--out={tmp_path / 'file'}")
+    assert "is not an empty folder" in refusal(commands.run("export", *arguments))
+    shutil.rmtree(workdir / "checkpoints")
+    text = refusal(commands.run("export", f"--workdir={workdir}", f"--out={tmp_path / 'out'}"))
+    assert "holds no checkpoint; train first" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
+
+
+# ---------------------------------------------------------------------- every family
+
+
+def two_towers(loaded: LoadedEncoder) -> Any:
+    """As after training: the second tower has moved away from the first."""
+    rng = np.random.default_rng(0)
+
+    def moved(leaf: np.ndarray) -> np.ndarray:
+        return leaf + 0.1 * rng.standard_normal(leaf.shape).astype(np.float32)
+
+    return jax.tree.map(lambda leaf: np.stack([leaf, moved(leaf)]), loaded.params)
+
+
+def write_model(family: str, folder: Path) -> Path:
+    if family == "bert":
+        torch_bert().save_pretrained(folder)
+        write_tokenizer(folder)
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        settings |= {"cls_token": "[CLS]", "sep_token": "[SEP]"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    elif family == "xlm-roberta":
+        torch_xlm_roberta().save_pretrained(folder)
+        write_unigram_tokenizer(folder)
+    else:
+        torch_qwen3(vocab_size=264).model.save_pretrained(folder)
+        write_bpe_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def config() -> ml_collections.ConfigDict:
+    config = hotpotqa.get_config("tiny")
+    config.data.update(max_question_tokens=9, max_chunk_tokens=20, max_chunk_tokens_in_state=9)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("bert", {}),
+        ("bert", {"pooling": "cls", "normalise": True, "scale": 3.0}),
+        ("xlm-roberta", {"state_prefix": "query: ", "chunk_prefix": "passage: "}),
+        ("qwen3", {"scale": 1.0, "state_prefix": "Find the thing.\nQuery:"}),
+        ("qwen3", {"pooling": "mean", "normalise": False, "scale": 0.1}),
+    ],
+)
+def test_every_family_keeps_its_vectors(
+    family: str, settings: dict[str, Any], config: ml_collections.ConfigDict, tmp_path: Path
+) -> None:
+    loaded = load_encoder(write_model(family, tmp_path / "model"), **settings)
+    params = two_towers(loaded)
+    separator = loaded.tokenizer.backend.id_to_token(loaded.encoder.sep_id)
+    state, chunk = export.towers(loaded, config)
+    for tower, parts in (
+        (state, [["the moth"], ["the moth", "a b"], ["b", "a", "a"]]),
+        # A separator that a chunk's own text has is text.
+        (chunk, [[text] for text in (*WORDS, f"a {separator} b")]),
+    ):
+        export.write_tower(loaded, tower, params, tmp_path / tower.name)
+        expected = our_vectors(loaded, params, tower, parts)
+        found = model(tmp_path / tower.name).encode([separator.join(texts) for texts in parts])
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+        assert np.abs(expected).max() > 100 * TOLERANCE
+
+
+def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDict) -> None:
+    config.env.update(positions="relative", stop_action=True, sort_by_index=True)
+    config.data.path = "hotpotqa=/home/me/data/hotpot,musique=~/musique/x"
+    config.encoder.path = "/home/me/models/e5"
+    facts = model_card.Facts(
+        name="run",
+        config=config,
+        checkpoint="best",
+        step=3,
+        seconds=None,
+        summary={},
+        pooling="mean",
+        normalise=True,
+        width=8,
+        prefixes={"state": "query:", "chunk": ""},
+        separator="</s>",
+        state_tokens=64,
+        chunk_tokens=32,
+    )
+    card = model_card.card(facts)
+    assert "p·10000^(-2j/D)" in card
+    assert "`relative`: with the taken chunks' indices sorted" in card
+    assert "is the action STOP" in card
+    assert 'begin rows of `state` with "query:", as in training' in card
+    assert "Not scored yet" in card
+    assert '"</s>".join' in card
+    assert "in document order, with" in card
+    assert "from `hotpotqa=hotpot,musique=x`" in card
+    assert "/home" not in card
+    assert "~/" not in card
+    config.encoder.path = "intfloat/multilingual-e5-large"
+    assert "| started from | `intfloat/multilingual-e5-large` |" in model_card.card(facts)
