@@ -75,7 +75,7 @@ LATER_FIELDS: dict[str, Any] = {
     "env.stop_action": False,
     "reward.step_cost": 0.0,
     "eval.beam": 1,
-    "eval.beam_score": "sum",
+    "eval.beam_score": "policy",
     "eval.stop_threshold": -math.inf,
     "runtime.sharding": (),
     # Sources that such a run does not have.
@@ -156,6 +156,8 @@ def plan_config(config: ml_collections.ConfigDict) -> PlanConfig:
         beam=beam,
         score=score,
         gamma=config.pqn.gamma,
+        alpha=config.policy.alpha,
+        top_k_actions=min(config.policy.top_k_actions, LEAST_BLOCK),
         stop_threshold=config.eval.stop_threshold,
         batch_size=config.eval.batch_size,
     )
