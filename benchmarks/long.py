@@ -128,7 +128,8 @@ def _beam_cases(task: str, workdir: Path) -> list[Case]:
     kept = f"--embeddings={RUNS / 'embeddings'}"
     _score(workdir, lengths, kept, out="greedy")
     greedy = _score(workdir, lengths, kept, out="greedy")
-    beam = _score(workdir, lengths, kept, f"--config.eval.beam={BEAM}", out=f"beam{BEAM}")
+    search = (f"--config.eval.beam={BEAM}", "--config.eval.beam_score=policy")
+    beam = _score(workdir, lengths, kept, *search, out=f"beam{BEAM}")
     cases = []
     for length in lengths:
         low = greedy[length]["intervals"]["fact_em"]["low"]
