@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from configs import hotpotqa
 from qrag_jax import experiment, export, model_card
+from qrag_jax.encoders.adapters import LoraConfig
 from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder
 from qrag_jax.saved_run import SavedRun
 from tests.encoders.conftest import (
@@ -51,7 +54,7 @@ def exported(
     out = tmp_path_factory.mktemp("exported") / "deep" / "out"
     arguments = (f"--workdir={scored_run}", f"--out={out}", "--checkpoint=last")
     told = commands.succeed("export", *arguments)
-    assert told.splitlines() == [str(out / name) for name in ("state", "chunk", "README.md")]
+    assert told.splitlines() == [str(out / name) for name in ("chunk", "state", "README.md")]
     assert sorted(path.name for path in out.parent.iterdir()) == ["out"]  # nothing half made
     return out
 
@@ -81,7 +84,7 @@ def our_vectors(
     tokens = np.full((len(rows), max(lengths)), encoder.pad_id, np.int32)
     for place, row in zip(tokens, rows, strict=True):
         place[: len(row)] = row
-    one = jax.tree.map(lambda leaf: np.asarray(leaf[tower.index]), params)
+    one = jax.tree.map(lambda leaf: np.asarray(leaf[tower.number]), params)
     return np.asarray(encoder.embed(one, tokens, lengths))
 
 
@@ -93,33 +96,39 @@ def log_rows(workdir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def chunks_of(commands: Commands, question: str) -> list[str]:
-    for path in commands.folder.glob("cache/synthetic/hotpotqa-*/dev.jsonl"):
-        for line in path.read_text().splitlines():
-            record = json.loads(line)
-            if record["question"] == question:
-                return [f"{title} {' '.join(said)}" for title, said in record["context"]]
-    raise AssertionError(f"no record of {question!r}")
+def chunks_of(commands: Commands, workdir: Path, question: str) -> list[str]:
+    config = experiment.load_config(workdir / "config.json")
+    config.data.cache = commands.environment["QRAG_CACHE"]
+    for sample in experiment.read_samples(config, "dev", hold_out=True).all:
+        if sample.question == question:
+            return list(sample.chunks)
+    raise AssertionError(f"no sample of {question!r}")
 
 
-def test_the_library_takes_the_steps_of_the_evaluation(
+def test_the_code_of_the_card_takes_the_steps_of_the_evaluation(
     scored_run: Path, exported: Path, commands: Commands
 ) -> None:
-    state, chunk = model(exported / "state"), model(exported / "chunk")
     rows = log_rows(scored_run)
     assert len(rows) == SAMPLES
+    code = (exported / "README.md").read_text().partition("```python\n")[2].partition("\n```")[0]
+    lines = ["import json"]
     for row in rows:
-        chunks = chunks_of(commands, row["question"])
+        chunks = chunks_of(commands, scored_run, row["question"])
         assert [chunks[i] for i in row["pred_idx"]] == row["pred_texts"]
-        vectors = chunk.encode(chunks)
-        taken: list[int] = []
-        for value in row["q_values"]:  # as the card tells to use them
-            text = "[SEP]".join([row["question"], *(chunks[i] for i in taken)])
-            q = vectors @ state.encode(text)
-            q[taken] = -np.inf
-            taken.append(int(q.argmax()))
-            assert q.max() == pytest.approx(value, abs=TOLERANCE)
+        lines += [f"question, chunks = {row['question']!r}, {chunks!r}", code]
+        lines += ["print(json.dumps([taken, float(q.max())]))"]
+    told = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        cwd=exported,
+        env=commands.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    for line, row in zip(told, rows, strict=True):
+        taken, value = json.loads(line)
         assert taken == row["pred_idx"]
+        assert value == pytest.approx(row["q_values"][-1], abs=TOLERANCE)
 
 
 def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> None:
@@ -135,7 +144,7 @@ def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> No
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
         # An exported tower is an encoder to start another run from.
         again = load_encoder(exported / tower.name)
-        one = jax.tree.map(lambda leaf, i=tower.index: np.asarray(leaf[i]), params)
+        one = jax.tree.map(lambda leaf, i=tower.number: np.asarray(leaf[i]), params)
         jax.tree.map(np.testing.assert_array_equal, again.params, one)
         assert again.tokenizer.encode(texts) == run.loaded.tokenizer.encode(texts)
     # The towers were trained apart.
@@ -172,7 +181,6 @@ def test_the_card_states_the_run(scored_run: Path, exported: Path) -> None:
         scores = summary[name]["intervals"]["fact_f1"]
         (line,) = [x for x in card.splitlines() if x.startswith(f"| {name.replace('_', ' ')} |")]
         assert f"| {scores['mean']:.3f} [{scores['low']:.3f}, {scores['high']:.3f}] |" in line
-    assert 'text = "[SEP]".join([question, *(chunks[i] for i in taken)])' in card
     assert f"for _ in range({config.env.max_steps}):" in card
     saved = json.loads(card.partition("```json\n")[2].partition("\n```")[0])
     assert saved["pqn"] == config.pqn.to_dict()
@@ -291,7 +299,9 @@ def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDic
         summary={},
         pooling="mean",
         normalise=True,
+        scale=1.0,
         width=8,
+        lora=LoraConfig(4, 8.0),
         prefixes={"state": "query:", "chunk": ""},
         separator="</s>",
         state_tokens=64,
@@ -303,7 +313,10 @@ def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDic
     assert "is the action STOP" in card
     assert 'begin rows of `state` with "query:", as in training' in card
     assert "Not scored yet" in card
-    assert '"</s>".join' in card
+    assert 'text = "</s>".join([first(question, 9), *parts])' in card
+    assert "parts = (first(chunks[i], 9) for i in sorted(taken))" in card
+    assert "mean pooling, normalised." in card
+    assert "adapters merged in (rank 4, alpha 8)" in card
     assert "in document order, with" in card
     assert "from `hotpotqa=hotpot,musique=x`" in card
     assert "/home" not in card
