@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -17,7 +18,9 @@ import pytest
 from configs import hotpotqa
 from qrag_jax import experiment, export, model_card
 from qrag_jax.encoders.adapters import LoraConfig
-from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder
+from qrag_jax.encoders.lora import Adapted
+from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder, with_new_adapters
+from qrag_jax.errors import InputError
 from qrag_jax.saved_run import SavedRun
 from tests.encoders.conftest import (
     torch_bert,
@@ -33,6 +36,7 @@ sentence_transformers = pytest.importorskip("sentence_transformers")
 
 SAMPLES = 4  # questions scored
 TOLERANCE = 1e-5
+FAMILIES = ("bert", "xlm-roberta", "qwen3")
 FLOAT32 = "--config.encoder.dtype=float32"  # as the library computes; "auto" may be bfloat16
 WORDS = ["the moth", "is it a moth?", "b a", "a", ""]
 
@@ -84,8 +88,7 @@ def our_vectors(
     tokens = np.full((len(rows), max(lengths)), encoder.pad_id, np.int32)
     for place, row in zip(tokens, rows, strict=True):
         place[: len(row)] = row
-    one = jax.tree.map(lambda leaf: np.asarray(leaf[tower.number]), params)
-    return np.asarray(encoder.embed(one, tokens, lengths))
+    return np.asarray(encoder.embed(encoder.tower(params, tower.number), tokens, lengths))
 
 
 # ---------------------------------------------------------------------- a trained run
@@ -189,13 +192,11 @@ def test_the_card_states_the_run(scored_run: Path, exported: Path) -> None:
     assert "STOP" not in card
 
 
-def test_best_checkpoint_beside_scores_of_the_last(
-    scored_run: Path, commands: Commands, tmp_path: Path
-) -> None:
+def test_best_checkpoint_beside_scores_of_the_last(scored_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()  # empty: may be written
-    commands.succeed("export", f"--workdir={scored_run}", f"--out={out}")
     run = opened(scored_run)
+    export.export(run, "best", out)
     params, step = run.trained("best")
     card = (out / "README.md").read_text()
     assert f"best, optimizer step {step} of 24" in card
@@ -203,8 +204,8 @@ def test_best_checkpoint_beside_scores_of_the_last(
     tower = export.towers(run.loaded, run.config)[0]
     expected = our_vectors(run.loaded, params, tower, [["where?"]])
     np.testing.assert_allclose(model(out / "state").encode(["where?"]), expected, atol=TOLERANCE)
-    text = refusal(commands.run("export", f"--workdir={scored_run}", f"--out={out}"))
-    assert f"--out={out} exists and is not an empty folder; give another one." in text
+    with pytest.raises(InputError, match=r"exists and is not an empty folder; give another one\."):
+        export.export(run, "best", out)
 
 
 def test_refusals(scored_run: Path, commands: Commands, tmp_path: Path) -> None:
@@ -212,12 +213,21 @@ def test_refusals(scored_run: Path, commands: Commands, tmp_path: Path) -> None:
     assert "give the folder to write" in refusal(commands.run("export", f"--workdir={workdir}"))
     assert "--workdir=runs/hotpotqa" in refusal(commands.run("export", "--out=x"))
     (tmp_path / "file").write_text("x")
-    arguments = (f"--workdir={workdir}", f"--out={tmp_path / 'file'}")
-    assert "is not an empty folder" in refusal(commands.run("export", *arguments))
+    run = opened(workdir)
+    with pytest.raises(InputError, match="file exists and is not an empty folder"):
+        export.export(run, "last", tmp_path / "file")
     shutil.rmtree(workdir / "checkpoints")
-    text = refusal(commands.run("export", f"--workdir={workdir}", f"--out={tmp_path / 'out'}"))
-    assert "holds no checkpoint; train first" in text
+    with pytest.raises(InputError, match="holds no checkpoint; train first"):
+        export.export(run, "last", tmp_path / "deep" / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
+
+
+def test_an_export_that_fails_leaves_nothing(scored_run: Path, tmp_path: Path) -> None:
+    run = opened(scored_run)
+    loaded = dataclasses.replace(run.loaded, model_config={"model_type": "t5"})
+    with pytest.raises(InputError, match="'t5'"):
+        export.export(dataclasses.replace(run, loaded=loaded), "last", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 # ---------------------------------------------------------------------- every family
@@ -284,6 +294,55 @@ def test_every_family_keeps_its_vectors(
         assert found.shape == expected.shape
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
         assert np.abs(expected).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_are_merged_and_kept(
+    family: str, config: ml_collections.ConfigDict, tmp_path: Path
+) -> None:
+    folder = write_model(family, tmp_path / "model")
+    loaded = with_new_adapters(load_encoder(folder, scale=1.0), LoraConfig(3, 6.0), seed=0)
+    rng = np.random.default_rng(1)
+    trained = jax.tree.map(
+        lambda leaf: rng.standard_normal((2, *leaf.shape)).astype(np.float32) / 4, loaded.adapters
+    )
+    params = Adapted(loaded.params, trained)
+    unadapted = load_encoder(folder, scale=1.0)
+    for tower in export.towers(loaded, config):
+        export.write_tower(loaded, tower, params, tmp_path / tower.name)
+        found = model(tmp_path / tower.name).encode(["the moth", "b a"])
+        expected = our_vectors(loaded, params, tower, [["the moth"], ["b a"]])
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+        before = our_vectors(
+            unadapted, two_towers(unadapted), tower._replace(number=0), [["the moth"], ["b a"]]
+        )
+        assert np.abs(found - before).max() > 100 * TOLERANCE
+
+
+def test_a_tokenizer_that_reads_joined_parts_otherwise_is_refused(
+    config: ml_collections.ConfigDict, tmp_path: Path
+) -> None:
+    folder = write_model("xlm-roberta", tmp_path / "model")
+    path = folder / "tokenizer.json"
+    settings = json.loads(path.read_text())
+    # The first word of a text gets its space, the first one behind a separator does not.
+    settings["pre_tokenizer"] = {
+        "type": "Metaspace",
+        "replacement": "▁",
+        "prepend_scheme": "first",
+        "split": True,
+    }
+    path.write_text(json.dumps(settings))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    loaded = load_encoder(folder)
+    state, chunk = export.towers(loaded, config)
+    export.write_tower(loaded, chunk, two_towers(loaded), tmp_path / "chunk")
+    with pytest.raises(
+        InputError, match=r"state: the run's tokenizer cannot be exported, since .* 'Who wrote"
+    ):
+        export.write_tower(loaded, state, two_towers(loaded), tmp_path / "state")
 
 
 def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDict) -> None:
