@@ -24,6 +24,7 @@ LENGTHS = {50: 200, 160: 200, 1200: 100, 4600: 100, 40_000: 20}  # chunks: docum
 LONGEST = 400_000
 SHORT, LONG = 50, 4600  # trained on; compared with it
 BEAM = 4
+NEEDLES = {200: 100, 6600: 50}  # chunks of about 21 tokens: 4k and 128k tokens
 
 
 def run(quick: bool) -> list[Case]:
@@ -127,7 +128,8 @@ def _beam_cases(task: str, workdir: Path) -> list[Case]:
     kept = f"--embeddings={RUNS / 'embeddings'}"
     _score(workdir, lengths, kept, out="greedy")
     greedy = _score(workdir, lengths, kept, out="greedy")
-    beam = _score(workdir, lengths, kept, f"--config.eval.beam={BEAM}", out=f"beam{BEAM}")
+    search = (f"--config.eval.beam={BEAM}", "--config.eval.beam_score=policy")
+    beam = _score(workdir, lengths, kept, *search, out=f"beam{BEAM}")
     cases = []
     for length in lengths:
         low = greedy[length]["intervals"]["fact_em"]["low"]
@@ -174,7 +176,7 @@ def _needle_cases() -> list[Case]:
     books = DATA / "gutenberg"
     fields = [f"--config.data.niah.noise={books}"] if books.exists() else []
     workdir = _train("niah", "configs/niah.py:minilm", *fields)
-    results = _score(workdir, {160: 100, LONG: 50})
+    results = _score(workdir, NEEDLES)
     cases = [
         Case(
             f"niah multivalue: all four facts at {length} chunks (about {result['tokens']} tokens)",

@@ -133,7 +133,7 @@ def get_config() -> ConfigDict:
     config.eval.samples = 500  # fixed questions scored during training, 0: all
     config.eval.batch_size = 32  # questions played at once
     config.eval.beam = 1  # W, paths searched by qrag_jax.evaluate; 1 is greedy
-    config.eval.beam_score = "sum"  # ranks paths: sum of γ^t·Q, or last Q
+    config.eval.beam_score = "policy"  # ranks paths: Σ log π (policy), Σ γ^t·Q (sum), last Q (last)
     config.eval.stop_threshold = float("-inf")  # an episode ends before a Q not above this
     config.eval.seed = 42  # draws those questions; names the retrieval log
 

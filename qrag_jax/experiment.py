@@ -68,6 +68,15 @@ FREE_FIELDS = (
 
 # Fields that came later, with the value that a run saved without them was made with.
 LATER_FIELDS: dict[str, Any] = {
+    "profile": 0,
+    "encoder.remat": "none",
+    "encoder.block_tokens": 0,
+    "encoder.block_sizes": 2,
+    "encoder.lora.rank": 0,
+    "encoder.lora.alpha": 16.0,
+    "encoder.lora.dropout": 0.0,
+    "encoder.lora.targets": "all-linear",
+    "encoder.lora.path": "",
     "encoder.pooling": "",
     "encoder.normalise": None,
     "encoder.state_prefix": "",
@@ -76,7 +85,7 @@ LATER_FIELDS: dict[str, Any] = {
     "env.stop_action": False,
     "reward.step_cost": 0.0,
     "eval.beam": 1,
-    "eval.beam_score": "sum",
+    "eval.beam_score": "policy",
     "eval.stop_threshold": -math.inf,
     "runtime.sharding": (),
     # Sources that such a run does not have.
@@ -90,6 +99,9 @@ LATER_FIELDS: dict[str, Any] = {
         if field.name != "stories"  # they are read from data.path
     },
 }
+
+# Fields that an old run may have and that nothing reads any more.
+REMOVED_FIELDS = ("encoder.block_rows",)
 
 LEAST = {
     "profile": 0,
@@ -157,6 +169,8 @@ def plan_config(config: ml_collections.ConfigDict) -> PlanConfig:
         beam=beam,
         score=score,
         gamma=config.pqn.gamma,
+        alpha=config.policy.alpha,
+        top_k_actions=min(config.policy.top_k_actions, LEAST_BLOCK),
         stop_threshold=config.eval.stop_threshold,
         batch_size=config.eval.batch_size,
     )
@@ -441,6 +455,9 @@ def load_config(path: Path) -> ml_collections.ConfigDict:
         ) from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path} is not JSON ({error}); restore the run's config.") from None
+    for name in REMOVED_FIELDS:
+        section, _, field = name.partition(".")
+        saved.get(section, {}).pop(field, None)
     for name, value in LATER_FIELDS.items():
         *sections, field = name.split(".")
         section = saved

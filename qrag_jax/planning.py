@@ -25,7 +25,7 @@ from qrag_jax.policies.document_scores import make_best_chunks, padded_chunks
 from qrag_jax.policies.soft_q import MASKED
 from qrag_jax.runtime.mesh import replicate
 
-BEAM_SCORES = ("sum", "last")
+POLICY, SUM, LAST = BEAM_SCORES = ("policy", "sum", "last")
 CHUNKS_AT_ONCE = 65_536  # of all documents played side by side
 
 
@@ -35,17 +35,28 @@ class PlanConfig:
 
     Attributes:
         beam: W, paths kept at every step; 1 is greedy.
-        score: what ranks paths: "sum", Σ_t γ^t·Q(s_t, a_t), or "last", the newest Q.
-        gamma: γ of the sum.
+        score: what ranks paths: "policy", Σ_t log π(a_t | s_t) with π = softmax(Q / α) over the
+            best max(k, W) chunks and STOP; "sum", Σ_t γ^t·Q(s_t, a_t); or "last", the newest Q.
+            Q falls once all facts are found, so the last two rank a path that finds them late
+            above one that finds them at once: they are for documents that need every step.
+        gamma: γ of the sum. alpha: α of the policy. top_k_actions: k of the policy.
         stop_threshold: a path ends before an action whose Q is not above it; -inf: never.
         batch_size: documents played side by side, at most.
     """
 
     beam: int = 1
-    score: str = "sum"
+    score: str = POLICY
     gamma: float = 0.99
+    alpha: float = 0.05
+    top_k_actions: int = 5
     stop_threshold: float = -math.inf
     batch_size: int = 32
+
+    @property
+    def actions(self) -> int:
+        """The best actions of a state that are looked at."""
+        ranked = self.beam > 1 and self.score == POLICY
+        return max(self.beam, self.top_k_actions) if ranked else self.beam
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +116,7 @@ class Planner:
         self.table = TextTable(
             mesh, encoder, tokenizer, embed_chunks, params, rollout.max_chunk_tokens, store
         )
-        self._best = make_best_chunks(mesh, rollout.positions, rollout.max_steps, config.beam)
+        self._best = make_best_chunks(mesh, rollout.positions, rollout.max_steps, config.actions)
         self._devices = mesh.shape["data"] * mesh.shape["fsdp"]
         self._stop = self._embed_stop() if rollout.stop_action else None
 
@@ -194,21 +205,26 @@ class Planner:
             if not able or values[j, able[0]] <= self._config.stop_threshold:
                 found.append(dataclasses.replace(path, ended=True))
                 continue
-            for a in able:
+            scores = self._scores(path, values[j, able].astype(np.float64))
+            for a, score in zip(able, scores, strict=True):
                 if values[j, a] > self._config.stop_threshold:
-                    found.append(self._longer(path, int(index[j, a]), float(values[j, a]), count))
+                    action, q = int(index[j, a]), float(values[j, a])
+                    found.append(_longer(path, action, q, float(score), count))
         found.sort(key=lambda path: -path.score)
         distinct: dict[tuple[frozenset[int], bool], Path] = {}
         for path in found:
             distinct.setdefault((frozenset(path.taken), path.ended), path)
         return list(distinct.values())[: self._config.beam]
 
-    def _longer(self, path: Path, action: int, q: float, count: int) -> Path:
-        steps = len(path.taken)
-        score = q if self._config.score == "last" else path.score + self._config.gamma**steps * q
-        if action == count:  # STOP is no chunk
-            return dataclasses.replace(path, score=score, ended=True)
-        return Path((*path.taken, action), (*path.q, q), score)
+    def _scores(self, path: Path, q: np.ndarray) -> np.ndarray:
+        """What ranks the path with one more action, of the values `[n]` of its actions."""
+        config = self._config
+        if config.score == LAST:
+            return q
+        if config.score == SUM:
+            return path.score + config.gamma ** len(path.taken) * q
+        logits = q / config.alpha
+        return path.score + logits - np.logaddexp.reduce(logits)
 
     def _states(self, questions: list[Question], beams: list[list[Path]], size: int) -> jax.Array:
         """Embeddings `[size, W, 2D]` of the states that the paths lead to."""
@@ -237,3 +253,9 @@ class Planner:
         """The embedding `[2D]` of STOP, an empty chunk."""
         (row,) = self.table.rows_of([""])  # before the array is looked at: it grows by it
         return self.table.array[int(row)]
+
+
+def _longer(path: Path, action: int, q: float, score: float, count: int) -> Path:
+    if action == count:  # STOP is no chunk
+        return dataclasses.replace(path, score=score, ended=True)
+    return Path((*path.taken, action), (*path.q, q), score)

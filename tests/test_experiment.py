@@ -149,6 +149,9 @@ def without_later_fields(config: ml_collections.ConfigDict) -> ml_collections.Co
         del old.env.positions, old.env.stop_action, old.reward.step_cost
         del old.eval.beam, old.eval.beam_score, old.eval.stop_threshold
         del old.data.babilong, old.data.niah, old.runtime.sharding
+        del old.profile, old.encoder.remat, old.encoder.block_tokens, old.encoder.block_sizes
+        del old.encoder.lora
+        old.encoder.block_rows = 64
     return old
 
 

@@ -117,6 +117,19 @@ class Oracle:
         q = [reference.rotated(e, p) @ state for e, p in zip(embedded, where, strict=True)]
         return np.where(np.isin(np.arange(len(q)), taken), -np.inf, q)
 
+    def log_policy(self, q: np.ndarray, free: list[int], config: PlanConfig) -> dict[int, float]:
+        """Of the best max(k, W) chunks and of STOP: log softmax(q / α)."""
+        chunks = self.q_chunks(q)
+        best = [a for a in free if a < chunks][: max(config.beam, config.top_k_actions)]
+        if config.beam == 1:
+            best = best[:1]
+        best += [a for a in free if a == chunks]
+        total = sum(math.exp((q[a] - q.max()) / config.alpha) for a in best)
+        return {a: (q[a] - q.max()) / config.alpha - math.log(total) for a in best}
+
+    def q_chunks(self, q: np.ndarray) -> int:
+        return len(q) - self.rollout.stop_action
+
     def search(self, document: Sample, config: PlanConfig) -> Way:
         """Every way on from every path is tried; of equal sets of chunks the best stays."""
         beam = [Way()]
@@ -124,14 +137,17 @@ class Oracle:
             found = [way for way in beam if way.ended]
             for way in (way for way in beam if not way.ended):
                 q = self.q(document, way.taken)
-                above = [a for a in np.argsort(-q, kind="stable") if q[a] > -np.inf]
-                above = [int(a) for a in above if q[a] > config.stop_threshold]
+                free = [int(a) for a in np.argsort(-q, kind="stable") if q[a] > -np.inf]
+                above = [a for a in free if q[a] > config.stop_threshold]
+                log_policy = self.log_policy(q, free, config)
                 if not above:
                     found.append(dataclasses.replace(way, ended=True))
                 for action in above:
                     score = float(q[action])
                     if config.score == "sum":
                         score = way.score + config.gamma**step * score
+                    if config.score == "policy":
+                        score = way.score + log_policy.get(action, -math.inf)
                     if action == len(document.chunks):
                         found.append(dataclasses.replace(way, score=score, ended=True))
                     else:
@@ -210,9 +226,10 @@ def test_side_by_side_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @every_kind
-@pytest.mark.parametrize(("beam", "score"), [(2, "sum"), (5, "last")])
+@pytest.mark.parametrize(("beam", "score"), [(2, "sum"), (5, "last"), (4, "policy")])
 def test_beam_is_the_obvious_search(kind: str, beam: int, score: str) -> None:
-    config = PlanConfig(beam=beam, score=score, gamma=0.9)
+    # A temperature as wide as the values apart, or the likeliest path is the greedy one.
+    config = PlanConfig(beam=beam, score=score, gamma=0.9, alpha=0.1, top_k_actions=6)
     expected = [oracle(kind).search(document, config) for document in SAMPLES]
     check(ways(KINDS[kind], config), expected)
     greedy = [oracle(kind).search(document, PlanConfig(score=score)) for document in SAMPLES]
@@ -221,7 +238,7 @@ def test_beam_is_the_obvious_search(kind: str, beam: int, score: str) -> None:
 
 def test_a_wide_beam_finds_the_best_of_all_paths() -> None:
     document, two_steps = sample(3, 4), dataclasses.replace(ROLLOUT, max_steps=2)
-    (way,) = ways(two_steps, PlanConfig(beam=16, gamma=0.9), [document])
+    (way,) = ways(two_steps, PlanConfig(beam=16, score="sum", gamma=0.9), [document])
     scores = {}
     for first, q in enumerate(oracle("none").q(document, ())):
         for second, then in enumerate(oracle("none").q(document, (first,))):
@@ -254,7 +271,7 @@ def test_paths_of_one_beam_took_different_sets(monkeypatch: pytest.MonkeyPatch) 
 def test_stops_before_an_action_that_is_not_worth_it(kind: str, beam: int) -> None:
     # Between the Q-values that occur, so that some episodes stop early and some do not.
     middle = float(np.median([q for way in ways(KINDS[kind]) for q in way.q]))
-    config = PlanConfig(beam=beam, stop_threshold=middle - 1e-3)
+    config = PlanConfig(beam=beam, score="sum", stop_threshold=middle - 1e-3)
     found = ways(KINDS[kind], config)
     check(found, [oracle(kind).search(document, config) for document in SAMPLES])
     assert any(way.ended for way in found)
