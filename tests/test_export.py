@@ -246,10 +246,7 @@ def two_towers(loaded: LoadedEncoder) -> Any:
 def write_model(family: str, folder: Path) -> Path:
     if family == "bert":
         torch_bert().save_pretrained(folder)
-        write_tokenizer(folder)
-        settings = json.loads((folder / "tokenizer_config.json").read_text())
-        settings |= {"cls_token": "[CLS]", "sep_token": "[SEP]"}
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        write_tokenizer(folder, opens_rows=True)
     elif family == "xlm-roberta":
         torch_xlm_roberta().save_pretrained(folder)
         write_unigram_tokenizer(folder)
