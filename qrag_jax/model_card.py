@@ -12,6 +12,7 @@ import ml_collections
 
 from qrag_jax import experiment
 from qrag_jax.encoders.adapters import LoraConfig
+from qrag_jax.encoders.minilm import HUB_NAME, MINILM
 from qrag_jax.encoders.rope import THETA
 from qrag_jax.environments import positions
 
@@ -101,6 +102,7 @@ def first(text, tokens):  # where training cut the parts of a state
     return text[: places[tokens - 1][1]] if len(places) > tokens else text
 
 
+# question: a text; chunks: a list of texts
 vectors = chunk.encode(chunks)  # once, into any vector store that ranks by inner product
 taken = []
 for _ in range({env.max_steps}):
@@ -173,13 +175,14 @@ are.
 
 def _training(facts: Facts) -> str:
     config = facts.config
-    encoder = _without_folders(config.encoder.path) or "a small encoder from scratch"
+    path = HUB_NAME if config.encoder.path == MINILM else config.encoder.path
+    encoder = f"`{_without_folders(path)}`" if path else "a small encoder from scratch"
     weights = {name: weight for name, weight in config.data.sources.items() if weight}
     sources = ", ".join(f"{name} (weight {weight:g})" for name, weight in weights.items())
     path = _without_folders(config.data.path)
     minutes = "" if facts.seconds is None else f", {facts.seconds / 60:.1f} minutes of training"
     lines = {
-        "started from": f"`{encoder}`",
+        "started from": encoder,
         "data": sources + (f", from `{path}`" if path else ", from the hub"),
         "checkpoint": f"{facts.checkpoint}, optimizer step {facts.step} of {config.train.steps}"
         + minutes,
@@ -190,6 +193,10 @@ def _training(facts: Facts) -> str:
         f"{config.optimizer.weight_decay}, {config.optimizer.schedule}",
         "seed": str(config.seed),
     }
+    if facts.lora is not None:
+        targets = facts.lora.targets
+        names = targets if isinstance(targets, str) else ", ".join(targets)
+        lines["trained"] = f"low-rank adapters (LoRA), rank {facts.lora.rank}, on {names}"
     rows = [f"| {name} | {value} |" for name, value in lines.items()]
     return "\n".join(["## Training", "", "| | |", "|---|---|", *rows])
 

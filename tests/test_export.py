@@ -177,7 +177,7 @@ def test_the_card_states_the_run(scored_run: Path, exported: Path) -> None:
     assert card.startswith("---\nlibrary_name: sentence-transformers\n")
     assert "# my-run: a retriever" in card
     assert "| data | hotpotqa (weight 1), from `synthetic` |" in card
-    assert "| started from | `a small encoder from scratch` |" in card
+    assert "| started from | a small encoder from scratch |" in card
     assert f"last, optimizer step {summary['step']} of {config.train.steps}, " in card
     assert f"{SAMPLES} questions of the run's evaluation data. Means" in card
     for name in ("untrained", "single_step", "single_step_trained", "trained"):
@@ -373,9 +373,13 @@ def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDic
     assert "parts = (first(chunks[i], 9) for i in sorted(taken))" in card
     assert "mean pooling, normalised." in card
     assert "adapters merged in (rank 4, alpha 8)" in card
+    assert "| trained | low-rank adapters (LoRA), rank 4, on all-linear |" in card
     assert "in document order, with" in card
     assert "from `hotpotqa=hotpot,musique=x`" in card
     assert "/home" not in card
     assert "~/" not in card
+    config.encoder.path = "minilm"
+    hub = "sentence-transformers/all-MiniLM-L6-v2"
+    assert f"| started from | `{hub}` |" in model_card.card(facts)
     config.encoder.path = "intfloat/multilingual-e5-large"
     assert "| started from | `intfloat/multilingual-e5-large` |" in model_card.card(facts)
