@@ -25,10 +25,11 @@ from qrag_jax.algorithms.train_step import make_train_step
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, EpisodeSource, stack
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
+from qrag_jax.encoder_settings import OF_MINILM, encoder_settings
 from qrag_jax.encoders.bert import Bert, BertConfig
 from qrag_jax.encoders.packing import Blocks
 from qrag_jax.encoders.precision import precision
-from qrag_jax.encoders.pretrained import load_encoder
+from qrag_jax.encoders.pretrained import UNNORMALISED_SCALE, load_encoder
 from qrag_jax.encoders.ragged import count_tokens, embed_rows
 from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.encoders.text_encoder import Params, TextEncoder
@@ -116,7 +117,7 @@ def load_tokenizer(minilm: Path | None, samples: Sequence[Sample], folder: Path)
 
 def genuine_minilm(folder: Path, config: ConfigDict) -> Encoder:
     """The pretrained MiniLM."""
-    loaded = load_encoder(folder, config.encoder.dtype, config.encoder.scale)
+    loaded = load_encoder(folder, **{**encoder_settings(config), **OF_MINILM})
     return Encoder(loaded.encoder, loaded.params, "genuine all-MiniLM-L6-v2")
 
 
@@ -131,7 +132,7 @@ def random_encoder(
         opening_id=tokenizer.cls_id,
         sep_id=tokenizer.sep_id,
         pad_id=tokenizer.pad_id,
-        scale=config.encoder.scale,
+        scale=config.encoder.scale or UNNORMALISED_SCALE,
     )
     rng = np.random.default_rng(0)
 

@@ -21,9 +21,11 @@ def get_config() -> ConfigDict:
     config.encoder.path = "facebook/contriever"  # folder, hub name, "minilm", or "": from scratch
     config.encoder.dtype = "auto"  # of the computation: float32, bfloat16; auto: as the device is
     config.encoder.remat = "none"  # computed again for gradients: none, dots (all but), layers
-    config.encoder.scale = 0.1  # on the pooled hidden states
-    config.encoder.pooling = ""  # of the hidden states: mean, last, cls; "": as the model does
-    config.encoder.normalise = placeholder(bool)  # the pooled vector to length 1; None: as it does
+    # How a row's hidden states become its vector. "" and None: as the model's folder says; "minilm"
+    # and folders that say nothing: as Q-RAG does (the mean, times 0.1; the last one of Qwen3).
+    config.encoder.pooling = ""  # mean, last, cls
+    config.encoder.normalise = placeholder(bool)  # the pooled vector to length 1
+    config.encoder.scale = placeholder(float)  # factor on it; None: 1 if normalised, else 0.1
     config.encoder.state_prefix = ""  # text that states begin with, such as "query: "
     config.encoder.chunk_prefix = ""  # text that chunks begin with, such as "passage: "
     config.encoder.length_buckets = 3  # row lengths that attention is compiled for
@@ -184,6 +186,57 @@ def minilm(config: ConfigDict) -> ConfigDict:
     return config
 
 
+def contriever(config: ConfigDict) -> ConfigDict:
+    """Contriever as in Q-RAG: the mean of its hidden states, times 0.1, and that run's constants
+    (BabiLong's: 128 transitions an update)."""
+    config.encoder.path = "facebook/contriever"
+    config.encoder.update(pooling="mean", normalise=False, scale=0.1)
+    config.policy.alpha = 0.01
+    config.pqn.update(lambda_=0.65, tau=0.1)
+    config.optimizer.update(
+        learning_rate=5e-5, weight_decay=0.01, schedule="linear", final_ratio=0.0
+    )
+    config.train.update(steps=50_000, batch_size=128 // config.env.max_steps, accumulation=2)
+    return config
+
+
+def e5(config: ConfigDict) -> ConfigDict:
+    """multilingual-e5-large (XLM-R, 560M) as published: the normalised mean, its two prefixes.
+
+    The constants stay: they are those of Q-RAG's E5 run on HotpotQA.
+    """
+    config.encoder.path = "intfloat/multilingual-e5-large"
+    config.encoder.update(pooling="mean", normalise=True, scale=1.0)
+    config.encoder.state_prefix = "query: "
+    config.encoder.chunk_prefix = "passage: "
+    return config
+
+
+def qwen3(config: ConfigDict) -> ConfigDict:
+    """Qwen3-Embedding-0.6B as published: the normalised last hidden state, an instruction before
+    the question. Constants of Q-RAG's run with it; low-rank adapters as in HARR's (arXiv
+    2602.03645)."""
+    config.encoder.path = "Qwen/Qwen3-Embedding-0.6B"
+    config.encoder.update(pooling="last", normalise=True, scale=1.0)
+    config.encoder.state_prefix = (
+        "Instruct: Given a question and the passages found so far, retrieve the passage that is "
+        "needed next\nQuery:"
+    )
+    config.encoder.lora.update(rank=32, alpha=64.0)
+    config.policy.alpha = 0.005
+    config.pqn.lambda_ = 0.65
+    config.optimizer.update(
+        learning_rate=5e-5, weight_decay=0.01, schedule="linear", final_ratio=0.0
+    )
+    config.train.update(steps=50_000, batch_size=128 // config.env.max_steps, accumulation=2)
+    return config
+
+
+SIZES = {"tiny": tiny, "minilm": minilm}
+# Pretrained encoders that people use; --config.encoder.path=FOLDER takes another of that kind.
+ENCODERS = {"contriever": contriever, "e5": e5, "qwen3": qwen3}
+
+
 def variant(config: ConfigDict, arg: str, known: tuple[str, ...] = VARIANTS) -> ConfigDict:
     """Applies the part of `--config=FILE:VARIANT` after the colon.
 
@@ -193,8 +246,5 @@ def variant(config: ConfigDict, arg: str, known: tuple[str, ...] = VARIANTS) -> 
     if arg not in known:
         names = ", ".join(f":{name}" for name in known if name)
         raise ValueError(f"--config: the variant {arg!r} is unknown; use {names} or none.")
-    if arg == "tiny":
-        config = tiny(config)
-    if arg == "minilm":
-        config = minilm(config)
-    return config.lock()
+    changes = SIZES | ENCODERS
+    return (changes[arg](config) if arg in changes else config).lock()

@@ -7,13 +7,15 @@ in their format; without a path the data come from the hub. Settings: Q-RAG's Ho
 (arXiv 2511.07328). `:tiny` runs in seconds, offline. `:minilm` trains MiniLM on a CPU: 1,280
 environment steps take 7 minutes on 2 cores and bring fact EM on 654 dev questions from 0.36 to 0.57
 (mean of seeds 42, 43, 44; 1,233 training questions).
+`:contriever`, `:e5` and `:qwen3` train those encoders, from the hub or from
+`--config.encoder.path=FOLDER`.
 """
 
 from configs import common
 
 
 def get_config(arg: str = ""):
-    """Config of variant `arg`: "", "tiny" or "minilm"."""
+    """Config of variant `arg`: "", "tiny", "minilm", "contriever", "e5" or "qwen3"."""
     config = common.get_config()
     config.data.sources.hotpotqa = 1.0
-    return common.variant(config, arg, ("", "tiny", "minilm"))
+    return common.variant(config, arg, ("", "tiny", "minilm", *common.ENCODERS))

@@ -7,19 +7,21 @@ files in their format; without a path the data come from the hub. Lengths as in 
 evaluation: 110 tokens, 4 steps. `:tiny` runs in seconds, offline.
 `:minilm` trains MiniLM on a CPU: 960 environment steps take 7 minutes on 2 cores and bring fact EM
 on 221 dev questions from 0.24 to 0.39 (mean of seeds 42, 43, 44; 552 training questions).
+`:contriever`, `:e5` and `:qwen3` train those encoders, from the hub or from
+`--config.encoder.path=FOLDER`.
 """
 
 from configs import common
 
 
 def get_config(arg: str = ""):
-    """Config of variant `arg`: "", "tiny" or "minilm"."""
+    """Config of variant `arg`: "", "tiny", "minilm", "contriever", "e5" or "qwen3"."""
     config = common.get_config()
     config.data.sources.musique = 1.0
     config.env.max_steps = 4
     config.data.max_chunk_tokens = 110
     config.data.max_chunk_tokens_in_state = 110
-    config = common.variant(config, arg, ("", "tiny", "minilm"))
+    config = common.variant(config, arg, ("", "tiny", "minilm", *common.ENCODERS))
     if arg == "minilm":
         config.data.max_chunk_tokens = 110
         config.data.max_chunk_tokens_in_state = 108

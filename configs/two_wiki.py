@@ -4,16 +4,18 @@
 
 FOLDER holds the official `train.json` and `dev.json`, or `train*`/`dev*` files in their format;
 without a path the data come from the hub. `:tiny` runs in seconds, offline.
+`:contriever`, `:e5` and `:qwen3` train those encoders, from the hub or from
+`--config.encoder.path=FOLDER`.
 """
 
 from configs import common
 
 
 def get_config(arg: str = ""):
-    """Config of variant `arg`: "" or "tiny"."""
+    """Config of variant `arg`: "", "tiny", "contriever", "e5" or "qwen3"."""
     config = common.get_config()
     config.data.sources.two_wiki = 1.0
     config.env.max_steps = 4
     config.data.max_chunk_tokens = 110
     config.data.max_chunk_tokens_in_state = 110
-    return common.variant(config, arg)
+    return common.variant(config, arg, ("", "tiny", *common.ENCODERS))

@@ -26,7 +26,8 @@ from qrag_jax.data.niah_generator import NiahConfig
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.synthetic import SyntheticConfig
 from qrag_jax.data.tokens import TextTokenizer, TokenStore, default_cache, tokenise
-from qrag_jax.encoders.minilm import HUB_NAME, find_minilm
+from qrag_jax.encoder_settings import encoder_settings, settle_older_run
+from qrag_jax.encoders.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 from qrag_jax.encoders.model_files import resolve_folder
 from qrag_jax.encoders.pretrained import (
     LoadedEncoder,
@@ -36,6 +37,7 @@ from qrag_jax.encoders.pretrained import (
     with_adapters,
 )
 from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.encoders.sentence_transformers_files import prompts
 from qrag_jax.encoders.text_encoder import TextEncoder
 from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import chunk_width, state_width
@@ -46,9 +48,8 @@ from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.runtime.sharding import Rules, check_rules
 
 CONFIG_NAME = "config.json"
+ENCODER = "encoder"  # folder of the model that a run starts from
 ADAPTERS = "adapter"  # folder of the first adapters, in the run's encoder
-MINILM = "minilm"
-MINILM_OR_SCRATCH = "minilm-or-scratch"
 
 # Fields that change nothing in what a run computes: a resumed run may be given other values.
 FREE_FIELDS = (
@@ -269,20 +270,6 @@ def read_samples(config: ml_collections.ConfigDict, split: Any, *, hold_out: boo
     return load_split(settings, split, cache_folder(config), hold_out=hold_out)
 
 
-def encoder_settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """How `load_encoder` is to read the model's folder."""
-    encoder = config.encoder
-    return {
-        "dtype": encoder.dtype,
-        "scale": encoder.scale,
-        "remat": encoder.remat,
-        "pooling": encoder.pooling,
-        "normalise": encoder.normalise,
-        "state_prefix": encoder.state_prefix,
-        "chunk_prefix": encoder.chunk_prefix,
-    }
-
-
 def prepare_encoder(
     config: ml_collections.ConfigDict, workdir: Path, samples: Sequence[Sample]
 ) -> LoadedEncoder:
@@ -292,7 +279,7 @@ def prepare_encoder(
     "" for a small encoder from scratch, whose tokenizer is trained on `samples`. With LoRA the
     first adapters are kept beside it.
     """
-    folder = workdir / "encoder"
+    folder = workdir / ENCODER
     settings = encoder_settings(config)
     if (workdir / CONFIG_NAME).exists() and folder.exists():
         loaded, adapters = load_encoder(folder, **settings), folder / ADAPTERS
@@ -308,6 +295,7 @@ def prepare_encoder(
             make_scratch_folder(building, texts, scratch, config.seed)
         else:
             save_encoder(load_encoder(origin, **settings), origin, building)
+            _tell_prompts(origin, config)
         loaded = with_first_adapters(config, load_encoder(building, **settings))
         if loaded.adapters is not None:
             save_adapters(loaded, loaded.adapters, building / ADAPTERS)
@@ -315,6 +303,17 @@ def prepare_encoder(
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return loaded
+
+
+def _tell_prompts(folder: Path, config: ml_collections.ConfigDict) -> None:
+    """Tells which texts the model expects before others where the config begins none with any."""
+    found = prompts(folder)
+    if found and not config.encoder.state_prefix and not config.encoder.chunk_prefix:
+        texts = ", ".join(f"{name} {text!r}" for name, text in found.items())
+        print(
+            f"The model's prompts are not used ({texts}); config.encoder.state_prefix and "
+            "config.encoder.chunk_prefix begin texts with one."
+        )
 
 
 def _pretrained_folder(path: str) -> Path | None:
@@ -442,7 +441,8 @@ def save_config(config: ml_collections.ConfigDict, path: Path) -> None:
 def load_config(path: Path) -> ml_collections.ConfigDict:
     """Reads a config that `save_config` wrote; lists become tuples again.
 
-    Fields that there were not yet when it was saved get the value that keeps the run as it was.
+    Fields that there were not yet when it was saved, or whose meaning has changed since, get the
+    value that keeps the run as it was.
 
     Raises:
         InputError: the file is missing or not JSON.
@@ -464,6 +464,7 @@ def load_config(path: Path) -> ml_collections.ConfigDict:
         for part in sections:
             section = section.setdefault(part, {})
         section.setdefault(field, value)
+    settle_older_run(saved, path.parent / ENCODER)
     return ml_collections.ConfigDict(saved)
 
 

@@ -2,7 +2,9 @@
 --out=FOLDER
 
 FOLDER/state embeds states (the question and the chunks taken so far), FOLDER/chunk embeds chunks;
-both give the vectors of training. README.md says how they were trained and how they are used.
+both give the vectors of training. README.md says how they were trained and how they are used. Of a
+run with LoRA they hold the adapters merged in; FOLDER/adapter-state and FOLDER/adapter-chunk hold
+them alone, in PEFT's format.
 """
 
 from __future__ import annotations
@@ -20,8 +22,14 @@ from absl import flags
 
 from qrag_jax import model_card, run_flags
 from qrag_jax.algorithms.rollout import CHUNK, STATE
-from qrag_jax.encoders.pretrained import LoadedEncoder, family_of
-from qrag_jax.encoders.sentence_transformers_files import write_modules, write_tokenizer
+from qrag_jax.encoders.lora import Adapted, merge
+from qrag_jax.encoders.pretrained import LoadedEncoder, family_of, save_adapters
+from qrag_jax.encoders.sentence_transformers_files import write_modules
+from qrag_jax.encoders.sentence_transformers_tokenizer import (
+    check_tokenizer,
+    token_name,
+    write_tokenizer,
+)
 from qrag_jax.encoders.text_encoder import Params
 from qrag_jax.encoders.weights import save_folder
 from qrag_jax.environments.chunks import state_width
@@ -31,19 +39,20 @@ from qrag_jax.saved_run import SavedRun
 
 OUT = flags.DEFINE_string("out", None, "Folder to write; new or empty.")
 CARD = "README.md"
+ADAPTER = "adapter"  # beginning of the names of folders in PEFT's format
 
 
 class Tower(NamedTuple):
     """One of the two encoders of a run, as it is written.
 
     Attributes:
-        name: its folder. index: its place in the parameters.
+        name: its folder. number: its place in the parameters.
         opening: ids that its rows begin with. max_tokens: of its longest row.
         plain: its texts are single texts, not parts joined by the separator.
     """
 
     name: str
-    index: int
+    number: int
     opening: tuple[int, ...]
     max_tokens: int
     plain: bool
@@ -67,18 +76,33 @@ def towers(loaded: LoadedEncoder, config: ml_collections.ConfigDict) -> tuple[To
     )
 
 
-def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params, out: Path) -> None:
+def parameters(loaded: LoadedEncoder, number: int, params: Params | Adapted) -> Params:
+    """One of the towers in `params`, adapters merged into it, as float32 NumPy arrays."""
+    if not isinstance(params, Adapted):
+        return _on_host(params, number)
+    merged = Adapted(loaded.params, _on_host(params.adapters, number))
+    return merge(merged, loaded.encoder.lora_scale)
+
+
+def _on_host(stacked: Params, number: int) -> Params:
+    return jax.tree.map(lambda leaf: np.asarray(leaf[number], np.float32), stacked)
+
+
+def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, out: Path) -> None:
     """Writes one tower as a folder that `SentenceTransformer(out)` reads.
 
     Args:
-        params: both towers', stacked on axis 0; brought to the host and to `out` in float32.
+        params: both towers', stacked on axis 0 (of `Adapted` the adapters).
         out: made.
+
+    Raises:
+        InputError: see `check_tokenizer`.
     """
-    encoder = loaded.encoder
+    encoder, tokenizer = loaded.encoder, loaded.tokenizer
     out.mkdir()
-    write_tokenizer(
-        out, loaded.tokenizer, tower.opening, max_tokens=tower.max_tokens, plain=tower.plain
-    )
+    for make in (write_tokenizer, check_tokenizer):
+        make(out, tokenizer, tower.opening, max_tokens=tower.max_tokens, plain=tower.plain)
+    family = family_of(loaded.model_config, str(out))
     write_modules(
         out,
         pooling=encoder.pooling,
@@ -86,14 +110,14 @@ def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params, out: Path) 
         scale=encoder.scale,
         width=encoder.width,
         max_tokens=tower.max_tokens,
+        pooler=family.opens_rows,
     )
-    one = jax.tree.map(lambda leaf: np.asarray(leaf[tower.index], np.float32), params)
-    table = family_of(loaded.model_config, str(out)).table
-    save_folder(table, one, loaded.model_config, out, out)
+    one = parameters(loaded, tower.number, params)
+    save_folder(family.table, one, loaded.model_config, out, out)
 
 
 def export(run: SavedRun, which: str, out: Path) -> None:
-    """Writes both towers of the "best" or "last" checkpoint, and the card.
+    """Writes both towers of the "best" or "last" checkpoint, adapters beside them, and the card.
 
     Raises:
         InputError: `out` holds something, or there is no such checkpoint.
@@ -111,8 +135,11 @@ def export(run: SavedRun, which: str, out: Path) -> None:
         building.mkdir()
         for tower in both:
             write_tower(run.loaded, tower, params, building / tower.name)
-            (building / tower.name / CARD).write_text(card, encoding="utf-8")
-        (building / CARD).write_text(card, encoding="utf-8")
+            if isinstance(params, Adapted):
+                adapters = _on_host(params.adapters, tower.number)
+                save_adapters(run.loaded, adapters, building / f"{ADAPTER}-{tower.name}")
+        for folder in (building, *building.iterdir()):
+            (folder / CARD).write_text(card, encoding="utf-8")
         building.rename(out)
     finally:
         shutil.rmtree(private, ignore_errors=True)
@@ -133,12 +160,14 @@ def _facts(run: SavedRun, which: str, step: int, both: tuple[Tower, Tower]) -> m
         summary=scores,
         pooling=encoder.pooling,
         normalise=encoder.normalise,
+        scale=encoder.scale,
         width=encoder.width,
+        lora=run.loaded.lora,
         prefixes={
-            "state": tokenizer.backend.decode(list(encoder.state_prefix)),
-            "chunk": tokenizer.backend.decode(list(encoder.chunk_prefix)),
+            "state": run.config.encoder.state_prefix,
+            "chunk": run.config.encoder.chunk_prefix,
         },
-        separator=tokenizer.backend.id_to_token(tokenizer.sep_id),
+        separator=token_name(tokenizer, tokenizer.sep_id),
         state_tokens=both[0].max_tokens,
         chunk_tokens=both[1].max_tokens,
     )
@@ -151,7 +180,7 @@ def main() -> int:
     out = Path(OUT.value).expanduser()
     run = SavedRun.open(Path(run_flags.WORKDIR.value or "."), flags.FLAGS.config)
     export(run, run_flags.CHECKPOINT.value, out)
-    print(f"{out / 'state'}\n{out / 'chunk'}\n{out / CARD}")
+    print("\n".join(str(path) for path in sorted(out.iterdir(), key=lambda p: (p.is_file(), p))))
     return 0
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import ml_collections
 
 from qrag_jax import experiment
+from qrag_jax.encoders.adapters import LoraConfig
+from qrag_jax.encoders.minilm import HUB_NAME, MINILM
 from qrag_jax.encoders.rope import THETA
 from qrag_jax.environments import positions
 
@@ -40,7 +42,8 @@ class Facts:
     Attributes:
         name: of the run. config: the run's. checkpoint: "best" or "last". step: of it.
         seconds: of training, None if it never ended. summary: `summary.json`, {} if not scored.
-        pooling, normalise, width: of the encoder. prefixes: what each tower's texts begin with.
+        pooling, normalise, scale, width: of the encoder. lora: sizes of adapters, if it has any.
+        prefixes: what each tower's texts begin with.
         separator: the token that joins a state's parts.
         state_tokens, chunk_tokens: the longest row of each tower.
     """
@@ -53,7 +56,9 @@ class Facts:
     summary: Mapping[str, Any]
     pooling: str
     normalise: bool
+    scale: float
     width: int
+    lora: LoraConfig | None
     prefixes: Mapping[str, str]
     separator: str
     state_tokens: int
@@ -77,7 +82,7 @@ def _use(facts: Facts) -> str:
     data, env = facts.config.data, facts.config.env
     separator = json.dumps(facts.separator)
     order = "document order" if env.sort_by_index else "the order they were taken in"
-    normalised = "normalised, " if facts.normalise else ""
+    taken = "sorted(taken)" if env.sort_by_index else "taken"
     return f"""\
 Two text encoders trained together by PQN with [qrag_jax](https://github.com/qrag-jax/qrag_jax), as
 in Q-RAG (arXiv 2511.07328). `state` embeds a question with the chunks taken so far, `chunk` embeds
@@ -89,10 +94,20 @@ one chunk; their inner product is a Q-value, the return expected when this chunk
 from sentence_transformers import SentenceTransformer
 
 state, chunk = SentenceTransformer("state"), SentenceTransformer("chunk")
+
+
+def first(text, tokens):  # where training cut the parts of a state
+    options = {{"add_special_tokens": False, "return_offsets_mapping": True}}
+    places = state.tokenizer(text, **options)["offset_mapping"]
+    return text[: places[tokens - 1][1]] if len(places) > tokens else text
+
+
+# question: a text; chunks: a list of texts
 vectors = chunk.encode(chunks)  # once, into any vector store that ranks by inner product
 taken = []
 for _ in range({env.max_steps}):
-    text = {separator}.join([question, *(chunks[i] for i in taken)])
+    parts = (first(chunks[i], {data.max_chunk_tokens_in_state}) for i in {taken})
+    text = {separator}.join([first(question, {data.max_question_tokens}), *parts])
     q = vectors @ state.encode(text)
     q[taken] = -float("inf")
     taken.append(int(q.argmax()))
@@ -100,14 +115,32 @@ for _ in range({env.max_steps}):
 
 - A state's text is the question and the chunks taken, in {order}, with {separator}
   between them and no spaces around it.
-- In training questions had at most {data.max_question_tokens} tokens, chunks inside a state \
-{data.max_chunk_tokens_in_state}.
-  Rows have at most {facts.state_tokens} (`state`) and {facts.chunk_tokens} tokens (`chunk`), \
+- Rows have at most {facts.state_tokens} (`state`) and {facts.chunk_tokens} tokens (`chunk`), \
 special ones counted; longer
   texts are cut there.
-- Vectors have {facts.width} numbers: {facts.pooling} pooling, {normalised}times \
-{facts.config.encoder.scale}. Compare them
-  by the inner product as they are; normalised ones may rank otherwise.{_prefixes(facts)}{_stop(facts.config)}"""
+- Vectors have {facts.width} numbers: {facts.pooling} pooling{_vectors(facts)}{_prefixes(facts)}\
+{_adapters(facts)}{_stop(facts.config)}"""
+
+
+def _vectors(facts: Facts) -> str:
+    normalised = ", normalised" if facts.normalise else ""
+    times = "" if facts.scale == 1 else f", times {facts.scale:g}"
+    if facts.normalise:
+        return f"{normalised}{times}."
+    return (
+        f"{times}. Compare them\n"
+        "  by the inner product as they are; normalised ones may rank otherwise."
+    )
+
+
+def _adapters(facts: Facts) -> str:
+    if facts.lora is None:
+        return ""
+    return f"""
+- `state` and `chunk` hold the trained adapters merged in (rank {facts.lora.rank}, alpha \
+{facts.lora.alpha:g}). `adapter-state` and `adapter-chunk`
+  hold them alone: `peft.PeftModel.from_pretrained(base, "adapter-state")`, where `base` is the
+  model that training started from; rows, pooling and scale are then yours to make."""
 
 
 def _prefixes(facts: Facts) -> str:
@@ -142,13 +175,14 @@ are.
 
 def _training(facts: Facts) -> str:
     config = facts.config
-    encoder = _without_folders(config.encoder.path) or "a small encoder from scratch"
+    path = HUB_NAME if config.encoder.path == MINILM else config.encoder.path
+    encoder = f"`{_without_folders(path)}`" if path else "a small encoder from scratch"
     weights = {name: weight for name, weight in config.data.sources.items() if weight}
     sources = ", ".join(f"{name} (weight {weight:g})" for name, weight in weights.items())
     path = _without_folders(config.data.path)
     minutes = "" if facts.seconds is None else f", {facts.seconds / 60:.1f} minutes of training"
     lines = {
-        "started from": f"`{encoder}`",
+        "started from": encoder,
         "data": sources + (f", from `{path}`" if path else ", from the hub"),
         "checkpoint": f"{facts.checkpoint}, optimizer step {facts.step} of {config.train.steps}"
         + minutes,
@@ -159,6 +193,10 @@ def _training(facts: Facts) -> str:
         f"{config.optimizer.weight_decay}, {config.optimizer.schedule}",
         "seed": str(config.seed),
     }
+    if facts.lora is not None:
+        targets = facts.lora.targets
+        names = targets if isinstance(targets, str) else ", ".join(targets)
+        lines["trained"] = f"low-rank adapters (LoRA), rank {facts.lora.rank}, on {names}"
     rows = [f"| {name} | {value} |" for name, value in lines.items()]
     return "\n".join(["## Training", "", "| | |", "|---|---|", *rows])
 

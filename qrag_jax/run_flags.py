@@ -10,9 +10,10 @@ from absl import flags
 from ml_collections import config_flags
 
 from qrag_jax import experiment
+from qrag_jax.encoder_settings import settle_as
 from qrag_jax.errors import InputError
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run to score.")
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a trained run.")
 CHECKPOINT = flags.DEFINE_enum("checkpoint", "best", ["best", "last"], "Which checkpoint.")
 flags.DEFINE_string("eval_config", None, "Config FILE whose fields replace the run's.")
 
@@ -32,7 +33,7 @@ def define_config(argv: Sequence[str]) -> None:
     if {"--help", "-h", "--helpfull"} & set(argv):
         return
     if workdir is None:
-        raise InputError("give the run to score, for example --workdir=runs/hotpotqa.")
+        raise InputError("give the folder of a trained run, for example --workdir=runs/hotpotqa.")
     config = experiment.load_config(Path(workdir) / "config.json")
     if file := _argument(argv, "eval_config"):
         _replace_fields(config, file)
@@ -43,11 +44,12 @@ def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
     """Puts the fields of the config `file` into `config`; the sources as one whole."""
     parser = config_flags.config_flags.ConfigFileFlagParser(name="eval_config")
     try:
-        fields = parser.parse(file)
+        fields, saved = parser.parse(file), config.copy_and_resolve_references()
         if "sources" in fields.get("data", {}):
             del config.data.sources
             config.data.sources = fields.data.sources
         config.lock().update(fields)
+        settle_as(config, saved)  # a whole experiment given as FILE leaves it open
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[-1].strip().removeprefix("ValueError: ")
         raise InputError(f"--eval_config={file}: {reason}") from None

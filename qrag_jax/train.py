@@ -28,6 +28,7 @@ from qrag_jax.algorithms.train_step import TrainStep, make_train_step
 from qrag_jax.data.episodes import EpisodeShape, training_batches
 from qrag_jax.data.loading import without_questions
 from qrag_jax.data.sources import mix_weights
+from qrag_jax.encoder_settings import settle_as, settled
 from qrag_jax.encoders.lora import Adapted
 from qrag_jax.errors import InputError
 from qrag_jax.plan import make_plan
@@ -56,7 +57,9 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     experiment.check_values(config)
     config_path = workdir / experiment.CONFIG_NAME
     if config_path.exists():
-        experiment.check_same_config(experiment.load_config(config_path), config)
+        saved = experiment.load_config(config_path)
+        settle_as(config, saved)
+        experiment.check_same_config(saved, config)
     _make_folder(workdir)
     enable_persistent_cache(workdir / "compilation_cache")
     counter = CompilationCounter()
@@ -65,7 +68,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
 
     # ------------------------------------------------------------------ data and encoder
     inputs = _load_inputs(config, workdir)
-    experiment.save_config(config, config_path)
+    experiment.save_config(settled(config, inputs.encoder.encoder), config_path)
     batches = training_batches(
         inputs.stores,
         mix_weights(config.data.sources.to_dict()),

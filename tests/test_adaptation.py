@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from configs import hotpotqa
 from qrag_jax import experiment
 from qrag_jax.adaptation import lora_config
+from qrag_jax.encoders.adapters import LoraConfig
+from qrag_jax.encoders.lora import Adapted, merge
 from qrag_jax.encoders.model_files import read_safetensors
 from qrag_jax.encoders.pretrained import load_encoder, with_adapters
 from qrag_jax.errors import InputError
@@ -74,6 +77,27 @@ def test_a_run_is_resumed_and_scored(trained: Path, commands: Commands, tmp_path
     assert "made for another base, since encoder.layer.0." in told
     told = refusal(commands.run(*fresh, "--config.encoder.lora.rank=5"))
     assert "config.encoder.lora.rank is 5, but the adapters of" in told
+
+
+def test_a_run_is_exported(trained: Path, commands: Commands, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = (f"--workdir={trained}", f"--out={out}", "--checkpoint=last")
+    names = ["adapter-chunk", "adapter-state", "chunk", "state", "README.md"]
+    told = commands.succeed("export", *arguments)
+    assert told.splitlines() == [str(out / name) for name in names]
+    base, state = load_encoder(trained / "encoder"), saved_state(trained, 3)
+    for number, tower in enumerate(("state", "chunk")):
+        alone = with_adapters(base, out / f"adapter-{tower}")
+        assert alone.lora == LoraConfig(4, 16.0, alone.lora.targets)
+        for module, leaves in alone.adapters["layers"].items():
+            for leaf, array in leaves.items():
+                saved = state[f"params/layers/{module}/{leaf}"][number]
+                np.testing.assert_array_equal(array, saved, err_msg=f"{module}/{leaf}")
+        merged = merge(Adapted(base.params, alone.adapters), alone.lora.scale)
+        jax.tree.map(np.testing.assert_array_equal, load_encoder(out / tower).params, merged)
+    card = (out / "README.md").read_text()
+    assert "adapters merged in (rank 4, alpha 16)" in card
+    assert (out / "adapter-state" / "README.md").read_text() == card
 
 
 def _copy_until(run: Path, out: Path, step: int) -> None:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from configs import common
 from qrag_jax import experiment
+from tests.encoders.conftest import (
+    torch_bert,
+    torch_qwen3,
+    torch_xlm_roberta,
+    write_bpe_tokenizer,
+    write_tokenizer,
+    write_unigram_tokenizer,
+)
 from tests.entry_points import ROOT, Commands, metric_lines, refusal
 
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "common")
@@ -91,6 +101,89 @@ def test_tiny_trains_and_evaluates_offline(name: str, commands: Commands, tmp_pa
     summary = json.loads((workdir / "summary.json").read_text())
     assert summary["samples"] == 8
     assert 0 <= summary["trained"]["fact_f1"] <= 1
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny random folders of the families, by the names of the variants."""
+    folder = tmp_path_factory.mktemp("models")
+    small = {"num_hidden_layers": 1, "max_position_embeddings": 256}
+    torch_bert(**small).save_pretrained(folder / "contriever")
+    write_tokenizer(folder / "contriever", opens_rows=True)
+    torch_xlm_roberta(**small).save_pretrained(folder / "e5")
+    write_unigram_tokenizer(folder / "e5")
+    torch_qwen3(vocab_size=264, **small).model.save_pretrained(folder / "qwen3")
+    write_bpe_tokenizer(folder / "qwen3")
+    return folder
+
+
+def short(models: Path, variant: str) -> list[str]:
+    """A run of two steps with a tiny folder of the variant's family."""
+    fields = {
+        "encoder.path": models / variant,
+        "encoder.dtype": "float32",
+        "encoder.length_buckets": 1,
+        "encoder.block_sizes": 1,
+        "data.path": "synthetic",
+        "data.synthetic.hops": "(2,)",
+        "data.synthetic.train": 16,
+        "data.synthetic.dev": 4,
+        "data.max_question_tokens": 24,
+        "data.max_chunk_tokens": 32,
+        "data.max_chunk_tokens_in_state": 16,
+        "optimizer.warmup_steps": 1,
+        "train.steps": 2,
+        "train.batch_size": 4,
+        "train.log_every": 1,
+        "train.eval_every": 2,
+        "train.checkpoint_every": 2,
+        "eval.samples": 4,
+        "eval.batch_size": 4,
+    }
+    given = [f"--config.{name}={value}" for name, value in fields.items()]
+    return [f"--config=configs/hotpotqa.py:{variant}", *given]
+
+
+@pytest.mark.parametrize("variant", common.ENCODERS)
+def test_every_encoder_trains(
+    variant: str, models: Path, commands: Commands, tmp_path: Path
+) -> None:
+    commands.succeed("train", *short(models, variant), f"--workdir={tmp_path}")
+    steps = {line["step"]: line for line in metric_lines(tmp_path) if "train/loss" in line}
+    assert [*steps] == [1, 2]
+    assert all(math.isfinite(line["train/loss"]) for line in steps.values())
+    config = json.loads((tmp_path / "config.json").read_text())["encoder"]
+    loaded = experiment.prepare_encoder(
+        experiment.load_config(tmp_path / "config.json"), tmp_path, []
+    )
+    encoder = loaded.encoder
+    assert (config["pooling"], config["normalise"], config["scale"]) == {
+        "contriever": ("mean", False, 0.1),
+        "e5": ("mean", True, 1.0),
+        "qwen3": ("last", True, 1.0),
+    }[variant]
+    assert (encoder.pooling, encoder.normalise, encoder.scale) == (
+        config["pooling"],
+        config["normalise"],
+        config["scale"],
+    )
+    assert (
+        loaded.model_config["model_type"]
+        == {
+            "contriever": "bert",
+            "e5": "xlm-roberta",
+            "qwen3": "qwen3",
+        }[variant]
+    )
+    assert (loaded.lora is not None) == (variant == "qwen3")
+    decode = loaded.tokenizer.backend.decode
+    if variant == "e5":
+        prefixes = [decode(list(ids)) for ids in (encoder.state_prefix, encoder.chunk_prefix)]
+        assert [prefix.strip() for prefix in prefixes] == ["query:", "passage:"]
+    if variant == "qwen3":
+        assert decode(list(encoder.state_prefix)).startswith("Instruct: Given a question")
+        assert decode(list(encoder.state_prefix)).endswith("\nQuery:")
+        assert encoder.chunk_prefix == ()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,10 @@ import pytest
 
 from configs import hotpotqa
 from qrag_jax import experiment, export, model_card
-from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder
+from qrag_jax.encoders.adapters import LoraConfig
+from qrag_jax.encoders.lora import Adapted
+from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder, with_new_adapters
+from qrag_jax.errors import InputError
 from qrag_jax.saved_run import SavedRun
 from tests.encoders.conftest import (
     torch_bert,
@@ -30,6 +36,7 @@ sentence_transformers = pytest.importorskip("sentence_transformers")
 
 SAMPLES = 4  # questions scored
 TOLERANCE = 1e-5
+FAMILIES = ("bert", "xlm-roberta", "qwen3")
 FLOAT32 = "--config.encoder.dtype=float32"  # as the library computes; "auto" may be bfloat16
 WORDS = ["the moth", "is it a moth?", "b a", "a", ""]
 
@@ -51,7 +58,7 @@ def exported(
     out = tmp_path_factory.mktemp("exported") / "deep" / "out"
     arguments = (f"--workdir={scored_run}", f"--out={out}", "--checkpoint=last")
     told = commands.succeed("export", *arguments)
-    assert told.splitlines() == [str(out / name) for name in ("state", "chunk", "README.md")]
+    assert told.splitlines() == [str(out / name) for name in ("chunk", "state", "README.md")]
     assert sorted(path.name for path in out.parent.iterdir()) == ["out"]  # nothing half made
     return out
 
@@ -81,8 +88,7 @@ def our_vectors(
     tokens = np.full((len(rows), max(lengths)), encoder.pad_id, np.int32)
     for place, row in zip(tokens, rows, strict=True):
         place[: len(row)] = row
-    one = jax.tree.map(lambda leaf: np.asarray(leaf[tower.index]), params)
-    return np.asarray(encoder.embed(one, tokens, lengths))
+    return np.asarray(encoder.embed(encoder.tower(params, tower.number), tokens, lengths))
 
 
 # ---------------------------------------------------------------------- a trained run
@@ -93,33 +99,39 @@ def log_rows(workdir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def chunks_of(commands: Commands, question: str) -> list[str]:
-    for path in commands.folder.glob("cache/synthetic/hotpotqa-*/dev.jsonl"):
-        for line in path.read_text().splitlines():
-            record = json.loads(line)
-            if record["question"] == question:
-                return [f"{title} {' '.join(said)}" for title, said in record["context"]]
-    raise AssertionError(f"no record of {question!r}")
+def chunks_of(commands: Commands, workdir: Path, question: str) -> list[str]:
+    config = experiment.load_config(workdir / "config.json")
+    config.data.cache = commands.environment["QRAG_CACHE"]
+    for sample in experiment.read_samples(config, "dev", hold_out=True).all:
+        if sample.question == question:
+            return list(sample.chunks)
+    raise AssertionError(f"no sample of {question!r}")
 
 
-def test_the_library_takes_the_steps_of_the_evaluation(
+def test_the_code_of_the_card_takes_the_steps_of_the_evaluation(
     scored_run: Path, exported: Path, commands: Commands
 ) -> None:
-    state, chunk = model(exported / "state"), model(exported / "chunk")
     rows = log_rows(scored_run)
     assert len(rows) == SAMPLES
+    code = (exported / "README.md").read_text().partition("```python\n")[2].partition("\n```")[0]
+    lines = ["import json"]
     for row in rows:
-        chunks = chunks_of(commands, row["question"])
+        chunks = chunks_of(commands, scored_run, row["question"])
         assert [chunks[i] for i in row["pred_idx"]] == row["pred_texts"]
-        vectors = chunk.encode(chunks)
-        taken: list[int] = []
-        for value in row["q_values"]:  # as the card tells to use them
-            text = "[SEP]".join([row["question"], *(chunks[i] for i in taken)])
-            q = vectors @ state.encode(text)
-            q[taken] = -np.inf
-            taken.append(int(q.argmax()))
-            assert q.max() == pytest.approx(value, abs=TOLERANCE)
+        lines += [f"question, chunks = {row['question']!r}, {chunks!r}", code]
+        lines += ["print(json.dumps([taken, float(q.max())]))"]
+    told = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        cwd=exported,
+        env=commands.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    for line, row in zip(told, rows, strict=True):
+        taken, value = json.loads(line)
         assert taken == row["pred_idx"]
+        assert value == pytest.approx(row["q_values"][-1], abs=TOLERANCE)
 
 
 def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> None:
@@ -135,7 +147,7 @@ def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> No
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
         # An exported tower is an encoder to start another run from.
         again = load_encoder(exported / tower.name)
-        one = jax.tree.map(lambda leaf, i=tower.index: np.asarray(leaf[i]), params)
+        one = jax.tree.map(lambda leaf, i=tower.number: np.asarray(leaf[i]), params)
         jax.tree.map(np.testing.assert_array_equal, again.params, one)
         assert again.tokenizer.encode(texts) == run.loaded.tokenizer.encode(texts)
     # The towers were trained apart.
@@ -165,14 +177,13 @@ def test_the_card_states_the_run(scored_run: Path, exported: Path) -> None:
     assert card.startswith("---\nlibrary_name: sentence-transformers\n")
     assert "# my-run: a retriever" in card
     assert "| data | hotpotqa (weight 1), from `synthetic` |" in card
-    assert "| started from | `a small encoder from scratch` |" in card
+    assert "| started from | a small encoder from scratch |" in card
     assert f"last, optimizer step {summary['step']} of {config.train.steps}, " in card
     assert f"{SAMPLES} questions of the run's evaluation data. Means" in card
     for name in ("untrained", "single_step", "single_step_trained", "trained"):
         scores = summary[name]["intervals"]["fact_f1"]
         (line,) = [x for x in card.splitlines() if x.startswith(f"| {name.replace('_', ' ')} |")]
         assert f"| {scores['mean']:.3f} [{scores['low']:.3f}, {scores['high']:.3f}] |" in line
-    assert 'text = "[SEP]".join([question, *(chunks[i] for i in taken)])' in card
     assert f"for _ in range({config.env.max_steps}):" in card
     saved = json.loads(card.partition("```json\n")[2].partition("\n```")[0])
     assert saved["pqn"] == config.pqn.to_dict()
@@ -181,13 +192,11 @@ def test_the_card_states_the_run(scored_run: Path, exported: Path) -> None:
     assert "STOP" not in card
 
 
-def test_best_checkpoint_beside_scores_of_the_last(
-    scored_run: Path, commands: Commands, tmp_path: Path
-) -> None:
+def test_best_checkpoint_beside_scores_of_the_last(scored_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()  # empty: may be written
-    commands.succeed("export", f"--workdir={scored_run}", f"--out={out}")
     run = opened(scored_run)
+    export.export(run, "best", out)
     params, step = run.trained("best")
     card = (out / "README.md").read_text()
     assert f"best, optimizer step {step} of 24" in card
@@ -195,8 +204,8 @@ def test_best_checkpoint_beside_scores_of_the_last(
     tower = export.towers(run.loaded, run.config)[0]
     expected = our_vectors(run.loaded, params, tower, [["where?"]])
     np.testing.assert_allclose(model(out / "state").encode(["where?"]), expected, atol=TOLERANCE)
-    text = refusal(commands.run("export", f"--workdir={scored_run}", f"--out={out}"))
-    assert f"--out={out} exists and is not an empty folder; give another one." in text
+    with pytest.raises(InputError, match=r"exists and is not an empty folder; give another one\."):
+        export.export(run, "best", out)
 
 
 def test_refusals(scored_run: Path, commands: Commands, tmp_path: Path) -> None:
@@ -204,12 +213,21 @@ def test_refusals(scored_run: Path, commands: Commands, tmp_path: Path) -> None:
     assert "give the folder to write" in refusal(commands.run("export", f"--workdir={workdir}"))
     assert "--workdir=runs/hotpotqa" in refusal(commands.run("export", "--out=x"))
     (tmp_path / "file").write_text("x")
-    arguments = (f"--workdir={workdir}", f"--out={tmp_path / 'file'}")
-    assert "is not an empty folder" in refusal(commands.run("export", *arguments))
+    run = opened(workdir)
+    with pytest.raises(InputError, match="file exists and is not an empty folder"):
+        export.export(run, "last", tmp_path / "file")
     shutil.rmtree(workdir / "checkpoints")
-    text = refusal(commands.run("export", f"--workdir={workdir}", f"--out={tmp_path / 'out'}"))
-    assert "holds no checkpoint; train first" in text
+    with pytest.raises(InputError, match="holds no checkpoint; train first"):
+        export.export(run, "last", tmp_path / "deep" / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
+
+
+def test_an_export_that_fails_leaves_nothing(scored_run: Path, tmp_path: Path) -> None:
+    run = opened(scored_run)
+    loaded = dataclasses.replace(run.loaded, model_config={"model_type": "t5"})
+    with pytest.raises(InputError, match="'t5'"):
+        export.export(dataclasses.replace(run, loaded=loaded), "last", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 # ---------------------------------------------------------------------- every family
@@ -228,10 +246,7 @@ def two_towers(loaded: LoadedEncoder) -> Any:
 def write_model(family: str, folder: Path) -> Path:
     if family == "bert":
         torch_bert().save_pretrained(folder)
-        write_tokenizer(folder)
-        settings = json.loads((folder / "tokenizer_config.json").read_text())
-        settings |= {"cls_token": "[CLS]", "sep_token": "[SEP]"}
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        write_tokenizer(folder, opens_rows=True)
     elif family == "xlm-roberta":
         torch_xlm_roberta().save_pretrained(folder)
         write_unigram_tokenizer(folder)
@@ -278,6 +293,55 @@ def test_every_family_keeps_its_vectors(
         assert np.abs(expected).max() > 100 * TOLERANCE
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_are_merged_and_kept(
+    family: str, config: ml_collections.ConfigDict, tmp_path: Path
+) -> None:
+    folder = write_model(family, tmp_path / "model")
+    loaded = with_new_adapters(load_encoder(folder, scale=1.0), LoraConfig(3, 6.0), seed=0)
+    rng = np.random.default_rng(1)
+    trained = jax.tree.map(
+        lambda leaf: rng.standard_normal((2, *leaf.shape)).astype(np.float32) / 4, loaded.adapters
+    )
+    params = Adapted(loaded.params, trained)
+    unadapted = load_encoder(folder, scale=1.0)
+    for tower in export.towers(loaded, config):
+        export.write_tower(loaded, tower, params, tmp_path / tower.name)
+        found = model(tmp_path / tower.name).encode(["the moth", "b a"])
+        expected = our_vectors(loaded, params, tower, [["the moth"], ["b a"]])
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+        before = our_vectors(
+            unadapted, two_towers(unadapted), tower._replace(number=0), [["the moth"], ["b a"]]
+        )
+        assert np.abs(found - before).max() > 100 * TOLERANCE
+
+
+def test_a_tokenizer_that_reads_joined_parts_otherwise_is_refused(
+    config: ml_collections.ConfigDict, tmp_path: Path
+) -> None:
+    folder = write_model("xlm-roberta", tmp_path / "model")
+    path = folder / "tokenizer.json"
+    settings = json.loads(path.read_text())
+    # The first word of a text gets its space, the first one behind a separator does not.
+    settings["pre_tokenizer"] = {
+        "type": "Metaspace",
+        "replacement": "▁",
+        "prepend_scheme": "first",
+        "split": True,
+    }
+    path.write_text(json.dumps(settings))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    loaded = load_encoder(folder)
+    state, chunk = export.towers(loaded, config)
+    export.write_tower(loaded, chunk, two_towers(loaded), tmp_path / "chunk")
+    with pytest.raises(
+        InputError, match=r"state: the run's tokenizer cannot be exported, since .* 'Who wrote"
+    ):
+        export.write_tower(loaded, state, two_towers(loaded), tmp_path / "state")
+
+
 def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDict) -> None:
     config.env.update(positions="relative", stop_action=True, sort_by_index=True)
     config.data.path = "hotpotqa=/home/me/data/hotpot,musique=~/musique/x"
@@ -291,7 +355,9 @@ def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDic
         summary={},
         pooling="mean",
         normalise=True,
+        scale=1.0,
         width=8,
+        lora=LoraConfig(4, 8.0),
         prefixes={"state": "query:", "chunk": ""},
         separator="</s>",
         state_tokens=64,
@@ -303,10 +369,17 @@ def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDic
     assert "is the action STOP" in card
     assert 'begin rows of `state` with "query:", as in training' in card
     assert "Not scored yet" in card
-    assert '"</s>".join' in card
+    assert 'text = "</s>".join([first(question, 9), *parts])' in card
+    assert "parts = (first(chunks[i], 9) for i in sorted(taken))" in card
+    assert "mean pooling, normalised." in card
+    assert "adapters merged in (rank 4, alpha 8)" in card
+    assert "| trained | low-rank adapters (LoRA), rank 4, on all-linear |" in card
     assert "in document order, with" in card
     assert "from `hotpotqa=hotpot,musique=x`" in card
     assert "/home" not in card
     assert "~/" not in card
+    config.encoder.path = "minilm"
+    hub = "sentence-transformers/all-MiniLM-L6-v2"
+    assert f"| started from | `{hub}` |" in model_card.card(facts)
     config.encoder.path = "intfloat/multilingual-e5-large"
     assert "| started from | `intfloat/multilingual-e5-large` |" in model_card.card(facts)

@@ -95,7 +95,7 @@ class Linear(nn.Module):
             result = linear_without_bias(self.products, x, kernel)
         if not self.has_variable("params", LORA_A):
             return result
-        a, b = (self.get_variable("params", name) for name in ADAPTER)
+        a, b = self.get_variable("params", LORA_A), self.get_variable("params", LORA_B)
         narrow = linear_without_bias(self.products, x, a)
         return result + linear_without_bias(self.products, narrow, b)
 

@@ -19,7 +19,10 @@ from qrag_jax.errors import InputError
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 TIMEOUT = 10.0  # seconds until the hub counts as unreachable
-DESCRIPTION_FILES = ["*.json", "*.txt", "model.safetensors", "model-*.safetensors"]
+DESCRIPTION_FILES = [
+    *("*.json", "*.txt", "*.jinja", "*.model"),
+    *("model.safetensors", "model-*.safetensors", "*_Dense/model.safetensors"),
+]
 TORCH_FILES = ["pytorch_model.bin", "pytorch_model-*.bin"]
 OTHER_FORMATS = ["onnx/*", "openvino/*"]
 WEIGHT_FILES = (
@@ -28,14 +31,21 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-TOKENIZER_FILES = (
+VOCABULARY_FILES = (  # one of them makes a tokenizer
     "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+)
+TOKENIZER_FILES = (
+    *VOCABULARY_FILES,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
     "merges.txt",
+    "chat_template.jinja",
 )
 SENTENCE_TRANSFORMERS_FILES = (
     "modules.json",
@@ -135,8 +145,8 @@ def write_folder(
     files = [tokenizer_files_from / n for n in (*TOKENIZER_FILES, *SENTENCE_TRANSFORMERS_FILES)]
     files += _module_files(tokenizer_files_from)
     files = [file for file in files if file.is_file()]
-    if not any(file.name in ("tokenizer.json", "vocab.txt") for file in files):
-        raise InputError(f"{tokenizer_files_from}: has neither tokenizer.json nor vocab.txt.")
+    if not any(file.name in VOCABULARY_FILES for file in files):
+        raise InputError(f"{tokenizer_files_from}: has none of {', '.join(VOCABULARY_FILES)}.")
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file; give a folder to write.")
     out.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from qrag_jax.encoders.model_files import read_config, read_tensors
 from qrag_jax.encoders.peft_files import read_adapters, write_adapters
 from qrag_jax.encoders.precision import precision
 from qrag_jax.encoders.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.encoders.sentence_transformers_files import Published, read_published
 from qrag_jax.encoders.text_encoder import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.encoders.trunk import REMAT_POLICIES, Params, Trunk, TrunkConfig
 from qrag_jax.encoders.weights import NameTable, params_from_tensors, save_folder
@@ -40,6 +41,8 @@ class Family:
     pooling: str = MEAN
     normalise: bool = False
 
+
+UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
 
 # By the model_type of config.json.
 FAMILIES = {
@@ -95,15 +98,20 @@ def family_of(model_config: Mapping[str, Any], where: str) -> Family:
     return FAMILIES[model_type]
 
 
-def own_pooling(folder: Path, family: Family) -> tuple[str, bool]:
-    """How the folder's model pools and whether it normalises, before the config has its say."""
-    return family.pooling, family.normalise
+def own_pooling(folder: Path, family: Family) -> Published:
+    """How a model makes its vectors: its sentence-transformers files, then its family, say.
+
+    Raises:
+        InputError: see `read_published`.
+    """
+    published = read_published(folder) or Published(None, family.normalise)
+    return dataclasses.replace(published, pooling=published.pooling or family.pooling)
 
 
 def load_encoder(
     folder: Path,
     dtype: str = "float32",
-    scale: float = 0.1,
+    scale: float | None = None,
     remat: str = "none",
     *,
     pooling: str = "",
@@ -115,13 +123,16 @@ def load_encoder(
 
     Args:
         dtype: of the computation (see `precision`). remat: a name of `trunk.REMAT_POLICIES`.
-        scale: factor on the pooled embedding (Q-RAG: 0.1).
+        scale: factor on the pooled vector; None: the model's own, else 1 on normalised vectors and
+            0.1 (as in Q-RAG) on others.
         pooling: a name of `POOLINGS`, or "": the model's own. normalise: None: as the model does.
+            Where both are given the folder's sentence-transformers files are not read.
         state_prefix, chunk_prefix: texts before those of a tower, tokenised by themselves.
 
     Raises:
         InputError: a file is missing or broken, the architecture is unknown, the weights do not
-            fit config.json, the tokenizer does not fit the weights, or a setting is unknown.
+            fit config.json, the tokenizer does not fit the weights, a setting is unknown, or the
+            model makes its vectors in a way that is not computed here.
     """
     computed_in = precision(dtype)
     for name, value, known in (
@@ -148,7 +159,12 @@ def load_encoder(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens but the weights hold "
             f"{config.vocab_size} (vocab_size in config.json); put the model's own tokenizer there."
         )
-    own = own_pooling(folder, family)
+    own = Published(pooling, bool(normalise))
+    if not pooling or normalise is None:
+        own = own_pooling(folder, family)
+    normalise = own.normalise if normalise is None else normalise
+    if scale is None:
+        scale = own.scale or (1.0 if normalise else UNNORMALISED_SCALE)
     state_ids, chunk_ids = tokenizer.encode([state_prefix, chunk_prefix])
     encoder = TextEncoder(
         module=trunk,
@@ -158,8 +174,8 @@ def load_encoder(
         sep_id=tokenizer.sep_id,
         pad_id=tokenizer.pad_id,
         scale=scale,
-        pooling=pooling or own[0],
-        normalise=own[1] if normalise is None else normalise,
+        pooling=pooling or own.pooling or family.pooling,
+        normalise=normalise,
         state_prefix=tuple(state_ids),
         chunk_prefix=tuple(chunk_ids),
     )

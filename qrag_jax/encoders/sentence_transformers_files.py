@@ -1,20 +1,16 @@
-"""What sentence-transformers keeps beside a model: pooling, normalisation, prompts, longest row."""
+"""The files by which sentence-transformers makes vectors: pooling, normalisation, prompts."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 from safetensors.numpy import save_file
-from tokenizers.processors import TemplateProcessing
 
-from qrag_jax.data.tokens import TextTokenizer
-from qrag_jax.encoders.model_files import read_json
+from qrag_jax.encoders.model_files import read_json, read_safetensors
 from qrag_jax.encoders.text_encoder import CLS, LAST, MEAN
 from qrag_jax.errors import InputError
 
@@ -32,27 +28,27 @@ FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 CLASSES = "sentence_transformers.models."  # read by every release of the library
+POOLING, NORMALIZE, DENSE = "Pooling", "Normalize", "Dense"
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """How a model was published; what its folder does not say is as the library has it.
+    """How a model makes vectors of hidden states, as its folder says.
 
     Attributes:
-        pooling: a name of `text_encoder.POOLINGS`.
-        max_tokens: longest row, special tokens and prompt counted; None: not said.
-        state_prefix, chunk_prefix: prompts of queries and of documents (passages).
+        pooling: a name of `text_encoder.POOLINGS`; None: not said.
+        scale: factor on the vectors, normalised or not; None: not said.
     """
 
-    pooling: str
+    pooling: str | None
     normalise: bool
-    max_tokens: int | None
-    state_prefix: str
-    chunk_prefix: str
+    scale: float | None = None
 
 
 def read_published(folder: Path) -> Published | None:
     """Reads the folder's sentence-transformers files; None if it has no `modules.json`.
+
+    A Dense layer is read as a factor on the vectors, which is what `write_modules` writes it for.
 
     Raises:
         InputError: a file is broken, or a module or a pooling is not one this package computes.
@@ -64,55 +60,71 @@ def read_published(folder: Path) -> Published | None:
         if not isinstance(entry, dict) or not {"type", "path"} <= entry.keys():
             raise InputError(f"{folder / MODULES}: not a list of objects with type and path.")
         modules[str(entry["type"]).rpartition(".")[2]] = str(entry["path"])
-    unknown = modules.keys() - {"Transformer", "Pooling", "Normalize"}
+    unknown = modules.keys() - {"Transformer", POOLING, NORMALIZE, DENSE}
     if unknown:
-        raise InputError(
-            f"{folder / MODULES}: the module {', '.join(sorted(unknown))} is not computed here, "
-            "only Transformer, Pooling and Normalize; set config.encoder.as_published to False and "
-            "the pooling in config.encoder.pooling."
-        )
-    limits = _if_there(folder / TRANSFORMER_CONFIG)
-    prompts = _if_there(folder / MODEL_CONFIG).get("prompts") or {}
-    published = Published(
-        pooling=MEAN,
-        normalise="Normalize" in modules,
-        max_tokens=limits.get("max_seq_length"),
-        state_prefix=prompts.get("query") or "",
-        chunk_prefix=prompts.get("document") or prompts.get("passage") or "",
-    )
-    if "Pooling" not in modules:
-        return published
-    where = folder / modules["Pooling"] / "config.json"
+        raise _not_computed(folder / MODULES, f"the module {', '.join(sorted(unknown))}")
+    scale = None
+    if DENSE in modules:
+        if [*modules][-1] != DENSE:
+            raise _not_computed(folder / MODULES, "the module Dense before the last")
+        scale = _factor(folder / modules[DENSE])
+    pooling = _pooling(folder / modules[POOLING] / "config.json") if POOLING in modules else None
+    return Published(pooling, NORMALIZE in modules, scale)
+
+
+def prompts(folder: Path) -> dict[str, str]:
+    """Texts that the model was trained to see before others, by name; empty ones left out.
+
+    Raises:
+        InputError: the file that names them is broken.
+    """
+    path = folder / MODEL_CONFIG
+    found = read_json(path).get("prompts") if path.is_file() else None
+    return {str(name): str(text) for name, text in (found or {}).items() if text}
+
+
+def _pooling(where: Path) -> str:
+    """The pooling that a `N_Pooling/config.json` asks for, in either spelling."""
     config = read_json(where)
-    prompted = published.state_prefix or published.chunk_prefix
-    if prompted and not config.get("include_prompt", True):
-        raise InputError(
-            f"{where}: include_prompt is false, but prompts are always pooled here; set "
-            "config.encoder.as_published to False and the pooling in config.encoder.pooling."
-        )
-    return dataclasses.replace(published, pooling=_pooling(config, where))
-
-
-def _pooling(config: Mapping[str, Any], where: Path) -> str:
-    """The pooling of a parsed `N_Pooling/config.json`, in either spelling."""
     modes = config.get("pooling_mode") or [name for flag, name in FLAGS.items() if config.get(flag)]
-    modes = [modes] if isinstance(modes, str) else list(modes) or ["mean"]
+    modes = [modes] if isinstance(modes, str) else list(modes) or [POOLING_NAMES[MEAN]]
     ours = {theirs: name for name, theirs in POOLING_NAMES.items()}
     if len(modes) != 1 or modes[0] not in ours:
-        raise InputError(
-            f"{where}: the pooling {' + '.join(map(str, modes))} is not computed here, only "
-            f"{', '.join(ours)}; set config.encoder.as_published to False and the pooling in "
-            "config.encoder.pooling."
-        )
+        raise _not_computed(where, f"the pooling {' + '.join(map(str, modes))}")
+    if not config.get("include_prompt", True):
+        raise _not_computed(where, "a pooling that leaves the prompt out (include_prompt)")
     return ours[modes[0]]
 
 
-def _if_there(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
+def _factor(module: Path) -> float:
+    """s of a Dense layer that computes s·x."""
+    config = read_json(module / "config.json")
+    tensors = read_safetensors(module / "model.safetensors")
+    weight = np.asarray(tensors.get("linear.weight", np.zeros((1, 1))), np.float32)
+    factor = float(weight[0, 0])
+    plain = str(config.get("activation_function")).endswith(".Identity") and len(tensors) == 1
+    if not plain or factor <= 0 or not np.array_equal(weight, factor * np.eye(len(weight))):
+        raise _not_computed(module, "a Dense layer that does more than multiply by a number")
+    return factor
+
+
+def _not_computed(where: Path, what: str) -> InputError:
+    return InputError(
+        f"{where}: {what} is not computed here, only the poolings "
+        f"{', '.join(POOLING_NAMES.values())} and Normalize; set both config.encoder.pooling and "
+        "config.encoder.normalise, which are then used in place of the folder's own."
+    )
 
 
 def write_modules(
-    out: Path, *, pooling: str, normalise: bool, scale: float, width: int, max_tokens: int
+    out: Path,
+    *,
+    pooling: str,
+    normalise: bool,
+    scale: float,
+    width: int,
+    max_tokens: int,
+    pooler: bool,
 ) -> None:
     """Writes the files that make `out` compute what a `TextEncoder` computes.
 
@@ -121,15 +133,16 @@ def write_modules(
 
     Args:
         pooling, normalise, scale, width: those of the encoder. max_tokens: longer rows are cut.
+        pooler: transformers would add one, untrained and unused, to a model of this family.
     """
     flags = {flag: name == POOLING_NAMES[pooling] for flag, name in FLAGS.items()}
     configs: dict[str, dict[str, Any]] = {
-        "Pooling": {"word_embedding_dimension": width, **flags, "include_prompt": True}
+        POOLING: {"word_embedding_dimension": width, **flags, "include_prompt": True}
     }
     if normalise:
-        configs["Normalize"] = {}
+        configs[NORMALIZE] = {}
     if scale != 1:
-        configs["Dense"] = {
+        configs[DENSE] = {
             "in_features": width,
             "out_features": width,
             "bias": False,
@@ -140,53 +153,18 @@ def write_modules(
         path = f"{i}_{kind}"
         modules.append({"idx": i, "name": str(i), "path": path, "type": CLASSES + kind})
         (out / path).mkdir()
-        _write_json(out / path / "config.json", config)
-        if kind == "Dense":
+        write_json(out / path / "config.json", config)
+        if kind == DENSE:
             weight = np.float32(scale) * np.eye(width, dtype=np.float32)
             save_file({"linear.weight": weight}, out / path / "model.safetensors")
-    _write_json(out / MODULES, modules)
-    _write_json(out / TRANSFORMER_CONFIG, {"max_seq_length": max_tokens, "do_lower_case": False})
-    _write_json(out / MODEL_CONFIG, {"prompts": {}, "similarity_fn_name": "dot"})
+    write_json(out / MODULES, modules)
+    limits: dict[str, Any] = {"max_seq_length": max_tokens, "do_lower_case": False}
+    if pooler:
+        limits["model_args"] = {"add_pooling_layer": False}
+    write_json(out / TRANSFORMER_CONFIG, limits)
+    write_json(out / MODEL_CONFIG, {"prompts": {}, "similarity_fn_name": "dot"})
 
 
-def write_tokenizer(
-    out: Path, tokenizer: TextTokenizer, opening: tuple[int, ...], *, max_tokens: int, plain: bool
-) -> None:
-    """Writes a tokenizer that makes a tower's rows of texts: `opening text [SEP]`.
-
-    A prefix is part of `opening`, token by token as in training, so it needs no prompt.
-
-    Args:
-        opening: `state_opening` or `chunk_opening` of the encoder.
-        plain: special tokens written in a text are text; else they are themselves, with which a
-            state's parts are joined.
-    """
-    backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
-    pieces = {"opening": list(opening), "end": [tokenizer.sep_id]}
-    special = [
-        {"id": name, "ids": ids, "tokens": [backend.id_to_token(i) for i in ids]}
-        for name, ids in pieces.items()
-        if ids
-    ]
-    template = [*(["opening"] if opening else []), "$A", "end"]
-    backend.post_processor = TemplateProcessing(
-        single=template, pair=[*template, "$B", "end"], special_tokens=special
-    )
-    backend.save(str(out / "tokenizer.json"))
-    named = {"sep_token": tokenizer.sep_id, "pad_token": tokenizer.pad_id}
-    named |= {} if tokenizer.cls_id is None else {"cls_token": tokenizer.cls_id}
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",  # takes tokenizer.json as it is
-        "model_input_names": ["input_ids", "attention_mask"],
-        "model_max_length": max_tokens,
-        "padding_side": "right",
-        "truncation_side": "right",
-        "clean_up_tokenization_spaces": False,
-        "split_special_tokens": plain,
-    }
-    tokens = {name: backend.id_to_token(index) for name, index in named.items()}
-    _write_json(out / "tokenizer_config.json", config | tokens)
-
-
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
+    """Writes a value as the library does."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

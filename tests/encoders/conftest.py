@@ -108,12 +108,13 @@ def numpy_tensors(model: torch.nn.Module) -> dict[str, np.ndarray]:
     return {name: tensor.detach().numpy().copy() for name, tensor in model.state_dict().items()}
 
 
-def write_tokenizer(folder: Path) -> None:
-    """A real word-level tokenizer, so that a folder is complete."""
+def write_tokenizer(folder: Path, opens_rows: bool = False) -> None:
+    """A real word-level tokenizer, so that a folder is complete; with `opens_rows` for BERT's."""
     vocab = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b"])}
     tokenizer = Tokenizer(models.WordLevel(vocab, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+    special |= {"cls_token": "[CLS]", "sep_token": "[SEP]"} if opens_rows else {}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
 
 

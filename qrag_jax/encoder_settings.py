@@ -1,0 +1,72 @@
+"""How a run reads its encoder's folder: what the config says, and what it leaves to the folder.
+
+`pooling` "", `normalise` None and `scale` None are the folder's own. They are settled when a run
+begins, and its saved config holds what they came to: it never asks the folder again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from qrag_jax.encoders.minilm import MINILM, MINILM_OR_SCRATCH
+from qrag_jax.encoders.model_files import read_config
+from qrag_jax.encoders.pretrained import UNNORMALISED_SCALE, family_of
+from qrag_jax.encoders.text_encoder import MEAN, TextEncoder
+
+LEFT_OPEN: dict[str, Any] = {"pooling": "", "normalise": None, "scale": None}
+# MiniLM was published with normalised vectors; here it is used as Q-RAG uses BERTs.
+OF_MINILM: dict[str, Any] = {"pooling": MEAN, "normalise": False, "scale": UNNORMALISED_SCALE}
+
+
+def encoder_settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """How `load_encoder` is to read the model's folder."""
+    encoder = config.encoder
+    settings = {
+        "dtype": encoder.dtype,
+        "scale": encoder.scale,
+        "remat": encoder.remat,
+        "pooling": encoder.pooling,
+        "normalise": encoder.normalise,
+        "state_prefix": encoder.state_prefix,
+        "chunk_prefix": encoder.chunk_prefix,
+    }
+    if encoder.path in (MINILM, MINILM_OR_SCRATCH):
+        settings |= {name: value for name, value in OF_MINILM.items() if _is_open(encoder, name)}
+    return settings
+
+
+def settled(config: ml_collections.ConfigDict, encoder: TextEncoder) -> ml_collections.ConfigDict:
+    """A copy of the config that says what `encoder` does where `config` leaves it open."""
+    result = config.copy_and_resolve_references()
+    for name in LEFT_OPEN:
+        result.encoder[name] = getattr(encoder, name)
+    return result
+
+
+def settle_as(config: ml_collections.ConfigDict, saved: ml_collections.ConfigDict) -> None:
+    """Fills what `config` leaves open with what was settled when the run began."""
+    for name in LEFT_OPEN:
+        if _is_open(config.encoder, name):
+            config.encoder[name] = saved.encoder[name]
+
+
+def settle_older_run(saved: dict[str, Any], folder: Path) -> None:
+    """Settles the parsed config of a run that began before folders were asked, by its family.
+
+    Args:
+        folder: the run's encoder; where there is none, nothing was trained and nothing is done.
+    """
+    if not (folder / "config.json").is_file():
+        return
+    family = family_of(read_config(folder), str(folder / "config.json"))
+    own = {"pooling": family.pooling, "normalise": family.normalise, "scale": UNNORMALISED_SCALE}
+    for name, value in own.items():
+        if _is_open(saved["encoder"], name):
+            saved["encoder"][name] = value
+
+
+def _is_open(encoder: Any, name: str) -> bool:
+    return encoder[name] == LEFT_OPEN[name]

@@ -1,0 +1,154 @@
+"""What the config leaves to the encoder's folder: settled once, and kept for runs of every age."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+import pytest
+
+from configs import common, hotpotqa, quickstart
+from qrag_jax import experiment, run_flags
+from qrag_jax.encoder_settings import encoder_settings, settle_as, settled
+from qrag_jax.encoders.pretrained import load_encoder
+from qrag_jax.errors import InputError
+from tests.encoders.conftest import torch_bert, torch_qwen3, write_bpe_tokenizer, write_tokenizer
+from tests.encoders.test_sentence_transformers_files import write_modules
+
+QRAG = {"pooling": "mean", "normalise": False, "scale": 0.1}
+OPEN = {"pooling": "", "normalise": None, "scale": None}
+
+
+def write_bert(folder: Path, published: bool = True) -> Path:
+    torch_bert().save_pretrained(folder)
+    write_tokenizer(folder, opens_rows=True)
+    if published:  # as MiniLM was
+        write_modules(folder, "Pooling", "Normalize", pooling_mode_mean_tokens=True)
+    return folder
+
+
+def of(encoder: Any) -> dict[str, Any]:
+    return {name: getattr(encoder, name) for name in QRAG}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ml_collections.ConfigDict:
+    config = hotpotqa.get_config("tiny")
+    config.encoder.path = str(write_bert(tmp_path / "model"))
+    return config
+
+
+def test_a_new_run_does_as_the_folder_says(
+    config: ml_collections.ConfigDict, tmp_path: Path
+) -> None:
+    workdir = tmp_path / "run"
+    first = experiment.prepare_encoder(config, workdir, []).encoder
+    assert of(first) == {"pooling": "mean", "normalise": True, "scale": 1.0}
+    saved = settled(config, first)
+    assert {name: config.encoder[name] for name in OPEN} == OPEN  # what was given is as it was
+    experiment.save_config(saved, workdir / "config.json")
+    read = experiment.load_config(workdir / "config.json")
+    assert {name: read.encoder[name] for name in QRAG} == of(first)
+    assert of(experiment.prepare_encoder(read, workdir, []).encoder) == of(first)
+    # Resumed by the same command.
+    settle_as(config, read)
+    experiment.check_same_config(read, config)
+    assert of(experiment.prepare_encoder(config, workdir, []).encoder) == of(first)
+    other = hotpotqa.get_config("tiny")
+    other.encoder.update(path=config.encoder.path, normalise=False)
+    settle_as(other, read)
+    with pytest.raises(InputError, match=r"encoder\.normalise: the run has True, given is False"):
+        experiment.check_same_config(read, other)
+
+
+@pytest.mark.parametrize("age", ["before there were the fields", "before folders were asked"])
+@pytest.mark.parametrize("published", [True, False])
+def test_an_older_run_goes_on_as_it_began(
+    age: str, published: bool, config: ml_collections.ConfigDict, tmp_path: Path
+) -> None:
+    workdir = tmp_path / "run"
+    write_bert(workdir / "encoder", published)
+    path = workdir / "config.json"
+    experiment.save_config(config, path)
+    saved = json.loads(path.read_text())
+    saved["encoder"]["scale"] = 0.1
+    if age == "before there were the fields":
+        for name in ("pooling", "normalise", "state_prefix", "chunk_prefix"):
+            del saved["encoder"][name]
+    path.write_text(json.dumps(saved))
+    read = experiment.load_config(path)
+    assert {name: read.encoder[name] for name in QRAG} == QRAG
+    settle_as(config, read)
+    experiment.check_same_config(read, config)
+    for given in (read, config):
+        assert of(experiment.prepare_encoder(given, workdir, []).encoder) == QRAG
+
+
+def test_an_older_run_of_qwen3(tmp_path: Path) -> None:
+    torch_qwen3(vocab_size=264).model.save_pretrained(tmp_path / "encoder")
+    write_bpe_tokenizer(tmp_path / "encoder")
+    config = hotpotqa.get_config("tiny")
+    config.encoder.scale = 0.1
+    experiment.save_config(config, tmp_path / "config.json")
+    read = experiment.load_config(tmp_path / "config.json")
+    expected = {"pooling": "last", "normalise": True, "scale": 0.1}
+    assert {name: read.encoder[name] for name in QRAG} == expected
+
+
+@pytest.mark.parametrize("path", ["minilm", "minilm-or-scratch"])
+def test_minilm_is_used_as_qrag_uses_berts(path: str, tmp_path: Path) -> None:
+    config = hotpotqa.get_config()
+    config.encoder.path = path
+    folder = write_bert(tmp_path)
+    assert of(load_encoder(folder, **encoder_settings(config)).encoder) == QRAG
+    config.encoder.update(pooling="cls", normalise=True, scale=2.0)  # unless it is told otherwise
+    expected = {"pooling": "cls", "normalise": True, "scale": 2.0}
+    assert of(load_encoder(folder, **encoder_settings(config)).encoder) == expected
+
+
+def test_configs_that_minilm_trains() -> None:
+    for config in (hotpotqa.get_config("minilm"), quickstart.get_config()):
+        settings = encoder_settings(config)
+        assert {name: settings[name] for name in QRAG} == QRAG
+
+
+def test_encoders_from_scratch_are_used_as_qrag_uses_berts(tmp_path: Path) -> None:
+    config = hotpotqa.get_config("tiny")
+    config.data.cache = str(tmp_path / "cache")
+    samples = experiment.read_samples(config, "train", hold_out=True).all
+    assert of(experiment.prepare_encoder(config, tmp_path / "run", samples).encoder) == QRAG
+
+
+def test_prompts_that_are_not_used_are_told(
+    config: ml_collections.ConfigDict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = {"prompts": {"query": "query: ", "document": ""}}
+    path = Path(config.encoder.path) / "config_sentence_transformers.json"
+    path.write_text(json.dumps(prompts))
+    experiment.prepare_encoder(config, tmp_path / "one", [])
+    told = capsys.readouterr().out
+    assert "The model's prompts are not used (query 'query: '); config.encoder.state_prefix" in told
+    config.encoder.state_prefix = "a "
+    experiment.prepare_encoder(config, tmp_path / "two", [])
+    assert "prompts" not in capsys.readouterr().out
+
+
+def test_evaluation_settings_leave_the_encoder_alone(tmp_path: Path) -> None:
+    """A whole experiment as --eval_config leaves open what the run has settled."""
+    config = settled_config()
+    experiment.save_config(config, tmp_path / "config.json")
+    read = experiment.load_config(tmp_path / "config.json")
+    root = Path(common.__file__).parent
+    run_flags._replace_fields(read, f"{root / 'musique.py'}:tiny")
+    assert {name: read.encoder[name] for name in QRAG} == QRAG
+    assert read.env.max_steps == 2
+    assert dict(read.data.sources) == {"musique": 1.0}
+
+
+def settled_config() -> ml_collections.ConfigDict:
+    config = hotpotqa.get_config("minilm")
+    with config.unlocked():
+        config.encoder.update(QRAG)
+    return config
