@@ -80,12 +80,12 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
     run = SavedRun.open(workdir, config)
     scene = _scene(run, loaded_samples.all)
     out = Path(OUT.value) if OUT.value else workdir / "eval"
-    trained, step = run.trained(run_flags.CHECKPOINT.value)
+    trained, step = run.trained(run_flags.checkpoint())
     untrained = run.untrained()
-    summary: dict[str, Any] = {"checkpoint": run_flags.CHECKPOINT.value, "step": step}
+    summary: dict[str, Any] = {"checkpoint": run_flags.checkpoint(), "step": step}
     played: dict[str, list[Row]] = {}
     for name, params in ((UNTRAINED, untrained), (TRAINED, trained)):
-        label = name if name == UNTRAINED else f"{run_flags.CHECKPOINT.value}-{step}"
+        label = name if name == UNTRAINED else f"{run_flags.checkpoint()}-{step}"
         scores, rate = _score(scene, params, out / label, label)
         played |= {NAMES[name, steps]: rows for steps, rows in scores.items()}
         summary["episodes_per_second"] = rate
@@ -251,7 +251,7 @@ def _training_seconds(workdir: Path) -> float | None:
 
 def main() -> int:
     """Reads the flags and scores."""
-    workdir = Path(run_flags.WORKDIR.value or ".")
+    workdir = run_flags.workdir()
     config = flags.FLAGS.config
     saved = experiment.load_config(workdir / "config.json")
     same_data = (config.data.path, config.eval.path) == (saved.data.path, saved.eval.path)
@@ -260,4 +260,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    commandline.run(main, define=run_flags.define_config)
+    commandline.run(main, define=run_flags.define)

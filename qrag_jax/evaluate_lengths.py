@@ -61,8 +61,8 @@ def evaluate_lengths(run: SavedRun, chunks: Sequence[int], samples: Sequence[int
         InputError: the run's documents cannot be made that long, or a log is of other settings.
     """
     config = run.config
-    params, step = run.trained(run_flags.CHECKPOINT.value)
-    label = f"{run_flags.CHECKPOINT.value}-{step}"
+    params, step = run.trained(run_flags.checkpoint())
+    label = f"{run_flags.checkpoint()}-{step}"
     out = Path(OUT.value) if OUT.value else run.workdir / "lengths"
     # Refused before anything is computed, whichever length it is.
     sets = {
@@ -154,10 +154,10 @@ def main() -> int:
         )
     samples += samples[-1:] * (len(chunks) - len(samples))
     chunks, samples = map(list, zip(*sorted(zip(chunks, samples, strict=True)), strict=True))
-    run = SavedRun.open(Path(run_flags.WORKDIR.value or "."), flags.FLAGS.config)
+    run = SavedRun.open(run_flags.workdir(), flags.FLAGS.config)
     evaluate_lengths(run, chunks, samples)
     return 0
 
 
 if __name__ == "__main__":
-    commandline.run(main, define=run_flags.define_config)
+    commandline.run(main, define=run_flags.define)

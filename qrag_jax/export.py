@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +38,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline
 from qrag_jax.saved_run import SavedRun
 
-OUT = flags.DEFINE_string("out", None, "Folder to write; new or empty.")
 CARD = "README.md"
 ADAPTER = "adapter"  # beginning of the names of folders in PEFT's format
 
@@ -173,16 +173,22 @@ def _facts(run: SavedRun, which: str, step: int, both: tuple[Tower, Tower]) -> m
     )
 
 
+def define_flags(argv: Sequence[str]) -> None:
+    """Defines the flags of this command."""
+    flags.DEFINE_string("out", None, "Folder to write; new or empty.")
+    run_flags.define(argv)
+
+
 def main() -> int:
     """Reads the flags and exports."""
-    if not OUT.value:
+    if not flags.FLAGS.out:
         raise InputError("give the folder to write, for example --out=exported.")
-    out = Path(OUT.value).expanduser()
-    run = SavedRun.open(Path(run_flags.WORKDIR.value or "."), flags.FLAGS.config)
-    export(run, run_flags.CHECKPOINT.value, out)
+    out = Path(flags.FLAGS.out).expanduser()
+    run = SavedRun.open(run_flags.workdir(), flags.FLAGS.config)
+    export(run, run_flags.checkpoint(), out)
     print("\n".join(str(path) for path in sorted(out.iterdir(), key=lambda p: (p.is_file(), p))))
     return 0
 
 
 if __name__ == "__main__":
-    commandline.run(main, define=run_flags.define_config)
+    commandline.run(main, define=define_flags)

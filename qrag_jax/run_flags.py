@@ -13,9 +13,15 @@ from qrag_jax import experiment
 from qrag_jax.encoder_settings import settle_as
 from qrag_jax.errors import InputError
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a trained run.")
-CHECKPOINT = flags.DEFINE_enum("checkpoint", "best", ["best", "last"], "Which checkpoint.")
-flags.DEFINE_string("eval_config", None, "Config FILE whose fields replace the run's.")
+
+def workdir() -> Path:
+    """The run's folder."""
+    return Path(flags.FLAGS.workdir)
+
+
+def checkpoint() -> str:
+    """Which of its checkpoints: "best" or "last"."""
+    return flags.FLAGS.checkpoint
 
 
 def _argument(argv: Sequence[str], name: str) -> str | None:
@@ -27,14 +33,20 @@ def _argument(argv: Sequence[str], name: str) -> str | None:
     return None
 
 
-def define_config(argv: Sequence[str]) -> None:
-    """Makes the run's saved config, updated by `--eval_config`, the flag `--config`."""
-    workdir = _argument(argv, "workdir")
+def define(argv: Sequence[str]) -> None:
+    """Defines the flags; `--config` is the run's saved config, updated by `--eval_config`.
+
+    Called by commands as they start, not on import: train.py has a `--workdir` of its own.
+    """
+    flags.DEFINE_string("workdir", None, "Folder of a trained run.")
+    flags.DEFINE_enum("checkpoint", "best", ["best", "last"], "Which checkpoint.")
+    flags.DEFINE_string("eval_config", None, "Config FILE whose fields replace the run's.")
+    folder = _argument(argv, "workdir")
     if {"--help", "-h", "--helpfull"} & set(argv):
         return
-    if workdir is None:
+    if folder is None:
         raise InputError("give the folder of a trained run, for example --workdir=runs/hotpotqa.")
-    config = experiment.load_config(Path(workdir) / "config.json")
+    config = experiment.load_config(Path(folder) / "config.json")
     if file := _argument(argv, "eval_config"):
         _replace_fields(config, file)
     config_flags.DEFINE_config_dict("config", config, lock_config=True)

@@ -239,7 +239,8 @@ def test_a_beam_is_played_by_the_trained_retriever(
     run_copy: Path, commands: Commands, tmp_path: Path
 ) -> None:
     commands.succeed(
-        *("evaluate", f"--workdir={run_copy}", "--config.eval.beam=4"), f"--out={tmp_path / 'out'}"
+        *("evaluate", f"--workdir={run_copy}", f"--out={tmp_path / 'out'}"),
+        *("--config.eval.beam=4", "--config.eval.beam_score=sum"),
     )
     (log,) = (tmp_path / "out").glob("best-*/planned_eval_seed42.jsonl")
     beam, greedy = rows(log), rows(best(run_copy) / "eval_seed42.jsonl")

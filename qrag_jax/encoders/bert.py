@@ -188,7 +188,9 @@ class Bert(nn.Module):
         Returns:
             hidden states `[T, H]`; at unused places they are finite but mean nothing.
         """
-        positions = self.tables["position_embeddings"][where.position + self.config.first_position]
+        positions = jnp.asarray(self.tables["position_embeddings"])[
+            where.position + self.config.first_position
+        ]
         x = self.embedding_norm(words + positions + self.tables["token_type_embeddings"][0])
         for layer in self.layers:
             module = BertLayer(self.config, self.precision, parent=None)
