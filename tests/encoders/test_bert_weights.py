@@ -272,7 +272,7 @@ def test_save_folder_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     model = torch_bert()
     params = params_from_tensors(numpy_tensors(model), config_of(model), "test")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"empty: has neither tokenizer\.json nor vocab\.txt"):
+    with pytest.raises(InputError, match=r"empty: has none of tokenizer\.json, vocab\.txt"):
         save_folder(params, {}, tmp_path / "empty", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     config = hub_folder(tmp_path / "in", model)

@@ -163,7 +163,12 @@ def test_a_folder_gives_hugging_faces_vectors(folder: Path) -> None:
 
 
 def test_a_saved_folder_is_read_by_transformers(folder: Path, tmp_path: Path) -> None:
+    for name in ("sentencepiece.bpe.model", "chat_template.jinja"):  # kept whatever is in them
+        (folder / name).write_bytes(b"as it was")
     save_encoder(load_encoder(folder), folder, tmp_path / "out")
+    for name in ("sentencepiece.bpe.model", "chat_template.jinja"):
+        assert (tmp_path / "out" / name).read_bytes() == b"as it was"
+        (folder / name).unlink()
     back = AutoModel.from_pretrained(tmp_path / "out", add_pooling_layer=False)
     assert isinstance(back, XLMRobertaModel)
     for name, tensor in torch_xlm_roberta().state_dict().items():
