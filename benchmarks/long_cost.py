@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.measure import peak_memory, reset_peak_memory
 from benchmarks.report import Case
-from qrag_jax import experiment, planned
+from qrag_jax import experiment, planned, saved_config
 from qrag_jax.algorithms import pqn
 from qrag_jax.data.episodes import EpisodeShape, EpisodeSource, stack
 from qrag_jax.data.sample import Sample
@@ -24,7 +24,7 @@ def cost_cases(
     workdir: Path, length: int, lengths: Sequence[int], documents: int = 8
 ) -> list[Case]:
     """Episodes/s at `length` chunks beside torch-sequential; time and memory over `lengths`."""
-    run = SavedRun.open(workdir, experiment.load_config(workdir / "config.json"))
+    run = SavedRun.open(workdir, saved_config.load_config(workdir / "config.json"))
     params, _ = run.trained("best")
     shown = experiment.documents_of_length(run.config, length, 2 * documents)
     store = experiment.tokenise_samples(run.config, run.loaded.tokenizer, list(shown[:2]))

@@ -20,7 +20,7 @@ from absl import flags
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from qrag_jax import evaluation, experiment, planned, run_flags
+from qrag_jax import evaluation, experiment, planned, run_flags, saved_config
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
@@ -253,7 +253,7 @@ def main() -> int:
     """Reads the flags and scores."""
     workdir = run_flags.workdir()
     config = flags.FLAGS.config
-    saved = experiment.load_config(workdir / "config.json")
+    saved = saved_config.load_config(workdir / "config.json")
     same_data = (config.data.path, config.eval.path) == (saved.data.path, saved.eval.path)
     evaluate(workdir, config, hold_out=same_data)
     return 0

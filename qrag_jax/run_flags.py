@@ -9,7 +9,7 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from qrag_jax import experiment
+from qrag_jax import saved_config
 from qrag_jax.encoder_settings import settle_as
 from qrag_jax.errors import InputError
 
@@ -46,7 +46,7 @@ def define(argv: Sequence[str]) -> None:
         return
     if folder is None:
         raise InputError("give the folder of a trained run, for example --workdir=runs/hotpotqa.")
-    config = experiment.load_config(Path(folder) / "config.json")
+    config = saved_config.load_config(Path(folder) / "config.json")
     if file := _argument(argv, "eval_config"):
         _replace_fields(config, file)
     config_flags.DEFINE_config_dict("config", config, lock_config=True)

@@ -21,7 +21,7 @@ from absl import flags
 from jax.sharding import Mesh
 from ml_collections import config_flags
 
-from qrag_jax import evaluation, experiment
+from qrag_jax import evaluation, experiment, saved_config
 from qrag_jax.algorithms import placement, pqn
 from qrag_jax.algorithms.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.algorithms.train_step import TrainStep, make_train_step
@@ -55,11 +55,11 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     started = time.monotonic()
     # ------------------------------------------------------------------ config and workdir
     experiment.check_values(config)
-    config_path = workdir / experiment.CONFIG_NAME
+    config_path = workdir / saved_config.CONFIG_NAME
     if config_path.exists():
-        saved = experiment.load_config(config_path)
+        saved = saved_config.load_config(config_path)
         settle_as(config, saved)
-        experiment.check_same_config(saved, config)
+        saved_config.check_same_config(saved, config)
     _make_folder(workdir)
     enable_persistent_cache(workdir / "compilation_cache")
     counter = CompilationCounter()
@@ -68,7 +68,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
 
     # ------------------------------------------------------------------ data and encoder
     inputs = _load_inputs(config, workdir)
-    experiment.save_config(settled(config, inputs.encoder.encoder), config_path)
+    saved_config.save_config(settled(config, inputs.encoder.encoder), config_path)
     batches = training_batches(
         inputs.stores,
         mix_weights(config.data.sources.to_dict()),

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from configs import common
-from qrag_jax import experiment
+from qrag_jax import experiment, saved_config
 from tests.encoders.conftest import (
     torch_bert,
     torch_qwen3,
@@ -154,7 +154,7 @@ def test_every_encoder_trains(
     assert all(math.isfinite(line["train/loss"]) for line in steps.values())
     config = json.loads((tmp_path / "config.json").read_text())["encoder"]
     loaded = experiment.prepare_encoder(
-        experiment.load_config(tmp_path / "config.json"), tmp_path, []
+        saved_config.load_config(tmp_path / "config.json"), tmp_path, []
     )
     encoder = loaded.encoder
     assert (config["pooling"], config["normalise"], config["scale"]) == {

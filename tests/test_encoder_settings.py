@@ -10,7 +10,7 @@ import ml_collections
 import pytest
 
 from configs import common, hotpotqa, quickstart
-from qrag_jax import experiment, run_flags
+from qrag_jax import experiment, run_flags, saved_config
 from qrag_jax.encoder_settings import encoder_settings, settle_as, settled
 from qrag_jax.encoders.pretrained import load_encoder
 from qrag_jax.errors import InputError
@@ -48,19 +48,19 @@ def test_a_new_run_does_as_the_folder_says(
     assert of(first) == {"pooling": "mean", "normalise": True, "scale": 1.0}
     saved = settled(config, first)
     assert {name: config.encoder[name] for name in OPEN} == OPEN  # what was given is as it was
-    experiment.save_config(saved, workdir / "config.json")
-    read = experiment.load_config(workdir / "config.json")
+    saved_config.save_config(saved, workdir / "config.json")
+    read = saved_config.load_config(workdir / "config.json")
     assert {name: read.encoder[name] for name in QRAG} == of(first)
     assert of(experiment.prepare_encoder(read, workdir, []).encoder) == of(first)
     # Resumed by the same command.
     settle_as(config, read)
-    experiment.check_same_config(read, config)
+    saved_config.check_same_config(read, config)
     assert of(experiment.prepare_encoder(config, workdir, []).encoder) == of(first)
     other = hotpotqa.get_config("tiny")
     other.encoder.update(path=config.encoder.path, normalise=False)
     settle_as(other, read)
     with pytest.raises(InputError, match=r"encoder\.normalise: the run has True, given is False"):
-        experiment.check_same_config(read, other)
+        saved_config.check_same_config(read, other)
 
 
 @pytest.mark.parametrize("age", ["before there were the fields", "before folders were asked"])
@@ -71,17 +71,17 @@ def test_an_older_run_goes_on_as_it_began(
     workdir = tmp_path / "run"
     write_bert(workdir / "encoder", published)
     path = workdir / "config.json"
-    experiment.save_config(config, path)
+    saved_config.save_config(config, path)
     saved = json.loads(path.read_text())
     saved["encoder"]["scale"] = 0.1
     if age == "before there were the fields":
         for name in ("pooling", "normalise", "state_prefix", "chunk_prefix"):
             del saved["encoder"][name]
     path.write_text(json.dumps(saved))
-    read = experiment.load_config(path)
+    read = saved_config.load_config(path)
     assert {name: read.encoder[name] for name in QRAG} == QRAG
     settle_as(config, read)
-    experiment.check_same_config(read, config)
+    saved_config.check_same_config(read, config)
     for given in (read, config):
         assert of(experiment.prepare_encoder(given, workdir, []).encoder) == QRAG
 
@@ -91,8 +91,8 @@ def test_an_older_run_of_qwen3(tmp_path: Path) -> None:
     write_bpe_tokenizer(tmp_path / "encoder")
     config = hotpotqa.get_config("tiny")
     config.encoder.scale = 0.1
-    experiment.save_config(config, tmp_path / "config.json")
-    read = experiment.load_config(tmp_path / "config.json")
+    saved_config.save_config(config, tmp_path / "config.json")
+    read = saved_config.load_config(tmp_path / "config.json")
     expected = {"pooling": "last", "normalise": True, "scale": 0.1}
     assert {name: read.encoder[name] for name in QRAG} == expected
 
@@ -138,8 +138,8 @@ def test_prompts_that_are_not_used_are_told(
 def test_evaluation_settings_leave_the_encoder_alone(tmp_path: Path) -> None:
     """A whole experiment as --eval_config leaves open what the run has settled."""
     config = settled_config()
-    experiment.save_config(config, tmp_path / "config.json")
-    read = experiment.load_config(tmp_path / "config.json")
+    saved_config.save_config(config, tmp_path / "config.json")
+    read = saved_config.load_config(tmp_path / "config.json")
     root = Path(common.__file__).parent
     run_flags._replace_fields(read, f"{root / 'musique.py'}:tiny")
     assert {name: read.encoder[name] for name in QRAG} == QRAG

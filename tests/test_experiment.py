@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from configs import hotpotqa
-from qrag_jax import experiment
+from qrag_jax import experiment, saved_config
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.errors import InputError
@@ -156,15 +156,15 @@ def without_later_fields(config: ml_collections.ConfigDict) -> ml_collections.Co
 
 
 def test_run_saved_without_later_fields(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
-    experiment.save_config(without_later_fields(config), tmp_path / "config.json")
-    read = experiment.load_config(tmp_path / "config.json")
+    saved_config.save_config(without_later_fields(config), tmp_path / "config.json")
+    read = saved_config.load_config(tmp_path / "config.json")
     assert experiment.rollout_config(read) == experiment.rollout_config(config)
     assert (read.env.positions, read.env.stop_action, read.reward.step_cost) == ("none", False, 0.0)
     assert not experiment.is_planned(read)
     assert experiment.sharding_rules(read) == ()
     assert len(experiment.read_samples(read, "dev", hold_out=True).all) == 6
     experiment.check_values(read)
-    experiment.check_same_config(read, config)  # it goes on as it began
+    saved_config.check_same_config(read, config)  # it goes on as it began
     for field, value in (
         ("env.positions", "relative"),
         ("env.stop_action", True),
@@ -174,12 +174,12 @@ def test_run_saved_without_later_fields(config: ml_collections.ConfigDict, tmp_p
         other = config.copy_and_resolve_references()
         other.update_from_flattened_dict({field: value})
         with pytest.raises(InputError, match=f"config.{field}: the run has"):
-            experiment.check_same_config(read, other)
+            saved_config.check_same_config(read, other)
 
 
 def test_later_fields_are_fields_of_every_config(config: ml_collections.ConfigDict) -> None:
     """And a new run begins with the value of old ones, save where the code knows better now."""
-    for name, value in experiment.LATER_FIELDS.items():
+    for name, value in saved_config.LATER_FIELDS.items():
         given = config
         for part in name.split("."):
             given = given[part]
@@ -214,7 +214,7 @@ def test_encoder_is_kept_with_the_run(config: ml_collections.ConfigDict, tmp_pat
     samples = experiment.read_samples(config, "train", hold_out=True).all
     first = experiment.prepare_encoder(config, workdir, samples)
     assert [path.name for path in workdir.iterdir()] == ["encoder"]
-    experiment.save_config(config, workdir / "config.json")
+    saved_config.save_config(config, workdir / "config.json")
     config.seed = 7  # a run that has begun keeps its encoder, and needs no texts for it
     again = experiment.prepare_encoder(config, workdir, [])
     np.testing.assert_array_equal(again.params["word_embeddings"], first.params["word_embeddings"])
@@ -247,20 +247,20 @@ def test_encoder_from_a_folder_is_copied(config: ml_collections.ConfigDict, tmp_
 
 def test_config_survives_being_saved(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    experiment.save_config(config, path)
-    read = experiment.load_config(path)
+    saved_config.save_config(config, path)
+    read = saved_config.load_config(path)
     assert read.to_dict() == config.to_dict()
     assert read.data.synthetic.hops == (2,)
     assert experiment.sharding_rules(read) == ((".*", "fsdp"),)
-    experiment.check_same_config(read, config)
+    saved_config.check_same_config(read, config)
 
 
 def test_config_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--workdir must be the folder of a run"):
-        experiment.load_config(tmp_path / "config.json")
+        saved_config.load_config(tmp_path / "config.json")
     (tmp_path / "config.json").write_text('{"seed": 4')
     with pytest.raises(InputError, match=r"config\.json is not JSON"):
-        experiment.load_config(tmp_path / "config.json")
+        saved_config.load_config(tmp_path / "config.json")
 
 
 def test_every_differing_field_is_named(config: ml_collections.ConfigDict) -> None:
@@ -268,13 +268,13 @@ def test_every_differing_field_is_named(config: ml_collections.ConfigDict) -> No
     other.optimizer.learning_rate = 0.5
     other.seed = 1
     with pytest.raises(InputError) as caught:
-        experiment.check_same_config(config, other)
+        saved_config.check_same_config(config, other)
     assert "config.optimizer.learning_rate: the run has 0.001, given is 0.5" in str(caught.value)
     assert "config.seed: the run has 42, given is 1" in str(caught.value)
     with other.unlocked():
         other.data.sources.musique = 1.0
     with pytest.raises(InputError, match=r"data\.sources\.musique: the run has None, given is 1"):
-        experiment.check_same_config(config, other)
+        saved_config.check_same_config(config, other)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_every_differing_field_is_named(config: ml_collections.ConfigDict) -> No
 def test_fields_that_may_differ(config: ml_collections.ConfigDict, field: str, value: Any) -> None:
     other = config.copy_and_resolve_references()
     other.update_from_flattened_dict({field: value})
-    experiment.check_same_config(config, other)
+    saved_config.check_same_config(config, other)
 
 
 @pytest.mark.parametrize(("field", "value"), [("eval.path", "elsewhere"), ("data.workers", 2)])
@@ -304,7 +304,7 @@ def test_fields_that_must_not_differ(
     other = config.copy_and_resolve_references()
     other.update_from_flattened_dict({field: value})
     with pytest.raises(InputError, match=f"config.{field}: the run has"):
-        experiment.check_same_config(config, other)
+        saved_config.check_same_config(config, other)
 
 
 def test_fingerprint_sees_every_text(config: ml_collections.ConfigDict) -> None:

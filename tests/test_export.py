@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from configs import hotpotqa
-from qrag_jax import experiment, export, model_card
+from qrag_jax import experiment, export, model_card, saved_config
 from qrag_jax.encoders.adapters import LoraConfig
 from qrag_jax.encoders.lora import Adapted
 from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder, with_new_adapters
@@ -68,7 +68,7 @@ def model(folder: Path) -> Any:
 
 
 def opened(workdir: Path) -> SavedRun:
-    config = experiment.load_config(workdir / "config.json")
+    config = saved_config.load_config(workdir / "config.json")
     config.encoder.dtype = "float32"
     return SavedRun.open(workdir, config)
 
@@ -100,7 +100,7 @@ def log_rows(workdir: Path) -> list[dict[str, Any]]:
 
 
 def chunks_of(commands: Commands, workdir: Path, question: str) -> list[str]:
-    config = experiment.load_config(workdir / "config.json")
+    config = saved_config.load_config(workdir / "config.json")
     config.data.cache = commands.environment["QRAG_CACHE"]
     for sample in experiment.read_samples(config, "dev", hold_out=True).all:
         if sample.question == question:
@@ -173,7 +173,7 @@ def test_the_card_states_the_run(scored_run: Path, exported: Path) -> None:
     card = (exported / "README.md").read_text()
     assert all((exported / tower / "README.md").read_text() == card for tower in ("state", "chunk"))
     summary = json.loads((scored_run / "summary.json").read_text())
-    config = experiment.load_config(scored_run / "config.json")
+    config = saved_config.load_config(scored_run / "config.json")
     assert card.startswith("---\nlibrary_name: sentence-transformers\n")
     assert "# my-run: a retriever" in card
     assert "| data | hotpotqa (weight 1), from `synthetic` |" in card

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax import experiment, planned
+from qrag_jax import experiment, planned, saved_config
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.saved_run import SavedRun
@@ -14,7 +14,7 @@ from qrag_jax.saved_run import SavedRun
 
 @pytest.fixture
 def run(finished_run: Path) -> SavedRun:
-    return SavedRun.open(finished_run, experiment.load_config(finished_run / "config.json"))
+    return SavedRun.open(finished_run, saved_config.load_config(finished_run / "config.json"))
 
 
 def test_longer_questions_than_those_shown_are_not_cut(run: SavedRun, tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""The config that a run was made with, as its workdir keeps it: written, read again, compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from qrag_jax.data import babilong, niah
+from qrag_jax.data.babilong import BabilongConfig
+from qrag_jax.data.niah_generator import NiahConfig
+from qrag_jax.encoder_settings import settle_older_run
+from qrag_jax.errors import InputError
+
+CONFIG_NAME = "config.json"
+ENCODER = "encoder"  # folder of the model that a run starts from
+
+# Fields that change nothing in what a run computes: a resumed run may be given other values.
+FREE_FIELDS = (
+    "train.log_every",
+    "train.eval_every",
+    "train.checkpoint_every",
+    "data.cache",
+    "eval.samples",
+    "eval.batch_size",
+    "eval.seed",
+    "eval.beam",
+    "eval.stop_threshold",
+    "runtime.",
+    "profile",
+)
+
+# Fields that came later, with the value that a run saved without them was made with.
+LATER_FIELDS: dict[str, Any] = {
+    "profile": 0,
+    "encoder.remat": "none",
+    "encoder.block_tokens": 0,
+    "encoder.block_sizes": 2,
+    "encoder.lora.rank": 0,
+    "encoder.lora.alpha": 16.0,
+    "encoder.lora.dropout": 0.0,
+    "encoder.lora.targets": "all-linear",
+    "encoder.lora.path": "",
+    "encoder.pooling": "",
+    "encoder.normalise": None,
+    "encoder.state_prefix": "",
+    "encoder.chunk_prefix": "",
+    "env.positions": "none",
+    "env.stop_action": False,
+    "reward.step_cost": 0.0,
+    "eval.beam": 1,
+    "eval.beam_score": "policy",
+    "eval.stop_threshold": -math.inf,
+    "runtime.sharding": (),
+    # Sources that such a run does not have.
+    **{
+        f"data.{source}.{field.name}": field.default
+        for source, fields in (
+            (babilong.NAME, dataclasses.fields(BabilongConfig)),
+            (niah.NAME, dataclasses.fields(NiahConfig)),
+        )
+        for field in fields
+        if field.name != "stories"  # they are read from data.path
+    },
+}
+
+# Fields that an old run may have and that nothing reads any more.
+REMOVED_FIELDS = ("encoder.block_rows",)
+
+
+def save_config(config: ml_collections.ConfigDict, path: Path) -> None:
+    """Writes the config as JSON."""
+    path.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+
+
+def load_config(path: Path) -> ml_collections.ConfigDict:
+    """Reads a config that `save_config` wrote; lists become tuples again.
+
+    Fields that there were not yet when it was saved, or whose meaning has changed since, get the
+    value that keeps the run as it was.
+
+    Raises:
+        InputError: the file is missing or not JSON.
+    """
+    try:
+        saved = _tuples(json.loads(path.read_text()))
+    except FileNotFoundError:
+        raise InputError(
+            f"{path} does not exist; --workdir must be the folder of a run that was trained."
+        ) from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path} is not JSON ({error}); restore the run's config.") from None
+    for name in REMOVED_FIELDS:
+        section, _, field = name.partition(".")
+        saved.get(section, {}).pop(field, None)
+    for name, value in LATER_FIELDS.items():
+        *sections, field = name.split(".")
+        section = saved
+        for part in sections:
+            section = section.setdefault(part, {})
+        section.setdefault(field, value)
+    settle_older_run(saved, path.parent / ENCODER)
+    return ml_collections.ConfigDict(saved)
+
+
+def check_same_config(saved: ml_collections.ConfigDict, given: ml_collections.ConfigDict) -> None:
+    """Refuses to resume a run under another config.
+
+    Raises:
+        InputError: a field that the numbers depend on differs; all such fields are named.
+    """
+    old, new = _flat(saved.to_dict()), _flat(given.to_dict())
+    different = [
+        f"config.{name}: the run has {old.get(name)!r}, given is {new.get(name)!r}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name) and not name.startswith(FREE_FIELDS)
+    ]
+    if different:
+        raise InputError(
+            f"the workdir holds a run of another configuration ({'; '.join(different)}); give "
+            "the run's own values, or another --workdir."
+        )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            result |= _flat(value, f"{prefix}{name}.")
+        else:
+            result[prefix + name] = value
+    return result
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _tuples(item) for name, item in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
