@@ -281,8 +281,7 @@ def prepare_encoder(
     folder = workdir / "encoder"
     settings = encoder_settings(config)
     if (workdir / CONFIG_NAME).exists() and folder.exists():
-        loaded, adapters = load_encoder(folder, **settings), folder / ADAPTERS
-        return with_adapters(loaded, adapters) if adapters.exists() else loaded
+        return _kept_encoder(folder, settings)
     shutil.rmtree(folder, ignore_errors=True)  # of a start that was refused: never trained
     workdir.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=workdir, prefix=".encoder-"))
@@ -300,7 +299,12 @@ def prepare_encoder(
         building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return loaded
+    return _kept_encoder(folder, settings)  # again: its weights are still in its files
+
+
+def _kept_encoder(folder: Path, settings: Mapping[str, Any]) -> LoadedEncoder:
+    loaded, adapters = load_encoder(folder, **settings), folder / ADAPTERS
+    return with_adapters(loaded, adapters) if adapters.exists() else loaded
 
 
 def _pretrained_folder(path: str) -> Path | None:

@@ -53,7 +53,7 @@ class SavedRun:
         rules = experiment.sharding_rules(config)
         shardings = placement.params_shardings(mesh, rules, loaded.trained)
         if loaded.adapters is not None:
-            base = placement.base_shardings(mesh, rules, loaded.params)
+            base = placement.base_shardings(mesh, rules, loaded.stored)
             shardings = Adapted(base, shardings)
         return cls(workdir, config, mesh, loaded, shardings)
 
@@ -91,4 +91,4 @@ class SavedRun:
         """The frozen base on the mesh, once for all that stands on it."""
         if not isinstance(self.shardings, Adapted):
             return None
-        return jax.device_put(self.loaded.params, self.shardings.base)
+        return placement.place(self.loaded.stored, self.shardings.base)

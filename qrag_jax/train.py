@@ -152,8 +152,8 @@ def _programs(
     base, base_shardings = None, None
     if inputs.encoder.adapters is not None:
         rules = experiment.sharding_rules(config)
-        base_shardings = placement.base_shardings(mesh, rules, inputs.encoder.params)
-        base = jax.device_put(inputs.encoder.params, base_shardings)
+        base_shardings = placement.base_shardings(mesh, rules, inputs.encoder.stored)
+        base = placement.place(inputs.encoder.stored, base_shardings)
     step_program = make_train_step(
         mesh,
         shardings,

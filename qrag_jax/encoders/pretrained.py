@@ -7,17 +7,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.encoders import bert_weights, qwen3_weights
 from qrag_jax.encoders.adapters import LoraConfig, new_adapters
 from qrag_jax.encoders.bert import Bert, BertConfig
-from qrag_jax.encoders.model_files import read_config, read_tensors
+from qrag_jax.encoders.model_files import open_tensors, read_config
 from qrag_jax.encoders.peft_files import read_adapters, write_adapters
 from qrag_jax.encoders.precision import precision
 from qrag_jax.encoders.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.encoders.text_encoder import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.encoders.trunk import REMAT_POLICIES, Params, Trunk, TrunkConfig
-from qrag_jax.encoders.weights import NameTable, params_from_tensors, save_folder
+from qrag_jax.encoders.weights import NameTable, save_folder, stored_params
 from qrag_jax.encoders.xlm_roberta import ROBERTA_TABLE, XLM_ROBERTA_TABLE, XlmRobertaConfig
 from qrag_jax.errors import InputError
 
@@ -59,24 +62,30 @@ FAMILIES = {
 
 @dataclasses.dataclass(frozen=True)
 class LoadedEncoder:
-    """An encoder with the parameters of one tower (float32 NumPy) and what it was read from.
+    """An encoder with the parameters of one tower and what it was read from.
 
     Attributes:
+        stored: the parameters as they rest, float32, in their files until `placement` reads them.
         lora, adapters: sizes and parameters (of one tower) of adapters; None where the encoder's
             parameters themselves are trained.
     """
 
     encoder: TextEncoder
-    params: Params
+    stored: Params
     tokenizer: TextTokenizer
     model_config: dict[str, Any]
     lora: LoraConfig | None = None
     adapters: Params | None = None
 
     @property
+    def params(self) -> Params:
+        """The parameters as NumPy arrays: all are read, at every call."""
+        return jax.tree.map(np.asarray, self.stored)
+
+    @property
     def trained(self) -> Params:
         """What training changes: the adapters if there are any, else all parameters."""
-        return self.params if self.adapters is None else self.adapters
+        return self.stored if self.adapters is None else self.adapters
 
 
 def family_of(model_config: Mapping[str, Any], where: str) -> Family:
@@ -141,7 +150,7 @@ def load_encoder(
             "is read as two halves; use an encoder of even width."
         )
     trunk = family.trunk(config, computed_in, remat)
-    params = params_from_tensors(family.table, trunk, read_tensors(folder), str(folder))
+    params = stored_params(family.table, trunk, open_tensors(folder), str(folder))
     tokenizer = TextTokenizer.load(folder, opens_rows=family.opens_rows)
     if tokenizer.vocab_size > config.vocab_size:
         raise InputError(
@@ -199,6 +208,10 @@ def _adapted(loaded: LoadedEncoder, config: LoraConfig, adapters: Params) -> Loa
 
 
 def save_encoder(loaded: LoadedEncoder, tokenizer_files_from: Path, out: Path) -> None:
-    """Writes the folder of an encoder under its family's names (see `weights.save_folder`)."""
+    """Writes the folder of an encoder under its family's names (see `weights.save_folder`).
+
+    Weights keep the bytes they were read with, one tensor in memory at a time.
+    """
     table = family_of(loaded.model_config, str(out)).table
-    save_folder(table, loaded.params, loaded.model_config, tokenizer_files_from, out)
+    kept = jax.tree.map(lambda leaf: leaf.as_stored(), loaded.stored)
+    save_folder(table, kept, loaded.model_config, tokenizer_files_from, out)
