@@ -87,13 +87,19 @@ def place(tower: Params, shardings: Params) -> Params:
         split_by_layers = leaf.stacked and sharding.spec and sharding.spec[0] is not None
         if layers <= together or split_by_layers:
             return _read_parts(leaf, sharding)
-        groups = [
-            _read_parts(leaf.layers(start, start + together), sharding)
-            for start in range(0, layers, together)
-        ]
-        return jax.jit(jnp.concatenate, out_shardings=sharding)(groups)
+        whole = jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
+        for start in range(0, layers, together):
+            part = _read_parts(leaf.layers(start, start + together), sharding)
+            # In place: there is never a second copy of the leaf on a device.
+            update = jax.jit(_put_layers, donate_argnums=0, out_shardings=sharding)
+            whole = update(whole, part, start).block_until_ready()
+        return whole
 
     return jax.tree.map(put, tower, shardings)
+
+
+def _put_layers(whole: jax.Array, part: jax.Array, start: int) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(whole, part, start, axis=0)
 
 
 def _read_parts(leaf: StoredLeaf, sharding: NamedSharding) -> jax.Array:

@@ -175,8 +175,8 @@ def _module_files(folder: Path) -> list[Path]:
     return [file for name in plain for file in sorted((folder / name).glob("*"))]
 
 
-def _open_weights(path: Path) -> Mapping[str, Tensor]:
-    return read_torch_file(path) if path.suffix == ".bin" else open_safetensors(path)
+def _open_weights(path: Path) -> dict[str, Tensor]:
+    return {**(read_torch_file(path) if path.suffix == ".bin" else open_safetensors(path))}
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:

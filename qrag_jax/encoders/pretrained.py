@@ -18,6 +18,8 @@ from qrag_jax.encoders.model_files import open_tensors, read_config
 from qrag_jax.encoders.peft_files import read_adapters, write_adapters
 from qrag_jax.encoders.precision import precision
 from qrag_jax.encoders.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.encoders.shard_files import MAX_SHARD_BYTES
+from qrag_jax.encoders.stored_tensors import StoredLeaf
 from qrag_jax.encoders.text_encoder import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.encoders.trunk import REMAT_POLICIES, Params, Trunk, TrunkConfig
 from qrag_jax.encoders.weights import NameTable, save_folder, stored_params
@@ -207,11 +209,20 @@ def _adapted(loaded: LoadedEncoder, config: LoraConfig, adapters: Params) -> Loa
     return dataclasses.replace(loaded, encoder=encoder, lora=config, adapters=adapters)
 
 
-def save_encoder(loaded: LoadedEncoder, tokenizer_files_from: Path, out: Path) -> None:
+def save_encoder(
+    loaded: LoadedEncoder,
+    tokenizer_files_from: Path,
+    out: Path,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
     """Writes the folder of an encoder under its family's names (see `weights.save_folder`).
 
     Weights keep the bytes they were read with, one tensor in memory at a time.
     """
     table = family_of(loaded.model_config, str(out)).table
-    kept = jax.tree.map(lambda leaf: leaf.as_stored(), loaded.stored)
-    save_folder(table, kept, loaded.model_config, tokenizer_files_from, out)
+    kept = jax.tree.map(_as_read, loaded.stored)
+    save_folder(table, kept, loaded.model_config, tokenizer_files_from, out, max_shard_bytes)
+
+
+def _as_read(leaf: Any) -> Any:
+    return leaf.as_stored() if isinstance(leaf, StoredLeaf) else leaf

@@ -50,6 +50,8 @@ class FileTensor:
 
     def __getitem__(self, index: Any) -> np.ndarray:
         """A copy of the part that NumPy's `index` names."""
+        if 0 in self.shape:  # nothing cannot be mapped
+            return np.empty(self.shape, self.dtype)[index]
         mapped = np.memmap(self.path, self.dtype, "r", self.start, self.shape)
         return np.array(mapped[index])
 
