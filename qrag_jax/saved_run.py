@@ -50,7 +50,7 @@ class SavedRun:
                 f"{workdir} holds no encoder; --workdir must be a run that was trained."
             )
         loaded = experiment.prepare_encoder(config, workdir, [])
-        rules = experiment.sharding_rules(config)
+        rules = experiment.sharding_rules(config, loaded.partition_rules)
         shardings = placement.params_shardings(mesh, rules, loaded.trained)
         if loaded.adapters is not None:
             base = placement.base_shardings(mesh, rules, loaded.stored)

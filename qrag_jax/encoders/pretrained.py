@@ -25,6 +25,7 @@ from qrag_jax.encoders.trunk import REMAT_POLICIES, Params, Trunk, TrunkConfig
 from qrag_jax.encoders.weights import NameTable, save_folder, stored_params
 from qrag_jax.encoders.xlm_roberta import ROBERTA_TABLE, XLM_ROBERTA_TABLE, XlmRobertaConfig
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.sharding import Rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Family:
     Attributes:
         read_config: (parsed `config.json`, its path for errors) → the trunk's config.
         trunk: (config, precision, remat) → the trunk. table: its weights' names.
+        rules: how its parameters are split over a mesh (see `runtime.sharding`).
         opens_rows: rows open with [CLS] (<s>), else with their text.
         pooling, normalise: how it is used where its folder does not say.
     """
@@ -41,6 +43,7 @@ class Family:
     read_config: Callable[[Mapping[str, Any], str], TrunkConfig]
     trunk: Callable[..., Trunk]
     table: NameTable
+    rules: Rules
     opens_rows: bool = True
     pooling: str = MEAN
     normalise: bool = False
@@ -48,17 +51,22 @@ class Family:
 
 # By the model_type of config.json.
 FAMILIES = {
-    "bert": Family(BertConfig.from_dict, Bert, bert_weights.TABLE),
+    "bert": Family(BertConfig.from_dict, Bert, bert_weights.TABLE, bert_weights.PARTITION_RULES),
     "qwen3": Family(
         Qwen3Config.from_dict,
         Qwen3,
         qwen3_weights.TABLE,
+        qwen3_weights.PARTITION_RULES,
         opens_rows=False,
         pooling=LAST,
         normalise=True,
     ),
-    "xlm-roberta": Family(XlmRobertaConfig.from_dict, Bert, XLM_ROBERTA_TABLE),
-    "roberta": Family(XlmRobertaConfig.from_dict, Bert, ROBERTA_TABLE),
+    "xlm-roberta": Family(
+        XlmRobertaConfig.from_dict, Bert, XLM_ROBERTA_TABLE, bert_weights.PARTITION_RULES
+    ),
+    "roberta": Family(
+        XlmRobertaConfig.from_dict, Bert, ROBERTA_TABLE, bert_weights.PARTITION_RULES
+    ),
 }
 
 
@@ -88,6 +96,11 @@ class LoadedEncoder:
     def trained(self) -> Params:
         """What training changes: the adapters if there are any, else all parameters."""
         return self.stored if self.adapters is None else self.adapters
+
+    @property
+    def partition_rules(self) -> Rules:
+        """How the model's parameters are split over a mesh, unless the config has its own rules."""
+        return family_of(self.model_config, "config.json").rules
 
 
 def family_of(model_config: Mapping[str, Any], where: str) -> Family:
