@@ -45,7 +45,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback.ground_truth import ground_truth
 from qrag_jax.planning import BEAM_SCORES, PlanConfig
 from qrag_jax.policies.document_scores import LEAST_BLOCK
-from qrag_jax.runtime.sharding import Rules, check_rules
+from qrag_jax.runtime.sharding import ALL_SPLIT, AUTO, Rules, check_rules
 from qrag_jax.saved_config import CONFIG_NAME, ENCODER
 
 ADAPTERS = "adapter"  # folder of the first adapters, in the run's encoder
@@ -184,14 +184,14 @@ def feedback(config: ml_collections.ConfigDict) -> Feedback:
     return rewards
 
 
-def sharding_rules(config: ml_collections.ConfigDict) -> Rules:
-    """The (regex, strategy) pairs.
+def sharding_rules(config: ml_collections.ConfigDict, own: Rules = ALL_SPLIT) -> Rules:
+    """The (regex, strategy) pairs; `own` are the model's.
 
     Raises:
         InputError: a rule is malformed.
     """
     check_rules(config.runtime.sharding)
-    return config.runtime.sharding
+    return own if config.runtime.sharding == AUTO else config.runtime.sharding
 
 
 def cache_folder(config: ml_collections.ConfigDict) -> Path:
@@ -229,8 +229,7 @@ def prepare_encoder(
     folder = workdir / ENCODER
     settings = encoder_settings(config)
     if (workdir / CONFIG_NAME).exists() and folder.exists():
-        loaded, adapters = load_encoder(folder, **settings), folder / ADAPTERS
-        return with_adapters(loaded, adapters) if adapters.exists() else loaded
+        return _kept_encoder(folder, settings)
     shutil.rmtree(folder, ignore_errors=True)  # of a start that was refused: never trained
     workdir.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=workdir, prefix=".encoder-"))
@@ -249,7 +248,12 @@ def prepare_encoder(
         building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return loaded
+    return _kept_encoder(folder, settings)  # again: its weights are still in its files
+
+
+def _kept_encoder(folder: Path, settings: Mapping[str, Any]) -> LoadedEncoder:
+    loaded, adapters = load_encoder(folder, **settings), folder / ADAPTERS
+    return with_adapters(loaded, adapters) if adapters.exists() else loaded
 
 
 def _tell_prompts(folder: Path, config: ml_collections.ConfigDict) -> None:

@@ -117,7 +117,7 @@ class Planner:
             mesh, encoder, tokenizer, embed_chunks, params, rollout.max_chunk_tokens, store
         )
         self._best = make_best_chunks(mesh, rollout.positions, rollout.max_steps, config.actions)
-        self._devices = mesh.shape["data"] * mesh.shape["fsdp"]
+        self._devices = mesh.size
         self._stop = self._embed_stop() if rollout.stop_action else None
 
     def play(self, samples: Sequence[Sample]) -> Iterator[tuple[Sample, Path]]:

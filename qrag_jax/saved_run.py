@@ -50,10 +50,10 @@ class SavedRun:
                 f"{workdir} holds no encoder; --workdir must be a run that was trained."
             )
         loaded = experiment.prepare_encoder(config, workdir, [])
-        rules = experiment.sharding_rules(config)
+        rules = experiment.sharding_rules(config, loaded.partition_rules)
         shardings = placement.params_shardings(mesh, rules, loaded.trained)
         if loaded.adapters is not None:
-            base = placement.base_shardings(mesh, rules, loaded.params)
+            base = placement.base_shardings(mesh, rules, loaded.stored)
             shardings = Adapted(base, shardings)
         return cls(workdir, config, mesh, loaded, shardings)
 
@@ -91,4 +91,4 @@ class SavedRun:
         """The frozen base on the mesh, once for all that stands on it."""
         if not isinstance(self.shardings, Adapted):
             return None
-        return jax.device_put(self.loaded.params, self.shardings.base)
+        return placement.place(self.loaded.stored, self.shardings.base)

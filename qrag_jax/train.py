@@ -81,7 +81,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
 
     # ------------------------------------------------------------------ compiled programs
     optimizer, tower = make_optimizer(experiment.optimizer_config(config)), inputs.encoder.trained
-    rules = experiment.sharding_rules(config)
+    rules = experiment.sharding_rules(config, inputs.encoder.partition_rules)
     shardings = placement.state_shardings(mesh, rules, tower, optimizer)
     step_program, play = _programs(config, mesh, shardings, inputs)
 
@@ -154,9 +154,9 @@ def _programs(
     optimizer_config, reward = experiment.optimizer_config(config), experiment.feedback(config)
     base, base_shardings = None, None
     if inputs.encoder.adapters is not None:
-        rules = experiment.sharding_rules(config)
-        base_shardings = placement.base_shardings(mesh, rules, inputs.encoder.params)
-        base = jax.device_put(inputs.encoder.params, base_shardings)
+        rules = experiment.sharding_rules(config, inputs.encoder.partition_rules)
+        base_shardings = placement.base_shardings(mesh, rules, inputs.encoder.stored)
+        base = placement.place(inputs.encoder.stored, base_shardings)
     step_program = make_train_step(
         mesh,
         shardings,
@@ -190,16 +190,16 @@ def _fixed_subset(config: ml_collections.ConfigDict, count: int) -> list[int]:
 
 
 def _per_host_batch(config: ml_collections.ConfigDict, mesh: Mesh) -> int:
-    parts = mesh.shape["data"] * mesh.shape["fsdp"] * config.train.accumulation
+    parts = mesh.size * config.train.accumulation
     if config.train.batch_size % parts:
         raise InputError(
             f"config.train.batch_size is {config.train.batch_size}, which does not split into "
             f"{parts} equal parts (devices × config.train.accumulation); use a multiple of {parts}."
         )
-    if config.eval.batch_size % (mesh.shape["data"] * mesh.shape["fsdp"]):
+    if config.eval.batch_size % mesh.size:
         raise InputError(
             f"config.eval.batch_size is {config.eval.batch_size}; use a multiple of the "
-            f"{mesh.shape['data'] * mesh.shape['fsdp']} devices."
+            f"{mesh.size} devices."
         )
     return config.train.batch_size // jax.process_count()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import tempfile
 from pathlib import Path
@@ -37,7 +38,8 @@ def loaded() -> LoadedEncoder:
     with tempfile.TemporaryDirectory() as folder:
         sizes = ScratchConfig(layers=1, hidden=16, heads=2, vocab=200, positions=POSITIONS)
         make_scratch_folder(Path(folder), [" ".join(WORDS)] * 3, sizes, seed=0)
-        return load_encoder(Path(folder))
+        found = load_encoder(Path(folder))
+        return dataclasses.replace(found, stored=found.params)
 
 
 def params() -> Params:

@@ -6,10 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.algorithms.pqn import TrainState, init_state
+from qrag_jax.encoders.stored_tensors import StoredLeaf
 from qrag_jax.encoders.text_encoder import Params
 from qrag_jax.runtime.sharding import Rules, shardings_of
 
@@ -40,7 +42,8 @@ def first_state(
     """Both towers start from the same one; no device ever holds more than its part of an array.
 
     Args:
-        tower: host arrays of one tower, or of its adapters, the same on every host.
+        tower: of one tower, or of its adapters: host arrays, the same on every host, or leaves in
+            files.
     """
 
     def build(tower: Params) -> TrainState:
@@ -50,7 +53,7 @@ def first_state(
 
 
 def both_towers(shardings: Params, tower: Params) -> Params:
-    """Two copies of one tower, or of its adapters (host arrays), placed as in training."""
+    """Two copies of one tower, or of its adapters (as in `place`), placed as in training."""
     return jax.jit(_both, out_shardings=shardings)(_place_one(shardings, tower))
 
 
@@ -62,5 +65,49 @@ def _place_one(shardings: Params, tower: Params) -> Params:
     def without_towers_axis(sharding: NamedSharding) -> NamedSharding:
         return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
 
-    placed: Any = jax.device_put(tower, jax.tree.map(without_towers_axis, shardings))
-    return placed
+    return place(tower, jax.tree.map(without_towers_axis, shardings))
+
+
+def place(tower: Params, shardings: Params) -> Params:
+    """One tower on the mesh, each device getting its part alone.
+
+    Leaves in files are read as many layers at a time as are not larger than the largest tensor,
+    each device's part by itself, so that the host never holds more than about that.
+
+    Args:
+        tower: host arrays, the same on every host, or `StoredLeaf`s.
+    """
+    stored = [leaf for leaf in jax.tree.leaves(tower) if isinstance(leaf, StoredLeaf)]
+    most = max((leaf.tensor_bytes for leaf in stored), default=0)
+
+    def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+        if not isinstance(leaf, StoredLeaf):
+            return jax.device_put(leaf, sharding)
+        layers, together = len(leaf.tensors), max(1, most // max(1, leaf.tensor_bytes))
+        split_by_layers = leaf.stacked and sharding.spec and sharding.spec[0] is not None
+        if layers <= together or split_by_layers:
+            return _read_parts(leaf, sharding)
+        whole = jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
+        for start in range(0, layers, together):
+            part = _read_parts(leaf.layers(start, start + together), sharding)
+            # In place: there is never a second copy of the leaf on a device.
+            update = jax.jit(_put_layers, donate_argnums=0, out_shardings=sharding)
+            whole = update(whole, part, start).block_until_ready()
+        return whole
+
+    return jax.tree.map(put, tower, shardings)
+
+
+def _put_layers(whole: jax.Array, part: jax.Array, start: int) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(whole, part, start, axis=0)
+
+
+def _read_parts(leaf: StoredLeaf, sharding: NamedSharding) -> jax.Array:
+    """A leaf of which the host holds one device's part at a time."""
+    parts: dict[str, np.ndarray] = {}
+    arrays = []
+    for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
+        if str(index) not in parts:  # devices of the same part mostly stand side by side
+            parts = {str(index): leaf.read(index or ())}
+        arrays.append(jax.device_put(parts[str(index)], device).block_until_ready())
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays)

@@ -57,6 +57,16 @@ TABLE = NameTable(
 )
 
 
+# How parameters are split over a mesh (see `runtime.sharding`), in the layout of Megatron-LM.
+PARTITION_RULES = (
+    ("lora_", "fsdp"),
+    ("(query|key|value|intermediate)/kernel$", "column"),
+    ("(attention_output|output)/kernel$", "row"),
+    ("word_embeddings$", "row"),
+    (".*", "fsdp"),
+)
+
+
 def params_from_tensors(
     tensors: Mapping[str, np.ndarray], config: BertConfig, where: str
 ) -> dict[str, Any]:

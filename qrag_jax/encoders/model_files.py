@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (gives numpy the bfloat16 that safetensors files may hold)
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
+from qrag_jax.encoders.shard_files import (
+    INDEX_FILE,
+    MAX_SHARD_BYTES,
+    WHOLE_FILE,
+    Size,
+    write_shards,
+)
+from qrag_jax.encoders.stored_tensors import Tensor, open_safetensors
 from qrag_jax.encoders.torch_files import read_torch_file
 from qrag_jax.errors import InputError
 
@@ -26,8 +31,8 @@ DESCRIPTION_FILES = [
 TORCH_FILES = ["pytorch_model.bin", "pytorch_model-*.bin"]
 OTHER_FORMATS = ["onnx/*", "openvino/*"]
 WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
+    WHOLE_FILE,
+    INDEX_FILE,
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
@@ -109,10 +114,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / "config.json")
 
 
-def read_tensors(folder: Path) -> dict[str, np.ndarray]:
-    """Reads all weights of a folder, by the names and in the dtypes they are stored in.
+def open_tensors(folder: Path) -> dict[str, Tensor]:
+    """All weights of a folder, by the names and in the dtypes they are stored in.
 
-    The first of `WEIGHT_FILES` that exists is read; an index file names its shards.
+    The first of `WEIGHT_FILES` that exists is looked into; an index file names its shards. Tensors
+    of safetensors files stay there, those of PyTorch's are read.
 
     Raises:
         InputError: there are no weights, a shard or tensor of the index is missing, or a file is
@@ -121,20 +127,27 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
     for name in WEIGHT_FILES:
         path = folder / name
         if path.exists():
-            return _read_shards(path) if name.endswith(".index.json") else _read_weights(path)
+            return _open_shards(path) if name.endswith(".index.json") else _open_weights(path)
     raise InputError(f"{folder}: no weights found; looked for {', '.join(WEIGHT_FILES)}.")
 
 
+def read_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """As `open_tensors`, all of them read."""
+    return {name: np.asarray(tensor) for name, tensor in open_tensors(folder).items()}
+
+
 def write_folder(
-    tensors: Mapping[str, np.ndarray],
+    sizes: Mapping[str, Size],
+    arrays: Iterable[tuple[str, np.ndarray]],
     config: Mapping[str, Any],
     tokenizer_files_from: Path,
     out: Path,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Writes weights, `config.json` and the files that go with them.
 
     Args:
-        tensors: name → row-major array.
+        sizes, arrays, max_shard_bytes: see `write_shards`.
         tokenizer_files_from: folder whose tokenizer files, and sentence-transformers files if it
             has them, are copied.
         out: folder to write, made if need be; files of the same names are replaced.
@@ -150,7 +163,7 @@ def write_folder(
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file; give a folder to write.")
     out.mkdir(parents=True, exist_ok=True)
-    save_file(dict(tensors), out / "model.safetensors", metadata={"format": "pt"})
+    write_shards(out, sizes, arrays, max_shard_bytes)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for file in files:
         target = out / file.relative_to(tokenizer_files_from)
@@ -172,36 +185,31 @@ def _module_files(folder: Path) -> list[Path]:
     return [file for name in plain for file in sorted((folder / name).glob("*"))]
 
 
-def _read_weights(path: Path) -> dict[str, np.ndarray]:
-    return read_torch_file(path) if path.suffix == ".bin" else read_safetensors(path)
+def _open_weights(path: Path) -> dict[str, Tensor]:
+    return {**(read_torch_file(path) if path.suffix == ".bin" else open_safetensors(path))}
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """Every tensor of one file.
-
-    Raises:
-        InputError: the file is missing or broken.
-    """
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError, TypeError, ValueError, KeyError) as error:
-        raise InputError(
-            f"{path}: not a readable safetensors file ({error}); download it again."
-        ) from error
+    """Every tensor of one file; raises as `open_safetensors`."""
+    return {name: np.asarray(tensor) for name, tensor in open_safetensors(path).items()}
 
 
-def _read_shards(index: Path) -> dict[str, np.ndarray]:
+def _open_shards(index: Path) -> dict[str, Tensor]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{index}: the field weight_map, tensor name to file name, is missing.")
-    tensors: dict[str, np.ndarray] = {}
-    for shard in sorted({str(name) for name in weight_map.values()}):
-        path = index.parent / shard
-        if path.name != shard:
+    shards = sorted({str(name) for name in weight_map.values()})
+    for shard in shards:
+        if (index.parent / shard).name != shard:
             raise InputError(f"{index}: the shard {shard!r} is not a plain file name.")
-        if not path.is_file():
-            raise InputError(f"{index}: the shard {shard} is missing from the folder; add it.")
-        found = _read_weights(path)
+    missing = [shard for shard in shards if not (index.parent / shard).is_file()]
+    if missing:
+        them = f"shard {missing[0]} is" if len(missing) == 1 else f"shards {', '.join(missing)} are"
+        raise InputError(f"{index}: the {them} missing from the folder; download the model again.")
+    tensors: dict[str, Tensor] = {}
+    for shard in shards:
+        path = index.parent / shard
+        found = _open_weights(path)
         absent = [n for n, file in weight_map.items() if file == shard and n not in found]
         if absent:
             raise InputError(f"{path}: lacks the tensors {', '.join(absent)} of {index.name}.")

@@ -7,20 +7,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.encoders import bert_weights, qwen3_weights
 from qrag_jax.encoders.adapters import LoraConfig, new_adapters
 from qrag_jax.encoders.bert import Bert, BertConfig
-from qrag_jax.encoders.model_files import read_config, read_tensors
+from qrag_jax.encoders.model_files import open_tensors, read_config
 from qrag_jax.encoders.peft_files import read_adapters, write_adapters
 from qrag_jax.encoders.precision import precision
 from qrag_jax.encoders.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.encoders.sentence_transformers_files import Published, read_published
+from qrag_jax.encoders.shard_files import MAX_SHARD_BYTES
+from qrag_jax.encoders.stored_tensors import StoredLeaf
 from qrag_jax.encoders.text_encoder import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.encoders.trunk import REMAT_POLICIES, Params, Trunk, TrunkConfig
-from qrag_jax.encoders.weights import NameTable, params_from_tensors, save_folder
+from qrag_jax.encoders.weights import NameTable, save_folder, stored_params
 from qrag_jax.encoders.xlm_roberta import ROBERTA_TABLE, XLM_ROBERTA_TABLE, XlmRobertaConfig
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.sharding import Rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Family:
     Attributes:
         read_config: (parsed `config.json`, its path for errors) → the trunk's config.
         trunk: (config, precision, remat) → the trunk. table: its weights' names.
+        rules: how its parameters are split over a mesh (see `runtime.sharding`).
         opens_rows: rows open with [CLS] (<s>), else with their text.
         pooling, normalise: how it is used where its folder does not say.
     """
@@ -37,6 +44,7 @@ class Family:
     read_config: Callable[[Mapping[str, Any], str], TrunkConfig]
     trunk: Callable[..., Trunk]
     table: NameTable
+    rules: Rules
     opens_rows: bool = True
     pooling: str = MEAN
     normalise: bool = False
@@ -46,40 +54,56 @@ UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
 
 # By the model_type of config.json.
 FAMILIES = {
-    "bert": Family(BertConfig.from_dict, Bert, bert_weights.TABLE),
+    "bert": Family(BertConfig.from_dict, Bert, bert_weights.TABLE, bert_weights.PARTITION_RULES),
     "qwen3": Family(
         Qwen3Config.from_dict,
         Qwen3,
         qwen3_weights.TABLE,
+        qwen3_weights.PARTITION_RULES,
         opens_rows=False,
         pooling=LAST,
         normalise=True,
     ),
-    "xlm-roberta": Family(XlmRobertaConfig.from_dict, Bert, XLM_ROBERTA_TABLE),
-    "roberta": Family(XlmRobertaConfig.from_dict, Bert, ROBERTA_TABLE),
+    "xlm-roberta": Family(
+        XlmRobertaConfig.from_dict, Bert, XLM_ROBERTA_TABLE, bert_weights.PARTITION_RULES
+    ),
+    "roberta": Family(
+        XlmRobertaConfig.from_dict, Bert, ROBERTA_TABLE, bert_weights.PARTITION_RULES
+    ),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedEncoder:
-    """An encoder with the parameters of one tower (float32 NumPy) and what it was read from.
+    """An encoder with the parameters of one tower and what it was read from.
 
     Attributes:
+        stored: the parameters as they rest, float32, in their files until `placement` reads them.
         lora, adapters: sizes and parameters (of one tower) of adapters; None where the encoder's
             parameters themselves are trained.
     """
 
     encoder: TextEncoder
-    params: Params
+    stored: Params
     tokenizer: TextTokenizer
     model_config: dict[str, Any]
     lora: LoraConfig | None = None
     adapters: Params | None = None
 
     @property
+    def params(self) -> Params:
+        """The parameters as NumPy arrays: all are read, at every call."""
+        return jax.tree.map(np.asarray, self.stored)
+
+    @property
     def trained(self) -> Params:
         """What training changes: the adapters if there are any, else all parameters."""
-        return self.params if self.adapters is None else self.adapters
+        return self.stored if self.adapters is None else self.adapters
+
+    @property
+    def partition_rules(self) -> Rules:
+        """How the model's parameters are split over a mesh, unless the config has its own rules."""
+        return family_of(self.model_config, "config.json").rules
 
 
 def family_of(model_config: Mapping[str, Any], where: str) -> Family:
@@ -152,7 +176,7 @@ def load_encoder(
             "is read as two halves; use an encoder of even width."
         )
     trunk = family.trunk(config, computed_in, remat)
-    params = params_from_tensors(family.table, trunk, read_tensors(folder), str(folder))
+    params = stored_params(family.table, trunk, open_tensors(folder), str(folder))
     tokenizer = TextTokenizer.load(folder, opens_rows=family.opens_rows)
     if tokenizer.vocab_size > config.vocab_size:
         raise InputError(
@@ -214,7 +238,20 @@ def _adapted(loaded: LoadedEncoder, config: LoraConfig, adapters: Params) -> Loa
     return dataclasses.replace(loaded, encoder=encoder, lora=config, adapters=adapters)
 
 
-def save_encoder(loaded: LoadedEncoder, tokenizer_files_from: Path, out: Path) -> None:
-    """Writes the folder of an encoder under its family's names (see `weights.save_folder`)."""
+def save_encoder(
+    loaded: LoadedEncoder,
+    tokenizer_files_from: Path,
+    out: Path,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Writes the folder of an encoder under its family's names (see `weights.save_folder`).
+
+    Weights keep the bytes they were read with, one tensor in memory at a time.
+    """
     table = family_of(loaded.model_config, str(out)).table
-    save_folder(table, loaded.params, loaded.model_config, tokenizer_files_from, out)
+    kept = jax.tree.map(_as_read, loaded.stored)
+    save_folder(table, kept, loaded.model_config, tokenizer_files_from, out, max_shard_bytes)
+
+
+def _as_read(leaf: Any) -> Any:
+    return leaf.as_stored() if isinstance(leaf, StoredLeaf) else leaf

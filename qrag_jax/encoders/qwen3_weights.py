@@ -39,3 +39,12 @@ TABLE = NameTable(
     model_type="qwen3",
     architecture="Qwen3Model",
 )
+
+# How parameters are split over a mesh (see `runtime.sharding`), in the layout of Megatron-LM.
+PARTITION_RULES = (
+    ("lora_", "fsdp"),
+    ("(query|key|value|gate|up)/kernel$", "column"),
+    ("(attention_output|down)/kernel$", "row"),
+    ("word_embeddings$", "row"),
+    (".*", "fsdp"),
+)

@@ -139,7 +139,7 @@ class TextTable:
         encoded = self._tokenizer.encode(list(texts.values()))
         rows = [[*opening, *ids[:kept], encoder.sep_id] for ids in encoded]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        devices = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
+        devices = self._mesh.size
         size = _group_size(len(rows))
         size += -size % devices
         tokens = np.full((size, self._row_tokens), encoder.pad_id, np.int32)

@@ -13,10 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from qrag_jax.encoders.model_files import write_folder
+from qrag_jax.encoders.shard_files import MAX_SHARD_BYTES, Size
+from qrag_jax.encoders.stored_tensors import StoredLeaf, Tensor
 from qrag_jax.encoders.trunk import LAYERS, WORDS, Params, Trunk
 from qrag_jax.errors import InputError
 
 LeafPath = tuple[str, ...]  # of a leaf in the parameter tree
+MOST_PROBLEMS = 50  # named in one error
 
 # Leaves of a module → Hugging Face's. Kernels are (in, out) here and (out, in) there.
 DENSE_LEAVES = {"kernel": "weight", "bias": "bias"}
@@ -67,17 +70,24 @@ def module_names(
     }
 
 
-def params_from_tensors(
-    table: NameTable, module: Trunk, tensors: Mapping[str, np.ndarray], where: str
+def stored_params(
+    table: NameTable,
+    module: Trunk,
+    tensors: Mapping[str, Tensor],
+    where: str,
+    dtype: Any = np.float32,
 ) -> dict[str, Any]:
-    """Builds the parameters of `module`, as they rest, from tensors under Hugging Face's names.
+    """The parameters of `module`, as they rest, of tensors under Hugging Face's names.
+
+    Names and shapes are checked at once; no tensor is read before its leaf is.
 
     Args:
-        tensors: name → array of any float dtype; linear weights `[out, in]`.
+        tensors: name → tensor of any float dtype; linear weights `[out, in]`.
         where: names the file or folder in errors.
+        dtype: of the leaves.
 
     Returns:
-        The tree of `module.init_params(key)`, leaves float32 numpy arrays.
+        The tree of `module.init_params(key)`, leaves `StoredLeaf`s.
 
     Raises:
         InputError: lists every tensor that is missing, of another shape, not of a float dtype, or
@@ -85,28 +95,53 @@ def params_from_tensors(
     """
     prefix, found = _match(table, module, tensors, where)
 
-    def leaf(path: LeafPath, count: int) -> np.ndarray:
+    def leaf(path: LeafPath, count: int) -> StoredLeaf:
         name = prefix + table.names[path]
-        arrays = [np.asarray(tensors[found[name.format(i)]], np.float32) for i in range(count)]
-        if path[-1] == "kernel":
-            arrays = [array.T for array in arrays]
-        return np.stack(arrays) if path[0] == LAYERS else np.array(arrays[0], order="C")
+        own = [tensors[found[name.format(i)]] for i in range(count)]
+        return StoredLeaf(own, path[0] == LAYERS, path[-1] == "kernel", np.dtype(dtype))
 
     return _tree({path: leaf(path, count) for path, count, _ in _leaves(module)})
 
 
+def params_from_tensors(
+    table: NameTable, module: Trunk, tensors: Mapping[str, Tensor], where: str
+) -> dict[str, Any]:
+    """As `stored_params`, all of it read: leaves are float32 NumPy arrays."""
+    return jax.tree.map(np.asarray, stored_params(table, module, tensors, where))
+
+
 def tensors_from_params(table: NameTable, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The inverse of `params_from_tensors`: name (without prefix) → row-major array, dtype kept."""
-    tensors: dict[str, np.ndarray] = {}
+    return dict(_tensors(table, params))
+
+
+def _tensors(table: NameTable, params: Params) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of a tree, leaf by leaf; of leaves in files one is held at a time."""
     for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
         path = tuple(key.key for key in keys)
-        stack = np.asarray(leaf) if path[0] == LAYERS else np.asarray(leaf)[None]
-        if path[-1] == "kernel":
-            stack = stack.swapaxes(1, 2)
+        if path[0] != LAYERS:
+            stack: Any = [leaf]
+        elif isinstance(leaf, StoredLeaf):
+            stack = (np.asarray(leaf.layers(i, i + 1))[0] for i in range(len(leaf.tensors)))
+        else:
+            stack = np.asarray(leaf)
         for i, array in enumerate(stack):
-            # save_file ignores strides
-            tensors[table.names[path].format(i)] = np.ascontiguousarray(array)
-    return tensors
+            array = np.asarray(array)
+            array = array.swapaxes(-1, -2) if path[-1] == "kernel" else array
+            yield table.names[path].format(i), np.ascontiguousarray(array)
+
+
+def _sizes(table: NameTable, params: Params) -> dict[str, Size]:
+    """The same tensors' shapes and dtypes, layer after layer."""
+    found = []
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
+        path = tuple(key.key for key in keys)
+        shape = tuple(leaf.shape[1:] if path[0] == LAYERS else leaf.shape)
+        size = Size(shape[::-1] if path[-1] == "kernel" else shape, np.dtype(leaf.dtype))
+        count = leaf.shape[0] if path[0] == LAYERS else 1
+        layers = range(count) if path[0] == LAYERS else [-1]
+        found += [(i, table.names[path].format(i), size) for i in layers]
+    return {name: size for _, name, size in sorted(found, key=lambda entry: entry[0])}
 
 
 def save_folder(
@@ -115,25 +150,29 @@ def save_folder(
     config_dict: Mapping[str, Any],
     tokenizer_files_from: Path,
     out: Path,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Writes a folder that Hugging Face's model and sentence-transformers read.
 
+    Leaves are brought to the host one by one, those in files tensor by tensor.
+
     Args:
-        params: as they rest, numpy or fully addressable jax arrays.
+        params: as they rest: `StoredLeaf`s, numpy or fully addressable jax arrays.
         config_dict: the parsed `config.json` the encoder was made from.
         tokenizer_files_from, out: see `write_folder`.
 
     Raises:
         InputError: there is no tokenizer in `tokenizer_files_from`, or `out` is a file.
     """
-    tensors = tensors_from_params(table, params)
+    sizes = _sizes(table, params)
     config = {k: v for k, v in config_dict.items() if k not in ("dtype", "torch_dtype")}
     config |= {
         "model_type": table.model_type,
         "architectures": [table.architecture],
-        "torch_dtype": tensors[table.names[(WORDS,)]].dtype.name,
+        "torch_dtype": sizes[table.names[(WORDS,)]].dtype.name,
     }
-    write_folder(tensors, config, tokenizer_files_from, out)
+    arrays = _tensors(table, params)
+    write_folder(sizes, arrays, config, tokenizer_files_from, out, max_shard_bytes)
 
 
 def expected_shapes(table: NameTable, module: Trunk) -> dict[str, tuple[int, ...]]:
@@ -159,7 +198,7 @@ def _leaves(module: Trunk) -> Iterator[tuple[LeafPath, int, tuple[int, ...]]]:
 
 
 def _match(
-    table: NameTable, module: Trunk, tensors: Mapping[str, np.ndarray], where: str
+    table: NameTable, module: Trunk, tensors: Mapping[str, Tensor], where: str
 ) -> tuple[str, dict[str, str]]:
     """The prefix of all names, and expected name (with it) → name in `tensors`."""
     shapes = expected_shapes(table, module)
@@ -184,11 +223,13 @@ def _match(
         if name.startswith(trunk) and name not in used and not table.ignored.search(name):
             problems.append(f"{name} {tensors[name].shape} has no place in this config")
     if problems:
-        raise InputError(f"{where}: the weights do not fit config.json: {'; '.join(problems)}.")
+        told, rest = problems[:MOST_PROBLEMS], len(problems) - MOST_PROBLEMS
+        told += [f"and {rest} more"] if rest > 0 else []
+        raise InputError(f"{where}: the weights do not fit config.json: {'; '.join(told)}.")
     return prefix, found
 
 
-def _tree(leaves: Mapping[LeafPath, np.ndarray]) -> dict[str, Any]:
+def _tree(leaves: Mapping[LeafPath, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         node = tree

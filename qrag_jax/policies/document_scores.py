@@ -57,7 +57,7 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
     """
     if not 1 <= k <= LEAST_BLOCK:
         raise ValueError(f"k is {k}; it must be from 1 to {LEAST_BLOCK}")
-    devices = mesh.shape["data"] * mesh.shape["fsdp"]
+    devices = mesh.size
 
     def on_device(table, rows, counts, states, taken) -> Best:
         columns = rows.shape[1]

@@ -16,6 +16,9 @@ AXES = ("data", "fsdp", "tensor")
 def make_mesh(shape: tuple[int, int, int] = (-1, 1, 1)) -> Mesh:
     """A mesh of all devices with the axes `data`, `fsdp`, `tensor`; one size may be -1 (the rest).
 
+    A batch is split over all three. Parameters are copied along `data` and split over the others
+    (see `sharding`).
+
     Raises:
         InputError: the sizes do not multiply to the number of devices.
     """
@@ -39,8 +42,8 @@ def replicate(mesh: Mesh, tree: Any) -> Any:
 
 
 def shard_batch(mesh: Mesh, batch: Any) -> Any:
-    """Splits a batch of host arrays over the batch axes; each host gives its own episodes."""
-    sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    """Splits a batch of host arrays over all devices; each host gives its own episodes."""
+    sharding = NamedSharding(mesh, PartitionSpec(AXES))
     if jax.process_count() == 1:
         return jax.device_put(batch, sharding)
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch)

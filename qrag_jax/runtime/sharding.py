@@ -1,4 +1,10 @@
-"""Which parameter is split over which devices: rules by name, and what they mean on the mesh."""
+"""Which parameter is split over which devices: rules by name, and what they mean on the mesh.
+
+Two axes of the mesh split parameters. `fsdp` takes the largest dimension it divides. `tensor` takes
+the one that tensor parallelism splits (Shoeybi et al., arXiv 1909.08053): the outputs of maps that
+open a block, the inputs of those that close it. Both say only where parameters are stored: they
+are gathered to be computed with, each device its own part of the batch.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +17,15 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.mesh import AXES
 
-FSDP = "fsdp"  # the mesh axis parameters are split over, and the strategy that splits them
-REPLICATE = "replicate"
-STRATEGIES = (REPLICATE, FSDP)
-BATCH_AXES = ("data", FSDP)
+BATCH_AXES = AXES  # a batch is split over every axis of the mesh
+DATA, FSDP, TENSOR = AXES
+REPLICATE, COLUMN, ROW = "replicate", "column", "row"
+# Strategy → the dimension that `tensor` splits; FSDP is also that of splitting over `fsdp` alone.
+STRATEGIES = {REPLICATE: None, FSDP: None, COLUMN: -1, ROW: -2}
+AUTO = "auto"  # in place of rules: the model's own
+ALL_SPLIT = ((".*", FSDP),)
 # Elements from which an array is split: below, its copies cost less than gathering it.
 LEAST_SPLIT = 2**16
 
@@ -29,8 +39,12 @@ def check_rules(rules: Any) -> None:
         InputError: names config.runtime.sharding and the rule.
     """
     field = "config.runtime.sharding"
+    if rules == AUTO:
+        return
     if not isinstance(rules, tuple | list):
-        raise InputError(f'{field} is {rules!r}; give pairs, for example ((".*", "fsdp"),).')
+        raise InputError(
+            f'{field} is {rules!r}; give "{AUTO}" or pairs, for example ((".*", "fsdp"),).'
+        )
     for rule in rules:
         well_formed = isinstance(rule, tuple | list) and len(rule) == 2
         if not well_formed or not all(isinstance(part, str) for part in rule):
@@ -91,8 +105,9 @@ def gather(tree: Any, specs: Any) -> Any:
     """Inside a shard_map: the whole arrays from the parts that `specs` leave on each device."""
 
     def whole(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
-        axis = _split_axis(spec)
-        return leaf if axis is None else jax.lax.all_gather(leaf, FSDP, axis=axis, tiled=True)
+        for axis, name in _split_axes(spec):
+            leaf = jax.lax.all_gather(leaf, name, axis=axis, tiled=True)
+        return leaf
 
     return jax.tree.map(whole, tree, specs)
 
@@ -101,41 +116,48 @@ def sum_to_parts(tree: Any, specs: Any) -> Any:
     """Inside a shard_map: sums whole arrays over the batch axes, leaving each device its part."""
 
     def part(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
-        axis = _split_axis(spec)
-        if axis is None:
-            return jax.lax.psum(leaf, BATCH_AXES)
-        # Scattered first: the other axes then sum only parts.
-        leaf = _sum_scatter(leaf, axis)
-        return jax.lax.psum(leaf, [name for name in BATCH_AXES if name != FSDP])
+        split = _split_axes(spec)
+        for axis, name in split:  # scattered first: the other axes then sum only parts
+            leaf = _sum_scatter(leaf, axis, name)
+        scattered = [name for _, name in split]
+        return jax.lax.psum(leaf, [name for name in BATCH_AXES if name not in scattered])
 
     return jax.tree.map(part, tree, specs)
 
 
-def _sum_scatter(leaf: jax.Array, axis: int) -> jax.Array:
+def _sum_scatter(leaf: jax.Array, axis: int, name: str) -> jax.Array:
     if jax.default_backend() == "cpu" and jax.distributed.is_initialized():
         # Between CPU hosts XLA's reduce-scatter, by gloo, at times returns wrong values at the
         # end of the first part (github.com/jax-ml/jax/issues/40830); its all-reduce does not.
-        size = leaf.shape[axis] // jax.lax.psum(1, FSDP)
-        start = size * jax.lax.axis_index(FSDP)
-        return jax.lax.dynamic_slice_in_dim(jax.lax.psum(leaf, FSDP), start, size, axis)
-    return jax.lax.psum_scatter(leaf, FSDP, scatter_dimension=axis, tiled=True)
+        size = leaf.shape[axis] // jax.lax.psum(1, name)
+        start = size * jax.lax.axis_index(name)
+        return jax.lax.dynamic_slice_in_dim(jax.lax.psum(leaf, name), start, size, axis)
+    return jax.lax.psum_scatter(leaf, name, scatter_dimension=axis, tiled=True)
 
 
 def _spec(mesh: Mesh, rules: Rules, name: str, shape: tuple[int, ...]) -> PartitionSpec:
-    parts = mesh.shape[FSDP]
     strategy = next((rule for pattern, rule in rules if re.search(pattern, name)), REPLICATE)
-    if strategy == REPLICATE or parts == 1 or math.prod(shape) < LEAST_SPLIT:
+    if strategy == REPLICATE or math.prod(shape) < LEAST_SPLIT:
         return PartitionSpec()
-    fitting = [axis for axis, size in enumerate(shape) if size % parts == 0]
-    if not fitting:
-        return PartitionSpec()
-    # The towers' axis last: a device without its share of one tower has all of the other.
-    axis = max(fitting, key=lambda axis: (axis > 0, shape[axis]))
-    return PartitionSpec(*[None] * axis, FSDP)
+    split: dict[int, str] = {}
+
+    def take(mesh_axis: str, wanted: int | None) -> None:
+        parts = mesh.shape[mesh_axis]
+        fitting = [a for a, size in enumerate(shape) if size % parts == 0 and a not in split]
+        if parts > 1 and fitting:
+            # The towers' axis last: a device without its share of one tower has all of the other.
+            best = max(fitting, key=lambda axis: (axis == wanted, axis > 0, shape[axis]))
+            split[best] = mesh_axis
+
+    from_end = STRATEGIES[strategy]
+    if from_end is not None:
+        take(TENSOR, len(shape) + from_end)
+    take(FSDP, None)
+    return PartitionSpec(*(split.get(axis) for axis in range(max(split, default=-1) + 1)))
 
 
-def _split_axis(spec: PartitionSpec) -> int | None:
-    return spec.index(FSDP) if FSDP in spec else None
+def _split_axes(spec: PartitionSpec) -> list[tuple[int, str]]:
+    return [(axis, name) for axis, name in enumerate(spec) if name is not None]
 
 
 def _name(path: tuple[Any, ...]) -> str:
