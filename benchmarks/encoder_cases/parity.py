@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from transformers import AutoModel
 from benchmarks.encoder_cases.peer import embed_rows as their_embed_rows
 from benchmarks.encoder_cases.peer import model_options
 from qrag_jax.encoders.model_files import read_config
-from qrag_jax.encoders.packing import choose_blocks
+from qrag_jax.encoders.packing import Blocks, choose_blocks
 from qrag_jax.encoders.precision import Precision
 from qrag_jax.encoders.pretrained import LoadedEncoder, family_of
 from qrag_jax.encoders.ragged import embed_rows, pull_back
@@ -31,11 +32,17 @@ from qrag_jax.encoders.weights import tensors_from_params
 
 EQUAL = 1e-4  # of hidden states and vectors; of gradients relative to each one's largest entry
 SAME = 1e-5  # of a vector in other company: the order of sums alone changes
+LONGEST = 40  # tokens of the longest row, if the model takes as many
 HALF = jnp.dtype(jnp.bfloat16)
 DRIFT_ANGLE, DRIFT_LENGTH = 1e-3, 5e-2  # 1 - cosine; difference over the vector's length
 # A gradient that is 0 in exact arithmetic (of BERT's key biases) is rounding alone: it is measured
 # by this share of the model's largest.
 SMALLEST_GRADIENT = 1e-3
+
+
+_embed = jax.jit(TextEncoder.embed, static_argnums=0)
+_embed_rows = jax.jit(embed_rows, static_argnums=(0, 1))
+_pull_back = jax.jit(pull_back, static_argnums=(0, 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,35 +82,39 @@ def hugging_face(folder: Path) -> Any:
     return model.eval()
 
 
-def compare(model: Any, loaded: LoadedEncoder, longest: int = 40) -> Iterator[Figure]:
-    """Every figure of one model.
+def equality(model: Any, loaded: LoadedEncoder) -> Iterator[Figure]:
+    """How far ours is from Hugging Face's: hidden states, vectors, gradients.
 
     Args:
         model: see `hugging_face`. loaded: the same with ours, in float32.
-        longest: tokens of the longest row, if the model takes as many.
     """
-    longest = min(longest, loaded.encoder.max_positions)
-    rows = _random_rows(loaded, longest)
+    rows = _random_rows(loaded)
     with torch.no_grad():
         states, vectors = _theirs(model, loaded, rows)
-    ours = np.asarray(jax.jit(loaded.encoder.embed)(loaded.params, *rows))
     yield _hidden_states(loaded, rows, states)
-    yield Figure("pooled vector", _largest(ours - vectors), EQUAL)
+    yield Figure("pooled vector", _largest(_ours(loaded, rows) - vectors), EQUAL)
     yield _gradients(model, loaded, rows)
-    yield from _drift(model, loaded, rows, ours, vectors)
+
+
+def stability(model: Any, loaded: LoadedEncoder) -> Iterator[Figure]:
+    """How far a vector moves that should stay: by bfloat16, the side of the padding, company."""
+    rows = _random_rows(loaded)
+    ours = _ours(loaded, rows)
     with torch.no_grad():
-        left = _theirs(model, loaded, rows, side="left")[1]
+        right, left = (_theirs(model, loaded, rows, side)[1] for side in ("right", "left"))
+    yield from _drift(model, loaded, rows, ours, right)
     yield Figure(
         "pooled vector, theirs padded on the left",
         _largest(ours - left),
         EQUAL,
-        details={"theirs: left beside right": _largest(left - vectors)},
+        details={"theirs: left beside right": _largest(left - right)},
     )
     yield _company(loaded, rows, ours)
 
 
-def _random_rows(loaded: LoadedEncoder, longest: int) -> Rows:
+def _random_rows(loaded: LoadedEncoder) -> Rows:
     rng = np.random.default_rng(0)
+    longest = min(LONGEST, loaded.encoder.max_positions)
     lengths = np.array([longest, 1, longest // 3, 2, longest - 1], np.int32)
     return Rows(_random_tokens(loaded, rng, (len(lengths), longest)), lengths)
 
@@ -114,6 +125,10 @@ def _random_tokens(
     """Any token but that of padding."""
     vocab, pad = loaded.encoder.module.config.vocab_size, loaded.encoder.pad_id
     return ((pad + 1 + rng.integers(vocab - 1, size=shape)) % vocab).astype(np.int32)
+
+
+def _ours(loaded: LoadedEncoder, rows: Rows) -> np.ndarray:
+    return np.asarray(_embed(loaded.encoder, loaded.params, *rows))
 
 
 def _theirs(
@@ -155,8 +170,7 @@ def _gradients(model: Any, loaded: LoadedEncoder, rows: Rows) -> Figure:
     (vectors * torch.from_numpy(target)).sum().backward()
     expected = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
 
-    pulled = jax.jit(pull_back, static_argnums=(0, 1))
-    gradient, _ = pulled(loaded.encoder, _blocks(rows), loaded.params, *rows, target)
+    gradient, _ = _pull_back(loaded.encoder, _blocks(rows), loaded.params, *rows, target)
     found = tensors_from_params(family_of(loaded.model_config, "").table, gradient)
     assert set(found) == set(expected), set(found) ^ set(expected)
     largest = {name: np.abs(wanted).max() for name, wanted in expected.items()}
@@ -174,10 +188,10 @@ def _gradients(model: Any, loaded: LoadedEncoder, rows: Rows) -> Figure:
     )
 
 
-def _blocks(rows: Rows):
-    """Blocks of two rows or more, so that there are several."""
+def _blocks(rows: Rows) -> Blocks:
+    """Of room for two of the longest rows, so that there are several."""
     longest = rows.tokens.shape[1]
-    return choose_blocks(np.bincount(rows.lengths, minlength=longest + 1), 2 * longest, 2, 2)
+    return choose_blocks(np.bincount(rows.lengths, minlength=longest + 1), 2 * longest, 2, 1)
 
 
 def _drift(
@@ -188,7 +202,7 @@ def _drift(
     def half(activations: jnp.dtype) -> np.ndarray:
         module = loaded.encoder.module.clone(precision=Precision(activations, HALF))
         encoder = dataclasses.replace(loaded.encoder, module=module)
-        return np.asarray(jax.jit(encoder.embed)(loaded.params, *rows))
+        return np.asarray(_embed(encoder, loaded.params, *rows))
 
     with torch.no_grad():
         theirs = _theirs(copy.deepcopy(model).to(torch.bfloat16), loaded, rows)[1]
@@ -223,25 +237,22 @@ def _shift(found: np.ndarray, exact: np.ndarray) -> float:
 
 def _company(loaded: LoadedEncoder, rows: Rows, together: np.ndarray) -> Figure:
     """How much a row's vector changes where it stands alone, among other rows, or in a block."""
-    encoder: TextEncoder = loaded.encoder
-    embed = jax.jit(encoder.embed)
+    embed = partial(_embed, loaded.encoder, loaded.params)
     rng = np.random.default_rng(2)
-    alone, others = 0.0, 0.0
+    alone, others = [], []
     for i, length in enumerate(rows.lengths):
         one = slice(i, i + 1)
-        vector = encoder.embed(loaded.params, rows.tokens[one, :length], rows.lengths[one])
-        alone = max(alone, _largest(np.asarray(vector)[0] - together[i]))
+        alone.append(np.asarray(embed(rows.tokens[one], rows.lengths[one]))[0])
         tokens = _random_tokens(loaded, rng, rows.tokens.shape)
         lengths = rng.permutation(rows.lengths)
         tokens[i], lengths[i] = rows.tokens[i], length
-        vectors = np.asarray(embed(loaded.params, tokens, lengths))
-        others = max(others, _largest(vectors[i] - together[i]))
-    packed, _ = jax.jit(embed_rows, static_argnums=(0, 1))(
-        encoder, _blocks(rows), loaded.params, *rows
-    )
-    reached = {
-        "alone": alone,
-        "among other rows": others,
-        "packed into blocks": _largest(np.asarray(packed) - together),
+        others.append(np.asarray(embed(tokens, lengths))[i])
+    wider = np.pad(rows.tokens, ((0, 0), (0, 8)), constant_values=loaded.encoder.pad_id)
+    found = {
+        "alone": np.stack(alone),
+        "among other rows": np.stack(others),
+        "in wider rows": embed(wider, rows.lengths),
+        "packed into blocks": _embed_rows(loaded.encoder, _blocks(rows), loaded.params, *rows)[0],
     }
+    reached = {name: _largest(np.asarray(vectors) - together) for name, vectors in found.items()}
     return Figure("a vector in other company", max(reached.values()), SAME, details=reached)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModel
 
-from benchmarks.peers.towers import Rows
 from qrag_jax.encoders.text_encoder import CLS, LAST, TextEncoder
 
 

@@ -1,6 +1,7 @@
-"""Small random Hugging Face models of every family, and tokenizers that make their folders whole.
+"""Small random Hugging Face models of every family, with tokenizers that make whole folders.
 
-Read by the parity table and by the tests of the encoders; for trainings, tokenizers learn from texts.
+Read by the parity table and by the tests of the encoders. Folders that are to be trained have
+tokenizers that learned from the training's texts.
 """
 
 from __future__ import annotations
