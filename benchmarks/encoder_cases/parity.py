@@ -173,7 +173,7 @@ def _gradients(model: Any, loaded: LoadedEncoder, rows: Rows) -> Figure:
     gradient, _ = _pull_back(loaded.encoder, _blocks(rows), loaded.params, *rows, target)
     found = tensors_from_params(family_of(loaded.model_config, "").table, gradient)
     assert set(found) == set(expected), set(found) ^ set(expected)
-    largest = {name: np.abs(wanted).max() for name, wanted in expected.items()}
+    largest = {name: _largest(wanted) for name, wanted in expected.items()}
     least = SMALLEST_GRADIENT * max(largest.values())
     reached = {
         name: _largest(found[name] - wanted) / max(largest[name], least)

@@ -63,7 +63,8 @@ def torch_xlm_roberta(
     config = (TorchRobertaConfig if roberta else TorchXlmRobertaConfig)(**(small | sizes))
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
-    model = (RobertaModel if roberta else XLMRobertaModel)(config, add_pooling_layer=False)
+    make: Any = RobertaModel if roberta else XLMRobertaModel
+    model = make(config, add_pooling_layer=False)
     return _with_noise(model.eval(), noise)
 
 
