@@ -8,7 +8,7 @@ import sys
 
 from benchmarks import report
 
-SUITES = ("learn", "long", "speed")
+SUITES = ("encoders", "learn", "long", "speed")
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from qrag_jax.encoders.bert import BertConfig
+from qrag_jax.encoders.qwen3 import Qwen3Config
 
 CLEAR_PEAK = Path("/proc/self/clear_refs")
 STATUS = Path("/proc/self/status")
@@ -103,12 +104,24 @@ def peak_memory(ours: bool) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2.0**10
 
 
-def forward_flops(config: BertConfig, lengths: Sequence[int] | np.ndarray) -> float:
-    """Of one forward pass: a layer takes `2·(4h² + 2hi) + 4·L·h` a token of a row of L tokens."""
+def forward_flops(config: BertConfig | Qwen3Config, lengths: Sequence[int] | np.ndarray) -> float:
+    """Of one forward pass over rows of these lengths, lookups, norms and activations left out.
+
+    A layer of BERT takes `2·(4h² + 2hi) + 4·L·h` a token of a row of L tokens; one of Qwen3, whose
+    q query heads and k key heads have width d, `2·(2hqd + 2hkd + 3hi) + 2·(L + 1)·q·d`: a token
+    sees those before it alone.
+    """
     row = np.asarray(lengths, np.float64)
     width, inner = config.hidden_size, config.intermediate_size
-    dense = 2.0 * (4 * width**2 + 2 * width * inner) * row.sum()
-    return config.num_hidden_layers * float(dense + 4.0 * width * np.square(row).sum())
+    if isinstance(config, Qwen3Config):
+        query = config.num_attention_heads * config.head_dim
+        key = config.num_key_value_heads * config.head_dim
+        dense = 2.0 * (2 * width * query + 2 * width * key + 3 * width * inner) * row.sum()
+        attention = 2.0 * query * (np.square(row) + row).sum()
+    else:
+        dense = 2.0 * (4 * width**2 + 2 * width * inner) * row.sum()
+        attention = 4.0 * width * np.square(row).sum()
+    return config.num_hidden_layers * float(dense + attention)
 
 
 def details(

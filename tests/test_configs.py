@@ -109,7 +109,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     small = {"num_hidden_layers": 1, "max_position_embeddings": 256}
     torch_bert(**small).save_pretrained(folder / "contriever")
-    write_tokenizer(folder / "contriever", opens_rows=True)
+    write_tokenizer(folder / "contriever")
     torch_xlm_roberta(**small).save_pretrained(folder / "e5")
     write_unigram_tokenizer(folder / "e5")
     torch_qwen3(vocab_size=264, **small).model.save_pretrained(folder / "qwen3")

@@ -23,7 +23,7 @@ OPEN = {"pooling": "", "normalise": None, "scale": None}
 
 def write_bert(folder: Path, published: bool = True) -> Path:
     torch_bert().save_pretrained(folder)
-    write_tokenizer(folder, opens_rows=True)
+    write_tokenizer(folder)
     if published:  # as MiniLM was
         write_modules(folder, "Pooling", "Normalize", pooling_mode_mean_tokens=True)
     return folder

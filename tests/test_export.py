@@ -15,6 +15,7 @@ import ml_collections
 import numpy as np
 import pytest
 
+from benchmarks.encoder_cases.round_trip import our_vectors
 from configs import hotpotqa
 from qrag_jax import experiment, export, model_card, saved_config
 from qrag_jax.encoders.adapters import LoraConfig
@@ -71,24 +72,6 @@ def opened(workdir: Path) -> SavedRun:
     config = saved_config.load_config(workdir / "config.json")
     config.encoder.dtype = "float32"
     return SavedRun.open(workdir, config)
-
-
-def our_vectors(
-    loaded: LoadedEncoder, params: Any, tower: export.Tower, texts: list[list[str]]
-) -> np.ndarray:
-    """Embeddings of rows made part by part, as training makes them."""
-    encoder = loaded.encoder
-    rows = []
-    for parts in texts:
-        row = list(tower.opening)
-        for ids in loaded.tokenizer.encode(parts):
-            row += [*ids, encoder.sep_id]
-        rows.append(row)
-    lengths = np.array([len(row) for row in rows], np.int32)
-    tokens = np.full((len(rows), max(lengths)), encoder.pad_id, np.int32)
-    for place, row in zip(tokens, rows, strict=True):
-        place[: len(row)] = row
-    return np.asarray(encoder.embed(encoder.tower(params, tower.number), tokens, lengths))
 
 
 # ---------------------------------------------------------------------- a trained run
@@ -246,7 +229,7 @@ def two_towers(loaded: LoadedEncoder) -> Any:
 def write_model(family: str, folder: Path) -> Path:
     if family == "bert":
         torch_bert().save_pretrained(folder)
-        write_tokenizer(folder, opens_rows=True)
+        write_tokenizer(folder)
     elif family == "xlm-roberta":
         torch_xlm_roberta().save_pretrained(folder)
         write_unigram_tokenizer(folder)

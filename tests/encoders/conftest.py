@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import BertConfig as TorchBertConfig
-from transformers import (
-    BertModel,
-    PreTrainedTokenizerFast,
-    Qwen3ForCausalLM,
-    RobertaModel,
-    XLMRobertaModel,
-    XLMRobertaTokenizer,
-)
-from transformers import Qwen3Config as TorchQwen3Config
-from transformers import RobertaConfig as TorchRobertaConfig
-from transformers import XLMRobertaConfig as TorchXlmRobertaConfig
 
+from benchmarks.encoder_cases.small_models import (
+    QWEN_END,
+    numpy_tensors,
+    torch_bert,
+    torch_qwen3,
+    torch_xlm_roberta,
+    write_bpe_tokenizer,
+    write_tokenizer,
+    write_unigram_tokenizer,
+)
 from qrag_jax.encoders.minilm import find_minilm
+
+__all__ = [
+    "QWEN_END",
+    "numpy_tensors",
+    "torch_bert",
+    "torch_qwen3",
+    "torch_xlm_roberta",
+    "write_bpe_tokenizer",
+    "write_tokenizer",
+    "write_unigram_tokenizer",
+]
 
 
 @pytest.fixture(scope="session")
@@ -41,106 +46,3 @@ def data_folder() -> Path:
     if not folder.is_dir():
         pytest.skip(f"QRAG_DATA: no folder {folder}")
     return folder
-
-
-def torch_bert(seed: int = 0, **sizes: Any) -> BertModel:
-    """A small random Hugging Face BERT with weights large enough to tell mistakes apart."""
-    small: dict[str, Any] = {
-        "vocab_size": 60,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 40,
-        "max_position_embeddings": 24,
-    }
-    config = TorchBertConfig(**(small | sizes))
-    config._attn_implementation = "eager"
-    torch.manual_seed(seed)
-    return _with_noise(BertModel(config, add_pooling_layer=False).eval())
-
-
-def torch_xlm_roberta(seed: int = 0, roberta: bool = False, **sizes: Any) -> XLMRobertaModel:
-    """A small random Hugging Face XLM-R (RoBERTa): 24 positions of which rows take 22."""
-    small: dict[str, Any] = {
-        "vocab_size": 60,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 40,
-        "max_position_embeddings": 24,
-        "type_vocab_size": 1,
-        "layer_norm_eps": 1e-5,
-    }
-    config = (TorchRobertaConfig if roberta else TorchXlmRobertaConfig)(**(small | sizes))
-    config._attn_implementation = "eager"
-    torch.manual_seed(seed)
-    model = (RobertaModel if roberta else XLMRobertaModel)(config, add_pooling_layer=False)
-    return _with_noise(model.eval())
-
-
-def torch_qwen3(seed: int = 0, **sizes: Any) -> Qwen3ForCausalLM:
-    """A small random Hugging Face Qwen3 with its language-model head; the trunk is `.model`."""
-    small: dict[str, Any] = {
-        "vocab_size": 60,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 48,
-        "max_position_embeddings": 64,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-    }
-    config = TorchQwen3Config(**(small | sizes))
-    config._attn_implementation = "eager"
-    torch.manual_seed(seed)
-    return _with_noise(Qwen3ForCausalLM(config).eval())
-
-
-def _with_noise(model: Any) -> Any:
-    with torch.no_grad():
-        for parameter in model.parameters():  # biases and norms too, which start as 0 and 1
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
-
-
-def numpy_tensors(model: torch.nn.Module) -> dict[str, np.ndarray]:
-    return {name: tensor.detach().numpy().copy() for name, tensor in model.state_dict().items()}
-
-
-def write_tokenizer(folder: Path, opens_rows: bool = False) -> None:
-    """A real word-level tokenizer, so that a folder is complete; with `opens_rows` for BERT's."""
-    vocab = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b"])}
-    tokenizer = Tokenizer(models.WordLevel(vocab, "[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
-    special |= {"cls_token": "[CLS]", "sep_token": "[SEP]"} if opens_rows else {}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
-
-
-QWEN_END = "<|endoftext|>"
-
-
-def write_bpe_tokenizer(folder: Path) -> None:
-    """A byte-level BPE tokenizer like Qwen3-Embedding's: no [CLS], a text ends with `QWEN_END`,
-    while its eos_token is the end of a chat turn."""
-    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet())]
-    vocab = {letter: i for i, letter in enumerate([*letters, "th", "the"])}
-    tokenizer = Tokenizer(models.BPE(vocab, [("t", "h"), ("th", "e")]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([QWEN_END, "<|im_end|>"])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {QWEN_END}", special_tokens=[(QWEN_END, tokenizer.token_to_id(QWEN_END))]
-    )
-    special = {"pad_token": QWEN_END, "eos_token": "<|im_end|>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
-
-
-def write_unigram_tokenizer(folder: Path) -> None:
-    """A unigram tokenizer with XLM-R's special tokens and their ids: <s> 0, <pad> 1, </s> 2."""
-    letters = [chr(ord("a") + i) for i in range(26)]
-    pieces = ["▁", "▁the", "▁query", "▁passage", ":", "▁moth", "th", *letters, ".", "?"]
-    special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    vocab = [*special, *((piece, -1.0 - 0.1 * i) for i, piece in enumerate(pieces))]
-    XLMRobertaTokenizer(vocab=[*vocab, ("<mask>", 0.0)]).save_pretrained(folder)

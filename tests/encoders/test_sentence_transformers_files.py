@@ -37,7 +37,7 @@ LAYOUTS = {  # of one pooling in the files of older and newer releases
 def bert(tmp_path: Path) -> Path:
     folder = tmp_path / "bert"
     torch_bert().save_pretrained(folder)
-    write_tokenizer(folder, opens_rows=True)
+    write_tokenizer(folder)
     return folder
 
 
@@ -75,7 +75,7 @@ def test_folders_that_the_library_saved(mode: str, normalised: bool, tmp_path: P
     if qwen3:
         write_bpe_tokenizer(plain)
     else:
-        write_tokenizer(plain, opens_rows=True)
+        write_tokenizer(plain)
         end_rows(plain)
     modules = sentence_transformers.sentence_transformer.modules
     transformer = modules.Transformer(str(plain))

@@ -1,0 +1,1 @@
+"""The parts of the encoders suite, a module each."""

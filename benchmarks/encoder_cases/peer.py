@@ -1,0 +1,132 @@
+"""Hugging Face's model of any family as a text encoder: the same rows, pooling and weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from qrag_jax.encoders.text_encoder import CLS, LAST, TextEncoder
+
+LEARNING_RATE, BETAS, EPS, DECAY = 1e-5, (0.9, 0.98), 1e-6, 0.01  # of AdamW, ours and theirs
+ADAMW: dict[str, Any] = {
+    "lr": LEARNING_RATE,
+    "betas": BETAS,
+    "eps": EPS,
+    "weight_decay": DECAY,
+}
+
+
+def model_options(model_type: str) -> dict[str, Any]:
+    """Arguments of AutoModel that leave out what retrievers do without."""
+    return {} if model_type == "qwen3" else {"add_pooling_layer": False}
+
+
+def embed_rows(
+    model: Any, encoder: TextEncoder, tokens: np.ndarray, lengths: np.ndarray, side: str = "right"
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Rows `[B, L]` padded on the right, computed as they are or padded on the left.
+
+    Returns:
+        Hidden states `[B, L, H]` before all layers and after each, normed as the last are, and the
+        vectors `[B, D]` that `encoder` makes of the last.
+    """
+    inside = np.arange(tokens.shape[1]) < lengths[:, None]
+    if side == "left":
+        tokens = np.stack([np.roll(row, -length) for row, length in zip(tokens, lengths)])
+        inside = inside[:, ::-1]
+    mask = torch.from_numpy(inside.copy()).long()
+    # BERT numbers places from the left whatever stands there, unless it is told.
+    positions = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    output = model(
+        input_ids=torch.from_numpy(tokens).long(),
+        attention_mask=mask,
+        output_hidden_states=True,
+        **(positions if model.config.model_type == "bert" else {}),
+    )
+    # Qwen3's come without the final norm, but for the last.
+    norm = getattr(model, "norm", torch.nn.Identity())
+    states = [*map(norm, output.hidden_states[:-1]), output.last_hidden_state]
+    first = mask.argmax(1)
+    return states, pool(encoder, output.last_hidden_state, mask, first)
+
+
+def pool(
+    encoder: TextEncoder, hidden: torch.Tensor, mask: torch.Tensor, first: torch.Tensor
+) -> torch.Tensor:
+    """hidden `[B, L, H]`, mask `[B, L]`, first `[B]` (a row's first place) → float32 `[B, H]`."""
+    lengths, row = mask.sum(1), torch.arange(len(mask), device=mask.device)
+    if encoder.pooling in (LAST, CLS):
+        place = first + lengths - 1 if encoder.pooling == LAST else first
+        vectors = hidden[row, place].float()
+    else:
+        total = torch.einsum("bld,bl->bd", hidden.float(), mask.float())
+        vectors = total / lengths[:, None]
+    if encoder.normalise:
+        vectors = torch.nn.functional.normalize(vectors, dim=-1)
+    return encoder.scale * vectors
+
+
+class Batch(NamedTuple):
+    """tokens and mask `[B, L]` of one mini-batch, and which rows `[B]` of all it has."""
+
+    tokens: torch.Tensor
+    mask: torch.Tensor
+    rows: torch.Tensor
+
+
+def mini_batches(
+    tokens: np.ndarray, lengths: np.ndarray, size: int, device: str, *, sort: bool
+) -> list[Batch]:
+    """Rows `[N, L]` in mini-batches of `size`, each as wide as its longest row; `sort`: by length,
+    the longest first, as sentence-transformers has it."""
+    order = np.argsort(-lengths, kind="stable") if sort else np.arange(len(lengths))
+    batches = []
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        width = int(lengths[rows].max())
+        mask = np.arange(width) < lengths[rows][:, None]
+        arrays = tokens[rows, :width].astype(np.int64), mask.astype(np.int64), rows
+        batches.append(Batch(*(torch.from_numpy(array).to(device) for array in arrays)))
+    return batches
+
+
+class Peer:
+    """The model with AdamW: float32 weights that compute under autocast where ours has bfloat16."""
+
+    def __init__(self, model: Any, encoder: TextEncoder, device: str, half: bool) -> None:
+        self.model, self.encoder, self.device = model.to(device), encoder, device
+        self.autocast = half
+        # To embed alone one keeps the weights themselves in bfloat16.
+        self.embedder = copy.deepcopy(self.model).to(torch.bfloat16) if half else self.model
+        self.optimizer: torch.optim.Optimizer | None = None
+
+    def embed(self, batches: Sequence[Batch]) -> np.ndarray:
+        """Vectors `[N, D]`, in the order of the rows."""
+        with torch.inference_mode():
+            vectors = torch.cat([self._vectors(self.embedder, batch) for batch in batches])
+            order = torch.cat([batch.rows for batch in batches]).argsort()
+            return vectors[order].cpu().numpy()
+
+    def step(self, batches: Sequence[Batch], target: torch.Tensor) -> float:
+        """One update of AdamW on Σ <vector, target `[N, D]`>; returns that sum."""
+        if self.optimizer is None:
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), **ADAMW, fused=True)
+        self.optimizer.zero_grad()
+        total = torch.zeros((), device=self.device)
+        for batch in batches:
+            with torch.autocast(self.device, torch.bfloat16) if self.autocast else nullcontext():
+                vectors = self._vectors(self.model, batch)
+            loss = (vectors * target[batch.rows]).sum()
+            loss.backward()
+            total += loss.detach()
+        self.optimizer.step()
+        return float(total)  # waits for the GPU
+
+    def _vectors(self, model: Any, batch: Batch) -> torch.Tensor:
+        hidden = model(input_ids=batch.tokens, attention_mask=batch.mask).last_hidden_state
+        return pool(self.encoder, hidden, batch.mask, torch.zeros_like(batch.rows))

@@ -1,0 +1,73 @@
+"""A trained run out to sentence-transformers and back: are the vectors those of training?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.report import Case
+from qrag_jax import export, saved_config
+from qrag_jax.encoders.pretrained import LoadedEncoder
+from qrag_jax.encoders.sentence_transformers_tokenizer import token_name
+from qrag_jax.saved_run import SavedRun
+
+TOLERANCE = 1e-5
+
+
+def our_vectors(
+    loaded: LoadedEncoder, params: Any, tower: export.Tower, texts: Sequence[Sequence[str]]
+) -> np.ndarray:
+    """Embeddings `[len(texts), D]` of rows made part by part, as training makes them.
+
+    Args:
+        params: both towers', stacked on axis 0. texts: the parts of each row.
+    """
+    encoder = loaded.encoder
+    rows = []
+    for parts in texts:
+        row = list(tower.opening)
+        for ids in loaded.tokenizer.encode(list(parts)):
+            row += [*ids, encoder.sep_id]
+        rows.append(row)
+    lengths = np.array([len(row) for row in rows], np.int32)
+    tokens = np.full((len(rows), max(lengths)), encoder.pad_id, np.int32)
+    for place, row in zip(tokens, rows, strict=True):
+        place[: len(row)] = row
+    return np.asarray(
+        encoder.embed(
+            encoder.tower(params, tower.number), jnp.asarray(tokens), jnp.asarray(lengths)
+        )
+    )
+
+
+def round_trip_case(name: str, workdir: Path, out: Path, texts: Sequence[str]) -> Case:
+    """Exports a run's last checkpoint to `out` and embeds with both: the largest difference."""
+    from sentence_transformers import SentenceTransformer
+
+    config = saved_config.load_config(workdir / saved_config.CONFIG_NAME)
+    config.encoder.dtype = "float32"  # as the library computes
+    run = SavedRun.open(workdir, config)
+    export.export(run, "last", out)
+    params, _ = run.trained("last")
+    separator = token_name(run.loaded.tokenizer, run.loaded.encoder.sep_id)
+    largest = {}
+    for tower in export.towers(run.loaded, config):
+        pairs = zip(texts[::2], texts[1::2], strict=False)
+        rows = [[text] for text in texts] if tower.plain else [list(pair) for pair in pairs]
+        model = SentenceTransformer(str(out / tower.name), device="cpu")
+        theirs = model.encode([separator.join(parts) for parts in rows])
+        ours = our_vectors(run.loaded, params, tower, rows)
+        largest[f"{tower.name} tower"] = float(np.abs(theirs - ours).max() / np.abs(ours).max())
+    worst = max(largest.values())
+    return Case(
+        f"{name}: vectors of the exported towers in sentence-transformers beside ours",
+        worst,
+        "of the largest number",
+        target=f"<= {TOLERANCE:g}",
+        holds=worst <= TOLERANCE,
+        details=largest,
+    )

@@ -1,0 +1,199 @@
+"""Small random Hugging Face models of every family, with tokenizers that make whole folders.
+
+Read by the parity table and by the tests of the encoders. Folders that are to be trained have
+tokenizers that learned from the training's texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import BertConfig as TorchBertConfig
+from transformers import (
+    BertModel,
+    PreTrainedTokenizerFast,
+    Qwen3ForCausalLM,
+    RobertaModel,
+    XLMRobertaModel,
+    XLMRobertaTokenizer,
+)
+from transformers import Qwen3Config as TorchQwen3Config
+from transformers import RobertaConfig as TorchRobertaConfig
+from transformers import XLMRobertaConfig as TorchXlmRobertaConfig
+
+from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
+
+
+def torch_bert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> BertModel:
+    """A small random Hugging Face BERT with weights large enough to tell mistakes apart."""
+    small: dict[str, Any] = {
+        "vocab_size": 60,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 40,
+        "max_position_embeddings": 24,
+    }
+    config = TorchBertConfig(**(small | sizes))
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    return _with_noise(BertModel(config, add_pooling_layer=False).eval(), noise)
+
+
+def torch_xlm_roberta(
+    seed: int = 0, noise: float = 0.2, roberta: bool = False, **sizes: Any
+) -> XLMRobertaModel:
+    """A small random Hugging Face XLM-R (RoBERTa): 24 positions of which rows take 22."""
+    small: dict[str, Any] = {
+        "vocab_size": 60,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 40,
+        "max_position_embeddings": 24,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+    }
+    config = (TorchRobertaConfig if roberta else TorchXlmRobertaConfig)(**(small | sizes))
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    make: Any = RobertaModel if roberta else XLMRobertaModel
+    model = make(config, add_pooling_layer=False)
+    return _with_noise(model.eval(), noise)
+
+
+def torch_qwen3(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Qwen3ForCausalLM:
+    """A small random Hugging Face Qwen3 with its language-model head; the trunk is `.model`."""
+    small: dict[str, Any] = {
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    }
+    config = TorchQwen3Config(**(small | sizes))
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    return _with_noise(Qwen3ForCausalLM(config).eval(), noise)
+
+
+def _with_noise(model: Any, noise: float) -> Any:
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms too, which start as 0 and 1
+            parameter.add_(torch.randn_like(parameter) * noise)
+    return model
+
+
+def numpy_tensors(model: torch.nn.Module) -> dict[str, np.ndarray]:
+    """Copies of the weights under their names."""
+    return {name: tensor.detach().numpy().copy() for name, tensor in model.state_dict().items()}
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A real word-level tokenizer, so that a folder is complete."""
+    vocab = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b"])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    names = ("pad", "unk", "cls", "sep")
+    special = {f"{name}_token": f"[{name.upper()}]" for name in names}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+
+
+QWEN_END = "<|endoftext|>"
+
+
+def write_bpe_tokenizer(folder: Path, texts: Sequence[str] = (), size: int = 500) -> int:
+    """A byte-level BPE tokenizer like Qwen3-Embedding's: no [CLS], a text ends with `QWEN_END`,
+    while its eos_token is the end of a chat turn. It learns from texts, else it knows "the".
+
+    Returns:
+        How many tokens it has.
+    """
+    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet())]
+    vocab = {letter: i for i, letter in enumerate([*letters, "th", "the"])}
+    merges = [("t", "h"), ("th", "e")]
+    tokenizer = Tokenizer(models.BPE() if texts else models.BPE(vocab, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if texts:
+        trainer = trainers.BpeTrainer(
+            vocab_size=size - 2, initial_alphabet=letters, show_progress=False
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens([QWEN_END, "<|im_end|>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {QWEN_END}", special_tokens=[(QWEN_END, tokenizer.token_to_id(QWEN_END))]
+    )
+    special = {"pad_token": QWEN_END, "eos_token": "<|im_end|>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    return tokenizer.get_vocab_size()
+
+
+def write_unigram_tokenizer(folder: Path, texts: Sequence[str] = (), size: int = 500) -> int:
+    """A unigram tokenizer with XLM-R's special tokens and their ids: <s> 0, <pad> 1, </s> 2. It
+    learns from texts, else it knows the letters and a few words.
+
+    Returns:
+        How many tokens it has.
+    """
+    letters = [chr(ord("a") + i) for i in range(26)]
+    words = ["▁", "▁the", "▁query", "▁passage", ":", "▁moth", "th", *letters, ".", "?"]
+    pieces = [(piece, -1.0 - 0.1 * i) for i, piece in enumerate(words)]
+    if texts:
+        tokenizer = Tokenizer(models.Unigram())
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        trainer = trainers.UnigramTrainer(vocab_size=size - 5, show_progress=False)
+        tokenizer.train_from_iterator(texts, trainer)
+        pieces = [
+            (piece, score) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]
+        ]
+    special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    vocab = [*special, *pieces, ("<mask>", 0.0)]
+    XLMRobertaTokenizer(vocab=vocab).save_pretrained(folder)
+    return len(vocab)
+
+
+# Family → its model and its tokenizer, with a vocabulary that the tokenizer fits.
+FAMILIES: dict[str, tuple[Callable[..., Any], Callable[[Path], Any], int]] = {
+    "bert": (torch_bert, write_tokenizer, 60),
+    "xlm-roberta": (torch_xlm_roberta, write_unigram_tokenizer, 60),
+    "qwen3": (torch_qwen3, write_bpe_tokenizer, 264),
+}
+
+
+def write_small_model(family: str, folder: Path, **sizes: Any) -> Path:
+    """The whole folder of a small random model of the family; returns it."""
+    make, write, vocab = FAMILIES[family]
+    make(**({"vocab_size": vocab} | sizes)).save_pretrained(folder)
+    write(folder)
+    return folder
+
+
+def write_trainable_model(family: str, folder: Path, texts: Sequence[str], layers: int = 2) -> Path:
+    """A folder to train: a tokenizer learned from the texts, weights as the family begins with."""
+    if family == "bert":
+        sizes = ScratchConfig(layers=layers, hidden=32, heads=2, vocab=500, positions=256)
+        make_scratch_folder(folder, texts, sizes, seed=0)
+        return folder
+    make = FAMILIES[family][0]
+    learn = write_bpe_tokenizer if family == "qwen3" else write_unigram_tokenizer
+    vocab = learn(folder, texts)
+    make(
+        noise=0.0,
+        num_hidden_layers=layers,
+        vocab_size=vocab,
+        hidden_size=32,
+        intermediate_size=128,
+        max_position_embeddings=258,
+    ).save_pretrained(folder)
+    return folder

@@ -1,0 +1,99 @@
+"""Are the encoders Hugging Face's, how fast are they, and do they train?
+
+Every family (BERT, XLM-R, Qwen3) is compared with Hugging Face's model in torch: layer by layer on
+small random models and the genuine MiniLM; in tokens per second, forward and in a training step, in
+the same run; and each is trained a little by the user's own command. On a GPU speed is measured in
+bfloat16 at true sizes, on a CPU at sizes cut as the cases say. Run it on an idle machine. `--quick`
+looks at equality alone, and measures and trains Qwen3 alone. Needs the extra "test".
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import Case
+from qrag_jax.errors import InputError
+
+
+def run(quick: bool) -> list[Case]:
+    """All cases of the suite.
+
+    Raises:
+        InputError: torch is not installed, or computes elsewhere than jax.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("the encoders suite needs torch; pip install 'qrag_jax[test]'.")
+    # On a GPU jax takes three quarters of the memory at its start: leave torch a half.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+    cases = []
+    for part in PARTS:
+        with tempfile.TemporaryDirectory() as folder:
+            for case in part(quick, Path(folder)):
+                print(f"measured: {case.case}", flush=True)
+                cases.append(case)
+    return cases
+
+
+def _parity(quick: bool, folder: Path) -> Iterator[Case]:
+    """The parity table: a row for each figure of each model."""
+    from transformers import logging
+
+    from benchmarks.encoder_cases.parity import equality, stability
+    from benchmarks.encoder_cases.small_models import FAMILIES, write_small_model
+    from qrag_jax.encoders.minilm import find_minilm
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    measured = (equality,) if quick else (equality, stability)
+    layers = 2 if quick else 3
+    for family in FAMILIES:
+        path = write_small_model(family, folder / family, num_hidden_layers=layers)
+        yield from _table(f"{family}, {layers} random layers", path, measured)
+    minilm = None if quick else find_minilm()
+    if minilm is not None:
+        yield from _table("genuine all-MiniLM-L6-v2", minilm, measured)
+
+
+def _table(name: str, path: Path, measured: Sequence[Callable[..., Any]]) -> Iterator[Case]:
+    from benchmarks.encoder_cases.parity import hugging_face
+    from qrag_jax.encoders.pretrained import load_encoder
+
+    theirs, ours = hugging_face(path), load_encoder(path, scale=1.0)
+    for figure in (figure for measure in measured for figure in measure(theirs, ours)):
+        yield Case(
+            f"{name}: {figure.name}",
+            figure.value,
+            "largest",
+            peer=figure.peer,
+            target=f"<= {figure.limit:g}",
+            holds=figure.holds,
+            details=figure.details,
+        )
+
+
+def _speed(quick: bool, folder: Path) -> Iterator[Case]:
+    import torch
+
+    from benchmarks.encoder_cases.speed import speed_cases
+    from benchmarks.measure import on_gpu
+
+    if on_gpu() and not torch.cuda.is_available():
+        raise InputError("jax computes on a GPU but torch does not; install torch with CUDA.")
+    yield from speed_cases(quick, on_gpu())
+
+
+def _training(quick: bool, folder: Path) -> Iterator[Case]:
+    from benchmarks.encoder_cases.small_models import FAMILIES
+    from benchmarks.encoder_cases.training import training_cases
+
+    families, layers = (["qwen3"], 1) if quick else ([*FAMILIES], 2)
+    yield from training_cases(families, layers, folder)
+
+
+# (quick, an empty folder of its own) → cases.
+PARTS: tuple[Callable[[bool, Path], Iterator[Case]], ...] = (_parity, _speed, _training)
