@@ -31,9 +31,14 @@ def state_shardings(
     mesh: Mesh, rules: Rules, tower: Params, optimizer: optax.GradientTransformation
 ) -> TrainState:
     """The sharding of every array of the training state; moments and targets follow parameters."""
-    key = jax.eval_shape(jax.random.key, 0)
-    state = jax.eval_shape(lambda tower, key: init_state(_both(tower), optimizer, key), tower, key)
+    state = state_shapes(tower, optimizer)
     return shardings_of(mesh, rules, state, state.params)
+
+
+def state_shapes(tower: Params, optimizer: optax.GradientTransformation) -> TrainState:
+    """The shape and dtype of every array of the training state, from arrays or shapes of a tower."""
+    key = jax.eval_shape(jax.random.key, 0)
+    return jax.eval_shape(lambda tower, key: init_state(_both(tower), optimizer, key), tower, key)
 
 
 def first_state(

@@ -1,7 +1,8 @@
 """Ten training steps under many meshes, as a program over eight devices; leaves what it found.
 
-`sharded_steps OUT` runs all cases. `sharded_steps OUT ADDRESS PROCESS` is one of two processes
-that share eight devices and run one case each way of splitting.
+`sharded_steps OUT` runs all cases but those of the axis `tensor`, which `sharded_steps OUT tensor`
+runs. `sharded_steps OUT ADDRESS PROCESS` is one of two processes that share eight devices and run
+one case each way of splitting.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from qrag_jax import evaluation
 from qrag_jax.algorithms import placement, pqn
 from qrag_jax.algorithms.train_step import make_train_step
 from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.encoders import bert_weights, qwen3_weights
 from qrag_jax.encoders.bert import Bert, BertConfig
-from qrag_jax.encoders.text_encoder import TextEncoder
+from qrag_jax.encoders.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.encoders.text_encoder import LAST, TextEncoder
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.mesh import AXES, shard_batch
 from qrag_jax.runtime.sharding import BATCH_AXES
@@ -30,7 +33,6 @@ from tests.algorithms.three_steps import OPTIMIZER, PEAK, SCHEDULE
 from tests.episodes_maker import CLS, PAD, SEP, random_episodes, tower
 
 STEPS = 10
-RULES = ((".*", "fsdp"),)
 # Wide enough that kernels and word embeddings are split under the rules of real runs.
 ENCODER = TextEncoder(
     Bert(
@@ -45,20 +47,48 @@ ENCODER = TextEncoder(
     ),
     *(128, 32, CLS, SEP, PAD),
 )
+QWEN3 = TextEncoder(
+    Qwen3(
+        Qwen3Config(
+            vocab_size=256,
+            hidden_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=256,
+            head_dim=32,
+            max_position_embeddings=32,
+        )
+    ),
+    *(128, 32, None, SEP, PAD),
+    pooling=LAST,
+)
+FAMILIES = {
+    "bert": (ENCODER, bert_weights.PARTITION_RULES),
+    "qwen3": (QWEN3, qwen3_weights.PARTITION_RULES),
+}
 
 
 class Case(NamedTuple):
     data: int
     fsdp: int
     accumulation: int
+    tensor: int = 1
+    family: str = "bert"
 
     @property
     def name(self) -> str:
-        return f"data{self.data}-fsdp{self.fsdp}-accumulation{self.accumulation}"
+        mesh = f"data{self.data}-fsdp{self.fsdp}-tensor{self.tensor}"
+        return f"{self.family}-{mesh}-accumulation{self.accumulation}"
 
 
 WHOLE = Case(1, 1, 1)
 CASES = [Case(*mesh, count) for mesh in ((8, 1), (1, 8), (2, 4)) for count in (1, 2)]
+TENSOR_CASES = [
+    Case(*mesh, family=family)
+    for family in FAMILIES
+    for mesh in ((1, 1, 1, 1), (2, 2, 1, 2), (1, 2, 2, 4))
+]
 MOVED = (Case(1, 8, 1), Case(2, 4, 1), WHOLE)  # a run that changes its mesh twice
 
 
@@ -86,11 +116,12 @@ class Training:
     """One case: its mesh, where its state lives, and its compiled step."""
 
     def __init__(self, case: Case) -> None:
-        devices = np.array(jax.devices()[: case.data * case.fsdp])
-        self.mesh = Mesh(devices.reshape(case.data, case.fsdp, 1), AXES)
-        self.tower = tower(ENCODER, 0)
-        self.shardings = placement.state_shardings(self.mesh, RULES, self.tower, OPTIMIZER)
-        settings = ENCODER, ONE_BUCKET, CONFIG, PQN, feedback, OPTIMIZER, SCHEDULE, PEAK
+        devices = np.array(jax.devices()[: case.data * case.fsdp * case.tensor])
+        self.mesh = Mesh(devices.reshape(case.data, case.fsdp, case.tensor), AXES)
+        encoder, rules = FAMILIES[case.family]
+        self.tower = tower(encoder, 0)
+        self.shardings = placement.state_shardings(self.mesh, rules, self.tower, OPTIMIZER)
+        settings = encoder, ONE_BUCKET, CONFIG, PQN, feedback, OPTIMIZER, SCHEDULE, PEAK
         step = make_train_step(self.mesh, self.shardings, *settings, accumulation=case.accumulation)
         self.program = step.lower(self.start(), shard_batch(self.mesh, batch(0))).compile()  # type: ignore[attr-defined]
 
@@ -120,7 +151,9 @@ def run(case: Case, out: Path) -> Training:
             for name, leaf in _named(state)
         }
         parts = [list(leaf.addressable_shards[0].data.shape) for _, leaf in _named(state)]
-        (out / f"{case.name}.json").write_text(json.dumps({"bytes": held, "parts": parts}))
+        shapes = [list(leaf.shape) for _, leaf in _named(state)]
+        found = {"bytes": held, "parts": parts, "shapes": shapes}
+        (out / f"{case.name}.json").write_text(json.dumps(found))
     return training
 
 
@@ -182,6 +215,10 @@ def _named(state: pqn.TrainState) -> list[tuple[str, jax.Array]]:
 
 def main() -> None:
     out = Path(sys.argv[1])
+    if sys.argv[2:] == ["tensor"]:
+        for case in TENSOR_CASES:
+            run(case, out)
+        return
     if len(sys.argv) > 2:
         jax.distributed.initialize(sys.argv[2], num_processes=2, process_id=int(sys.argv[3]))
         for case in (Case(1, 8, 1), Case(2, 4, 1)):

@@ -61,10 +61,10 @@ assert dict(make_mesh().shape) == {"data": 8, "fsdp": 1, "tensor": 1}
 mesh = make_mesh((-1, 2, 2))
 assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
 batch = shard_batch(mesh, {"x": np.arange(24).reshape(8, 3)})["x"]
-# Four ways over data and fsdp, the same on both devices along tensor.
-assert [s.data.shape for s in batch.addressable_shards] == [(2, 3)] * 8
-starts = sorted(int(s.data[0, 0]) for s in batch.addressable_shards)
-assert starts == [0, 0, 6, 6, 12, 12, 18, 18], starts
+# Over all three axes, in the devices' order.
+assert [s.data.shape for s in batch.addressable_shards] == [(1, 3)] * 8
+starts = {s.device.id: int(s.data[0, 0]) for s in batch.addressable_shards}
+assert starts == {i: 3 * i for i in range(8)}, starts
 assert replicate(mesh, np.ones(3)).sharding.is_fully_replicated
 for shape in ((3, -1, 1), (4, 4, 1), (2, 2, 1), (-2, -4, 1)):
     try:

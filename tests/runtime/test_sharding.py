@@ -33,8 +33,10 @@ PARAMS = {
 }
 
 
-def specs(rules: Any, tree: Any = PARAMS, params: Any = PARAMS, fsdp: int = 8) -> Any:
-    return specs_of(shardings_of(AbstractMesh((2, fsdp, 1), AXES), rules, tree, params))
+def specs(
+    rules: Any, tree: Any = PARAMS, params: Any = PARAMS, fsdp: int = 8, tensor: int = 1
+) -> Any:
+    return specs_of(shardings_of(AbstractMesh((2, fsdp, tensor), AXES), rules, tree, params))
 
 
 def spec_of(sizes: tuple[int, ...], fsdp: int) -> PartitionSpec:
@@ -69,6 +71,30 @@ def test_large_arrays_are_split_along_their_largest_dimension() -> None:
 )
 def test_which_dimension(sizes: tuple[int, ...], fsdp: int, expected: PartitionSpec) -> None:
     assert spec_of(sizes, fsdp) == expected
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sizes", "expected"),
+    [
+        ("column", (2, 12, 768, 3072), PartitionSpec(None, None, "fsdp", "tensor")),
+        ("row", (2, 12, 3072, 768), PartitionSpec(None, None, "tensor", "fsdp")),
+        ("row", (2, 30522, 768), PartitionSpec(None, "tensor", "fsdp")),
+        # Where a dimension does not divide the next best is split.
+        ("row", (2, 151669, 1024), PartitionSpec(None, None, "tensor")),
+        ("column", (2, 12, 768, 3073), PartitionSpec(None, "fsdp", "tensor")),
+        ("column", (2, 24, 4097, 4097), PartitionSpec(None, "tensor")),
+        ("fsdp", (2, 12, 768, 3072), PartitionSpec(None, None, None, "fsdp")),
+        ("replicate", (2, 12, 768, 3072), WHOLE),
+        ("column", (2, 4, 64), WHOLE),  # small
+    ],
+)
+def test_which_dimensions_of_a_kernel(
+    strategy: str, sizes: tuple[int, ...], expected: PartitionSpec
+) -> None:
+    tree = {"kernel": shape(*sizes)}
+    assert specs(((".*", strategy),), tree, tree, 4, 2)["kernel"] == expected
+    if "tensor" in expected:  # along an axis of one device nothing is split
+        assert "tensor" not in specs(((".*", strategy),), tree, tree, 4, 1)["kernel"]
 
 
 def test_the_first_rule_found_in_the_name_holds() -> None:
@@ -118,7 +144,10 @@ def test_longest_name_wins() -> None:
 @pytest.mark.parametrize(
     ("rules", "says"),
     [
-        (((".*", "zero3"),), "unknown strategy 'zero3' for '.*'; use one of replicate, fsdp."),
+        (
+            ((".*", "zero3"),),
+            "unknown strategy 'zero3' for '.*'; use one of replicate, fsdp, column, row.",
+        ),
         ((("(", "fsdp"),), "'(', which is not a regular expression"),
         (("fsdp",), "'fsdp', which is not a pair"),
         ((".*", "fsdp"), "'.*', which is not a pair"),
@@ -126,8 +155,8 @@ def test_longest_name_wins() -> None:
         (((".*", "fsdp", 1),), "which is not a pair"),
         (((1, "fsdp"),), "(1, 'fsdp'), which is not a pair"),
         (((".*", None),), "which is not a pair"),
-        ("fsdp", "is 'fsdp'; give pairs"),
-        (None, "is None; give pairs"),
+        ("fsdp", "is 'fsdp'; give \"auto\" or pairs"),
+        (None, 'is None; give "auto" or pairs'),
     ],
 )
 def test_malformed_rules(rules: Any, says: str) -> None:
@@ -139,5 +168,5 @@ def test_malformed_rules(rules: Any, says: str) -> None:
 
 
 def test_well_formed_rules() -> None:
-    for rules in ((), ALL, [["a|b", "replicate"], [".*", "fsdp"]]):
+    for rules in ("auto", (), ALL, [["a|b", "replicate"], [".*", "fsdp"]]):
         check_rules(rules)

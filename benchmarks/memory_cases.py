@@ -1,0 +1,253 @@
+"""Bytes per device of a training step, from its compiled program: nothing is allocated or run.
+
+`python -m benchmarks.memory_cases [--quick]` prints one JSON object per case. `memory` starts it
+with eight virtual CPU devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import unflatten_dict
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from configs import hotpotqa
+from qrag_jax import experiment
+from qrag_jax.algorithms import placement
+from qrag_jax.algorithms.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.algorithms.train_step import make_train_step
+from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.encoders.adapters import ALL_LINEAR, kernel_shapes, target_modules
+from qrag_jax.encoders.bert import BertConfig
+from qrag_jax.encoders.linear import LORA_A, LORA_B
+from qrag_jax.encoders.packing import Blocks
+from qrag_jax.encoders.precision import Precision
+from qrag_jax.encoders.pretrained import FAMILIES, Family
+from qrag_jax.encoders.qwen3 import Qwen3Config
+from qrag_jax.encoders.ragged import Plan
+from qrag_jax.encoders.text_encoder import Params, TextEncoder
+from qrag_jax.encoders.trunk import TrunkConfig
+from qrag_jax.encoders.xlm_roberta import XlmRobertaConfig
+from qrag_jax.environments.chunks import state_width
+from qrag_jax.runtime.mesh import AXES
+
+RANK = 16
+QUESTIONS = 8  # of a batch, per device
+CHUNKS, STEPS = 10, 2  # as HotpotQA's
+QUESTION_TOKENS, ROW_TOKENS, MEAN_TOKENS = 64, 220, 130
+BLOCK_TOKENS = 8192  # as training takes them on accelerators
+HALF = jnp.dtype(jnp.bfloat16)
+# What the program computes and where it keeps it is settled before LLVM comes.
+FAST_COMPILATION = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A published encoder: its name, its family and its sizes."""
+
+    name: str
+    family: str
+    config: TrunkConfig
+
+    @property
+    def parts(self) -> Family:
+        """What its family is made of."""
+        return FAMILIES[self.family]
+
+
+def _qwen3(name: str, vocab: int, hidden: int, layers: int, heads: int, inner: int) -> Model:
+    sizes = Qwen3Config(vocab, hidden, layers, heads, 8, inner, head_dim=128, rope_theta=1e6)
+    return Model(f"Qwen3-Embedding-{name}", "qwen3", sizes)
+
+
+TINY = Model("tiny BERT", "bert", BertConfig(512, 64, 2, 2, 128))
+BERT_BASE = Model("BERT-base", "bert", BertConfig(30522, 768, 12, 12, 3072))
+E5_LARGE = Model(
+    "multilingual-e5-large",
+    "xlm-roberta",
+    XlmRobertaConfig(250002, 1024, 24, 16, 4096, 514, 1, 1e-5),
+)
+QWEN3 = (
+    _qwen3("0.6B", 151669, 1024, 28, 16, 3072),
+    _qwen3("4B", 151665, 2560, 36, 32, 9728),
+    _qwen3("8B", 151665, 4096, 36, 32, 12288),
+)
+MODELS = (BERT_BASE, E5_LARGE, *QWEN3)
+MESHES = ((1, 1, 1), (1, 8, 1), (1, 4, 2))
+
+
+class Step:
+    """A training step of one model on one mesh, of shapes alone.
+
+    Attributes:
+        arguments: the state, a batch and (with LoRA) the base, as shapes with their shardings.
+        program: the jitted step.
+    """
+
+    def __init__(self, model: Model, mesh: Mesh, lora: bool) -> None:
+        config = hotpotqa.get_config()
+        family, sizes = model.parts, model.config
+        trunk = family.trunk(sizes, Precision(HALF, HALF), "layers")
+        encoder = TextEncoder(
+            trunk,
+            sizes.hidden_size,
+            sizes.longest_row,
+            opening_id=2 if family.opens_rows else None,
+            sep_id=3,
+            pad_id=0,
+            pooling=family.pooling,
+            normalise=family.normalise,
+        )
+        tower = jax.eval_shape(encoder.init, jax.random.key(0))
+        base_shardings, base = None, ()
+        if lora:
+            base_shardings = placement.base_shardings(mesh, family.rules, tower)
+            base = (_placed(tower, base_shardings),)
+            tower = adapter_shapes(model, encoder)
+        settings = experiment.optimizer_config(config)
+        optimizer = make_optimizer(settings)
+        shardings = placement.state_shardings(mesh, family.rules, tower, optimizer)
+        self.program = make_train_step(
+            mesh,
+            shardings,
+            encoder,
+            plan_for(encoder),
+            experiment.rollout_config(config),
+            experiment.pqn_config(config),
+            experiment.feedback(config),
+            optimizer,
+            learning_rate_schedule(settings),
+            settings.learning_rate,
+            base_shardings=base_shardings,
+        )
+        state = _placed(placement.state_shapes(tower, optimizer), shardings)
+        self.arguments = (state, batch_shapes(mesh), *base)
+
+    def compile(self) -> Any:
+        """The compiled program."""
+        lowered = self.program.lower(*self.arguments)  # type: ignore[attr-defined]
+        return lowered.compile(compiler_options=FAST_COMPILATION)
+
+    def gathered_bytes(self) -> int:
+        """Bytes that a device has, while it computes, of parameters that are gathered from others:
+        online and target towers, and the base."""
+        state, _, *base = self.arguments
+        return sum(
+            whole_bytes(leaf)
+            for leaf in jax.tree.leaves((state.params, state.target_params, base))
+            if not leaf.sharding.is_fully_replicated
+        )
+
+
+def whole_bytes(leaf: jax.ShapeDtypeStruct) -> int:
+    """Of an array as if it were on one device."""
+    return int(np.prod(leaf.shape, dtype=np.int64)) * _itemsize(leaf)
+
+
+def part_bytes(leaf: jax.ShapeDtypeStruct) -> int:
+    """Of an array on each device."""
+    part = leaf.sharding.shard_shape(leaf.shape)
+    return int(np.prod(part, dtype=np.int64)) * _itemsize(leaf)
+
+
+def _itemsize(leaf: jax.ShapeDtypeStruct) -> int:
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return 8  # threefry: two words
+    return leaf.dtype.itemsize
+
+
+def adapter_shapes(model: Model, encoder: TextEncoder) -> Params:
+    """Adapters of rank `RANK` beside every kernel of the layers."""
+    kernels = kernel_shapes(encoder.module)
+    shapes = {}
+    for place in target_modules(model.parts.table, ALL_LINEAR):
+        layers, width_in, width_out = kernels[place]
+        shapes[*place, LORA_A] = jax.ShapeDtypeStruct((layers, width_in, RANK), jnp.float32)
+        shapes[*place, LORA_B] = jax.ShapeDtypeStruct((layers, RANK, width_out), jnp.float32)
+    return unflatten_dict(shapes)
+
+
+def plan_for(encoder: TextEncoder) -> Plan:
+    """One shape a place: more would compute the same in smaller blocks."""
+    opening, in_state = len(encoder.state_opening), ROW_TOKENS
+    state_row = min(
+        state_width(opening, QUESTION_TOKENS, in_state, STEPS - 1), encoder.max_positions
+    )
+    chunks = Blocks((BLOCK_TOKENS,), (ROW_TOKENS,), (MEAN_TOKENS,))
+    states = Blocks((BLOCK_TOKENS,), (state_row,), (MEAN_TOKENS,))
+    return Plan(chunks, states, states)
+
+
+def batch_shapes(mesh: Mesh) -> EpisodeBatch:
+    """`QUESTIONS` per device with `CHUNKS` chunks each."""
+    count = QUESTIONS * mesh.size
+    by_episode = NamedSharding(mesh, PartitionSpec(AXES))
+
+    def shape(*sizes: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((count, *sizes), dtype, sharding=by_episode)
+
+    return EpisodeBatch(
+        question=shape(QUESTION_TOKENS),
+        question_length=shape(),
+        chunks=shape(CHUNKS, ROW_TOKENS - 2),
+        chunk_lengths=shape(CHUNKS),
+        chunk_mask=shape(CHUNKS, dtype=jnp.bool_),
+        support=shape(CHUNKS, dtype=jnp.bool_),
+        sample=shape(),
+    )
+
+
+def _placed(shapes: Any, shardings: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+
+
+def mesh_of(shape: tuple[int, int, int]) -> Mesh:
+    """A mesh of the first devices."""
+    devices = np.array(jax.devices()[: int(np.prod(shape))])
+    return Mesh(devices.reshape(shape), AXES)
+
+
+def measure(model: Model, shape: tuple[int, int, int], lora: bool) -> dict[str, Any]:
+    """One case: bytes on each device, by what they are for."""
+    step, began = Step(model, mesh_of(shape), lora), time.monotonic()
+    stats = step.compile().memory_analysis()
+    return {
+        "model": model.name,
+        "lora": lora,
+        "mesh": shape,
+        "arguments": stats.argument_size_in_bytes,
+        "outputs": stats.output_size_in_bytes - stats.alias_size_in_bytes,
+        "temporaries": stats.temp_size_in_bytes,
+        "gathered": step.gathered_bytes(),
+        "seconds": time.monotonic() - began,
+    }
+
+
+def cases(quick: bool) -> Iterator[tuple[Model, tuple[int, int, int], bool]]:
+    """Every model, full and with LoRA, on one device and on eight; quick: the smallest alone."""
+    for model in (BERT_BASE,) if quick else MODELS:
+        for lora in (False, True):
+            for shape in MESHES[:2] if quick else MESHES:
+                yield model, shape, lora
+
+
+def main() -> None:
+    """Prints the cases."""
+    for case in cases("--quick" in sys.argv[1:]):
+        print(json.dumps(measure(*case)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
