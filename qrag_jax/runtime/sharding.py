@@ -24,7 +24,6 @@ DATA, FSDP, TENSOR = AXES
 REPLICATE, COLUMN, ROW = "replicate", "column", "row"
 # Strategy → the dimension that `tensor` splits; FSDP is also that of splitting over `fsdp` alone.
 STRATEGIES = {REPLICATE: None, FSDP: None, COLUMN: -1, ROW: -2}
-AUTO = "auto"  # in place of rules: the model's own
 ALL_SPLIT = ((".*", FSDP),)
 # Elements from which an array is split: below, its copies cost less than gathering it.
 LEAST_SPLIT = 2**16
@@ -39,12 +38,8 @@ def check_rules(rules: Any) -> None:
         InputError: names config.runtime.sharding and the rule.
     """
     field = "config.runtime.sharding"
-    if rules == AUTO:
-        return
     if not isinstance(rules, tuple | list):
-        raise InputError(
-            f'{field} is {rules!r}; give "{AUTO}" or pairs, for example ((".*", "fsdp"),).'
-        )
+        raise InputError(f'{field} is {rules!r}; give pairs, for example ((".*", "fsdp"),).')
     for rule in rules:
         well_formed = isinstance(rule, tuple | list) and len(rule) == 2
         if not well_formed or not all(isinstance(part, str) for part in rule):

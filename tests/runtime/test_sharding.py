@@ -155,8 +155,8 @@ def test_longest_name_wins() -> None:
         (((".*", "fsdp", 1),), "which is not a pair"),
         (((1, "fsdp"),), "(1, 'fsdp'), which is not a pair"),
         (((".*", None),), "which is not a pair"),
-        ("fsdp", "is 'fsdp'; give \"auto\" or pairs"),
-        (None, 'is None; give "auto" or pairs'),
+        ("fsdp", "is 'fsdp'; give pairs"),
+        (None, "is None; give pairs"),
     ],
 )
 def test_malformed_rules(rules: Any, says: str) -> None:
@@ -168,5 +168,5 @@ def test_malformed_rules(rules: Any, says: str) -> None:
 
 
 def test_well_formed_rules() -> None:
-    for rules in ("auto", (), ALL, [["a|b", "replicate"], [".*", "fsdp"]]):
+    for rules in ((), ALL, [["a|b", "replicate"], [".*", "fsdp"]]):
         check_rules(rules)
