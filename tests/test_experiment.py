@@ -178,7 +178,7 @@ def test_run_saved_without_later_fields(config: ml_collections.ConfigDict, tmp_p
 
 
 def test_later_fields_are_fields_of_every_config(config: ml_collections.ConfigDict) -> None:
-    """And a new run begins with the value of old ones, save where the code knows better now."""
+    """And a new run begins with the value of old ones."""
     for name, value in saved_config.LATER_FIELDS.items():
         given = config
         for part in name.split("."):
