@@ -14,7 +14,14 @@ from qrag_jax.encoders.attention import padded_attention
 from qrag_jax.encoders.linear import Linear, side_by_side
 from qrag_jax.encoders.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.encoders.precision import Precision
-from qrag_jax.encoders.trunk import WORDS, Params, apply_layer, cut_layers, stack_layers
+from qrag_jax.encoders.trunk import (
+    WORDS,
+    Params,
+    apply_layer,
+    cut_layers,
+    layer_params,
+    stack_layers,
+)
 from qrag_jax.errors import InputError
 
 
@@ -171,7 +178,7 @@ class Bert(nn.Module):
             epsilon=c.layer_norm_eps, dtype=self.precision.activations
         )
         self.layers = [
-            self.param(f"layers_{i}", BertLayer(c, self.precision, parent=None).init_params)
+            layer_params(self, i, BertLayer(c, self.precision, parent=None))
             for i in range(c.num_hidden_layers)
         ]
 

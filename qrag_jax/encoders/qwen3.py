@@ -19,7 +19,14 @@ from qrag_jax.encoders.linear import Linear, side_by_side
 from qrag_jax.encoders.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.encoders.precision import Precision
 from qrag_jax.encoders.rope import angles
-from qrag_jax.encoders.trunk import WORDS, Params, apply_layer, cut_layers, stack_layers
+from qrag_jax.encoders.trunk import (
+    WORDS,
+    Params,
+    apply_layer,
+    cut_layers,
+    layer_params,
+    stack_layers,
+)
 from qrag_jax.errors import InputError
 
 # Maps that rest apart, as in every Qwen3 folder, and are computed as one.
@@ -178,7 +185,7 @@ class Qwen3(nn.Module):
         # Looked up outside, by `TextEncoder`; a tied head would multiply by it.
         self.words = self.param(WORDS, nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size))
         self.layers = [
-            self.param(f"layers_{i}", Qwen3Layer(c, self.precision, parent=None).init_params)
+            layer_params(self, i, Qwen3Layer(c, self.precision, parent=None))
             for i in range(c.num_hidden_layers)
         ]
         self.final_norm = rms_norm(c, self.precision)

@@ -75,6 +75,17 @@ class Trunk(Protocol):
     def clone(self, **updates: Any) -> Any: ...
 
 
+def layer_params(trunk: nn.Module, number: int, layer: Any) -> Params:
+    """The parameters of one layer, from `layer.init_params` where there are none yet.
+
+    Flax's `param` would compare those there are with new ones, and refuse adapters beside kernels.
+    """
+    name = f"layers_{number}"
+    if trunk.has_variable("params", name):
+        return trunk.get_variable("params", name)
+    return trunk.param(name, layer.init_params)
+
+
 @partial(jax.jit, static_argnums=(0, 1))
 def apply_layer(
     layer: nn.Module, remat: str, params: Params, x: jax.Array, where: Layout, *constants: jax.Array
