@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from transformers import RobertaConfig as TorchRobertaConfig
 from transformers import XLMRobertaConfig as TorchXlmRobertaConfig
 
 from qrag_jax.encoders.minilm import find_minilm
+from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder
 
 
 @pytest.fixture(scope="session")
@@ -118,6 +120,34 @@ def write_tokenizer(folder: Path) -> None:
 
 
 QWEN_END = "<|endoftext|>"
+
+
+def torch_family(family: str, **sizes: Any) -> Any:
+    """The small random trunk of "bert", "xlm-roberta" or "qwen3", alike at every call."""
+    if family == "qwen3":
+        return torch_qwen3(vocab_size=264, **sizes).model
+    return (torch_bert if family == "bert" else torch_xlm_roberta)(**sizes)
+
+
+@pytest.fixture(scope="session")
+def family_bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedEncoder]:
+    """Those trunks as complete folders, loaded."""
+    found = {}
+    write = {
+        "bert": write_tokenizer,
+        "xlm-roberta": write_unigram_tokenizer,
+        "qwen3": write_bpe_tokenizer,
+    }
+    for family, write_its in write.items():
+        folder = tmp_path_factory.mktemp(family)
+        torch_family(family).save_pretrained(folder)
+        write_its(folder)
+        if family == "bert":
+            path = folder / "tokenizer_config.json"
+            special = {"cls_token": "[CLS]", "sep_token": "[SEP]"}
+            path.write_text(json.dumps(json.loads(path.read_text()) | special))
+        found[family] = load_encoder(folder)
+    return found
 
 
 def write_bpe_tokenizer(folder: Path) -> None:
