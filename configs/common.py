@@ -34,7 +34,7 @@ def get_config() -> ConfigDict:
     config.encoder.lora = ConfigDict()  # low-rank adapters, trained instead of the encoder
     config.encoder.lora.rank = 0  # r, 0: the encoder itself is trained
     config.encoder.lora.alpha = 16.0  # an adapter's product is scaled by alpha / r
-    config.encoder.lora.dropout = 0.0  # on the adapters' input; only 0 is supported
+    config.encoder.lora.dropout = 0.0  # share of an adapter's inputs dropped, in training alone
     # Linear maps that get one: "all-linear", or names as in the model's files: ("query", "value")
     config.encoder.lora.targets = FieldReference("all-linear", field_type=object)
     config.encoder.lora.path = ""  # PEFT folder to start from, whose rank, alpha, targets hold

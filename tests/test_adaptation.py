@@ -25,6 +25,7 @@ TINY = (
     "--config.train.checkpoint_every=1",
     "--config.encoder.length_buckets=1",
     "--config.encoder.lora.rank=4",
+    "--config.encoder.lora.dropout=0.2",
 )
 
 
@@ -113,7 +114,9 @@ def _copy_until(run: Path, out: Path, step: int) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "told"),
     [
-        ("dropout", 0.05, "dropout is 0.05, but dropout is not supported"),
+        ("dropout", 1.0, r"dropout is 1\.0; it is the share .* from 0 to below 1"),
+        ("dropout", -0.1, "dropout is -0.1; it is"),
+        ("dropout", float("nan"), "dropout is nan; it is"),
         ("rank", -1, "rank is -1 and alpha 16.0"),
         ("alpha", 0.0, "rank is 4 and alpha 0.0"),
     ],
@@ -123,6 +126,13 @@ def test_settings_without_sense_are_refused(field: str, value: float, told: str)
     config.encoder.lora.rank = 4
     config.encoder.lora[field] = value
     with pytest.raises(InputError, match=told):
+        experiment.check_values(config)
+
+
+def test_dropout_without_adapters_is_refused() -> None:
+    config = hotpotqa.get_config("tiny")
+    config.encoder.lora.dropout = 0.1
+    with pytest.raises(InputError, match=r"dropout is 0\.1, but there are no adapters .* set"):
         experiment.check_values(config)
 
 

@@ -89,6 +89,12 @@ def init_state(params: Params, optimizer: optax.GradientTransformation, key: jax
     )
 
 
+def dropout_key(state: TrainState) -> jax.Array:
+    """The key of this step's dropout, the same on every device; no other draw comes from it."""
+    stream = jax.random.fold_in(state.key, 2**32 - 1)  # which is no number of a step
+    return jax.random.fold_in(stream, state.step)
+
+
 def alpha_at(alpha: float, learning_rate: jax.Array, peak: float) -> jax.Array:
     """α_t = α_0·lr_t / lr_0, kept above 1e-6·α_0 so that a division by it stays finite."""
     return alpha * jnp.maximum(learning_rate / peak, 1e-6)
@@ -134,13 +140,21 @@ def gradient_sums(
     keys: jax.Array,
     alpha: jax.Array,
     uniform: jax.Array,
+    dropout_key: jax.Array | None = None,
 ) -> tuple[Params, Sums]:
     """Plays a batch and returns the gradient of the SUMMED loss, with the sums to divide by.
 
-    Towers that share a frozen base (`Adapted`) have the gradient of their adapters.
+    Towers that share a frozen base (`Adapted`) have the gradient of their adapters. With
+    `dropout_key` these see their inputs through the masks of `encoders.dropout`. Play and learning
+    see the same ones, so the policy acts on the very embeddings that are regressed: dropout adds
+    to its exploration. The target towers drop nothing.
     """
     if rollout_config.stop_action:
         batch = with_stop(batch)
+    keys_of_towers = None
+    if isinstance(params, Adapted) and dropout_key is not None:
+        keys_of_towers = jax.random.split(dropout_key, 2)
+        params = params._replace(dropout_key=keys_of_towers)
     trajectory = rollout(
         encoder,
         plan,
@@ -162,16 +176,15 @@ def gradient_sums(
     (total, count), cotangents = jax.value_and_grad(loss_of, (0, 1), has_aux=True)(*embeddings)
     rows = _tower_rows(trajectory)
     cotangents = jnp.stack([c.reshape(-1, encoder.width) for c in cotangents])
-    trained, base = params, None
-    if isinstance(params, Adapted):
-        base, trained = params
+    adapted = isinstance(params, Adapted)
+    trained, base = (params.adapters, params.base) if adapted else (params, None)
 
     def of_tower(tower: tuple) -> tuple[Params, TokenCount]:
-        trained, *rows_and_cotangents = tower
-        one = trained if base is None else Adapted(base, trained)
+        trained, key, *rows_and_cotangents = tower
+        one = trained if base is None else Adapted(base, trained, key)
         return pull_back(encoder, plan.gradients, one, *rows_and_cotangents)
 
-    gradient, used = jax.lax.map(of_tower, (trained, *rows, cotangents))
+    gradient, used = jax.lax.map(of_tower, (trained, keys_of_towers, *rows, cotangents))
     tokens = TokenCount.total([trajectory.tokens, used])
     present = batch.chunk_mask.any(axis=1)
     unsolved = batch.support.at[

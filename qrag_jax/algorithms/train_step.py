@@ -43,7 +43,8 @@ def make_train_step(
 
     The batch is split over the mesh's batch axes and, on each device, into `accumulation`
     micro-batches. Losses are sums with their counts, and every episode has its own PRNG key, so
-    any split gives the numbers of the whole batch.
+    any split gives the numbers of the whole batch. So it does with dropout on adapters, whose
+    masks depend on the step and the content of rows (`encoders.dropout`).
 
     The state lives as `shardings` say. Parameters split over `fsdp` are gathered to be computed
     with, each device gets its part of the summed gradient back, and the optimizer and the target
@@ -58,10 +59,11 @@ def make_train_step(
     `td_error`, `entropy`), over episodes (`return`, `fact_em` of the acting policy), and
     `grad_norm`, `learning_rate`, `alpha`, `padding_share`, `env_steps`.
     """
+    drops = base_shardings is not None and encoder.lora_dropout > 0
     gradient_sums = partial(pqn.gradient_sums, encoder, plan, rollout_config, config, feedback)
     specs, base_specs = specs_of(shardings.params), specs_of(base_shardings)
 
-    def on_device(params, target_params, base, batch, keys, alpha, uniform):
+    def on_device(params, target_params, base, batch, keys, alpha, uniform, dropout_key):
         params, target_params = gather(params, specs), gather(target_params, specs)
         if base is not None:
             base = gather(base, base_specs)
@@ -72,7 +74,8 @@ def make_train_step(
             return sum_to_parts(gradient, specs), jax.lax.psum(sums, BATCH_AXES)
 
         def micro(batch, keys):
-            return gradient_sums(params, target_params, batch, keys, alpha, uniform)
+            settings = alpha, uniform, dropout_key
+            return gradient_sums(params, target_params, batch, keys, *settings)
 
         def add(total, micro_batch):
             return jax.tree.map(jnp.add, total, micro(*micro_batch)), None
@@ -90,7 +93,7 @@ def make_train_step(
     over_mesh = jax.shard_map(
         on_device,
         mesh=mesh,
-        in_specs=(specs, specs, base_specs, by_episode, by_episode, replicated, replicated),
+        in_specs=(specs, specs, base_specs, by_episode, by_episode, *[replicated] * 3),
         out_specs=(specs, replicated),
         check_vma=False,
     )
@@ -101,8 +104,9 @@ def make_train_step(
         step_key = jax.random.fold_in(state.key, state.step)
         keys = jax.random.split(step_key, batch.sample.shape[0])
         uniform = state.env_steps < 2 * config.learning_start
+        dropout_key = pqn.dropout_key(state) if drops else None
         gradient, sums = over_mesh(
-            state.params, state.target_params, base, batch, keys, alpha, uniform
+            state.params, state.target_params, base, batch, keys, alpha, uniform, dropout_key
         )
         new_state, grad_norm = pqn.apply_update(state, gradient, sums, optimizer, config.tau)
         transitions = jnp.maximum(sums.transitions, 1.0)

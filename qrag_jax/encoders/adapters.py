@@ -25,11 +25,13 @@ class LoraConfig:
     Attributes:
         rank: r. alpha: s·r. targets: `ALL_LINEAR` or names of modules as Hugging Face has them,
             whole or the end after a dot ("q_proj", "attention.output.dense").
+        dropout: p, share of what enters an adapter that a training step drops (`dropout`).
     """
 
     rank: int
     alpha: float
     targets: str | tuple[str, ...] = ALL_LINEAR
+    dropout: float = 0.0
 
     @property
     def scale(self) -> float:

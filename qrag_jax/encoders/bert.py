@@ -124,16 +124,18 @@ class BertLayer(nn.Module):
         """x `[T, H]`, its rows standing as `where` says → `[T, H]`."""
         c = self.config
         width = x.shape[-1]
-        projected = to_rows(self._linear(3 * width, QKV)(x), where)
+        projected = to_rows(self._linear(3 * width, QKV)(x, where.dropout), where)
         rows, length, _ = projected.shape
         heads = (rows, length, 3, c.num_attention_heads, width // c.num_attention_heads)
         query, key, value = jnp.moveaxis(projected.reshape(heads), 2, 0)
         lengths = jnp.maximum(where.lengths, 1)
         attended = padded_attention(query, key, value, lengths, self.precision.products)
         attended = from_rows(attended.reshape(rows, length, width), where)
-        x = self._norm("attention_norm")(x + self._linear(width, "attention_output")(attended))
-        hidden = self._linear(c.intermediate_size, "intermediate")(x)
-        hidden = self._linear(width, "output")(ACTIVATIONS[c.hidden_act](hidden))
+        attended = self._linear(width, "attention_output")(attended, where.dropout)
+        x = self._norm("attention_norm")(x + attended)
+        hidden = self._linear(c.intermediate_size, "intermediate")(x, where.dropout)
+        hidden = ACTIVATIONS[c.hidden_act](hidden)
+        hidden = self._linear(width, "output")(hidden, where.dropout)
         return self._norm("output_norm")(x + hidden)
 
     def _linear(self, features: int, name: str) -> Linear:

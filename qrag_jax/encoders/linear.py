@@ -9,8 +9,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from qrag_jax.encoders.dropout import TokenDropout, drop
+
 # Leaves that stand beside a kernel where the map has a low-rank adapter (`lora`).
 LORA_A, LORA_B = ADAPTER = ("lora_a", "lora_b")
+LORA_KEY = "lora_key"  # and where there is dropout on what enters it
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -75,7 +78,9 @@ linear_without_bias.defvjp(
 class Linear(nn.Module):
     """`linear` as a Flax module with the parameters of `nn.Dense`.
 
-    With the further leaves `lora_a` `[I, r]` and `lora_b` `[r, O]` it adds (x·A)·B.
+    With the further leaves `lora_a` `[I, r]` and `lora_b` `[r, O]` it adds (x·A)·B. With
+    `lora_key` `[k]` as well, A is k matrices side by side, and each sees x through a mask of its
+    own (`dropout.drop`); x·W sees all of x.
     """
 
     features: int
@@ -83,8 +88,12 @@ class Linear(nn.Module):
     use_bias: bool = True
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """`[..., I]` → `[..., features]` in x's dtype."""
+    def __call__(self, x: jax.Array, dropout: TokenDropout | None = None) -> jax.Array:
+        """`[..., I]` → `[..., features]` in x's dtype.
+
+        Raises:
+            ValueError: there is a key, but nothing is known of the tokens.
+        """
         kernel = self.param(
             "kernel", nn.initializers.lecun_normal(), (x.shape[-1], self.features), jnp.float32
         )
@@ -95,8 +104,20 @@ class Linear(nn.Module):
             result = linear_without_bias(self.products, x, kernel)
         if not self.has_variable("params", LORA_A):
             return result
-        a, b = self.get_variable("params", LORA_A), self.get_variable("params", LORA_B)
-        narrow = linear_without_bias(self.products, x, a)
+        a: jax.Array = self.get_variable("params", LORA_A)
+        b: jax.Array = self.get_variable("params", LORA_B)
+        if self.has_variable("params", LORA_KEY):
+            keys: jax.Array = self.get_variable("params", LORA_KEY)
+            if dropout is None:
+                raise ValueError("dropout needs rows with digests: encode them by `ragged`")
+            parts = zip(keys, jnp.split(a, len(keys), axis=1), strict=True)
+            dropped = [
+                linear_without_bias(self.products, drop(x, key, dropout), part)
+                for key, part in parts
+            ]
+            narrow = jnp.concatenate(dropped, axis=1)
+        else:
+            narrow = linear_without_bias(self.products, x, a)
         return result + linear_without_bias(self.products, narrow, b)
 
 
@@ -104,16 +125,21 @@ def side_by_side(parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Arra
     """The parameters of one `Linear` that computes what several compute from the same x.
 
     Kernels and biases are joined. Adapters, which not every part needs to have, become one of the
-    sum of their ranks: the A's stand side by side, the B's on a diagonal of blocks.
+    sum of their ranks: the A's stand side by side, the B's on a diagonal of blocks. Each keeps its
+    own key of dropout, as each has a mask of its own where they are computed one by one.
     """
-    plain = [{n: leaf for n, leaf in part.items() if n not in ADAPTER} for part in parts]
+    own = (*ADAPTER, LORA_KEY)
+    plain = [{n: leaf for n, leaf in part.items() if n not in own} for part in parts]
     joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *plain)
     before, width = 0, joined["kernel"].shape[-1]
-    a, b = [], []
+    a, b, keys = [], [], []
     for part in parts:
         after = before + part["kernel"].shape[-1]
         if LORA_A in part:
             a.append(part[LORA_A])
             b.append(jnp.pad(part[LORA_B], ((0, 0), (before, width - after))))
+            keys += [part[LORA_KEY]] if LORA_KEY in part else []
         before = after
-    return joined | ({LORA_A: jnp.concatenate(a, -1), LORA_B: jnp.concatenate(b, 0)} if a else {})
+    if a:
+        joined |= {LORA_A: jnp.concatenate(a, axis=-1), LORA_B: jnp.concatenate(b, axis=0)}
+    return joined | ({LORA_KEY: jnp.concatenate(keys)} if keys else {})

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qrag_jax.encoders.dropout import TokenDropout
+
 
 class Shape(NamedTuple):
     """Static sizes of a block: T places, at most R rows of at most L tokens."""
@@ -49,13 +51,14 @@ class Layout(NamedTuple):
 
     row `[T]`: the row a place belongs to, R where it is unused. position `[T]`: the token's
     position in its row. place `[R, L]`: the place of each token of a row; anywhere beyond its end.
-    lengths `[R]`: 0 = no such row.
+    lengths `[R]`: 0 = no such row. dropout: where adapters have any.
     """
 
     row: jax.Array
     position: jax.Array
     place: jax.Array
     lengths: jax.Array
+    dropout: TokenDropout | None = None
 
 
 def layout(lengths: jax.Array, tokens: int, length: int) -> Layout:

@@ -7,6 +7,7 @@ A folder holds `adapter_config.json` and `adapter_model.safetensors`, whose tens
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,7 +44,14 @@ UNSUPPORTED = (
     "target_parameters",
     "trainable_token_indices",
     "alora_invocation_tokens",
+    "layers_to_transform",
+    "kasa_config",
+    "monteclora_config",
 )
+EMPTY: tuple[Any, ...] = (None, "", {}, [])
+# Ways to begin that change the base's own kernels, so that its folder is no longer the base.
+CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+LIBRARY = "transformers.models."  # beginning of the module that a base's class is in
 
 
 def read_adapters(folder: Path, table: NameTable, module: Trunk) -> tuple[LoraConfig, Params]:
@@ -58,13 +66,17 @@ def read_adapters(folder: Path, table: NameTable, module: Trunk) -> tuple[LoraCo
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; give one that PEFT's save_pretrained wrote.")
-    rank, alpha = _read_config(folder / CONFIG_NAME)
+    if not (folder / CONFIG_NAME).is_file():
+        raise InputError(
+            f"{folder / CONFIG_NAME}: missing; give a folder that PEFT's save_pretrained wrote."
+        )
+    config = _read_config(folder / CONFIG_NAME, table.model_type)
     path = folder / WEIGHTS_NAME
     if not path.is_file():
         raise InputError(f"{path}: missing; save the adapters as safetensors, PEFT's default.")
     tensors = {name.removeprefix(PREFIX): array for name, array in read_safetensors(path).items()}
     places = {
-        place: _tensors_of(name, shape, rank)
+        place: _tensors_of(name, shape, config.rank)
         for place, (name, shape) in _linear_maps(table, module).items()
     }
     expected = {name: shape for tensors_of in places.values() for *_, name, shape in tensors_of}
@@ -74,6 +86,12 @@ def read_adapters(folder: Path, table: NameTable, module: Trunk) -> tuple[LoraCo
         for name, array in tensors.items()
         if not name.removeprefix(prefix).startswith(POOLER)
     }
+    ranks = {len(array) for name, array in found.items() if name.endswith(ENDINGS[LORA_A])}
+    if ranks and config.rank not in ranks:
+        raise InputError(
+            f"{path}: holds adapters of rank {min(ranks)}, but r is {config.rank} in "
+            f"{CONFIG_NAME}; copy both files from one folder."
+        )
     present = {p: t for p, t in places.items() if any(name in found for *_, name, _ in t)}
     _check_fit(path, found, expected, [name for t in present.values() for *_, name, _ in t])
     leaves: dict[LeafPath, np.ndarray] = {}
@@ -82,7 +100,7 @@ def read_adapters(folder: Path, table: NameTable, module: Trunk) -> tuple[LoraCo
             names = [name for ours, name, _ in tensors_of if ours == leaf]
             leaves[*place, leaf] = np.stack([np.asarray(found[n], np.float32).T for n in names])
     modules = tuple(sorted(_within_layer(table, place) for place in present))
-    return LoraConfig(rank, alpha, modules), unflatten_dict(leaves)
+    return dataclasses.replace(config, targets=modules), unflatten_dict(leaves)
 
 
 def write_adapters(folder: Path, table: NameTable, config: LoraConfig, adapters: Params) -> None:
@@ -106,32 +124,52 @@ def write_adapters(folder: Path, table: NameTable, config: LoraConfig, adapters:
         "task_type": "FEATURE_EXTRACTION",
         "r": config.rank,
         "lora_alpha": config.alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": config.dropout,
         "target_modules": names,
         "bias": "none",
+        "auto_mapping": _class_of(table),
         "base_model_name_or_path": None,
         "inference_mode": True,
     }
     (folder / CONFIG_NAME).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def _read_config(path: Path) -> tuple[int, float]:
-    """Rank and alpha. Dropout is a matter of their training and not asked for."""
+def _class_of(table: NameTable) -> dict[str, str]:
+    """The base's class and its module, as PEFT names them."""
+    name = table.model_type.replace("-", "_")
+    library = f"{LIBRARY}{name}.modeling_{name}"
+    return {"base_model_class": table.architecture, "parent_library": library}
+
+
+def _read_config(path: Path, model_type: str) -> LoraConfig:
+    """The sizes, without targets; refuses another computation and another kind of base."""
     config = read_json(path)
     if config.get("peft_type") != "LORA":
         raise InputError(f"{path}: peft_type is {config.get('peft_type')!r}; give LORA adapters.")
-    asked = [name for name in UNSUPPORTED if config.get(name)]
+    asked = [n for n in UNSUPPORTED if config.get(n) not in EMPTY and config[n] is not False]
     if config.get("bias", "none") != "none":
         asked.append("bias")
+    if str(config.get("init_lora_weights")).startswith(CHANGES_BASE):
+        asked.append("init_lora_weights")
     if asked:
         raise InputError(
             f"{path}: {asked[0]} is {config[asked[0]]!r}, which is not supported; give adapters "
             "trained without."
         )
+    library = (config.get("auto_mapping") or {}).get("parent_library") or ""
+    of_type = library.removeprefix(LIBRARY).partition(".")[0].replace("_", "-")
+    if library.startswith(LIBRARY) and of_type != model_type:
+        raise InputError(
+            f"{path}: made for another base, since it names {of_type!r} and this encoder's "
+            f"model_type is {model_type!r}; give adapters of this encoder."
+        )
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or not alpha > 0:
         raise InputError(f"{path}: r {rank!r} or lora_alpha {alpha!r} is no number above 0.")
-    return rank, float(alpha)
+    dropout = config.get("lora_dropout") or 0.0
+    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise InputError(f"{path}: lora_dropout {dropout!r} is no number from 0 to below 1.")
+    return LoraConfig(rank, float(alpha), dropout=float(dropout))
 
 
 def _linear_maps(table: NameTable, module: Trunk) -> Mapping[LeafPath, tuple[str, tuple[int, ...]]]:

@@ -213,7 +213,8 @@ def with_new_adapters(loaded: LoadedEncoder, config: LoraConfig, seed: int) -> L
         InputError: the model has no linear maps of the names in `config.targets`.
     """
     table = family_of(loaded.model_config, "config.json").table
-    return _adapted(loaded, config, new_adapters(table, loaded.encoder.module, config, seed))
+    adapters = new_adapters(table, loaded.encoder.module, config, seed)
+    return with_lora(dataclasses.replace(loaded, adapters=adapters), config)
 
 
 def with_adapters(loaded: LoadedEncoder, folder: Path) -> LoadedEncoder:
@@ -223,19 +224,35 @@ def with_adapters(loaded: LoadedEncoder, folder: Path) -> LoadedEncoder:
         InputError: see `peft_files.read_adapters`.
     """
     table = family_of(loaded.model_config, "config.json").table
-    return _adapted(loaded, *read_adapters(folder, table, loaded.encoder.module))
+    config, adapters = read_adapters(folder, table, loaded.encoder.module)
+    return with_lora(dataclasses.replace(loaded, adapters=adapters), config)
 
 
-def save_adapters(loaded: LoadedEncoder, adapters: Params, out: Path) -> None:
-    """Writes adapters of one tower of this encoder in PEFT's format."""
+def with_lora(loaded: LoadedEncoder, config: LoraConfig) -> LoadedEncoder:
+    """The encoder computing its adapters, which have these sizes, as `config` says."""
+    encoder = dataclasses.replace(
+        loaded.encoder, lora_scale=config.scale, lora_dropout=config.dropout
+    )
+    return dataclasses.replace(loaded, encoder=encoder, lora=config)
+
+
+def save_adapters(
+    loaded: LoadedEncoder, adapters: Params, out: Path, tower: int | None = None
+) -> None:
+    """Writes adapters of one tower of this encoder in PEFT's format.
+
+    Args:
+        adapters: of one tower, or of several stacked on axis 0, of which `tower` is the number of
+            the one to write (`rollout.STATE`, `rollout.CHUNK`). out: folder, made if need be.
+
+    Raises:
+        ValueError: the encoder has no adapters.
+    """
     if loaded.lora is None:
         raise ValueError("the encoder has no adapters")
+    if tower is not None:
+        adapters = jax.tree.map(lambda leaf: leaf[tower], adapters)
     write_adapters(out, family_of(loaded.model_config, str(out)).table, loaded.lora, adapters)
-
-
-def _adapted(loaded: LoadedEncoder, config: LoraConfig, adapters: Params) -> LoadedEncoder:
-    encoder = dataclasses.replace(loaded.encoder, lora_scale=config.scale)
-    return dataclasses.replace(loaded, encoder=encoder, lora=config, adapters=adapters)
 
 
 def save_encoder(

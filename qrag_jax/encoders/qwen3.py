@@ -118,7 +118,8 @@ class Qwen3Layer(nn.Module):
         heads, groups = c.num_attention_heads, c.num_key_value_heads
         bias = c.attention_bias
         normed = self._norm("attention_norm")(x)
-        projected = self._linear((heads + 2 * groups) * c.head_dim, QKV, bias)(normed)
+        features = (heads + 2 * groups) * c.head_dim
+        projected = self._linear(features, QKV, bias)(normed, where.dropout)
         projected = projected.reshape(len(x), heads + 2 * groups, c.head_dim)
         query, key, value = jnp.split(projected, (heads, heads + groups), axis=1)
         query = rotate_halves(self._norm("query_norm")(query), cos, sin)
@@ -132,11 +133,12 @@ class Qwen3Layer(nn.Module):
         products = self.precision.products
         attended = padded_attention(query, key, value, lengths, products, causal=True)
         attended = from_rows(attended.reshape(rows, length, -1), where)
-        x = x + self._linear(c.hidden_size, "attention_output", bias)(attended)
+        attention_output = self._linear(c.hidden_size, "attention_output", bias)
+        x = x + attention_output(attended, where.dropout)
         normed = self._norm("feed_forward_norm")(x)
-        both = self._linear(2 * c.intermediate_size, GATE_UP)(normed)
+        both = self._linear(2 * c.intermediate_size, GATE_UP)(normed, where.dropout)
         gate, up = jnp.split(both, 2, axis=-1)
-        return x + self._linear(c.hidden_size, "down")(jax.nn.silu(gate) * up)
+        return x + self._linear(c.hidden_size, "down")(jax.nn.silu(gate) * up, where.dropout)
 
     def _linear(self, features: int, name: str, bias: bool = False) -> Linear:
         return Linear(features, self.precision.products, use_bias=bias, name=name)

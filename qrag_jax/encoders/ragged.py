@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from qrag_jax.encoders.lora import Adapted, attach, detach
+from qrag_jax.encoders.dropout import TokenDropout, row_digests, token_digests
+from qrag_jax.encoders.lora import Adapted, attach, detach, has_keys
 from qrag_jax.encoders.packing import (
     Blocks,
     Filling,
@@ -63,6 +64,8 @@ class _Rows(NamedTuple):
     first: jax.Array  # [N] the first row of the same content, itself if there is none before
     tokens: jax.Array  # [N, L] in order
     lengths: jax.Array  # [N] in order
+    digests: jax.Array | None  # [N] in order, where there is dropout
+    rate: float  # of dropout
 
 
 class _Packed(NamedTuple):
@@ -78,12 +81,13 @@ def embed_rows(
 ) -> tuple[jax.Array, TokenCount]:
     """tokens `[N, L]`, lengths `[N]` (0 = no row) → float32 `[N, D]`; absent rows give zeros.
 
-    Equal to `encoder.embed(params, tokens, lengths)` on present rows, up to float rounding.
+    Equal to `encoder.embed(params, tokens, lengths)` on present rows, up to float rounding. Where
+    `params` have keys of dropout, adapters see their inputs through the masks of `dropout`.
 
     Raises:
         ValueError: rows are wider than the longest row length of `blocks`.
     """
-    rows = _sorted(blocks, tokens, lengths)
+    rows = _sorted(blocks, tokens, lengths, encoder.lora_dropout if has_keys(params) else None)
     prepared = encoder.module.prepare(params, encoder.module.precision.products)
 
     def compute(embedded: jax.Array, block: _Packed) -> jax.Array:
@@ -104,14 +108,15 @@ def pull_back(
     cotangents: jax.Array,
 ) -> tuple[Params, TokenCount]:
     """Gradient of `Σ_n <cotangents[n], embed(tokens[n])>` with respect to `params`, in float32;
-    of one tower's adapters where `params` has them.
+    of one tower's adapters where `params` has them, through the masks of its key if it has one.
 
     tokens `[N, L]`, lengths `[N]`, cotangents `[N, D]`; rows of length 0 contribute nothing.
 
     Raises:
         ValueError: rows are wider than the longest row length of `blocks`.
     """
-    rows = _sorted(blocks, tokens, lengths)
+    drops = isinstance(params, Adapted) and params.dropout_key is not None
+    rows = _sorted(blocks, tokens, lengths, encoder.lora_dropout if drops else None)
     # A row that occurs twice is pulled back once, with the sum of its cotangents.
     cotangents = jnp.zeros_like(cotangents).at[rows.first].add(cotangents)[rows.order]
     if isinstance(params, Adapted):
@@ -140,7 +145,7 @@ def _pull_back_to_adapters(
     module = encoder.module
 
     def prepare(adapters: Params) -> tuple[Params, Params]:
-        attached = attach(Adapted(params.base, adapters), encoder.lora_scale)
+        attached = attach(params._replace(adapters=adapters), encoder.lora_scale)
         return detach(module.prepare(attached, module.precision.products))
 
     apart, to_rest, frozen = jax.vjp(prepare, params.adapters, has_aux=True)
@@ -164,14 +169,19 @@ def count_tokens(blocks: Blocks, tokens: jax.Array, lengths: jax.Array) -> Token
     return _over_blocks(blocks, _sorted(blocks, tokens, lengths), lambda carry, _: carry, ())[1]
 
 
-def _sorted(blocks: Blocks, tokens: jax.Array, lengths: jax.Array) -> _Rows:
+def _sorted(
+    blocks: Blocks, tokens: jax.Array, lengths: jax.Array, rate: float | None = None
+) -> _Rows:
+    """`rate`: of dropout, None: there is none."""
     if tokens.shape[1] > blocks.lengths[-1]:
         raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the lengths {blocks.lengths}")
     tokens = jnp.where(jnp.arange(tokens.shape[1]) < lengths[:, None], tokens, 0)
     first = first_of_its_kind(tokens, lengths)
     lengths = jnp.where(first == jnp.arange(len(first)), lengths, 0)
     order = jnp.argsort(lengths, stable=True)
-    return _Rows(order, first, tokens[order], lengths[order])
+    tokens, lengths = tokens[order], lengths[order]
+    digests = None if rate is None else row_digests(tokens, lengths)
+    return _Rows(order, first, tokens, lengths, digests, rate or 0.0)
 
 
 def first_of_its_kind(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -227,5 +237,8 @@ def _pack(rows: _Rows, place: jax.Array, present: jax.Array, shape: Shape) -> _P
     lengths = jnp.where(present, rows.lengths[place], 0)
     where = layout(lengths, shape.tokens, shape.length)
     row = place[jnp.minimum(where.row, shape.rows - 1)]
+    if rows.digests is not None:
+        digests = token_digests(rows.digests[row], where.position)
+        where = where._replace(dropout=TokenDropout(digests, rows.rate))
     tokens = rows.tokens[row, jnp.minimum(where.position, rows.tokens.shape[1] - 1)]
     return _Packed(tokens, where, jnp.where(present, place, rows.lengths.shape[0]))

@@ -33,6 +33,7 @@ class TextEncoder:
         state_prefix, chunk_prefix: ids that the rows of a tower have behind the opening token, such
             as those of "query: ".
         lora_scale: factor on the product of an adapter's two matrices, where there are adapters.
+        lora_dropout: share of an adapter's inputs dropped where there is a key of dropout.
     """
 
     module: Trunk
@@ -47,6 +48,7 @@ class TextEncoder:
     state_prefix: tuple[int, ...] = ()
     chunk_prefix: tuple[int, ...] = ()
     lora_scale: float = 1.0
+    lora_dropout: float = 0.0
 
     @property
     def state_opening(self) -> tuple[int, ...]:
@@ -68,17 +70,19 @@ class TextEncoder:
     def tower(self, params: Params | Adapted, number: int) -> Params:
         """The parameters, as they rest, of one of several towers stacked on axis 0.
 
-        Where only adapters are stacked they stand beside the kernels of the shared base.
+        Where only adapters are stacked they stand beside the kernels of the shared base, with the
+        tower's key of dropout if there is one.
         """
         if not isinstance(params, Adapted):
             return jax.tree.map(lambda leaf: leaf[number], params)
-        adapters = jax.tree.map(lambda leaf: leaf[number], params.adapters)
-        return attach(Adapted(params.base, adapters), self.lora_scale)
+        stacked = params.adapters, params.dropout_key
+        adapters, key = jax.tree.map(lambda leaf: leaf[number], stacked)
+        return attach(Adapted(params.base, adapters, key), self.lora_scale)
 
     def embed(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         """tokens `[B, L]` padded on the right, lengths `[B]` → float32 embeddings `[B, D]`.
 
-        `params` as they rest. A row of length 0 yields zeros.
+        `params` as they rest, without keys of dropout. A row of length 0 yields zeros.
         """
         prepared = self.module.prepare(params)
         where = padded_layout(lengths, tokens.shape[1])

@@ -77,7 +77,7 @@ def by_hand(base: dict[str, Any], stacked: dict[str, Any], number: int) -> dict[
 @pytest.mark.parametrize("name", list(ENCODERS))
 def test_gradient_is_that_of_the_whole_loss(name: str) -> None:
     encoder = ENCODERS[name]
-    base, online = tower(encoder, 0), adapters(name, 0)
+    base, online = jax.tree.map(jnp.asarray, tower(encoder, 0)), adapters(name, 0)
     params, target = Adapted(base, online), Adapted(base, adapters(name, 1))
     played = jitted_rollout(encoder, PLAN, CONFIG, (params, target), BATCH, KEYS, ALPHA, False)
     played = jax.tree.map(np.asarray, played)

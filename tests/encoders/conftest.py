@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.encoder_cases.small_models import (
+    FAMILIES,
     QWEN_END,
     numpy_tensors,
     torch_bert,
@@ -18,6 +20,7 @@ from benchmarks.encoder_cases.small_models import (
     write_unigram_tokenizer,
 )
 from qrag_jax.encoders.minilm import find_minilm
+from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder
 
 __all__ = [
     "QWEN_END",
@@ -46,3 +49,22 @@ def data_folder() -> Path:
     if not folder.is_dir():
         pytest.skip(f"QRAG_DATA: no folder {folder}")
     return folder
+
+
+def torch_family(family: str, **sizes: Any) -> Any:
+    """The small random trunk of "bert", "xlm-roberta" or "qwen3", alike at every call."""
+    if family == "qwen3":
+        return torch_qwen3(vocab_size=264, **sizes).model
+    return (torch_bert if family == "bert" else torch_xlm_roberta)(**sizes)
+
+
+@pytest.fixture(scope="session")
+def family_bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedEncoder]:
+    """Those trunks as complete folders, loaded."""
+    found = {}
+    for family, (_, write, _) in FAMILIES.items():
+        folder = tmp_path_factory.mktemp(family)
+        torch_family(family).save_pretrained(folder)
+        write(folder)
+        found[family] = load_encoder(folder)
+    return found
