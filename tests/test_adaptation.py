@@ -89,7 +89,7 @@ def test_a_run_is_exported(trained: Path, commands: Commands, tmp_path: Path) ->
     base, state = load_encoder(trained / "encoder"), saved_state(trained, 3)
     for number, tower in enumerate(("state", "chunk")):
         alone = with_adapters(base, out / f"adapter-{tower}")
-        assert alone.lora == LoraConfig(4, 16.0, alone.lora.targets)
+        assert alone.lora == LoraConfig(4, 16.0, alone.lora.targets, 0.2)
         for module, leaves in alone.adapters["layers"].items():
             for leaf, array in leaves.items():
                 saved = state[f"params/layers/{module}/{leaf}"][number]

@@ -111,8 +111,7 @@ def cut_layers(params: Params, count: int, kernel_dtype: jnp.dtype) -> tuple[Par
     """
 
     def cut(path: tuple, leaf: jax.Array, layer: int) -> jax.Array:
-        dtype = kernel_dtype if path[-1].key == "kernel" else leaf.dtype
-        return leaf[layer].astype(dtype)
+        return leaf[layer].astype(kernel_dtype) if path[-1].key == "kernel" else leaf[layer]
 
     outside = {name: leaf for name, leaf in params.items() if name != LAYERS}
     return outside, [

@@ -237,7 +237,7 @@ def test_the_mean_over_many_keys_is_the_undropped_output() -> None:
         apart = [apply(part, part["kernel"].shape[1]) for part in keyed]
         return apply(side_by_side(keyed), 18), jnp.concatenate(apart, axis=1)
 
-    joined, apart = map(np.asarray, both(jax.random.split(KEY, 4000)))
+    joined, apart = (np.asarray(found, np.float64) for found in both(jax.random.split(KEY, 4000)))
     np.testing.assert_allclose(joined, apart, atol=1e-4)
     undropped = np.asarray(apply(side_by_side(parts), 18))
     errors = joined.std(axis=0) / 4000**0.5  # of the mean

@@ -67,7 +67,7 @@ def test_one_weight_is_seen_from_its_layer_on(tmp_path: Path) -> None:
     model, loaded = read(write_small_model("qwen3", tmp_path))
     params = jax.tree.map(np.copy, loaded.params)
     params["layers"]["down"]["kernel"][1, 3, 5] += 0.01
-    layers, vector, gradients = equality(model, dataclasses.replace(loaded, params=params))
+    layers, vector, gradients = equality(model, dataclasses.replace(loaded, stored=params))
     assert not any(figure.holds for figure in (layers, vector, gradients))
     assert layers.details["after layer 1"] < 1e-5 < layers.details["after layer 2"]
 
@@ -76,7 +76,7 @@ def test_shifted_positions_are_seen(tmp_path: Path) -> None:
     model, loaded = read(write_small_model("xlm-roberta", tmp_path))
     params = jax.tree.map(np.copy, loaded.params)
     params["position_embeddings"] = np.roll(params["position_embeddings"], 1, axis=0)
-    layers, *_ = equality(model, dataclasses.replace(loaded, params=params))
+    layers, *_ = equality(model, dataclasses.replace(loaded, stored=params))
     assert layers.details["embeddings"] > 0.01
 
 
