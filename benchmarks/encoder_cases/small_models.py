@@ -179,18 +179,18 @@ def write_small_model(family: str, folder: Path, **sizes: Any) -> Path:
     return folder
 
 
-def write_trainable_model(family: str, folder: Path, texts: Sequence[str], seed: int = 0) -> Path:
+def write_trainable_model(family: str, folder: Path, texts: Sequence[str], layers: int = 2) -> Path:
     """A folder to train: a tokenizer learned from the texts, weights as the family begins with."""
     if family == "bert":
-        sizes = ScratchConfig(layers=2, hidden=32, heads=2, vocab=500, positions=256)
-        make_scratch_folder(folder, texts, sizes, seed)
+        sizes = ScratchConfig(layers=layers, hidden=32, heads=2, vocab=500, positions=256)
+        make_scratch_folder(folder, texts, sizes, seed=0)
         return folder
     make = FAMILIES[family][0]
     learn = write_bpe_tokenizer if family == "qwen3" else write_unigram_tokenizer
     vocab = learn(folder, texts)
     make(
-        seed,
         noise=0.0,
+        num_hidden_layers=layers,
         vocab_size=vocab,
         hidden_size=32,
         intermediate_size=128,

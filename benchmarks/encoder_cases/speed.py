@@ -108,8 +108,8 @@ ON_CPU = (
 )
 QUICK = (
     QWEN3.cut(
-        ", 2 layers of a quarter of its width, 8,000 words",
-        num_hidden_layers=2,
+        ", 1 layer of a quarter of its width, 8,000 words",
+        num_hidden_layers=1,
         hidden_size=256,
         num_attention_heads=4,
         num_key_value_heads=2,

@@ -21,16 +21,21 @@ STEPS, LOG_EVERY = 30, 5
 QUESTIONS = 64  # scored
 
 
-def training_cases(families: Sequence[str], folder: Path) -> Iterator[Case]:
+def training_cases(families: Sequence[str], layers: int, folder: Path) -> Iterator[Case]:
     """Loss, fact EM and rate of 30 steps from random weights, on invented questions."""
-    samples = experiment.read_samples(hotpotqa.get_config("tiny"), "train", hold_out=True).all
-    texts = [text for sample in samples for text in (sample.question, *sample.chunks)]
+    texts = training_texts()
     for family in families:
-        model = write_trainable_model(family, folder / f"model-{family}", texts)
+        model = write_trainable_model(family, folder / f"model-{family}", texts, layers)
         # Vectors of length 1 are not made smaller; the mean of hidden states is divided by 10.
         scale = 1.0 if family == "qwen3" else 0.1
         lines = _train(folder, family, {"encoder.path": model, "encoder.scale": scale})
         yield from _cases(family, lines)
+
+
+def training_texts() -> list[str]:
+    """What the tiny trainings read: invented questions and passages."""
+    samples = experiment.read_samples(hotpotqa.get_config("tiny"), "train", hold_out=True).all
+    return [text for sample in samples for text in (sample.question, *sample.chunks)]
 
 
 def _train(folder: Path, name: str, fields: dict[str, Any]) -> list[dict[str, Any]]:

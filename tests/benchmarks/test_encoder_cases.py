@@ -12,6 +12,7 @@ import torch
 from benchmarks.encoder_cases.peer import LEARNING_RATE, Peer, mini_batches
 from benchmarks.encoder_cases.small_models import FAMILIES, write_trainable_model
 from benchmarks.encoder_cases.speed import BERT_BASE, QWEN3, XLM_R_BASE, Model, Ours, Rows, build
+from benchmarks.encoder_cases.training import training_texts
 from benchmarks.matmul import Peaks
 from benchmarks.measure import forward_flops
 from benchmarks.speed_cases.setting import Setting
@@ -86,10 +87,8 @@ def test_flops_are_counted_by_hand() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_to_train_reads_its_texts(family: str, tmp_path: Path) -> None:
-    texts = [
-        f"The {colour} moth number {i} sleeps." for i in range(40) for colour in ("red", "tan")
-    ]
+    texts = training_texts()
     loaded = load_encoder(write_trainable_model(family, tmp_path, texts))
-    (ids,) = loaded.tokenizer.encode([texts[0]])
-    assert 0 < len(ids) < 15  # words, not letters
+    tokens = sum(len(ids) for ids in loaded.tokenizer.encode(texts))
+    assert tokens < sum(map(len, texts)) / 2  # words and their parts, not letters
     assert loaded.model_config["model_type"] == family
