@@ -8,7 +8,7 @@ import sys
 
 from benchmarks import report
 
-SUITES = ("learn", "long", "speed")
+SUITES = ("learn", "long", "memory", "speed")
 
 
 def main() -> int:

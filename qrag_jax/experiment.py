@@ -43,7 +43,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback.ground_truth import ground_truth
 from qrag_jax.planning import BEAM_SCORES, PlanConfig
 from qrag_jax.policies.document_scores import LEAST_BLOCK
-from qrag_jax.runtime.sharding import ALL_SPLIT, AUTO, Rules, check_rules
+from qrag_jax.runtime.sharding import ALL_SPLIT, Rules, check_rules, resolve
 
 CONFIG_NAME = "config.json"
 ADAPTERS = "adapter"  # folder of the first adapters, in the run's encoder
@@ -223,13 +223,13 @@ def feedback(config: ml_collections.ConfigDict) -> Feedback:
 
 
 def sharding_rules(config: ml_collections.ConfigDict, own: Rules = ALL_SPLIT) -> Rules:
-    """The (regex, strategy) pairs; `own` are the model's.
+    """The (regex, strategy) pairs; `own` are the model's, for the strategy "model".
 
     Raises:
         InputError: a rule is malformed.
     """
     check_rules(config.runtime.sharding)
-    return own if config.runtime.sharding == AUTO else config.runtime.sharding
+    return resolve(config.runtime.sharding, own)
 
 
 def cache_folder(config: ml_collections.ConfigDict) -> Path:

@@ -248,7 +248,8 @@ def test_config_survives_being_saved(config: ml_collections.ConfigDict, tmp_path
     read = experiment.load_config(path)
     assert read.to_dict() == config.to_dict()
     assert read.data.synthetic.hops == (2,)
-    assert experiment.sharding_rules(read) == ((".*", "fsdp"),)
+    own = ((".*", "column"),)
+    assert experiment.sharding_rules(read, own) == ((".*", own),)
     experiment.check_same_config(read, config)
 
 

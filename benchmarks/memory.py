@@ -1,0 +1,114 @@
+"""Memory of a training step per device, ahead of time: which encoder fits where?
+
+Every case is compiled for one or eight virtual CPU devices from shapes alone; no weights are read,
+no parameter is allocated. The bytes are those of XLA's buffer assignment: arguments (parameters,
+target parameters, moments, batch), outputs that are not donated arguments, and temporaries. The
+last are the CPU compiler's, an estimate of a GPU's, which fuses more and computes bfloat16 products
+without copies in float32. `--quick`: MiniLM alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from benchmarks.memory_cases import BLOCK_TOKENS, CHUNKS, QUESTIONS, RANK, REMAT, ROW_TOKENS
+from benchmarks.report import Case, print_table
+
+GIB = 2**30
+DEVICES = 8
+SIZES = (24, 40, 80, 141)  # GiB of common accelerators
+# Of a device's memory, for the program, the runtime and the gaps between buffers.
+RESERVE = 0.08
+
+
+def run(quick: bool) -> list[Case]:
+    """All cases of the suite."""
+    rows = []
+    command = [sys.executable, "-m", "benchmarks.memory_cases", *(["--quick"] if quick else [])]
+    with subprocess.Popen(  # noqa: S603
+        command,
+        env=os.environ
+        | {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
+            "TF_CPP_MIN_LOG_LEVEL": "3",  # XLA warns of every long compilation
+        },
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            rows.append(json.loads(line))
+            print(f"compiled {_name(rows[-1])} in {rows[-1]['seconds']:.0f} s", flush=True)
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    _show(rows)
+    return [_case(row) for row in rows]
+
+
+def total(row: dict[str, Any]) -> int:
+    """Bytes on a device while the step runs."""
+    return row["arguments"] + row["outputs"] + row["temporaries"]
+
+
+def fits(row: dict[str, Any]) -> str:
+    """The smallest of `SIZES` that is enough, with `RESERVE` of it left."""
+    enough = [size for size in SIZES if total(row) <= (1 - RESERVE) * size * GIB]
+    return f"{enough[0]} GiB" if enough else "none"
+
+
+def _training(row: dict[str, Any]) -> str:
+    return f"LoRA r{RANK}" if row["lora"] else "full"
+
+
+def _mesh(row: dict[str, Any]) -> str:
+    return "×".join(map(str, row["mesh"]))
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['model']}, {_training(row)}, mesh {_mesh(row)}"
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    lines = [
+        (
+            *("model", "training", "data×fsdp×tensor", "arguments", "outputs", "temporaries"),
+            *("of these gathered", "total", "fits in"),
+        )
+    ]
+    for row in rows:
+        parts = (row["arguments"], row["outputs"], row["temporaries"], row["gathered"], total(row))
+        sizes = [f"{part / GIB:.2f}" for part in parts]
+        lines.append((row["model"], _training(row), _mesh(row), *sizes, fits(row)))
+    print(
+        f"\nGiB per device of a PQN step: {QUESTIONS} questions a device of {CHUNKS} chunks, rows "
+        f"of up to {ROW_TOKENS} tokens in blocks of {BLOCK_TOKENS}, bfloat16 computation, float32 "
+        f"state, remat {REMAT!r}."
+    )
+    print_table(lines)
+    print(
+        "Temporaries are the CPU compiler's: an estimate of a GPU's, mostly too high. `of these "
+        "gathered`: parameters split over devices are whole on each one while it computes, both "
+        "towers and their targets (with LoRA the base) at once; layer by layer this would fall to "
+        f"a layer's. A device counts as large enough with {RESERVE:.0%} of it left.\n"
+    )
+
+
+def _case(row: dict[str, Any]) -> Case:
+    return Case(
+        _name(row),
+        total(row) / GIB,
+        "GiB per device",
+        details={
+            "arguments, GiB": row["arguments"] / GIB,
+            "outputs beyond donated, GiB": row["outputs"] / GIB,
+            "temporaries, GiB": row["temporaries"] / GIB,
+            "of these gathered parameters, GiB": row["gathered"] / GIB,
+            "fits in": fits(row),
+            "compiled in, s": row["seconds"],
+        },
+    )
