@@ -66,11 +66,11 @@ def show(suite: str, cases: Sequence[Case]) -> int:
                 {True: "yes", False: "NO", None: ""}[case.holds],
             )
         )
-    _print_table(lines)
+    print_table(lines)
     for case in cases:
         if case.details:
             print(f"\n{case.case}")
-            _print_table([(f"  {name}", _detail(value)) for name, value in case.details.items()])
+            print_table([(f"  {name}", _detail(value)) for name, value in case.details.items()])
     result = {
         "suite": suite,
         "machine": machine(),
@@ -81,7 +81,8 @@ def show(suite: str, cases: Sequence[Case]) -> int:
     return int(any(case.value is None for case in cases))
 
 
-def _print_table(lines: Sequence[tuple[str, ...]]) -> None:
+def print_table(lines: Sequence[tuple[str, ...]]) -> None:
+    """Columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))

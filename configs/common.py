@@ -141,10 +141,10 @@ def get_config() -> ConfigDict:
 
     config.runtime = ConfigDict()
     config.runtime.mesh = (-1, 1, 1)  # devices along data, fsdp, tensor; -1: the rest
-    # (): the model's own rules. Or (regex, strategy) by parameter, the first found in its name
-    # holds: "fsdp" splits large arrays over the mesh axis fsdp, "column" and "row" also split the
-    # outputs or inputs of a kernel over the axis tensor, "replicate" copies to every device.
-    config.runtime.sharding = ()
+    # (regex, strategy) by parameter, the first found in its name holds: "model" is as the model's
+    # own rules say, "fsdp" splits large arrays over the mesh axis fsdp, "column" and "row" the
+    # outputs or inputs of a kernel over the axis tensor, too, "replicate" copies to every device.
+    config.runtime.sharding = ((".*", "model"),)
     return config
 
 

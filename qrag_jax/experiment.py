@@ -45,7 +45,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback.ground_truth import ground_truth
 from qrag_jax.planning import BEAM_SCORES, PlanConfig
 from qrag_jax.policies.document_scores import LEAST_BLOCK
-from qrag_jax.runtime.sharding import ALL_SPLIT, Rules, check_rules
+from qrag_jax.runtime.sharding import ALL_SPLIT, Rules, check_rules, resolve
 from qrag_jax.saved_config import CONFIG_NAME, ENCODER
 
 ADAPTERS = "adapter"  # folder of the first adapters, in the run's encoder
@@ -185,13 +185,13 @@ def feedback(config: ml_collections.ConfigDict) -> Feedback:
 
 
 def sharding_rules(config: ml_collections.ConfigDict, own: Rules = ALL_SPLIT) -> Rules:
-    """The (regex, strategy) pairs; none in the config: `own`, the model's.
+    """The (regex, strategy) pairs; `own` are the model's, for the strategy "model".
 
     Raises:
         InputError: a rule is malformed.
     """
     check_rules(config.runtime.sharding)
-    return config.runtime.sharding or own
+    return resolve(config.runtime.sharding, own)
 
 
 def cache_folder(config: ml_collections.ConfigDict) -> Path:

@@ -36,7 +36,7 @@ def state_shardings(
 
 
 def state_shapes(tower: Params, optimizer: optax.GradientTransformation) -> TrainState:
-    """Shape and dtype of every array of the training state, from arrays or shapes of a tower."""
+    """Shape and dtype of every array of the training state, from arrays or shapes of one tower."""
     key = jax.eval_shape(jax.random.key, 0)
     return jax.eval_shape(lambda tower, key: init_state(_both(tower), optimizer, key), tower, key)
 

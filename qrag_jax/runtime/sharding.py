@@ -21,14 +21,15 @@ from qrag_jax.runtime.mesh import AXES
 
 BATCH_AXES = AXES  # a batch is split over every axis of the mesh
 DATA, FSDP, TENSOR = AXES
+MODEL = "model"  # the strategy that the model's own rules say
 REPLICATE, COLUMN, ROW = "replicate", "column", "row"
-# Strategy → the dimension that `tensor` splits; FSDP is also that of splitting over `fsdp` alone.
-STRATEGIES = {REPLICATE: None, FSDP: None, COLUMN: -1, ROW: -2}
+STRATEGIES = (MODEL, REPLICATE, FSDP, COLUMN, ROW)
+TENSOR_SPLITS = {COLUMN: -1, ROW: -2}  # which dimension; FSDP splits over the axis `fsdp` alone
 ALL_SPLIT = ((".*", FSDP),)
 # Elements from which an array is split: below, its copies cost less than gathering it.
 LEAST_SPLIT = 2**16
 
-Rules = Sequence[tuple[str, str]]
+Rules = Sequence[tuple[str, Any]]
 
 
 def check_rules(rules: Any) -> None:
@@ -62,6 +63,11 @@ def check_rules(rules: Any) -> None:
             ) from None
 
 
+def resolve(rules: Rules, own: Rules) -> Rules:
+    """The rules with those of the model, `own`, in the place of the strategy "model"."""
+    return tuple((pattern, own if rule == MODEL else rule) for pattern, rule in rules)
+
+
 def shardings_of(mesh: Mesh, rules: Rules, tree: Any, params: Any) -> Any:
     """Where every array of `tree` lives.
 
@@ -71,7 +77,7 @@ def shardings_of(mesh: Mesh, rules: Rules, tree: Any, params: Any) -> Any:
     their shape, live where it lives. All others are replicated.
 
     Args:
-        rules: as `check_rules` allows.
+        rules: as `resolve` gives them; in place of a strategy there may be further rules.
         tree: arrays or shapes, for example of the whole training state.
         params: arrays or shapes of the parameters, two towers stacked on axis 0.
 
@@ -131,7 +137,7 @@ def _sum_scatter(leaf: jax.Array, axis: int, name: str) -> jax.Array:
 
 
 def _spec(mesh: Mesh, rules: Rules, name: str, shape: tuple[int, ...]) -> PartitionSpec:
-    strategy = next((rule for pattern, rule in rules if re.search(pattern, name)), REPLICATE)
+    strategy = _strategy(rules, name)
     if strategy == REPLICATE or math.prod(shape) < LEAST_SPLIT:
         return PartitionSpec()
     split: dict[int, str] = {}
@@ -144,11 +150,15 @@ def _spec(mesh: Mesh, rules: Rules, name: str, shape: tuple[int, ...]) -> Partit
             best = max(fitting, key=lambda axis: (axis == wanted, axis > 0, shape[axis]))
             split[best] = mesh_axis
 
-    from_end = STRATEGIES[strategy]
-    if from_end is not None:
-        take(TENSOR, len(shape) + from_end)
+    if strategy in TENSOR_SPLITS:
+        take(TENSOR, len(shape) + TENSOR_SPLITS[strategy])
     take(FSDP, None)
     return PartitionSpec(*(split.get(axis) for axis in range(max(split, default=-1) + 1)))
+
+
+def _strategy(rules: Rules, name: str) -> str:
+    found = next((rule for pattern, rule in rules if re.search(pattern, name)), REPLICATE)
+    return found if isinstance(found, str) else _strategy(found, name)
 
 
 def _split_axes(spec: PartitionSpec) -> list[tuple[int, str]]:

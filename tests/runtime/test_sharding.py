@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.mesh import AXES
-from qrag_jax.runtime.sharding import LEAST_SPLIT, check_rules, shardings_of, specs_of
+from qrag_jax.runtime.sharding import LEAST_SPLIT, check_rules, resolve, shardings_of, specs_of
 
 ALL = ((".*", "fsdp"),)
 WHOLE = PartitionSpec()
@@ -111,6 +111,16 @@ def test_the_first_rule_found_in_the_name_holds() -> None:
     assert set(jax.tree.leaves(specs(()))) == {WHOLE}
 
 
+def test_the_models_rules_stand_where_they_are_named() -> None:
+    own = (("query", "column"), ("^word", "row"))
+    given = (("norm", "fsdp"), ("layers", "model"), ("word", "replicate"))
+    found = specs(resolve(given, own), tensor=2)
+    assert found["layers"]["query"]["kernel"] == PartitionSpec(None, None, "fsdp", "tensor")
+    assert found["layers"]["output"]["kernel"] == WHOLE  # of which neither says anything
+    assert found["word_embeddings"] == WHOLE
+    assert resolve(ALL, own) == ALL
+
+
 def test_targets_and_moments_follow_their_parameter() -> None:
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
     state = {
@@ -146,7 +156,7 @@ def test_longest_name_wins() -> None:
     [
         (
             ((".*", "zero3"),),
-            "unknown strategy 'zero3' for '.*'; use one of replicate, fsdp, column, row.",
+            "unknown strategy 'zero3' for '.*'; use one of model, replicate, fsdp, column, row.",
         ),
         ((("(", "fsdp"),), "'(', which is not a regular expression"),
         (("fsdp",), "'fsdp', which is not a pair"),
@@ -168,5 +178,5 @@ def test_malformed_rules(rules: Any, says: str) -> None:
 
 
 def test_well_formed_rules() -> None:
-    for rules in ((), ALL, [["a|b", "replicate"], [".*", "fsdp"]]):
+    for rules in ((), ALL, ((".*", "model"),), [["a|b", "replicate"], [".*", "fsdp"]]):
         check_rules(rules)
