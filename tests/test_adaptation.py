@@ -67,8 +67,14 @@ def test_a_run_is_resumed_and_scored(trained: Path, commands: Commands, tmp_path
     assert resumed.keys() == whole.keys()
     for name, array in whole.items():
         np.testing.assert_array_equal(resumed[name], array, err_msg=name)
-    told = commands.succeed("evaluate", f"--workdir={again}", "--checkpoint=last", "--samples=4")
-    assert "last checkpoint of step 3" in told
+    logs = []
+    for out in (tmp_path / "once", tmp_path / "twice"):  # nothing is dropped, nothing drawn
+        score = [f"--workdir={again}", "--checkpoint=last", "--samples=4", f"--out={out}"]
+        told = commands.succeed("evaluate", *score)
+        assert "last checkpoint of step 3" in told
+        logs.append({p.relative_to(out): p.read_text() for p in out.glob("*/*.jsonl")})
+    assert logs[0] == logs[1]
+    assert len(logs[0]) == 4  # trained or not, in several steps or one
     for name, array in read_safetensors(again / "encoder" / "model.safetensors").items():
         np.testing.assert_array_equal(array, base[name], err_msg=name)
     # A folder of adapters is a start for another run; one of another width is told at once.

@@ -52,13 +52,12 @@ def token_digests(rows: jax.Array, position: jax.Array) -> jax.Array:
 def drop(x: jax.Array, key: jax.Array, dropout: TokenDropout) -> jax.Array:
     """`[T, I]` with each entry set to 0 with probability p, else divided by 1 - p; in x's dtype.
 
-    `key` is that of one linear map in one layer, w its first two words. Feature i of a token is
-    dropped where mix(mix(digest ^ w_0) + mix(i + w_1)) / 2³² < p. Threefry, JAX's own generator,
-    would double the time of a training step on CPU.
+    `key` is that of one linear map in one layer, uint32 `[2]`. Feature i of a token is dropped
+    where mix(mix(digest ^ key_0) + mix(i + key_1)) / 2³² < p. Threefry, JAX's own generator, would
+    nearly double the time of a pull-back on CPU.
     """
-    words = jax.random.key_data(key)
-    of_tokens = mix(dropout.digests ^ words[0])
-    of_features = mix(jnp.arange(x.shape[1], dtype=jnp.uint32) + words[1])
+    of_tokens = mix(dropout.digests ^ key[0])
+    of_features = mix(jnp.arange(x.shape[1], dtype=jnp.uint32) + key[1])
     least = np.uint32(min(round(dropout.rate * 2**32), 2**32 - 1))
     kept = mix(of_tokens[:, None] + of_features) >= least
     return jnp.where(kept, x / (1 - dropout.rate), 0)

@@ -79,8 +79,8 @@ class Linear(nn.Module):
     """`linear` as a Flax module with the parameters of `nn.Dense`.
 
     With the further leaves `lora_a` `[I, r]` and `lora_b` `[r, O]` it adds (x·A)·B. With
-    `lora_key` `[k]` as well, A is k matrices side by side, and each sees x through a mask of its
-    own (`dropout.drop`); x·W sees all of x.
+    `lora_key` `[k, 2]` as well, A is k matrices side by side, and each sees x through a mask of
+    its own (`dropout.drop`); x·W sees all of x.
     """
 
     features: int

@@ -50,13 +50,13 @@ def attach(params: Adapted, scale: float) -> Params:
 
 
 def _keys(key: jax.Array, adapters: Leaves) -> Leaves:
-    """The keys `[n, 1]` of every map that has an adapter, one a layer: the tower's key with the
-    map's number, in the order of their names, and the layer's folded in."""
+    """The keys, uint32 `[n, 1, 2]`, of every map that has an adapter, one a layer: the tower's key
+    with the map's number, in the order of their names, and the layer's folded in."""
     leaves: Leaves = {}
     for number, path in enumerate(sorted(path for path in adapters if path[-1] == LORA_A)):
         of_map, layers = jax.random.fold_in(key, number), jnp.arange(len(adapters[path]))
         keys = jax.vmap(jax.random.fold_in, (None, 0))(of_map, layers)
-        leaves[*path[:-1], LORA_KEY] = keys[:, None]
+        leaves[*path[:-1], LORA_KEY] = jax.random.key_data(keys)[:, None, :2]
     return leaves
 
 

@@ -37,6 +37,11 @@ def digest_by_hand(row: list[int], position: int) -> int:
     return (total + position * 0x9E3779B9) % 2**32
 
 
+def random_words(*shape: int) -> np.ndarray:
+    """Keys of maps."""
+    return np.random.default_rng(5).integers(2**32, size=(*shape, 2), dtype=np.uint32)
+
+
 def row(number: int) -> list[int]:
     return TOKENS[number, : LENGTHS[number]].tolist()
 
@@ -66,7 +71,7 @@ def test_zeros_and_lengths_make_rows_differ() -> None:
 def test_the_share_dropped_is_the_rate_and_the_mean_is_kept(rate) -> None:
     x = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
     tokens = TokenDropout(jnp.arange(40, dtype=jnp.uint32), rate)
-    many = jax.jit(jax.vmap(partial(drop, x, dropout=tokens)))(jax.random.split(KEY, 400))
+    many = jax.jit(jax.vmap(partial(drop, x, dropout=tokens)))(random_words(400))
     many = np.asarray(many)
     zeros = many == 0
     np.testing.assert_allclose(many, np.where(zeros, 0, x / (1 - rate)), rtol=1e-6)
@@ -84,7 +89,7 @@ def test_the_share_dropped_is_the_rate_and_the_mean_is_kept(rate) -> None:
 
 def test_the_dtype_is_kept() -> None:
     tokens = TokenDropout(jnp.arange(2, dtype=jnp.uint32), 0.5)
-    assert drop(jnp.ones((2, 8), jnp.bfloat16), KEY, tokens).dtype == jnp.bfloat16
+    assert drop(jnp.ones((2, 8), jnp.bfloat16), random_words(), tokens).dtype == jnp.bfloat16
 
 
 # ---------------------------------------------------------------------- against PEFT
@@ -232,12 +237,12 @@ def test_the_mean_over_many_keys_is_the_undropped_output() -> None:
 
     @jax.jit
     @jax.vmap
-    def both(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        keyed = [with_key(p, k) for p, k in zip(parts, jax.random.split(key, 3), strict=True)]
+    def both(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        keyed = [with_key(p, k) for p, k in zip(parts, keys, strict=True)]
         apart = [apply(part, part["kernel"].shape[1]) for part in keyed]
         return apply(side_by_side(keyed), 18), jnp.concatenate(apart, axis=1)
 
-    joined, apart = (np.asarray(found, np.float64) for found in both(jax.random.split(KEY, 4000)))
+    joined, apart = (np.asarray(found, np.float64) for found in both(random_words(4000, 3)))
     np.testing.assert_allclose(joined, apart, atol=1e-4)
     undropped = np.asarray(apply(side_by_side(parts), 18))
     errors = joined.std(axis=0) / 4000**0.5  # of the mean
