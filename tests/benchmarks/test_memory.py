@@ -31,12 +31,11 @@ def rows() -> list[dict[str, Any]]:
 
 def test_arguments_are_the_shards_of_a_device(rows: list[dict[str, Any]]) -> None:
     for row in rows:
-        # Besides them nothing but words of the PRNG key and the like.
-        assert row["expected"] <= row["arguments"] <= row["expected"] + 256, row
+        assert row["arguments"] == row["expected"], row
     one, eight, lora = rows
     assert one["expected"] == one["whole"]
     assert eight["expected"] < 0.5 * eight["whole"]
-    assert lora["expected"] < 0.5 * lora["whole"]
+    assert lora["expected"] < 0.8 * lora["whole"]  # of a tiny base little is large enough to split
 
 
 def test_the_state_is_donated(rows: list[dict[str, Any]]) -> None:
