@@ -16,6 +16,7 @@ from qrag_jax.encoders.sentence_transformers_tokenizer import token_name
 from qrag_jax.saved_run import SavedRun
 
 TOLERANCE = 1e-5
+MOST_TOKENS = 24  # of a text: an exported tower cuts rows where training did
 
 
 def our_vectors(
@@ -53,11 +54,13 @@ def round_trip_case(name: str, workdir: Path, out: Path, texts: Sequence[str]) -
     run = SavedRun.open(workdir, config)
     export.export(run, "last", out)
     params, _ = run.trained("last")
+    ids = run.loaded.tokenizer.encode(list(texts))
+    fitting = [text for text, its in zip(texts, ids, strict=True) if len(its) <= MOST_TOKENS][:16]
     separator = token_name(run.loaded.tokenizer, run.loaded.encoder.sep_id)
     largest = {}
     for tower in export.towers(run.loaded, config):
-        pairs = zip(texts[::2], texts[1::2], strict=False)
-        rows = [[text] for text in texts] if tower.plain else [list(pair) for pair in pairs]
+        pairs = zip(fitting[::2], fitting[1::2], strict=True)
+        rows = [[text] for text in fitting] if tower.plain else [list(pair) for pair in pairs]
         model = SentenceTransformer(str(out / tower.name), device="cpu")
         theirs = model.encode([separator.join(parts) for parts in rows])
         ours = our_vectors(run.loaded, params, tower, rows)

@@ -34,7 +34,7 @@ def training_cases(families: Sequence[str], layers: int, folder: Path) -> Iterat
         lines = _train(folder, workdir, {"encoder.path": model, "encoder.scale": scale})
         yield from _cases(family, lines)
         if importlib.util.find_spec("sentence_transformers"):
-            yield round_trip_case(family, workdir, folder / f"exported-{family}", texts[:16])
+            yield round_trip_case(family, workdir, folder / f"exported-{family}", texts)
 
 
 def training_texts() -> list[str]:
