@@ -152,7 +152,7 @@ def _named(prediction: str, labels: Collection[str]) -> set[str]:
 
 
 _BABILONG_ID = re.compile(r"(qa[1-5])-")
-_MUSIQUE_ID = re.compile(r"[234]hop\d?__")
+_MUSIQUE_ID = re.compile(r"(([234])hop\d?)__")
 _HOTPOTQA_ID = re.compile(r"[0-9a-f]{24}|[0-9a-f]{32}|noid-.*")  # also 2WikiMultiHopQA's
 RULES = ("squad", "hotpotqa", "musique", "babilong")
 
@@ -170,6 +170,18 @@ def babilong_task(sample_id: str) -> str:
     """The bAbI task that the id of a BABILong document begins with, "" where it does not."""
     found = _BABILONG_ID.match(sample_id)
     return found[1] if found else ""
+
+
+def musique_type(sample_id: str) -> str:
+    """The shape of a MuSiQue question that its id begins with, such as "3hop1"; else ""."""
+    found = _MUSIQUE_ID.match(sample_id)
+    return found[1] if found else ""
+
+
+def musique_hops(sample_id: str) -> int:
+    """The number of hops in a MuSiQue question's id, 0 where it says none."""
+    found = _MUSIQUE_ID.match(sample_id)
+    return int(found[2]) if found else 0
 
 
 def score(
