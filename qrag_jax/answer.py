@@ -121,8 +121,8 @@ def _run(
                 tqdm.write(f"{written} questions are answered in {out} already")
             bar.update(min(written, len(asked)))
             rows, misses = answering.answer(client, generation, asked, out, batch, bar.update)
-        shown = {question.id for question in asked}
-        rows = [row for row in rows if row.id in shown]
+        by_id = {row.id: row for row in rows}  # the file may hold more, and in another order
+        rows = [by_id[question.id] for question in asked if question.id in by_id]
         if WITH_JUDGE.value:
             with tqdm(total=len(rows), unit="verdict") as bar:
                 verdicts, unjudged = answering.judge(

@@ -283,7 +283,8 @@ def _outcomes(
         for start in range(0, len(items), batch):
             made: _Made = []
             for item in items[start : start + batch]:
-                made.append((item, *request(item)))
+                wanted, cut = request(item)
+                made.append((item, wanted, cut))
             sent = [each for _, each, _ in made if not isinstance(each, Failure)]
             waiting.append((made, asks.submit(sent)))
             if len(waiting) > _AHEAD:
