@@ -130,9 +130,7 @@ class ModelServer:
     ) -> None:
         self.kill()
 
-    async def _connection(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)
         self.connections += 1
         try:
@@ -177,9 +175,7 @@ class ModelServer:
         return call
 
 
-def _send(
-    writer: asyncio.StreamWriter, status: int, body: str, headers: Mapping[str, str]
-) -> None:
+def _send(writer: asyncio.StreamWriter, status: int, body: str, headers: Mapping[str, str]) -> None:
     data = body.encode()
     head = {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}
     lines = [f"HTTP/1.1 {status} Scripted", *(f"{name}: {value}" for name, value in head.items())]
