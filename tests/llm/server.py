@@ -56,13 +56,14 @@ class ModelServer:
     """Serves on 127.0.0.1 from a thread, on the same port after `kill` and `start`.
 
     Attributes:
-        script: the reply to each call; may be changed at any time.
+        script: the reply to each call; may be changed at any time. probe_status: to each probe.
         calls: all completions asked for. probes: requests for /models.
         most_at_once: completions in work at the same time. connections: accepted so far.
     """
 
     def __init__(self, script: Script = lambda call: Reply()) -> None:
         self.script = script
+        self.probe_status: Callable[[], int] = lambda: 200
         self.calls: list[Call] = []
         self.probes = 0
         self.most_at_once = 0
@@ -130,9 +131,7 @@ class ModelServer:
     ) -> None:
         self.kill()
 
-    async def _connection(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)
         self.connections += 1
         try:
@@ -152,7 +151,7 @@ class ModelServer:
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         if method == "GET":
             self.probes += 1
-            _send(writer, 200, json.dumps({"object": "list", "data": [{"id": "tiny"}]}), {})
+            _send(writer, self.probe_status(), '{"object": "list", "data": []}', {})
             return True
         call = self._counted(path, json.loads(body), headers)
         self._at_once += 1
@@ -177,9 +176,7 @@ class ModelServer:
         return call
 
 
-def _send(
-    writer: asyncio.StreamWriter, status: int, body: str, headers: Mapping[str, str]
-) -> None:
+def _send(writer: asyncio.StreamWriter, status: int, body: str, headers: Mapping[str, str]) -> None:
     data = body.encode()
     head = {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}
     lines = [f"HTTP/1.1 {status} Scripted", *(f"{name}: {value}" for name, value in head.items())]

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
 
@@ -19,10 +18,9 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.client_config import ClientConfig
-from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, Failure, Outcome
+from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome
+from tests.llm.asking import MakeClient, chat, eventually, texts
 from tests.llm.server import ModelServer, Reply
-
-MakeClient = Callable[..., Client]
 
 CHILD = """
 import sys
@@ -34,21 +32,6 @@ print(client.ask_blocking([ChatRequest((("user", "hello"),))])[0].text)
 assert "jax" not in sys.modules and "torch" not in sys.modules
 future = client.submit([ChatRequest((("user", "never answered"),))])
 """
-
-
-def chat(prompt: str, **parameters: object) -> ChatRequest:
-    return ChatRequest((("system", "Echo."), ("user", prompt)), **parameters)  # type: ignore[arg-type]
-
-
-def texts(outcomes: list[Outcome]) -> list[str]:
-    return [outcome.text if isinstance(outcome, Answer) else outcome.cause for outcome in outcomes]
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
-    ends = time.monotonic() + seconds
-    while not holds() and time.monotonic() < ends:
-        time.sleep(0.01)
-    return holds()
 
 
 def test_two_thousand_answers_keep_their_order(
