@@ -137,7 +137,7 @@ class ModelServer:
         try:
             while await self._request(reader, writer):
                 await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             self._open.discard(writer)

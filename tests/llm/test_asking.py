@@ -120,15 +120,15 @@ def test_faults_of_all_kinds_hit_only_their_own_requests(
         return Reply() if call.nth and fault.status != 400 else fault
 
     server.script = script
-    client = make_client(attempt_timeout=3.0, concurrency=16)
-    outcomes = client.ask_blocking([chat(str(index)) for index in range(180)])
+    client = make_client(attempt_timeout=1.5, concurrency=16)
+    outcomes = client.ask_blocking([chat(str(index)) for index in range(90)])
     assert texts(outcomes) == [
-        "request" if index % 9 == 6 else f"echo: {index}" for index in range(180)
+        "request" if index % 9 == 6 else f"echo: {index}" for index in range(90)
     ]
     counters = client.counters()
-    assert (counters.calls, counters.answers) == (180, 160)
-    assert counters.failures == dict.fromkeys(counters.failures, 0) | {"request": 20}
-    assert counters.retries == 120
+    assert (counters.calls, counters.answers) == (90, 80)
+    assert counters.failures == dict.fromkeys(counters.failures, 0) | {"request": 10}
+    assert counters.retries == 60
 
 
 def test_the_deadline_holds_over_all_attempts(server: ModelServer, make_client: MakeClient) -> None:
@@ -145,9 +145,9 @@ def test_the_deadline_begins_when_a_request_is_sent(
     server: ModelServer, make_client: MakeClient
 ) -> None:
     server.script = lambda call: Reply(delay=0.1)
-    client = make_client(concurrency=1, deadline=2.0)
-    outcomes = client.ask_blocking([chat(str(index)) for index in range(30)])
-    assert texts(outcomes) == [f"echo: {index}" for index in range(30)]
+    client = make_client(concurrency=1, deadline=1.5)
+    outcomes = client.ask_blocking([chat(str(index)) for index in range(20)])
+    assert texts(outcomes) == [f"echo: {index}" for index in range(20)]
 
 
 @pytest.mark.parametrize("as_date", [False, True])

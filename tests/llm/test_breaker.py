@@ -16,16 +16,16 @@ def test_a_server_killed_and_restarted_loses_nothing(
 ) -> None:
     server.script = lambda call: Reply(delay=0.02)
     client = make_client(concurrency=16, attempts=2, deadline=15.0, probe_pause=0.2)
-    future = client.submit([chat(str(index)) for index in range(400)])
+    future = client.submit([chat(str(index)) for index in range(200)])
     assert eventually(lambda: len(server.calls) > 50)
     server.kill()
     before = len(server.calls)
     assert eventually(lambda: len(said) >= 3)  # pauses of 0.2, 0.4 and 0.8 s
     server.start()
-    assert texts(future.result(60)) == [f"echo: {index}" for index in range(400)]
-    assert before < 400
+    assert texts(future.result(60)) == [f"echo: {index}" for index in range(200)]
+    assert before < 200
     # Asked twice is only what was under way when it died.
-    assert len(server.calls) <= 400 + 16
+    assert len(server.calls) <= 200 + 16
     assert server.probes == 1
     waiting = f"the LLM server at {server.url} does not answer; waiting ("
     assert [line.startswith(waiting) for line in said] == [True] * (len(said) - 1) + [False]
@@ -33,7 +33,7 @@ def test_a_server_killed_and_restarted_loses_nothing(
     assert len(said) <= 6
     counters = client.counters()
     assert counters.waited_seconds > 0.5
-    assert (counters.calls, counters.answers) == (400, 400)
+    assert (counters.calls, counters.answers) == (200, 200)
 
 
 def test_waiting_costs_neither_deadline_nor_attempts(
