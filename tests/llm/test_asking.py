@@ -128,7 +128,8 @@ def test_faults_of_all_kinds_hit_only_their_own_requests(
     counters = client.counters()
     assert (counters.calls, counters.answers) == (90, 80)
     assert counters.failures == dict.fromkeys(counters.failures, 0) | {"request": 10}
-    assert counters.retries == 60
+    # On a busy machine other attempts may take too long as well.
+    assert counters.retries == len(server.calls) - 90 >= 60
 
 
 def test_the_deadline_holds_over_all_attempts(server: ModelServer, make_client: MakeClient) -> None:
@@ -144,8 +145,8 @@ def test_the_deadline_holds_over_all_attempts(server: ModelServer, make_client: 
 def test_the_deadline_begins_when_a_request_is_sent(
     server: ModelServer, make_client: MakeClient
 ) -> None:
-    server.script = lambda call: Reply(delay=0.1)
-    client = make_client(concurrency=1, deadline=1.5)
+    server.script = lambda call: Reply(delay=0.15)
+    client = make_client(concurrency=1, deadline=2.5)
     outcomes = client.ask_blocking([chat(str(index)) for index in range(20)])
     assert texts(outcomes) == [f"echo: {index}" for index in range(20)]
 

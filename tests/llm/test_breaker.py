@@ -40,14 +40,14 @@ def test_waiting_costs_neither_deadline_nor_attempts(
     server: ModelServer, make_client: MakeClient
 ) -> None:
     server.kill()
-    client = make_client(deadline=1.0, attempts=1)
+    client = make_client(deadline=2.0, attempts=1)
     future = client.submit([chat("a")])
-    time.sleep(1.5)
+    time.sleep(2.2)
     assert not future.done()
     server.start()
     assert texts(future.result(30)) == ["echo: a"]
     assert client.counters().retries == 0
-    assert client.counters().latency.percentile(100) < 1.0
+    assert client.counters().latency.percentile(100) < 2.1
 
 
 def test_waiting_ends_at_the_limit(
