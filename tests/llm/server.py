@@ -189,7 +189,7 @@ def _body(call: Call, reply: Reply) -> str:
     if reply.status != 200:
         return json.dumps({"error": {"message": reply.text or "as scripted"}})
     text = f"echo: {call.prompt}" if reply.text is None else reply.text
-    said = {"text": text}
+    said: dict[str, Any] = {"text": text}
     if call.path.endswith("/chat/completions"):
         said = {"message": {"role": "assistant", "content": text}}
     choice = {"index": 0, "finish_reason": "stop", **said, **reply.choice}

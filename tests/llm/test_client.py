@@ -77,7 +77,8 @@ def test_asks_from_an_event_loop(server: ModelServer, make_client: MakeClient) -
     client = make_client()
 
     async def two() -> list[list[Outcome]]:
-        return await asyncio.gather(client.ask([chat("a")]), client.ask([chat("b"), chat("c")]))
+        one, other = client.ask([chat("a")]), client.ask([chat("b"), chat("c")])
+        return list(await asyncio.gather(one, other))
 
     assert [texts(part) for part in asyncio.run(two())] == [["echo: a"], ["echo: b", "echo: c"]]
     assert client.ask_blocking([]) == []
