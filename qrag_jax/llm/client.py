@@ -30,6 +30,8 @@ class Client:
     Replies are awaited on a thread with an event loop, a daemon that ends with the process; all
     methods may be called from any thread. A process that forks makes a client of its own in the
     child. Attempts, deadlines and what happens while the server is down: see `ClientConfig`.
+    Compiled programs run beside that thread freely; Python code that keeps the interpreter busy
+    makes it wait up to `sys.getswitchinterval()` (5 ms) for each of its turns.
 
     Attributes:
         config: as given.

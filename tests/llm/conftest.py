@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,15 @@ import pytest
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.client_config import ClientConfig
 from tests.llm.server import ModelServer
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _short_turns() -> Iterator[None]:
+    """Server and client take turns on one interpreter; at 5 ms a turn every reply takes four."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture

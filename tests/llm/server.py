@@ -56,13 +56,14 @@ class ModelServer:
     """Serves on 127.0.0.1 from a thread, on the same port after `kill` and `start`.
 
     Attributes:
-        script: the reply to each call; may be changed at any time.
+        script: the reply to each call; may be changed at any time. probe_status: to each probe.
         calls: all completions asked for. probes: requests for /models.
         most_at_once: completions in work at the same time. connections: accepted so far.
     """
 
     def __init__(self, script: Script = lambda call: Reply()) -> None:
         self.script = script
+        self.probe_status: Callable[[], int] = lambda: 200
         self.calls: list[Call] = []
         self.probes = 0
         self.most_at_once = 0
@@ -136,7 +137,7 @@ class ModelServer:
         try:
             while await self._request(reader, writer):
                 await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             self._open.discard(writer)
@@ -150,7 +151,7 @@ class ModelServer:
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         if method == "GET":
             self.probes += 1
-            _send(writer, 200, json.dumps({"object": "list", "data": [{"id": "tiny"}]}), {})
+            _send(writer, self.probe_status(), '{"object": "list", "data": []}', {})
             return True
         call = self._counted(path, json.loads(body), headers)
         self._at_once += 1
@@ -188,7 +189,7 @@ def _body(call: Call, reply: Reply) -> str:
     if reply.status != 200:
         return json.dumps({"error": {"message": reply.text or "as scripted"}})
     text = f"echo: {call.prompt}" if reply.text is None else reply.text
-    said = {"text": text}
+    said: dict[str, Any] = {"text": text}
     if call.path.endswith("/chat/completions"):
         said = {"message": {"role": "assistant", "content": text}}
     choice = {"index": 0, "finish_reason": "stop", **said, **reply.choice}

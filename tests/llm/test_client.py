@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
 
@@ -19,10 +18,9 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.client_config import ClientConfig
-from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, Failure, Outcome
+from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome
+from tests.llm.asking import MakeClient, chat, eventually, texts
 from tests.llm.server import ModelServer, Reply
-
-MakeClient = Callable[..., Client]
 
 CHILD = """
 import sys
@@ -34,21 +32,6 @@ print(client.ask_blocking([ChatRequest((("user", "hello"),))])[0].text)
 assert "jax" not in sys.modules and "torch" not in sys.modules
 future = client.submit([ChatRequest((("user", "never answered"),))])
 """
-
-
-def chat(prompt: str, **parameters: object) -> ChatRequest:
-    return ChatRequest((("system", "Echo."), ("user", prompt)), **parameters)  # type: ignore[arg-type]
-
-
-def texts(outcomes: list[Outcome]) -> list[str]:
-    return [outcome.text if isinstance(outcome, Answer) else outcome.cause for outcome in outcomes]
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
-    ends = time.monotonic() + seconds
-    while not holds() and time.monotonic() < ends:
-        time.sleep(0.01)
-    return holds()
 
 
 def test_two_thousand_answers_keep_their_order(
@@ -94,7 +77,8 @@ def test_asks_from_an_event_loop(server: ModelServer, make_client: MakeClient) -
     client = make_client()
 
     async def two() -> list[list[Outcome]]:
-        return await asyncio.gather(client.ask([chat("a")]), client.ask([chat("b"), chat("c")]))
+        one, other = client.ask([chat("a")]), client.ask([chat("b"), chat("c")])
+        return list(await asyncio.gather(one, other))
 
     assert [texts(part) for part in asyncio.run(two())] == [["echo: a"], ["echo: b", "echo: c"]]
     assert client.ask_blocking([]) == []
@@ -215,8 +199,12 @@ def test_close_takes_back_what_is_under_way(server: ModelServer, make_client: Ma
     assert not any(thread.name == "llm" for thread in threading.enumerate())
 
 
-def test_a_callback_that_would_wait_for_itself_is_told_so(make_client: MakeClient) -> None:
-    client, errors = make_client(), []
+def test_a_callback_that_would_wait_for_itself_is_told_so(
+    server: ModelServer, make_client: MakeClient
+) -> None:
+    hold = threading.Event()
+    server.script = lambda call: Reply(status=200 if hold.is_set() else 429)
+    client, errors = make_client(attempts=10_000), []
 
     def ask_again(done: object) -> None:
         try:
@@ -226,10 +214,10 @@ def test_a_callback_that_would_wait_for_itself_is_told_so(make_client: MakeClien
 
     future = client.submit([chat("a")])
     future.add_done_callback(ask_again)
+    hold.set()
     future.result(30)
-    assert eventually(lambda: len(errors) == 1 or future.done())
-    # Where it was answered before the callback was added, the callback ran on this thread.
-    assert not errors or "may not call the client" in errors[0]
+    assert eventually(lambda: len(errors) == 1)
+    assert "may not call the client" in errors[0]
 
 
 def test_the_thread_ends_with_the_process_and_jax_stays_out(server: ModelServer) -> None:
