@@ -154,4 +154,5 @@ def make_row(sample: Sample, taken: list[int], q: list[float], ret: float) -> Ro
         text_len=sum(map(len, sample.chunks)),
         f1=fact_f1(sample.support, taken),
         em=fact_em(sample.support, taken),
+        aliases=list(sample.answers[1:]),
     )

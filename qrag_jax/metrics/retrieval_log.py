@@ -28,6 +28,7 @@ class Row:
         ret: the episode's discounted return; written as "return".
         text_len: length of the document, in characters.
         f1, em: Fact F1 and Fact EM of this sample.
+        aliases: other right answers; written only where there are any.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Row:
     text_len: int
     f1: float
     em: float
+    aliases: list[str] = dataclasses.field(default_factory=list)
 
 
 _NUMBER = (int, float)
@@ -61,6 +63,7 @@ _LISTS: dict[str, Any] = {
     "sf_texts": str,
     "pred_texts": str,
 }
+_OPTIONAL: dict[str, Any] = {"aliases": str}  # lists too
 
 _BEGIN_ANEW = "pass --restart, or delete the log, to begin anew"
 _WRITE_ANEW = "write the log anew with python -m qrag_jax.evaluate"
@@ -222,6 +225,7 @@ def _encode(row: Row) -> bytes:
     record = {
         "return" if field.name == "ret" else field.name: getattr(row, field.name)
         for field in dataclasses.fields(Row)
+        if field.name not in _OPTIONAL or getattr(row, field.name)
     }
     try:
         return json.dumps(record, allow_nan=False).encode() + b"\n"
@@ -248,12 +252,13 @@ def _decode(line: bytes, place: str, fix: str) -> Row:
     if not isinstance(record, dict):
         raise InputError(f"{place}: is not a JSON object; {fix}")
     expected = {*_SCALARS, *_LISTS}
-    for key in sorted(expected ^ set(record)):
+    for key in sorted(expected ^ (set(record) - set(_OPTIONAL))):
         state = "missing" if key in expected else "unknown"
         raise InputError(f"{place}: field {key!r} is {state}; {fix}")
+    lists = _LISTS | _OPTIONAL
     for key, value in record.items():
-        if key in _LISTS:
-            fits = isinstance(value, list) and all(isinstance(v, _LISTS[key]) for v in value)
+        if key in lists:
+            fits = isinstance(value, list) and all(isinstance(v, lists[key]) for v in value)
         else:
             fits = isinstance(value, _SCALARS[key])
         if not fits:

@@ -56,6 +56,17 @@ def test_a_line_has_the_keys_other_tools_read(tmp_path: Path) -> None:
     assert record["question"] == ROW.question
 
 
+def test_aliases_are_written_where_there_are_any(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    row = dataclasses.replace(ROW, id="musique-1", aliases=["Rhein", "Rhine"])
+    append(log, [ROW, row])
+    assert ["aliases" in json.loads(line) for line in log.read_text().splitlines()] == [False, True]
+    assert read_partial(log) == [ROW, row]
+    log.write_text(log.read_text().replace('["Rhein", "Rhine"]', '["Rhein", 1]'))
+    with pytest.raises(InputError, match="line 2: field 'aliases' has a value of the wrong type"):
+        read_partial(log)
+
+
 def test_rows_come_back_as_written(tmp_path: Path) -> None:
     log = tmp_path / "run" / "log.jsonl"
     assert read_partial(log) == []

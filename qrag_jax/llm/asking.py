@@ -1,0 +1,296 @@
+"""One event loop's work: requests go out, each comes back as an answer or a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import openai
+
+from qrag_jax.llm.breaker import CircuitBreaker, Server
+from qrag_jax.llm.cache import AnswerCache
+from qrag_jax.llm.client_config import ClientConfig
+from qrag_jax.llm.counters import Counters
+from qrag_jax.llm.outcomes import Answer, Failure, Outcome, Request, request_key
+from qrag_jax.llm.replies import read_error, read_reply, retry_after, shorten
+
+_LONGEST_RETRY_PAUSE = 8.0
+_CONNECT_SECONDS = 5.0
+_PROBE_SECONDS = 5.0
+_FLUSH_SECONDS = 0.2  # of answers that a crash may cost
+_REQUESTS_AT_A_TIME = 500  # looked up before others on the loop have their turn
+
+# Causes after which the same request may well be answered.
+_PASSING = ("timeout", "connection", "server", "rate_limit", "malformed", "empty")
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """The model asked for, and which weights it has by now."""
+
+    model: str
+    version: str
+
+
+@dataclasses.dataclass
+class _Attempt:
+    """How one attempt ended: seconds the server asks to wait, no connection at all."""
+
+    outcome: Outcome
+    pause: float = 0.0
+    refused: bool = False
+
+
+class Asker:
+    """Asks a server; all methods belong to one event loop.
+
+    Attributes:
+        served: what requests ask for from now on.
+        counters: what has happened so far.
+    """
+
+    def __init__(
+        self, config: ClientConfig, cache: AnswerCache | None, say: Callable[[str], None]
+    ) -> None:
+        self.served = Served(config.model, config.version)
+        self.counters = Counters()
+        self._config, self._cache, self._say = config, cache, say
+        self._key = config.api_key()
+        self._api = _connect(config, self._key)
+        self._slots = asyncio.Semaphore(config.concurrency)
+        self._breaker = CircuitBreaker(
+            config.url,
+            self._probe,
+            config.breaker_failures,
+            config.probe_pause,
+            config.wait_limit,
+            say,
+            self.counters.waited,
+        )
+        self._in_flight: dict[bytes, asyncio.Future[Outcome | None]] = {}
+        self._flusher: asyncio.TimerHandle | None = None
+        self._random = random.Random()
+
+    async def ask(self, requests: Sequence[Request]) -> list[Outcome]:
+        """The outcomes in the order of the requests; returns when there is one for each."""
+        served = self.served
+        outcomes: list[Outcome | None] = [None] * len(requests)
+        keys = await self._look_up(requests, outcomes, served)
+        left = iter([index for index, outcome in enumerate(outcomes) if outcome is None])
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self._config.concurrency, len(requests))):
+                    group.create_task(self._work(requests, keys, left, outcomes, served))
+        except ExceptionGroup as errors:  # a mistake in the program: tell the first
+            raise errors.exceptions[0] from None
+        self._flush()
+        complete = [outcome for outcome in outcomes if outcome is not None]
+        assert len(complete) == len(requests)
+        return complete
+
+    async def close(self) -> None:
+        """Ends the connections; what was answered is in the cache."""
+        if self._flusher is not None:
+            self._flusher.cancel()
+        if self._cache is not None:
+            self._cache.close()
+        await self._api.close()
+
+    # ------------------------------------------------------------------ requests of one `ask`
+
+    async def _look_up(
+        self, requests: Sequence[Request], outcomes: list[Outcome | None], served: Served
+    ) -> list[bytes | None]:
+        """The keys of greedy requests; fills in the outcomes that the cache has."""
+        keys: list[bytes | None] = []
+        for start in range(0, len(requests), _REQUESTS_AT_A_TIME):
+            part = [
+                request_key(request, served.model, served.version) if request.greedy else None
+                for request in requests[start : start + _REQUESTS_AT_A_TIME]
+            ]
+            keys += part
+            if self._cache is not None:
+                known = self._cache.get(list({key for key in part if key is not None}))
+                for index, key in enumerate(part, start):
+                    outcomes[index] = known.get(key) if key is not None else None
+            await asyncio.sleep(0)
+        self.counters.found(sum(outcome is not None for outcome in outcomes))
+        return keys
+
+    async def _work(
+        self,
+        requests: Sequence[Request],
+        keys: Sequence[bytes | None],
+        left: Iterator[int],
+        outcomes: list[Outcome | None],
+        served: Served,
+    ) -> None:
+        """Takes requests off `left`, which other workers share, until none is left."""
+        for index in left:
+            key = keys[index]
+            if key is None:
+                outcomes[index] = await self._call(requests[index])
+            else:
+                outcomes[index] = await self._call_once(requests[index], key, served)
+
+    async def _call_once(self, request: Request, key: bytes, served: Served) -> Outcome:
+        """Joins an identical request that is being asked, or asks and lets others join."""
+        while (joined := self._in_flight.get(key)) is not None:
+            if (outcome := await asyncio.shield(joined)) is not None:
+                self.counters.joined(outcome)
+                return outcome
+            # It was cancelled with the `ask` that it belonged to: this one may ask now.
+        self._in_flight[key] = own = asyncio.get_running_loop().create_future()
+        outcome = None
+        try:
+            outcome = await self._call(request)
+        finally:
+            del self._in_flight[key]
+            own.set_result(outcome)
+        # Not where `served` changed meanwhile: the key is that of the weights before.
+        if self._cache is not None and isinstance(outcome, Answer) and self.served is served:
+            self._keep(key, outcome)
+        return outcome
+
+    def _keep(self, key: bytes, answer: Answer) -> None:
+        assert self._cache is not None
+        self._cache.put(key, answer)
+        if self._cache.pending >= _REQUESTS_AT_A_TIME:
+            self._flush()
+        elif self._flusher is None:
+            loop = asyncio.get_running_loop()
+            self._flusher = loop.call_later(_FLUSH_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        if self._flusher is not None:
+            self._flusher.cancel()
+            self._flusher = None
+        if self._cache is not None:
+            self._cache.flush()
+
+    # ------------------------------------------------------------------ one request
+
+    async def _call(self, request: Request) -> Outcome:
+        """Attempts until there is an answer, or the attempts or the deadline are used up."""
+        async with self._slots:
+            outcome, seconds, attempts = await self._attempts(request)
+        if isinstance(outcome, Failure):
+            outcome = dataclasses.replace(outcome, attempts=attempts)
+        self.counters.called(outcome, seconds, attempts)
+        return outcome
+
+    async def _attempts(self, request: Request) -> tuple[Outcome, float, int]:
+        """The outcome, the seconds of the deadline it took, the attempts that count."""
+        config, clock = self._config, asyncio.get_running_loop().time
+        seconds, attempts, bad = 0.0, 0, 0
+        while True:
+            if self._breaker.is_open and await self._breaker.wait() is Server.STILL_DOWN:
+                return self._gave_up(), seconds, attempts
+            began = clock()
+            limit = min(config.attempt_timeout, config.deadline - seconds)
+            attempt = await self._attempt(request, limit)
+            outcome, took = attempt.outcome, clock() - began
+            seconds, attempts = seconds + took, attempts + 1
+            if isinstance(outcome, Answer):
+                self._breaker.succeeded()
+                return outcome, seconds, attempts
+            if outcome.cause in ("connection", "server"):
+                self._breaker.failed(attempt.refused)
+                if self._breaker.is_open:
+                    found = await self._breaker.wait()
+                    if found is Server.STILL_DOWN:
+                        return self._gave_up(), seconds, attempts
+                    if found is Server.CAME_BACK:  # that attempt was the outage's fault
+                        seconds, attempts = seconds - took, attempts - 1
+                        continue
+            elif outcome.cause != "timeout":
+                self._breaker.succeeded()
+            bad += outcome.cause in ("malformed", "empty")
+            pause = max(self._retry_pause(attempts), attempt.pause)
+            if (
+                outcome.cause not in _PASSING
+                or attempts >= config.attempts
+                or bad >= config.bad_answer_attempts
+                or seconds + pause >= config.deadline
+            ):
+                return outcome, seconds, attempts
+            await asyncio.sleep(pause)
+            seconds += pause
+
+    def _retry_pause(self, attempts: int) -> float:
+        longest = min(self._config.retry_pause * 2 ** (attempts - 1), _LONGEST_RETRY_PAUSE)
+        return longest * self._random.uniform(0.5, 1.0)
+
+    def _gave_up(self) -> Failure:
+        return Failure(
+            "connection",
+            f"the LLM server at {self._config.url} has not answered for "
+            f"{self._config.wait_limit:g} s (config.llm.wait_limit)",
+        )
+
+    # ------------------------------------------------------------------ one attempt
+
+    async def _attempt(self, request: Request, limit: float) -> _Attempt:
+        """Sends the request once; never raises for what the server or the network does."""
+        served = self.served
+        try:
+            # Replies are read by replies.py: the package's typed objects take longer to make
+            # than everything else here, and its retries know no deadline.
+            async with asyncio.timeout(limit):
+                text = await self._api.post(
+                    request.path, cast_to=str, body=request.body(served.model)
+                )
+        except TimeoutError:
+            return _Attempt(Failure("timeout", f"no reply within {limit:.3g} s"))
+        except openai.APIStatusError as error:
+            reply = error.response
+            failure = read_error(reply.status_code, self._without_key(reply.text))
+            return _Attempt(failure, retry_after(reply.headers))
+        except openai.APIConnectionError as error:
+            reason = error.__cause__ or error
+            kind = type(reason).__name__
+            message = self._without_key(f"{kind}: {reason}" if str(reason) else kind)
+            return _Attempt(Failure("connection", shorten(message)), refused="Connect" in kind)
+        except UnicodeEncodeError:
+            return _Attempt(Failure("request", "the prompt holds half a surrogate pair"))
+        # Whoever put new weights under the same name did so while this was being answered.
+        unsure = self.served is not served and self.served.model == served.model
+        return _Attempt(read_reply(text, "" if unsure else served.version))
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "[the API key]") if self._key else text
+
+    async def _probe(self) -> bool:
+        """Whether the server answers at all, be it with a refusal."""
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                await self._api.get("/models", cast_to=str)
+        except openai.APIStatusError as error:
+            return error.status_code < 500
+        except Exception:  # whatever it is, the calls that wait must not wait for ever
+            return False
+        return True
+
+
+def _connect(config: ClientConfig, key: str) -> openai.AsyncOpenAI:
+    limits = type(openai.DEFAULT_CONNECTION_LIMITS)(
+        max_connections=config.concurrency + 1,  # one for the probe
+        max_keepalive_connections=config.concurrency + 1,
+    )
+    # Attempts are timed as a whole by ours; a host that is switched off is told by this one.
+    timeout = openai.Timeout(None, connect=min(_CONNECT_SECONDS, config.attempt_timeout))
+    http = openai.DefaultAsyncHttpxClient(
+        limits=limits, timeout=timeout, trust_env=not config.is_local
+    )
+    api = openai.AsyncOpenAI(
+        api_key=key or "none",  # else the package takes one from OPENAI_API_KEY
+        base_url=config.url,
+        max_retries=0,
+        timeout=timeout,
+        http_client=http,
+    )
+    # The package takes these from OPENAI_ORG_ID and OPENAI_PROJECT_ID.
+    api.organization = api.project = None
+    return api

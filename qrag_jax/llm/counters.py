@@ -1,0 +1,121 @@
+"""What the client counts: calls, failures by cause, how long answers took, tokens."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import math
+import threading
+
+from qrag_jax.llm.outcomes import CAUSES, Answer, Failure, Outcome
+
+
+class LatencyHistogram:
+    """Durations in buckets that grow by 2 %, so that percentiles are right to 1 % in fixed memory.
+
+    Buckets reach from a tenth of a millisecond to a day; what lies outside counts as the end.
+    """
+
+    _SHORTEST, _LONGEST, _GROWTH = 1e-4, 86_400.0, math.log(1.02)
+
+    def __init__(self) -> None:
+        self._counts: collections.Counter[int] = collections.Counter()
+        self._total = 0
+
+    def add(self, seconds: float) -> None:
+        """Counts one duration."""
+        seconds = min(max(seconds, self._SHORTEST), self._LONGEST)
+        self._counts[int(math.log(seconds / self._SHORTEST) / self._GROWTH)] += 1
+        self._total += 1
+
+    def percentile(self, percent: float) -> float:
+        """The duration in seconds that `percent` of all do not exceed; 0 where there are none."""
+        rank = math.ceil(self._total * percent / 100)
+        for bucket in sorted(self._counts):
+            rank -= self._counts[bucket]
+            if rank <= 0:
+                return self._SHORTEST * math.exp((bucket + 0.5) * self._GROWTH)
+        return 0.0
+
+
+class Counters:
+    """Sums since the client was made; safe to read while it works.
+
+    Attributes:
+        calls: requests that were to be asked of the server; not those found in the cache or asked
+            already. answers: those that were answered. failures: by cause.
+        retries: attempts after a call's first one.
+        latency: seconds from the first attempt to the answer, without waits for a dead server.
+        tokens_in, tokens_out: of the answers, as the server counted them.
+        cache_hits: answers from the cache on disk.
+        shared: requests that got the answer of an identical one in flight.
+        waited_seconds: for how long calls waited for a dead server.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.answers = 0
+        self.failures: dict[str, int] = dict.fromkeys(CAUSES, 0)
+        self.retries = 0
+        self.latency = LatencyHistogram()
+        self.tokens_in = 0
+        self.tokens_out = 0
+        self.cache_hits = 0
+        self.shared = 0
+        self.waited_seconds = 0.0
+        self._lock = threading.Lock()
+
+    def called(self, outcome: Outcome, seconds: float, attempts: int) -> None:
+        """Counts a call that has ended."""
+        with self._lock:
+            self.calls += 1
+            self.retries += max(attempts - 1, 0)
+            if isinstance(outcome, Failure):
+                self.failures[outcome.cause] += 1
+                return
+            self.answers += 1
+            self.latency.add(seconds)
+            self.tokens_in += outcome.usage.prompt_tokens
+            self.tokens_out += outcome.usage.completion_tokens
+
+    def found(self, answers: int) -> None:
+        """Counts answers from the cache on disk."""
+        with self._lock:
+            self.cache_hits += answers
+
+    def joined(self, outcome: Outcome) -> None:
+        """Counts a request that got what an identical one got."""
+        with self._lock:
+            self.shared += isinstance(outcome, Answer)
+
+    def waited(self, seconds: float) -> None:
+        """Counts time in which a dead server was waited for."""
+        with self._lock:
+            self.waited_seconds += seconds
+
+    def snapshot(self) -> Counters:
+        """A copy that counts no further."""
+        taken = Counters()
+        with self._lock:
+            for name, value in vars(self).items():
+                if name != "_lock":
+                    setattr(taken, name, copy.deepcopy(value))
+        return taken
+
+    def as_metrics(self) -> dict[str, float]:
+        """All of it under names for the metric writers; times in seconds."""
+        with self._lock:
+            metrics = {
+                "llm/calls": self.calls,
+                "llm/answers": self.answers,
+                "llm/failures": sum(self.failures.values()),
+                **{f"llm/failures_{cause}": count for cause, count in self.failures.items()},
+                "llm/retries": self.retries,
+                **{f"llm/latency_p{p}": self.latency.percentile(p) for p in (50, 90, 99)},
+                "llm/tokens_in": self.tokens_in,
+                "llm/tokens_out": self.tokens_out,
+                "llm/cache_hits": self.cache_hits,
+                "llm/shared": self.shared,
+                "llm/waited_seconds": self.waited_seconds,
+            }
+        return {name: float(value) for name, value in metrics.items()}

@@ -1,0 +1,177 @@
+"""What a model's text says: the answer in it, or a judge's verdict, however messy the text.
+
+The prompts ask for a last line `Final answer: …`. Models put it in bold, in a heading, in the
+middle of a line, several times or not at all, and may think aloud before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+# Why a text holds no answer: the thinking has no end, the answer is cut off by max_tokens, there
+# is nothing to read, the verdict is neither yes nor no.
+NO_ANSWER_CAUSES = ("unfinished_thinking", "cut_off", "no_text", "unclear_verdict")
+
+_THINK, _END_OF_THINK = "<think>", "</think>"
+_DECORATION = r"[ \t*_`#>]*"
+_COLON = r"[:：꞉]"
+# "Final answer:", "**Final Answer**:", "final answer is:"; the answer follows.
+_MARKED = re.compile(
+    rf"final[ \t_-]+answer[ \t*_`\"']*(?:(?:is|was|would[ \t]+be)\b[ \t*_]*|=[ \t]*)?{_COLON}",
+    re.IGNORECASE,
+)
+# Less plain: "the final answer is Paris", "Final answer - Paris", a heading of its own line, and
+# a line "Answer: Paris".
+_LOOSELY_MARKED = re.compile(
+    rf"final[ \t_-]+answer[ \t*_`\"']*(?:is\b|=|[-–—](?=\s))|"
+    rf"^{_DECORATION}(?:the[ \t]+)?final[ \t_-]+answer{_DECORATION}$|"
+    rf"^{_DECORATION}answer{_DECORATION}{_COLON}",
+    re.IGNORECASE | re.MULTILINE,
+)
+_FENCE = re.compile(r"^\s*(?:```|~~~)[\w+-]*[ \t]*$")
+_BOXED = re.compile(r"\\boxed\{(?:\\text\{)?([^{}]*)\}?\}")
+_LIST_ITEM = re.compile(r"^\s*(?:[#>]+\s+|[-*+•]\s+)*")
+# What may stand around an answer: first character → last.
+_WRAPPERS = dict(zip("$\"'“‘«„「([<", "$\"'”’»“」)]>", strict=True))
+_TRAILING = " \t.,;:!…。、"
+
+_YES = ("yes", "true", "correct", "right", "agree")
+_NO = ("no", "false", "incorrect", "wrong", "disagree")
+_YES_OR_NO = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+_VERDICT = re.compile(
+    r"(?:(?:answer|verdict)\s*:\s*)?(yes|no)(?=$|\s*[,.;:!–—(\n-])", re.IGNORECASE
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoAnswer:
+    """A text without an answer; `cause` is one of `NO_ANSWER_CAUSES`, `message` one sentence."""
+
+    cause: str
+    message: str
+
+    def __post_init__(self) -> None:
+        if self.cause not in NO_ANSWER_CAUSES:
+            known = ", ".join(NO_ANSWER_CAUSES)
+            raise ValueError(f"the cause of no answer is one of {known}, not {self.cause}.")
+
+
+def thinking(enabled: bool | None) -> dict[str, Any]:
+    """The request's extra field that turns a model's thinking on or off, as vLLM and Qwen3 take it.
+
+    None leaves it to the model: no field.
+    """
+    return {} if enabled is None else {"chat_template_kwargs": {"enable_thinking": enabled}}
+
+
+def final_answer(text: str, finish_reason: str = "stop", thinks: bool = False) -> str | NoAnswer:
+    """The answer that a model's text ends with, bare of markdown, quotes and trailing stops.
+
+    Read is what stands after the last `</think>`. Of that, the last "Final answer:" that has
+    something behind it, on its own line or below it (a code fence there is opened); failing that,
+    "final answer is …", "Final answer - …", a heading "Final answer" or a line "Answer: …"; failing
+    that, the last line, for a model asked for a short answer often says nothing else. Lines
+    without a letter or digit are no text.
+
+    Args:
+        finish_reason: "length" says that the text was cut off: then an answer counts only if its
+            line is complete.
+        thinks: the chat template may have opened the thinking in the prompt, so that a text cut
+            off before any `</think>` is all thinking.
+    """
+    said = _without_thinking(text, thinks and finish_reason == "length")
+    if isinstance(said, NoAnswer):
+        return said
+    found = _marked(said) or _last_line(said)
+    if found is None:
+        return NoAnswer("no_text", "there is no text to read an answer from.")
+    line, end = found
+    if finish_reason == "length" and not said[end:]:
+        return NoAnswer(
+            "cut_off", "the text was cut off before the answer's end; raise max_tokens."
+        )
+    return line
+
+
+def verdict(text: str, finish_reason: str = "stop", thinks: bool = False) -> bool | NoAnswer:
+    """A judge's yes (True) or no (False); what is neither is `NoAnswer`, never a no.
+
+    The final answer must be yes or no, alone or before a stop, comma or dash ("No, because …"), and
+    must not hold the other word too; or be true, false, correct, incorrect, right, wrong, agree or
+    disagree alone. Without the mark "Final answer", lines that are verdicts count from anywhere in
+    the text if they agree.
+    """
+    answer = final_answer(text, finish_reason, thinks)
+    if isinstance(answer, NoAnswer):
+        return answer
+    said = _without_thinking(text, False)
+    assert isinstance(said, str)
+    lines = [answer] if _marked(said) else [_bare(line) for line in said.splitlines()]
+    verdicts = {found for line in lines if (found := _polarity(line)) is not None}
+    if len(verdicts) != 1:
+        return NoAnswer("unclear_verdict", f"the verdict {answer[:80]!r} is neither yes nor no.")
+    return verdicts.pop()
+
+
+def _without_thinking(text: str, opened: bool) -> str | NoAnswer:
+    _, closed, said = text.rpartition(_END_OF_THINK)
+    if _THINK in said or (opened and not closed):
+        return NoAnswer("unfinished_thinking", "the thinking has no end; raise max_tokens.")
+    return said
+
+
+def _marked(said: str) -> tuple[str, int] | None:
+    """The first line behind the last mark that has one, and where it ends."""
+    for mark in (_MARKED, _LOOSELY_MARKED):
+        end = len(said)
+        for found in reversed(list(mark.finditer(said))):
+            if lines := _lines(said, found.end(), end):
+                return lines[0]
+            end = found.start()
+    return None
+
+
+def _last_line(said: str) -> tuple[str, int] | None:
+    lines = _lines(said, 0, len(said))
+    return lines[-1] if lines else None
+
+
+def _lines(said: str, start: int, end: int) -> list[tuple[str, int]]:
+    """The bare lines of `said[start:end]` that hold something, and where each ends in `said`."""
+    lines = []
+    for line in said[start:end].splitlines(keepends=True):
+        text = line.rstrip("\r\n")
+        bare = "" if _FENCE.match(text) else _bare(text)
+        if any(map(str.isalnum, bare)):
+            lines.append((bare, start + len(text)))
+        start += len(line)
+    return lines
+
+
+def _bare(line: str) -> str:
+    """The line without markdown, quotes or brackets around it, and without stops behind it."""
+    if boxed := _BOXED.search(line):
+        line = boxed[1]
+    line = _LIST_ITEM.sub("", line.replace("**", ""))
+    before = None
+    while line != before:
+        before = line
+        line = line.strip(" \t*_`").rstrip(_TRAILING)
+        closing = _WRAPPERS.get(line[:1])
+        if closing and len(line) > 1 and line.endswith(closing):
+            inner = line[1:-1]
+            if line[0] not in inner and closing not in inner:
+                line = inner
+    return line
+
+
+def _polarity(line: str) -> bool | None:
+    word = line.casefold()
+    if word in _YES or word in _NO:
+        return word in _YES
+    words = {found.casefold() for found in _YES_OR_NO.findall(line)}
+    if len(words) == 1 and _VERDICT.match(line):
+        return words.pop() == "yes"
+    return None

@@ -1,0 +1,109 @@
+"""What a server's reply means: an answer, or the cause for which there is none."""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from qrag_jax.llm.outcomes import Answer, Failure, Outcome, Usage
+
+_LONGEST_MESSAGE = 300
+
+# As vLLM, SGLang, llama.cpp and OpenAI say that prompt and answer do not fit.
+_TOO_LONG = re.compile(
+    r"context.?(length|window|size)|maximum model length|max_model_len|longer than the model",
+    re.IGNORECASE,
+)
+
+
+def read_reply(text: str, version: str) -> Outcome:
+    """The first choice of a chat or plain completion; "malformed" or "empty" if there is none."""
+    try:
+        reply = json.loads(text)
+    except (ValueError, RecursionError):
+        return Failure("malformed", f"the reply is no JSON: {shorten(text)}")
+    try:
+        choice = reply["choices"][0]
+        content = choice["message"]["content"] if "message" in choice else choice["text"]
+        answer = Answer(
+            text=content or "",
+            version=version,
+            finish_reason=choice.get("finish_reason") or "stop",
+            usage=_usage(reply.get("usage") or {}),
+            token_ids=tuple(map(int, choice.get("token_ids") or ())),
+            **_log_probs(choice.get("logprobs") or {}),
+        )
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
+        return Failure("malformed", f"the reply is no completion: {shorten(text)}")
+    if not isinstance(answer.text, str):
+        return Failure("malformed", f"the reply's text is no string: {shorten(text)}")
+    if answer.finish_reason == "abort":
+        return Failure("server", "the server broke the answer off (finish_reason abort)")
+    if not answer.text.strip():
+        return Failure("empty", f"the answer is blank (finish_reason {answer.finish_reason})")
+    return answer
+
+
+def read_error(status: int, text: str) -> Failure:
+    """The failure that an HTTP status of 300 or more stands for."""
+    message = f"HTTP {status}: {_error_message(text)}"
+    if status >= 500:
+        return Failure("server", message)
+    if status == 429:
+        return Failure("rate_limit", message)
+    if status == 413 or (status in (400, 422) and _TOO_LONG.search(text)):
+        return Failure("too_long", message)
+    return Failure("request", message)
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds that the server asks to wait (RFC 9110, 10.2.3), 0 where it does not say."""
+    value = headers.get("retry-after", "")
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            when = email.utils.parsedate_to_datetime(value)
+        except ValueError:
+            return 0.0
+        if when.tzinfo is None:
+            when = when.replace(tzinfo=datetime.UTC)
+        seconds = (when - datetime.datetime.now(datetime.UTC)).total_seconds()
+    return max(seconds, 0.0) if math.isfinite(seconds) else 0.0
+
+
+def shorten(text: str) -> str:
+    """The text on one line, cut to a length that a log bears."""
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…"
+
+
+def _error_message(text: str) -> str:
+    try:
+        reply = json.loads(text)
+        error = reply.get("error", reply)
+        return shorten(str(error["message"] if isinstance(error, dict) else error))
+    except (ValueError, RecursionError, KeyError, AttributeError):
+        return shorten(text)
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    return Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
+
+
+def _log_probs(log_probs: Mapping[str, Any]) -> dict[str, Any]:
+    """`tokens` and `log_probs` of an Answer; chat and plain completions write them differently."""
+    if "token_logprobs" in log_probs:
+        tokens, values = log_probs["tokens"], log_probs["token_logprobs"]
+    else:
+        content = log_probs.get("content") or []
+        tokens = [entry["token"] for entry in content]
+        values = [entry["logprob"] for entry in content]
+    # The first token of a prompt that is echoed has none.
+    values = [math.nan if value is None else float(value) for value in values]
+    return {"tokens": tuple(map(str, tokens)), "log_probs": tuple(values)}

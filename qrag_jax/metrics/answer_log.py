@@ -1,0 +1,156 @@
+"""The files of answers and of verdicts on them: JSON lines, resumable after a kill."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from qrag_jax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerRow:
+    """What a model answered to one question.
+
+    Attributes:
+        id, question: the sample's. answers: the gold ones.
+        prediction: the answer read out of `text`, the model's whole text.
+        em, f1: of the prediction. rule: by which they were scored.
+        chunks: indices in the document of the chunks given to the model, in that order.
+        cut_chunks, cut_characters: what of them did not fit: the first so many whole, and
+            characters in all.
+        version: of the model's weights, "" where unknown. finish_reason: as the server said it.
+        hops: facts that the answer needs. type: of the question, "" where unknown.
+    """
+
+    id: str
+    question: str
+    answers: list[str]
+    prediction: str
+    text: str
+    em: float
+    f1: float
+    rule: str
+    chunks: list[int]
+    cut_chunks: int
+    cut_characters: int
+    version: str
+    finish_reason: str
+    hops: int
+    type: str
+
+
+@dataclasses.dataclass(frozen=True)
+class VerdictRow:
+    """What the judge said of one prediction: whether it is right, and in which words."""
+
+    id: str
+    prediction: str
+    right: bool
+    text: str
+    version: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Miss:
+    """A question without an answer, or an answer without a verdict; never scored.
+
+    Attributes:
+        cause: a short word, by which misses are counted. message: one sentence.
+        attempts: times the server was asked.
+        hops, type: as in `AnswerRow`.
+    """
+
+    id: str
+    cause: str
+    message: str
+    attempts: int
+    hops: int
+    type: str
+
+
+Record = TypeVar("Record", AnswerRow, VerdictRow, Miss)
+
+
+def append(path: Path, rows: Iterable[AnswerRow] | Iterable[VerdictRow]) -> None:
+    """Adds rows at the end of the file and waits until they are on disk.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    lines = b"".join(map(_line, rows))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(lines)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_misses(path: Path, misses: Iterable[Miss]) -> None:
+    """Writes the file anew; with no misses there is no file."""
+    if lines := b"".join(map(_line, misses)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(lines)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def read_partial(path: Path, kind: type[Record]) -> list[Record]:
+    """Reads a file that may have been cut off, and makes it fit to be appended to.
+
+    A last line without its newline was being written when the process was killed: it is dropped
+    and the file truncated. No file gives no rows.
+
+    Raises:
+        InputError: a whole line is no row of this kind; names file, line and field.
+    """
+    if not path.exists():
+        return []
+    rows: list[Record] = []
+    with path.open("rb+") as file:
+        whole = 0
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            rows.append(_row(line, kind, f"{path}, line {number}"))
+            whole += len(line)
+        file.truncate(whole)
+        file.flush()
+        os.fsync(file.fileno())
+    return rows
+
+
+def _line(row: AnswerRow | VerdictRow | Miss) -> bytes:
+    return json.dumps(dataclasses.asdict(row), allow_nan=False).encode() + b"\n"
+
+
+def _row(line: bytes, kind: type[Record], place: str) -> Record:
+    fix = "pass --restart, or delete the file, to begin anew"
+    try:
+        record = json.loads(line)
+    except ValueError:
+        raise InputError(f"{place}: is not valid JSON; {fix}") from None
+    if not isinstance(record, dict):
+        raise InputError(f"{place}: is not a JSON object; {fix}")
+    hints = typing.get_type_hints(kind)
+    for key in sorted(set(hints) ^ set(record)):
+        state = "missing" if key in hints else "unknown"
+        raise InputError(f"{place}: field {key!r} is {state}; {fix}")
+    for key, value in record.items():
+        if not _fits(value, hints[key]):
+            raise InputError(f"{place}: field {key!r} has a value of the wrong type; {fix}")
+    return kind(**record)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if typing.get_origin(hint) is list:
+        (item,) = typing.get_args(hint)
+        return isinstance(value, list) and all(_fits(each, item) for each in value)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)

@@ -1,0 +1,78 @@
+"""Scores of answers with their intervals: over all, by number of hops and by type of question."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qrag_jax.metrics.answer_log import AnswerRow, Miss
+from qrag_jax.metrics.facts import with_intervals
+from qrag_jax.metrics.score_table import columns_text, interval_text
+
+_INDENT = "  "
+
+
+def answer_scores(
+    rows: Sequence[AnswerRow], misses: Sequence[Miss], verdicts: Mapping[str, bool] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Scores by group: "all", then "2 hops" and so on, then types, where there are several.
+
+    Args:
+        rows: answers, one a question. misses: questions without one; counted, not scored.
+        verdicts: the judge's, by id; None if there was no judge.
+
+    Returns:
+        of each group `em`, `f1` and, with a judge, `judge`, as {"mean", "low", "high"} with 95%
+        bootstrap intervals and only where there are any, and the counts `answered`, `failed` and
+        `judged`.
+    """
+    scores = {"all": _scores(rows, misses, verdicts)}
+    everything: list[AnswerRow | Miss] = [*rows, *misses]
+    hops = sorted({each.hops for each in everything})
+    for number in hops if len(hops) > 1 else ():
+        scores[f"{number} hop{'s' * (number != 1)}"] = _scores(
+            [row for row in rows if row.hops == number],
+            [miss for miss in misses if miss.hops == number],
+            verdicts,
+        )
+    types = sorted({each.type for each in everything})
+    for name in types if len(types) > 1 else ():
+        scores[name or "no type"] = _scores(
+            [row for row in rows if row.type == name],
+            [miss for miss in misses if miss.type == name],
+            verdicts,
+        )
+    return scores
+
+
+def table(scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The scores as lines of text, one a group; "-" where a group has no answer."""
+    judge = any("judged" in group for group in scores.values())
+    columns = ("em", "f1", *(("judge",) if judge else ()))
+    lines = [["", *columns, "answered", "failed"]]
+    for name, group in scores.items():
+        cells = [interval_text(group[c]) if c in group else "-" for c in columns]
+        label = name if name == "all" else _INDENT + name
+        lines.append([label, *cells, str(group["answered"]), str(group["failed"])])
+    return columns_text(lines)
+
+
+def causes_text(misses: Sequence[Miss]) -> str:
+    """`timeout 3, too_long 1`: how often each cause, the most frequent first."""
+    counts = Counter(miss.cause for miss in misses)
+    return ", ".join(f"{cause} {count}" for cause, count in counts.most_common())
+
+
+def _scores(
+    rows: Sequence[AnswerRow], misses: Sequence[Miss], verdicts: Mapping[str, bool] | None
+) -> dict[str, Any]:
+    columns = {}
+    if rows:
+        columns = {"em": [row.em for row in rows], "f1": [row.f1 for row in rows]}
+    judged = [float(verdicts[row.id]) for row in rows if row.id in verdicts] if verdicts else []
+    if judged:
+        columns["judge"] = judged
+    scores: dict[str, Any] = dict(with_intervals(columns))
+    scores |= {"answered": len(rows), "failed": len(misses)}
+    return scores | ({"judged": len(judged)} if verdicts is not None else {})

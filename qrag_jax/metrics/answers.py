@@ -1,0 +1,205 @@
+"""Answer metrics: exact match and F1 of a predicted answer against the gold ones.
+
+Four rules, each that of a public evaluation script: SQuAD v1.1 (Rajpurkar et al., 2016), HotpotQA
+(Yang et al., 2018; 2WikiMultiHopQA scores alike), MuSiQue (Trivedi et al., 2022) and BABILong
+(Kuratov et al., 2024). With several gold answers, EM and F1 are each the best over them.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from qrag_jax.errors import InputError
+
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Answers that HotpotQA counts whole or not at all, normalised.
+_WHOLE = ("yes", "no", "noanswer")
+
+
+class Scores(NamedTuple):
+    """EM, 0.0 or 1.0, and F1 in [0, 1]."""
+
+    em: float
+    f1: float
+
+
+def normalise(text: str) -> str:
+    """SQuAD's normal form: lower case, no ASCII punctuation, no articles, single blanks.
+
+    Punctuation goes first and leaves no blank, so "well-known" becomes "wellknown" and "a." "".
+    """
+    bare = text.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLE.sub(" ", bare).split())
+
+
+def squad(prediction: str, golds: Sequence[str]) -> Scores:
+    """SQuAD v1.1: equality, and F1 over bags of tokens, of the normal forms.
+
+    Two texts without any token have EM 1 but F1 0, as in the script.
+
+    Raises:
+        ValueError: there is no gold answer.
+    """
+    return _best(prediction, golds, lambda said, gold: _token_f1(said.split(), gold.split()))
+
+
+def hotpotqa(prediction: str, golds: Sequence[str]) -> Scores:
+    """HotpotQA: SQuAD's, but "yes", "no" and "noanswer" share no tokens with longer answers.
+
+    Raises:
+        ValueError: there is no gold answer.
+    """
+
+    def f1(said: str, gold: str) -> float:
+        if said != gold and (said in _WHOLE or gold in _WHOLE):
+            return 0.0
+        return _token_f1(said.split(), gold.split())
+
+    return _best(prediction, golds, f1)
+
+
+def musique(prediction: str, golds: Sequence[str]) -> Scores:
+    """MuSiQue: SQuAD's over the answer and its aliases; two texts without a token have F1 1.
+
+    Raises:
+        ValueError: there is no gold answer.
+    """
+
+    def f1(said: str, gold: str) -> float:
+        if not said or not gold:
+            return float(said == gold)
+        return _token_f1(said.split(), gold.split())
+
+    return _best(prediction, golds, f1)
+
+
+def _best(prediction: str, golds: Sequence[str], f1: Callable[[str, str], float]) -> Scores:
+    if not golds:
+        raise ValueError("an answer is scored against at least one gold answer")
+    said = normalise(prediction)
+    forms = [normalise(gold) for gold in golds]
+    return Scores(float(said in forms), max(f1(said, gold) for gold in forms))
+
+
+def _token_f1(said: Collection[str], gold: Collection[str]) -> float:
+    same = sum((Counter(said) & Counter(gold)).values())
+    if same == 0:
+        return 0.0
+    precision, recall = same / len(said), same / len(gold)
+    return 2.0 * precision * recall / (precision + recall)
+
+
+_ROOMS = frozenset({"bathroom", "bedroom", "garden", "hallway", "kitchen", "office"})
+_INVENTED_ROOMS = frozenset({"library", "attic", "cellar", "pantry", "porch", "studio"})
+# Task → the answers it may have: those of the bAbI files, then those of our generated stories.
+BABILONG_LABELS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+    **{task: (_ROOMS, _INVENTED_ROOMS) for task in ("qa1", "qa2", "qa3", "qa4")},
+    "qa5": (
+        frozenset({"bill", "fred", "jeff", "mary", "apple", "football", "milk"}),
+        frozenset({"nora", "felix", "ruth", "oscar", "lantern", "basket", "violin"}),
+    ),
+}
+
+
+def babilong(prediction: str, golds: Sequence[str], task: str, question: str) -> Scores:
+    """BABILong's rule for `task`: which of its labels does the answer name?
+
+    Of the answer the first sentence counts, in lower case; a label is named where its letters
+    stand ("gardens" names "garden"); labels that the question names too do not count, so that a
+    template may repeat the question ("Before the garden the milk was in the office."). EM asks
+    that the gold label is named and no other: BABILong's accuracy. F1 is over sets of labels.
+
+    Q-RAG's script takes the last word for EM and counts the question's labels in F1, so that a
+    right answer in the template of qa3 has F1 2/3 there; here it has 1.
+
+    Args:
+        golds: the gold labels, one answer each.
+        task: qa1 to qa5.
+
+    Raises:
+        InputError: the task is unknown, or a gold answer is no label of it.
+        ValueError: there is no gold answer.
+    """
+    if task not in BABILONG_LABELS:
+        known = ", ".join(BABILONG_LABELS)
+        raise InputError(f"the BABILong task {task!r} has no answer metric; use one of {known}")
+    if not golds:
+        raise ValueError("an answer is scored against at least one gold answer")
+    scores = []
+    for gold in golds:
+        label = gold.strip().lower()
+        labels = next((labels for labels in BABILONG_LABELS[task] if label in labels), None)
+        if labels is None:
+            raise InputError(
+                f"the gold answer {gold!r} is no label of the BABILong task {task}; score other "
+                "data by squad"
+            )
+        named = _named(prediction, labels) - {each for each in labels if each in question.lower()}
+        scores.append(Scores(float(named == {label}), _token_f1(named, {label})))
+    return Scores(max(score.em for score in scores), max(score.f1 for score in scores))
+
+
+def _named(prediction: str, labels: Collection[str]) -> set[str]:
+    sentence = prediction.lower().split(".")[0]
+    for end in ("<context>", "<example>"):  # a model that goes on with examples of its own
+        sentence = sentence.split(end)[0]
+    return {label for label in labels if label in sentence}
+
+
+_BABILONG_ID = re.compile(r"(qa[1-5])-")
+_MUSIQUE_ID = re.compile(r"(([234])hop\d?)__")
+_HOTPOTQA_ID = re.compile(r"[0-9a-f]{24}|[0-9a-f]{32}|noid-.*")  # also 2WikiMultiHopQA's
+RULES = ("squad", "hotpotqa", "musique", "babilong")
+
+
+def rule_of(sample_id: str) -> str:
+    """The rule of the data set that an id is from, as one can tell: a name in `RULES`."""
+    if _BABILONG_ID.match(sample_id):
+        return "babilong"
+    if _MUSIQUE_ID.match(sample_id):
+        return "musique"
+    return "hotpotqa" if _HOTPOTQA_ID.fullmatch(sample_id) else "squad"
+
+
+def babilong_task(sample_id: str) -> str:
+    """The bAbI task that the id of a BABILong document begins with, "" where it does not."""
+    found = _BABILONG_ID.match(sample_id)
+    return found[1] if found else ""
+
+
+def musique_type(sample_id: str) -> str:
+    """The shape of a MuSiQue question that its id begins with, such as "3hop1"; else ""."""
+    found = _MUSIQUE_ID.match(sample_id)
+    return found[1] if found else ""
+
+
+def musique_hops(sample_id: str) -> int:
+    """The number of hops in a MuSiQue question's id, 0 where it says none."""
+    found = _MUSIQUE_ID.match(sample_id)
+    return int(found[2]) if found else 0
+
+
+def score(
+    rule: str, sample_id: str, question: str, prediction: str, golds: Sequence[str]
+) -> Scores:
+    """EM and F1 by the rule called `rule`.
+
+    Args:
+        rule: a name in `RULES`.
+        sample_id, question: what `babilong` needs besides; it reads the task from the id.
+
+    Raises:
+        InputError: the rule is unknown, or see `babilong`.
+        ValueError: there is no gold answer.
+    """
+    if rule == "babilong":
+        return babilong(prediction, golds, babilong_task(sample_id), question)
+    functions = {"squad": squad, "hotpotqa": hotpotqa, "musique": musique}
+    if rule not in functions:
+        raise InputError(f"the answer metric {rule!r} is unknown; use one of {', '.join(RULES)}")
+    return functions[rule](prediction, golds)

@@ -1,0 +1,30 @@
+"""What several tests of the client ask and read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.outcomes import Answer, ChatRequest, Outcome
+
+MakeClient = Callable[..., Client]
+
+
+def chat(prompt: str, **parameters: Any) -> ChatRequest:
+    """A chat whose last message is the prompt, which the server echoes."""
+    return ChatRequest((("system", "Echo."), ("user", prompt)), **parameters)
+
+
+def texts(outcomes: Sequence[Outcome]) -> list[str]:
+    """Texts of answers and causes of failures."""
+    return [outcome.text if isinstance(outcome, Answer) else outcome.cause for outcome in outcomes]
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Whether something comes to hold in that time."""
+    ends = time.monotonic() + seconds
+    while not holds() and time.monotonic() < ends:
+        time.sleep(0.01)
+    return holds()

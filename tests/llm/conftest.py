@@ -1,0 +1,56 @@
+"""The server and the settings that tests of the client share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.client_config import ClientConfig
+from tests.llm.server import ModelServer
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _short_turns() -> Iterator[None]:
+    """Server and client take turns on one interpreter; at 5 ms a turn every reply takes four."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    with ModelServer() as running:
+        yield running
+
+
+@pytest.fixture
+def said() -> list[str]:
+    """What clients made by `make_client` told people."""
+    return []
+
+
+@pytest.fixture
+def make_client(server: ModelServer, said: list[str]) -> Iterator[Callable[..., Client]]:
+    """Clients of `server` with short pauses and settings as given, closed at the end."""
+    clients: list[Client] = []
+
+    def make(**settings: Any) -> Client:
+        defaults: dict[str, Any] = {
+            "url": server.url,
+            "model": "tiny",
+            "attempt_timeout": 20.0,
+            "deadline": 30.0,
+            "retry_pause": 0.01,
+            "probe_pause": 0.05,
+        }
+        clients.append(Client(ClientConfig(**defaults | settings), said.append))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()

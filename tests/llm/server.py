@@ -1,0 +1,197 @@
+"""A real HTTP server that speaks OpenAI's completions and misbehaves as its script says."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A request as it came: `number` counts from 0 over all but probes, `nth` per prompt."""
+
+    number: int
+    nth: int
+    path: str
+    body: Mapping[str, Any]
+    headers: Mapping[str, str]
+
+    @property
+    def prompt(self) -> str:
+        """The last message, or the text to complete."""
+        if "messages" in self.body:
+            return self.body["messages"][-1]["content"]
+        return self.body["prompt"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What goes back.
+
+    Attributes:
+        text: of the answer, None for "echo: " and the prompt. choice: further fields of it.
+        status: HTTP status; an error's text is its message.
+        raw: the whole body instead. headers: further ones. delay: seconds before the reply.
+        drop: close the connection without a word.
+    """
+
+    text: str | None = None
+    status: int = 200
+    delay: float = 0.0
+    raw: str | None = None
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    drop: bool = False
+    choice: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+Script = Callable[[Call], Reply]
+
+
+class ModelServer:
+    """Serves on 127.0.0.1 from a thread, on the same port after `kill` and `start`.
+
+    Attributes:
+        script: the reply to each call; may be changed at any time. probe_status: to each probe.
+        calls: all completions asked for. probes: requests for /models.
+        most_at_once: completions in work at the same time. connections: accepted so far.
+    """
+
+    def __init__(self, script: Script = lambda call: Reply()) -> None:
+        self.script = script
+        self.probe_status: Callable[[], int] = lambda: 200
+        self.calls: list[Call] = []
+        self.probes = 0
+        self.most_at_once = 0
+        self.connections = 0
+        self._at_once = 0
+        self._asked: dict[str, int] = {}
+        self._port = 0
+        self._open: set[asyncio.StreamWriter] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """The base of the API."""
+        return f"http://127.0.0.1:{self._port}/v1"
+
+    def start(self) -> None:
+        """Listens; after `kill` on the port of before."""
+        loop, listening = asyncio.new_event_loop(), threading.Event()
+
+        async def serve() -> None:
+            server = await asyncio.start_server(self._connection, "127.0.0.1", self._port)
+            self._port = server.sockets[0].getsockname()[1]
+            self._server = server
+            listening.set()
+
+        def run() -> None:
+            loop.create_task(serve())
+            loop.run_forever()
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.run_until_complete(asyncio.sleep(0.01))
+            loop.close()
+
+        self._loop = loop
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+        assert listening.wait(10)
+
+    def kill(self) -> None:
+        """Refuses connections and breaks those that are open, as a process that dies."""
+        if self._loop is None:
+            return
+        loop, self._loop = self._loop, None
+
+        def die() -> None:
+            self._server.close()
+            for writer in self._open:
+                writer.transport.abort()
+            self._open.clear()
+            loop.stop()
+
+        loop.call_soon_threadsafe(die)
+        self._thread.join(10)
+        self._at_once = 0
+
+    def __enter__(self) -> ModelServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        self.connections += 1
+        try:
+            while await self._request(reader, writer):
+                await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._open.discard(writer)
+            writer.close()
+
+    async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answers one request; whether the connection goes on."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        method, path, _ = head[0].split(" ")
+        headers = {name.lower(): value for name, _, value in (h.partition(": ") for h in head[1:])}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        if method == "GET":
+            self.probes += 1
+            _send(writer, self.probe_status(), '{"object": "list", "data": []}', {})
+            return True
+        call = self._counted(path, json.loads(body), headers)
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            reply = self.script(call)
+            if reply.delay:
+                await asyncio.sleep(reply.delay)
+        finally:
+            self._at_once -= 1
+        if reply.drop:
+            return False
+        _send(writer, reply.status, _body(call, reply), reply.headers)
+        return True
+
+    def _counted(self, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Call:
+        call = Call(len(self.calls), 0, path, body, headers)
+        nth = self._asked.get(str(call.prompt), 0)
+        self._asked[str(call.prompt)] = nth + 1
+        call = dataclasses.replace(call, nth=nth)
+        self.calls.append(call)
+        return call
+
+
+def _send(writer: asyncio.StreamWriter, status: int, body: str, headers: Mapping[str, str]) -> None:
+    data = body.encode()
+    head = {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}
+    lines = [f"HTTP/1.1 {status} Scripted", *(f"{name}: {value}" for name, value in head.items())]
+    writer.write("\r\n".join([*lines, "", ""]).encode() + data)
+
+
+def _body(call: Call, reply: Reply) -> str:
+    if reply.raw is not None:
+        return reply.raw
+    if reply.status != 200:
+        return json.dumps({"error": {"message": reply.text or "as scripted"}})
+    text = f"echo: {call.prompt}" if reply.text is None else reply.text
+    said: dict[str, Any] = {"text": text}
+    if call.path.endswith("/chat/completions"):
+        said = {"message": {"role": "assistant", "content": text}}
+    choice = {"index": 0, "finish_reason": "stop", **said, **reply.choice}
+    usage = {"prompt_tokens": len(str(call.prompt).split()), "completion_tokens": 2}
+    return json.dumps({"object": "chat.completion", "choices": [choice], "usage": usage})

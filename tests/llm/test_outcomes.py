@@ -1,0 +1,95 @@
+"""Requests and their keys, and the words of replies that tests of the client do not reach."""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+
+import pytest
+
+from qrag_jax.llm.outcomes import (
+    Answer,
+    ChatRequest,
+    CompletionRequest,
+    Failure,
+    Request,
+    request_key,
+)
+from qrag_jax.llm.replies import read_error, read_reply, retry_after, shorten
+
+MESSAGES = (("user", "a"),)
+
+
+def test_keys_tell_apart_whatever_changes_the_answer() -> None:
+    requests: list[Request] = [
+        ChatRequest(MESSAGES),
+        ChatRequest((("system", "a"),)),
+        ChatRequest((("user", "a"), ("user", "a"))),
+        ChatRequest(MESSAGES, max_tokens=3),
+        ChatRequest(MESSAGES, seed=1),
+        ChatRequest(MESSAGES, top_p=0.5),
+        ChatRequest(MESSAGES, log_probs=True),
+        ChatRequest(MESSAGES, extra={"top_k": 3}),
+        CompletionRequest("a"),
+        CompletionRequest((1, 2)),
+    ]
+    keys = {request_key(request, "model", "1") for request in requests}
+    keys |= {request_key(requests[0], "other", "1"), request_key(requests[0], "model", "2")}
+    assert len(keys) == len(requests) + 2
+    one = ChatRequest(MESSAGES, extra={"a": 1, "b": 2})
+    other = ChatRequest(MESSAGES, extra={"b": 2, "a": 1})
+    assert request_key(one, "model", "1") == request_key(other, "model", "1")
+    assert hash(one) == hash(other)
+
+
+def test_a_failure_has_a_known_cause() -> None:
+    with pytest.raises(ValueError, match="not network"):
+        Failure("network", "x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"choices": "x"}',
+        '{"choices": ["x"]}',
+        '{"choices": [{}]}',
+        '{"choices": {"0": 1}}',
+        "null",
+        "[" * 100_000,
+        '{"choices": [{"text": "a", "logprobs": 3}]}',
+        '{"choices": [{"text": "a", "token_ids": [Infinity]}]}',
+        '{"choices": [{"text": "a"}], "usage": {"prompt_tokens": "many"}}',
+        '{"choices": [{"text": "a", "logprobs": {"token_logprobs": [1]}}]}',
+    ],
+)
+def test_whatever_comes_is_a_value(text: str) -> None:
+    outcome = read_reply(text, "")
+    assert isinstance(outcome, Failure)
+    assert outcome.cause == "malformed"
+    assert len(outcome.message) < 400
+
+
+def test_a_reply_with_the_least_is_an_answer() -> None:
+    assert read_reply('{"choices": [{"text": "a"}]}', "3") == Answer("a", "3")
+
+
+@pytest.mark.parametrize("text", ["", "<h1>Bad gateway</h1>", "[]", '{"error": {}}', '"x"', "3"])
+def test_errors_in_any_words(text: str) -> None:
+    assert read_error(502, text).cause == "server"
+    assert read_error(413, text).cause == "too_long"
+    assert read_error(404, text).cause == "request"
+
+
+def test_seconds_that_a_server_asks_to_wait() -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    later = email.utils.format_datetime(now + datetime.timedelta(seconds=60), usegmt=True)
+    assert retry_after({"retry-after": "2.5"}) == 2.5
+    assert 55 < retry_after({"retry-after": later}) <= 60
+    for value in ("", "-3", "nan", "inf", "soon", "Mon, 01 Jan 2001 00:00:00 GMT"):
+        assert retry_after({"retry-after": value}) == 0.0
+    assert retry_after({}) == 0.0
+
+
+def test_long_words_are_cut() -> None:
+    assert shorten("a\n  b") == "a b"
+    assert len(shorten("x" * 1000)) == 300
