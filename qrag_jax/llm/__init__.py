@@ -1,0 +1,1 @@
+"""Language models beside the trainer, asked over HTTP; never imports jax."""
