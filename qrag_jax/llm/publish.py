@@ -115,11 +115,11 @@ class Publisher:
                 self._check_weights(source)
             written = self._write(source, adapter)
             try:
-                self._used.add(version)
                 self._hand_over(written, version, adapter)
             except BaseException:
                 shutil.rmtree(written, ignore_errors=True)
                 raise
+            self._used.add(version)
             last, self._last = self._last, written
             if last is not None:
                 shutil.rmtree(last, ignore_errors=True)
