@@ -33,6 +33,9 @@ from qrag_jax.llm.endpoint import Endpoint, Reply
 
 MEMORY = Path("/dev/shm")  # noqa: S108  (a file system in memory; the folder made there is private)
 VERSION = re.compile(r"[\w.-]+")
+# Where a model's head is its word vectors, vLLM's reload on CPU leaves the head, which it keeps
+# packed, as it was, without an error: a mixture would answer. Under its own name it is renewed.
+WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 WEIGHTS = "*.safetensors"
 
@@ -185,8 +188,12 @@ class Publisher:
                 names = ADAPTER_FILES if adapter else sorted(p.name for p in source.glob(WEIGHTS))
                 for name in names:
                     shutil.copyfile(source / name, building / name)
+                if not adapter:
+                    _add_tied_head(building)
             else:
                 tensors = {n: np.ascontiguousarray(array) for n, array in source.items()}
+                if HEAD not in tensors and WORDS in tensors:
+                    tensors[HEAD] = tensors[WORDS].copy()
                 save_file(tensors, building / "model.safetensors", metadata={"format": "pt"})
             building.rename(target)
         except OSError as error:
@@ -247,6 +254,20 @@ class Publisher:
 
 def _array_shapes(tensors: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in tensors.items()}
+
+
+def _add_tied_head(folder: Path) -> None:
+    """Writes the word vectors once more, as the head, where the folder's model has none."""
+    found: np.ndarray | None = None
+    for path in sorted(folder.glob(WEIGHTS)):
+        with safe_open(path, framework="numpy") as file:
+            names = file.keys()
+            if HEAD in names:
+                return
+            if WORDS in names:
+                found = file.get_tensor(WORDS)
+    if found is not None:
+        save_file({HEAD: found}, folder / "head.safetensors", metadata={"format": "pt"})
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:

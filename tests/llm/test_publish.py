@@ -41,7 +41,9 @@ class Recorder:
                 recorder.calls.append((self.path, body))
                 if self.path == "/collective_rpc":
                     folder = Path(body["kwargs"]["weights_path"])
-                    recorder.found = load_file(folder / "model.safetensors")
+                    recorder.found = {}
+                    for path in folder.glob("*.safetensors"):
+                        recorder.found |= load_file(path)
                 self.send_response(recorder.refuses.get(self.path, 200))
                 self.end_headers()
                 self.wfile.write(json.dumps({"success": recorder.reset}).encode())
@@ -122,6 +124,26 @@ def test_a_folder(publisher: Publisher, recorder: Recorder, tmp_path: Path) -> N
     (source / "model.safetensors").write_bytes(b"")  # no longer needed
     publisher.republish()
     np.testing.assert_array_equal(recorder.found["a"], WEIGHTS["a"])
+
+
+WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_a_tied_head_is_told_by_its_name(
+    as_folder: bool, dtype: Any, recorder: Recorder, tmp_path: Path
+) -> None:
+    words = np.arange(6).reshape(3, 2).astype(dtype)
+    (tmp_path / "source").mkdir()
+    with Publisher(recorder.url, "m", folder=tmp_path / "memory") as publisher:
+        for version, head in (("tied", None), ("own", words + words)):
+            tensors = {WORDS: words} | ({} if head is None else {HEAD: head})
+            save_file(tensors, tmp_path / "source" / "model.safetensors")
+            publisher.publish(tmp_path / "source" if as_folder else tensors, version)
+            assert recorder.found.keys() == {WORDS, HEAD}
+            assert recorder.found[HEAD].dtype == dtype
+            np.testing.assert_array_equal(recorder.found[HEAD], words if head is None else head)
 
 
 @pytest.fixture
