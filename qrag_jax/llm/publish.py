@@ -7,9 +7,10 @@ Needs a server started with `config.llm.server.publish`. What vLLM tells about v
   vLLM would answer from prefixes cached with the earlier weights.
 - All weights: vLLM keeps one version for the whole engine (/update_weight_version, /weight_info).
   Answers of /v1/chat/completions and /v1/completions do not carry it; only those of
-  /inference/v1/generate, which takes and gives token ids, do (`weight_versions`, span by span).
-  So weights are exchanged while no answer is being sampled, and `version_since` tells whether the
-  version was one and the same from before a request was sent until after its answer.
+  /inference/v1/generate, which takes and gives token ids, do (`weight_versions`, span by span;
+  vLLM wants --enable-scale-out for it). So weights are exchanged while no answer is being
+  sampled, and `version_since` tells whether the version was one and the same from before a
+  request was sent until after its answer.
 """
 
 from __future__ import annotations

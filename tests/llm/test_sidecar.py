@@ -87,7 +87,14 @@ class Served:
         os.environ["QRAG_TEST_KEY"] = KEY
         self.lines: list[str] = []
         self.server = Server(
-            settings(folder, log, lora_rank=8, publish=True, api_key_env="QRAG_TEST_KEY"),
+            settings(
+                folder,
+                log,
+                lora_rank=8,
+                publish=True,
+                api_key_env="QRAG_TEST_KEY",
+                arguments=("--enforce-eager", "--enable-scale-out"),
+            ),
             say=self.lines.append,
             on_down=lambda: self.publisher.forget(),
             on_up=lambda: self.publisher.republish(),
@@ -208,7 +215,9 @@ def test_jax_parameters_are_served(served: Served) -> None:
     assert served.endpoint.get("/weight_info").json == {"weight_version": "jax"}
     body = {"model": "tiny", "token_ids": prompt()}
     body["sampling_params"] = {"temperature": 0, "max_tokens": COUNT}
-    (choice,) = served.endpoint.post("/inference/v1/generate", body).json["choices"]
+    reply = served.endpoint.post("/inference/v1/generate", body)
+    assert reply.status == 200, reply.reason
+    (choice,) = reply.json["choices"]
     assert choice["token_ids"] == ours
     assert {span["version"] for span in choice["weight_versions"]} == {"jax"}
 
