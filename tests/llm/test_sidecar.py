@@ -5,6 +5,8 @@ The tests go from one state of one server to the next, in the order they stand i
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -53,7 +55,7 @@ def settings(folder: Path, log: Path, **changes: Any) -> ServerConfig:
         "dtype": "float32",
         "arguments": ("--enforce-eager",),
         "log": str(log),
-        "start_timeout": 400.0,
+        "start_timeout": 900.0,
         "backoff": 0.5,
     }
     return ServerConfig(**{**fields, **changes})
@@ -271,7 +273,7 @@ def test_killed_it_serves_the_last_version_again(served: Served) -> None:
     os.kill(front, signal.SIGKILL)
     wait_until(lambda: not served.server.alive(), 30)
     wait_until(lambda: served.publisher.current.version == "", 30)
-    wait_until(served.server.alive, 400)
+    wait_until(served.server.alive, 900)
     assert served.server.restarts == 1
     assert not any(map(running, before))
     assert any("restart 1 of 5 in 0.5 s" in line for line in served.lines)
@@ -280,11 +282,10 @@ def test_killed_it_serves_the_last_version_again(served: Served) -> None:
 
 
 TRAINER = """
-import sys, time
+import json, sys, time
 from qrag_jax.llm.server import Server
-from tests.llm.test_sidecar import settings
-from pathlib import Path
-server = Server(settings(Path(sys.argv[1]), Path(sys.argv[2])))
+from qrag_jax.llm.server_config import ServerConfig
+server = Server(ServerConfig(**json.loads(sys.argv[1])))
 server.start()
 print("ready", server.url, flush=True)
 time.sleep(600)
@@ -292,8 +293,9 @@ time.sleep(600)
 
 
 def test_it_does_not_outlive_a_killed_trainer(folder: Path, tmp_path: Path) -> None:
+    config = settings(folder, tmp_path / "vllm.log")
     trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, str(folder), str(tmp_path / "vllm.log")],
+        [sys.executable, "-c", TRAINER, json.dumps(dataclasses.asdict(config))],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
