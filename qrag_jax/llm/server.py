@@ -182,6 +182,12 @@ class Server:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        # The killed ones take a moment to be gone, and their GPU memory with them.
+        limit = time.monotonic() + 5.0
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            while time.monotonic() < limit:
+                os.killpg(process.pid, 0)
+                time.sleep(LOOK_EVERY / 4)
 
     # ---------------------------------------------------------------- the watching thread
 
