@@ -72,7 +72,8 @@ class StandIn:
     def starts(self) -> list[dict[str, Any]]:
         """argv, environment and process numbers of each start so far."""
         record = self.python.with_name("starts.jsonl")
-        return [json.loads(line) for line in record.read_text().splitlines()]
+        lines = record.read_text().splitlines() if record.exists() else []
+        return [json.loads(line) for line in lines]
 
     def pids(self) -> list[int]:
         """Of all its processes ever."""
