@@ -25,6 +25,8 @@ from qrag_jax.llm.server_config import HOST, ServerConfig, interpreter
 
 LOOK_EVERY = 0.2  # seconds
 LONGEST_BACKOFF = 60.0
+PORT_TRIES = 3
+PORT_LOST = "Address already in use"
 LAST_LINES = 15  # of the log, shown when it dies at start
 
 
@@ -87,17 +89,22 @@ class Server:
                 answer within `start_timeout`. Nothing is left running.
         """
         interpreter(self.config.python)
-        self._port = _free_port(self.config.port)
         self._stopping.clear()
-        try:
-            self._launch()
-            self._await_ready()
-        except _NotReady as error:
-            self._end()
-            raise InputError(str(error)) from None
-        except BaseException:
-            self._end()
-            raise
+        for tries_left in reversed(range(PORT_TRIES)):
+            self._port = _free_port(self.config.port)
+            try:
+                self._launch()
+                self._await_ready()
+                break
+            except _NotReady as error:
+                self._end()
+                # Between our look and its start another process may have taken a free port.
+                lost = any(PORT_LOST in line for line in self._tail(LAST_LINES))
+                if self.config.port or not lost or not tries_left:
+                    raise InputError(str(error)) from None
+            except BaseException:
+                self._end()
+                raise
         self._up.set()
         self._thread = threading.Thread(target=self._watch, name="vllm-watch", daemon=True)
         self._thread.start()

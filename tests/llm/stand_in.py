@@ -34,6 +34,8 @@ print("loading the weights", flush=True)
 if mode == "dies" or (mode == "dies again" and starts):
     print("the weights are broken", flush=True)
     sys.exit(3)
+if mode == "port lost" and not starts:
+    raise OSError(98, "Address already in use")
 if mode == "hangs":
     time.sleep(600)
 time.sleep(float(os.environ.get("STAND_IN_DELAY", "0")))

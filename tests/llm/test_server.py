@@ -151,6 +151,23 @@ def test_it_dies_at_start(
     assert "loading the weights\n    the weights are broken" in text
 
 
+def test_a_free_port_that_another_took_meanwhile(
+    config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN", "port lost")
+    with Server(config, say=lambda line: None) as server:
+        assert Endpoint(server.url).model_names() == ("little",)
+        assert server.restarts == 0
+    first, second = (
+        start["argv"][start["argv"].index("--port") + 1] for start in stand_in.starts()
+    )
+    assert server.url == f"http://127.0.0.1:{second}/v1"
+    stand_in.python.with_name("starts.jsonl").unlink()
+    with pytest.raises(InputError, match="Address already in use"):
+        Server(changed(config, port=int(first)), say=lambda line: None).start()
+    assert len(stand_in.starts()) == 1
+
+
 def test_it_is_never_ready(
     config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
