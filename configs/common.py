@@ -139,6 +139,26 @@ def get_config() -> ConfigDict:
     config.eval.stop_threshold = float("-inf")  # an episode ends before a Q not above this
     config.eval.seed = 42  # draws those questions; names the retrieval log
 
+    config.llm = ConfigDict()  # the language model beside the trainer
+    config.llm.url = ""  # of a server that is there, http://127.0.0.1:8000/v1; "": one is started
+    config.llm.model = ""  # name that the server knows it by; "": as its folder or on the hub
+    config.llm.api_key_env = ""  # environment variable that holds its API key, "": no key
+    config.llm.server = ConfigDict()  # vLLM where the url is ""
+    config.llm.server.model = ""  # folder or hub name
+    config.llm.server.python = ".venv-vllm/bin/python"  # of vLLM's environment: `make sidecar`
+    config.llm.server.port = 0  # on 127.0.0.1, 0: a free one
+    config.llm.server.devices = ""  # CUDA_VISIBLE_DEVICES, "0,1"; "": the trainer's
+    config.llm.server.memory_share = 0.45  # of a GPU's memory, weights and cache together
+    config.llm.server.cpu_cache_gib = 0  # of the cache on CPU, 0: as vLLM chooses
+    config.llm.server.max_model_len = 4096  # tokens of prompt and answer, 0: the model's
+    config.llm.server.dtype = "auto"  # of weights and computation
+    config.llm.server.lora_rank = 0  # highest of adapters served, 0: none are
+    config.llm.server.publish = False  # weights are handed over: opens development endpoints
+    config.llm.server.arguments = ()  # more of vLLM's, ("--tensor-parallel-size", "2")
+    config.llm.server.log = "vllm.log"  # in the workdir
+    config.llm.server.start_timeout = 1800.0  # seconds until it must answer
+    config.llm.server.restarts = 5  # in a row, then it is given up
+
     config.runtime = ConfigDict()
     config.runtime.mesh = (-1, 1, 1)  # devices along data, fsdp, tensor; -1: the rest
     # (regex, strategy) by parameter, the first found in its name holds: "model" is as the model's

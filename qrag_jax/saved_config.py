@@ -31,6 +31,7 @@ FREE_FIELDS = (
     "eval.seed",
     "eval.beam",
     "eval.stop_threshold",
+    "llm.",
     "runtime.",
     "profile",
 )

@@ -1,4 +1,4 @@
-"""The server and the settings that tests of the client share."""
+"""What the tests of the client and of the sidecar share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.client_config import ClientConfig
 from tests.llm.server import ModelServer
+from tests.llm.stand_in import model_folder, stand_in
+
+__all__ = ["model_folder", "stand_in"]
 
 
 @pytest.fixture(autouse=True, scope="package")

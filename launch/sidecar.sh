@@ -1,0 +1,13 @@
+#!/bin/sh
+# Serves a language model with vLLM until Ctrl-C, for trainers given the URL it prints:
+#   launch/sidecar.sh --config.llm.server.model=FOLDER [--config.llm.server.port=8100 …]
+# QRAG_PYTHON is the trainer's interpreter; vLLM has an environment of its own: make sidecar.
+set -eu
+cd "$(dirname "$0")/.."
+config=--config=configs/quickstart.py
+for word in "$@"; do
+    case $word in
+    --config | --config=*) config= ;;
+    esac
+done
+exec "${QRAG_PYTHON:-.venv/bin/python}" -m qrag_jax.llm.serve ${config:+"$config"} "$@"

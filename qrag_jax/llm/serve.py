@@ -1,0 +1,69 @@
+"""Serves a language model until it is told to stop: python -m qrag_jax.llm.serve
+--config=configs/quickstart.py --config.llm.server.model=FOLDER
+
+For trainers on other terminals; one that has no --config.llm.url starts a server of its own.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from ml_collections import config_flags
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm.server import Server
+from qrag_jax.llm.sidecar import sidecar
+from qrag_jax.runtime import commandline
+
+CONFIG = config_flags.DEFINE_config_file("config", None, "Experiment, FILE or FILE:VARIANT.")
+LOOK_EVERY = 0.5  # seconds
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def serve(server: Server) -> int:
+    """Keeps the server up until SIGTERM or Ctrl-C; returns the exit status."""
+    asked: list[int] = []  # a handler may not set an Event that the same thread waits for
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if len(asked) > 1 or not server.alive():
+            raise KeyboardInterrupt  # it is still starting, or hangs
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    try:
+        with server:
+            # The one line on standard output, for scripts.
+            print(f"--config.llm.url={server.url} --config.llm.model={server.name}", flush=True)
+            while not asked:
+                if server.failure:
+                    return 1
+                time.sleep(LOOK_EVERY)
+    except KeyboardInterrupt:
+        _say("stopped")
+        return 130
+    _say("stopped")
+    return 0
+
+
+def main() -> int:
+    """Reads the flags and serves."""
+    if CONFIG.value is None:
+        raise InputError("give an experiment, for example --config=configs/quickstart.py.")
+    llm = CONFIG.value.llm
+    if llm.url:
+        raise InputError(f"--config.llm.url={llm.url} names a server that is there already.")
+    server = sidecar(llm.to_dict(), Path(), say=_say)
+    assert isinstance(server, Server)
+    return serve(server)
+
+
+if __name__ == "__main__":
+    commandline.run(main)

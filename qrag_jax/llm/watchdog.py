@@ -1,0 +1,93 @@
+"""Keeps a server from outliving its trainer: python -I watchdog.py GRACE COMMAND …
+
+It starts COMMAND, and stops it with every process it made when standard input ends or the parent is
+gone, however that died. Standard library only, in a process of its own: nothing that befalls the
+trainer befalls it. It must lead a process group (`start_new_session`), and COMMAND stays in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+
+# prctl(2)
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+LOOK_EVERY = 0.2  # seconds
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+class _Family:
+    """The command and, on Linux, every process that came of it."""
+
+    def __init__(self, command: list[str]) -> None:
+        # Orphans of the command become children of ours, so that none is lost sight of.
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._child = subprocess.Popen(  # noqa: S603  (a list, no shell)
+            command,
+            stdin=subprocess.DEVNULL,
+            # Should this process be killed, its child is too. Nothing else runs here: no threads.
+            preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+        )
+        self.status: int | None = None  # of the command, once it ended; negative: by a signal
+
+    def reap(self) -> bool:
+        """Collects what has ended; whether any process is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._child.pid:
+                self.status = self._child.returncode = os.waitstatus_to_exitcode(status)
+
+    def stop(self, grace: float) -> None:
+        """SIGTERM to all; SIGKILL, to this process too, if any is left after `grace` seconds."""
+        os.killpg(0, signal.SIGTERM)
+        end = time.monotonic() + grace
+        while self.reap():
+            if time.monotonic() > end:
+                print(f"watchdog: not stopped within {grace:g} s; killed", flush=True)
+                os.killpg(0, signal.SIGKILL)
+            time.sleep(LOOK_EVERY / 4)
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command until it ends (returns its status) or is to be stopped (returns 0)."""
+    grace, command, parent = float(argv[1]), argv[2:], os.getppid()
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, note)
+    family = _Family(command)
+    while family.reap() and family.status is None:
+        # A fork of the trainer may hold the other end open: the parent is looked at as well.
+        ended = bool(select.select([0], [], [], LOOK_EVERY)[0])
+        if ended or asked or os.getppid() != parent:
+            family.stop(grace)
+            return 0
+    print(f"watchdog: the server ended with status {family.status}", flush=True)
+    family.stop(min(grace, 5.0))  # what it left behind
+    status = family.status or 0
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main(sys.argv))

@@ -1,0 +1,116 @@
+"""A real child process that behaves like a vLLM server as one looks from outside: an interpreter
+that ignores which module it is told to run, and serves, hesitates, dies or will not stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+import http.server, json, os, signal, subprocess, sys, time
+
+values = {word: sys.argv[i + 1] for i, word in enumerate(sys.argv[:-1])}
+record = os.path.join(os.path.dirname(__file__), "starts.jsonl")
+starts = sum(1 for line in open(record)) if os.path.exists(record) else 0
+mode, pids = os.environ.get("STAND_IN", ""), [os.getpid()]
+if mode == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('on', flush=True)\\n"
+    child = subprocess.Popen([sys.executable, "-c", code + "time.sleep(600)"],
+                             stdout=subprocess.PIPE)
+    child.stdout.readline()
+    pids.append(child.pid)
+with open(record, "a") as file:
+    file.write(json.dumps({"argv": sys.argv, "env": dict(os.environ), "pids": pids}) + "\\n")
+print("loading the weights", flush=True)
+if mode == "dies" or (mode == "dies again" and starts):
+    print("the weights are broken", flush=True)
+    sys.exit(3)
+if mode == "port lost" and not starts:
+    raise OSError(98, "Address already in use")
+if mode == "hangs":
+    time.sleep(600)
+time.sleep(float(os.environ.get("STAND_IN_DELAY", "0")))
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        key = os.environ.get("VLLM_API_KEY")
+        known = not key or self.headers["Authorization"] == "Bearer " + key
+        status = 200 if known or not self.path.startswith("/v1") else 401
+        body = json.dumps({"data": [{"id": values["--served-model-name"]}]}).encode()
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body if status == 200 else b"{}")
+    def log_message(self, *args):
+        pass
+
+address = (values["--host"], int(values["--port"]))
+http.server.ThreadingHTTPServer(address, Handler).serve_forever()
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class StandIn:
+    """The executable, which writes down how each of its processes was started."""
+
+    python: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> StandIn:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "python"
+        path.write_text(f"#!{sys.executable}\n{SCRIPT}")
+        path.chmod(0o755)
+        return cls(path)
+
+    def starts(self) -> list[dict[str, Any]]:
+        """argv, environment and process numbers of each start so far."""
+        record = self.python.with_name("starts.jsonl")
+        lines = record.read_text().splitlines() if record.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def pids(self) -> list[int]:
+        """Of all its processes ever."""
+        return [pid for start in self.starts() for pid in start["pids"]]
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> StandIn:
+    return StandIn.make(tmp_path / "environment" / "bin")
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "little"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z" if stat.exists() else True
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(happened: Callable[[], Any], seconds: float = 20.0) -> None:
+    """Returns once `happened()`; fails when it does not within `seconds`."""
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
