@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -151,10 +151,7 @@ def gradient_sums(
     """
     if rollout_config.stop_action:
         batch = with_stop(batch)
-    keys_of_towers = None
-    if isinstance(params, Adapted) and dropout_key is not None:
-        keys_of_towers = jax.random.split(dropout_key, 2)
-        params = params._replace(dropout_key=keys_of_towers)
+    params = with_dropout(params, dropout_key)
     trajectory = rollout(
         encoder,
         plan,
@@ -166,6 +163,34 @@ def gradient_sums(
         uniform,
     )
     rewards = feedback(batch, trajectory)
+    return regress(encoder, plan, rollout_config, config, params, batch, trajectory, rewards)
+
+
+def with_dropout(params: Params | Adapted, key: jax.Array | None) -> Params | Adapted:
+    """Adapters with a key of dropout for each of the two towers, from the one of this step."""
+    if not isinstance(params, Adapted) or key is None:
+        return params
+    return params._replace(dropout_key=jax.random.split(key, 2))
+
+
+def regress(
+    encoder: TextEncoder,
+    plan: Plan,
+    rollout_config: RolloutConfig,
+    config: PQNConfig,
+    params: Params | Adapted,
+    batch: EpisodeBatch,
+    trajectory: Trajectory,
+    rewards: jax.Array,
+) -> tuple[Params, Sums]:
+    """The gradient of the summed loss of episodes that were played, with the sums to divide by.
+
+    Args:
+        params: the towers that learn, with the keys that `trajectory`'s embeddings were made with.
+        batch: with STOP if there is one. rewards: `[B, T]`.
+        trajectory: embeddings and Q by `params`, values by the target towers. What is not `valid`
+            in it is left out of every sum.
+    """
     target = targets(trajectory, rewards, config)
     embeddings = (trajectory.state_embeddings, trajectory.chunk_embeddings)
     last = rollout_config.last_position(batch.chunk_mask.shape[1])
@@ -174,19 +199,16 @@ def gradient_sums(
         return loss(states, rotate(chunks, trajectory.positions, last), target, trajectory.valid)
 
     (total, count), cotangents = jax.value_and_grad(loss_of, (0, 1), has_aux=True)(*embeddings)
-    rows = _tower_rows(trajectory)
+    rows = tower_rows(trajectory)
     cotangents = jnp.stack([c.reshape(-1, encoder.width) for c in cotangents])
-    adapted = isinstance(params, Adapted)
-    trained, base = (params.adapters, params.base) if adapted else (params, None)
 
     def of_tower(tower: tuple) -> tuple[Params, TokenCount]:
-        trained, key, *rows_and_cotangents = tower
-        one = trained if base is None else Adapted(base, trained, key)
+        one, *rows_and_cotangents = tower
         return pull_back(encoder, plan.gradients, one, *rows_and_cotangents)
 
-    gradient, used = jax.lax.map(of_tower, (trained, keys_of_towers, *rows, cotangents))
+    gradient, used = over_towers(of_tower, params, (*rows, cotangents))
     tokens = TokenCount.total([trajectory.tokens, used])
-    present = batch.chunk_mask.any(axis=1)
+    present = batch.chunk_mask.any(axis=1) & trajectory.valid.any(axis=1)
     unsolved = batch.support.at[
         jnp.arange(present.shape[0])[:, None],
         jnp.where(trajectory.valid, trajectory.actions, batch.support.shape[1]),
@@ -235,7 +257,26 @@ def apply_update(
     ), optax.tree.norm(gradient)
 
 
-def _tower_rows(trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:
+def over_towers(
+    compute: Callable[[tuple], Any], params: Params | Adapted, rows: tuple[jax.Array, ...]
+) -> Any:
+    """`compute((one tower, *its rows))` for each of the two, compiled once.
+
+    Args:
+        params: whole towers, or adapters on one base, stacked on axis 0. rows: stacked so too.
+    """
+    if not isinstance(params, Adapted):
+        return jax.lax.map(compute, (params, *rows))
+    base = params.base
+
+    def of_adapters(tower: tuple) -> Any:
+        adapters, key, *own = tower
+        return compute((Adapted(base, adapters, key), *own))
+
+    return jax.lax.map(of_adapters, (params.adapters, params.dropout_key, *rows))
+
+
+def tower_rows(trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:
     """States and chosen chunks as rows of one width: tokens `[2, B·T, L]`, lengths `[2, B·T]`."""
     states, chunks = trajectory.state_tokens, trajectory.chunk_tokens
     width = max(states.shape[-1], chunks.shape[-1])
