@@ -89,6 +89,11 @@ def init_state(params: Params, optimizer: optax.GradientTransformation, key: jax
     )
 
 
+def episode_keys(state: TrainState, batch: jax.Array, episodes: int) -> jax.Array:
+    """The PRNG keys `[episodes]` of the batch with this number, that of the step that learns it."""
+    return jax.random.split(jax.random.fold_in(state.key, batch), episodes)
+
+
 def dropout_key(state: TrainState) -> jax.Array:
     """The key of this step's dropout, the same on every device; no other draw comes from it."""
     stream = jax.random.fold_in(state.key, 2**32 - 1)  # which is no number of a step

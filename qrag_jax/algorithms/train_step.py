@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.algorithms import pqn
 from qrag_jax.algorithms.rollout import RolloutConfig
-from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.encoders.lora import Adapted
 from qrag_jax.encoders.ragged import Plan
 from qrag_jax.encoders.text_encoder import Params, TextEncoder
@@ -59,11 +59,45 @@ def make_train_step(
     `td_error`, `entropy`), over episodes (`return`, `fact_em` of the acting policy), and
     `grad_norm`, `learning_rate`, `alpha`, `padding_share`, `env_steps`.
     """
+    sums_of = partial(pqn.gradient_sums, encoder, plan, rollout_config, config, feedback)
     drops = base_shardings is not None and encoder.lora_dropout > 0
-    gradient_sums = partial(pqn.gradient_sums, encoder, plan, rollout_config, config, feedback)
+    return make_step(
+        mesh,
+        shardings,
+        sums_of,
+        config,
+        optimizer,
+        schedule,
+        peak_learning_rate,
+        accumulation,
+        drops,
+        base_shardings,
+    )
+
+
+def make_step(
+    mesh: Mesh,
+    shardings: pqn.TrainState,
+    sums_of: Callable[..., tuple[Params, pqn.Sums]],
+    config: pqn.PQNConfig,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    peak_learning_rate: float,
+    accumulation: int,
+    drops: bool,
+    base_shardings: Params | None,
+    more_metrics: Callable[[Any, Metrics], Metrics] = lambda episodes, metrics: metrics,
+) -> TrainStep:
+    """`make_train_step` for any way from episodes to the gradient of their summed loss.
+
+    Args:
+        sums_of: `(params, target_params, episodes, keys, alpha, uniform, dropout_key)` to what
+            `pqn.gradient_sums` returns; episodes are a pytree with the batch on axis 0.
+        drops: whether there is dropout. more_metrics: adds to them what episodes tell.
+    """
     specs, base_specs = specs_of(shardings.params), specs_of(base_shardings)
 
-    def on_device(params, target_params, base, batch, keys, alpha, uniform, dropout_key):
+    def on_device(params, target_params, base, episodes, keys, alpha, uniform, dropout_key):
         params, target_params = gather(params, specs), gather(target_params, specs)
         if base is not None:
             base = gather(base, base_specs)
@@ -73,17 +107,17 @@ def make_train_step(
             gradient, sums = totals
             return sum_to_parts(gradient, specs), jax.lax.psum(sums, BATCH_AXES)
 
-        def micro(batch, keys):
+        def micro(episodes, keys):
             settings = alpha, uniform, dropout_key
-            return gradient_sums(params, target_params, batch, keys, *settings)
+            return sums_of(params, target_params, episodes, keys, *settings)
 
         def add(total, micro_batch):
             return jax.tree.map(jnp.add, total, micro(*micro_batch)), None
 
         if accumulation == 1:
-            return total_over_mesh(micro(batch, keys))
+            return total_over_mesh(micro(episodes, keys))
         split = jax.tree.map(
-            lambda leaf: leaf.reshape(accumulation, -1, *leaf.shape[1:]), (batch, keys)
+            lambda leaf: leaf.reshape(accumulation, -1, *leaf.shape[1:]), (episodes, keys)
         )
         shapes = jax.eval_shape(micro, *jax.tree.map(lambda leaf: leaf[0], split))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -98,34 +132,33 @@ def make_train_step(
         check_vma=False,
     )
 
-    def train_step(state: pqn.TrainState, batch: EpisodeBatch, base: Params | None = None):
+    def train_step(state: pqn.TrainState, episodes: Any, base: Params | None = None):
         learning_rate = schedule(state.step)
         alpha = pqn.alpha_at(config.alpha, learning_rate, peak_learning_rate)
-        step_key = jax.random.fold_in(state.key, state.step)
-        keys = jax.random.split(step_key, batch.sample.shape[0])
+        keys = pqn.episode_keys(state, state.step, jax.tree.leaves(episodes)[0].shape[0])
         uniform = state.env_steps < 2 * config.learning_start
         dropout_key = pqn.dropout_key(state) if drops else None
         gradient, sums = over_mesh(
-            state.params, state.target_params, base, batch, keys, alpha, uniform, dropout_key
+            state.params, state.target_params, base, episodes, keys, alpha, uniform, dropout_key
         )
         new_state, grad_norm = pqn.apply_update(state, gradient, sums, optimizer, config.tau)
         transitions = jnp.maximum(sums.transitions, 1.0)
-        episodes = jnp.maximum(sums.episodes, 1.0)
+        played = jnp.maximum(sums.episodes, 1.0)
         metrics = {
             "loss": sums.loss / transitions,
             "mean_q": sums.q / transitions,
             "mean_target": sums.target / transitions,
             "td_error": sums.td_error / transitions,
             "entropy": sums.entropy / transitions,
-            "return": sums.reward / episodes,
-            "fact_em": sums.solved / episodes,
+            "return": sums.reward / played,
+            "fact_em": sums.solved / played,
             "grad_norm": grad_norm,
             "learning_rate": learning_rate,
             "alpha": alpha,
             "padding_share": 1.0 - sums.real_tokens / jnp.maximum(sums.computed_tokens, 1.0),
             "env_steps": new_state.env_steps.astype(jnp.float32),
         }
-        return new_state, metrics
+        return new_state, more_metrics(episodes, metrics)
 
     placed = shardings, NamedSharding(mesh, by_episode)
     return jax.jit(
