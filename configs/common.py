@@ -100,10 +100,20 @@ def get_config() -> ConfigDict:
     config.policy.top_k_actions = 5  # k, actions drawn from and summed over in V
 
     config.reward = ConfigDict()
-    config.reward.name = "ground_truth"  # r, from the supporting facts
+    # r: "ground_truth" ("gt"), from the supporting facts, or of the language model of config.llm
+    # at the end of an episode: "answer_em", "answer_f1", "babilong_em", "judge".
+    config.reward.name = "ground_truth"
+    # Of ground_truth:
     config.reward.penalize_extra_steps = True  # 0.5 + 0.5·n_facts / n_taken instead of 1
     config.reward.per_fact_reward = 0.0  # for every new supporting fact
     config.reward.step_cost = 0.0  # of a chunk that is no supporting fact; gives STOP its sense
+    # Of the language model:
+    config.reward.scale = 1.0  # factor on the reward
+    config.reward.prompt = "auto"  # in qrag_jax/llm/templates, or a .txt file; auto: by the data
+    # K, updates between an episode's play and its own: so long the model may take to answer while
+    # the device goes on. 0: strictly on-policy.
+    config.reward.staleness = 1
+    config.reward.max_failure_share = 0.5  # of a batch without rewards, above which the run pauses
 
     config.pqn = ConfigDict()
     config.pqn.gamma = 0.99  # γ, discount
@@ -143,6 +153,20 @@ def get_config() -> ConfigDict:
     config.llm.url = ""  # of a server that is there, http://127.0.0.1:8000/v1; "": one is started
     config.llm.model = ""  # name that the server knows it by; "": as its folder or on the hub
     config.llm.api_key_env = ""  # environment variable that holds its API key, "": no key
+    config.llm.version = ""  # of its weights, part of what answers are kept by
+    config.llm.temperature = 0.0  # of answers; 0: greedy, and kept in the cache
+    config.llm.max_tokens = 256  # longest answer, thinking counted in
+    config.llm.top_p = placeholder(float)  # nucleus; None: the server's
+    config.llm.seed = placeholder(int)  # of draws where the temperature is not 0; None: config.seed
+    config.llm.enable_thinking = False  # of models that can think aloud first
+    config.llm.cut_off = "fail"  # what an answer is that max_tokens cut off: fail or score
+    config.llm.max_prompt_tokens = 0  # longer prompts lose their oldest chunks, 0: no limit
+    config.llm.tokenizer = ""  # folder or hub name, counts them; "": that of llm.server.model
+    config.llm.concurrency = 32  # requests sent at once
+    config.llm.deadline = 300.0  # seconds for a request with all its attempts
+    config.llm.attempt_timeout = 120.0  # seconds for one attempt
+    config.llm.attempts = 5  # of one request at most
+    config.llm.cache = "answers.sqlite"  # greedy answers, in the workdir; "": none are kept
     config.llm.server = ConfigDict()  # vLLM where the url is ""
     config.llm.server.model = ""  # folder or hub name
     config.llm.server.python = ".venv-vllm/bin/python"  # of vLLM's environment: `make sidecar`

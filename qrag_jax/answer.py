@@ -22,14 +22,15 @@ from ml_collections import config_dict, config_flags
 from tqdm import tqdm
 
 from qrag_jax import answering
-from qrag_jax.answering import AUTO, JUDGE, Generation, Gold, Question
+from qrag_jax.answering import Gold
 from qrag_jax.data import fields
 from qrag_jax.data.records import read_records
 from qrag_jax.data.sample import BadRecord
 from qrag_jax.errors import InputError
+from qrag_jax.feedback.questions import AUTO, JUDGE, Question
 from qrag_jax.llm import prompts
 from qrag_jax.llm.client_config import ClientConfig
-from qrag_jax.llm.token_count import token_counter
+from qrag_jax.llm.generation import FAIL, SCORE, Generation
 from qrag_jax.metrics import answer_log, answer_table, answers, retrieval_log
 from qrag_jax.metrics.answer_log import AnswerRow, Miss
 from qrag_jax.metrics.chunk_filters import FILTERS, chunk_filter
@@ -67,7 +68,7 @@ THRESHOLD = flags.DEFINE_float("threshold", None, "For qvalue: stop at the first
 STEPS = flags.DEFINE_integer("steps", None, "For retrieval_step: how many chunks to keep.")
 PROMPT = flags.DEFINE_string("prompt", AUTO, "Name of a prompt, or a .txt file; auto: by the id.")
 METRIC = flags.DEFINE_enum("metric", AUTO, (AUTO, *answers.RULES), "How answers are scored.")
-CUT_OFF = flags.DEFINE_enum("cut_off", "fail", ("fail", "score"), "Answers cut by max_tokens.")
+CUT_OFF = flags.DEFINE_enum("cut_off", FAIL, (FAIL, SCORE), "Answers cut by max_tokens.")
 BATCH = flags.DEFINE_integer("batch", 0, "Answers written at once, 0: concurrency.", lower_bound=0)
 WITH_JUDGE = flags.DEFINE_bool("judge", False, "Ask whether each answer is right, too.")
 RESTART = flags.DEFINE_bool("restart", False, "Throw a partial file away instead of resuming it.")
@@ -82,7 +83,8 @@ def main() -> int:
         raise InputError("give --llm.url=http://127.0.0.1:8000/v1 and --llm.model=NAME.")
     log, out = Path(LOG.value), Path(OUT.value)
     asked, all_questions = _questions(log)
-    generation = _generation(LLM.value)
+    drawn = LLM.value.to_dict() | {"cut_off": CUT_OFF.value}
+    generation = Generation.of(drawn, prefix="--llm.")
     meta = _meta(log, all_questions, generation)
     client_config = ClientConfig(
         **{field.name: LLM.value[field.name] for field in dataclasses.fields(ClientConfig)}
@@ -197,30 +199,6 @@ def _golds(path: Path, ids: set[str]) -> dict[str, Gold]:
             f"{missing[0]}; give the file that the log's questions are from, or no --data"
         )
     return found
-
-
-def _generation(llm: ml_collections.ConfigDict) -> Generation:
-    if llm.max_prompt_tokens and not llm.tokenizer:
-        raise InputError(
-            "--llm.max_prompt_tokens needs --llm.tokenizer=FOLDER, that of the model served."
-        )
-    if llm.max_tokens < 1 or llm.max_prompt_tokens < 0 or llm.temperature < 0:
-        raise InputError(
-            "--llm.max_tokens must be at least 1, --llm.max_prompt_tokens and --llm.temperature "
-            "at least 0."
-        )
-    return Generation(
-        temperature=llm.temperature,
-        max_tokens=llm.max_tokens,
-        top_p=llm.top_p,
-        seed=llm.seed,
-        enable_thinking=llm.enable_thinking,
-        max_prompt_tokens=llm.max_prompt_tokens,
-        count=(
-            token_counter(llm.tokenizer, llm.enable_thinking) if llm.max_prompt_tokens else None
-        ),
-        score_cut_off=CUT_OFF.value == "score",
-    )
 
 
 def _meta(log: Path, everything: list[Question], generation: Generation) -> dict[str, Any]:

@@ -14,17 +14,25 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm import extraction, prompts
+from qrag_jax.feedback.questions import (
+    AUTO,
+    JUDGE,
+    Asking,
+    Question,
+    fitted,
+    judge_request,
+    read_answer,
+)
+from qrag_jax.llm import prompts
 from qrag_jax.llm.extraction import NoAnswer
+from qrag_jax.llm.generation import Generation
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
-from qrag_jax.llm.prompts import Cut, Messages, Prompt
-from qrag_jax.metrics import answer_log, answers
+from qrag_jax.llm.prompts import Cut, Prompt
+from qrag_jax.metrics import answer_log
 from qrag_jax.metrics.answer_log import AnswerRow, Miss, VerdictRow
 from qrag_jax.metrics.chunk_filters import Filter
 from qrag_jax.metrics.retrieval_log import Row
 
-AUTO = "auto"
-JUDGE = "judge"
 _AHEAD = 2  # batches asked while one is waited for, so that a slow answer does not stop the rest
 
 
@@ -34,64 +42,6 @@ class Asks(Protocol):
     def submit(self, requests: Sequence[ChatRequest]) -> Future[list[Outcome]]:
         """Begins to ask."""
         ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Generation:
-    """How texts are drawn and read.
-
-    Attributes:
-        temperature, max_tokens, top_p, seed: as in `ChatRequest`.
-        enable_thinking: switches a thinking model's thinking; None leaves it to the model.
-        max_prompt_tokens: longest prompt, 0 for no limit. count: tokens of messages.
-        score_cut_off: read an answer that max_tokens cut off as if it were whole.
-    """
-
-    temperature: float = 0.0
-    max_tokens: int = 256
-    top_p: float | None = None
-    seed: int | None = None
-    enable_thinking: bool | None = None
-    max_prompt_tokens: int = 0
-    count: Callable[[Messages], int] | None = None
-    score_cut_off: bool = False
-
-    def request(self, messages: Messages) -> ChatRequest:
-        """The request for one answer."""
-        return ChatRequest(
-            messages,
-            temperature=self.temperature,
-            max_tokens=self.max_tokens,
-            top_p=self.top_p,
-            seed=self.seed,
-            extra=extraction.thinking(self.enable_thinking),
-        )
-
-    def read(self, answer: Answer) -> tuple[str, str, bool]:
-        """What `extraction` reads: text, finish reason, whether the prompt opened the thinking."""
-        reason = "stop" if self.score_cut_off else answer.finish_reason
-        return answer.text, reason, self.enable_thinking is True
-
-
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """One question with the chunks that the model is shown.
-
-    Attributes:
-        chunks: (index in the document, text), the oldest first: in the order taken, or in that of
-            the document for prompts that tell a story.
-        gold: the right answers. rule, prompt: how it is scored and asked.
-        hops, type: as in `AnswerRow`.
-    """
-
-    id: str
-    question: str
-    chunks: tuple[tuple[int, str], ...]
-    gold: tuple[str, ...]
-    rule: str
-    prompt: Prompt
-    hops: int
-    type: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,38 +72,21 @@ def questions(
         InputError: an id is there twice, a question has no right answer, or the prompt or the rule
             cannot be used.
     """
-    loaded: dict[str, Prompt] = {}
+    asking = Asking(prompt, metric)
     asked: dict[str, Question] = {}
     for row in rows:
         if row.id in asked:
             raise InputError(f"{log} holds sample {row.id} twice; give a log of one evaluation")
         gold = (golds or {}).get(row.id, Gold((row.answer, *row.aliases)))
-        right = tuple(dict.fromkeys(text.strip() for text in gold.answers if text.strip()))
-        if not right:
-            raise InputError(
-                f"{log}: sample {row.id} has no right answer to score against (field 'answer' is "
-                "empty); give the log of a data set with answers, or its file as --data"
-            )
-        rule = answers.rule_of(row.id) if metric == AUTO else metric
-        answers.score(rule, row.id, row.question, "", right)  # that it can be scored
-        task = answers.babilong_task(row.id)
-        name = prompt if prompt != AUTO else f"babilong_{task}" if task else "open_qa"
-        if name not in loaded:
-            loaded[name] = prompts.load(name)
-            loaded[name].with_chunks("", [])  # that it can be filled
         kept = keep(row)
-        chunks = list(zip(kept.pred_idx, kept.pred_texts, strict=True))
-        if loaded[name].chunk_slot == "facts":
-            chunks.sort()
-        asked[row.id] = Question(
-            id=row.id,
-            question=row.question,
-            chunks=tuple(chunks),
-            gold=right,
-            rule=rule,
-            prompt=loaded[name],
-            hops=answers.musique_hops(row.id) or len(set(row.sf_idx)),
-            type=gold.type or answers.musique_type(row.id) or task,
+        asked[row.id] = asking.question(
+            str(log),
+            row.id,
+            row.question,
+            list(zip(kept.pred_idx, kept.pred_texts, strict=True)),
+            gold.answers,
+            len(set(row.sf_idx)),
+            gold.type,
         )
     return list(asked.values())
 
@@ -185,10 +118,10 @@ def answer(
     misses: list[Miss] = []
 
     def request(question: Question) -> tuple[ChatRequest | Failure, Cut]:
-        fitted = _fitted(question, generation)
-        if isinstance(fitted, Failure):
-            return fitted, Cut()
-        return generation.request(fitted.messages), fitted.cut
+        made = fitted(question, generation)
+        if isinstance(made, Failure):
+            return made, Cut()
+        return generation.request(made.messages), made.cut
 
     for settled in _outcomes(asks, todo, request, batch):
         new = []
@@ -226,8 +159,8 @@ def judge(
     misses: list[Miss] = []
 
     def request(row: AnswerRow) -> tuple[ChatRequest | Failure, Cut]:
-        texts = {"question": row.question, "golds": "; ".join(row.answers)}
-        return generation.request(prompt.fill(texts | {"prediction": row.prediction})), Cut()
+        asked = judge_request(prompt, row.question, row.answers, row.prediction, generation)
+        return asked, Cut()
 
     todo = [row for row in rows if row.id not in verdicts]
     for settled in _outcomes(asks, todo, request, batch):
@@ -236,7 +169,7 @@ def judge(
             if isinstance(outcome, Failure):
                 misses.append(_miss(row, outcome))
                 continue
-            found = extraction.verdict(*generation.read(outcome))
+            found = generation.verdict(outcome)
             if isinstance(found, NoAnswer):
                 misses.append(_miss(row, found))
                 continue
@@ -296,13 +229,6 @@ def _outcomes(
             future.cancel()
 
 
-def _fitted(question: Question, generation: Generation) -> prompts.Fitted | Failure:
-    texts = [text for _, text in question.chunks]
-    budget = generation.max_prompt_tokens if generation.count else 0
-    count = generation.count or (lambda messages: 0)
-    return prompts.fit(question.prompt, question.question, texts, budget, count)
-
-
 def _miss(item: Question | AnswerRow, why: Failure | NoAnswer) -> Miss:
     attempts = why.attempts if isinstance(why, Failure) else 1
     return Miss(item.id, why.cause, why.message, attempts, item.hops, item.type)
@@ -311,12 +237,11 @@ def _miss(item: Question | AnswerRow, why: Failure | NoAnswer) -> Miss:
 def _answer_row(
     question: Question, cut: Cut, outcome: Outcome, generation: Generation
 ) -> AnswerRow | Failure | NoAnswer:
-    if isinstance(outcome, Failure):
-        return outcome
-    found = extraction.final_answer(*generation.read(outcome))
-    if isinstance(found, NoAnswer):
-        return found
-    scores = answers.score(question.rule, question.id, question.question, found, question.gold)
+    read = read_answer(question, outcome, generation)
+    if isinstance(read, Failure | NoAnswer):
+        return read
+    assert isinstance(outcome, Answer)
+    found, scores = read
     return AnswerRow(
         id=question.id,
         question=question.question,

@@ -43,11 +43,13 @@ from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import chunk_width, state_width
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.ground_truth import ground_truth
+from qrag_jax.feedback.language_model import METRICS as LANGUAGE_MODEL
 from qrag_jax.planning import BEAM_SCORES, PlanConfig
 from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.runtime.sharding import ALL_SPLIT, Rules, check_rules, resolve
 from qrag_jax.saved_config import CONFIG_NAME, ENCODER
 
+GROUND_TRUTH = ("ground_truth", "gt")
 ADAPTERS = "adapter"  # folder of the first adapters, in the run's encoder
 
 LEAST = {
@@ -61,6 +63,7 @@ LEAST = {
     "encoder.block_tokens": 0,
     "encoder.block_sizes": 1,
     "policy.top_k_actions": 1,
+    "reward.staleness": 0,
     "pqn.learning_start": 0,
     "optimizer.warmup_steps": 0,
     "train.steps": 1,
@@ -156,16 +159,26 @@ def optimizer_config(config: ml_collections.ConfigDict) -> OptimizerConfig:
     return OptimizerConfig(**config.optimizer.to_dict(), total_steps=config.train.steps)
 
 
-def feedback(config: ml_collections.ConfigDict) -> Feedback:
-    """The reward function that the config names.
+def is_ground_truth(config: ml_collections.ConfigDict) -> bool:
+    """Whether rewards come from the supporting facts, so that a step is one program.
 
     Raises:
         InputError: the name is unknown.
     """
-    if config.reward.name != "ground_truth":
+    names = (*GROUND_TRUTH, *LANGUAGE_MODEL)
+    if config.reward.name not in names:
         raise InputError(
-            f"config.reward.name is {config.reward.name!r}; the known reward is ground_truth."
+            f"config.reward.name is {config.reward.name!r}; use one of {', '.join(names)}."
         )
+    return config.reward.name in GROUND_TRUTH
+
+
+def feedback(config: ml_collections.ConfigDict) -> Feedback:
+    """The reward function of the supporting facts.
+
+    Where a language model gives the rewards, it still tells the returns of evaluations that ask
+    none.
+    """
     penalize, per_fact = config.reward.penalize_extra_steps, config.reward.per_fact_reward
     step_cost, stop_action = config.reward.step_cost, config.env.stop_action
 
@@ -372,7 +385,12 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     sharding_rules(config)
     lora_config(config)
     plan_config(config)
-    feedback(config)
+    is_ground_truth(config)
+    if not 0 <= config.reward.max_failure_share < 1:
+        raise InputError(
+            f"config.reward.max_failure_share is {config.reward.max_failure_share}; use a share "
+            "of 0 or more and below 1."
+        )
     learning_rate_schedule(optimizer_config(config))
 
 

@@ -5,6 +5,7 @@ Give the same command again to resume a run that was interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -21,17 +22,17 @@ from absl import flags
 from jax.sharding import Mesh
 from ml_collections import config_flags
 
-from qrag_jax import evaluation, experiment, saved_config
-from qrag_jax.algorithms import placement, pqn
-from qrag_jax.algorithms.optimizers import learning_rate_schedule, make_optimizer
-from qrag_jax.algorithms.train_step import TrainStep, make_train_step
+from qrag_jax import experiment, saved_config
+from qrag_jax.algorithms import placement
+from qrag_jax.algorithms.optimizers import make_optimizer
 from qrag_jax.data.episodes import EpisodeShape, training_batches
 from qrag_jax.data.loading import without_questions
 from qrag_jax.data.sources import mix_weights
+from qrag_jax.deferred_steps import DeferredSteps
 from qrag_jax.encoder_settings import settle_as, settled
-from qrag_jax.encoders.lora import Adapted
 from qrag_jax.errors import InputError
-from qrag_jax.plan import make_plan
+from qrag_jax.programs import Programs
+from qrag_jax.rewards import Opening, RewardsLost, open_rewards
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.checkpoints import Checkpoints, SaveError
 from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
@@ -39,6 +40,7 @@ from qrag_jax.runtime.curve import plot_curve
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.writers import METRICS_NAME, MetricWriter, read_metrics
+from qrag_jax.steps import Batches, FusedSteps, Steps
 from qrag_jax.training import Inputs, Progress, Run, say
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "Experiment, FILE or FILE:VARIANT.")
@@ -51,6 +53,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     Raises:
         InputError: the config, the data, the encoder or the workdir cannot be used.
         SaveError: a checkpoint could not be written; the last good one is kept.
+        RewardsLost: the language model was lost; the run is saved.
     """
     started = time.monotonic()
     # ------------------------------------------------------------------ config and workdir
@@ -65,9 +68,29 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     counter = CompilationCounter()
     mesh = make_mesh(config.runtime.mesh)
     batch_size = _per_host_batch(config, mesh)
+    with contextlib.ExitStack() as stack:
+        opening = None
+        if not experiment.is_ground_truth(config):
+            # Its server starts while the data and the encoder are read.
+            opening = stack.enter_context(open_rewards(config, workdir, say))
+        return _train(config, workdir, mesh, batch_size, counter, started, opening)
 
+
+def _train(
+    config: ml_collections.ConfigDict,
+    workdir: Path,
+    mesh: Mesh,
+    batch_size: int,
+    counter: CompilationCounter,
+    started: float,
+    opening: Opening | None,
+) -> int:
     # ------------------------------------------------------------------ data and encoder
     inputs = _load_inputs(config, workdir)
+    if opening is not None:
+        for samples in (inputs.train_samples, inputs.dev_samples):
+            opening.check(samples)
+    config_path = workdir / saved_config.CONFIG_NAME
     saved_config.save_config(settled(config, inputs.encoder.encoder), config_path)
     batches = training_batches(
         inputs.stores,
@@ -83,7 +106,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     optimizer, tower = make_optimizer(experiment.optimizer_config(config)), inputs.encoder.trained
     rules = experiment.sharding_rules(config, inputs.encoder.partition_rules)
     shardings = placement.state_shardings(mesh, rules, tower, optimizer)
-    step_program, play = _programs(config, mesh, shardings, inputs)
+    programs = Programs(config, mesh, shardings, inputs)
 
     # ------------------------------------------------------------------ state: resumed or new
     checkpoints = Checkpoints(workdir)
@@ -108,12 +131,21 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     )
 
     # ------------------------------------------------------------------ the loop
+    rewards = None if opening is None else opening.ready()
+    ahead = Batches(mesh, batches)
+    steps: Steps
+    if rewards is None:
+        steps = FusedSteps(programs.step, ahead)
+    else:
+        of_step, settings = (programs.play_step, programs.learn_step), config.reward.staleness
+        steps = DeferredSteps(
+            mesh, *of_step, ahead, inputs.train_samples, rewards, settings, config.train.steps
+        )
     with MetricWriter(workdir, step or None) as writer, StopSignal() as stop:
-        run = Run(config, mesh, inputs, step_program, play, workdir, checkpoints, writer, counter)
-        run.progress, run.started = progress, started - progress.seconds
-        if step == 0:
-            run.evaluate(0, state)
-        stopped_at = run.loop(state, step, batches, stop)
+        play = programs.play
+        run = Run(config, mesh, inputs, steps, play, workdir, checkpoints, writer, counter, stop)
+        run.progress, run.started, run.rewards = progress, started - progress.seconds, rewards
+        stopped_at = run.loop(state, step)
     _finish(workdir, run.progress)
     if stop.name is not None and stopped_at < config.train.steps:
         say(f"{stop.name}: stopped, saved at step {stopped_at}; give the same command to go on.")
@@ -142,46 +174,8 @@ def _load_inputs(config: ml_collections.ConfigDict, workdir: Path) -> Inputs:
     dev_store = experiment.tokenise_samples(config, encoder.tokenizer, dev.all)
     shape = EpisodeShape.holding([*stores.values(), dev_store])
     experiment.check_fit(config, encoder.encoder, shape, stores)
-    return Inputs(encoder, stores, dev.all, dev_store, _fixed_subset(config, len(dev.all)), shape)
-
-
-def _programs(
-    config: ml_collections.ConfigDict, mesh: Mesh, shardings: pqn.TrainState, inputs: Inputs
-) -> tuple[TrainStep, evaluation.Play]:
-    encoder = inputs.encoder.encoder
-    plan = make_plan(config, encoder, inputs.shape, [*inputs.stores.values()])
-    rollout_config, pqn_config = experiment.rollout_config(config), experiment.pqn_config(config)
-    optimizer_config, reward = experiment.optimizer_config(config), experiment.feedback(config)
-    base, base_shardings = None, None
-    if inputs.encoder.adapters is not None:
-        rules = experiment.sharding_rules(config, inputs.encoder.partition_rules)
-        base_shardings = placement.base_shardings(mesh, rules, inputs.encoder.stored)
-        base = placement.place(inputs.encoder.stored, base_shardings)
-    step_program = make_train_step(
-        mesh,
-        shardings,
-        encoder,
-        plan,
-        rollout_config,
-        pqn_config,
-        reward,
-        make_optimizer(optimizer_config),
-        learning_rate_schedule(optimizer_config),
-        optimizer_config.learning_rate,
-        config.train.accumulation,
-        base_shardings,
-    )
-    of_params = shardings.params if base is None else Adapted(base_shardings, shardings.params)
-    play = evaluation.make_play(
-        mesh, of_params, encoder, plan, rollout_config, reward, pqn_config.gamma
-    )
-    if base is None:
-        return step_program, play
-    # The loop knows of what is trained alone.
-    return (
-        lambda state, batch: step_program(state, batch, base),
-        lambda adapters, batch: play(Adapted(base, adapters), batch),
-    )
+    scored = _fixed_subset(config, len(dev.all))
+    return Inputs(encoder, stores, dev.all, dev_store, train_samples.all, scored, shape)
 
 
 def _fixed_subset(config: ml_collections.ConfigDict, count: int) -> list[int]:
@@ -241,6 +235,9 @@ def main() -> int:
         return train(config, workdir)
     except SaveError as error:
         _leave_at_once(str(error))
+    except RewardsLost as error:
+        say(f"error: {error} The run is saved; give the same command to go on.")
+        return 1
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise

@@ -19,19 +19,20 @@ from tqdm import tqdm
 
 from qrag_jax import evaluation
 from qrag_jax.algorithms import pqn
-from qrag_jax.algorithms.train_step import TrainStep
-from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape
+from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.encoders.pretrained import LoadedEncoder
+from qrag_jax.feedback.language_model import Reward, Unscored
 from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.rewards import Rewards, RewardsLost
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import CompilationCounter
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.process import process_age
 from qrag_jax.runtime.profile import StepProfile
 from qrag_jax.runtime.writers import MetricWriter
+from qrag_jax.steps import Steps
 
 Metrics = dict[str, jax.Array]
 
@@ -44,6 +45,9 @@ class Progress:
     best_return: float = -math.inf
     baselines: dict[str, float] = dataclasses.field(default_factory=dict)
     batches: Any = None  # position of the data iterator
+    # Episodes played but not yet learned from, where rewards come later.
+    pending: list[Any] = dataclasses.field(default_factory=list)
+    evaluation_due: bool = False  # the run was stopped while this step's waited for rewards
     data: dict[str, str] = dataclasses.field(default_factory=dict)  # content key by source
 
 
@@ -55,6 +59,7 @@ class Inputs:
     stores: dict[str, TokenStore]  # training tokens by source
     dev_samples: Sequence[Sample]
     dev_store: TokenStore
+    train_samples: Sequence[Sample]  # of all stores, one after the other
     dev_indices: list[int]  # the fixed questions scored during training
     shape: EpisodeShape
 
@@ -65,7 +70,7 @@ class Window:
 
     metrics: list[Metrics] = dataclasses.field(default_factory=list)  # of each step
     began: float = dataclasses.field(default_factory=time.monotonic)
-    waited: float = 0.0  # seconds in which the device may have waited for its next batch
+    waited: dict[str, float] = dataclasses.field(default_factory=dict)  # of the steps, as it began
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -82,38 +87,49 @@ class Run:
     config: ml_collections.ConfigDict
     mesh: Mesh
     inputs: Inputs
-    step_program: TrainStep
+    steps: Steps
     play: evaluation.Play
     workdir: Path
     checkpoints: Checkpoints
     writer: MetricWriter
     counter: CompilationCounter
+    stop: StopSignal
+    rewards: Rewards | None = None  # of a language model; None: of the supporting facts
     progress: Progress = dataclasses.field(default_factory=Progress)
     started: float = 0.0  # on the monotonic clock, earlier starts of the run counted in
     window: Window = dataclasses.field(default_factory=Window)
+    lost: RewardsLost | None = None
     has_stepped: bool = False  # in this start
 
-    def loop(self, state: pqn.TrainState, step: int, batches: Any, stop: StopSignal) -> int:
-        """Steps until the run is done or interrupted; saves; returns the step reached."""
-        settings = self.config.train
+    def loop(self, state: pqn.TrainState, step: int) -> int:
+        """Steps until the run is done or interrupted; saves; returns the step reached.
+
+        Raises:
+            RewardsLost: the language model was lost; the state was saved.
+        """
+        settings, saved = self.config.train, step
         profile = StepProfile(self.workdir / "profile", self.config.profile, step, say)
         bar = tqdm(initial=step, total=settings.steps, unit="step", disable=jax.process_index() > 0)
         # The results of a step are waited for and written while the next one runs. One step is
         # ahead and no more: rates stay true, a signal is heeded at once, memory is bounded.
         running: tuple[int, Metrics] | None = None
-        self.window = Window()
-        # So is one batch; its position is saved only once it is used.
-        ahead, saved = self._fetch(batches), step
+        self.steps.begin(self.progress.pending)
+        if step == 0 or self.progress.evaluation_due:
+            self.evaluate(step, state)
+        self._new_window()
         with bar, profile:
-            while step < settings.steps and not stop.requested:
-                batch, self.progress.batches = ahead
-                step += 1
+            while step < settings.steps and not self.stop.requested and self.lost is None:
                 with self.window.pause():
-                    profile.turn(step, running)
-                with profile.step(step):
-                    with jax.transfer_guard("disallow"):
-                        state, metrics = self.step_program(state, batch)
-                    ahead = self._fetch(batches, metrics)
+                    profile.turn(step + 1, running)
+                with profile.step(step + 1):
+                    try:
+                        stepped = self.steps.step(state, step, self.stop)
+                    except RewardsLost as error:
+                        self.lost, stepped = error, None
+                    if stepped is None:
+                        break
+                    state, metrics = stepped
+                    step += 1
                     if running is not None:
                         self._finish(*running, bar)
                     running = step, metrics
@@ -126,7 +142,7 @@ class Run:
                 with self.window.pause():
                     if evaluates:
                         self.evaluate(step, state)
-                    if saves:
+                    if saves or self.progress.evaluation_due:
                         self._save(step, state)
                         saved = step
             if running is not None:
@@ -134,10 +150,16 @@ class Run:
         if step != saved:
             self._save(step, state)
         self.checkpoints.wait()
+        if self.lost is not None:
+            raise self.lost
         return step
 
     def evaluate(self, step: int, state: pqn.TrainState) -> None:
-        """Scores the fixed questions; keeps the parameters if they are the best so far."""
+        """Scores the fixed questions; keeps the parameters if they are the best so far.
+
+        If the run is to stop while this waits for rewards, or the language model is lost, the
+        evaluation is left for the run's next start.
+        """
         multi: list[Row] = []
         single: list[Row] = []
         for rows, single_rows in evaluation.play_samples(
@@ -152,38 +174,67 @@ class Run:
         ):
             multi += rows
             single += single_rows
-        scores = _means(multi)
+        scores, single_scores = _means(multi), _means(single)
+        if self.rewards is not None:
+            returns = self._returns(multi)
+            self.progress.evaluation_due = returns is None
+            if returns is None:
+                say(f"the evaluation of step {step} was broken off; the next start begins with it")
+                return
+            scores |= returns
+            del single_scores["return"]  # a language model is not asked about these
         if step == 0:
             self.progress.baselines = {
                 **{f"untrained/{name}": value for name, value in scores.items()},
-                **{f"single_step/{name}": value for name, value in _means(single).items()},
+                **{f"single_step/{name}": value for name, value in single_scores.items()},
             }
         self.writer.write(
             step,
             {
                 **{f"eval/{name}": value for name, value in scores.items()},
-                **{f"eval_single_step/{name}": value for name, value in _means(single).items()},
+                **{f"eval_single_step/{name}": value for name, value in single_scores.items()},
                 **self.progress.baselines,
             },
         )
+        without = f", {share:.0%} without reward" if (share := scores.get("unscored_share")) else ""
         say(
             f"step {step}: fact EM {scores['fact_em']:.3f}, F1 {scores['fact_f1']:.3f}, "
-            f"return {scores['return']:.3f} on {len(multi)} questions"
+            f"return {scores['return']:.3f}{without} on {len(multi)} questions"
         )
         if scores["return"] > self.progress.best_return:
             self.progress.best_return = scores["return"]
             self.checkpoints.save_best(step, state.params, {"scores": scores})
 
-    def _fetch(self, batches: Any, running: Any = None) -> tuple[EpisodeBatch, Any]:
-        """The next batch on the device and the iterator's position behind it."""
-        before = time.monotonic()
-        batch = next(batches)
-        ahead = shard_batch(self.mesh, batch), batches.get_state()
-        # Grain's threads or processes build batches ahead, so this takes a moment, in which the
-        # device has work; it was kept waiting only if that is done by now.
-        if running is None or running["loss"].is_ready():
-            self.window.waited += time.monotonic() - before
-        return ahead
+    def _returns(self, rows: list[Row]) -> dict[str, float] | None:
+        """Mean return by the language model, over the questions that it scored, and the share of
+        others; None if the run is to stop first."""
+        assert self.rewards is not None
+        samples = [self.inputs.dev_samples[index] for index in self.inputs.dev_indices]
+        size = self.config.eval.batch_size
+        asked = [
+            self.rewards.begin(samples[start : start + size], taken[start : start + size])
+            for taken in [[row.pred_idx for row in rows]]
+            for start in range(0, len(rows), size)
+        ]
+        rewards: list[Reward] = []
+        for part in asked:
+            try:
+                got = self.rewards.wait(part, self.stop)
+            except RewardsLost as error:
+                self.lost, got = error, None
+            if got is None:
+                return None
+            rewards += got
+        returns = [
+            self.config.pqn.gamma ** max(len(row.pred_idx) - 1, 0) * reward
+            for row, reward in zip(rows, rewards, strict=True)
+            if not isinstance(reward, Unscored)
+        ]
+        share = 1 - len(returns) / len(rewards)
+        return {"return": float(np.mean(returns)), "unscored_share": share}
+
+    def _new_window(self) -> None:
+        self.window = Window(waited=dict(self.steps.waited))
 
     def _finish(self, step: int, metrics: Metrics, bar: tqdm) -> None:
         """Waits until the step is computed; shows it, and writes what is due."""
@@ -196,7 +247,7 @@ class Run:
         if step % self.config.train.log_every == 0 or step == self.config.train.steps:
             shown = self._log(step)
             bar.set_postfix(loss=f"{shown['loss']:.3f}", fact_em=f"{shown['fact_em']:.2f}")
-            self.window = Window()
+            self._new_window()
 
     def _tell_start(self, step: int) -> None:
         seconds, counter = process_age(), self.counter
@@ -216,10 +267,14 @@ class Run:
         metrics = {f"train/{name}": value for name, value in means.items()}
         metrics |= {
             "speed/steps_per_second": len(rows) / elapsed,
-            "speed/input_wait_share": window.waited / elapsed,
+            **{
+                f"speed/{cause}_wait_share": (seconds - window.waited[cause]) / elapsed
+                for cause, seconds in self.steps.waited.items()
+            },
             "speed/compilations": float(self.counter.count),
             "speed/compilation_seconds": self.counter.seconds,
             "speed/seconds": time.monotonic() - self.started,
+            **self.steps.counts(),
         }
         self.writer.write(step, metrics)
         self.checkpoints.check()
@@ -227,6 +282,7 @@ class Run:
 
     def _save(self, step: int, state: pqn.TrainState) -> None:
         self.progress.seconds = time.monotonic() - self.started
+        self.progress.batches, self.progress.pending = self.steps.position()
         self.checkpoints.save_last(step, state, dataclasses.asdict(self.progress))
 
 

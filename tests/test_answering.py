@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from qrag_jax import answering
-from qrag_jax.answering import Generation, Gold
+from qrag_jax.answering import Gold
 from qrag_jax.errors import InputError
+from qrag_jax.feedback.questions import Question
+from qrag_jax.llm.generation import Generation
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.prompts import Messages
 from qrag_jax.metrics import answer_log
@@ -65,7 +67,7 @@ def reads_town(prompt: str) -> Outcome:
     return Answer(f"I see.\n**Final answer:** {found[1] if found else 'unknown'}.", version="v1")
 
 
-def asked_of(rows: Sequence[Row], **options: object) -> list[answering.Question]:
+def asked_of(rows: Sequence[Row], **options: object) -> list[Question]:
     return answering.questions(LOG, rows, NONE, **options)  # type: ignore[arg-type]
 
 

@@ -193,7 +193,8 @@ def refused(config: ml_collections.ConfigDict, workdir: Path) -> str:
     [
         ({"data.path": "/no/such.jsonl"}, "/no/such.jsonl does not exist"),
         ({"optimizer.schedule": "step"}, "config.optimizer.schedule is 'step'"),
-        ({"reward.name": "judge"}, "config.reward.name is 'judge'"),
+        ({"reward.name": "f1"}, "config.reward.name is 'f1'; use one of ground_truth, gt, answer_em"),
+        ({"reward.name": "judge"}, "config.llm.server.model is empty; give a model's folder"),
         (
             {"encoder.dtype": "int8"},
             "config.encoder.dtype is 'int8'; use one of auto, float32, bfloat16",

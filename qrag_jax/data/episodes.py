@@ -20,7 +20,8 @@ class EpisodeBatch(NamedTuple):
 
     question `[B, Lq]`, question_length `[B]`, chunks `[B, C, La]`, chunk_lengths `[B, C]`: int32.
     chunk_mask `[B, C]`: the document has this chunk. support `[B, C]`: it is a supporting fact.
-    sample `[B]`: row of the token store, or `PADDING_SAMPLE` for a row that fills up a batch.
+    sample `[B]`: number of the sample among those of all stores, one store after the other, or
+    `PADDING_SAMPLE` for a row that fills up a batch.
     """
 
     question: Any
@@ -52,10 +53,14 @@ class EpisodeShape:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeSource:
-    """Random access to the episodes of one token store, padded to one shape (for Grain)."""
+    """Random access to the episodes of one token store, padded to one shape (for Grain).
+
+    `before`: samples in the stores before this one.
+    """
 
     store: TokenStore
     shape: EpisodeShape
+    before: int = 0
 
     def __len__(self) -> int:
         return len(self.store)
@@ -76,7 +81,7 @@ class EpisodeSource:
             chunk_lengths=chunk_lengths,
             chunk_mask=np.arange(shape.chunks) < len(texts),
             support=support,
-            sample=np.int32(index),
+            sample=np.int32(self.before + index),
         )
 
 
@@ -102,9 +107,10 @@ def training_batches(
         A Grain iterator: besides `next` it has `get_state()` and `set_state(state)`, a
         JSON-serialisable position that already accounts for what was prefetched.
     """
-    datasets, shares = [], []
+    datasets, shares, before = [], [], 0
     for number, (name, store) in enumerate(stores.items()):
-        dataset = grain.MapDataset.source(EpisodeSource(store, shape))
+        dataset = grain.MapDataset.source(EpisodeSource(store, shape, before))
+        before += len(store)
         datasets.append(dataset.seed(seed + number).shuffle().repeat())
         shares.append(weights[name])
     mixed = datasets[0] if len(datasets) == 1 else grain.MapDataset.mix(datasets, shares)

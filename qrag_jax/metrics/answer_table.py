@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from qrag_jax.metrics.answer_log import AnswerRow, Miss
 from qrag_jax.metrics.facts import with_intervals
@@ -58,7 +58,16 @@ def table(scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return columns_text(lines)
 
 
-def causes_text(misses: Sequence[Miss]) -> str:
+class HasCause(Protocol):
+    """What did not come about."""
+
+    @property
+    def cause(self) -> str:
+        """A short word for why."""
+        ...
+
+
+def causes_text(misses: Iterable[HasCause]) -> str:
     """`timeout 3, too_long 1`: how often each cause, the most frequent first."""
     counts = Counter(miss.cause for miss in misses)
     return ", ".join(f"{cause} {count}" for cause, count in counts.most_common())

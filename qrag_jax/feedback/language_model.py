@@ -1,0 +1,152 @@
+"""Rewards from a language model that answers with the chunks of an episode, or judges the answer.
+
+One reward an episode, for its last step (Q-RAG, arXiv 2511.07328, LLM answer metric and LLM judge).
+An episode whose reward could not be had is `Unscored`, never 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.questions import (
+    JUDGE,
+    Question,
+    fitted,
+    judge_request,
+    read_answer,
+)
+from qrag_jax.llm import prompts
+from qrag_jax.llm.extraction import NoAnswer
+from qrag_jax.llm.generation import Generation
+from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome
+from qrag_jax.metrics.answers import Scores
+
+BABILONG = "babilong"  # the rule of `metrics.answers`
+
+
+class Asks(Protocol):
+    """Asks a language model: one outcome a request, in their order; never raises for a failure."""
+
+    def ask_blocking(self, requests: Sequence[ChatRequest]) -> list[Outcome]:
+        """Waits for the outcomes."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Unscored:
+    """Why an episode has no reward; `cause` is a short word by which they are counted."""
+
+    cause: str
+    message: str
+
+
+Reward = float | Unscored
+# From an answer's scores to the reward; None: a judge says.
+METRICS: dict[str, Callable[[Scores], float] | None] = {
+    "answer_em": lambda scores: scores.em,
+    "answer_f1": lambda scores: scores.f1,
+    "babilong_em": lambda scores: scores.em,
+    "judge": None,
+}
+
+
+class LanguageModelFeedback:
+    """Scores batches of episodes on threads of its own, while the caller goes on.
+
+    Attributes:
+        metric: a name in `METRICS`. scale: factor on the reward (`reward_scaling`).
+        generation: how texts are drawn.
+    """
+
+    def __init__(
+        self,
+        asks: Asks,
+        generation: Generation,
+        metric: str,
+        scale: float = 1.0,
+        batches_at_once: int = 2,
+    ) -> None:
+        """
+        Raises:
+            InputError: the metric is unknown.
+        """
+        if metric not in METRICS:
+            raise InputError(f"the reward {metric!r} is unknown; use one of {', '.join(METRICS)}")
+        self.metric, self.scale, self.generation = metric, scale, generation
+        self._asks, self._judge = asks, prompts.load(JUDGE)
+        self._pool = ThreadPoolExecutor(batches_at_once, thread_name_prefix="feedback")
+
+    def begin(
+        self, questions: Sequence[Question], known: Sequence[Reward] | None = None
+    ) -> Future[list[Reward]]:
+        """Begins to score; the future has one reward a question, in their order.
+
+        Args:
+            known: rewards had before; only those questions are asked whose is `Unscored`.
+        """
+        return self._pool.submit(self._rewards, questions, known)
+
+    def close(self) -> None:
+        """Takes back what was not begun; threads end with their requests."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _rewards(
+        self, questions: Sequence[Question], known: Sequence[Reward] | None
+    ) -> list[Reward]:
+        rewards: list[Reward | None] = [None] * len(questions)
+        for place, reward in enumerate(known or ()):
+            rewards[place] = None if isinstance(reward, Unscored) else reward
+        todo = [place for place, reward in enumerate(rewards) if reward is None]
+        requests = [fitted(questions[place], self.generation) for place in todo]
+        outcomes = self._ask(
+            [
+                made if isinstance(made, Failure) else self.generation.request(made.messages)
+                for made in requests
+            ]
+        )
+        answers: dict[int, str] = {}
+        for place, outcome in zip(todo, outcomes, strict=True):
+            read = read_answer(questions[place], outcome, self.generation)
+            if isinstance(read, Failure | NoAnswer):
+                rewards[place] = Unscored(read.cause, read.message)
+                continue
+            answers[place], scores = read
+            score = METRICS[self.metric]
+            if score is not None:
+                rewards[place] = self.scale * score(scores)
+        if METRICS[self.metric] is None:
+            self._judge_answers(questions, answers, rewards)
+        complete = [reward for reward in rewards if reward is not None]
+        assert len(complete) == len(questions)
+        return complete
+
+    def _judge_answers(
+        self, questions: Sequence[Question], answers: dict[int, str], rewards: list[Reward | None]
+    ) -> None:
+        """Fills in whether each answer is right."""
+        requests = [
+            judge_request(
+                self._judge,
+                questions[place].question,
+                questions[place].gold,
+                answer,
+                self.generation,
+            )
+            for place, answer in answers.items()
+        ]
+        for place, outcome in zip(answers, self._ask(requests), strict=True):
+            verdict = outcome if isinstance(outcome, Failure) else self.generation.verdict(outcome)
+            if isinstance(verdict, Failure | NoAnswer):
+                rewards[place] = Unscored(verdict.cause, verdict.message)
+            else:
+                rewards[place] = self.scale * verdict
+
+    def _ask(self, wanted: Sequence[ChatRequest | Failure]) -> list[Outcome]:
+        """The outcomes in order; a `Failure` is not asked."""
+        sent = [request for request in wanted if not isinstance(request, Failure)]
+        came = iter(self._asks.ask_blocking(sent) if sent else ())
+        return [each if isinstance(each, Failure) else next(came) for each in wanted]

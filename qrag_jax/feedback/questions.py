@@ -1,0 +1,132 @@
+"""A question with the chunks that a retriever found: how a model is asked, how its answer scored.
+
+Whatever comes instead of an answer (the call failed, the prompt is too long, the text cannot be
+read) is a value with a `cause`, never an answer that is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm import prompts
+from qrag_jax.llm.extraction import NoAnswer
+from qrag_jax.llm.generation import Generation
+from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome
+from qrag_jax.llm.prompts import Prompt
+from qrag_jax.metrics import answers
+from qrag_jax.metrics.answers import Scores
+
+AUTO = "auto"
+JUDGE = "judge"
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """One question with the chunks that the model is shown.
+
+    Attributes:
+        chunks: (index in the document, text), the oldest first: in the order taken, or in that of
+            the document for prompts that tell a story.
+        gold: the right answers. rule, prompt: how it is scored and asked.
+        hops: facts that the answer needs. type: of the question, "" where unknown.
+    """
+
+    id: str
+    question: str
+    chunks: tuple[tuple[int, str], ...]
+    gold: tuple[str, ...]
+    rule: str
+    prompt: Prompt
+    hops: int
+    type: str
+
+
+class Asking:
+    """How the questions of one data set, or of several, are asked and scored.
+
+    Attributes:
+        prompt: name of a prompt or a file; "auto": of BABILong documents that of their task, else
+            "open_qa". metric: a rule of `answers`; "auto": that of the data set, told by the id.
+        prompts: those in use so far, by name.
+    """
+
+    def __init__(self, prompt: str = AUTO, metric: str = AUTO) -> None:
+        self.prompt, self.metric = prompt, metric
+        self.prompts: dict[str, Prompt] = {}
+
+    def question(
+        self,
+        place: str,
+        sample_id: str,
+        text: str,
+        chunks: Sequence[tuple[int, str]],
+        golds: Sequence[str],
+        hops: int,
+        type_: str = "",
+    ) -> Question:
+        """The question of one sample; `chunks` in the order taken.
+
+        Args:
+            place: where the sample stands, for errors.
+
+        Raises:
+            InputError: it has no right answer, or the prompt or the rule cannot be used.
+        """
+        right = tuple(dict.fromkeys(gold.strip() for gold in golds if gold.strip()))
+        if not right:
+            raise InputError(
+                f"{place}: sample {sample_id} has no right answer to score against (field 'answer' "
+                "is empty); give data with answers"
+            )
+        rule = answers.rule_of(sample_id) if self.metric == AUTO else self.metric
+        answers.score(rule, sample_id, text, "", right)  # that it can be scored
+        task = answers.babilong_task(sample_id)
+        name = self.prompt if self.prompt != AUTO else f"babilong_{task}" if task else "open_qa"
+        if name not in self.prompts:
+            prompt = prompts.load(name)
+            prompt.with_chunks("", [])  # that it can be filled
+            self.prompts[name] = prompt
+        shown = list(chunks)
+        if self.prompts[name].chunk_slot == "facts":
+            shown.sort()
+        return Question(
+            id=sample_id,
+            question=text,
+            chunks=tuple(shown),
+            gold=right,
+            rule=rule,
+            prompt=self.prompts[name],
+            hops=answers.musique_hops(sample_id) or hops,
+            type=type_ or answers.musique_type(sample_id) or task,
+        )
+
+
+def fitted(question: Question, generation: Generation) -> prompts.Fitted | Failure:
+    """The prompt with as much of the chunks as the budget allows."""
+    texts = [text for _, text in question.chunks]
+    budget = generation.max_prompt_tokens if generation.count else 0
+    count = generation.count or (lambda messages: 0)
+    return prompts.fit(question.prompt, question.question, texts, budget, count)
+
+
+def read_answer(
+    question: Question, outcome: Outcome, generation: Generation
+) -> tuple[str, Scores] | Failure | NoAnswer:
+    """The answer with its scores, or why there is none."""
+    if isinstance(outcome, Failure):
+        return outcome
+    found = generation.final_answer(outcome)
+    if isinstance(found, NoAnswer):
+        return found
+    rule = question.rule
+    return found, answers.score(rule, question.id, question.question, found, question.gold)
+
+
+def judge_request(
+    prompt: Prompt, question: str, golds: Sequence[str], prediction: str, generation: Generation
+) -> ChatRequest:
+    """Asks whether a prediction is right."""
+    texts = {"question": question, "golds": "; ".join(golds), "prediction": prediction}
+    return generation.request(prompt.fill(texts))

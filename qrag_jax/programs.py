@@ -1,0 +1,131 @@
+"""The compiled programs of a training: playing, learning, or both in one step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import ml_collections
+from jax.sharding import Mesh
+
+from qrag_jax import evaluation, experiment
+from qrag_jax.algorithms import placement, pqn
+from qrag_jax.algorithms.deferred import PlayStep, make_learn_step, make_play_step
+from qrag_jax.algorithms.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.algorithms.train_step import TrainStep, make_train_step
+from qrag_jax.encoders.lora import Adapted
+from qrag_jax.encoders.text_encoder import Params
+from qrag_jax.plan import make_plan
+from qrag_jax.training import Inputs
+
+
+@dataclasses.dataclass
+class Programs:
+    """What a run computes with, each compiled when it is first used.
+
+    Where adapters are trained the frozen base goes in by itself: the loop knows of what is trained
+    alone.
+    """
+
+    config: ml_collections.ConfigDict
+    mesh: Mesh
+    shardings: pqn.TrainState
+    inputs: Inputs
+    base: Params | None = None
+    base_shardings: Params | None = None
+
+    def __post_init__(self) -> None:
+        config, loaded = self.config, self.inputs.encoder
+        stores = [*self.inputs.stores.values()]
+        self._plan = make_plan(config, loaded.encoder, self.inputs.shape, stores)
+        self._rollout, self._pqn = experiment.rollout_config(config), experiment.pqn_config(config)
+        self._reward = experiment.feedback(config)
+        optimizer = experiment.optimizer_config(config)
+        self._optimizer, self._schedule = (
+            make_optimizer(optimizer),
+            learning_rate_schedule(optimizer),
+        )
+        self._peak, self._accumulation = optimizer.learning_rate, config.train.accumulation
+        if loaded.adapters is not None:
+            rules = experiment.sharding_rules(config, loaded.partition_rules)
+            self.base_shardings = placement.base_shardings(self.mesh, rules, loaded.stored)
+            self.base = placement.place(loaded.stored, self.base_shardings)
+
+    @cached_property
+    def step(self) -> TrainStep:
+        """`make_train_step`, with rewards from the supporting facts."""
+        program = make_train_step(
+            self.mesh,
+            self.shardings,
+            self.inputs.encoder.encoder,
+            self._plan,
+            self._rollout,
+            self._pqn,
+            self._reward,
+            self._optimizer,
+            self._schedule,
+            self._peak,
+            self._accumulation,
+            self.base_shardings,
+        )
+        return self._with_base(program)
+
+    @cached_property
+    def play_step(self) -> PlayStep:
+        """`make_play_step`."""
+        program = make_play_step(
+            self.mesh,
+            self.shardings,
+            self.inputs.encoder.encoder,
+            self._plan,
+            self._rollout,
+            self._pqn,
+            self._schedule,
+            self._peak,
+            self.base_shardings,
+        )
+        return self._with_base(program)
+
+    @cached_property
+    def learn_step(self) -> TrainStep:
+        """`make_learn_step`."""
+        program = make_learn_step(
+            self.mesh,
+            self.shardings,
+            self.inputs.encoder.encoder,
+            self._plan,
+            self._rollout,
+            self._pqn,
+            self._optimizer,
+            self._schedule,
+            self._peak,
+            self._accumulation,
+            self.base_shardings,
+        )
+        return self._with_base(program)
+
+    @cached_property
+    def play(self) -> evaluation.Play:
+        """`evaluation.make_play`."""
+        of_params: Any = self.shardings.params
+        if self.base is not None:
+            of_params = Adapted(self.base_shardings, of_params)
+        program = evaluation.make_play(
+            self.mesh,
+            of_params,
+            self.inputs.encoder.encoder,
+            self._plan,
+            self._rollout,
+            self._reward,
+            self._pqn.gamma,
+        )
+        if self.base is None:
+            return program
+        return lambda adapters, batch: program(Adapted(self.base, adapters), batch)
+
+    def _with_base(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        if self.base is None:
+            return program
+        return lambda *arguments: program(*arguments, self.base)

@@ -1,0 +1,231 @@
+"""The rewards that a run has from a language model: its server, its client, what it is asked."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+
+from qrag_jax.data.lazy_samples import LazySamples
+from qrag_jax.data.sample import Sample
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.language_model import BABILONG, LanguageModelFeedback, Reward, Unscored
+from qrag_jax.feedback.questions import AUTO, Asking, Question
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.client_config import ClientConfig
+from qrag_jax.llm.generation import Generation
+from qrag_jax.llm.server import Server
+from qrag_jax.llm.sidecar import Existing, sidecar
+from qrag_jax.metrics.answer_table import causes_text
+from qrag_jax.runtime.interrupt import StopSignal
+
+LAZY_SAMPLES = 20  # checked before
+LOOK_EVERY = 0.1  # seconds, for a signal to stop
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds, before asking again
+
+Say = Callable[[str], None]
+
+
+class RewardsLost(RuntimeError):
+    """No more rewards can be had; the message is one sentence for the user."""
+
+
+@dataclasses.dataclass
+class Asked:
+    """Episodes whose rewards are on their way."""
+
+    questions: list[Question]
+    future: Future[list[Reward]]
+
+    def ready(self) -> bool:
+        """Whether they are all there, or failed."""
+        return self.future.done()
+
+
+class Rewards:
+    """Asks for the rewards of episodes, and waits until enough of a batch are there."""
+
+    def __init__(
+        self,
+        feedback: LanguageModelFeedback,
+        asking: Asking,
+        max_failure_share: float,
+        say: Say,
+        lost: Callable[[], str] = lambda: "",
+        counts: Callable[[], dict[str, float]] = dict,
+    ) -> None:
+        """
+        Args:
+            max_failure_share: of a batch, above which the run pauses and asks again.
+            lost: why the server was given up, "" as long as it was not.
+            counts: metrics of the client.
+        """
+        self.counts = counts
+        self._feedback, self._asking, self._say = feedback, asking, say
+        self._max_failure_share, self._lost = max_failure_share, lost
+
+    def begin(self, samples: Sequence[Sample], taken: Sequence[Sequence[int]]) -> Asked:
+        """Asks for the rewards of episodes.
+
+        Args:
+            taken: chunks in the order taken; numbers beyond a sample's chunks are STOP.
+        """
+        episodes = zip(samples, taken, strict=True)
+        questions = [_question(self._asking, *episode) for episode in episodes]
+        return Asked(questions, self._feedback.begin(questions))
+
+    def wait(self, asked: Asked, stop: StopSignal) -> list[Reward] | None:
+        """The rewards in order, at most the share allowed of them `Unscored`; None if the run is
+        to stop first.
+
+        Raises:
+            RewardsLost: the server was given up.
+        """
+        pause = FIRST_PAUSE
+        while True:
+            while not concurrent.futures.wait([asked.future], LOOK_EVERY).done:
+                if stop.requested:
+                    return None
+                if lost := self._lost():
+                    raise RewardsLost(lost)
+            rewards = asked.future.result()
+            failed = [reward for reward in rewards if isinstance(reward, Unscored)]
+            if len(failed) <= self._max_failure_share * len(rewards):
+                return rewards
+            self._say(
+                f"paused: {len(failed)} of {len(rewards)} episodes have no reward "
+                f"({causes_text(failed)}; for example: {failed[0].message}); asking again in "
+                f"{pause:.0f} s. Stopped and given again, the command goes on from here, with "
+                "another --config.llm.url too."
+            )
+            ends = time.monotonic() + pause
+            while time.monotonic() < ends:
+                if stop.requested:
+                    return None
+                time.sleep(LOOK_EVERY)
+            pause = min(2 * pause, LONGEST_PAUSE)
+            asked.future = self._feedback.begin(asked.questions, rewards)
+
+
+@contextlib.contextmanager
+def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> Iterator[Opening]:
+    """The server that `config.llm` asks for, which starts while the caller goes on, and its client;
+    both end with the block.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+    llm = config.llm.to_dict()
+    generation = _generation(config, llm)
+    metric = config.reward.name
+    asking = Asking(config.reward.prompt, BABILONG if metric == "babilong_em" else AUTO)
+    host = f"-{jax.process_index()}" if jax.process_index() else ""
+    server_fields = llm["server"] | {"log": _of_host(llm["server"]["log"], host)}
+    server = sidecar(llm | {"server": server_fields}, workdir, _api_key(llm), say=say)
+    pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
+    starting = pool.submit(server.start)
+    with contextlib.ExitStack() as stack:
+        stack.callback(_end, server, starting, pool)
+
+        def ready() -> Rewards:
+            starting.result()
+            cache = workdir / _of_host(llm["cache"], host) if llm["cache"] else None
+            client = Client(_client_config(llm, server, cache), say)
+            stack.callback(client.close)
+            feedback = LanguageModelFeedback(
+                client, generation, metric, config.reward.scale, config.reward.staleness + 1
+            )
+            stack.callback(feedback.close)
+            return Rewards(
+                feedback,
+                asking,
+                config.reward.max_failure_share,
+                say,
+                lambda: server.failure,
+                lambda: client.counters().as_metrics(),
+            )
+
+        yield Opening(ready, asking)
+
+
+@dataclasses.dataclass(frozen=True)
+class Opening:
+    """A server that may still be starting; `ready` waits for it."""
+
+    ready: Callable[[], Rewards]
+    asking: Asking
+
+    def check(self, samples: Sequence[Sample]) -> None:
+        """Refuses samples whose answers cannot be scored, before any is played.
+
+        Of samples made as they are needed, which are all alike, the first few are looked at.
+
+        Raises:
+            InputError: names the first.
+        """
+        few = slice(LAZY_SAMPLES if isinstance(samples, LazySamples) else None)
+        for sample in samples[few]:
+            _question(self.asking, sample, ())
+
+
+def _question(asking: Asking, sample: Sample, taken: Sequence[int]) -> Question:
+    return asking.question(
+        sample.source,
+        sample.id,
+        sample.question,
+        [(index, sample.chunks[index]) for index in taken if index < len(sample.chunks)],
+        sample.answers,
+        len(sample.support),
+    )
+
+
+def _end(server: Server | Existing, starting: Future[Any], pool: Any) -> None:
+    server.stop()
+    with contextlib.suppress(BaseException):  # a start that was broken off
+        starting.result()
+        server.stop()
+    pool.shutdown()
+
+
+def _of_host(name: str, host: str) -> str:
+    """A file's name, apart from that of other hosts."""
+    path = Path(name)
+    return str(path.with_name(f"{path.stem}{host}{path.suffix}")) if name and host else name
+
+
+def _api_key(llm: dict[str, Any]) -> str:
+    """The key of a server that is there already."""
+    if not llm["url"]:
+        return ""
+    return ClientConfig(llm["url"], llm["model"], api_key_env=llm["api_key_env"]).api_key()
+
+
+def _client_config(
+    llm: dict[str, Any], server: Server | Existing, cache: Path | None
+) -> ClientConfig:
+    names = ("version", "concurrency", "deadline", "attempt_timeout", "attempts", "api_key_env")
+    fields = {name: llm[name] for name in names}
+    return ClientConfig(server.url, server.name, cache=str(cache or ""), **fields)
+
+
+def _generation(config: ml_collections.ConfigDict, llm: dict[str, Any]) -> Generation:
+    drawn = dict(llm)
+    if drawn["temperature"] > 0 and drawn["seed"] is None:
+        drawn["seed"] = config.seed
+    if drawn["max_prompt_tokens"] and not drawn["tokenizer"] and not llm["url"]:
+        drawn["tokenizer"] = llm["server"]["model"]
+    if drawn["max_tokens"] >= llm["server"]["max_model_len"] > 0 and not llm["url"]:
+        raise InputError(
+            f"config.llm.max_tokens is {drawn['max_tokens']}, but the server is to hold "
+            f"{llm['server']['max_model_len']} tokens of prompt and answer together "
+            "(config.llm.server.max_model_len); lower the one or raise the other."
+        )
+    return Generation.of(drawn, prefix="config.llm.")
