@@ -131,6 +131,8 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
     server_fields = llm["server"] | {"log": _of_host(llm["server"]["log"], host)}
     server = sidecar(llm | {"server": server_fields}, workdir, _api_key(llm), say=say)
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
+    if isinstance(server, Existing):
+        server.start()  # a look at it: whatever is wrong is told at once
     starting = pool.submit(server.start)
     with contextlib.ExitStack() as stack:
         stack.callback(_end, server, starting, pool)

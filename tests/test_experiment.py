@@ -43,7 +43,11 @@ def config(tmp_path: Path) -> ml_collections.ConfigDict:
         ("policy.alpha", float("nan"), "config.policy.alpha is nan; it must be above 0."),
         ("optimizer.learning_rate", -1e-3, "config.optimizer.learning_rate is -0.001"),
         ("optimizer.schedule", "step", "'step'; use one of constant, linear, cosine."),
-        ("reward.name", "f1", "'f1'; use one of ground_truth, gt, answer_em, answer_f1, babilong_em"),
+        (
+            "reward.name",
+            "f1",
+            "'f1'; use one of ground_truth, gt, answer_em, answer_f1,",
+        ),
         ("reward.staleness", -1, "is -1; it must be at least 0."),
         ("reward.max_failure_share", 1.0, "is 1.0; use a share of 0 or more and below 1."),
         ("runtime.sharding", ((".*", "fdsp"),), "config.runtime.sharding holds the unknown"),

@@ -193,7 +193,10 @@ def refused(config: ml_collections.ConfigDict, workdir: Path) -> str:
     [
         ({"data.path": "/no/such.jsonl"}, "/no/such.jsonl does not exist"),
         ({"optimizer.schedule": "step"}, "config.optimizer.schedule is 'step'"),
-        ({"reward.name": "f1"}, "config.reward.name is 'f1'; use one of ground_truth, gt, answer_em"),
+        (
+            {"reward.name": "f1"},
+            "config.reward.name is 'f1'; use one of ground_truth, gt,",
+        ),
         ({"reward.name": "judge"}, "config.llm.server.model is empty; give a model's folder"),
         (
             {"encoder.dtype": "int8"},

@@ -53,7 +53,7 @@ Script = Callable[[Call], Reply]
 
 
 class ModelServer:
-    """Serves on 127.0.0.1 from a thread, on the same port after `kill` and `start`.
+    """Serves "tiny" on 127.0.0.1 from a thread, on the same port after `kill` and `start`.
 
     Attributes:
         script: the reply to each call; may be changed at any time. probe_status: to each probe.
@@ -151,7 +151,7 @@ class ModelServer:
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         if method == "GET":
             self.probes += 1
-            _send(writer, self.probe_status(), '{"object": "list", "data": []}', {})
+            _send(writer, self.probe_status(), '{"object": "list", "data": [{"id": "tiny"}]}', {})
             return True
         call = self._counted(path, json.loads(body), headers)
         self._at_once += 1

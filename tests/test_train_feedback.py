@@ -1,0 +1,259 @@
+"""Training with rewards from a language model: a real HTTP server that answers, or misbehaves."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configs import hotpotqa
+from qrag_jax import experiment
+from qrag_jax.data.sample import Sample
+from tests.entry_points import Commands, losses, metric_lines, refusal, saved_state
+from tests.llm.server import Call, ModelServer, Reply
+
+STEPS = 8
+FIELDS = (
+    "--config=configs/hotpotqa.py:tiny",
+    f"--config.train.steps={STEPS}",
+    "--config.train.log_every=1",
+    "--config.train.checkpoint_every=100",
+    "--config.train.eval_every=4",
+    "--config.encoder.length_buckets=1",
+    "--config.reward.penalize_extra_steps=False",
+)
+
+
+@pytest.fixture(scope="module")
+def samples() -> dict[str, Sample]:
+    """By question."""
+    config = hotpotqa.get_config("tiny")
+    splits = [experiment.read_samples(config, name, hold_out=True).all for name in ("train", "dev")]
+    return {sample.question: sample for split in splits for sample in split}
+
+
+def reads(samples: dict[str, Sample]) -> Callable[[Call], Reply]:
+    """A model that knows the answer if all supporting facts stand in the prompt."""
+
+    def script(call: Call) -> Reply:
+        prompt = call.prompt
+        question = prompt.rpartition("Question: ")[2]
+        if "Given answer:" in prompt:
+            judged = question.splitlines()
+            return Reply(f"Final answer: {'no' if 'unknown' in judged[-1] else 'yes'}")
+        sample = samples[question]
+        found = all(sample.chunks[index].strip() in prompt for index in sample.support)
+        return Reply(f"Let me see.\n**Final answer:** {sample.answers[0] if found else 'unknown'}")
+
+    return script
+
+
+@pytest.fixture
+def server(samples: dict[str, Sample]) -> Iterator[ModelServer]:
+    with ModelServer(reads(samples)) as running:
+        yield running
+
+
+def fields(server: ModelServer, staleness: int = 2, reward: str = "answer_em") -> tuple[str, ...]:
+    return (
+        *FIELDS,
+        f"--config.reward.name={reward}",
+        f"--config.reward.staleness={staleness}",
+        f"--config.llm.url={server.url}",
+        "--config.llm.model=tiny",
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    samples: dict[str, Sample], commands: Commands, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A finished run, two batches stale."""
+    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
+    with ModelServer(reads(samples)) as server:
+        commands.succeed("train", *fields(server), f"--workdir={workdir}")
+    return workdir
+
+
+def check_same(found: Path, expected: Path, atol: float = 0.0) -> None:
+    one, other = saved_state(found, STEPS), saved_state(expected, STEPS)
+    assert one.keys() == other.keys()
+    for name, value in other.items():
+        np.testing.assert_allclose(one[name], value, atol=atol, rtol=0, err_msg=name)
+
+
+def test_rewards_like_those_of_the_facts_train_alike(
+    server: ModelServer, commands: Commands, tmp_path: Path, undisturbed: Path
+) -> None:
+    # Two hops in two steps: the last fact is found at the last step, or not at all.
+    commands.succeed("train", *FIELDS, f"--workdir={tmp_path / 'facts'}")
+    at_once = fields(server, staleness=0)
+    said = commands.succeed("train", *at_once, f"--workdir={tmp_path / 'model'}")
+    check_same(tmp_path / "model", tmp_path / "facts", atol=1e-5)
+    for facts, model in zip(
+        *(metric_lines(tmp_path / name) for name in ("facts", "model")), strict=True
+    ):
+        for name in ("train/return", "eval/return", "eval/fact_em", "untrained/return"):
+            assert model.get(name) == pytest.approx(facts.get(name), abs=1e-6), name
+    lines = [line for line in metric_lines(tmp_path / "model") if "llm/calls" in line]
+    assert len(lines) == STEPS
+    last = lines[-1]
+    assert 0 < last["llm/calls"] <= len(server.calls)
+    # Greedy answers are kept: no prompt was sent twice.
+    assert len({call.prompt for call in server.calls}) == len(server.calls)
+    asked = last["llm/calls"] + last["llm/cache_hits"] + last["llm/shared"]
+    assert asked == STEPS * 8 + 2 * 8  # and the evaluations of steps 0 and 4
+    assert last["train/unscored_share"] == last["llm/failures"] == 0
+    assert any(line["speed/feedback_wait_share"] > 0 for line in lines)
+    assert re.search(r"step 0: fact EM .*, return .* on 8 questions", said)
+    # Two batches stale the numbers are others.
+    stale = [line for line in metric_lines(undisturbed) if "train/loss" in line]
+    assert [line["train/loss"] for line in stale] != [line["train/loss"] for line in lines]
+    assert stale[0]["train/loss"] == pytest.approx(lines[0]["train/loss"], rel=1e-5)
+
+
+def test_faults_leave_no_trace(
+    server: ModelServer,
+    samples: dict[str, Sample],
+    commands: Commands,
+    undisturbed: Path,
+    tmp_path: Path,
+) -> None:
+    good, faults, killed = reads(samples), [0], threading.Event()
+
+    def misbehaves(call: Call) -> Reply:
+        if call.nth == 0 and faults[0] < 12 and call.number % 3 == 0:
+            faults[0] += 1
+            return (
+                Reply("slow down", status=429, headers={"retry-after": "0.1"}),
+                Reply(raw="<html>oops"),
+                Reply(""),
+                Reply("broken", status=503),
+                Reply("late", delay=3.0),
+                Reply(drop=True),
+            )[faults[0] % 6]
+        if call.number == 40:
+            killed.set()
+        return good(call)
+
+    server.script = misbehaves
+
+    def kill_and_start() -> None:
+        if killed.wait(120):
+            server.kill()
+            time.sleep(3)
+            server.start()
+
+    fault = threading.Thread(target=kill_and_start)
+    fault.start()
+    patience = ("--config.llm.attempt_timeout=1", "--config.llm.deadline=60")
+    said = commands.succeed("train", *fields(server), *patience, f"--workdir={tmp_path / 'run'}")
+    fault.join()
+    assert f"the LLM server at {server.url} does not answer; waiting" in said
+    assert f"the LLM server at {server.url} answers again after" in said
+    check_same(tmp_path / "run", undisturbed)
+    assert losses(tmp_path / "run") == losses(undisturbed)
+    last = [line for line in metric_lines(tmp_path / "run") if "llm/calls" in line][-1]
+    assert last["llm/retries"] >= 10
+    assert last["llm/waited_seconds"] > 2
+    assert last["llm/failures"] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_run_goes_on_with_what_was_in_flight(
+    number: signal.Signals,
+    server: ModelServer,
+    samples: dict[str, Sample],
+    commands: Commands,
+    undisturbed: Path,
+    tmp_path: Path,
+) -> None:
+    good, workdir = reads(samples), tmp_path / "run"
+    given = [*fields(server), f"--workdir={workdir}", "--config.train.checkpoint_every=2"]
+
+    def stops_answering(call: Call) -> Reply:
+        # Step 4 was learned from, its evaluation and the next batches are asked for.
+        return good(call) if len(losses(workdir)) < 4 else Reply("never", delay=300)
+
+    server.script = stops_answering
+    process = commands.start("train", *given)
+    deadline = time.monotonic() + 120
+    while len(losses(workdir)) < 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1.0)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number), err[-2000:]
+    if number == signal.SIGTERM:
+        assert "stopped, saved at step 4" in out
+    server.script = good
+    said = commands.succeed("train", *given)
+    assert re.search(r"resumed .* at step [24]\n", said)
+    check_same(workdir, undisturbed)
+    assert dict(losses(workdir)) == dict(losses(undisturbed))
+    scored = {line["step"] for line in metric_lines(workdir) if "eval/return" in line}
+    assert scored == {0, 4, STEPS}
+
+
+def test_failed_episodes_are_masked_and_too_many_pause_the_run(
+    server: ModelServer, samples: dict[str, Sample], commands: Commands, tmp_path: Path
+) -> None:
+    good, refused = reads(samples), sorted(samples)[::9]
+    healthy = threading.Event()
+
+    def script(call: Call) -> Reply:
+        question = call.prompt.rpartition("Question: ")[2]
+        if call.number > 30 and not healthy.is_set():
+            return Reply("the model is not loaded", status=404)
+        return Reply("too hard", status=400) if question in refused else good(call)
+
+    server.script = script
+    process = commands.start("train", *fields(server, reward="judge"), f"--workdir={tmp_path}")
+    lines = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("paused: "):
+            healthy.set()
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err[-2000:]
+    paused = next(line for line in lines if line.startswith("paused: "))
+    assert re.search(
+        r"paused: \d of 8 episodes have no reward \(request \d; for example: .*", paused
+    )
+    assert "the model is not loaded" in paused
+    assert "asking again in 2 s" in paused
+    trained = [line for line in metric_lines(tmp_path) if "train/loss" in line]
+    assert len(trained) == STEPS
+    assert 0 < max(line["train/unscored_share"] for line in trained) <= 0.5
+    # Both answers and verdicts were asked for, and what was not scored was not learned from.
+    assert any("Given answer:" in call.prompt for call in server.calls)
+    lost = sum(line["train/unscored_share"] * 8 for line in trained)
+    assert trained[-1]["train/env_steps"] == (STEPS * 8 - round(lost)) * 2
+
+
+def test_refusals(server: ModelServer, commands: Commands, tmp_path: Path) -> None:
+    given = [*fields(server), f"--workdir={tmp_path / 'run'}"]
+
+    def says(*changes: str) -> str:
+        return refusal(commands.run("train", *given, *changes))
+
+    nobody = says("--config.llm.url=http://127.0.0.1:9/v1")
+    assert "config.llm.url: http://127.0.0.1:9/v1 does not list its models" in nobody
+    other = says("--config.llm.model=large")
+    assert f"config.llm.model: {server.url} serves tiny, not 'large'" in other
+    assert "variable NO_SUCH_KEY, which is not set" in says("--config.llm.api_key_env=NO_SUCH_KEY")
+    assert "the prompt" in says("--config.reward.prompt=poem")
+    assert "config.llm.max_prompt_tokens needs config.llm.tokenizer" in says(
+        "--config.llm.max_prompt_tokens=99"
+    )
+    label = says("--config.reward.name=babilong_em")
+    assert "BABILong" in label
+    assert server.calls == []
+    assert not (tmp_path / "run" / "config.json").exists()
