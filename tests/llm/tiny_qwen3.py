@@ -52,7 +52,7 @@ def model(seed: int) -> Qwen3ForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=512,
+        max_position_embeddings=2048,
         tie_word_embeddings=True,
         eos_token_id=1,
         pad_token_id=0,
