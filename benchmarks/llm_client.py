@@ -1,7 +1,4 @@
-"""Answers a second through the client, beside asyncio.gather over the openai package.
-
-python -m benchmarks.llm_client [--quick] measures this alone.
-"""
+"""Answers a second through the client, beside asyncio.gather over the openai package."""
 
 from __future__ import annotations
 
@@ -37,9 +34,9 @@ class Round(NamedTuple):
 
 
 @contextlib.contextmanager
-def echo_server() -> Iterator[str]:
-    """The URL of a server in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.peers.echo_server"]
+def echo_server(seconds: float = 0.0) -> Iterator[str]:
+    """The URL of a server in a process of its own whose answers take so long."""
+    command = [sys.executable, "-m", "benchmarks.peers.echo_server", str(seconds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         try:
             assert process.stdout is not None
@@ -160,9 +157,3 @@ def _wrong(prompts: Sequence[str], texts: Sequence[str | None]) -> int:
     """Answers that are missing or another prompt's; the server echoes."""
     missing = len(prompts) - len(texts)
     return missing + sum(prompt != text for prompt, text in zip(prompts, texts, strict=False))
-
-
-if __name__ == "__main__":
-    from benchmarks import report
-
-    sys.exit(report.show("llm_client", cases("--quick" in sys.argv)))

@@ -86,7 +86,7 @@ def _train(
     opening: Opening | None,
 ) -> int:
     # ------------------------------------------------------------------ data and encoder
-    inputs = _load_inputs(config, workdir)
+    inputs = load_inputs(config, workdir)
     if opening is not None:
         for samples in (inputs.train_samples, inputs.dev_samples):
             opening.check(samples)
@@ -155,7 +155,7 @@ def _train(
     return 0
 
 
-def _load_inputs(config: ml_collections.ConfigDict, workdir: Path) -> Inputs:
+def load_inputs(config: ml_collections.ConfigDict, workdir: Path) -> Inputs:
     """Reads and tokenises everything, and checks that it fits, before any compute."""
     dev = experiment.read_samples(config, "dev", hold_out=True)
     train_samples = without_questions(

@@ -1,4 +1,5 @@
-"""A model server that echoes: python -m benchmarks.peers.echo_server prints its port, then serves.
+"""A model server that echoes: python -m benchmarks.peers.echo_server [SECONDS] prints its port,
+then serves; every answer takes so long.
 
 Does as little as HTTP allows, so that what is measured are its clients.
 """
@@ -7,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 
 
 class EchoProtocol(asyncio.Protocol):
     """One connection; replies to a chat request with the content of its last message."""
 
-    def __init__(self) -> None:
-        self._data = b""
+    def __init__(self, seconds: float) -> None:
+        self._data, self._seconds = b"", seconds
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keeps where replies go."""
@@ -31,7 +33,11 @@ class EchoProtocol(asyncio.Protocol):
             if len(self._data) < end + length:
                 return
             body, self._data = self._data[end : end + length], self._data[end + length :]
-            self._transport.write(_reply(body))
+            if self._seconds and body:
+                loop = asyncio.get_running_loop()
+                loop.call_later(self._seconds, self._transport.write, _reply(body))
+            else:
+                self._transport.write(_reply(body))
 
 
 def _reply(body: bytes) -> bytes:
@@ -46,18 +52,19 @@ def _reply(body: bytes) -> bytes:
         "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 9, "completion_tokens": 9, "total_tokens": 18},
     }
-    data = json.dumps(reply).encode()
+    data = json.dumps(reply if body else {"object": "list", "data": [{"id": "echo"}]}).encode()
     head = (
         f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data
 
 
-async def _serve() -> None:
-    server = await asyncio.get_running_loop().create_server(EchoProtocol, "127.0.0.1", 0)
+async def _serve(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: EchoProtocol(seconds), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve())
+    asyncio.run(_serve(float(sys.argv[1]) if len(sys.argv) > 1 else 0.0))

@@ -1,5 +1,4 @@
-"""A random Qwen3 of some hundred kilobytes, as a folder that vLLM serves, and Hugging Face's
-answers to what it is asked."""
+"""The tiny Qwen3 of the benchmarks, its adapters, and Hugging Face's answers by it."""
 
 from __future__ import annotations
 
@@ -11,65 +10,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
-TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-SPECIAL = ("<pad>", "<eos>", "<|user|>", "<|system|>", "<|assistant|>")
-TEXT = ("Which city is the capital of France?", "Ada Berg is an engineer, born in Oslo.")
+from benchmarks.tiny_llm import model, save, tokenizer
+
+__all__ = ["model", "save", "tokenizer"]
+
 RANK, ALPHA = 4, 8.0
 ADAPTED = ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(TEXT, trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token=SPECIAL[0], eos_token=SPECIAL[1]
-    )
-    fast.chat_template = TEMPLATE
-    return fast
-
-
-def model(seed: int) -> Qwen3ForCausalLM:
-    """Another seed is another model of the same sizes; word vectors and head are one array."""
-    config = Qwen3Config(
-        vocab_size=len(tokenizer()),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        eos_token_id=1,
-        pad_token_id=0,
-        bos_token_id=None,
-    )
-    torch.manual_seed(seed)
-    made = Qwen3ForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():  # large enough that no two tokens come near a tie
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return made
-
-
-def save(made: Qwen3ForCausalLM, folder: Path) -> Path:
-    made.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    return folder
 
 
 def adapter(seed: int) -> dict[str, np.ndarray]:
