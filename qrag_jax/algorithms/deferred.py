@@ -18,11 +18,18 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.algorithms import pqn
-from qrag_jax.algorithms.rollout import RolloutConfig, rollout
+from qrag_jax.algorithms.replay import replay
+from qrag_jax.algorithms.rollout import CHUNK, STATE, RolloutConfig, rollout
 from qrag_jax.algorithms.train_step import Metrics, TrainStep, make_step
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.encoders.lora import Adapted, attach
-from qrag_jax.encoders.ragged import Plan, TokenCount, embed_rows
+from qrag_jax.encoders.lora import Adapted
+from qrag_jax.encoders.ragged import (
+    Plan,
+    TokenCount,
+    embed_and_pull_back,
+    embed_rows,
+    pull_back,
+)
 from qrag_jax.encoders.rope import rotate
 from qrag_jax.encoders.text_encoder import Params, TextEncoder
 from qrag_jax.environments.chunks import with_stop
@@ -174,40 +181,66 @@ def gradient_sums(
     batch = episodes.batch
     if rollout_config.stop_action:
         batch = with_stop(batch)
-    trajectory = rollout(
+    actions = episodes.played.actions
+    played = replay(encoder, plan, rollout_config, target_params, batch, keys, alpha, actions)
+    valid = played.valid & episodes.scored[:, None]
+    rewards = jnp.where(valid & played.done, episodes.score[:, None], 0.0)
+    target = pqn.targets(played, rewards, config)
+    params, goals = pqn.with_dropout(params, dropout_key), target.reshape(-1)
+    flat, last = valid.reshape(-1), rollout_config.last_position(batch.chunk_mask.shape[1])
+
+    def rows(tokens: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return tokens.reshape(-1, tokens.shape[-1]), jnp.where(flat, lengths.reshape(-1), 0)
+
+    chunk_rows = rows(played.chunk_tokens, played.chunk_lengths)
+    state_rows = rows(played.state_tokens, played.state_lengths)
+    # The chunks' embeddings first: with them a state's cotangent is known as soon as the state is
+    # embedded, so that chosen chunks alone are encoded once more than with stored embeddings.
+    chunks, used_by_chunks = embed_rows(
+        encoder, plan.gradients, encoder.tower(params, CHUNK), *chunk_rows
+    )
+    chunks = chunks.reshape(*valid.shape, -1)
+    rotated = rotate(chunks, played.positions, last).reshape(len(flat), -1)
+
+    def of_states(embedded: jax.Array, row: jax.Array) -> jax.Array:
+        def loss_of(states: jax.Array) -> jax.Array:
+            chosen, goal = (
+                array.at[row].get(mode="fill", fill_value=0) for array in (rotated, goals)
+            )
+            is_valid = flat.at[row].get(mode="fill", fill_value=False)
+            return pqn.loss(states, chosen, goal, is_valid)[0]
+
+        return jax.grad(loss_of)(embedded)
+
+    of_state_tower, states, used_by_states = embed_and_pull_back(
+        encoder, plan.gradients, _tower(params, STATE), *state_rows, of_states
+    )
+    states = states.reshape(*valid.shape, -1)
+
+    def loss_of(chunks: jax.Array) -> jax.Array:
+        return pqn.loss(states, rotate(chunks, played.positions, last), target, valid)[0]
+
+    total, cotangents = jax.value_and_grad(loss_of)(chunks)
+    of_chunk_tower, used_again = pull_back(
         encoder,
-        plan,
-        rollout_config,
-        (target_params,),
-        batch,
-        keys,
-        alpha,
-        actions=episodes.played.actions,
+        plan.gradients,
+        _tower(params, CHUNK),
+        *chunk_rows,
+        cotangents.reshape(len(flat), -1),
     )
-    valid = trajectory.valid & episodes.scored[:, None]
-    trajectory = trajectory._replace(
+    gradient = jax.tree.map(lambda *towers: jnp.stack(towers), of_state_tower, of_chunk_tower)
+    learned = played._replace(
         valid=valid,
+        q=(states * rotated.reshape(states.shape)).sum(axis=-1),
         entropy=episodes.played.entropy,
-        state_lengths=jnp.where(valid, trajectory.state_lengths, 0),
-        chunk_lengths=jnp.where(valid, trajectory.chunk_lengths, 0),
     )
-    params = pqn.with_dropout(params, dropout_key)
+    tokens = TokenCount.total([played.tokens, used_by_chunks, used_by_states, used_again])
+    return gradient, pqn.sums_of(batch, learned, rewards, target, total, tokens)
 
-    def of_tower(tower: tuple) -> tuple[jax.Array, TokenCount]:
-        one, tokens, lengths = tower
-        if isinstance(one, Adapted):
-            one = attach(one, encoder.lora_scale)
-        return embed_rows(encoder, plan.gradients, one, tokens, lengths)
 
-    embedded, used = pqn.over_towers(of_tower, params, pqn.tower_rows(trajectory))
-    states, chunks = embedded.reshape(2, *valid.shape, encoder.width)
-    last = rollout_config.last_position(batch.chunk_mask.shape[1])
-    q = (states * rotate(chunks, trajectory.positions, last)).sum(axis=-1)
-    trajectory = trajectory._replace(
-        state_embeddings=states,
-        chunk_embeddings=chunks,
-        q=jnp.where(valid, q, 0.0),
-        tokens=TokenCount.total([trajectory.tokens, used]),
-    )
-    rewards = jnp.where(valid & trajectory.done, episodes.score[:, None], 0.0)
-    return pqn.regress(encoder, plan, rollout_config, config, params, batch, trajectory, rewards)
+def _tower(params: Params | Adapted, number: int) -> Params | Adapted:
+    """One of the two; of adapters, with its key of dropout."""
+    if not isinstance(params, Adapted):
+        return jax.tree.map(lambda leaf: leaf[number], params)
+    own = params.adapters, params.dropout_key
+    return Adapted(params.base, *jax.tree.map(lambda leaf: leaf[number], own))

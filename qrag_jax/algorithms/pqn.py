@@ -109,7 +109,7 @@ def targets(trajectory: Trajectory, rewards: jax.Array, config: PQNConfig) -> ja
     """λ-returns `[B, T]` of whole episodes from the soft values of the target towers.
 
     `values[:, t+1]` is the value of the state step t led to; the last step of a whole episode
-    ends it, so nothing is bootstrapped there.
+    ends it, so nothing is bootstrapped there. Of a trajectory `done` and `values` are read.
     """
     discount = config.gamma * (1.0 - trajectory.done.astype(jnp.float32))
     next_values = jnp.pad(trajectory.values[:, 1:], ((0, 0), (0, 1)))
@@ -168,7 +168,24 @@ def gradient_sums(
         uniform,
     )
     rewards = feedback(batch, trajectory)
-    return regress(encoder, plan, rollout_config, config, params, batch, trajectory, rewards)
+    target = targets(trajectory, rewards, config)
+    embeddings = (trajectory.state_embeddings, trajectory.chunk_embeddings)
+    last = rollout_config.last_position(batch.chunk_mask.shape[1])
+
+    def loss_of(states: jax.Array, chunks: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return loss(states, rotate(chunks, trajectory.positions, last), target, trajectory.valid)
+
+    (total, _), cotangents = jax.value_and_grad(loss_of, (0, 1), has_aux=True)(*embeddings)
+    rows = _tower_rows(trajectory)
+    cotangents = jnp.stack([c.reshape(-1, encoder.width) for c in cotangents])
+
+    def of_tower(tower: tuple) -> tuple[Params, TokenCount]:
+        one, *rows_and_cotangents = tower
+        return pull_back(encoder, plan.gradients, one, *rows_and_cotangents)
+
+    gradient, used = _over_towers(of_tower, params, (*rows, cotangents))
+    tokens = TokenCount.total([trajectory.tokens, used])
+    return gradient, sums_of(batch, trajectory, rewards, target, total, tokens)
 
 
 def with_dropout(params: Params | Adapted, key: jax.Array | None) -> Params | Adapted:
@@ -178,41 +195,16 @@ def with_dropout(params: Params | Adapted, key: jax.Array | None) -> Params | Ad
     return params._replace(dropout_key=jax.random.split(key, 2))
 
 
-def regress(
-    encoder: TextEncoder,
-    plan: Plan,
-    rollout_config: RolloutConfig,
-    config: PQNConfig,
-    params: Params | Adapted,
+def sums_of(
     batch: EpisodeBatch,
     trajectory: Trajectory,
     rewards: jax.Array,
-) -> tuple[Params, Sums]:
-    """The gradient of the summed loss of episodes that were played, with the sums to divide by.
-
-    Args:
-        params: the towers that learn, with the keys that `trajectory`'s embeddings were made with.
-        batch: with STOP if there is one. rewards: `[B, T]`.
-        trajectory: embeddings and Q by `params`, values by the target towers. What is not `valid`
-            in it is left out of every sum.
-    """
-    target = targets(trajectory, rewards, config)
-    embeddings = (trajectory.state_embeddings, trajectory.chunk_embeddings)
-    last = rollout_config.last_position(batch.chunk_mask.shape[1])
-
-    def loss_of(states: jax.Array, chunks: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return loss(states, rotate(chunks, trajectory.positions, last), target, trajectory.valid)
-
-    (total, count), cotangents = jax.value_and_grad(loss_of, (0, 1), has_aux=True)(*embeddings)
-    rows = tower_rows(trajectory)
-    cotangents = jnp.stack([c.reshape(-1, encoder.width) for c in cotangents])
-
-    def of_tower(tower: tuple) -> tuple[Params, TokenCount]:
-        one, *rows_and_cotangents = tower
-        return pull_back(encoder, plan.gradients, one, *rows_and_cotangents)
-
-    gradient, used = over_towers(of_tower, params, (*rows, cotangents))
-    tokens = TokenCount.total([trajectory.tokens, used])
+    target: jax.Array,
+    total: jax.Array,
+    tokens: TokenCount,
+) -> Sums:
+    """The sums over valid steps, `total` being the loss. Of a trajectory `actions`, `valid`, `q`
+    and `entropy` are read."""
     present = batch.chunk_mask.any(axis=1) & trajectory.valid.any(axis=1)
     unsolved = batch.support.at[
         jnp.arange(present.shape[0])[:, None],
@@ -222,8 +214,8 @@ def regress(
     def over_transitions(values: jax.Array) -> jax.Array:
         return jnp.where(trajectory.valid, values, 0.0).sum()
 
-    return gradient, Sums(
-        transitions=count,
+    return Sums(
+        transitions=trajectory.valid.sum().astype(jnp.float32),
         episodes=present.sum().astype(jnp.float32),
         loss=total,
         q=over_transitions(trajectory.q),
@@ -262,7 +254,7 @@ def apply_update(
     ), optax.tree.norm(gradient)
 
 
-def over_towers(
+def _over_towers(
     compute: Callable[[tuple], Any], params: Params | Adapted, rows: tuple[jax.Array, ...]
 ) -> Any:
     """`compute((one tower, *its rows))` for each of the two, compiled once.
@@ -281,7 +273,7 @@ def over_towers(
     return jax.lax.map(of_adapters, (params.adapters, params.dropout_key, *rows))
 
 
-def tower_rows(trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:
+def _tower_rows(trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:
     """States and chosen chunks as rows of one width: tokens `[2, B·T, L]`, lengths `[2, B·T]`."""
     states, chunks = trajectory.state_tokens, trajectory.chunk_tokens
     width = max(states.shape[-1], chunks.shape[-1])

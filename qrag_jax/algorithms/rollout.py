@@ -105,9 +105,8 @@ def rollout(
     keys: jax.Array | None,
     alpha: jax.Array,
     uniform: jax.Array | bool = False,
-    actions: jax.Array | None = None,
 ) -> Trajectory:
-    """Plays whole episodes, or plays those of `actions` again.
+    """Plays whole episodes.
 
     Args:
         params: one or two parameter sets, each with the two towers stacked on axis 0 (`STATE`,
@@ -115,7 +114,6 @@ def rollout(
         keys: `[B]` PRNG keys, one an episode; None acts greedily.
         alpha: temperature of policy and soft value.
         uniform: scalar bool, act uniformly at random instead.
-        actions: `[B, T]` that were taken with the same keys; None: the policy's own.
     """
     special = {"sep_id": encoder.sep_id, "pad_id": encoder.pad_id}
     towers = [[encoder.tower(p, i) for i in (STATE, CHUNK)] for p in params]
@@ -137,7 +135,7 @@ def rollout(
     )
     all_chunks = all_chunks.reshape(-1, episodes, chunks, encoder.width)
     last = config.last_position(chunks)
-    where = _positions(config, batch, keys)
+    where = positions_of(config, batch, keys)
 
     def act(
         state: env.ChunksState, t: jax.Array
@@ -158,10 +156,7 @@ def rollout(
         q = jnp.where(state.available, twin[0].sum(-1), soft_q.MASKED)
         log_policy = soft_q.log_policy(q, state.available, alpha, config.top_k_actions)
         log_policy = jnp.where(uniform, soft_q.log_uniform(state.available), log_policy)
-        if actions is not None:
-            action = actions[:, t]
-        else:
-            action = q.argmax(-1) if keys is None else _draw(keys, t, log_policy)
+        action = q.argmax(-1) if keys is None else _draw(keys, t, log_policy)
         new_state = env.step(state, batch, action, t, config.never_terminate, config.stop_action)
         step = _Step(
             action=action,
@@ -207,7 +202,7 @@ def rollout(
     )
 
 
-def _positions(
+def positions_of(
     config: RolloutConfig, batch: EpisodeBatch, keys: jax.Array | None
 ) -> Callable[[jax.Array], jax.Array]:
     """The function from chunks taken `[B, T]` to the positions `[B, C]` of all chunks."""

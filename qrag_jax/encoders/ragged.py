@@ -115,33 +115,104 @@ def pull_back(
     Raises:
         ValueError: rows are wider than the longest row length of `blocks`.
     """
-    drops = isinstance(params, Adapted) and params.dropout_key is not None
-    rows = _sorted(blocks, tokens, lengths, encoder.lora_dropout if drops else None)
+    rows = _rows_to_pull_back(encoder, blocks, params, tokens, lengths)
     # A row that occurs twice is pulled back once, with the sum of its cotangents.
     cotangents = jnp.zeros_like(cotangents).at[rows.first].add(cotangents)[rows.order]
+
+    def cotangent_of(carry: Any, embedded: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:
+        return cotangents.at[place].get(mode="fill", fill_value=0), carry
+
+    gradient, _, count = _pull_back(encoder, blocks, params, rows, cotangent_of, ())
+    return gradient, count
+
+
+def embed_and_pull_back(
+    encoder: TextEncoder,
+    blocks: Blocks,
+    params: Params | Adapted,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    cotangent_of: Callable[[jax.Array, jax.Array], jax.Array],
+) -> tuple[Params, jax.Array, TokenCount]:
+    """As `pull_back`, where a row's cotangent is known once the row is embedded.
+
+    Args:
+        cotangent_of: from embeddings `[R, D]` and the rows they are of `[R]`, N where there is
+            none, to their cotangents `[R, D]`.
+
+    Returns:
+        the gradient, the embeddings `[N, D]`, and the tokens; a row that occurs twice is computed
+        twice.
+    """
+    rows = _rows_to_pull_back(encoder, blocks, params, tokens, lengths, repeats=True)
+    count = tokens.shape[0]
+
+    def of_block(carry: Any, embedded: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:
+        row = rows.order.at[place].get(mode="fill", fill_value=count)
+        carry = carry.at[row].set(embedded, mode="drop")
+        return cotangent_of(embedded, row), carry
+
+    nothing = jnp.zeros((count, encoder.width), jnp.float32)
+    return _pull_back(encoder, blocks, params, rows, of_block, nothing)
+
+
+def _rows_to_pull_back(
+    encoder: TextEncoder,
+    blocks: Blocks,
+    params: Params | Adapted,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    repeats: bool = False,
+) -> _Rows:
+    drops = isinstance(params, Adapted) and params.dropout_key is not None
+    return _sorted(blocks, tokens, lengths, encoder.lora_dropout if drops else None, repeats)
+
+
+# From a carry, a block's embeddings `[R, D]` and their places in the order by length `[R]` to the
+# cotangents and the new carry.
+_CotangentOf = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
+
+
+def _pull_back(
+    encoder: TextEncoder,
+    blocks: Blocks,
+    params: Params | Adapted,
+    rows: _Rows,
+    cotangent_of: _CotangentOf,
+    carry: Any,
+) -> tuple[Params, Any, TokenCount]:
+    """The gradient and the last carry."""
     if isinstance(params, Adapted):
-        return _pull_back_to_adapters(encoder, blocks, params, rows, cotangents)
+        return _pull_back_to_adapters(encoder, blocks, params, rows, cotangent_of, carry)
     apart = encoder.module.prepare(params)
     table = apart.pop(WORDS)
 
-    def compute(total: tuple[Params, jax.Array], block: _Packed) -> tuple[Params, jax.Array]:
+    def compute(total: tuple[Params, jax.Array, Any], block: _Packed):
         def embed(apart: Params, words: jax.Array) -> jax.Array:
             return encoder.embed_words(apart | {WORDS: table}, words, block.layout)
 
-        cotangent = cotangents.at[block.place].get(mode="fill", fill_value=0)
-        gradient, of_words = jax.vjp(embed, apart, table[block.tokens])[1](cotangent)
+        embedded, back = jax.vjp(embed, apart, table[block.tokens])
+        cotangent, carry = cotangent_of(total[2], embedded, block.place)
+        gradient, of_words = back(cotangent)
         # Few rows of the word table are touched: added in place, not through a whole table.
-        return jax.tree.map(jnp.add, total[0], gradient), total[1].at[block.tokens].add(of_words)
+        of_table = total[1].at[block.tokens].add(of_words)
+        return jax.tree.map(jnp.add, total[0], gradient), of_table, carry
 
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (apart, table))
-    (gradient, of_table), count = _over_blocks(blocks, rows, compute, zeros)
-    return encoder.module.rest(gradient | {WORDS: of_table}), count
+    start = (*zeros, carry)
+    (gradient, of_table, carry), count = _over_blocks(blocks, rows, compute, start)
+    return encoder.module.rest(gradient | {WORDS: of_table}), carry, count
 
 
 def _pull_back_to_adapters(
-    encoder: TextEncoder, blocks: Blocks, params: Adapted, rows: _Rows, cotangents: jax.Array
-) -> tuple[Params, TokenCount]:
-    """As `pull_back`, for rows and cotangents in order; the base is a constant."""
+    encoder: TextEncoder,
+    blocks: Blocks,
+    params: Adapted,
+    rows: _Rows,
+    cotangent_of: _CotangentOf,
+    carry: Any,
+) -> tuple[Params, Any, TokenCount]:
+    """As `_pull_back`; the base is a constant."""
     module = encoder.module
 
     def prepare(adapters: Params) -> tuple[Params, Params]:
@@ -150,18 +221,18 @@ def _pull_back_to_adapters(
 
     apart, to_rest, frozen = jax.vjp(prepare, params.adapters, has_aux=True)
 
-    def compute(total: Params, block: _Packed) -> Params:
+    def compute(total: tuple[Params, Any], block: _Packed) -> tuple[Params, Any]:
         def embed(apart: Params) -> jax.Array:
             prepared = unflatten_dict(frozen | apart)
             return encoder.embed_words(prepared, prepared[WORDS][block.tokens], block.layout)
 
-        cotangent = cotangents.at[block.place].get(mode="fill", fill_value=0)
-        (gradient,) = jax.vjp(embed, apart)[1](cotangent)
-        return jax.tree.map(jnp.add, total, gradient)
+        embedded, back = jax.vjp(embed, apart)
+        cotangent, carry = cotangent_of(total[1], embedded, block.place)
+        return jax.tree.map(jnp.add, total[0], back(cotangent)[0]), carry
 
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), apart)
-    gradient, count = _over_blocks(blocks, rows, compute, zeros)
-    return to_rest(gradient)[0], count
+    (gradient, carry), count = _over_blocks(blocks, rows, compute, (zeros, carry))
+    return to_rest(gradient)[0], carry, count
 
 
 def count_tokens(blocks: Blocks, tokens: jax.Array, lengths: jax.Array) -> TokenCount:
@@ -170,13 +241,17 @@ def count_tokens(blocks: Blocks, tokens: jax.Array, lengths: jax.Array) -> Token
 
 
 def _sorted(
-    blocks: Blocks, tokens: jax.Array, lengths: jax.Array, rate: float | None = None
+    blocks: Blocks,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    rate: float | None = None,
+    repeats: bool = False,
 ) -> _Rows:
-    """`rate`: of dropout, None: there is none."""
+    """`rate`: of dropout, None: there is none. `repeats`: rows that occur twice stay so."""
     if tokens.shape[1] > blocks.lengths[-1]:
         raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the lengths {blocks.lengths}")
     tokens = jnp.where(jnp.arange(tokens.shape[1]) < lengths[:, None], tokens, 0)
-    first = first_of_its_kind(tokens, lengths)
+    first = jnp.arange(len(tokens)) if repeats else first_of_its_kind(tokens, lengths)
     lengths = jnp.where(first == jnp.arange(len(first)), lengths, 0)
     order = jnp.argsort(lengths, stable=True)
     tokens, lengths = tokens[order], lengths[order]
