@@ -5,8 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,17 @@ class Rewards:
                 time.sleep(LOOK_EVERY)
             pause = min(2 * pause, LONGEST_PAUSE)
             asked.future = self._feedback.begin(asked.questions, rewards)
+
+
+def leave_room(llm: Mapping[str, Any]) -> None:
+    """Keeps JAX from taking the GPU memory of a server of our own on the same GPUs.
+
+    Without effect once a device was used, and where the user has set the variable.
+    """
+    server = llm["server"]
+    if not llm["url"] and not server["devices"]:
+        left = max(0.95 - server["memory_share"], 0.05)
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{left:.2f}")
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from qrag_jax.deferred_steps import DeferredSteps
 from qrag_jax.encoder_settings import settle_as, settled
 from qrag_jax.errors import InputError
 from qrag_jax.programs import Programs
-from qrag_jax.rewards import Opening, RewardsLost, open_rewards
+from qrag_jax.rewards import Opening, RewardsLost, leave_room, open_rewards
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.checkpoints import Checkpoints, SaveError
 from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
@@ -64,13 +64,16 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
         settle_as(config, saved)
         saved_config.check_same_config(saved, config)
     _make_folder(workdir)
+    by_model = not experiment.is_ground_truth(config)
+    if by_model:
+        leave_room(config.llm)
     enable_persistent_cache(workdir / "compilation_cache")
     counter = CompilationCounter()
     mesh = make_mesh(config.runtime.mesh)
     batch_size = _per_host_batch(config, mesh)
     with contextlib.ExitStack() as stack:
         opening = None
-        if not experiment.is_ground_truth(config):
+        if by_model:
             # Its server starts while the data and the encoder are read.
             opening = stack.enter_context(open_rewards(config, workdir, say))
         return _train(config, workdir, mesh, batch_size, counter, started, opening)

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from qrag_jax.encoders.packing import Blocks
-from qrag_jax.encoders.ragged import embed_rows, first_of_its_kind, pull_back
+from qrag_jax.encoders.ragged import (
+    embed_and_pull_back,
+    embed_rows,
+    first_of_its_kind,
+    pull_back,
+)
 from tests.episodes_maker import FIRST_WORD, VOCAB, tiny_encoder, tower
 
 ENCODER = tiny_encoder()
@@ -113,6 +118,32 @@ def test_pull_back_equals_autodiff(blocks, params, tokens, direct_gradient) -> N
     programs = jitted_pull_back._cache_size()
     jitted_pull_back(ENCODER, blocks, params, tokens, LENGTHS[::-1].copy(), cotangents)
     assert jitted_pull_back._cache_size() == programs
+
+
+def test_cotangents_that_follow_from_the_embeddings(params, tokens) -> None:
+    """The gradient of `Σ_n w_n·|embedding_n|²`, rows that occur twice included."""
+    twice = np.concatenate([tokens, tokens[3:6]])
+    lengths = np.concatenate([LENGTHS, LENGTHS[3:6]])
+    weights = np.linspace(-1, 2, len(twice)).astype(np.float32)
+
+    @jax.jit
+    def found(params, tokens, lengths):
+        def cotangent_of(embedded, row):
+            weight = jnp.asarray(weights).at[row].get(mode="fill", fill_value=np.nan)
+            return jnp.where(row[:, None] < len(weights), 2 * weight[:, None] * embedded, 0)
+
+        return embed_and_pull_back(ENCODER, EVERY_BLOCKS[0], params, tokens, lengths, cotangent_of)
+
+    def whole(params):
+        embedded = ENCODER.embed(params, twice, lengths)
+        return (jnp.asarray(weights)[:, None] * embedded**2).sum(), embedded
+
+    gradient, embedded, count = found(params, twice, lengths)
+    expected, direct = jax.jit(jax.grad(whole, has_aux=True))(params)
+    np.testing.assert_allclose(embedded, direct, atol=2e-6)
+    assert float(count.real) == lengths.sum()
+    for one, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4 * max(1.0, np.abs(other).max()))
 
 
 def test_pull_back_of_absent_rows_is_zero(params, tokens) -> None:
