@@ -84,13 +84,15 @@ def _measured(
         return placement.first_state(shardings, tower, optimizer, config.seed)
 
     with open_rewards(config, workdir, print) as opening:
+        rewards = opening.ready(StopSignal())
+        assert rewards is not None
         deferred = DeferredSteps(
             mesh,
             programs.play_step,
             programs.learn_step,
             batches(),
             inputs.train_samples,
-            rewards := opening.ready(),
+            rewards,
             config.reward.staleness,
             config.train.steps,
         )

@@ -149,7 +149,10 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
     with contextlib.ExitStack() as stack:
         stack.callback(_end, server, starting, pool)
 
-        def ready() -> Rewards:
+        def ready(stop: StopSignal) -> Rewards | None:
+            while not concurrent.futures.wait([starting], LOOK_EVERY).done:
+                if stop.requested:
+                    return None
             starting.result()
             cache = workdir / _of_host(llm["cache"], host) if llm["cache"] else None
             client = Client(_client_config(llm, server, cache), say)
@@ -172,9 +175,13 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
-    """A server that may still be starting; `ready` waits for it."""
+    """A server that may still be starting.
 
-    ready: Callable[[], Rewards]
+    Attributes:
+        ready: waits for it; None if the run is to stop first. asking: how questions are asked.
+    """
+
+    ready: Callable[[StopSignal], Rewards | None]
     asking: Asking
 
     def check(self, samples: Sequence[Sample]) -> None:

@@ -126,36 +126,62 @@ def _train(
         progress = Progress(**extra)
         batches.set_state(progress.batches)
         say(f"resumed {workdir} at step {step}")
-    say(
-        f"{sum(map(len, inputs.stores.values()))} training questions, {len(inputs.dev_indices)} "
-        f"scored every {config.train.eval_every} steps; {config.train.steps} steps of "
-        f"{config.train.batch_size} questions on {jax.device_count()} {jax.default_backend()} "
-        f"device(s); {workdir}"
-    )
 
     # ------------------------------------------------------------------ the loop
-    rewards = None if opening is None else opening.ready()
-    ahead = Batches(mesh, batches)
-    steps: Steps
-    if rewards is None:
-        steps = FusedSteps(programs.step, ahead)
-    else:
-        of_step, settings = (programs.play_step, programs.learn_step), config.reward.staleness
-        steps = DeferredSteps(
-            mesh, *of_step, ahead, inputs.train_samples, rewards, settings, config.train.steps
+    with StopSignal() as stop:
+        say(
+            f"{sum(map(len, inputs.stores.values()))} training questions, {len(inputs.dev_indices)} "
+            f"scored every {config.train.eval_every} steps; {config.train.steps} steps of "
+            f"{config.train.batch_size} questions on {jax.device_count()} {jax.default_backend()} "
+            f"device(s); {workdir}"
         )
-    with MetricWriter(workdir, step or None) as writer, StopSignal() as stop:
-        play = programs.play
-        run = Run(config, mesh, inputs, steps, play, workdir, checkpoints, writer, counter, stop)
-        run.progress, run.started, run.rewards = progress, started - progress.seconds, rewards
-        stopped_at = run.loop(state, step)
+        rewards = None if opening is None else opening.ready(stop)
+        if stop.requested:
+            return _stopped(stop, step)
+        ahead = Batches(mesh, batches)
+        steps: Steps = (
+            FusedSteps(programs.step, ahead)
+            if rewards is None
+            else DeferredSteps(
+                mesh,
+                programs.play_step,
+                programs.learn_step,
+                ahead,
+                inputs.train_samples,
+                rewards,
+                config.reward.staleness,
+                config.train.steps,
+            )
+        )
+        with MetricWriter(workdir, step or None) as writer:
+            run = Run(
+                config,
+                mesh,
+                inputs,
+                steps,
+                programs.play,
+                workdir,
+                checkpoints,
+                writer,
+                counter,
+                stop,
+                rewards,
+                progress,
+                started - progress.seconds,
+            )
+            stopped_at = run.loop(state, step)
     _finish(workdir, run.progress)
-    if stop.name is not None and stopped_at < config.train.steps:
-        say(f"{stop.name}: stopped, saved at step {stopped_at}; give the same command to go on.")
-        return 128 + signal.Signals[stop.name]
+    if stop.requested and stopped_at < config.train.steps:
+        return _stopped(stop, stopped_at)
     say(f"done: {workdir / 'learning_curve.png'}; score it with")
     say(f"  python -m qrag_jax.evaluate --workdir={workdir}")
     return 0
+
+
+def _stopped(stop: StopSignal, step: int) -> int:
+    assert stop.name is not None
+    say(f"{stop.name}: stopped, saved at step {step}; give the same command to go on.")
+    return 128 + signal.Signals[stop.name]
 
 
 def load_inputs(config: ml_collections.ConfigDict, workdir: Path) -> Inputs:
