@@ -158,9 +158,11 @@ def get_config() -> ConfigDict:
     config.llm.max_tokens = 256  # longest answer, thinking counted in
     config.llm.top_p = placeholder(float)  # nucleus; None: the server's
     config.llm.seed = placeholder(int)  # of draws where the temperature is not 0; None: config.seed
-    config.llm.enable_thinking = False  # of models that can think aloud first
+    # Of models that can think aloud first; None: off with a server of our own, untold to another
+    config.llm.enable_thinking = placeholder(bool)
     config.llm.cut_off = "fail"  # what an answer is that max_tokens cut off: fail or score
-    config.llm.max_prompt_tokens = 0  # longer prompts lose their oldest chunks, 0: no limit
+    # Longer prompts lose their oldest chunks; 0: what a server of our own leaves, else no limit
+    config.llm.max_prompt_tokens = 0
     config.llm.tokenizer = ""  # folder or hub name, counts them; "": that of llm.server.model
     config.llm.concurrency = 32  # requests sent at once
     config.llm.deadline = 300.0  # seconds for a request with all its attempts

@@ -3,11 +3,13 @@
 #   launch/sidecar.sh --config.llm.server.model=FOLDER [--config.llm.server.port=8100 …]
 # QRAG_PYTHON is the trainer's interpreter; vLLM has an environment of its own: make sidecar.
 set -eu
-cd "$(dirname "$0")/.."
-config=--config=configs/quickstart.py
+root=$(cd "$(dirname "$0")/.." && pwd)
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+config=--config=$root/configs/quickstart.py
 for word in "$@"; do
     case $word in
     --config | --config=*) config= ;;
     esac
 done
-exec "${QRAG_PYTHON:-.venv/bin/python}" -m qrag_jax.llm.serve ${config:+"$config"} "$@"
+exec "${QRAG_PYTHON:-$root/.venv/bin/python}" -m qrag_jax.llm.serve ${config:+"$config"} \
+    --config.llm.server.python="$root/.venv-vllm/bin/python" "$@"

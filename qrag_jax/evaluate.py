@@ -100,6 +100,11 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
     for target in (path,) if OUT.value else (path, workdir / "summary.json"):
         target.write_text(json.dumps(summary, indent=2) + "\n")
     print(table(summary))
+    if not experiment.is_ground_truth(config):
+        print(
+            f"returns are those of the supporting facts: no language model was asked for "
+            f"{config.reward.name}; qrag_jax.answer asks one about the retrieval log"
+        )
     print(f"retrieval log: {out / label / retrieval_log.log_name(config.eval.seed)}")
     print(f"summary: {path}")
     return summary

@@ -386,6 +386,8 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     lora_config(config)
     plan_config(config)
     is_ground_truth(config)
+    if not 0 < config.reward.scale < math.inf:
+        raise InputError(f"config.reward.scale is {config.reward.scale}; use a number above 0.")
     if not 0 <= config.reward.max_failure_share < 1:
         raise InputError(
             f"config.reward.max_failure_share is {config.reward.max_failure_share}; use a share "

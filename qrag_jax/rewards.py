@@ -20,9 +20,11 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.language_model import BABILONG, LanguageModelFeedback, Reward, Unscored
 from qrag_jax.feedback.questions import AUTO, Asking, Question
+from qrag_jax.llm import prompts
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.client_config import ClientConfig
 from qrag_jax.llm.generation import Generation
+from qrag_jax.llm.model_digest import model_digest
 from qrag_jax.llm.server import Server
 from qrag_jax.llm.sidecar import Existing, sidecar
 from qrag_jax.metrics.answer_table import causes_text
@@ -88,7 +90,7 @@ class Rewards:
         to stop first.
 
         Raises:
-            RewardsLost: the server was given up.
+            RewardsLost: the server was given up, or too many failures would be so again.
         """
         pause = FIRST_PAUSE
         while True:
@@ -101,11 +103,19 @@ class Rewards:
             failed = [reward for reward in rewards if isinstance(reward, Unscored)]
             if len(failed) <= self._max_failure_share * len(rewards):
                 return rewards
+            for_ever = [reward for reward in failed if reward.permanent]
+            if len(for_ever) > self._max_failure_share * len(rewards):
+                raise RewardsLost(
+                    f"{len(for_ever)} of {len(rewards)} episodes have no reward, and asking again "
+                    f"would change nothing ({causes_text(for_ever)}; for example: "
+                    f"{for_ever[0].message.rstrip('.')}); change config.llm.max_tokens, "
+                    "config.llm.cut_off, config.llm.max_prompt_tokens or config.reward.prompt"
+                )
             self._say(
                 f"paused: {len(failed)} of {len(rewards)} episodes have no reward "
-                f"({causes_text(failed)}; for example: {failed[0].message}); asking again in "
-                f"{pause:.0f} s. Stopped and given again, the command goes on from here, with "
-                "another --config.llm.url too."
+                f"({causes_text(failed)}; for example: {failed[0].message.rstrip('.')}); asking "
+                f"again in {pause:.0f} s. Stopped and given again, the command goes on from here, "
+                "with other values of config.llm too."
             )
             ends = time.monotonic() + pause
             while time.monotonic() < ends:
@@ -137,10 +147,14 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
     """
     llm = config.llm.to_dict()
     generation = _generation(config, llm)
+    _client_config(llm | {"url": llm["url"] or "http://127.0.0.1:1"}, "any", None)  # can be used
     metric = config.reward.name
     asking = Asking(config.reward.prompt, BABILONG if metric == "babilong_em" else AUTO)
     host = f"-{jax.process_index()}" if jax.process_index() else ""
     server_fields = llm["server"] | {"log": _of_host(llm["server"]["log"], host)}
+    if not llm["url"] and not llm["version"]:
+        # Folders of one name hold different weights, whose answers must not be confused.
+        llm["version"] = model_digest(Path(llm["server"]["model"]).expanduser())
     server = sidecar(llm | {"server": server_fields}, workdir, _api_key(llm), say=say)
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
     if isinstance(server, Existing):
@@ -155,7 +169,8 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
                     return None
             starting.result()
             cache = workdir / _of_host(llm["cache"], host) if llm["cache"] else None
-            client = Client(_client_config(llm, server, cache), say)
+            llm["url"] = server.url
+            client = Client(_client_config(llm, server.name, cache), say)
             stack.callback(client.close)
             feedback = LanguageModelFeedback(
                 client, generation, metric, config.reward.scale, config.reward.staleness + 1
@@ -170,7 +185,7 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
                 lambda: client.counters().as_metrics(),
             )
 
-        yield Opening(ready, asking)
+        yield Opening(ready, asking, _made_with(config, llm, server.name, generation))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,13 +194,15 @@ class Opening:
 
     Attributes:
         ready: waits for it; None if the run is to stop first. asking: how questions are asked.
+        made_with: what answers depend on besides the questions, as JSON.
     """
 
     ready: Callable[[StopSignal], Rewards | None]
     asking: Asking
+    made_with: dict[str, Any]
 
     def check(self, samples: Sequence[Sample]) -> None:
-        """Refuses samples whose answers cannot be scored, before any is played.
+        """Refuses samples of one source whose answers cannot be scored, before any is played.
 
         Of samples made as they are needed, which are all alike, the first few are looked at.
 
@@ -209,11 +226,25 @@ def _question(asking: Asking, sample: Sample, taken: Sequence[int]) -> Question:
 
 
 def _end(server: Server | Existing, starting: Future[Any], pool: Any) -> None:
-    server.stop()
-    with contextlib.suppress(BaseException):  # a start that was broken off
-        starting.result()
-        server.stop()
+    starting.cancel()
+    server.stop()  # one that is starting hears of it, one that has not begun does not begin
     pool.shutdown()
+    server.stop()
+
+
+def _made_with(
+    config: ml_collections.ConfigDict, llm: dict[str, Any], model: str, generation: Generation
+) -> dict[str, Any]:
+    prompt = config.reward.prompt
+    own_prompt = prompts.load(prompt).fingerprint if prompt != AUTO else ""
+    drawn = dataclasses.asdict(dataclasses.replace(generation, count=None))
+    drawn = {f"config.llm.{name}": value for name, value in drawn.items() if name != "count"}
+    return {
+        "the model": model,
+        "config.llm.version": llm["version"],
+        "config.reward.prompt": f"{prompt} {own_prompt}".strip(),
+        **drawn,
+    }
 
 
 def _of_host(name: str, host: str) -> str:
@@ -229,24 +260,27 @@ def _api_key(llm: dict[str, Any]) -> str:
     return ClientConfig(llm["url"], llm["model"], api_key_env=llm["api_key_env"]).api_key()
 
 
-def _client_config(
-    llm: dict[str, Any], server: Server | Existing, cache: Path | None
-) -> ClientConfig:
+def _client_config(llm: dict[str, Any], model: str, cache: Path | None) -> ClientConfig:
     names = ("version", "concurrency", "deadline", "attempt_timeout", "attempts", "api_key_env")
     fields = {name: llm[name] for name in names}
-    return ClientConfig(server.url, server.name, cache=str(cache or ""), **fields)
+    return ClientConfig(llm["url"], model, cache=str(cache or ""), **fields)
 
 
 def _generation(config: ml_collections.ConfigDict, llm: dict[str, Any]) -> Generation:
     drawn = dict(llm)
     if drawn["temperature"] > 0 and drawn["seed"] is None:
         drawn["seed"] = config.seed
-    if drawn["max_prompt_tokens"] and not drawn["tokenizer"] and not llm["url"]:
-        drawn["tokenizer"] = llm["server"]["model"]
-    if drawn["max_tokens"] >= llm["server"]["max_model_len"] > 0 and not llm["url"]:
-        raise InputError(
-            f"config.llm.max_tokens is {drawn['max_tokens']}, but the server is to hold "
-            f"{llm['server']['max_model_len']} tokens of prompt and answer together "
-            "(config.llm.server.max_model_len); lower the one or raise the other."
-        )
+    if not llm["url"]:
+        room, answer = llm["server"]["max_model_len"], drawn["max_tokens"]
+        if answer >= room > 0:
+            raise InputError(
+                f"config.llm.max_tokens is {answer}, but the server is to hold {room} tokens of "
+                "prompt and answer together (config.llm.server.max_model_len); lower the one or "
+                "raise the other."
+            )
+        if room and not drawn["max_prompt_tokens"]:
+            drawn["max_prompt_tokens"] = room - answer
+        drawn["tokenizer"] = drawn["tokenizer"] or llm["server"]["model"]
+        if drawn["enable_thinking"] is None:
+            drawn["enable_thinking"] = False
     return Generation.of(drawn, prefix="config.llm.")

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,6 +28,7 @@ from qrag_jax.algorithms import placement
 from qrag_jax.algorithms.optimizers import make_optimizer
 from qrag_jax.data.episodes import EpisodeShape, training_batches
 from qrag_jax.data.loading import without_questions
+from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import mix_weights
 from qrag_jax.deferred_steps import DeferredSteps
 from qrag_jax.encoder_settings import settle_as, settled
@@ -58,6 +60,8 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     started = time.monotonic()
     # ------------------------------------------------------------------ config and workdir
     experiment.check_values(config)
+    if config.reward.name == "gt":
+        config.reward.name = "ground_truth"
     config_path = workdir / saved_config.CONFIG_NAME
     if config_path.exists():
         saved = saved_config.load_config(config_path)
@@ -89,10 +93,7 @@ def _train(
     opening: Opening | None,
 ) -> int:
     # ------------------------------------------------------------------ data and encoder
-    inputs = load_inputs(config, workdir)
-    if opening is not None:
-        for samples in (inputs.train_samples, inputs.dev_samples):
-            opening.check(samples)
+    inputs = load_inputs(config, workdir, opening.check if opening else lambda samples: None)
     config_path = workdir / saved_config.CONFIG_NAME
     saved_config.save_config(settled(config, inputs.encoder.encoder), config_path)
     batches = training_batches(
@@ -126,12 +127,18 @@ def _train(
         progress = Progress(**extra)
         batches.set_state(progress.batches)
         say(f"resumed {workdir} at step {step}")
+    if opening is not None:
+        before, progress.made_with = progress.made_with, opening.made_with
+        for name, value in opening.made_with.items():
+            if before.get(name, value) != value:
+                say(f"rewards so far were with {name} = {before[name]!r}, from now {value!r}")
 
     # ------------------------------------------------------------------ the loop
     with StopSignal() as stop:
+        questions = sum(map(len, inputs.stores.values()))
         say(
-            f"{sum(map(len, inputs.stores.values()))} training questions, {len(inputs.dev_indices)} "
-            f"scored every {config.train.eval_every} steps; {config.train.steps} steps of "
+            f"{questions} training questions, {len(inputs.dev_indices)} scored every "
+            f"{config.train.eval_every} steps; {config.train.steps} steps of "
             f"{config.train.batch_size} questions on {jax.device_count()} {jax.default_backend()} "
             f"device(s); {workdir}"
         )
@@ -171,7 +178,7 @@ def _train(
             )
             stopped_at = run.loop(state, step)
     _finish(workdir, run.progress)
-    if stop.requested and stopped_at < config.train.steps:
+    if stop.requested and (stopped_at < config.train.steps or progress.evaluation_due):
         return _stopped(stop, stopped_at)
     say(f"done: {workdir / 'learning_curve.png'}; score it with")
     say(f"  python -m qrag_jax.evaluate --workdir={workdir}")
@@ -180,18 +187,29 @@ def _train(
 
 def _stopped(stop: StopSignal, step: int) -> int:
     assert stop.name is not None
-    say(f"{stop.name}: stopped, saved at step {step}; give the same command to go on.")
+    saved = f"saved at step {step}" if step else "before the first step"
+    say(f"{stop.name}: stopped, {saved}; give the same command to go on.")
     return 128 + signal.Signals[stop.name]
 
 
-def load_inputs(config: ml_collections.ConfigDict, workdir: Path) -> Inputs:
-    """Reads and tokenises everything, and checks that it fits, before any compute."""
+def load_inputs(
+    config: ml_collections.ConfigDict,
+    workdir: Path,
+    check: Callable[[Sequence[Sample]], None] = lambda samples: None,
+) -> Inputs:
+    """Reads and tokenises everything, and checks that it fits, before any compute.
+
+    Args:
+        check: raises `InputError` for a source whose samples have no use.
+    """
     dev = experiment.read_samples(config, "dev", hold_out=True)
     train_samples = without_questions(
         experiment.read_samples(config, "train", hold_out=True), dev.all
     )
     for line in [*train_samples.report, *dev.report]:
         say(line)
+    for samples in (*train_samples.by_source.values(), *dev.by_source.values()):
+        check(samples)
     encoder = experiment.prepare_encoder(config, workdir, train_samples.all)
     stores = {
         name: experiment.tokenise_samples(config, encoder.tokenizer, samples)
@@ -265,7 +283,7 @@ def main() -> int:
     except SaveError as error:
         _leave_at_once(str(error))
     except RewardsLost as error:
-        say(f"error: {error} The run is saved; give the same command to go on.")
+        say(f"error: {str(error).rstrip('.')}. Give the same command to go on.")
         return 1
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

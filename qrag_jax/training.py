@@ -48,6 +48,7 @@ class Progress:
     # Episodes played but not yet learned from, where rewards come later.
     pending: list[Any] = dataclasses.field(default_factory=list)
     evaluation_due: bool = False  # the run was stopped while this step's waited for rewards
+    made_with: dict[str, Any] = dataclasses.field(default_factory=dict)  # rewards of a model
     data: dict[str, str] = dataclasses.field(default_factory=dict)  # content key by source
 
 
@@ -114,8 +115,11 @@ class Run:
         # ahead and no more: rates stay true, a signal is heeded at once, memory is bounded.
         running: tuple[int, Metrics] | None = None
         self.steps.begin(self.progress.pending)
-        if step == 0 or self.progress.evaluation_due:
+        owed = self.progress.evaluation_due
+        if step == 0 or owed:
             self.evaluate(step, state)
+        if owed and not self.progress.evaluation_due:
+            self._save(step, state)  # in the place of the one without this evaluation
         self._new_window()
         with bar, profile:
             while step < settings.steps and not self.stop.requested and self.lost is None:
@@ -226,12 +230,18 @@ class Run:
                 return None
             rewards += got
         returns = [
-            self.config.pqn.gamma ** max(len(row.pred_idx) - 1, 0) * reward
+            self.config.pqn.gamma ** self._last_step(row) * reward
             for row, reward in zip(rows, rewards, strict=True)
             if not isinstance(reward, Unscored)
         ]
         share = 1 - len(returns) / len(rewards)
         return {"return": float(np.mean(returns)), "unscored_share": share}
+
+    def _last_step(self, row: Row) -> int:
+        """The time of an episode's last action, which has the reward; STOP is no chunk."""
+        settings, taken = self.config.env, len(row.pred_idx)
+        ended = taken == settings.max_steps or (row.em == 1 and not settings.never_terminate)
+        return taken if settings.stop_action and not ended else taken - 1
 
     def _new_window(self) -> None:
         self.window = Window(waited=dict(self.steps.waited))

@@ -15,9 +15,11 @@ from configs import hotpotqa
 from qrag_jax import rewards
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.questions import Asking
+from qrag_jax.llm.model_digest import model_digest
 from qrag_jax.rewards import Asked, Rewards, RewardsLost, leave_room, open_rewards
 from qrag_jax.runtime.interrupt import StopSignal
-from tests.entry_points import Commands
+from tests.entry_points import Commands, refusal
+from tests.llm.server import ModelServer
 from tests.llm.stand_in import StandIn, model_folder, running, stand_in, wait_until
 
 __all__ = ["model_folder", "stand_in"]
@@ -87,6 +89,7 @@ def run(stand_in: StandIn, model_folder: Path, tmp_path: Path) -> Run:
             f"--config.llm.server.model={model_folder}",
             f"--config.llm.server.python={stand_in.python}",
             "--config.llm.server.restarts=1",
+            "--config.llm.server.max_model_len=0",  # no budget: the folder has no tokenizer
             f"--workdir={tmp_path / 'run'}",
         )
     )
@@ -123,5 +126,54 @@ def test_stopped_while_the_server_starts_nothing_is_left(
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number, err[-2000:]
-    assert "stopped, saved at step 0" in out
+    assert "stopped, before the first step" in out
     wait_until(lambda: not any(map(running, stand_in.pids())))
+
+
+def test_what_is_wrong_with_the_data_does_not_wait_for_the_server(
+    run: Run, stand_in: StandIn, commands: Commands
+) -> None:
+    environment = commands.environment | {"STAND_IN": "hangs"}
+    nowhere = "--config.data.path=/no/such/folder"
+    process = commands.start("train", *run.arguments, nowhere, env=environment)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "error: /no/such/folder does not exist" in err
+    wait_until(lambda: not any(map(running, stand_in.pids())))
+
+
+def test_a_missing_environment_is_told_before_the_data_are_read(
+    run: Run, commands: Commands
+) -> None:
+    changes = ("--config.llm.server.python=/no/python", "--config.data.path=/no/such/folder")
+    assert "/no/python is not there" in refusal(commands.run("train", *run.arguments, *changes))
+
+
+def test_a_source_that_the_reward_cannot_score(commands: Commands, tmp_path: Path) -> None:
+    """However many samples of others, made as they are needed, come before it."""
+    with ModelServer() as server:
+        text = refusal(
+            commands.run(
+                "train",
+                "--config=configs/babilong.py:tiny",
+                "--config.reward.name=babilong_em",
+                f"--config.llm.url={server.url}",
+                "--config.llm.model=tiny",
+                "--config.data.sources={'babilong': 0.5, 'hotpotqa': 0.5}",
+                f"--workdir={tmp_path / 'run'}",
+            )
+        )
+    assert "hotpotqa: sample" in text
+    assert "has no answer metric" in text
+
+
+def test_weights_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    assert model_digest(tmp_path / "none") == ""
+    digests = set()
+    for number in range(2):
+        folder = tmp_path / str(number) / "final"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(bytes(3 << 20) + bytes([number]))
+        digests.add(model_digest(folder))
+    assert len(digests) == 2

@@ -257,3 +257,52 @@ def test_refusals(server: ModelServer, commands: Commands, tmp_path: Path) -> No
     assert "BABILong" in label
     assert server.calls == []
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_answers_that_cannot_be_read_end_the_run(
+    server: ModelServer, commands: Commands, tmp_path: Path
+) -> None:
+    good, server.script = server.script, lambda call: Reply("...")
+    given = [*fields(server), f"--workdir={tmp_path}"]
+    result = commands.run("train", *given)
+    assert result.returncode == 1, result.stderr[-2000:]
+    error = result.stdout.splitlines()[-1]
+    assert "asking again would change nothing (no_text 8; for example:" in error
+    assert "change config.llm.max_tokens, config.llm.cut_off" in error
+    server.script = good
+    changed = ("--config.llm.max_tokens=99", "--config.train.checkpoint_every=4")
+    commands.succeed("train", *given, *changed, "--config.llm.cache=''")
+    # What answers are made with may change, and is told.
+    said = commands.succeed("train", *given, "--config.llm.max_tokens=77")
+    assert "rewards so far were with config.llm.max_tokens = 99, from now 77" in said
+
+
+def test_a_stop_during_the_last_evaluation(
+    server: ModelServer, samples: dict[str, Sample], commands: Commands, tmp_path: Path
+) -> None:
+    good, workdir = reads(samples), tmp_path / "run"
+    given = [*fields(server), f"--workdir={workdir}", "--config.llm.cache=''"]
+    seen: list[str] = []
+
+    def stalls(call: Call) -> Reply:
+        # All that steps ask for is 64 prompts; evaluations at 0, 4 and 8 ask 8 each.
+        seen.append(call.prompt)
+        return good(call) if len(seen) <= 2 * 8 + STEPS * 8 else Reply("never", delay=300)
+
+    server.script = stalls
+    process = commands.start("train", *given)
+    deadline = time.monotonic() + 120
+    while len(losses(workdir)) < STEPS and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1.0)
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, err[-2000:]
+    assert f"the evaluation of step {STEPS} was broken off" in out
+    server.script = good
+    assert f"step {STEPS}: fact EM" in commands.succeed("train", *given)
+    before = len(server.calls)
+    assert "fact EM" not in commands.succeed("train", *given)
+    assert len(server.calls) == before
+    scored = [line["step"] for line in metric_lines(workdir) if "eval/return" in line]
+    assert scored == [0, 4, STEPS]

@@ -20,7 +20,7 @@ from qrag_jax.feedback.questions import (
     read_answer,
 )
 from qrag_jax.llm import prompts
-from qrag_jax.llm.extraction import NoAnswer
+from qrag_jax.llm.extraction import NO_ANSWER_CAUSES, NoAnswer
 from qrag_jax.llm.generation import Generation
 from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome
 from qrag_jax.metrics.answers import Scores
@@ -36,12 +36,21 @@ class Asks(Protocol):
         ...
 
 
+# What asking again does not change: the prompt is too long, the text cannot be read.
+PERMANENT = ("too_long", *NO_ANSWER_CAUSES)
+
+
 @dataclasses.dataclass(frozen=True)
 class Unscored:
     """Why an episode has no reward; `cause` is a short word by which they are counted."""
 
     cause: str
     message: str
+
+    @property
+    def permanent(self) -> bool:
+        """Whether it would be so again."""
+        return self.cause in PERMANENT
 
 
 Reward = float | Unscored
@@ -86,7 +95,8 @@ class LanguageModelFeedback:
         """Begins to score; the future has one reward a question, in their order.
 
         Args:
-            known: rewards had before; only those questions are asked whose is `Unscored`.
+            known: what came before; only those questions are asked again of which another answer
+                can be hoped for.
         """
         return self._pool.submit(self._rewards, questions, known)
 
@@ -99,7 +109,8 @@ class LanguageModelFeedback:
     ) -> list[Reward]:
         rewards: list[Reward | None] = [None] * len(questions)
         for place, reward in enumerate(known or ()):
-            rewards[place] = None if isinstance(reward, Unscored) else reward
+            asks_again = isinstance(reward, Unscored) and not reward.permanent
+            rewards[place] = None if asks_again else reward
         todo = [place for place, reward in enumerate(rewards) if reward is None]
         requests = [fitted(questions[place], self.generation) for place in todo]
         outcomes = self._ask(

@@ -81,7 +81,10 @@ class Asking:
                 "is empty); give data with answers"
             )
         rule = answers.rule_of(sample_id) if self.metric == AUTO else self.metric
-        answers.score(rule, sample_id, text, "", right)  # that it can be scored
+        try:
+            answers.score(rule, sample_id, text, "", right)  # that it can be scored
+        except InputError as error:
+            raise InputError(f"{place}: sample {sample_id}: {error}") from None
         task = answers.babilong_task(sample_id)
         name = self.prompt if self.prompt != AUTO else f"babilong_{task}" if task else "open_qa"
         if name not in self.prompts:

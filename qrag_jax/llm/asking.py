@@ -20,6 +20,7 @@ _LONGEST_RETRY_PAUSE = 8.0
 _CONNECT_SECONDS = 5.0
 _PROBE_SECONDS = 5.0
 _FLUSH_SECONDS = 0.2  # of answers that a crash may cost
+_OUTAGES_SPARED = 3  # attempts of one request that a dying server cost, not counted
 _REQUESTS_AT_A_TIME = 500  # looked up before others on the loop have their turn
 
 # Causes after which the same request may well be answered.
@@ -184,7 +185,7 @@ class Asker:
     async def _attempts(self, request: Request) -> tuple[Outcome, float, int]:
         """The outcome, the seconds of the deadline it took, the attempts that count."""
         config, clock = self._config, asyncio.get_running_loop().time
-        seconds, attempts, bad = 0.0, 0, 0
+        seconds, attempts, bad, spared = 0.0, 0, 0, 0
         while True:
             if self._breaker.is_open and await self._breaker.wait() is Server.STILL_DOWN:
                 return self._gave_up(), seconds, attempts
@@ -202,7 +203,10 @@ class Asker:
                     found = await self._breaker.wait()
                     if found is Server.STILL_DOWN:
                         return self._gave_up(), seconds, attempts
-                    if found is Server.CAME_BACK:  # that attempt was the outage's fault
+                    # That attempt was the outage's fault, or, if it happens again and again, the
+                    # outage was the request's.
+                    if found is Server.CAME_BACK and spared < _OUTAGES_SPARED:
+                        spared += 1
                         seconds, attempts = seconds - took, attempts - 1
                         continue
             elif outcome.cause != "timeout":

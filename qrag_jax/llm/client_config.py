@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import os
 import re
 import urllib.parse
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm.api_key import check_variable, read_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +63,7 @@ class ClientConfig:
         for name in ("retry_pause", "wait_limit"):
             if (value := getattr(self, name)) is not None and not value >= 0:
                 raise InputError(f"config.llm.{name} is {value}; use seconds of 0 or more.")
-        # The value is not repeated: it may be the key itself.
-        if self.api_key_env and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
-            raise InputError(
-                "config.llm.api_key_env is no name of an environment variable; export the key "
-                "under a name such as LLM_API_KEY and give that name."
-            )
+        check_variable(self.api_key_env, "config.llm.api_key_env")
 
     @property
     def is_local(self) -> bool:
@@ -85,18 +80,7 @@ class ClientConfig:
         Raises:
             InputError: the variable is not set.
         """
-        key = os.environ.get(self.api_key_env, "").strip() if self.api_key_env else ""
-        if self.api_key_env and not key:
-            raise InputError(
-                f"config.llm.api_key_env names the environment variable {self.api_key_env}, which "
-                "is not set; export it with the server's key."
-            )
-        if not (key.isascii() and key.isprintable()):
-            raise InputError(
-                f"the environment variable {self.api_key_env} holds characters that no API key "
-                "has; export it again."
-            )
-        return key
+        return read_key(self.api_key_env, "config.llm.api_key_env")
 
 
 def _checked_url(url: str) -> str:

@@ -70,5 +70,7 @@ class Endpoint:
             return Reply(answer.status, answer.read().decode("utf-8", "replace"))
         except (OSError, http.client.HTTPException) as error:
             return Reply(0, f"{type(error).__name__}: {error}")
+        except ValueError:  # a header that HTTP cannot carry; it may be the key
+            return Reply(0, "the request cannot be sent: its address or the API key is malformed")
         finally:
             connection.close()

@@ -35,7 +35,7 @@ class _NotReady(Exception):
 
 
 class Server:
-    """A vLLM process and what keeps it there.
+    """A vLLM process and what keeps it there; started once, and once stopped not again.
 
     Entered, it is ready; left, none of its processes is. In between a thread restarts it when it
     dies, with growing pauses, on the same port. After a restart it serves the weights it was first
@@ -89,8 +89,9 @@ class Server:
                 answer within `start_timeout`. Nothing is left running.
         """
         interpreter(self.config.python)
-        self._stopping.clear()
         for tries_left in reversed(range(PORT_TRIES)):
+            if self._stopping.is_set():
+                raise InputError("vLLM was told to stop before it had started.")
             self._port = _free_port(self.config.port)
             try:
                 self._launch()

@@ -6,17 +6,16 @@ import dataclasses
 import math
 import os
 import re
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm.api_key import check_variable, read_key
 
 HOST = "127.0.0.1"  # never another: whoever reaches the port may use the server
 MODULE = "vllm.entrypoints.openai.api_server"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # Arguments that other fields set, or that must not be there at all.
 OWN_ARGUMENTS = {
@@ -108,12 +107,7 @@ class ServerConfig:
         if not self.log:
             raise InputError(f"{_field('log')} is empty; give a file such as vllm.log.")
         _check_arguments(self.arguments)
-        if self.api_key_env and not VARIABLE.fullmatch(self.api_key_env):
-            # The value is not repeated: it may be the key itself.
-            raise InputError(
-                f"{_field('api_key_env')} is no name of an environment variable; export the key "
-                "under a name such as LLM_API_KEY and give that name."
-            )
+        check_variable(self.api_key_env, _field("api_key_env"))
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], **changes: Any) -> ServerConfig:
@@ -143,14 +137,7 @@ class ServerConfig:
         Raises:
             InputError: the variable is not set.
         """
-        key = os.environ.get(self.api_key_env, "") if self.api_key_env else ""
-        if self.api_key_env and not key.strip():
-            example = f"export {self.api_key_env}={secrets.token_hex(4)}…"
-            raise InputError(
-                f"{_field('api_key_env')} names the environment variable {self.api_key_env}, "
-                f"which is not set; set it to any secret ({example})."
-            )
-        return key
+        return read_key(self.api_key_env, _field("api_key_env"))
 
     def command(self, port: int) -> list[str]:
         """The server's command line, without any secret: every user of the machine can read it."""

@@ -10,7 +10,7 @@ from typing import Any
 from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.server import Server
-from qrag_jax.llm.server_config import ServerConfig
+from qrag_jax.llm.server_config import ServerConfig, interpreter
 
 
 class Existing:
@@ -90,4 +90,6 @@ def sidecar(
         log=str(log),
         api_key_env=llm.get("api_key_env", ""),
     )
+    interpreter(config.python)
+    config.api_key()
     return Server(config, **hooks)  # type: ignore[arg-type]

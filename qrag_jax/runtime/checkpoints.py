@@ -30,11 +30,14 @@ class Checkpoints:
         self._best = _manager(self.folder / "best", keep=1)
 
     def save_last(self, step: int, state: Any, extra: dict[str, Any]) -> None:
-        """Starts saving a training state.
+        """Starts saving a training state, in the place of one of the same step.
 
         Raises:
             SaveError: this or an earlier save failed, for example on a full disk.
         """
+        if step in self._last.all_steps():
+            self.wait()
+            self._last.delete(step)
         self._save(self._last, step, state, extra)
 
     def save_best(self, step: int, params: Any, extra: dict[str, Any]) -> None:

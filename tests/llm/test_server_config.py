@@ -10,6 +10,7 @@ import pytest
 
 from configs import common
 from qrag_jax.errors import InputError
+from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.server_config import ServerConfig
 from tests.entry_points import ROOT
 
@@ -86,6 +87,18 @@ def test_the_key_comes_from_the_environment(
         config.environment()
     monkeypatch.setenv("OUR_KEY", "abc")
     assert config.environment()["VLLM_API_KEY"] == "abc"
+    monkeypatch.setenv("OUR_KEY", "abc\n")  # as read from a file
+    assert config.environment()["VLLM_API_KEY"] == "abc"
+    monkeypatch.setenv("OUR_KEY", "sk\n123")
+    with pytest.raises(InputError, match="OUR_KEY holds characters") as caught:
+        config.environment()
+    assert "123" not in str(caught.value)
     # Somebody else's key is not handed on.
     monkeypatch.setenv("VLLM_API_KEY", "other")
     assert "VLLM_API_KEY" not in ServerConfig(str(model_folder)).environment()
+
+
+def test_a_header_that_cannot_be_sent_is_not_repeated() -> None:
+    reply = Endpoint("http://127.0.0.1:9/v1", "sk-123\n456").get("/v1/models")
+    assert reply.status == 0
+    assert "sk-123" not in reply.reason

@@ -1,0 +1,43 @@
+"""The API key of a model server: named in the config, read from the environment, never written."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from qrag_jax.errors import InputError
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def check_variable(name: str, field: str) -> None:
+    """Refuses what is no name of an environment variable; "" is none.
+
+    Raises:
+        InputError: names `field`, but not the value, which may be the key itself.
+    """
+    if name and not VARIABLE.fullmatch(name):
+        raise InputError(
+            f"{field} is no name of an environment variable; export the key under a name such as "
+            "LLM_API_KEY and give that name."
+        )
+
+
+def read_key(name: str, field: str) -> str:
+    """The key that the variable `name` holds, without blanks around it; "" where none is needed.
+
+    Raises:
+        InputError: the variable is not set, or holds what no key is made of.
+    """
+    key = os.environ.get(name, "").strip() if name else ""
+    if name and not key:
+        raise InputError(
+            f"{field} names the environment variable {name}, which is not set; export it with the "
+            "server's key (for a server of our own, any secret)."
+        )
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise InputError(
+            f"the environment variable {name} holds characters that no API key has; export it "
+            "again."
+        )
+    return key
