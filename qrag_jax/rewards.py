@@ -21,7 +21,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback.language_model import BABILONG, LanguageModelFeedback, Reward, Unscored
 from qrag_jax.feedback.questions import AUTO, Asking, Question
 from qrag_jax.llm import prompts
-from qrag_jax.llm.client import Client
 from qrag_jax.llm.client_config import ClientConfig
 from qrag_jax.llm.generation import Generation
 from qrag_jax.llm.model_digest import model_digest
@@ -146,7 +145,6 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
         InputError: a field cannot be used.
     """
     llm = config.llm.to_dict()
-    generation = _generation(config, llm)
     _client_config(llm | {"url": llm["url"] or "http://127.0.0.1:1"}, "any", None)  # can be used
     metric = config.reward.name
     asking = Asking(config.reward.prompt, BABILONG if metric == "babilong_em" else AUTO)
@@ -156,6 +154,7 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
         # Folders of one name hold different weights, whose answers must not be confused.
         llm["version"] = model_digest(Path(llm["server"]["model"]).expanduser())
     server = sidecar(llm | {"server": server_fields}, workdir, _api_key(llm), say=say)
+    generation = _generation(config, llm)
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
     if isinstance(server, Existing):
         server.start()  # a look at it: whatever is wrong is told at once
@@ -164,6 +163,8 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
         stack.callback(_end, server, starting, pool)
 
         def ready(stop: StopSignal) -> Rewards | None:
+            from qrag_jax.llm.client import Client  # openai, which runs without a model need not
+
             while not concurrent.futures.wait([starting], LOOK_EVERY).done:
                 if stop.requested:
                     return None

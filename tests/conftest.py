@@ -24,3 +24,9 @@ def finished_run(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -
     workdir = tmp_path_factory.mktemp("finished") / "run"
     commands.succeed("train", *SHARED, f"--workdir={workdir}")
     return workdir
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The entry points' tests first: each takes long, and two workers should end together."""
+    root = Path(__file__).parent
+    items.sort(key=lambda item: item.path.parent != root)

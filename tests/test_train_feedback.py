@@ -8,14 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from configs import hotpotqa
-from qrag_jax import experiment
+from qrag_jax import experiment, train
 from qrag_jax.data.sample import Sample
-from tests.entry_points import Commands, losses, metric_lines, refusal, saved_state
+from qrag_jax.errors import InputError
+from tests.entry_points import Commands, losses, metric_lines, saved_state
 from tests.llm.server import Call, ModelServer, Reply
 
 STEPS = 8
@@ -238,23 +240,30 @@ def test_failed_episodes_are_masked_and_too_many_pause_the_run(
     assert trained[-1]["train/env_steps"] == (STEPS * 8 - round(lost)) * 2
 
 
-def test_refusals(server: ModelServer, commands: Commands, tmp_path: Path) -> None:
-    given = [*fields(server), f"--workdir={tmp_path / 'run'}"]
-
-    def says(*changes: str) -> str:
-        return refusal(commands.run("train", *given, *changes))
-
-    nobody = says("--config.llm.url=http://127.0.0.1:9/v1")
-    assert "config.llm.url: http://127.0.0.1:9/v1 does not list its models" in nobody
-    other = says("--config.llm.model=large")
-    assert f"config.llm.model: {server.url} serves tiny, not 'large'" in other
-    assert "variable NO_SUCH_KEY, which is not set" in says("--config.llm.api_key_env=NO_SUCH_KEY")
-    assert "the prompt" in says("--config.reward.prompt=poem")
-    assert "config.llm.max_prompt_tokens needs config.llm.tokenizer" in says(
-        "--config.llm.max_prompt_tokens=99"
-    )
-    label = says("--config.reward.name=babilong_em")
-    assert "BABILong" in label
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"llm.url": "http://127.0.0.1:9/v1"},
+            "config.llm.url: http://127.0.0.1:9/v1 does not",
+        ),
+        ({"llm.url": "ftp://here"}, "config.llm.url is 'ftp://here'; give a server such as"),
+        ({"llm.model": "large"}, "/v1 serves tiny, not 'large'"),
+        ({"llm.model": ""}, "config.llm.model is empty; give the name"),
+        ({"llm.api_key_env": "NO_SUCH_KEY"}, "variable NO_SUCH_KEY, which is not set"),
+        ({"llm.concurrency": 0}, "config.llm.concurrency is 0; use 1 or more"),
+        ({"llm.max_prompt_tokens": 9}, "config.llm.max_prompt_tokens needs config.llm.tokenizer"),
+        ({"reward.prompt": "poem"}, "templates/poem.txt cannot be read"),
+        ({"reward.name": "babilong_em"}, "has no answer metric"),
+        ({"reward.scale": float("nan")}, "config.reward.scale is nan; use a number above 0."),
+    ],
+)
+def test_refusals(changes: dict[str, Any], says: str, server: ModelServer, tmp_path: Path) -> None:
+    config = hotpotqa.get_config("tiny").unlock()
+    config.reward.name, config.llm.url, config.llm.model = "answer_em", server.url, "tiny"
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(InputError, match=re.escape(says)):
+        train.train(config, tmp_path / "run")
     assert server.calls == []
     assert not (tmp_path / "run" / "config.json").exists()
 

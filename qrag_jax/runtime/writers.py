@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsFloat
-
-from tensorboardX import SummaryWriter
 
 from qrag_jax.errors import InputError
 
@@ -45,7 +44,7 @@ class MetricWriter:
                 _drop_after(path, resume_step)
         # Unbuffered: a line is whole in the file as soon as `write` returns, whatever kills us.
         self._file = path.open("ab", buffering=0)
-        self._board = SummaryWriter(
+        self._board = _summary_writer()(
             str(workdir / TENSORBOARD_NAME),
             purge_step=0 if resume_step is None else resume_step + 1,
             flush_secs=20,
@@ -90,6 +89,20 @@ class MetricWriter:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _summary_writer() -> Any:
+    """The class, imported without torch: tensorboardX takes it in where it is installed, which
+    lasts seconds, for tensors that never come here."""
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+    return SummaryWriter
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
