@@ -34,11 +34,8 @@ train: $(VENV)/.installed
 	$(PY) -m qrag_jax.train --config=$(CONFIG) --workdir=$(WORKDIR) $(ARGS)
 	$(PY) -m qrag_jax.evaluate --workdir=$(WORKDIR) $(EVAL_ARGS)
 
-# Hundreds of small programs are compiled: with fewer of XLA's passes in two thirds of the time.
-# A plain `pytest`, and test-slow, compile as a training does.
 test: $(VENV)/.installed-test
-	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PY) -m pytest -n 2 --dist=loadfile --no-loadscope-reorder \
-		--durations=40
+	$(PY) -m pytest -n 2 --dist=loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.installed-test
 	$(PY) -m pytest -m slow

@@ -47,12 +47,17 @@ def test_jax_leaves_room_for_a_server_on_its_gpus(monkeypatch: pytest.MonkeyPatc
     assert os.environ[FRACTION] == "0.2"
 
 
-def test_answers_that_cannot_fit_are_refused(tmp_path: Path) -> None:
+def test_answers_that_cannot_fit_are_refused(
+    stand_in: StandIn, model_folder: Path, tmp_path: Path
+) -> None:
+    made = config(max_tokens=9000)
+    made.llm.server.update(model=str(model_folder), python=str(stand_in.python))
     with (
         pytest.raises(InputError, match=r"config.llm.max_tokens is 9000, but .* 4096 tokens"),
-        open_rewards(config(max_tokens=9000), tmp_path, print),
+        open_rewards(made, tmp_path, print),
     ):
         pass
+    assert stand_in.starts() == []
 
 
 def test_a_wait_ends_when_the_server_is_given_up_or_the_run_is_to_stop() -> None:
