@@ -74,7 +74,8 @@ def test_rewards_come_from_the_models_answers(undisturbed: Path) -> None:
     assert lines[-1]["llm/answers"] > STEPS
     assert lines[-1]["llm/tokens_out"] >= lines[-1]["llm/answers"]
     assert lines[-1]["llm/failures"] == 0
-    assert all(line["train/unscored_share"] == 0 for line in lines)
+    # Gibberish without a letter is no answer; it is masked.
+    assert all(line["train/unscored_share"] <= 0.5 for line in lines)
     assert all(0 <= line["train/return"] < 1 for line in lines)
 
 
