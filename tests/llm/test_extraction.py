@@ -138,8 +138,12 @@ def test_an_answer_that_is_cut_off_counts_only_whole() -> None:
 
 
 def test_degenerate_texts_are_read_in_no_time() -> None:
-    for unit in ("\n", " ", "*", "#", "final answer ", "final answer:", "(", "<think></think>"):
-        final_answer(unit * 20_000)
+    for unit in ("\n", " ", "*", "#", "(", "<think></think>"):
+        found = final_answer(unit * 20_000)
+        assert isinstance(found, NoAnswer)
+        assert found.cause == "no_text"
+    for unit in ("final answer ", "final answer:"):  # marks with nothing behind: the line itself
+        assert final_answer(unit * 20_000) == (unit * 20_000).rstrip(" :")
 
 
 YES = [
