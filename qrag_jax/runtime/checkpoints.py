@@ -1,18 +1,35 @@
-"""Best and last checkpoints by Orbax: asynchronous, atomic, resumable."""
+"""Best and last checkpoints by Orbax: asynchronous, atomic, resumable, checked when read."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import digests
+
+UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of steps being saved
 
 
 class SaveError(RuntimeError):
     """A checkpoint could not be written; the message is one sentence for the user."""
+
+
+class _Damaged(Exception):
+    """A step cannot be used; the message says which file is wrong and how."""
+
+
+class Restored(NamedTuple):
+    """A state (or parts of one), the JSON saved with it, and the step they are of."""
+
+    state: Any
+    extra: dict[str, Any]
+    step: int
 
 
 class Checkpoints:
@@ -21,13 +38,23 @@ class Checkpoints:
     `last/STEP` holds the whole training state and JSON extras (iterator position, counters);
     two are kept, so a failed save never touches the good one. `best/STEP` holds the online
     parameters and their scores. Saving returns once the arrays are copied off the device; a
-    step's folder appears, by a rename, when it is complete.
+    step's folder appears, by a rename, when it is complete, the digests of its files in it. They
+    are compared before anything is restored: bits that flipped, a file cut or lost make a step
+    "damaged", and the one before it is taken.
+
+    Args:
+        read_only: nothing is ever made or changed there.
+        say: told, a line each time, of a damaged step and of one that cannot be checked.
     """
 
-    def __init__(self, workdir: Path) -> None:
+    def __init__(
+        self, workdir: Path, *, read_only: bool = False, say: Callable[[str], None] = print
+    ) -> None:
         self.folder = workdir.absolute() / "checkpoints"
-        self._last = _manager(self.folder / "last", keep=2)
-        self._best = _manager(self.folder / "best", keep=1)
+        self._say = say
+        self._digests = {which: _DigestWriter(self.folder / which) for which in ("last", "best")}
+        self._last = _manager(self._digests["last"], keep=2, read_only=read_only)
+        self._best = _manager(self._digests["best"], keep=1, read_only=read_only)
 
     def save_last(self, step: int, state: Any, extra: dict[str, Any]) -> None:
         """Starts saving a training state, in the place of one of the same step.
@@ -46,7 +73,7 @@ class Checkpoints:
         A run that was killed meets its steps again: the same step has the same parameters.
         """
         for old in self._best.all_steps():
-            if old > step:
+            if old > step or (old == step and _damage(self._best, step)):
                 self._best.delete(old)
         if step not in self._best.all_steps():
             self._save(self._best, step, params, extra)
@@ -59,34 +86,100 @@ class Checkpoints:
         """Step of the best parameters, None if there are none."""
         return self._best.latest_step()
 
-    def restore_last(self, template: Any) -> tuple[Any, dict[str, Any]]:
-        """The newest training state, placed and typed as `template` (arrays or shapes).
+    def restore_last(self, template: Any) -> Restored:
+        """The newest sound training state, placed and typed as `template` (arrays or shapes).
+
+        Damaged steps after it are put aside, as `checkpoints/damaged-STEP`, and told.
 
         Raises:
-            InputError: the checkpoint's arrays have other names or shapes.
+            InputError: all are damaged, or the arrays have other names or shapes.
         """
-        return _restore(self._last, self.last_step(), template)
+        restored, troubles = self._newest_sound(self._last, template, fall_back=True)
+        for step, trouble in troubles.items():
+            aside = self.folder / f"damaged-{step}"
+            if jax.process_index() == 0:
+                shutil.rmtree(aside, ignore_errors=True)
+                (self.folder / "last" / str(step)).rename(aside)
+            self._say(
+                f"checkpoint {step} is damaged ({trouble}): going on from step {restored.step}; "
+                f"it is now {aside}"
+            )
+        if troubles:
+            if jax.process_count() > 1:
+                from jax.experimental import multihost_utils
+
+                multihost_utils.sync_global_devices("damaged checkpoints are put aside")
+            self._last.reload()
+        return restored
 
     def restore_params(self, which: str, template: Any) -> tuple[Any, int]:
         """Online parameters of the "best" or "last" checkpoint, with their step.
+
+        Of damaged last ones the newest sound one is taken, and told.
 
         Args:
             template: arrays or `jax.ShapeDtypeStruct`s with shardings, shaped like the parameters.
 
         Raises:
-            InputError: there is no such checkpoint, or it has other names or shapes.
+            InputError: there is no such checkpoint, it is damaged, or it has other names or shapes.
         """
         if which not in ("best", "last"):
             raise InputError(f"--checkpoint is {which!r}; use best or last.")
-        manager = self._best if which == "best" else self._last
-        step = manager.latest_step()
-        if step is None:
-            raise InputError(
-                f"{self.folder / which} holds no checkpoint; train first or give another --workdir."
-            )
         if which == "best":
-            return _restore(manager, step, template)[0], step
-        return _restore(manager, step, {"params": template}, partial=True)[0]["params"], step
+            restored, _ = self._newest_sound(self._best, template, fall_back=False)
+            return restored.state, restored.step
+        wanted = {"params": template}
+        restored, troubles = self._newest_sound(self._last, wanted, fall_back=True, partial=True)
+        for step, trouble in troubles.items():
+            self._say(f"checkpoint {step} is damaged ({trouble}): taking step {restored.step}")
+        return restored.state["params"], restored.step
+
+    def _newest_sound(
+        self,
+        manager: ocp.CheckpointManager,
+        template: Any,
+        *,
+        fall_back: bool,
+        partial: bool = False,
+    ) -> tuple[Restored, dict[int, str]]:
+        """The newest step that is not damaged, and what is wrong with each newer one.
+
+        Every host of a run reads the same files and so comes to the same step.
+        """
+        troubles: dict[int, str] = {}
+        while steps := [step for step in manager.all_steps() if step not in troubles]:
+            step = max(steps)
+            try:
+                checked = digests.has_digests(_step_folder(manager, step))
+                if checked and (trouble := _damage(manager, step)):
+                    raise _Damaged(trouble)
+                state, extra = _restore(manager, step, template, partial, checked=checked)
+            except _Damaged as error:
+                if not _step_folder(manager, step).exists():
+                    manager.reload()  # a training that goes on has just put a newer one there
+                    continue
+                troubles[step] = str(error)
+                if fall_back:
+                    continue
+                raise InputError(
+                    f"{manager.directory}: checkpoint {step} is damaged ({error}); give "
+                    "--checkpoint=last, or restore it from a backup."
+                ) from None
+            if not checked:
+                self._say(
+                    f"checkpoint {step} was saved by an older version, without digests: damage to "
+                    "it would not be seen"
+                )
+            return Restored(state, extra, step), troubles
+        if not troubles:
+            raise InputError(
+                f"{manager.directory} holds no checkpoint; train first or give another --workdir."
+            )
+        found = "; ".join(f"{step}: {trouble}" for step, trouble in troubles.items())
+        raise InputError(
+            f"{manager.directory}: every checkpoint is damaged ({found}); restore one from a "
+            "backup, or delete this folder to train from the beginning."
+        )
 
     def check(self) -> None:
         """Raises `SaveError` if a save that runs in the background has failed."""
@@ -104,7 +197,9 @@ class Checkpoints:
             tree = jax.device_put(tree, may_alias=False)
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(tree), extra=ocp.args.JsonSave(extra))
         try:
-            manager.save(step, args=args, force=True)
+            manager.wait_until_finished()  # with the digests of the one before
+            self._digests[Path(manager.directory).name].step = step
+            manager.save(step, args=args, force=True, custom_metadata={digests.MARK: True})
         except Exception as error:
             raise self._save_error(error) from error
 
@@ -126,15 +221,48 @@ class Checkpoints:
         )
 
 
-def _manager(folder: Path, keep: int) -> ocp.CheckpointManager:
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=keep, create=True, enable_async_checkpointing=True
-    )
-    return ocp.CheckpointManager(folder, options=options)
+class _DigestWriter:
+    """Puts the digests into a step just before Orbax renames it to its place.
+
+    Attributes:
+        folder: of the steps. step: the one being saved.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.step = folder, -1
+
+    def __call__(self) -> None:
+        (building,) = self.folder.glob(f"{self.step}{UNFINISHED}*")
+        digests.write_digests(building)
+
+
+def _manager(writer: _DigestWriter, keep: int, *, read_only: bool) -> ocp.CheckpointManager:
+    if read_only:
+        options = ocp.CheckpointManagerOptions(
+            create=False, read_only=True, lightweight_initialize=True
+        )
+    else:
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep,
+            create=True,
+            enable_async_checkpointing=True,
+            async_options=ocp.options.AsyncOptions(post_finalization_callback=writer),
+            lightweight_initialize=True,  # metadata of steps may be damaged
+        )
+    return ocp.CheckpointManager(writer.folder, options=options)
+
+
+def _step_folder(manager: ocp.CheckpointManager, step: int) -> Path:
+    return Path(manager.directory) / str(step)
+
+
+def _damage(manager: ocp.CheckpointManager, step: int) -> str:
+    folder = _step_folder(manager, step)
+    return digests.damage(folder) if digests.has_digests(folder) else ""
 
 
 def _restore(
-    manager: ocp.CheckpointManager, step: int | None, template: Any, partial: bool = False
+    manager: ocp.CheckpointManager, step: int, template: Any, partial: bool, *, checked: bool
 ) -> tuple[Any, dict[str, Any]]:
     state_args = ocp.args.PyTreeRestore(
         item=template,
@@ -143,15 +271,27 @@ def _restore(
     )
     args = ocp.args.Composite(state=state_args, extra=ocp.args.JsonRestore())
     try:
-        _check_shapes(Path(manager.directory) / str(step) / "state", template, partial)
+        _check_shapes(_step_folder(manager, step) / "state", template, partial)
         restored = manager.restore(step, args=args)
-    except (ValueError, KeyError, TypeError) as error:
+    except (MemoryError, jax.errors.JaxRuntimeError):
+        raise
+    except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise InputError(
-            f"{manager.directory}: checkpoint {step} was made with another configuration "
-            f"({reason}); give the run's own config, or another --workdir."
-        ) from error
+        of_config = isinstance(error, (ValueError, KeyError, TypeError))
+        # A step whose files are as they were saved fails by what is asked of it.
+        if isinstance(error, _OtherShapes) or (checked and of_config):
+            raise InputError(
+                f"{manager.directory}: checkpoint {step} was made with another configuration "
+                f"({reason}); give the run's own config, or another --workdir."
+            ) from error
+        if checked and not isinstance(error, OSError):
+            raise
+        raise _Damaged(f"it cannot be read: {reason}") from error
     return restored["state"], restored["extra"]
+
+
+class _OtherShapes(ValueError):
+    """The arrays asked for are not those of a step."""
 
 
 def _check_shapes(folder: Path, template: Any, partial: bool) -> None:
@@ -168,7 +308,7 @@ def _check_shapes(folder: Path, template: Any, partial: bool) -> None:
         if found != shape and not is_key:
             differing.append(f"{name} has shape {found}, not {shape}")
     if differing:
-        raise ValueError(", ".join(differing))
+        raise _OtherShapes(", ".join(differing))
 
 
 def _complete_steps(folder: Path) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +59,8 @@ def test_state_comes_back_whole(tmp_path: Path) -> None:
     checkpoints.wait()
     again = Checkpoints(tmp_path)
     assert again.last_step() == 5
-    restored, found = again.restore_last(state(1))
+    restored, found, step = again.restore_last(state(1))
+    assert step == 5
     assert_equal(restored, state(5))
     assert found == extra
     assert isinstance(restored, State)
@@ -114,7 +116,188 @@ def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
     assert again.last_step() == 1
     again.save_last(2, state(2), {})
     again.wait()
-    assert_equal(Checkpoints(tmp_path).restore_last(state(0))[0], state(2))
+    assert_equal(Checkpoints(tmp_path).restore_last(state(0)).state, state(2))
+
+
+# ---------------------------------------------------------------------- damage
+
+
+def largest(folder: Path) -> Path:
+    """The file of a step that holds its arrays."""
+    return max(folder.glob("state/ocdbt.process_0/d/*"), key=lambda path: path.stat().st_size)
+
+
+def flip_a_bit(folder: Path) -> str:
+    data = bytearray(largest(folder).read_bytes())
+    data[len(data) // 2] ^= 0x40
+    largest(folder).write_bytes(data)
+    return "is not as it was saved"
+
+
+def cut_arrays(folder: Path) -> str:
+    path = largest(folder)
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes()[:-7])
+    return f"has {size - 7} bytes instead of {size}"
+
+
+def lose_arrays(folder: Path) -> str:
+    largest(folder).unlink()
+    return "is missing"
+
+
+def cut_metadata(folder: Path) -> str:
+    path = folder / "state" / "_METADATA"
+    path.write_bytes(path.read_bytes()[:50])
+    return "file state/_METADATA has 50 bytes instead of"
+
+
+def cut_extra(folder: Path) -> str:
+    (folder / "extra" / "metadata").write_text("{")
+    return "file extra/metadata has 1 bytes instead of"
+
+
+def cut_step_metadata(folder: Path) -> str:
+    (folder / "_CHECKPOINT_METADATA").write_text('{"item_hand')
+    return "file _CHECKPOINT_METADATA cannot be read"
+
+
+def lose_digests(folder: Path) -> str:
+    """As if the process had been killed between a step and its digests."""
+    (folder / "digests.json").unlink()
+    return "file digests.json cannot be read"
+
+
+DAMAGES = [
+    *(flip_a_bit, cut_arrays, lose_arrays, cut_metadata, cut_extra, cut_step_metadata),
+    lose_digests,
+]
+
+
+def saved_twice(workdir: Path) -> Path:
+    """States of steps 1 and 2 and the best of step 2; returns the folder of checkpoints."""
+    checkpoints = Checkpoints(workdir)
+    for step in (1, 2):
+        checkpoints.save_last(step, state(step), {"step": step})
+    checkpoints.save_best(2, state(2).params, {"scores": {}})
+    checkpoints.wait()
+    return workdir / "checkpoints"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_of_a_damaged_step_the_one_before_is_taken(tmp_path: Path, damage: Any) -> None:
+    folder, told = saved_twice(tmp_path), []
+    expected = damage(folder / "last" / "2")
+    # As evaluation takes it: nothing is changed.
+    params, step = Checkpoints(tmp_path, read_only=True, say=told.append).restore_params(
+        "last", state(0).params
+    )
+    assert step == 1
+    assert_equal(params, state(1).params)
+    (line,) = told
+    assert line.startswith("checkpoint 2 is damaged (file ")
+    assert expected in line
+    assert line.endswith("): taking step 1")
+    assert (folder / "last" / "2").exists()
+    # As training does: it is put aside, and the step can be saved again.
+    resumed = Checkpoints(tmp_path, say=told.append)
+    restored, extra, step = resumed.restore_last(state(0))
+    assert (step, extra) == (1, {"step": 1})
+    assert_equal(restored, state(1))
+    assert f"going on from step 1; it is now {folder / 'damaged-2'}" in told[1]
+    assert (folder / "damaged-2").exists()
+    assert resumed.last_step() == 1
+    resumed.save_last(2, state(2), {"step": 2})
+    resumed.wait()
+    assert_equal(Checkpoints(tmp_path, say=told.append).restore_last(state(0)).state, state(2))
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_best_is_refused_and_saved_again(tmp_path: Path, damage: Any) -> None:
+    folder = saved_twice(tmp_path)
+    expected = damage(folder / "best" / "2")
+    with pytest.raises(InputError, match="best: checkpoint 2 is damaged") as caught:
+        Checkpoints(tmp_path, read_only=True).restore_params("best", state(0).params)
+    assert expected in str(caught.value)
+    assert "give --checkpoint=last, or restore it from a backup." in str(caught.value)
+    resumed = Checkpoints(tmp_path)
+    resumed.save_best(2, state(2).params, {"scores": {}})
+    resumed.wait()
+    assert_equal(resumed.restore_params("best", state(0).params)[0], state(2).params)
+
+
+def test_all_damaged_is_one_sentence(tmp_path: Path) -> None:
+    folder = saved_twice(tmp_path)
+    flip_a_bit(folder / "last" / "1")
+    lose_arrays(folder / "last" / "2")
+    with pytest.raises(InputError, match="last: every checkpoint is damaged") as caught:
+        Checkpoints(tmp_path).restore_last(state(0))
+    text = str(caught.value)
+    assert "(2: file state/" in text
+    assert "; 1: file state/" in text
+    assert "restore one from a backup, or delete this folder" in text
+    assert sorted(path.name for path in (folder / "last").iterdir()) == ["1", "2"]
+
+
+def as_an_older_version_saved(folder: Path) -> None:
+    (folder / "digests.json").unlink()
+    path = folder / "_CHECKPOINT_METADATA"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"custom_metadata": {}}))
+
+
+def test_steps_of_older_versions_are_taken_with_a_note(tmp_path: Path) -> None:
+    folder, told = saved_twice(tmp_path), []
+    as_an_older_version_saved(folder / "last" / "2")
+    restored = Checkpoints(tmp_path, say=told.append).restore_last(state(0))
+    assert restored.step == 2
+    assert_equal(restored.state, state(2))
+    assert told == [
+        "checkpoint 2 was saved by an older version, without digests: damage to it would not be "
+        "seen"
+    ]
+
+
+def cut_all_arrays(folder: Path) -> None:
+    for path in folder.glob("state/**/d/*"):
+        path.write_bytes(path.read_bytes()[:-7])
+
+
+def lose_all_arrays(folder: Path) -> None:
+    for path in folder.glob("state/**/d/*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("damage", [cut_all_arrays, lose_all_arrays, cut_metadata, cut_extra])
+def test_what_cannot_be_read_of_an_older_version_is_damaged(tmp_path: Path, damage: Any) -> None:
+    folder, told = saved_twice(tmp_path), []
+    as_an_older_version_saved(folder / "last" / "2")
+    damage(folder / "last" / "2")
+    assert Checkpoints(tmp_path, say=told.append).restore_last(state(0)).step == 1
+    assert told[0].startswith("checkpoint 2 is damaged (it cannot be read: ")
+    assert "\n" not in told[0]
+
+
+def test_a_step_replaced_meanwhile_is_not_called_damaged(tmp_path: Path) -> None:
+    """A training goes on and deletes the step that an evaluation was about to read."""
+    folder, told = saved_twice(tmp_path), []
+    reader = Checkpoints(tmp_path, read_only=True, say=told.append)
+    training = Checkpoints(tmp_path)
+    for step in (3, 4):
+        training.save_last(step, state(step), {})
+    training.wait()
+    assert not (folder / "last" / "2").exists()
+    params, step = reader.restore_params("last", state(0).params)
+    assert (step, told) == (4, [])
+    assert_equal(params, state(4).params)
+
+
+def test_reading_leaves_a_folder_as_it_is(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path, read_only=True).best_step() is None
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------- what does not fit
 
 
 @pytest.mark.parametrize("which", ["best", "last"])
