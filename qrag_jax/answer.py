@@ -28,9 +28,11 @@ from qrag_jax.data.records import read_records
 from qrag_jax.data.sample import BadRecord
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.questions import AUTO, JUDGE, Question
+from qrag_jax.files import reason, write_whole
 from qrag_jax.llm import prompts
 from qrag_jax.llm.client_config import ClientConfig
 from qrag_jax.llm.generation import FAIL, SCORE, Generation
+from qrag_jax.locks import log_locks
 from qrag_jax.metrics import answer_log, answer_table, answers, retrieval_log
 from qrag_jax.metrics.answer_log import AnswerRow, Miss
 from qrag_jax.metrics.chunk_filters import FILTERS, chunk_filter
@@ -90,11 +92,27 @@ def main() -> int:
         **{field.name: LLM.value[field.name] for field in dataclasses.fields(ClientConfig)}
     )
     try:
-        return _run(out, asked, generation, meta, client_config)
+        with log_locks(out):
+            _begin(out, meta, len(all_questions))
+            return _run(out, asked, generation, meta, client_config)
     except OSError as error:
-        raise InputError(
-            f"{out} cannot be written ({error.strerror}); give another --out"
-        ) from None
+        raise InputError(f"{out} cannot be written ({reason(error)}); give another --out") from None
+
+
+def _verdict_file(out: Path) -> Path:
+    return out.with_name(f"{out.stem}.judge.jsonl")
+
+
+def _begin(out: Path, meta: dict[str, Any], questions: int) -> None:
+    """Refuses files that were begun with other settings, or that two processes wrote to."""
+    verdict_file = _verdict_file(out)
+    judge_meta = {"answers": meta, "prompt": prompts.load(JUDGE).fingerprint}
+    for path, made_with in ((out, meta), (verdict_file, judge_meta)):
+        if RESTART.value:
+            retrieval_log.discard(path)
+        if path == out or WITH_JUDGE.value:
+            retrieval_log.check_meta(path, made_with)
+    retrieval_log.check_count(out, len(answer_log.read_partial(out, AnswerRow)), questions)
 
 
 def _run(
@@ -106,13 +124,6 @@ def _run(
 ) -> int:
     from qrag_jax.llm.client import Client  # imports openai, which bad flags need not wait for
 
-    verdict_file = out.with_name(f"{out.stem}.judge.jsonl")
-    judge_meta = {"answers": meta, "prompt": prompts.load(JUDGE).fingerprint}
-    for path, made_with in ((out, meta), (verdict_file, judge_meta)):
-        if RESTART.value:
-            retrieval_log.discard(path)
-        if path == out or WITH_JUDGE.value:
-            retrieval_log.check_meta(path, made_with)
     batch = BATCH.value or client_config.concurrency
     verdicts: dict[str, bool] | None = None
     unjudged: list[Miss] = []
@@ -128,7 +139,7 @@ def _run(
         if WITH_JUDGE.value:
             with tqdm(total=len(rows), unit="verdict") as bar:
                 verdicts, unjudged = answering.judge(
-                    client, generation, rows, verdict_file, batch, bar.update
+                    client, generation, rows, _verdict_file(out), batch, bar.update
                 )
         counters = client.counters().as_metrics()
     _report(out, meta, rows, misses, verdicts, unjudged)
@@ -157,7 +168,7 @@ def _report(
     summary: dict[str, Any] = {"made_with": meta, "scores": scores}
     for name, lacking in (("failures", misses), ("unjudged", unjudged)):
         summary[name] = [dataclasses.asdict(miss) for miss in lacking]
-    summary_file.write_text(json.dumps(summary, indent=2) + "\n")
+    write_whole(summary_file, json.dumps(summary, indent=2) + "\n")
     cut = [row for row in rows if row.cut_characters]
     if cut:
         chunks = sum(row.cut_chunks for row in cut)

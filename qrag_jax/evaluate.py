@@ -26,6 +26,8 @@ from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.encoders.text_encoder import Params
+from qrag_jax.files import write_whole
+from qrag_jax.locks import log_locks
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.bootstrap import paired_interval
 from qrag_jax.metrics.facts import summarise
@@ -98,7 +100,7 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
     path = out / (Path(retrieval_log.log_name(config.eval.seed)).stem + "_summary.json")
     # The run's own summary is that of its own data, whatever else it is scored on.
     for target in (path,) if OUT.value else (path, workdir / "summary.json"):
-        target.write_text(json.dumps(summary, indent=2) + "\n")
+        write_whole(target, json.dumps(summary, indent=2) + "\n")
     print(table(summary))
     if not experiment.is_ground_truth(config):
         print(
@@ -184,13 +186,20 @@ def _score(
         "max_chunk_tokens": scene.config.data.max_chunk_tokens,
         "max_chunk_tokens_in_state": scene.config.data.max_chunk_tokens_in_state,
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    with log_locks(*logs.values()):
+        return _score_missing(scene, params, logs, meta, label)
+
+
+def _score_missing(
+    scene: Scene, params: Params, logs: dict[str, Path], meta: dict[str, Any], label: str
+) -> tuple[dict[str, list[Row]], float | None]:
     rows: dict[str, list[Row]] = {}
     for kind, path in logs.items():
         if RESTART.value:
             retrieval_log.discard(path)
         retrieval_log.check_meta(path, meta)
         rows[kind] = retrieval_log.read_partial(path)
+        retrieval_log.check_count(path, len(rows[kind]), len(scene.indices))
     # The two logs are written one after the other: go on where both are complete.
     done = min(map(len, rows.values()))
     if done:
@@ -260,7 +269,8 @@ def main() -> int:
     config = flags.FLAGS.config
     saved = saved_config.load_config(workdir / "config.json")
     same_data = (config.data.path, config.eval.path) == (saved.data.path, saved.eval.path)
-    evaluate(workdir, config, hold_out=same_data)
+    with commandline.writing(OUT.value or workdir / "eval", "--out"):
+        evaluate(workdir, config, hold_out=same_data)
     return 0
 
 

@@ -21,6 +21,7 @@ from absl import flags
 from qrag_jax import experiment, planned, run_flags
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
+from qrag_jax.files import write_whole
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.facts import summarise
 from qrag_jax.metrics.retrieval_log import Row
@@ -129,7 +130,7 @@ def _width(name: str) -> int:
 
 def _write(out: Path, label: str, results: Sequence[dict], config: Any) -> None:
     path = out / label / f"{Path(retrieval_log.log_name(config.eval.seed)).stem}_lengths"
-    path.with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
+    write_whole(path.with_suffix(".json"), json.dumps(results, indent=2) + "\n")
     plot_lengths(results, path.with_suffix(".png"), f"{out.parent.name}, {label}")
     print(f"table: {path.with_suffix('.json')}\nplot: {path.with_suffix('.png')}")
 
@@ -155,7 +156,8 @@ def main() -> int:
     samples += samples[-1:] * (len(chunks) - len(samples))
     chunks, samples = map(list, zip(*sorted(zip(chunks, samples, strict=True)), strict=True))
     run = SavedRun.open(run_flags.workdir(), flags.FLAGS.config)
-    evaluate_lengths(run, chunks, samples)
+    with commandline.writing(OUT.value or run.workdir / "lengths", "--out"):
+        evaluate_lengths(run, chunks, samples)
     return 0
 
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,8 @@ from qrag_jax.environments.chunks import chunk_width, state_width
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.ground_truth import ground_truth
 from qrag_jax.feedback.language_model import METRICS as LANGUAGE_MODEL
+from qrag_jax.files import new_folder
+from qrag_jax.leftovers import BUILDING_ENCODER
 from qrag_jax.planning import BEAM_SCORES, PlanConfig
 from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.runtime.sharding import ALL_SPLIT, Rules, check_rules, resolve
@@ -245,7 +246,7 @@ def prepare_encoder(
         return _kept_encoder(folder, settings)
     shutil.rmtree(folder, ignore_errors=True)  # of a start that was refused: never trained
     workdir.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(dir=workdir, prefix=".encoder-"))
+    building = new_folder(workdir, BUILDING_ENCODER)
     try:
         origin = _pretrained_folder(config.encoder.path)
         if origin is None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +34,7 @@ from qrag_jax.encoders.text_encoder import Params
 from qrag_jax.encoders.weights import save_folder
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
+from qrag_jax.files import new_folder, write_whole
 from qrag_jax.runtime import commandline
 from qrag_jax.saved_run import SavedRun
 
@@ -128,8 +128,7 @@ def export(run: SavedRun, which: str, out: Path) -> None:
     both = towers(run.loaded, run.config)
     card = model_card.card(_facts(run, which, step, both))
     # Built beside its place and renamed, so that no half of it is ever there.
-    out.parent.mkdir(parents=True, exist_ok=True)
-    private = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
+    private = new_folder(out.parent, f".{out.name}-")
     building = private / out.name
     try:
         building.mkdir()
@@ -139,7 +138,7 @@ def export(run: SavedRun, which: str, out: Path) -> None:
                 adapters = _on_host(params.adapters, tower.number)
                 save_adapters(run.loaded, adapters, building / f"{ADAPTER}-{tower.name}")
         for folder in (building, *building.iterdir()):
-            (folder / CARD).write_text(card, encoding="utf-8")
+            write_whole(folder / CARD, card)
         building.rename(out)
     finally:
         shutil.rmtree(private, ignore_errors=True)
@@ -185,7 +184,8 @@ def main() -> int:
         raise InputError("give the folder to write, for example --out=exported.")
     out = Path(flags.FLAGS.out).expanduser()
     run = SavedRun.open(run_flags.workdir(), flags.FLAGS.config)
-    export(run, run_flags.checkpoint(), out)
+    with commandline.writing(out, "--out"):
+        export(run, run_flags.checkpoint(), out)
     print("\n".join(str(path) for path in sorted(out.iterdir(), key=lambda p: (p.is_file(), p))))
     return 0
 

@@ -12,6 +12,15 @@ from typing import BinaryIO
 
 PARTIAL = ".partial"  # how the names of files end that are being written; those begin with a dot
 
+# What the system says of a folder that may not be written to, or is none.
+NOT_WRITABLE = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EISDIR,
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What libraries say that tell a full disk in words alone: TensorStore and Orbax, safetensors,
 # SQLite; NumPy tells how much of an array was written.

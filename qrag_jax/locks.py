@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qrag_jax.errors import InputError
+from qrag_jax.files import NOT_WRITABLE
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -65,7 +66,7 @@ def held(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        if error.errno in NOT_WRITABLE:
             raise InputError(
                 f"{path.parent} cannot be written ({error.strerror}); give another {flag}."
             ) from None
@@ -83,7 +84,11 @@ def held(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
                 "it that no second process writes there"
             )
         _sign(file)
-        yield
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.ftruncate(file, 0)
     finally:
         os.close(file)
 

@@ -20,6 +20,7 @@ from qrag_jax.data.tokens import TokenStore
 from qrag_jax.encoders.text_encoder import Params
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.evaluation import make_row
+from qrag_jax.locks import log_locks
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.plan import make_plan
@@ -92,13 +93,21 @@ def play_to_log(
     """Plays the samples that the log does not hold yet; returns all rows.
 
     Raises:
-        InputError: the log was begun with other settings, or is broken.
+        InputError: the log was begun with other settings, another process writes to it, or it is
+            broken.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    if restart:
-        retrieval_log.discard(log)
-    retrieval_log.check_meta(log, meta)
+    with log_locks(log):
+        if restart:
+            retrieval_log.discard(log)
+        retrieval_log.check_meta(log, meta)
+        return _play_missing(planner, config, samples, log)
+
+
+def _play_missing(
+    planner: Planner, config: ml_collections.ConfigDict, samples: Sequence[Sample], log: Path
+) -> list[Row]:
     rows = retrieval_log.read_partial(log)
+    retrieval_log.check_count(log, len(rows), len(samples))
     todo = samples[len(rows) :]
     if rows:
         print(f"{log.name}: {len(rows)} of {len(samples)} questions are in the log already")

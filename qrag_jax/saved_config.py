@@ -11,6 +11,7 @@ from typing import Any
 
 import ml_collections
 
+from qrag_jax import files
 from qrag_jax.data import babilong, niah
 from qrag_jax.data.babilong import BabilongConfig
 from qrag_jax.data.niah_generator import NiahConfig
@@ -83,8 +84,22 @@ REMOVED_FIELDS = ("encoder.block_rows",)
 
 
 def save_config(config: ml_collections.ConfigDict, path: Path) -> None:
-    """Writes the config as JSON."""
-    path.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+    """Writes the config as JSON, whole or not at all; raises `OSError`."""
+    files.write_whole(path, json.dumps(config.to_dict(), indent=2) + "\n")
+
+
+def refuse_lost_config(workdir: Path) -> None:
+    """Refuses a folder whose config was lost: nothing tells what its checkpoints were made with.
+
+    Raises:
+        InputError: there are checkpoints but no config.
+    """
+    kept = sorted(workdir.glob("checkpoints/*/[0-9]*"))
+    if kept and not (workdir / CONFIG_NAME).exists():
+        raise InputError(
+            f"{workdir} holds checkpoints ({kept[0].relative_to(workdir)}) but its {CONFIG_NAME} "
+            "is missing; restore it from a backup, or give another --workdir."
+        )
 
 
 def load_config(path: Path) -> ml_collections.ConfigDict:
@@ -94,16 +109,23 @@ def load_config(path: Path) -> ml_collections.ConfigDict:
     value that keeps the run as it was.
 
     Raises:
-        InputError: the file is missing or not JSON.
+        InputError: the file is missing or no JSON object.
     """
     try:
-        saved = _tuples(json.loads(path.read_text()))
+        saved = _tuples(json.loads(path.read_bytes()))
     except FileNotFoundError:
+        refuse_lost_config(path.parent)
         raise InputError(
             f"{path} does not exist; --workdir must be the folder of a run that was trained."
         ) from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path} is not JSON ({error}); restore the run's config.") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path} is not JSON ({error}); restore it from a backup, or give another --workdir."
+        ) from None
+    if not isinstance(saved, dict):
+        raise InputError(
+            f"{path} is not a JSON object; restore it from a backup, or give another --workdir."
+        )
     for name in REMOVED_FIELDS:
         section, _, field = name.partition(".")
         saved.get(section, {}).pop(field, None)

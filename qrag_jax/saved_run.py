@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from pathlib import Path
 
 import jax
@@ -43,7 +44,8 @@ class SavedRun:
         Raises:
             InputError: it is not a run that was trained, or its encoder cannot be used.
         """
-        enable_persistent_cache(workdir / "compilation_cache")
+        if os.access(workdir, os.W_OK):  # a run that may only be read is scored without
+            enable_persistent_cache(workdir / "compilation_cache")
         mesh = make_mesh(config.runtime.mesh)
         if not (workdir / "encoder").exists():
             raise InputError(
@@ -70,7 +72,7 @@ class SavedRun:
             self.loaded.trained,
             self._trained_shardings,
         )
-        trained, step = Checkpoints(self.workdir).restore_params(which, template)
+        trained, step = Checkpoints(self.workdir, read_only=True).restore_params(which, template)
         return self._with_base(trained), step
 
     def untrained(self) -> Params | Adapted:

@@ -18,6 +18,7 @@ import numpy as np
 from absl import flags
 
 from qrag_jax.errors import InputError
+from qrag_jax.files import reason, write_whole
 from qrag_jax.metrics import retrieval_log, stop_threshold
 from qrag_jax.metrics.bootstrap import paired_interval
 from qrag_jax.metrics.chunk_filters import Filter, chunk_filter
@@ -199,11 +200,9 @@ def _write(
     curves = {name: values.tolist() for name, values in sweep.scores.items()}
     try:
         plot_thresholds(sweep.thresholds.tolist(), curves, threshold, picture, title)
-        path.write_text(json.dumps(summary, indent=2) + "\n")
+        write_whole(path, json.dumps(summary, indent=2) + "\n")
     except OSError as error:
-        raise InputError(
-            f"{out} cannot be written ({error.strerror}); give another --out"
-        ) from None
+        raise InputError(f"{out} cannot be written ({reason(error)}); give another --out") from None
     print(f"threshold: {threshold!r} in {path}")
     print(f"plot: {picture}")
 

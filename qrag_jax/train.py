@@ -6,7 +6,6 @@ Give the same command again to resume a run that was interrupted.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import signal
@@ -23,7 +22,7 @@ from absl import flags
 from jax.sharding import Mesh
 from ml_collections import config_flags
 
-from qrag_jax import experiment, saved_config
+from qrag_jax import experiment, files, leftovers, locks, saved_config
 from qrag_jax.algorithms import placement
 from qrag_jax.algorithms.optimizers import make_optimizer
 from qrag_jax.data.episodes import EpisodeShape, training_batches
@@ -62,12 +61,24 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     experiment.check_values(config)
     if config.reward.name == "gt":
         config.reward.name = "ground_truth"
+    _make_folder(workdir)
+    if jax.process_index() > 0:  # the first host holds the lock
+        return _train_alone(config, workdir, started)
+    with locks.run_lock(workdir):
+        if jax.process_count() == 1:  # another host may be making something there already
+            leftovers.clean_run(workdir, say)
+        return _train_alone(config, workdir, started)
+
+
+def _train_alone(config: ml_collections.ConfigDict, workdir: Path, started: float) -> int:
+    """`train` with the folder made, and no other process that trains in it."""
     config_path = workdir / saved_config.CONFIG_NAME
     if config_path.exists():
         saved = saved_config.load_config(config_path)
         settle_as(config, saved)
         saved_config.check_same_config(saved, config)
-    _make_folder(workdir)
+    else:
+        saved_config.refuse_lost_config(workdir)
     by_model = not experiment.is_ground_truth(config)
     if by_model:
         leave_room(config.llm)
@@ -95,7 +106,8 @@ def _train(
     # ------------------------------------------------------------------ data and encoder
     inputs = load_inputs(config, workdir, opening.check if opening else lambda samples: None)
     config_path = workdir / saved_config.CONFIG_NAME
-    saved_config.save_config(settled(config, inputs.encoder.encoder), config_path)
+    if not config_path.exists():  # once: a start that fails must not cost the run its config
+        saved_config.save_config(settled(config, inputs.encoder.encoder), config_path)
     batches = training_batches(
         inputs.stores,
         mix_weights(config.data.sources.to_dict()),
@@ -113,12 +125,12 @@ def _train(
     programs = Programs(config, mesh, shardings, inputs)
 
     # ------------------------------------------------------------------ state: resumed or new
-    checkpoints = Checkpoints(workdir)
+    checkpoints = Checkpoints(workdir, say=say)
     state = placement.first_state(shardings, tower, optimizer, config.seed)
     progress = Progress(data={name: s.content_key for name, s in inputs.stores.items()})
     step = checkpoints.last_step() or 0
     if step:
-        state, extra = checkpoints.restore_last(state)
+        state, extra, step = checkpoints.restore_last(state)
         if extra["data"] != progress.data:
             raise InputError(
                 f"the training data of {config.data.path or 'the hub'} are not those that "
@@ -249,7 +261,8 @@ def _finish(workdir: Path, progress: Progress) -> None:
     if jax.process_index() == 0:
         rows = read_metrics(workdir / METRICS_NAME)
         plot_curve(rows, workdir / "learning_curve.png", workdir.name)
-        (workdir / "training.json").write_text(json.dumps({"seconds": progress.seconds}) + "\n")
+        seconds = json.dumps({"seconds": progress.seconds}) + "\n"
+        files.write_whole(workdir / "training.json", seconds)
 
 
 def _make_folder(workdir: Path) -> None:
@@ -285,12 +298,14 @@ def main() -> int:
     except RewardsLost as error:
         say(f"error: {str(error).rstrip('.')}. Give the same command to go on.")
         return 1
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    except InputError:
+        raise
+    except Exception as error:  # libraries tell a full disk by many classes
+        if not files.disk_is_full(error):
             raise
         _leave_at_once(
-            f"{workdir} cannot be written ({error.strerror}); free space there and give the same "
-            "command to go on from the last checkpoint."
+            f"{workdir} cannot be written ({files.reason(error)}); free space there and give the "
+            "same command to go on from the last checkpoint."
         )
 
 

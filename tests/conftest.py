@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,20 @@ def finished_run(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -
     workdir = tmp_path_factory.mktemp("finished") / "run"
     commands.succeed("train", *SHARED, f"--workdir={workdir}")
     return workdir
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a megabyte, in memory: what is written beyond fails with ENOSPC."""
+    folder = tmp_path / "small_disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        pytest.skip("file systems cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True, capture_output=True, timeout=20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import tempfile
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from qrag_jax.data.niah_generator import NiahConfig
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import SOURCES, Split, load_samples, mix_weights
 from qrag_jax.errors import InputError
+from qrag_jax.files import new_folder, reason
 
 SYNTHETIC = "synthetic"
 HELD_OUT_SHARE = 0.1
@@ -161,21 +162,28 @@ def _written_corpus(config: DataConfig, name: str, cache: Path) -> Path:
     key = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
     folder = cache / "synthetic" / f"{name}-{key}"
     if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(dir=folder.parent))
-        synthetic.write_corpus(
-            building,
-            SOURCES[name],
-            config.synthetic,
-            config.synthetic_train,
-            config.synthetic_dev,
-        )
+        try:
+            _write_corpus(config, name, folder)
+        except OSError as error:
+            raise InputError(
+                f"{cache} cannot be written ({reason(error)}); free space there, or give another "
+                "folder as config.data.cache."
+            ) from None
+    return folder
+
+
+def _write_corpus(config: DataConfig, name: str, folder: Path) -> None:
+    building = new_folder(folder.parent, ".building-")
+    sizes = (config.synthetic_train, config.synthetic_dev)
+    try:
+        synthetic.write_corpus(building, SOURCES[name], config.synthetic, *sizes)
         try:
             building.rename(folder)
         except OSError:  # another process was faster
             if not folder.exists():
                 raise
-    return folder
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
 
 
 def _all_lazy(loaded: LoadedSamples) -> bool:

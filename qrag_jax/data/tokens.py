@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import tokenizers
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
+from qrag_jax.files import new_folder, reason, write_whole
 
 FORMAT = 1  # raise it when the files below change meaning
 _SAMPLES_AT_ONCE = 512
@@ -178,23 +178,57 @@ def tokenise(
 
     Args:
         max_question_tokens, max_chunk_tokens: longer texts are cut (and counted).
-        cache: folder that keeps one sub-folder per content.
+        cache: folder that keeps one sub-folder per content; a broken one is made again.
+
+    Raises:
+        InputError: the cache cannot be written.
     """
     key = _content_key(samples, tokenizer, (max_question_tokens, max_chunk_tokens))
     folder = cache / "tokens" / key
-    if not (folder / "meta.json").exists():
+    try:
+        if (folder / "meta.json").exists():
+            try:
+                return open_store(folder)
+            except BrokenStore as error:
+                print(f"{folder} is broken ({error}); its texts are tokenised again")
         _write(folder, samples, tokenizer, max_question_tokens, max_chunk_tokens)
+    except OSError as error:
+        raise InputError(
+            f"{cache} cannot be written ({reason(error)}); free space there, or give another "
+            "folder as config.data.cache."
+        ) from None
     return open_store(folder)
 
 
+class BrokenStore(ValueError):
+    """Files of one tokenised content are missing, cut, or do not fit together."""
+
+
 def open_store(folder: Path) -> TokenStore:
-    """Maps the files of one tokenised content."""
-    meta = json.loads((folder / "meta.json").read_text())
+    """Maps the files of one tokenised content.
+
+    Raises:
+        BrokenStore: a file is missing or cut.
+    """
     names = ("tokens", "text_starts", "sample_starts", "support", "support_starts")
-    arrays = {
-        name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names
-    }
-    return TokenStore(**arrays, **meta, folder=folder)
+    try:
+        meta = json.loads((folder / "meta.json").read_bytes())
+        arrays = {
+            name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            for name in names
+        }
+        store = TokenStore(**arrays, **meta, folder=folder)
+        ends = [
+            (store.text_starts, len(store.tokens)),
+            (store.sample_starts, len(store.text_starts) - 1),
+            (store.support_starts, len(store.support)),
+        ]
+        fits = all(starts[-1] == end for starts, end in ends)
+        if not fits or len(store.support_starts) != len(store.sample_starts):
+            raise BrokenStore("lengths differ")
+    except (OSError, ValueError, TypeError, EOFError, IndexError) as error:
+        raise BrokenStore(reason(error)) from None
+    return store
 
 
 def _content_key(
@@ -214,22 +248,29 @@ def _write(
     max_chunk_tokens: int,
 ) -> None:
     arrays, meta = _encode(samples, tokenizer, max_question_tokens, max_chunk_tokens)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     # Built beside its final place and renamed: a killed or concurrent run leaves no half cache.
-    building = Path(tempfile.mkdtemp(dir=folder.parent))
+    building = new_folder(folder.parent, ".building-")
     try:
         for name, array in arrays.items():
             np.save(building / f"{name}.npy", array, allow_pickle=False)
-        (building / "meta.json").write_text(json.dumps(meta))
-        if folder.exists() and not (folder / "meta.json").exists():
-            shutil.rmtree(folder)  # somebody deleted a part of it
+        write_whole(building / "meta.json", json.dumps(meta))
+        if folder.exists() and not _is_whole(folder):
+            shutil.rmtree(folder)  # a part of it was deleted or cut
         try:
             building.rename(folder)
         except OSError:  # another process was faster
-            if not (folder / "meta.json").exists():
+            if not _is_whole(folder):
                 raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        open_store(folder)
+    except BrokenStore:
+        return False
+    return True
 
 
 def _encode(

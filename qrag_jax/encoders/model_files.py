@@ -21,6 +21,7 @@ from qrag_jax.encoders.shard_files import (
 from qrag_jax.encoders.stored_tensors import Tensor, open_safetensors
 from qrag_jax.encoders.torch_files import read_torch_file
 from qrag_jax.errors import InputError
+from qrag_jax.files import write_whole
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 TIMEOUT = 10.0  # seconds until the hub counts as unreachable
@@ -164,7 +165,7 @@ def write_folder(
         raise InputError(f"{out}: is a file; give a folder to write.")
     out.mkdir(parents=True, exist_ok=True)
     write_shards(out, sizes, arrays, max_shard_bytes)
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_whole(out / "config.json", json.dumps(config, indent=2) + "\n")
     for file in files:
         target = out / file.relative_to(tokenizer_files_from)
         target.parent.mkdir(exist_ok=True)

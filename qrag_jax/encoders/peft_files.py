@@ -23,6 +23,7 @@ from qrag_jax.encoders.model_files import read_json, read_safetensors
 from qrag_jax.encoders.trunk import Params, Trunk
 from qrag_jax.encoders.weights import LeafPath, NameTable
 from qrag_jax.errors import InputError
+from qrag_jax.files import write_whole
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -131,7 +132,7 @@ def write_adapters(folder: Path, table: NameTable, config: LoraConfig, adapters:
         "base_model_name_or_path": None,
         "inference_mode": True,
     }
-    (folder / CONFIG_NAME).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    write_whole(folder / CONFIG_NAME, json.dumps(settings, indent=2) + "\n")
 
 
 def _class_of(table: NameTable) -> dict[str, str]:

@@ -17,6 +17,7 @@ from qrag_jax.encoders.bert import Bert, BertConfig
 from qrag_jax.encoders.bert_weights import save_folder
 from qrag_jax.encoders.text_encoder import TextEncoder
 from qrag_jax.errors import InputError
+from qrag_jax.files import write_whole
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 MAX_LETTERS = 1000  # of the alphabet; rarer ones become [UNK]
@@ -85,9 +86,8 @@ def _train_tokenizer(folder: Path, texts: Iterable[str], vocab: int) -> int:
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}, indent=2)
-    )
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    write_whole(folder / "tokenizer_config.json", json.dumps(settings, indent=2))
     return tokenizer.get_vocab_size()
 
 

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from qrag_jax.encoders.model_files import read_json, read_safetensors
 from qrag_jax.encoders.text_encoder import CLS, LAST, MEAN
 from qrag_jax.errors import InputError
+from qrag_jax.files import write_whole
 
 MODULES = "modules.json"
 TRANSFORMER_CONFIG = "sentence_bert_config.json"
@@ -167,4 +168,4 @@ def write_modules(
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a value as the library does."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(value, indent=2) + "\n")

@@ -14,6 +14,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from qrag_jax.encoders.stored_tensors import DTYPES, LENGTH_BYTES
+from qrag_jax.files import write_whole
 
 WHOLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"
@@ -121,4 +122,4 @@ def _write_index(folder: Path, shards: Mapping[str, Mapping[str, Size]]) -> None
     total = sum(size.bytes for shard in shards.values() for size in shard.values())
     weight_map = {name: file for file, shard in shards.items() for name in shard}
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    write_whole(folder / INDEX_FILE, json.dumps(index, indent=2) + "\n")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from qrag_jax.errors import InputError
+from qrag_jax.files import write_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +95,7 @@ def append(path: Path, rows: Iterable[AnswerRow] | Iterable[VerdictRow]) -> None
 def write_misses(path: Path, misses: Iterable[Miss]) -> None:
     """Writes the file anew; with no misses there is no file."""
     if lines := b"".join(map(_line, misses)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(lines)
+        write_whole(path, lines)
     else:
         path.unlink(missing_ok=True)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
+from qrag_jax.files import write_whole
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ def check_meta(path: Path, meta: Mapping[str, Any]) -> None:
     if not side.exists():
         if path.exists() and path.stat().st_size > 0:
             raise InputError(f"{path} has rows but {side.name} is missing beside it: {fix}")
-        _write_whole(side, json.dumps(now, indent=1, sort_keys=True) + "\n")
+        write_whole(side, json.dumps(now, indent=1, sort_keys=True) + "\n")
         return
     then = _decode_meta(side, fix)
     differing = [
@@ -213,6 +214,19 @@ def check_meta(path: Path, meta: Mapping[str, Any]) -> None:
     if differing:
         fields = ", ".join(differing)
         raise InputError(f"{path} was begun with other settings, {fields}: {fix}")
+
+
+def check_count(path: Path, rows: int, questions: int) -> None:
+    """Refuses a log that more than one evaluation wrote to.
+
+    Raises:
+        InputError: it has more rows than there are questions.
+    """
+    if rows > questions:
+        raise InputError(
+            f"{path} has {rows} rows, but there are {questions} questions: more than one process "
+            f"wrote to it; {_BEGIN_ANEW}"
+        )
 
 
 def discard(path: Path) -> None:
@@ -269,14 +283,3 @@ def _decode(line: bytes, place: str, fix: str) -> Row:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Writes a small file so that a kill leaves either none of it or all of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)

@@ -11,9 +11,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from qrag_jax.errors import InputError
+from qrag_jax.leftovers import UNFINISHED_STEP
 from qrag_jax.runtime import digests
-
-UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of steps being saved
 
 
 class SaveError(RuntimeError):
@@ -232,7 +231,7 @@ class _DigestWriter:
         self.folder, self.step = folder, -1
 
     def __call__(self) -> None:
-        (building,) = self.folder.glob(f"{self.step}{UNFINISHED}*")
+        (building,) = self.folder.glob(f"{self.step}{UNFINISHED_STEP}*")
         digests.write_digests(building)
 
 

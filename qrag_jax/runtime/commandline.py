@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from absl import app, flags, logging
 
 from qrag_jax.errors import InputError
+from qrag_jax.files import NOT_WRITABLE, disk_is_full, reason
 
 BAD_INPUT = 2
 
@@ -27,6 +30,30 @@ def run(main: Callable[[], int], define: Callable[[Sequence[str]], None] | None 
         lambda _argv: _main_or_sentence(main),
         flags_parser=lambda argv: parse_flags(argv, define),
     )
+
+
+@contextlib.contextmanager
+def writing(place: Path | str, flag: str) -> Iterator[None]:
+    """Tells in one sentence where the block cannot write: a full disk, a folder to be read only.
+
+    Args:
+        place: where the command writes, if the error does not say. flag: that names another place.
+
+    Raises:
+        InputError: instead of those errors.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # libraries tell a full disk by many classes
+        where = getattr(error, "filename", None) or place
+        told = f"{where} cannot be written ({reason(error)})"
+        if disk_is_full(error):
+            raise InputError(f"{told}; free space there, or give another {flag}.") from None
+        if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+            raise InputError(f"{told}; give another {flag}.") from None
+        raise
 
 
 def parse_flags(

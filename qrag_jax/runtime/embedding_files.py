@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import jax
 import numpy as np
 
 from qrag_jax.errors import InputError
+from qrag_jax.files import reason, write_whole
 
 _SUFFIX = ".rows"
 _NAME_BYTES = 16
@@ -73,19 +71,10 @@ class EmbeddingFiles:
         """
         data = b"".join(digests) + np.ascontiguousarray(embeddings, np.float32).tobytes()
         try:
-            file, building = tempfile.mkstemp(dir=self._folder)
-            try:
-                with os.fdopen(file, "wb") as opened:
-                    opened.write(data)
-                    opened.flush()
-                    os.fsync(opened.fileno())
-                os.replace(building, self._folder / _name(data))
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(building)
+            write_whole(self._folder / _name(data), data)
         except OSError as error:
             raise InputError(
-                f"{self._folder} cannot be written ({error.strerror}); free space there, or keep "
+                f"{self._folder} cannot be written ({reason(error)}); free space there, or keep "
                 "no embeddings."
             ) from None
 

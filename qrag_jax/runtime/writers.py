@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, SupportsFloat
 
 from qrag_jax.errors import InputError
+from qrag_jax.files import replacing
 
 METRICS_NAME = "metrics.jsonl"
 TENSORBOARD_NAME = "tensorboard"
@@ -137,9 +138,5 @@ def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def _drop_after(path: Path, step: int) -> None:
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
+    with replacing(path) as file:
         file.writelines(line for line, record in _whole_lines(path) if record["step"] <= step)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)

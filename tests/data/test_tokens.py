@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,9 @@ def write_tokenizer(
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
+
+
+ARRAYS = [f for f in dataclasses.fields(TokenStore) if f.type == "np.ndarray"]
 
 
 class CountingTokenizer(TextTokenizer):
@@ -194,6 +198,78 @@ def test_an_entry_that_lost_files_is_built_again(tokenizer, tmp_path) -> None:
     store = read(SAMPLES, tokenizer, tmp_path)
     np.testing.assert_array_equal(store.tokens, expected)
     assert [path.name for path in (tmp_path / "tokens").iterdir()] == [entry.name]
+
+
+def empty(entry: Path) -> None:
+    (entry / "tokens.npy").write_bytes(b"")
+
+
+def cut(entry: Path) -> None:
+    (entry / "tokens.npy").write_bytes((entry / "tokens.npy").read_bytes()[:-4])
+
+
+def cut_header(entry: Path) -> None:
+    (entry / "support.npy").write_bytes((entry / "support.npy").read_bytes()[:20])
+
+
+def shorten(entry: Path) -> None:
+    np.save(entry / "text_starts.npy", np.load(entry / "text_starts.npy")[:-1])
+
+
+def empty_meta(entry: Path) -> None:
+    (entry / "meta.json").write_bytes(b"")
+
+
+def cut_meta(entry: Path) -> None:
+    (entry / "meta.json").write_text('{"truncated_questions": 0}')
+
+
+def lose(entry: Path) -> None:
+    (entry / "sample_starts.npy").unlink()
+
+
+def empty_folder(entry: Path) -> None:
+    for path in entry.iterdir():
+        path.unlink()
+
+
+HARMS = [empty, cut, cut_header, shorten, empty_meta, cut_meta, lose, empty_folder]
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_broken_entry_is_built_again(harm, tokenizer, tmp_path, capsys) -> None:
+    expected = read(SAMPLES, tokenizer, tmp_path)
+    (entry,) = (tmp_path / "tokens").iterdir()
+    arrays = {f.name: np.array(getattr(expected, f.name)) for f in ARRAYS}
+    harm(entry)
+    store = read(SAMPLES, tokenizer, tmp_path)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(getattr(store, name), array)
+    assert [path.name for path in (tmp_path / "tokens").iterdir()] == [entry.name]
+    told = capsys.readouterr().out
+    assert told.count("\n") == (0 if harm is empty_folder else 1)
+    if told:
+        assert told.startswith(f"{entry} is broken (")
+
+
+def test_a_full_disk_is_told_with_the_field(tokenizer, full_disk: Path) -> None:
+    texts = tuple(f"a b c d {'e ' * 40}" for _ in range(20_000))
+    samples = [Sample("1", "a", texts, (0,), (), "made")]
+    with pytest.raises(InputError, match=r"cannot be written \(No space left") as error:
+        read(samples, tokenizer, full_disk)
+    assert "give another folder as config.data.cache." in str(error.value)
+    assert not list((full_disk / "tokens").iterdir())
+
+
+def test_others_may_read_the_cache_as_the_umask_says(tokenizer, tmp_path) -> None:
+    before = os.umask(0o027)
+    try:
+        read(SAMPLES, tokenizer, tmp_path)
+    finally:
+        os.umask(before)
+    (entry,) = (tmp_path / "tokens").iterdir()
+    assert entry.stat().st_mode & 0o777 == 0o750
+    assert {path.stat().st_mode & 0o777 for path in entry.iterdir()} == {0o640}
 
 
 def test_no_scraps_are_left(tokenizer, tmp_path) -> None:

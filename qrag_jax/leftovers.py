@@ -1,0 +1,51 @@
+"""What processes that were killed left behind, deleted as the next one starts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from qrag_jax import files, locks
+
+BUILDING_ENCODER = ".encoder-"  # how the name begins of a run's encoder while it is made
+UNFINISHED_STEP = ".orbax-checkpoint-tmp"  # in the names of checkpoints being saved
+WEIGHTS = "qrag-weights-"  # how folders begin in which weights wait for a server
+WEIGHTS_LOCK = ".lock"  # in such a folder; its maker holds it
+MEMORY = Path("/dev/shm")  # noqa: S108  (a file system in memory; folders made there are private)
+
+Say = Callable[[str], None]
+
+
+def clean_run(workdir: Path, say: Say) -> None:
+    """Deletes what is half made in a run's folder; only the holder of its lock may call this."""
+    found = [
+        *workdir.glob(f"{BUILDING_ENCODER}*"),
+        *workdir.glob(f".*{files.PARTIAL}"),
+        *workdir.glob(f"checkpoints/*/*{UNFINISHED_STEP}*"),
+    ]
+    _delete(found, say)
+
+
+def clean_weights(folder: Path, say: Say) -> None:
+    """Deletes folders of weights below `folder` whose makers are dead, and that we may delete."""
+    _delete([path for path in folder.glob(f"{WEIGHTS}*") if _abandoned(path)], say)
+
+
+def _abandoned(path: Path) -> bool:
+    # Not by process ids: containers that share the memory number theirs each from 1.
+    lock = path / WEIGHTS_LOCK
+    try:
+        return lock.is_file() and not path.is_symlink() and not locks.is_held(lock)
+    except OSError:  # another user's, or just deleted
+        return False
+
+
+def _delete(paths: list[Path], say: Say) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        if not path.exists():
+            say(f"deleted {path}, which a process that was killed had left")
