@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from qrag_jax import files, locks
+from qrag_jax.errors import InputError
 
 BUILDING_ENCODER = ".encoder-"  # how the name begins of a run's encoder while it is made
 UNFINISHED_STEP = ".orbax-checkpoint-tmp"  # in the names of checkpoints being saved
@@ -30,6 +33,29 @@ def clean_run(workdir: Path, say: Say) -> None:
 def clean_weights(folder: Path, say: Say) -> None:
     """Deletes folders of weights below `folder` whose makers are dead, and that we may delete."""
     _delete([path for path in folder.glob(f"{WEIGHTS}*") if _abandoned(path)], say)
+
+
+@contextlib.contextmanager
+def weights_folder(parent: Path | None) -> Iterator[Path]:
+    """A private folder for weights that is deleted with the block, or by the next such block.
+
+    Args:
+        parent: made if need be; None: the usual temporary folder.
+    """
+    parent = parent or Path(tempfile.gettempdir())
+    parent.mkdir(parents=True, exist_ok=True)
+    clean_weights(parent, print)
+    with contextlib.ExitStack() as stack:
+        while True:
+            folder = Path(tempfile.mkdtemp(prefix=WEIGHTS, dir=parent))
+            with contextlib.suppress(InputError, FileNotFoundError):
+                stack.enter_context(locks.held(folder / WEIGHTS_LOCK, "taken", "", "folder"))
+                if (folder / WEIGHTS_LOCK).exists():
+                    break
+            # Another process looked at it before it was locked, and may have deleted it.
+            shutil.rmtree(folder, ignore_errors=True)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
 
 
 def _abandoned(path: Path) -> bool:

@@ -67,6 +67,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     with locks.run_lock(workdir):
         if jax.process_count() == 1:  # another host may be making something there already
             leftovers.clean_run(workdir, say)
+            leftovers.clean_weights(leftovers.MEMORY, say)
         return _train_alone(config, workdir, started)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import disks
 from tests.entry_points import SHARED, Commands
 
 
@@ -30,16 +30,17 @@ def finished_run(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of a megabyte, in memory: what is written beyond fails with ENOSPC."""
-    folder = tmp_path / "small_disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    try:
-        subprocess.run(mount, check=True, capture_output=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        pytest.skip("file systems cannot be mounted here")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True, capture_output=True, timeout=20)
+    """A disk of a megabyte: what is written beyond fails with ENOSPC."""
+    with disks.small_disk(tmp_path / "small_disk") as folder:
+        yield folder
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder that may only be read."""
+    (tmp_path / "read_only").mkdir()
+    with disks.read_only(tmp_path / "read_only") as folder:
+        yield folder
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

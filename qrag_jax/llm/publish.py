@@ -15,10 +15,10 @@ Needs a server started with `config.llm.server.publish`. What vLLM tells about v
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,9 +30,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from qrag_jax.errors import InputError
+from qrag_jax.leftovers import MEMORY, weights_folder
 from qrag_jax.llm.endpoint import Endpoint, Reply
 
-MEMORY = Path("/dev/shm")  # noqa: S108  (a file system in memory; the folder made there is private)
 VERSION = re.compile(r"[\w.-]+")
 # Where a model's head is its word vectors, vLLM's reload on CPU leaves the head, which it keeps
 # packed, as it was, without an error: a mixture would answer. Under its own name it is renewed.
@@ -86,9 +86,8 @@ class Publisher:
         self._shapes = _shapes(base) if base else None
         if folder is None and MEMORY.is_dir() and os.access(MEMORY, os.W_OK):
             folder = MEMORY
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix="qrag-weights-", dir=folder))
+        self._closing = contextlib.ExitStack()
+        self._folder = self._closing.enter_context(weights_folder(folder))
         self._count = 0
         self._version, self._used = "", set[str]()
         self._last: Path | None = None  # where the present version lies, to be published again
@@ -152,7 +151,7 @@ class Publisher:
 
     def close(self) -> None:
         """Removes the files; the server keeps what it has."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._closing.close()
 
     def __enter__(self) -> Publisher:
         return self
