@@ -171,7 +171,8 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
             starting.result()
             cache = workdir / _of_host(llm["cache"], host) if llm["cache"] else None
             llm["url"] = server.url
-            client = Client(_client_config(llm, server.name, cache), say)
+            own = server if isinstance(server, Server) else None
+            client = Client(_client_config(llm, server.name, cache), say, own)
             stack.callback(client.close)
             feedback = LanguageModelFeedback(
                 client, generation, metric, config.reward.scale, config.reward.staleness + 1

@@ -12,8 +12,8 @@ from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.api_key import check_variable, read_key
+from qrag_jax.llm.listener import HOST
 
-HOST = "127.0.0.1"  # never another: whoever reaches the port may use the server
 MODULE = "vllm.entrypoints.openai.api_server"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
