@@ -24,8 +24,13 @@ _FLUSH_SECONDS = 0.2  # of answers that a crash may cost
 _OUTAGES_SPARED = 3  # attempts of one request that a dying server cost, not counted
 _REQUESTS_AT_A_TIME = 500  # looked up before others on the loop have their turn
 
-# Causes after which the same request may well be answered.
-_PASSING = ("timeout", "connection", "server", "rate_limit", "malformed", "empty")
+# Causes after which the same request may well be answered; not: what the server's filter withheld,
+# and a tool that the model called, which it would do again.
+_PASSING = (
+    *("timeout", "connection", "server", "rate_limit", "broken_off"),
+    *("malformed", "empty", "unknown_end"),
+)
+_BAD_ANSWERS = ("malformed", "empty", "unknown_end")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +221,7 @@ class Asker:
                         continue
             elif outcome.cause != "timeout":
                 self._breaker.succeeded()
-            bad += outcome.cause in ("malformed", "empty")
+            bad += outcome.cause in _BAD_ANSWERS
             pause = max(self._retry_pause(attempts), attempt.pause)
             if (
                 outcome.cause not in _PASSING
