@@ -17,6 +17,7 @@ import ml_collections
 
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
+from qrag_jax.data.tokens import default_cache
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.language_model import BABILONG, LanguageModelFeedback, Reward, Unscored
 from qrag_jax.feedback.questions import AUTO, Asking, Question
@@ -152,7 +153,8 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
     server_fields = llm["server"] | {"log": _of_host(llm["server"]["log"], host)}
     if not llm["url"] and not llm["version"]:
         # Folders of one name hold different weights, whose answers must not be confused.
-        llm["version"] = model_digest(Path(llm["server"]["model"]).expanduser())
+        kept = Path(config.data.cache).expanduser() if config.data.cache else default_cache()
+        llm["version"] = model_digest(Path(llm["server"]["model"]).expanduser(), kept, say)
     server = sidecar(llm | {"server": server_fields}, workdir, _api_key(llm), say=say)
     generation = _generation(config, llm)
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
@@ -171,7 +173,8 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
             starting.result()
             cache = workdir / _of_host(llm["cache"], host) if llm["cache"] else None
             llm["url"] = server.url
-            client = Client(_client_config(llm, server.name, cache), say)
+            own = server if isinstance(server, Server) else None
+            client = Client(_client_config(llm, server.name, cache), say, own)
             stack.callback(client.close)
             feedback = LanguageModelFeedback(
                 client, generation, metric, config.reward.scale, config.reward.staleness + 1

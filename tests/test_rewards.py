@@ -15,7 +15,6 @@ from configs import hotpotqa
 from qrag_jax import rewards
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.questions import Asking
-from qrag_jax.llm.model_digest import model_digest
 from qrag_jax.rewards import Asked, Rewards, RewardsLost, leave_room, open_rewards
 from qrag_jax.runtime.interrupt import StopSignal
 from tests.entry_points import Commands, refusal
@@ -170,15 +169,3 @@ def test_a_source_that_the_reward_cannot_score(commands: Commands, tmp_path: Pat
         )
     assert "hotpotqa: sample" in text
     assert "has no answer metric" in text
-
-
-def test_weights_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    assert model_digest(tmp_path / "none") == ""
-    digests = set()
-    for number in range(2):
-        folder = tmp_path / str(number) / "final"
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
-        (folder / "model.safetensors").write_bytes(bytes(3 << 20) + bytes([number]))
-        digests.add(model_digest(folder))
-    assert len(digests) == 2

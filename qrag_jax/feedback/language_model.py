@@ -36,8 +36,9 @@ class Asks(Protocol):
         ...
 
 
-# What asking again does not change: the prompt is too long, the text cannot be read.
-PERMANENT = ("too_long", *NO_ANSWER_CAUSES)
+# What asking again does not change: the prompt is too long, the server's filter withholds the
+# answer, the model calls a tool, the text cannot be read.
+PERMANENT = ("too_long", "filtered", "tool_call", *NO_ANSWER_CAUSES)
 
 
 @dataclasses.dataclass(frozen=True)

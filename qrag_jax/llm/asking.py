@@ -12,19 +12,25 @@ import openai
 from qrag_jax.llm.breaker import CircuitBreaker, Server
 from qrag_jax.llm.cache import AnswerCache
 from qrag_jax.llm.client_config import ClientConfig
+from qrag_jax.llm.connections import TooLarge, connect
 from qrag_jax.llm.counters import Counters
+from qrag_jax.llm.listener import OwnServer
 from qrag_jax.llm.outcomes import Answer, Failure, Outcome, Request, request_key
 from qrag_jax.llm.replies import read_error, read_reply, retry_after, shorten
 
 _LONGEST_RETRY_PAUSE = 8.0
-_CONNECT_SECONDS = 5.0
 _PROBE_SECONDS = 5.0
 _FLUSH_SECONDS = 0.2  # of answers that a crash may cost
 _OUTAGES_SPARED = 3  # attempts of one request that a dying server cost, not counted
 _REQUESTS_AT_A_TIME = 500  # looked up before others on the loop have their turn
 
-# Causes after which the same request may well be answered.
-_PASSING = ("timeout", "connection", "server", "rate_limit", "malformed", "empty")
+# Causes after which the same request may well be answered; not: what the server's filter withheld,
+# and a tool that the model called, which it would do again.
+_PASSING = (
+    *("timeout", "connection", "server", "rate_limit", "broken_off"),
+    *("malformed", "empty", "unknown_end"),
+)
+_BAD_ANSWERS = ("malformed", "empty", "unknown_end")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +59,17 @@ class Asker:
     """
 
     def __init__(
-        self, config: ClientConfig, cache: AnswerCache | None, say: Callable[[str], None]
+        self,
+        config: ClientConfig,
+        cache: AnswerCache | None,
+        say: Callable[[str], None],
+        own: OwnServer | None = None,
     ) -> None:
         self.served = Served(config.model, config.version)
         self.counters = Counters()
         self._config, self._cache, self._say = config, cache, say
-        self._key = config.api_key()
-        self._api = _connect(config, self._key)
+        self._key, self._own, self._url = config.api_key(), own, config.url
+        self._api = connect(config, self._key, own)
         self._slots = asyncio.Semaphore(config.concurrency)
         self._breaker = CircuitBreaker(
             config.url,
@@ -211,7 +221,7 @@ class Asker:
                         continue
             elif outcome.cause != "timeout":
                 self._breaker.succeeded()
-            bad += outcome.cause in ("malformed", "empty")
+            bad += outcome.cause in _BAD_ANSWERS
             pause = max(self._retry_pause(attempts), attempt.pause)
             if (
                 outcome.cause not in _PASSING
@@ -239,6 +249,7 @@ class Asker:
     async def _attempt(self, request: Request, limit: float) -> _Attempt:
         """Sends the request once; never raises for what the server or the network does."""
         served = self.served
+        self._follow()
         try:
             # Replies are read by replies.py: the package's typed objects take longer to make
             # than everything else here, and its retries know no deadline.
@@ -257,6 +268,10 @@ class Asker:
             kind = type(reason).__name__
             message = self._without_key(f"{kind}: {reason}" if str(reason) else kind)
             return _Attempt(Failure("connection", shorten(message)), refused="Connect" in kind)
+        except OSError as error:  # above all: not our server
+            return _Attempt(Failure("connection", shorten(str(error))), refused=True)
+        except TooLarge as error:
+            return _Attempt(Failure("malformed", str(error)))
         except UnicodeEncodeError:
             return _Attempt(Failure("request", "the prompt holds half a surrogate pair"))
         # Whoever put new weights under the same name did so while this was being answered.
@@ -266,8 +281,14 @@ class Asker:
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "[the API key]") if self._key else text
 
+    def _follow(self) -> None:
+        """Asks a server of our own where it is now: started anew it may have another port."""
+        if self._own is not None and (url := self._own.url) != self._url:
+            self._url = self._api.base_url = url
+
     async def _probe(self) -> bool:
         """Whether the server answers at all, be it with a refusal."""
+        self._follow()
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
                 await self._api.get("/models", cast_to=str)
@@ -276,25 +297,3 @@ class Asker:
         except Exception:  # whatever it is, the calls that wait must not wait for ever
             return False
         return True
-
-
-def _connect(config: ClientConfig, key: str) -> openai.AsyncOpenAI:
-    limits = type(openai.DEFAULT_CONNECTION_LIMITS)(
-        max_connections=config.concurrency + 1,  # one for the probe
-        max_keepalive_connections=config.concurrency + 1,
-    )
-    # Attempts are timed as a whole by ours; a host that is switched off is told by this one.
-    timeout = openai.Timeout(None, connect=min(_CONNECT_SECONDS, config.attempt_timeout))
-    http = openai.DefaultAsyncHttpxClient(
-        limits=limits, timeout=timeout, trust_env=not config.is_local
-    )
-    api = openai.AsyncOpenAI(
-        api_key=key or "none",  # else the package takes one from OPENAI_API_KEY
-        base_url=config.url,
-        max_retries=0,
-        timeout=timeout,
-        http_client=http,
-    )
-    # The package takes these from OPENAI_ORG_ID and OPENAI_PROJECT_ID.
-    api.organization = api.project = None
-    return api

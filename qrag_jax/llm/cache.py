@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.outcomes import Answer, Usage
+from qrag_jax.llm.outcomes import ENDS, Answer, Usage
 
 _APPLICATION_ID = 0x51524147  # "QRAG", in the file's header
 _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -176,4 +176,6 @@ def _decode(text: str) -> Answer:
     fields["usage"] = Usage(**fields["usage"])
     for name in ("tokens", "token_ids", "log_probs"):
         fields[name] = tuple(fields[name])
+    if fields["finish_reason"] not in ENDS:  # kept by an earlier version
+        raise ValueError("no answer")
     return Answer(**fields | {"cached": True})

@@ -16,6 +16,7 @@ from qrag_jax.llm.asking import Asker, Served
 from qrag_jax.llm.cache import AnswerCache
 from qrag_jax.llm.client_config import ClientConfig
 from qrag_jax.llm.counters import Counters
+from qrag_jax.llm.listener import OwnServer
 from qrag_jax.llm.outcomes import Outcome, Request
 
 _CLOSE_SECONDS = 10.0
@@ -40,9 +41,19 @@ class Client:
         InputError: the API key is not set, or the cache's file cannot be used.
     """
 
-    def __init__(self, config: ClientConfig, say: Callable[[str], None] | None = None) -> None:
-        """`say` takes the lines for people, such as that the server is down; None logs them."""
-        self.config = config
+    def __init__(
+        self,
+        config: ClientConfig,
+        say: Callable[[str], None] | None = None,
+        own: OwnServer | None = None,
+    ) -> None:
+        """
+        Args:
+            say: takes the lines for people, such as that the server is down; None logs them.
+            own: the server, where it is one that we started (`Server`): it is followed to another
+                port, and nothing is sent over a connection that is not proven to lead to it.
+        """
+        self.config, self._own = config, own
         self._say = _never_raising(say or logger.warning)
         config.api_key()  # fail here, not on the thread
         self._cache = AnswerCache(Path(config.cache), self._say) if config.cache else None
@@ -53,7 +64,7 @@ class Client:
         self._asker = asyncio.run_coroutine_threadsafe(self._make_asker(), self._loop).result()
 
     async def _make_asker(self) -> Asker:
-        return Asker(self.config, self._cache, self._say)
+        return Asker(self.config, self._cache, self._say, self._own)
 
     def submit(self, requests: Sequence[Request]) -> concurrent.futures.Future[list[Outcome]]:
         """Begins to ask; the future's result has one outcome a request, in their order.

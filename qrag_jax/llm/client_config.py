@@ -22,7 +22,8 @@ class ClientConfig:
         deadline: seconds for one request with all its attempts and the pauses between them, from
             the first attempt; time in which a dead server is waited for does not count.
         attempt_timeout: seconds for one attempt. attempts: of one request at most.
-        bad_answer_attempts: of them, those that may end in a malformed or empty answer.
+        bad_answer_attempts: of them, those that may end in an answer that is malformed, empty or
+            without a known end.
         retry_pause: seconds before the second attempt; doubles, with jitter, up to 8 s.
         breaker_failures: failed calls in a row after which the server counts as down.
         probe_pause: seconds between the first two looks whether it is back; doubles up to 30 s.

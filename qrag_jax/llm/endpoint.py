@@ -7,6 +7,10 @@ import json
 import urllib.parse
 from typing import Any, NamedTuple
 
+from qrag_jax.llm.listener import NotOurs, OwnServer
+
+LONGEST_REPLY = 16 << 20  # bytes of a body; an answer with its log-probabilities has some thousands
+
 
 class Reply(NamedTuple):
     """What came back.
@@ -35,13 +39,14 @@ class Reply(NamedTuple):
 
 
 class Endpoint:
-    """A server at `url`, such as http://127.0.0.1:8000/v1, asked without retries or proxies."""
+    """A server at `url`, such as http://127.0.0.1:8000/v1, asked without retries or proxies.
 
-    def __init__(self, url: str, api_key: str = "") -> None:
-        parts = urllib.parse.urlsplit(url)
-        self._secure, self._address = parts.scheme == "https", parts.netloc
-        # vLLM's own endpoints stand beside /v1.
-        self._root = parts.path.rstrip("/").removesuffix("/v1")
+    With `own`, a server that we started, its present url is asked, and nothing is sent unless it is
+    proven to listen there.
+    """
+
+    def __init__(self, url: str, api_key: str = "", *, own: OwnServer | None = None) -> None:
+        self._url, self._own = url, own
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def get(self, path: str, timeout: float = 5.0) -> Reply:
@@ -61,13 +66,25 @@ class Endpoint:
         )
 
     def _call(self, method: str, path: str, body: str | None, timeout: float) -> Reply:
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = kind(self._address, timeout=timeout)
+        parts = urllib.parse.urlsplit(self._own.url if self._own else self._url)
+        # vLLM's own endpoints stand beside /v1.
+        root = parts.path.rstrip("/").removesuffix("/v1")
+        secure = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = kind(parts.netloc, timeout=timeout)
         headers = self._headers | ({"Content-Type": "application/json"} if body else {})
         try:
-            connection.request(method, self._root + path, body, headers)
+            if self._own:
+                listens = self._own.check()
+                connection.connect()
+                if self._own.check() != listens:
+                    raise NotOurs("another server began to listen")
+            connection.request(method, root + path, body, headers)
             answer = connection.getresponse()
-            return Reply(answer.status, answer.read().decode("utf-8", "replace"))
+            text = answer.read(LONGEST_REPLY + 1)
+            if len(text) > LONGEST_REPLY:
+                return Reply(0, f"the reply is longer than {LONGEST_REPLY >> 20} MiB")
+            return Reply(answer.status, text.decode("utf-8", "replace"))
         except (OSError, http.client.HTTPException) as error:
             return Reply(0, f"{type(error).__name__}: {error}")
         except ValueError:  # a header that HTTP cannot carry; it may be the key

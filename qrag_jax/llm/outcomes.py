@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 # Why there is no answer: no reply in time, no connection, 5xx, 429, another 4xx, a reply that is
-# no completion, a completion without text, a prompt longer than the model's context.
+# no completion, a completion without text, a prompt longer than the model's context; or the server
+# ended the text for a reason of its own (`finish_reason`): it broke it off, its filter withheld it,
+# the model called a tool, it does not say why or gives a reason that nobody knows.
 CAUSES = (
     "timeout",
     "connection",
@@ -19,7 +21,13 @@ CAUSES = (
     "malformed",
     "empty",
     "too_long",
+    "broken_off",
+    "filtered",
+    "tool_call",
+    "unknown_end",
 )
+# How a text ends that is an answer: by itself, or at max_tokens.
+ENDS = ("stop", "length")
 
 # Fields of the body that `extra` may not set: one answer, whole, to the request's own prompt.
 _OWN_FIELDS = ("model", "messages", "prompt", "n", "stream")

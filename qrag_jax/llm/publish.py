@@ -32,6 +32,7 @@ from safetensors.numpy import save_file
 from qrag_jax.errors import InputError
 from qrag_jax.leftovers import MEMORY, weights_folder
 from qrag_jax.llm.endpoint import Endpoint, Reply
+from qrag_jax.llm.listener import OwnServer
 
 VERSION = re.compile(r"[\w.-]+")
 # Where a model's head is its word vectors, vLLM's reload on CPU leaves the head, which it keeps
@@ -71,6 +72,7 @@ class Publisher:
         base: Path | None = None,
         folder: Path | None = None,
         timeout: float = 600.0,
+        own: OwnServer | None = None,
     ) -> None:
         """
         Args:
@@ -80,9 +82,11 @@ class Publisher:
             folder: where versions are written, a private one below it; None: in memory (/dev/shm),
                 or the usual temporary folder where there is no such thing.
             timeout: seconds for one step of the hand-over, waiting for running answers included.
+            own: the server, where it is one that we started (`Server`): it is followed, and nothing
+                is sent unless it is proven to be what listens.
         """
         self.current = Published(model, "")
-        self._endpoint, self._model, self._timeout = Endpoint(url, api_key), model, timeout
+        self._endpoint, self._model, self._timeout = Endpoint(url, api_key, own=own), model, timeout
         self._shapes = _shapes(base) if base else None
         if folder is None and MEMORY.is_dir() and os.access(MEMORY, os.W_OK):
             folder = MEMORY

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from qrag_jax.llm.outcomes import Answer, Failure, Outcome, Usage
+from qrag_jax.llm.outcomes import ENDS, Answer, Failure, Outcome, Usage
 
 _LONGEST_MESSAGE = 300
 
@@ -22,18 +22,23 @@ _TOO_LONG = re.compile(
 
 
 def read_reply(text: str, version: str) -> Outcome:
-    """The first choice of a chat or plain completion; "malformed" or "empty" if there is none."""
+    """The one choice of a chat or plain completion, or why it is no answer."""
     try:
         reply = json.loads(text)
     except (ValueError, RecursionError):
         return Failure("malformed", f"the reply is no JSON: {shorten(text)}")
     try:
-        choice = reply["choices"][0]
+        choices = reply["choices"]
+        if isinstance(choices, list) and len(choices) > 1:
+            return Failure("malformed", f"the reply has {len(choices)} choices instead of one")
+        choice = choices[0]
         content = choice["message"]["content"] if "message" in choice else choice["text"]
+        if failure := _ended_otherwise(choice.get("finish_reason")):
+            return failure
         answer = Answer(
             text=content or "",
             version=version,
-            finish_reason=choice.get("finish_reason") or "stop",
+            finish_reason=choice["finish_reason"],
             usage=_usage(reply.get("usage") or {}),
             token_ids=tuple(map(int, choice.get("token_ids") or ())),
             **_log_probs(choice.get("logprobs") or {}),
@@ -42,11 +47,23 @@ def read_reply(text: str, version: str) -> Outcome:
         return Failure("malformed", f"the reply is no completion: {shorten(text)}")
     if not isinstance(answer.text, str):
         return Failure("malformed", f"the reply's text is no string: {shorten(text)}")
-    if answer.finish_reason == "abort":
-        return Failure("server", "the server broke the answer off (finish_reason abort)")
     if not answer.text.strip():
         return Failure("empty", f"the answer is blank (finish_reason {answer.finish_reason})")
     return answer
+
+
+def _ended_otherwise(reason: Any) -> Failure | None:
+    """The failure that a text is which ended otherwise than an answer does."""
+    if reason in ENDS:
+        return None
+    told = f"finish_reason {shorten(str(reason))}"
+    if reason in ("abort", "error"):
+        return Failure("broken_off", f"the server broke the answer off ({told})")
+    if reason == "content_filter":
+        return Failure("filtered", f"the server's filter withheld the answer ({told})")
+    if reason in ("tool_calls", "function_call"):
+        return Failure("tool_call", f"the model called a tool, and none was offered ({told})")
+    return Failure("unknown_end", f"the server does not say that the answer is whole ({told})")
 
 
 def read_error(status: int, text: str) -> Failure:

@@ -60,7 +60,8 @@ def main() -> int:
     llm = CONFIG.value.llm
     if llm.url:
         raise InputError(f"--config.llm.url={llm.url} names a server that is there already.")
-    server = sidecar(llm.to_dict(), Path(), say=_say)
+    # Those who use it were given its port, and would go on asking there whoever took it.
+    server = sidecar(llm.to_dict(), Path(), may_move=False, say=_say)
     assert isinstance(server, Server)
     return serve(server)
 

@@ -1,7 +1,8 @@
 """The life of a vLLM server beside the trainer: started, waited for, restarted, stopped.
 
 It runs in an environment and processes of its own, below `watchdog`, which ends it when this
-process is gone; all talk goes over HTTP on 127.0.0.1.
+process is gone; all talk goes over HTTP on 127.0.0.1. Nothing is sent to a server, the API key
+least of all, before it is proven that what listens is the one started here (see `listener`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from pathlib import Path
 from types import TracebackType
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm import watchdog
+from qrag_jax.llm import listener, watchdog
 from qrag_jax.llm.endpoint import Endpoint
-from qrag_jax.llm.server_config import HOST, ServerConfig, interpreter
+from qrag_jax.llm.listener import HOST, NotOurs
+from qrag_jax.llm.server_config import ServerConfig, interpreter
 
 LOOK_EVERY = 0.2  # seconds
 LONGEST_BACKOFF = 60.0
@@ -34,12 +36,18 @@ class _NotReady(Exception):
     """Why a start did not lead to a server that answers."""
 
 
+class _PortLost(_NotReady):
+    """Another process has the port."""
+
+
 class Server:
     """A vLLM process and what keeps it there; started once, and once stopped not again.
 
     Entered, it is ready; left, none of its processes is. In between a thread restarts it when it
-    dies, with growing pauses, on the same port. After a restart it serves the weights it was first
-    started with: `on_up` is the place to hand over newer ones.
+    dies, with growing pauses. After a restart it serves the weights it was first started with:
+    `on_up` is the place to hand over newer ones. The port stays the same, unless another process
+    took it meanwhile and it was chosen freely: then `url` is another one. Who talks to the server
+    takes it as a `listener.OwnServer`, and so follows it, and never talks to anybody else.
 
     Attributes:
         name: of the model, as clients ask for it.
@@ -51,21 +59,27 @@ class Server:
         self,
         config: ServerConfig,
         say: Callable[[str], None] = print,
+        *,
         say_every: float = 10.0,
         on_down: Callable[[], None] | None = None,
         on_up: Callable[[], None] | None = None,
+        may_move: bool = True,
     ) -> None:
         """
         Args:
             say: takes lines about its progress. say_every: seconds between two while it starts.
             on_down, on_up: called in the watching thread when it has died, and when it answers
                 again, before `alive` says so.
+            may_move: to another port, where the present one was taken by another process while it
+                was down and the config names none; not for those who know it by its URL.
         """
         self.config, self.name = config, config.served_name
         self.restarts, self.failure = 0, ""
         self._say, self._say_every = say, say_every
         self._on_down, self._on_up = on_down, on_up
-        self._port = config.port
+        self._port, self._may_move = config.port, may_move and not config.port
+        self._told = True  # whether this system tells who listens
+        self._proof: tuple[int, Path] | None = None  # the socket found last, and where
         self._log = Path(config.log).expanduser().absolute()
         self._log_start = 0  # where in the log the present process began
         self._process: subprocess.Popen[bytes] | None = None
@@ -81,14 +95,48 @@ class Server:
         """Whether the server is up and ready; False while it starts anew."""
         return self._up.is_set()
 
+    def check(self) -> tuple[int, ...]:
+        """Proves that what listens at `url` is this server; see `listener.OwnServer`.
+
+        Raises:
+            NotOurs: nothing listens there, or another process does.
+        """
+        if not self._told:
+            return ()
+        process, place = self._process, f"port {self._port} on {HOST}"
+        found = listener.listeners(self._port)
+        if not found:
+            raise NotOurs(f"nothing listens on {place}")
+        inodes, proof = tuple(each.inode for each in found), self._proof
+        if proof and inodes == (proof[0],) and listener.still_held(*proof):
+            return inodes
+        pids = listener.family(process.pid) if process else []
+        links = [listener.held_by(inode, pids) for inode in inodes]
+        if not all(links):
+            who = listener.described(self._port) or "another process"
+            raise NotOurs(f"{who} listens on {place}, which is not the vLLM that was started")
+        if links[0] is not None:
+            self._proof = (inodes[0], links[0])
+        return inodes
+
     def start(self) -> Server:
         """Starts the server and waits until it answers.
 
         Raises:
             InputError: its environment, port or log cannot be used, it died at start, or it did not
-                answer within `start_timeout`. Nothing is left running.
+                answer within `start_timeout`; or there is an API key, and this system does not tell
+                who would get it. Nothing is left running.
         """
         interpreter(self.config.python)
+        self._told = listener.can_be_told()
+        if not self._told and self.config.api_key_env:
+            raise InputError(
+                "config.llm.api_key_env: this system does not tell which process listens on a port "
+                "(no /proc), so that the key might go to another server than ours; start "
+                "vLLM yourself and give its config.llm.url, or use no key."
+            )
+        if not self._told:
+            self._say("This system does not tell which process listens on vLLM's port (no /proc).")
         for tries_left in reversed(range(PORT_TRIES)):
             if self._stopping.is_set():
                 raise InputError("vLLM was told to stop before it had started.")
@@ -100,9 +148,10 @@ class Server:
             except _NotReady as error:
                 self._end()
                 # Between our look and its start another process may have taken a free port.
-                lost = any(PORT_LOST in line for line in self._tail(LAST_LINES))
+                lost = isinstance(error, _PortLost)
                 if self.config.port or not lost or not tries_left:
                     raise InputError(str(error)) from None
+                self._say(f"{error.args[0].partition(';')[0]}; another port is taken.")
             except BaseException:
                 self._end()
                 raise
@@ -156,11 +205,14 @@ class Server:
     def _await_ready(self) -> None:
         assert self._process is not None
         began = said = time.monotonic()
-        endpoint = Endpoint(self.url, self.config.api_key())
+        endpoint = Endpoint(self.url, self.config.api_key(), own=self)
         while not self._stopping.is_set():
             if _ended(self._process):
+                if any(PORT_LOST in line for line in self._tail(LAST_LINES)):
+                    raise self._port_lost(listener.described(self._port) or "another process")
                 raise _NotReady(f"vLLM died at start; {self._last_words()}")
-            # Not only alive but ours: the model's name is among those it serves.
+            self._check_no_other()
+            # Not only alive but as wanted: the model's name is among those it serves.
             if endpoint.get("/health").status == 200 and self.name in endpoint.model_names():
                 self._say(f"vLLM serves {self.name} at {self.url} ({_since(began)}).")
                 return
@@ -175,6 +227,25 @@ class Server:
                 self._say(f"vLLM is starting, {_since(began)}: {(self._tail(1) or ['…'])[0]}")
             self._stopping.wait(LOOK_EVERY)
         raise _NotReady("stopped while vLLM was starting")
+
+    def _check_no_other(self) -> None:
+        """While it starts nobody may listen on its port, or it alone.
+
+        Raises:
+            _PortLost: another process does.
+        """
+        if self._told and listener.listeners(self._port):
+            try:
+                self.check()
+            except NotOurs:
+                if who := listener.described(self._port):  # else it is gone again
+                    raise self._port_lost(who) from None
+
+    def _port_lost(self, who: str) -> _PortLost:
+        return _PortLost(
+            f"config.llm.server.port: {who} listens on {self._port} at {HOST}, where vLLM was to; "
+            f"give another port, or 0 for any that is free; {self._last_words()}"
+        )
 
     def _end(self) -> None:
         """Ends the present process and all that it made."""
@@ -250,6 +321,7 @@ class Server:
         """Starts it once more; returns why that failed, "" if it did not."""
         self.restarts += 1
         try:
+            self._take_port()
             self._launch()
             self._await_ready()
             if self._on_up:
@@ -259,6 +331,20 @@ class Server:
             return str(error).partition("\n")[0]
         self._up.set()
         return ""
+
+    def _take_port(self) -> None:
+        """The port of before; a free one where another process has it and we may move.
+
+        Raises:
+            InputError: another process has it, and we may not.
+        """
+        try:
+            _free_port(self._port)
+        except InputError as error:
+            if not self._may_move:
+                raise
+            self._port = _free_port(0)
+            self._say(f"{str(error).partition(';')[0]}; vLLM starts at {self.url} instead.")
 
     # ---------------------------------------------------------------- its log
 
@@ -296,9 +382,11 @@ def _free_port(port: int) -> int:
         try:
             probe.bind((HOST, port))
         except OSError as error:
+            who = listener.described(port)
+            reason = f"{who} listens there" if who else error.strerror
             raise InputError(
-                f"config.llm.server.port: {port} on {HOST} cannot be taken ({error.strerror}); "
-                "give another one, or 0 for any that is free."
+                f"config.llm.server.port: {port} on {HOST} cannot be taken ({reason}); give "
+                "another one, or 0 for any that is free."
             ) from None
         return int(probe.getsockname()[1])
 

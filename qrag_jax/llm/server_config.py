@@ -12,22 +12,12 @@ from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.api_key import check_variable, read_key
+from qrag_jax.llm.listener import HOST
+from qrag_jax.llm.server_arguments import check_arguments
 
-HOST = "127.0.0.1"  # never another: whoever reaches the port may use the server
 MODULE = "vllm.entrypoints.openai.api_server"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-# Arguments that other fields set, or that must not be there at all.
-OWN_ARGUMENTS = {
-    "--model": "model",
-    "--served-model-name": "name",
-    "--port": "port",
-    "--gpu-memory-utilization": "memory_share",
-    "--max-model-len": "max_model_len",
-    "--dtype": "dtype",
-    "--enable-lora": "lora_rank",
-    "--max-lora-rank": "lora_rank",
-}
 # Variables of this process that would lead the other interpreter to this environment's packages.
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 
@@ -52,7 +42,8 @@ class ServerConfig:
             development endpoints, with which anyone who reaches the port can stop the server or
             make it read files, and which no API key protects. So not on a machine shared with
             users who are not trusted.
-        arguments: more of vLLM's, one word each: ("--tensor-parallel-size", "2").
+        arguments: more of vLLM's, one word each: ("--tensor-parallel-size", "2"); those that
+            `server_arguments` knows to do no harm.
         log: file that its output is added to.
         api_key_env: environment variable with the API key that it shall ask for; "": no key.
         start_timeout: until it must answer. stop_grace: from SIGTERM to SIGKILL.
@@ -106,7 +97,7 @@ class ServerConfig:
                 raise InputError(f"{_field(name)} is {value}; use seconds above 0.")
         if not self.log:
             raise InputError(f"{_field('log')} is empty; give a file such as vllm.log.")
-        _check_arguments(self.arguments)
+        check_arguments(self.arguments, self.publish)
         check_variable(self.api_key_env, _field("api_key_env"))
 
     @classmethod
@@ -209,21 +200,3 @@ def _check_model(model: str) -> None:
             f"{_field('model')}: no folder {model}, and it is not a hub name of the form org/name "
             "either; give one of the two."
         )
-
-
-def _check_arguments(arguments: tuple[str, ...]) -> None:
-    for word in arguments:
-        if not isinstance(word, str):
-            raise InputError(f"{_field('arguments')}: {word!r} is no text; write it in quotes.")
-        flag = word.partition("=")[0].replace("_", "-")
-        if flag == "--api-key":
-            raise InputError(
-                f"{_field('arguments')} holds --api-key, where every user of the machine can read "
-                f"it; name its environment variable in {_field('api_key_env')}."
-            )
-        if flag in ("--host", "--uds"):
-            raise InputError(f"{_field('arguments')} holds {flag}; the server stays on {HOST}.")
-        if flag in OWN_ARGUMENTS:
-            raise InputError(
-                f"{_field('arguments')} holds {flag}; set {_field(OWN_ARGUMENTS[flag])} instead."
-            )

@@ -67,7 +67,12 @@ class Existing:
 
 
 def sidecar(
-    llm: Mapping[str, Any], folder: Path, api_key: str = "", **hooks: Callable[..., None] | None
+    llm: Mapping[str, Any],
+    folder: Path,
+    api_key: str = "",
+    *,
+    may_move: bool = True,
+    **hooks: Callable[..., None] | None,
 ) -> Server | Existing:
     """The server of `config.llm`, not yet started.
 
@@ -75,7 +80,7 @@ def sidecar(
         llm: the config's fields; of them `url`, `model`, `api_key_env` and `server` are read.
         folder: in which the log goes, unless its path is absolute.
         api_key: of a server that is there already.
-        hooks: `say`, `on_down` and `on_up` of `Server`.
+        may_move, hooks: as of `Server`; `say`, `on_down` and `on_up`.
 
     Raises:
         InputError: a field cannot be used.
@@ -92,4 +97,4 @@ def sidecar(
     )
     interpreter(config.python)
     config.api_key()
-    return Server(config, **hooks)  # type: ignore[arg-type]
+    return Server(config, may_move=may_move, **hooks)  # type: ignore[arg-type]

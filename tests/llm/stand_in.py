@@ -49,6 +49,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         self.end_headers()
         self.wfile.write(body if status == 200 else b"{}")
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        choice = {"message": {"content": "ours"}, "finish_reason": "stop"}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"choices": [choice]}).encode())
     def log_message(self, *args):
         pass
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import time
+from pathlib import Path
 
 import pytest
 
@@ -208,14 +209,45 @@ def test_a_prompt_that_is_no_text_fails_alone(make_client: MakeClient) -> None:
     assert texts(outcomes) == ["echo: a", "request", "echo: b"]
 
 
+@pytest.mark.parametrize("reason", ["abort", "error", None, "repetition"])
 def test_an_answer_that_was_broken_off_is_asked_again(
-    server: ModelServer, make_client: MakeClient
+    server: ModelServer, make_client: MakeClient, reason: str | None
 ) -> None:
-    server.script = lambda call: Reply(choice={} if call.nth else {"finish_reason": "abort"})
+    server.script = lambda call: Reply(choice={} if call.nth else {"finish_reason": reason})
     (answer,) = make_client().ask_blocking([chat("a")])
     assert isinstance(answer, Answer)
     assert answer.finish_reason == "stop"
     assert len(server.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause", "calls"),
+    [
+        ("abort", "broken_off", 4),
+        ("error", "broken_off", 4),
+        ("content_filter", "filtered", 1),
+        ("tool_calls", "tool_call", 1),
+        (None, "unknown_end", 2),
+    ],
+)
+def test_ends_that_are_none_of_an_answer(
+    server: ModelServer,
+    make_client: MakeClient,
+    tmp_path: Path,
+    reason: str | None,
+    cause: str,
+    calls: int,
+) -> None:
+    server.script = lambda call: Reply("Paris", choice={"finish_reason": reason})
+    settings = {"attempts": 4, "bad_answer_attempts": 2, "breaker_failures": 2}
+    client = make_client(cache=str(tmp_path / "answers.sqlite"), **settings)
+    failure = only(client.ask_blocking([chat("a")]))
+    assert (failure.cause, failure.attempts, len(server.calls)) == (cause, calls, calls)
+    counters = client.counters()
+    assert (counters.answers, counters.failures[cause]) == (0, 1)
+    assert server.probes == 0  # the server is not down
+    server.script = lambda call: Reply()
+    assert texts(client.ask_blocking([chat("a")])) == ["echo: a"]  # and nothing was kept
 
 
 def test_mistakes_in_the_program_raise(make_client: MakeClient) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime
 import email.utils
+import json
+import math
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,13 @@ from qrag_jax.llm.outcomes import (
 from qrag_jax.llm.replies import read_error, read_reply, retry_after, shorten
 
 MESSAGES = (("user", "a"),)
+WHOLE = {"text": "a", "finish_reason": "stop"}
+
+
+def whole(**fields: Any) -> str:
+    """A completion with `usage`, and with other fields in its choice."""
+    usage = fields.pop("usage", {})
+    return json.dumps({"choices": [WHOLE | fields], "usage": usage})
 
 
 def test_keys_tell_apart_whatever_changes_the_answer() -> None:
@@ -56,10 +66,12 @@ def test_a_failure_has_a_known_cause() -> None:
         '{"choices": {"0": 1}}',
         "null",
         "[" * 100_000,
-        '{"choices": [{"text": "a", "logprobs": 3}]}',
-        '{"choices": [{"text": "a", "token_ids": [Infinity]}]}',
-        '{"choices": [{"text": "a"}], "usage": {"prompt_tokens": "many"}}',
-        '{"choices": [{"text": "a", "logprobs": {"token_logprobs": [1]}}]}',
+        whole(logprobs=3),
+        whole(logprobs={"token_logprobs": [1]}),
+        whole(token_ids=[math.inf]),
+        whole(usage={"prompt_tokens": "many"}),
+        json.dumps({"choices": [WHOLE, WHOLE]}),
+        json.dumps({"choices": [WHOLE] * 5000}),
     ],
 )
 def test_whatever_comes_is_a_value(text: str) -> None:
@@ -70,7 +82,50 @@ def test_whatever_comes_is_a_value(text: str) -> None:
 
 
 def test_a_reply_with_the_least_is_an_answer() -> None:
-    assert read_reply('{"choices": [{"text": "a"}]}', "3") == Answer("a", "3")
+    assert read_reply(json.dumps({"choices": [WHOLE]}), "3") == Answer("a", "3")
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_ends_of_an_answer(reason: str) -> None:
+    text = json.dumps({"choices": [{"text": "a", "finish_reason": reason}]})
+    assert read_reply(text, "") == Answer("a", finish_reason=reason)
+
+
+OTHER_ENDS = [
+    ("abort", "broken_off"),
+    ("error", "broken_off"),
+    ("content_filter", "filtered"),
+    ("tool_calls", "tool_call"),
+    ("function_call", "tool_call"),
+    (None, "unknown_end"),
+    ("", "unknown_end"),
+    ("eos_token", "unknown_end"),
+    ("STOP", "unknown_end"),
+    (["stop"], "unknown_end"),
+    ({"stop": 1}, "unknown_end"),
+    ("x" * 10_000, "unknown_end"),
+]
+
+
+@pytest.mark.parametrize(("reason", "cause"), OTHER_ENDS)
+@pytest.mark.parametrize("kind", ["chat", "plain"])
+def test_a_text_that_ended_otherwise_is_no_answer(reason: object, cause: str, kind: str) -> None:
+    said = {"text": "Paris"} if kind == "plain" else {"message": {"content": "Paris"}}
+    outcome = read_reply(json.dumps({"choices": [{**said, "finish_reason": reason}]}), "")
+    assert isinstance(outcome, Failure)
+    assert outcome.cause == cause
+    assert "finish_reason" in outcome.message
+    assert len(outcome.message) < 400
+    # Nor is one that has no text besides: the cause is what the server said.
+    empty = read_reply(json.dumps({"choices": [{"text": None, "finish_reason": reason}]}), "")
+    assert isinstance(empty, Failure)
+    assert empty.cause == cause
+
+
+def test_a_reply_that_says_nothing_of_its_end() -> None:
+    outcome = read_reply('{"choices": [{"text": "Paris"}]}', "")
+    assert isinstance(outcome, Failure)
+    assert outcome.cause == "unknown_end"
 
 
 @pytest.mark.parametrize("text", ["", "<h1>Bad gateway</h1>", "[]", '{"error": {}}', '"x"', "3"])
