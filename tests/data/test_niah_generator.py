@@ -8,7 +8,7 @@ import time
 import pytest
 
 from qrag_jax.data.niah_generator import FILLER, PRESETS, NiahConfig, documents
-from qrag_jax.data.noise import noise
+from qrag_jax.data.noise import SHARED, NoiseConfig, noise
 from qrag_jax.errors import InputError
 from tests.data.real_data import real
 
@@ -56,7 +56,7 @@ def test_haystacks() -> None:
     repeated = documents(config("single_1"), "train")[0]
     hay = [text for text in repeated.chunks if not NEEDLE.fullmatch(text)]
     assert hay == (list(FILLER) * 6)[:29]
-    pool = set(noise("", "train", 26, 1, 0).sentences)
+    pool = set(noise(NoiseConfig(), "train", 26).sentences)
     essay = documents(config("multivalue"), "train")[0]
     assert sum(text in pool for text in essay.chunks) == 26
 
@@ -109,11 +109,11 @@ def test_bad_settings(tmp_path) -> None:
         documents(config("multivalue", keys=3), "train", 11)
     (tmp_path / "a.txt").write_text("One here. Two here. Three here.")
     with pytest.raises(InputError, match=r"gives 3 sentences .* config.data.niah.noise_repeats"):
-        documents(config("single_2", noise=str(tmp_path)), "train")
+        documents(config("single_2", noise=str(tmp_path), noise_dev=SHARED), "train")
 
 
 def test_ten_million_tokens_in_a_moment() -> None:
-    settings = NiahConfig(noise=str(real("gutenberg")), noise_repeats=6)
+    settings = NiahConfig(noise=str(real("gutenberg")), noise_repeats=10)
     made = documents(settings, "dev", 400_000)
     started = time.perf_counter()
     sample = made[0]
