@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,10 @@ class Shelf:
 
     def __len__(self) -> int:
         return int(self.starts[-1])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the books' limits alone: a worker finds the runs again."""
+        return Shelf, (self.starts,)
 
     def draw(self, rng: np.random.Generator, count: int, repeats: int = 1) -> np.ndarray:
         """Places of the background of one document, in the order drawn.

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.data.babi import read_stories, story_file
-from qrag_jax.data.babilong import BabilongConfig, documents, read_documents, stories
+from qrag_jax.data.babilong import SPLITS, BabilongConfig, documents, read_documents, stories
+from qrag_jax.data.lazy_samples import drawn
 from qrag_jax.data.noise import SHARED, NoiseConfig, noise
 from qrag_jax.errors import InputError
 from tests.data.real_data import real
@@ -166,3 +167,46 @@ def test_ten_million_tokens_in_a_moment() -> None:
     assert time.perf_counter() - started < 1
     assert len(sample.chunks) == 400_000
     assert len({id(text) for text in sample.chunks}) < 70_000  # references to the pool's texts
+
+
+@pytest.mark.parametrize("books", [False, True])
+def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training(
+    tmp_path: Path, books: bool
+) -> None:
+    fields = {}
+    if books:
+        for name in "abcdef":
+            own = " ".join(f"Sentence {i} of {name} is here." for i in range(300))
+            (tmp_path / f"{name}.txt").write_text(f"{own} Yes. It rained. {own}")
+        fields = {"noise": str(tmp_path)}
+    settings = config(chunks=20, train=60, **fields)
+    seen = {text for s in documents(settings, "train") for text in s.chunks}
+    pool = set(noise(settings.background, "train", 20).sentences)
+    facts = {fact for split in SPLITS for s in stories(settings, split).items for fact in s.facts}
+    assert seen - facts <= pool
+    for length in (20, 500):
+        for sample in documents(settings, "dev", length):
+            assert not (set(sample.chunks) - facts) & pool
+
+
+def test_an_epoch_draws_other_noise_and_places_for_the_same_story() -> None:
+    settings = config(task="qa2", chunks=40)
+    train, dev = documents(settings, "train"), documents(settings, "dev")
+    again = documents(settings, "train")
+    for number in range(20):
+        epochs = [drawn(train, number, epoch) for epoch in range(3)]
+        assert epochs[0] == train[number]
+        told = stories(settings, "train").items[number].facts
+        for epoch, sample in enumerate(epochs):
+            assert drawn(again, number, epoch) == sample
+            assert [text for text in sample.chunks if text in told] == list(told)
+            assert sample.support == tuple(sorted(sample.support))
+        assert len({(s.id, s.question, s.answers) for s in epochs}) == 1
+        assert len({tuple(s.chunks[i] for i in s.support) for s in epochs}) == 1
+        noises = [set(s.chunks) - set(told) for s in epochs]
+        assert noises[0] != noises[1] != noises[2] != noises[0]
+        places = {tuple(i for i, text in enumerate(s.chunks) if text in told) for s in epochs}
+        assert len(places) == 3
+    assert drawn(dev, 3, 1) == dev[3]  # what is scored stays
+    once = documents(dataclasses.replace(settings, redraw=False), "train")
+    assert drawn(once, 3, 1) == once[3]
