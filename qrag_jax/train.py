@@ -77,6 +77,7 @@ def _train_alone(config: ml_collections.ConfigDict, workdir: Path, started: floa
     if config_path.exists():
         saved = saved_config.load_config(config_path)
         settle_as(config, saved)
+        saved_config.draw_as(config, saved)
         saved_config.check_same_config(saved, config)
     else:
         saved_config.refuse_lost_config(workdir)
@@ -225,7 +226,7 @@ def load_inputs(
         check(samples)
     encoder = experiment.prepare_encoder(config, workdir, train_samples.all)
     stores = {
-        name: experiment.tokenise_samples(config, encoder.tokenizer, samples)
+        name: experiment.tokenise_training(config, encoder.tokenizer, samples)
         for name, samples in train_samples.by_source.items()
     }
     for name, store in stores.items():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qrag_jax.data import fields
-from qrag_jax.data.noise import sentences_of
+from qrag_jax.data.books import sentences_of
 from qrag_jax.data.sample import BadRecord, Sample
 
 NAME = "niah"
