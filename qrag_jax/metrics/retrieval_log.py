@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from qrag_jax import bounded_files
 from qrag_jax.errors import InputError
 
 
@@ -105,7 +106,7 @@ def read_partial(path: Path) -> list[Row]:
     rows: list[Row] = []
     with path.open("rb+") as file:
         whole = 0
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(bounded_files.lines(file, path, _BEGIN_ANEW), start=1):
             if not line.endswith(b"\n"):
                 break
             rows.append(_decode(line, f"{path}, line {number}", _BEGIN_ANEW))
@@ -129,7 +130,7 @@ def read(path: Path) -> list[Row]:
     rows: list[Row] = []
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(bounded_files.lines(file, path, _WRITE_ANEW), start=1):
                 place = f"{path}, line {number}"
                 try:
                     row = _decode(line, place, _WRITE_ANEW)
@@ -247,7 +248,7 @@ def _decode_meta(side: Path, fix: str) -> dict[str, Any]:
 def _decode(line: bytes, place: str, fix: str) -> Row:
     try:
         record = json.loads(line, parse_constant=_no_constant)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{place}: is not valid JSON; {fix}") from error
     if not isinstance(record, dict):
         raise InputError(f"{place}: is not a JSON object; {fix}")
