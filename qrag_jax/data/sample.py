@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,32 +24,6 @@ class Sample:
     support: tuple[int, ...]
     answers: tuple[str, ...]
     source: str
-
-
-def without_surrogates(sample: Sample) -> Sample:
-    """The sample with U+FFFD for halves of surrogate pairs; the same object if it has none.
-
-    JSON can hold them ("\\ud800", for one of a text that was cut between them), but they are no
-    characters: no tokenizer, file or terminal takes them.
-    """
-    texts = (sample.id, sample.question, *sample.chunks, *sample.answers)
-    try:
-        for text in texts:
-            text.encode()
-    except UnicodeEncodeError:
-        question, *chunks = (_mended(text) for text in (sample.question, *sample.chunks))
-        return dataclasses.replace(
-            sample,
-            id=_mended(sample.id),
-            question=question,
-            chunks=tuple(chunks),
-            answers=tuple(map(_mended, sample.answers)),
-        )
-    return sample
-
-
-def _mended(text: str) -> str:
-    return _SURROGATES.sub("\ufffd", text)
 
 
 class BadRecord(ValueError):

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 from qrag_jax.data import hotpotqa, musique, niah, two_wiki
 from qrag_jax.data.hub import load_hub
 from qrag_jax.data.records import find_split, read_records, split_files
-from qrag_jax.data.sample import BadRecord, Sample, without_surrogates
+from qrag_jax.data.sample import BadRecord, Sample
 from qrag_jax.errors import InputError
 
 Split = Literal["train", "dev"]
@@ -61,7 +61,6 @@ class ReadReport:
         kept: samples made; `read` is `kept` plus all of `skipped`.
         skipped: reason -> number of records.
         first: reason -> where the first such record stands, e.g. "train.jsonl:17".
-        mended: samples kept whose text had characters that are none (see `without_surrogates`).
     """
 
     source: str
@@ -70,7 +69,6 @@ class ReadReport:
     kept: int = 0
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
     first: dict[str, str] = dataclasses.field(default_factory=dict)
-    mended: int = 0
 
     def skip(self, reason: str, where: str) -> None:
         """Counts one record as skipped."""
@@ -87,8 +85,6 @@ class ReadReport:
             file if file.startswith("hub:") else Path(file).name for file in self.files
         )
         line = f"{self.source}: kept {self.kept} of {self.read} records of {names}"
-        if self.mended:
-            line += f", {self.mended} of them with broken characters, now U+FFFD"
         return f"{line} (skipped: {self.losses()})" if self.skipped else line
 
 
@@ -128,15 +124,13 @@ def load_samples(
     for where, record in records:
         report.read += 1
         try:
-            parsed = module.parse(record)
-            sample = without_surrogates(parsed)
+            sample = module.parse(record)
             if sample.id in seen:
                 raise BadRecord("duplicate id")
         except BadRecord as bad:
             report.skip(str(bad), where)
             continue
         seen.add(sample.id)
-        report.mended += sample is not parsed
         samples.append(sample)
         if len(samples) == limit:
             break

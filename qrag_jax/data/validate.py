@@ -38,8 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for file in report.files:
         print(f"file     {file}")
     print(f"records  {report.read} read, {report.kept} kept, {report.read - report.kept} skipped")
-    if report.mended:
-        print(f"mended   {report.mended} with broken characters, which become U+FFFD")
     for reason, count in report.skipped.items():
         print(f"skipped  {count} {reason}, the first at {report.first[reason]}")
     print(_spread("chunks per question", [len(sample.chunks) for sample in samples]))

@@ -248,6 +248,10 @@ def _decode_meta(side: Path, fix: str) -> dict[str, Any]:
 def _decode(line: bytes, place: str, fix: str) -> Row:
     try:
         record = json.loads(line, parse_constant=_no_constant)
+        if b"\\u" in line:  # JSON can hold half a surrogate pair, no file or tokenizer takes it
+            json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{place}: a text is not valid Unicode; {fix}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{place}: is not valid JSON; {fix}") from error
     if not isinstance(record, dict):

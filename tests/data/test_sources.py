@@ -186,24 +186,3 @@ def test_no_weight_at_all() -> None:
 def test_workers_import_no_jax() -> None:
     code = "import sys, qrag_jax.data.sources; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
-
-def test_broken_characters_are_replaced_and_counted(tmp_path: Path) -> None:
-    """Half a surrogate pair, which JSON can hold, is no character: tokenizers fail at it."""
-    make, broken = SOURCES["hotpotqa"].to_record, "\\ud800"
-    text = json.dumps(make("id0", "Who?", "Ann", [("T", ["A.", "B."])], [0]))
-    for word in ("id0", "Who?", "Ann", "A."):
-        text = text.replace(word, word + broken)
-    whole = json.dumps(make("id1", "Why?", "Ann", [("T", ["😀."])], [0]))
-    path = tmp_path / "train.jsonl"
-    path.write_text(text + "\n" + whole + "\n")
-    (first, second), report = load_samples("hotpotqa", str(path), "train")
-    assert (first.id, first.question, first.answers) == ("id0\ufffd", "Who?\ufffd", ("Ann\ufffd",))
-    assert "A.\ufffd" in first.chunks[0]
-    assert "😀" in second.chunks[0]
-    assert report.mended == 1
-    assert "kept 2 of 2 records of train.jsonl, 1 of them with broken characters" in (
-        report.summary()
-    )
-    for sample in (first, second):
-        "".join((sample.id, sample.question, *sample.chunks, *sample.answers)).encode()
