@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import io
 import json
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
+from qrag_jax import bounded_files
 from qrag_jax.errors import InputError
 
 SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
@@ -21,11 +21,12 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     A `.jsonl` file holds one object a line and is read line by line, so that it need not fit in
     memory. A `.json` file holds one list of objects, an object with that list under "data", or
-    JSON lines after all; it is read whole. The number in `where` counts lines, in a list records.
+    JSON lines after all; it is read whole. Both within the limits of `bounded_files`. The number
+    in `where` counts lines, in a list records.
 
     Raises:
-        InputError: the file is missing, empty, cut short, not gzip, not UTF-8, not JSON, or holds
-            something that is not an object.
+        InputError: the file is missing, empty, cut short, not gzip, not UTF-8, not JSON, has a
+            line that is far too long, or holds something that is not an object.
     """
     if not path.exists():
         raise InputError(f"{path} does not exist; give the path of a data file or folder")
@@ -34,7 +35,8 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     lines = path.name.removesuffix(".gz").endswith(".jsonl")
     count = 0
     try:
-        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
+        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as opened:
+            file = cast(BinaryIO, opened)
             for where, record in _lines(path, file) if lines else _document(path, file):
                 yield where, record
                 count += 1
@@ -97,16 +99,17 @@ def _stem_files(folder: Path, stem: str) -> list[Path]:
     return [file for suffix in SUFFIXES if (file := folder / (stem + suffix)).is_file()]
 
 
-def _lines(path: Path, file: io.BufferedIOBase) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in enumerate(file, 1):
+def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]:
+    fix = "write one record a line"
+    for number, line in enumerate(bounded_files.lines(file, path, fix), 1):
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
         if line.strip():
             yield f"{path.name}:{number}", _object(path, number, _loads(path, number, line))
 
 
-def _document(path: Path, file: io.BufferedIOBase) -> Iterator[tuple[str, dict[str, Any]]]:
-    data = file.read().removeprefix(codecs.BOM_UTF8)
+def _document(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]:
+    data = bounded_files.whole(file, path).removeprefix(codecs.BOM_UTF8)
     if _is_record(data.lstrip().partition(b"\n")[0]):
         file.seek(0)
         yield from _lines(path, file)

@@ -6,7 +6,9 @@ import codecs
 import gzip
 import zlib
 from pathlib import Path
+from typing import BinaryIO, cast
 
+from qrag_jax import bounded_files
 from qrag_jax.errors import InputError
 
 SUFFIXES = (".txt", ".txt.gz")
@@ -17,11 +19,11 @@ def read_text(path: Path) -> str:
 
     Raises:
         InputError: the file cannot be opened, is cut short, is not gzip though its name says so,
-            or is not UTF-8.
+            is not UTF-8, or is too large to be read whole (see `bounded_files`).
     """
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
-            data = file.read()
+            data = bounded_files.whole(cast(BinaryIO, file), path)
     except EOFError:
         raise InputError(f"{path} is truncated gzip; download it again.") from None
     except (gzip.BadGzipFile, zlib.error) as error:

@@ -54,7 +54,10 @@ class TextTokenizer:
         from transformers import AutoTokenizer  # slow to import: only when a folder is read
 
         try:
-            auto = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            # By default transformers asks on the terminal whether to run the folder's own code.
+            auto = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = str(error).strip().split("\n")[0]
             raise InputError(f"{folder}: the tokenizer cannot be read ({reason}).") from None

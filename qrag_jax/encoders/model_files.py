@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from qrag_jax.encoders.folder_files import (
+    VOCABULARY_FILES,
+    copy_files,
+    inside,
+    is_plain,
+    kept_files,
+    read_json,
+    shown,
+)
 from qrag_jax.encoders.shard_files import (
     INDEX_FILE,
     MAX_SHARD_BYTES,
@@ -36,27 +44,6 @@ WEIGHT_FILES = (
     INDEX_FILE,
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
-)
-VOCABULARY_FILES = (  # one of them makes a tokenizer
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "tokenizer.model",
-)
-TOKENIZER_FILES = (
-    *VOCABULARY_FILES,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "merges.txt",
-    "chat_template.jinja",
-)
-SENTENCE_TRANSFORMERS_FILES = (
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
 )
 
 
@@ -110,9 +97,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Parses the folder's `config.json`.
 
     Raises:
-        InputError: the file is missing, no JSON, or no JSON object.
+        InputError: the file is missing, a link out of the folder, no JSON, or no JSON object.
     """
-    return read_json(folder / "config.json")
+    return read_json(inside(folder, "config.json"))
 
 
 def open_tensors(folder: Path) -> dict[str, Tensor]:
@@ -122,11 +109,12 @@ def open_tensors(folder: Path) -> dict[str, Tensor]:
     of safetensors files stay there, those of PyTorch's are read.
 
     Raises:
-        InputError: there are no weights, a shard or tensor of the index is missing, or a file is
-            broken or refused (see `read_torch_file`).
+        InputError: there are no weights, a shard or tensor of the index is missing, the index
+            names a file elsewhere, or a file is broken, a link out of the folder or refused (see
+            `read_torch_file`).
     """
     for name in WEIGHT_FILES:
-        path = folder / name
+        path = inside(folder, name)
         if path.exists():
             return _open_shards(path) if name.endswith(".index.json") else _open_weights(path)
     raise InputError(f"{folder}: no weights found; looked for {', '.join(WEIGHT_FILES)}.")
@@ -150,40 +138,23 @@ def write_folder(
     Args:
         sizes, arrays, max_shard_bytes: see `write_shards`.
         tokenizer_files_from: folder whose tokenizer files, and sentence-transformers files if it
-            has them, are copied.
+            has them, are copied (see `kept_files`), nothing else.
         out: folder to write, made if need be; files of the same names are replaced.
 
     Raises:
-        InputError: there is no tokenizer in `tokenizer_files_from`, or `out` is a file.
+        InputError: there is no tokenizer in `tokenizer_files_from`, it names or links to files
+            elsewhere, or `out` is a file.
     """
-    files = [tokenizer_files_from / n for n in (*TOKENIZER_FILES, *SENTENCE_TRANSFORMERS_FILES)]
-    files += _module_files(tokenizer_files_from)
-    files = [file for file in files if file.is_file()]
+    files = kept_files(tokenizer_files_from)
     if not any(file.name in VOCABULARY_FILES for file in files):
         raise InputError(f"{tokenizer_files_from}: has none of {', '.join(VOCABULARY_FILES)}.")
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file; give a folder to write.")
     out.mkdir(parents=True, exist_ok=True)
     write_shards(out, sizes, arrays, max_shard_bytes)
-    write_whole(out / "config.json", json.dumps(config, indent=2) + "\n")
-    for file in files:
-        target = out / file.relative_to(tokenizer_files_from)
-        target.parent.mkdir(exist_ok=True)
-        if not (target.exists() and target.samefile(file)):
-            shutil.copyfile(file, target)
-
-
-def _module_files(folder: Path) -> list[Path]:
-    """Files of the sentence-transformers modules that `modules.json` names, such as 1_Pooling."""
-    modules = folder / "modules.json"
-    if not modules.is_file():
-        return []
-    try:
-        names = [entry["path"] for entry in json.loads(modules.read_text(encoding="utf-8"))]
-    except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{modules}: not a list of objects with a path ({error}).") from error
-    plain = [name for name in names if name and Path(name).name == name]
-    return [file for name in plain for file in sorted((folder / name).glob("*"))]
+    write_whole(out / "config.json", json.dumps(config, indent=2) + "
+")
+    copy_files(files, tokenizer_files_from, out)
 
 
 def _open_weights(path: Path) -> dict[str, Tensor]:
@@ -199,11 +170,15 @@ def _open_shards(index: Path) -> dict[str, Tensor]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{index}: the field weight_map, tensor name to file name, is missing.")
-    shards = sorted({str(name) for name in weight_map.values()})
-    for shard in shards:
-        if (index.parent / shard).name != shard:
-            raise InputError(f"{index}: the shard {shard!r} is not a plain file name.")
-    missing = [shard for shard in shards if not (index.parent / shard).is_file()]
+    suffix = index.name.removesuffix(".index.json").rpartition(".")[2]
+    for tensor, shard in weight_map.items():
+        if not is_plain(shard) or not shard.endswith(f".{suffix}"):
+            raise InputError(
+                f"{index}: the shard {shown(shard)} in weight_map (of {shown(tensor)}) is not a "
+                f"plain file name that ends in .{suffix}; download the model again."
+            )
+    shards = sorted(set(weight_map.values()))
+    missing = [shard for shard in shards if not inside(index.parent, shard).is_file()]
     if missing:
         them = f"shard {missing[0]} is" if len(missing) == 1 else f"shards {', '.join(missing)} are"
         raise InputError(f"{index}: the {them} missing from the folder; download the model again.")
@@ -216,21 +191,3 @@ def _open_shards(index: Path) -> dict[str, Tensor]:
             raise InputError(f"{path}: lacks the tensors {', '.join(absent)} of {index.name}.")
         tensors |= found
     return tensors
-
-
-def read_json(path: Path, kind: type = dict) -> Any:
-    """Parses a file that holds an object (or, with `kind` list, an array).
-
-    Raises:
-        InputError: the file is missing, no JSON, or holds something else.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: missing; give the folder of a Hugging Face model.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not readable as JSON ({error}).") from error
-    if not isinstance(value, kind):
-        wanted = "an object" if kind is dict else "an array"
-        raise InputError(f"{path}: holds a {type(value).__name__} where {wanted} is expected.")
-    return value

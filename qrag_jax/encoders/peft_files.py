@@ -18,8 +18,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.numpy import save_file
 
 from qrag_jax.encoders.adapters import ALL_LINEAR, LoraConfig, kernel_shapes, target_modules
+from qrag_jax.encoders.folder_files import inside, read_json
 from qrag_jax.encoders.linear import LORA_A, LORA_B
-from qrag_jax.encoders.model_files import read_json, read_safetensors
+from qrag_jax.encoders.model_files import read_safetensors
 from qrag_jax.encoders.trunk import Params, Trunk
 from qrag_jax.encoders.weights import LeafPath, NameTable
 from qrag_jax.errors import InputError
@@ -67,12 +68,12 @@ def read_adapters(folder: Path, table: NameTable, module: Trunk) -> tuple[LoraCo
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; give one that PEFT's save_pretrained wrote.")
-    if not (folder / CONFIG_NAME).is_file():
+    config_path, path = inside(folder, CONFIG_NAME), inside(folder, WEIGHTS_NAME)
+    if not config_path.is_file():
         raise InputError(
-            f"{folder / CONFIG_NAME}: missing; give a folder that PEFT's save_pretrained wrote."
+            f"{config_path}: missing; give a folder that PEFT's save_pretrained wrote."
         )
-    config = _read_config(folder / CONFIG_NAME, table.model_type)
-    path = folder / WEIGHTS_NAME
+    config = _read_config(config_path, table.model_type)
     if not path.is_file():
         raise InputError(f"{path}: missing; save the adapters as safetensors, PEFT's default.")
     tensors = {name.removeprefix(PREFIX): array for name, array in read_safetensors(path).items()}

@@ -14,6 +14,7 @@ from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.encoders import bert_weights, qwen3_weights
 from qrag_jax.encoders.adapters import LoraConfig, new_adapters
 from qrag_jax.encoders.bert import Bert, BertConfig
+from qrag_jax.encoders.folder_files import check_tokenizer_links
 from qrag_jax.encoders.model_files import open_tensors, read_config
 from qrag_jax.encoders.peft_files import read_adapters, write_adapters
 from qrag_jax.encoders.precision import precision
@@ -177,6 +178,7 @@ def load_encoder(
         )
     trunk = family.trunk(config, computed_in, remat)
     params = stored_params(family.table, trunk, open_tensors(folder), str(folder))
+    check_tokenizer_links(folder)
     tokenizer = TextTokenizer.load(folder, opens_rows=family.opens_rows)
     if tokenizer.vocab_size > config.vocab_size:
         raise InputError(

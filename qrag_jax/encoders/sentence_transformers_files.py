@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from qrag_jax.encoders.model_files import read_json, read_safetensors
+from qrag_jax.encoders.folder_files import MODULES, inside, read_json, read_modules
+from qrag_jax.encoders.model_files import read_safetensors
 from qrag_jax.encoders.text_encoder import CLS, LAST, MEAN
 from qrag_jax.errors import InputError
 from qrag_jax.files import write_whole
 
-MODULES = "modules.json"
 TRANSFORMER_CONFIG = "sentence_bert_config.json"
 MODEL_CONFIG = "config_sentence_transformers.json"
 POOLING_NAMES = {MEAN: "mean", LAST: "lasttoken", CLS: "cls"}  # ours → theirs
@@ -54,22 +54,26 @@ def read_published(folder: Path) -> Published | None:
     Raises:
         InputError: a file is broken, or a module or a pooling is not one this package computes.
     """
-    if not (folder / MODULES).is_file():
+    entries = read_modules(folder)
+    if not entries:
         return None
-    modules: dict[str, str] = {}
-    for entry in read_json(folder / MODULES, list):
-        if not isinstance(entry, dict) or not {"type", "path"} <= entry.keys():
-            raise InputError(f"{folder / MODULES}: not a list of objects with type and path.")
-        modules[str(entry["type"]).rpartition(".")[2]] = str(entry["path"])
+    modules = {entry.kind: entry.folder for entry in entries}
     unknown = modules.keys() - {"Transformer", POOLING, NORMALIZE, DENSE}
     if unknown:
         raise _not_computed(folder / MODULES, f"the module {', '.join(sorted(unknown))}")
+    if len(modules) < len(entries):
+        raise _not_computed(folder / MODULES, "a module that is there twice")
+    for kind in (POOLING, DENSE):  # they read files that the root has for the model itself
+        if modules.get(kind) == "":
+            raise InputError(f"{folder / MODULES}: the module {kind} has no folder of its own.")
     scale = None
     if DENSE in modules:
         if [*modules][-1] != DENSE:
             raise _not_computed(folder / MODULES, "the module Dense before the last")
-        scale = _factor(folder / modules[DENSE])
-    pooling = _pooling(folder / modules[POOLING] / "config.json") if POOLING in modules else None
+        scale = _factor(folder, modules[DENSE])
+    pooling = None
+    if POOLING in modules:
+        pooling = _pooling(inside(folder, modules[POOLING], "config.json"))
     return Published(pooling, NORMALIZE in modules, scale)
 
 
@@ -79,7 +83,7 @@ def prompts(folder: Path) -> dict[str, str]:
     Raises:
         InputError: the file that names them is broken.
     """
-    path = folder / MODEL_CONFIG
+    path = inside(folder, MODEL_CONFIG)
     found = read_json(path).get("prompts") if path.is_file() else None
     return {str(name): str(text) for name, text in (found or {}).items() if text}
 
@@ -97,10 +101,11 @@ def _pooling(where: Path) -> str:
     return ours[modes[0]]
 
 
-def _factor(module: Path) -> float:
+def _factor(folder: Path, name: str) -> float:
     """s of a Dense layer that computes s·x."""
-    config = read_json(module / "config.json")
-    tensors = read_safetensors(module / "model.safetensors")
+    module = folder / name
+    config = read_json(inside(folder, name, "config.json"))
+    tensors = read_safetensors(inside(folder, name, "model.safetensors"))
     weight = np.asarray(tensors.get("linear.weight", np.zeros((1, 1))), np.float32)
     factor = float(weight[0, 0])
     plain = str(config.get("activation_function")).endswith(".Identity") and len(tensors) == 1

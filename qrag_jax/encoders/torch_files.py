@@ -1,8 +1,9 @@
 """Reads the tensors of a `pytorch_model.bin` without torch and without running what it holds.
 
 Such a file is a pickle, and a pickle is a program. Three walls stand before it: only the pickle
-operations a state dict needs are let through, only the names in `_Reader.find_class` resolve, and
-what they resolve to are the inert classes of this module. Bytes become arrays after the pickle.
+operations a state dict needs are let through, within limits (`pickle_scan`), only the names in
+`_Reader.find_class` resolve, and what they resolve to are the inert classes of this module. Bytes
+become arrays after the pickle, and never more of them than the file has.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import dataclasses
 import io
 import math
 import pickle
-import pickletools
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 
+from qrag_jax.encoders.pickle_scan import MAX_BYTES, scan
 from qrag_jax.errors import InputError
 
 DTYPES: dict[str, np.dtype] = {
@@ -39,17 +40,8 @@ WRAPPERS = ("state_dict", "model")
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
 
-# What `torch.save` writes with pickle protocols 2 to 4. Left out on purpose: INST, OBJ, NEWOBJ
-# (other ways to call), EXT (names from a registry), BYTEARRAY8 (allocates before it reads).
-# fmt: off
-ALLOWED_OPERATIONS = frozenset({
-    "PROTO", "FRAME", "STOP", "MARK", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "BINPERSID",
-    "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT",
-    "BINUNICODE", "SHORT_BINUNICODE", "BINSTRING", "SHORT_BINSTRING", "EMPTY_DICT", "EMPTY_LIST",
-    "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "APPEND", "APPENDS", "SETITEM",
-    "SETITEMS", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "MEMOIZE",
-})
-# fmt: on
+MOST_COPIES = 4  # bytes that tensors need beyond their storages, in sizes of the file
+MAX_REASON = 200  # characters of a foreign error in a message
 
 
 def read_torch_file(path: str | Path) -> dict[str, np.ndarray]:
@@ -77,15 +69,15 @@ def read_torch_file(path: str | Path) -> dict[str, np.ndarray]:
             found = next(wrapped, found)
             tensors = {n: t for n, t in found.items() if isinstance(t, _Tensor)}
             if tensors:
+                _check_copies(tensors, path)
                 return {str(n): _array(str(n), t, storages, path) for n, t in tensors.items()}
     except InputError:
         raise
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}).") from error
     except Exception as error:  # a broken pickle may fail with nearly any exception
-        raise InputError(
-            f"{path}: truncated or corrupt ({type(error).__name__}: {error}); download it again."
-        ) from error
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0][:MAX_REASON]
+        raise InputError(f"{path}: truncated or corrupt ({reason}); download it again.") from error
     raise InputError(f"{path}: holds no tensors by name (a state dict); save model.state_dict().")
 
 
@@ -118,7 +110,17 @@ class _Tensor(_Inert):
 
 
 class _Mapping(dict):
-    """Stands for `OrderedDict`; the attributes a pickle hangs on one (`_metadata`) are dropped."""
+    """Stands for `OrderedDict`; the attributes a pickle hangs on one (`_metadata`) are dropped.
+
+    Python 2 wrote the items as an argument.
+    """
+
+    def __init__(self, items: Any = ()) -> None:
+        super().__init__()
+        for key, value in items:
+            if not isinstance(key, str | int):
+                raise pickle.UnpicklingError("a dictionary whose keys are not plain")
+            self[key] = value
 
     def __setstate__(self, state: object) -> None:
         del state
@@ -151,7 +153,8 @@ def _tensor_v2(
         raise pickle.UnpicklingError("a tensor whose size and stride do not fit together")
     for number in (offset, *size, *stride):
         if type(number) is not int or number < 0:
-            raise pickle.UnpicklingError(f"a tensor with {number!r} in its size or stride")
+            what = number if type(number) is int else type(number).__name__
+            raise pickle.UnpicklingError(f"a tensor with {what} in its size or stride")
     assert isinstance(offset, int)
     return _Tensor(storage, offset, size, stride)
 
@@ -197,15 +200,7 @@ class _Reader(pickle.Unpickler):
 def _unpickle(file: BinaryIO, path: Path) -> Any:
     """Loads the one pickle that starts where `file` stands, and leaves `file` after its end."""
     start = file.tell()
-    for count, (operation, argument, _) in enumerate(pickletools.genops(file)):
-        if operation.name not in ALLOWED_OPERATIONS:
-            raise InputError(
-                f"{path}: refused, since its pickle uses the operation {operation.name}, "
-                f"which a dictionary of tensors has no need of; convert the weights to safetensors."
-            )
-        # Writers number the memo densely; one huge number would make the unpickler allocate to it.
-        if operation.name.endswith("BINPUT") and cast(int, argument) > count:
-            raise pickle.UnpicklingError("a memo number out of order")
+    scan(file, path)
     file.seek(start)
     return _Reader(file, path).load()
 
@@ -221,6 +216,18 @@ def _read_zip(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.ndarra
         # Stored as is, an entry cannot be larger than the file: no decompression bombs.
         if any(i.compress_type != zipfile.ZIP_STORED for i in archive.infolist()):
             raise InputError(f"{path}: has compressed entries, which torch.save never writes.")
+        entries = archive.infolist()
+        whole = file.seek(0, io.SEEK_END)
+        if sum(entry.file_size for entry in entries) > whole:
+            raise InputError(
+                f"{path}: its entries have more bytes than the file, as they overlap; download it "
+                "again."
+            )
+        if archive.getinfo(pickles[0]).file_size > MAX_BYTES:
+            raise InputError(
+                f"{path}: refused, since its data.pkl has more than {MAX_BYTES >> 20} MiB, which "
+                "names of tensors do not need; convert the weights to safetensors."
+            )
         order = archive.read(f"{root}byteorder") if f"{root}byteorder" in names else b"little"
         if order not in (b"little", b"big"):
             raise InputError(
@@ -257,7 +264,7 @@ def _read_legacy(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.nda
     version, machine = _unpickle(file, path), _unpickle(file, path)
     if version != LEGACY_PROTOCOL or machine.get("little_endian") is not True:
         raise InputError(
-            f"{path}: an old PyTorch file of version {version!r}, or one from a big-endian machine;"
+            f"{path}: an old PyTorch file of another version, or one from a big-endian machine;"
             f" load and save it again with a newer torch."
         )
     found, keys = _unpickle(file, path), _unpickle(file, path)
@@ -287,7 +294,34 @@ def _storages(found: Any) -> list[_Storage]:
     if not isinstance(found, dict):
         return []
     values = [v for d in (found, *found.values()) if isinstance(d, dict) for v in d.values()]
-    return list(dict.fromkeys(v.storage for v in values if isinstance(v, _Tensor)))
+    storages = list(dict.fromkeys(v.storage for v in values if isinstance(v, _Tensor)))
+    if len({storage.key for storage in storages}) < len(storages):
+        # torch.save refuses to write that; each would be read anew.
+        raise ValueError("a storage is there with two sizes or dtypes")
+    return storages
+
+
+def _check_copies(tensors: Mapping[Any, _Tensor], path: Path) -> None:
+    """Refuses a file of many tensors that are each another look at the same elements.
+
+    One that is row-major already takes no memory of its own, any other is copied.
+    """
+    needed = 0
+    for tensor in tensors.values():
+        if math.prod(tensor.size) > tensor.storage.numel:
+            continue  # refused by itself
+        step = 1
+        for size, stride in zip(reversed(tensor.size), reversed(tensor.stride), strict=True):
+            if size != 1 and stride != step:
+                needed += math.prod(tensor.size) * tensor.storage.dtype.itemsize
+                break
+            step *= size
+    most = MOST_COPIES * path.stat().st_size
+    if needed > most:
+        raise InputError(
+            f"{path}: its tensors would take {needed} bytes as they are looked at, more than "
+            f"{MOST_COPIES} times the file; save them with .contiguous()."
+        )
 
 
 def _elements(data: bytes, storage: _Storage, big: bool = False) -> np.ndarray:

@@ -10,8 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from qrag_jax import bounded_files
 from qrag_jax.errors import InputError
 from qrag_jax.files import write_whole
+
+_BEGIN_ANEW = "pass --restart, or delete the file, to begin anew"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +117,7 @@ def read_partial(path: Path, kind: type[Record]) -> list[Record]:
     rows: list[Record] = []
     with path.open("rb+") as file:
         whole = 0
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(bounded_files.lines(file, path, _BEGIN_ANEW), start=1):
             if not line.endswith(b"\n"):
                 break
             rows.append(_row(line, kind, f"{path}, line {number}"))
@@ -130,20 +133,19 @@ def _line(row: AnswerRow | VerdictRow | Miss) -> bytes:
 
 
 def _row(line: bytes, kind: type[Record], place: str) -> Record:
-    fix = "pass --restart, or delete the file, to begin anew"
     try:
         record = json.loads(line)
-    except ValueError:
-        raise InputError(f"{place}: is not valid JSON; {fix}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{place}: is not valid JSON; {_BEGIN_ANEW}") from None
     if not isinstance(record, dict):
-        raise InputError(f"{place}: is not a JSON object; {fix}")
+        raise InputError(f"{place}: is not a JSON object; {_BEGIN_ANEW}")
     hints = typing.get_type_hints(kind)
     for key in sorted(set(hints) ^ set(record)):
         state = "missing" if key in hints else "unknown"
-        raise InputError(f"{place}: field {key!r} is {state}; {fix}")
+        raise InputError(f"{place}: field {key!r} is {state}; {_BEGIN_ANEW}")
     for key, value in record.items():
         if not _fits(value, hints[key]):
-            raise InputError(f"{place}: field {key!r} has a value of the wrong type; {fix}")
+            raise InputError(f"{place}: field {key!r} has a value of the wrong type; {_BEGIN_ANEW}")
     return kind(**record)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from qrag_jax import bounded_files
 from qrag_jax.errors import InputError
 from qrag_jax.files import write_whole
 
@@ -106,7 +107,7 @@ def read_partial(path: Path) -> list[Row]:
     rows: list[Row] = []
     with path.open("rb+") as file:
         whole = 0
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(bounded_files.lines(file, path, _BEGIN_ANEW), start=1):
             if not line.endswith(b"\n"):
                 break
             rows.append(_decode(line, f"{path}, line {number}", _BEGIN_ANEW))
@@ -130,7 +131,7 @@ def read(path: Path) -> list[Row]:
     rows: list[Row] = []
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(bounded_files.lines(file, path, _WRITE_ANEW), start=1):
                 place = f"{path}, line {number}"
                 try:
                     row = _decode(line, place, _WRITE_ANEW)
@@ -261,7 +262,11 @@ def _decode_meta(side: Path, fix: str) -> dict[str, Any]:
 def _decode(line: bytes, place: str, fix: str) -> Row:
     try:
         record = json.loads(line, parse_constant=_no_constant)
-    except ValueError as error:
+        if b"\\u" in line:  # JSON can hold half a surrogate pair, no file or tokenizer takes it
+            json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{place}: a text is not valid Unicode; {fix}") from None
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{place}: is not valid JSON; {fix}") from error
     if not isinstance(record, dict):
         raise InputError(f"{place}: is not a JSON object; {fix}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsFloat
 
+from qrag_jax import bounded_files
 from qrag_jax.errors import InputError
 from qrag_jax.files import replacing
 
@@ -124,13 +125,14 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        fix = "delete that line"
+        for number, line in enumerate(bounded_files.lines(file, path, fix), start=1):
             if not line.endswith(b"\n"):
                 return
             place = f"{path}, line {number}"
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"{place}: is not valid JSON; delete that line") from error
             if not isinstance(record, dict) or not isinstance(record.get("step"), int):
                 raise InputError(f"{place}: field 'step' is not an integer; delete that line")

@@ -180,6 +180,7 @@ def test_meta_is_read_as_it_was_written(tmp_path: Path) -> None:
         (lambda line: b"", "line 2: is not valid JSON"),
         (lambda line: b"\xff" + line, "line 2: is not valid JSON"),
         (lambda line: line.replace(b"0.99", b"NaN"), "line 2: is not valid JSON"),
+        (lambda line: line.replace(b'"id": "', b'"id": "\\ud800'), "line 2: a text is not valid U"),
         (lambda line: line.replace(b'"em"', b'"ex"'), "line 2: field 'em' is missing"),
         (lambda line: line[:-1] + b', "x": 1}', "line 2: field 'x' is unknown"),
         (lambda line: line.replace(b"[3, 1]", b'[3, "1"]'), "line 2: field 'pred_idx' .* type"),

@@ -1,0 +1,58 @@
+"""Foreign files read within limits: no line, and no file that is read whole, may eat the memory.
+
+A line without an end, or a few kilobytes of gzip that unpack to terabytes, are told in a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from qrag_jax.errors import InputError
+
+MAX_LINE_BYTES = 64 * 2**20  # a document of 10M tokens has about 45 MB
+MAX_WHOLE_BYTES = 4 * 2**30  # the largest official file has 0.7 GB
+MAX_EXPANSION = 200  # of gzip; text unpacks to 3 to 10 times, a bomb to 1,000 times
+_PIECE = 2**24
+
+
+def lines(file: BinaryIO, path: Path, fix: str) -> Iterator[bytes]:
+    """The lines of an open file, with their ends.
+
+    Args:
+        path, fix: named in the error: the file, and what to do.
+
+    Raises:
+        InputError: a line is longer than `MAX_LINE_BYTES`.
+    """
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise InputError(
+                f"{path}, line {number}, is longer than {MAX_LINE_BYTES >> 20} MiB; {fix}"
+            )
+        yield line
+
+
+def whole(file: BinaryIO, path: Path) -> bytes:
+    """All of an open file, gzip'd as `path` or not.
+
+    Raises:
+        InputError: it has more than `MAX_WHOLE_BYTES`, or is gzip that unpacks to more than
+            `MAX_EXPANSION` times its size (and more than a line may have).
+    """
+    most = MAX_WHOLE_BYTES
+    if path.name.endswith(".gz"):
+        most = min(most, max(MAX_LINE_BYTES, MAX_EXPANSION * path.stat().st_size))
+    pieces, total = [], 0
+    while piece := file.read(_PIECE):
+        total += len(piece)
+        if total > most:
+            raise InputError(
+                f"{path} has more than {most >> 20} MiB unpacked, too much to read whole; write it "
+                "as several files, records as .jsonl, one a line"
+            )
+        pieces.append(piece)
+    return b"".join(pieces)

@@ -1,0 +1,168 @@
+"""Which files of a model folder are known, how a folder may name others, and where links may lead.
+
+A folder may come from anyone, and a run keeps a copy of it. So files are copied by known names
+alone, names that a file holds (modules, shards) are plain ones, and no link leaves the folder. The
+hub's cache is made of links, into the `blobs` of the same model: those are followed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qrag_jax.errors import InputError
+
+VOCABULARY_FILES = (  # one of them makes a tokenizer
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+)
+TOKENIZER_FILES = (
+    *VOCABULARY_FILES,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+MODULES = "modules.json"
+SENTENCE_TRANSFORMERS_FILES = (
+    MODULES,
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+)
+MODULE_FILES = ("config.json", "model.safetensors")  # of a sub-folder such as 1_Pooling
+MODULE_FOLDER = re.compile(r"[0-9]{1,3}_[A-Za-z][A-Za-z0-9_]{0,63}")  # as the library calls them
+SNAPSHOTS, BLOBS, HUB_MODEL = "snapshots", "blobs", "models--"  # of the hub's cache
+MAX_NAME_BYTES = 255  # of a file, on every file system there is
+MAX_JSON_BYTES = 256 * 2**20
+MAX_SHOWN = 80  # characters of a foreign name in a message
+
+
+class Module(NamedTuple):
+    """One entry of `modules.json`: the last part of its class, and its sub-folder ("": the root)"""
+
+    kind: str
+    folder: str
+
+
+def inside(folder: Path, *names: str) -> Path:
+    """The path of a file in a model folder, whether there is one or not.
+
+    Raises:
+        InputError: it is a link, or lies behind one, that leaves the folder for anything but the
+            files of the same model in the hub's cache.
+    """
+    path = folder.joinpath(*names)
+    try:
+        root, real = folder.resolve(), path.resolve()
+    except (OSError, RuntimeError) as error:  # links in a circle
+        raise InputError(
+            f"{path}: a link that leads nowhere ({error}); put a file there."
+        ) from None
+    model = root.parent.parent
+    of_hub = root.parent.name == SNAPSHOTS and model.name.startswith(HUB_MODEL)
+    if real.is_relative_to(root) or (of_hub and real.parent == model / BLOBS):
+        return path
+    raise InputError(
+        f"{path}: a link out of the model's folder (to {real}), which is not followed; put the "
+        "file itself there."
+    )
+
+
+def check_tokenizer_links(folder: Path) -> None:
+    """Refuses links of tokenizer files out of the folder (see `inside`): libraries follow them."""
+    for name in TOKENIZER_FILES:
+        inside(folder, name)
+
+
+def is_plain(name: object) -> bool:
+    """Whether a name from a file is that of an entry of the same folder, on any system."""
+    if not isinstance(name, str) or not name or name.startswith(".") or not name.isprintable():
+        return False
+    return not set(name) & set('/\\:"<>|?*') and len(name.encode()) <= MAX_NAME_BYTES
+
+
+def shown(name: object) -> str:
+    """A foreign name as a message shows it: quoted, escaped, not longer than `MAX_SHOWN`."""
+    text = ascii(name)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text)} characters)"
+
+
+def read_modules(folder: Path) -> list[Module]:
+    """The modules of sentence-transformers that `modules.json` names; none if there is no file.
+
+    Raises:
+        InputError: the file is broken, or a path is not a sub-folder such as "1_Pooling" ("" for
+            the first module: the folder itself).
+    """
+    path = inside(folder, MODULES)
+    if not path.exists():
+        return []
+    modules = []
+    for number, entry in enumerate(read_json(path, list)):
+        if not isinstance(entry, dict) or not {"type", "path"} <= entry.keys():
+            raise InputError(f"{path}: not a list of objects with type and path.")
+        name = entry["path"]
+        plain = isinstance(name, str) and MODULE_FOLDER.fullmatch(name)
+        if not plain and not (name == "" and number == 0):
+            raise InputError(
+                f"{path}: the path {shown(name)} of entry {number} is not the name of a sub-folder "
+                'such as "1_Pooling"; a model of sentence-transformers has no other.'
+            )
+        modules.append(Module(str(entry["type"]).rpartition(".")[2], name))
+    return modules
+
+
+def kept_files(folder: Path) -> list[Path]:
+    """Every file that goes with the weights: those of the tokenizer and of sentence-transformers.
+
+    Raises:
+        InputError: see `inside` and `read_modules`.
+    """
+    paths = [inside(folder, name) for name in (*TOKENIZER_FILES, *SENTENCE_TRANSFORMERS_FILES)]
+    names = sorted({module.folder for module in read_modules(folder) if module.folder})
+    paths += [inside(folder, name, file) for name in names for file in MODULE_FILES]
+    return [path for path in paths if path.is_file()]
+
+
+def copy_files(files: list[Path], folder: Path, out: Path) -> None:
+    """Copies files of `folder` to the same places in `out`; a file of `out` itself stays."""
+    for file in files:
+        target = out / file.relative_to(folder)
+        target.parent.mkdir(exist_ok=True)
+        if not (target.exists() and target.samefile(file)):
+            shutil.copyfile(file, target)
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Parses a file that holds an object (or, with `kind` list, an array).
+
+    Raises:
+        InputError: the file is missing, too large, no JSON, or holds something else.
+    """
+    try:
+        if not path.is_file():
+            raise FileNotFoundError
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise InputError(
+                f"{path}: has more than {MAX_JSON_BYTES >> 20} MiB, which no such file needs; "
+                "download the model again."
+            )
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: missing; give the folder of a Hugging Face model.") from error
+    except InputError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not readable as JSON ({error}).") from error
+    if not isinstance(value, kind):
+        wanted = "an object" if kind is dict else "an array"
+        raise InputError(f"{path}: holds a {type(value).__name__} where {wanted} is expected.")
+    return value

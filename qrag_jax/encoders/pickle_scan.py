@@ -1,0 +1,176 @@
+"""Looks over the operations of a pickle before it is loaded: what they are, and how much they ask.
+
+A small file can name huge numbers, nest tuples until hashing them overflows the stack, or share
+them so that a walk over them never ends. So the operations are followed on a stack of sizes alone;
+a dictionary of tensors is far from every limit.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, BinaryIO, NamedTuple
+
+from qrag_jax.errors import InputError
+
+MAX_BYTES = 256 * 2**20  # of one pickle; that of 10,000 tensors has 2 MiB
+MAX_OPERATIONS = 5_000_000  # a tensor takes about 30
+MAX_DEPTH = 64
+MAX_OBJECTS = 10_000_000  # in one object, one that is shared counted as often as it is seen
+
+# What `torch.save` writes with pickle protocols 2 to 4. Left out on purpose: INST, OBJ, NEWOBJ
+# (other ways to call), EXT (names from a registry), BYTEARRAY8 (allocates before it reads).
+# fmt: off
+ATOMS = frozenset({
+    "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT",
+    "BINUNICODE", "SHORT_BINUNICODE", "BINSTRING", "SHORT_BINSTRING", "GLOBAL",
+})
+EMPTY = frozenset({"EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE"})
+TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+ALLOWED_OPERATIONS = ATOMS | EMPTY | TUPLES.keys() | {
+    "PROTO", "FRAME", "STOP", "MARK", "STACK_GLOBAL", "REDUCE", "BUILD", "BINPERSID", "TUPLE",
+    "APPEND", "APPENDS", "SETITEM", "SETITEMS", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET",
+    "MEMOIZE",
+}
+# fmt: on
+
+
+class _Size(NamedTuple):
+    """Of an object on the stack: 0 for what holds no others, else how deep; and how many in all."""
+
+    depth: int
+    objects: int
+
+
+ATOM = _Size(0, 1)
+
+
+class TooMuch(Exception):
+    """What a pickle asks for beyond the limits, in words."""
+
+
+class _Bounded:
+    """A file of which no more than `MAX_BYTES` are read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._left = file, MAX_BYTES
+
+    def read(self, size: int) -> bytes:
+        return self._spend(self._file.read(max(min(size, self._left + 1), 0)))
+
+    def readline(self) -> bytes:
+        return self._spend(self._file.readline(self._left + 1))
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def _spend(self, data: bytes) -> bytes:
+        self._left -= len(data)
+        if self._left < 0:
+            raise TooMuch(f"has more than {MAX_BYTES >> 20} MiB")
+        return data
+
+
+class _Stack:
+    """What the pickle machine's stack and memo would hold, as sizes."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Size] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, _Size] = {}
+
+    def follow(self, name: str, argument: Any) -> None:
+        """One operation; raises IndexError or KeyError where the stack or memo lacks something."""
+        if name in ATOMS:
+            self.stack.append(ATOM)
+        elif name in EMPTY:
+            self.stack.append(_Size(1, 1))
+        elif name == "MARK":
+            self.marks.append(len(self.stack))
+        elif name == "TUPLE":
+            self.stack.append(_holding(self._from_mark()))
+        elif name in TUPLES:
+            self.stack.append(_holding(self._pop(TUPLES[name])))
+        elif name in ("APPEND", "APPENDS"):
+            self._grow(self._pop(1) if name == "APPEND" else self._from_mark())
+        elif name in ("SETITEM", "SETITEMS"):
+            items = self._pop(2) if name == "SETITEM" else self._from_mark()
+            if any(key.depth for key in items[::2]):
+                raise TooMuch("has a dictionary whose keys are not plain")
+            self._grow(items)
+        elif name in ("BINPERSID", "STACK_GLOBAL"):
+            self._pop(1 if name == "BINPERSID" else 2)
+            self.stack.append(ATOM)
+        elif name == "REDUCE":
+            self.stack.append(_holding(self._pop(2)))
+        elif name == "BUILD":
+            self._pop(1)
+        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            self.memo[len(self.memo) if name == "MEMOIZE" else argument] = self.stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            self.stack.append(self.memo[argument])
+
+    def _pop(self, count: int) -> list[_Size]:
+        if len(self.stack) - (self.marks[-1] if self.marks else 0) < count:
+            raise IndexError
+        found = self.stack[-count:]
+        del self.stack[-count:]
+        return found
+
+    def _from_mark(self) -> list[_Size]:
+        start = self.marks.pop()
+        found = self.stack[start:]
+        del self.stack[start:]
+        return found
+
+    def _grow(self, items: list[_Size]) -> None:
+        whole = _holding(items)
+        own = self.stack[-1]
+        self.stack[-1] = _checked(max(own.depth, whole.depth), own.objects + whole.objects - 1)
+
+
+def _holding(items: list[_Size]) -> _Size:
+    """A new object that holds these."""
+    depth = 1 + max((item.depth for item in items), default=0)
+    return _checked(depth, 1 + sum(item.objects for item in items))
+
+
+def _checked(depth: int, objects: int) -> _Size:
+    if depth > MAX_DEPTH:
+        raise TooMuch(f"nests its objects more than {MAX_DEPTH} deep")
+    if objects > MAX_OBJECTS:
+        raise TooMuch(f"holds more than {MAX_OBJECTS} objects")
+    return _Size(depth, objects)
+
+
+def scan(file: BinaryIO, path: Path) -> None:
+    """Looks over the one pickle that starts where `file` stands; `path` names it in errors.
+
+    Raises:
+        InputError: it uses another operation than those of `ALLOWED_OPERATIONS`, or exceeds a
+            limit of this module.
+        UnpicklingError, ValueError: it is broken.
+    """
+    stack = _Stack()
+    try:
+        for count, (operation, argument, _) in enumerate(pickletools.genops(_Bounded(file))):
+            name = operation.name
+            if name not in ALLOWED_OPERATIONS:
+                raise InputError(
+                    f"{path}: refused, since its pickle uses the operation {name}, which a "
+                    "dictionary of tensors has no need of; convert the weights to safetensors."
+                )
+            # Writers number the memo densely; a huge number makes the unpickler allocate to it.
+            if name.endswith("BINPUT") and argument > count:
+                raise UnpicklingError("a memo number out of order")
+            if count >= MAX_OPERATIONS:
+                raise TooMuch(f"has more than {MAX_OPERATIONS} operations")
+            stack.follow(name, argument)
+    except (IndexError, KeyError):
+        raise UnpicklingError("an operation lacks what it works on") from None
+    except TooMuch as error:
+        raise InputError(
+            f"{path}: refused, since its pickle {error}, which a dictionary of tensors has no need "
+            "of; convert the weights to safetensors."
+        ) from None
