@@ -241,10 +241,12 @@ def _scores_table(title: str, summary: Mapping[str, Any], recalls: Sequence[str]
     # Summaries of older versions lack some.
     there = [name for name in facts if name in summary["trained"]["intervals"]]
     columns = [*there, *recalls, "return"]
-    rows = [
-        [name.replace("_", " "), *(_cell(summary[name]["intervals"][c]) for c in columns)]
-        for name in names
-    ]
+    rows = []
+    for name in names:
+        intervals = summary[name]["intervals"]
+        # A retriever that stops early may never take k chunks: those it takes count.
+        cells = (intervals.get(c) or intervals["fact_recall"] for c in columns)
+        rows.append([name.replace("_", " "), *map(_cell, cells)])
     return _table([title, *columns], rows)
 
 
