@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,22 @@ def finished_run(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -
     """A tiny run of `STEPS` steps, trained to its end; tests that write copy it."""
     workdir = tmp_path_factory.mktemp("finished") / "run"
     commands.succeed("train", *SHARED, f"--workdir={workdir}")
+    return workdir
+
+
+@pytest.fixture
+def untrained_best(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy of it whose best checkpoint is that of step 0, as where training only did harm."""
+    # Imported here: most tests need neither.
+    from qrag_jax import saved_config
+    from qrag_jax.runtime.checkpoints import Checkpoints
+    from qrag_jax.saved_run import SavedRun
+
+    workdir = Path(shutil.copytree(finished_run, tmp_path / "untrained_best"))
+    run = SavedRun.open(workdir, saved_config.load_config(workdir / "config.json"))
+    checkpoints = Checkpoints(workdir)
+    checkpoints.save_best(0, run.untrained(), {"scores": {}})
+    checkpoints.wait()
     return workdir
 
 
