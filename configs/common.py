@@ -147,6 +147,9 @@ def get_config() -> ConfigDict:
     config.eval = ConfigDict()
     config.eval.path = ""  # data to evaluate on; "": the dev part of data.path
     config.eval.samples = 500  # fixed questions scored during training, 0: all
+    # The best checkpoint has the highest mean "return" of the full budget, as trained for, or
+    # "return_until_found": 1 for a question whose facts are all found (answer key, as in Q-RAG).
+    config.eval.best_by = "return"
     config.eval.batch_size = 32  # questions played at once
     config.eval.beam = 1  # W, paths searched by qrag_jax.evaluate; 1 is greedy
     config.eval.beam_score = "policy"  # ranks paths: Σ log π (policy), Σ γ^t·Q (sum), last Q (last)

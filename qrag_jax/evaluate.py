@@ -17,7 +17,6 @@ from typing import Any
 import ml_collections
 import numpy as np
 from absl import flags
-from jax.sharding import Mesh
 from tqdm import tqdm
 
 from qrag_jax import evaluation, experiment, planned, run_flags, saved_config
@@ -28,11 +27,13 @@ from qrag_jax.data.tokens import TokenStore
 from qrag_jax.encoders.text_encoder import Params
 from qrag_jax.files import write_whole
 from qrag_jax.locks import log_locks
+from qrag_jax.log_record import LATER, Retriever, log_record
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.bootstrap import paired_interval
 from qrag_jax.metrics.facts import summarise
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.score_table import columns_text, interval_text
+from qrag_jax.metrics.until_found import FULL_BUDGET, UNTIL_FOUND, until_found
 from qrag_jax.plan import make_plan
 from qrag_jax.runtime import commandline
 from qrag_jax.saved_run import SavedRun
@@ -56,8 +57,7 @@ PLANNED = "planned"  # trained, by beam search or with a rule for stopping
 class Scene:
     """All that is shared by the encoders scored: the questions and the compiled program."""
 
-    config: ml_collections.ConfigDict
-    mesh: Mesh
+    run: SavedRun
     play: evaluation.Play
     samples: Sequence[Sample]
     store: TokenStore
@@ -85,16 +85,22 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
     trained, step = run.trained(run_flags.checkpoint())
     untrained = run.untrained()
     summary: dict[str, Any] = {"checkpoint": run_flags.checkpoint(), "step": step}
+    summary["best_is_untrained"] = run_flags.checkpoint() == "best" and step == 0
     played: dict[str, list[Row]] = {}
     for name, params in ((UNTRAINED, untrained), (TRAINED, trained)):
         label = name if name == UNTRAINED else f"{run_flags.checkpoint()}-{step}"
-        scores, rate = _score(scene, params, out / label, label)
+        scores, rate = _score(scene, params, out / label, Retriever.of(label, params))
         played |= {NAMES[name, steps]: rows for steps, rows in scores.items()}
         summary["episodes_per_second"] = rate
     if experiment.is_planned(config):
-        played[PLANNED] = _plan(scene, run, trained, out / label, label)
-    summary |= {name: _with_flat_scores(summarise(rows)) for name, rows in played.items()}
-    summary["gains"] = _gains(played)
+        played[PLANNED] = _plan(scene, trained, out / label, Retriever.of(label, trained))
+    # Both modes from one play; where play ended at the last fact there is no full budget.
+    cut = {name: [until_found(row) for row in rows] for name, rows in played.items()}
+    in_full = experiment.rollout_config(config).never_terminate
+    summary["mode"] = FULL_BUDGET if in_full else UNTIL_FOUND
+    summary |= _summaries(played)
+    summary["until_found"] = _summaries(cut)
+    summary["gains"] = _gains(played if in_full else cut)
     summary["samples"] = len(scene.indices)
     summary["seconds"] = _training_seconds(workdir)
     path = out / (Path(retrieval_log.log_name(config.eval.seed)).stem + "_summary.json")
@@ -113,19 +119,51 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
 
 
 def table(summary: dict[str, Any]) -> str:
-    """The scores as text, one line a retriever: means, most with bootstrap 95 % intervals.
+    """The scores as text, one line a retriever in each mode: means, most with bootstrap 95 %
+    intervals.
 
     Intervals of precision, recall and steps are in the summary file: in the table they would make
     it too wide to read.
     """
-    shown = [name for name in (*NAMES.values(), PLANNED) if name in summary]
-    recalls = {column for name in shown for column in summary[name]["intervals"]}
-    recalls = {column for column in recalls if column.startswith("recall@")}
-    ranked = sorted(recalls, key=lambda column: int(column.removeprefix("recall@")))
+    cut = summary["until_found"]
+    text = []
+    if summary["mode"] == FULL_BUDGET:
+        whole = {name: summary[name] for name in cut}
+        recalls = {column for scores in whole.values() for column in scores["intervals"]}
+        recalls = {column for column in recalls if column.startswith("recall@")}
+        ranked = sorted(recalls, key=lambda column: int(column.removeprefix("recall@")))
+        text += [*_lines(FULL_BUDGET, whole, ranked), ""]
+    text += _lines(f"{UNTIL_FOUND} *", cut, [])
+    text.append(
+        "* uses the answer key: an episode ends once all supporting facts are found, and returns "
+        "1, as in Q-RAG's own evaluation"
+    )
+    if summary["mode"] == UNTIL_FOUND:
+        text.append("no full budget: with config.env.never_terminate=False it is never played")
+    for other, gains in summary["gains"].items():
+        differences = [f"{name} {interval_text(gain, sign=True)}" for name, gain in gains.items()]
+        text.append(f"trained - {other.replace('_', ' ')}: {', '.join(differences)}")
+    speed = summary["episodes_per_second"]
+    text.append(
+        f"{summary['samples']} questions, {summary['checkpoint']} checkpoint of step "
+        f"{summary['step']}" + (f", {speed:.1f} episodes/s" if speed else "")
+    )
+    if summary["best_is_untrained"]:
+        text.append(
+            "best = untrained: no evaluation during training scored above the weights it began "
+            "with; --checkpoint=last scores the trained ones"
+        )
+    return "\n".join(text)
+
+
+def _lines(title: str, summaries: dict[str, Any], ranked: Sequence[str]) -> list[str]:
+    """The table of one mode; `ranked`: its columns of recall@k."""
     bare = {"fact_precision": "precision", "fact_recall": "recall", "steps": "steps"}
-    lines = [["", "fact_em", "fact_f1", *bare.values(), *ranked, "return"]]
-    for name in shown:
-        intervals = summary[name]["intervals"]
+    lines = [[title, "fact_em", "fact_f1", *bare.values(), *ranked, "return"]]
+    for name in (*NAMES.values(), PLANNED):
+        if name not in summaries:
+            continue
+        intervals = summaries[name]["intervals"]
         # A retriever that stops early may never take k chunks: those it takes count.
         at_k = [intervals.get(column, intervals["fact_recall"]) for column in ranked]
         lines.append(
@@ -137,16 +175,7 @@ def table(summary: dict[str, Any]) -> str:
                 interval_text(intervals["return"]),
             ]
         )
-    text = columns_text(lines)
-    for other, gains in summary["gains"].items():
-        differences = [f"{name} {interval_text(gain, sign=True)}" for name, gain in gains.items()]
-        text.append(f"trained - {other.replace('_', ' ')}: {', '.join(differences)}")
-    speed = summary["episodes_per_second"]
-    text.append(
-        f"{summary['samples']} questions, {summary['checkpoint']} checkpoint of step "
-        f"{summary['step']}" + (f", {speed:.1f} episodes/s" if speed else "")
-    )
-    return "\n".join(text)
+    return columns_text(lines)
 
 
 def _scene(run: SavedRun, samples: Sequence[Sample]) -> Scene:
@@ -167,25 +196,17 @@ def _scene(run: SavedRun, samples: Sequence[Sample]) -> Scene:
     order = np.random.default_rng(config.eval.seed).permutation(len(samples))
     indices = sorted(order[: SAMPLES.value or len(samples)].tolist())
     shown = [samples[i] for i in indices]
-    return Scene(
-        config, run.mesh, play, samples, store, shape, indices, experiment.fingerprint(shown)
-    )
+    return Scene(run, play, samples, store, shape, indices, experiment.fingerprint(shown))
 
 
 def _score(
-    scene: Scene, params: Params, folder: Path, label: str
+    scene: Scene, params: Params, folder: Path, retriever: Retriever
 ) -> tuple[dict[str, list[Row]], float | None]:
     """Plays what the logs do not hold yet; returns the rows and episodes/s (None if all were)."""
-    seed = scene.config.eval.seed
-    log = folder / retrieval_log.log_name(seed)
+    config, label = scene.run.config, retriever.label
+    log = folder / retrieval_log.log_name(config.eval.seed)
     logs = {"multi": log, "single": log.with_name(f"single_step_{log.name}")}
-    meta = {
-        "encoder": label,
-        "samples": scene.fingerprint,
-        "max_steps": scene.config.env.max_steps,
-        "max_chunk_tokens": scene.config.data.max_chunk_tokens,
-        "max_chunk_tokens_in_state": scene.config.data.max_chunk_tokens_in_state,
-    }
+    meta = log_record(scene.run, retriever, scene.fingerprint, planned=False)
     with log_locks(*logs.values()):
         return _score_missing(scene, params, logs, meta, label)
 
@@ -197,7 +218,7 @@ def _score_missing(
     for kind, path in logs.items():
         if RESTART.value:
             retrieval_log.discard(path)
-        retrieval_log.check_meta(path, meta)
+        retrieval_log.check_meta(path, meta, LATER)
         rows[kind] = retrieval_log.read_partial(path)
         retrieval_log.check_count(path, len(rows[kind]), len(scene.indices))
     # The two logs are written one after the other: go on where both are complete.
@@ -209,12 +230,12 @@ def _score_missing(
     with tqdm(total=len(todo), unit="episode", desc=label, disable=not todo) as bar:
         for multi, single in evaluation.play_samples(
             scene.play,
-            scene.mesh,
+            scene.run.mesh,
             params,
             scene.samples,
             scene.store,
             scene.shape,
-            scene.config.eval.batch_size,
+            scene.run.config.eval.batch_size,
             todo,
         ):
             for kind, new in (("multi", multi), ("single", single)):
@@ -227,14 +248,14 @@ def _score_missing(
     return rows, len(todo) / seconds if todo else None
 
 
-def _plan(scene: Scene, run: SavedRun, params: Params, folder: Path, label: str) -> list[Row]:
+def _plan(scene: Scene, params: Params, folder: Path, retriever: Retriever) -> list[Row]:
     """Plays the questions by beam search, with the config's rule for stopping."""
-    config = scene.config
-    planner = planned.make_planner(run, params, [scene.store])
+    config = scene.run.config
+    planner = planned.make_planner(scene.run, params, [scene.store])
     name = retrieval_log.log_name(config.eval.seed)
     log = folder / f"planned_{name}"
     shown = LazySamples(len(scene.indices), lambda i: scene.samples[scene.indices[i]])
-    meta = planned.log_meta(config, label, scene.fingerprint)
+    meta = log_record(scene.run, retriever, scene.fingerprint, planned=True)
     return planned.play_to_log(planner, config, shown, log, meta, restart=RESTART.value)
 
 
@@ -250,6 +271,10 @@ def _gains(played: dict[str, list[Row]]) -> dict[str, Any]:
             for score, interval in (("fact_em", em), ("fact_f1", f1))
         }
     return gains
+
+
+def _summaries(played: dict[str, list[Row]]) -> dict[str, Any]:
+    return {name: _with_flat_scores(summarise(rows)) for name, rows in played.items()}
 
 
 def _with_flat_scores(scores: dict[str, Any]) -> dict[str, Any]:

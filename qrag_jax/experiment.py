@@ -52,6 +52,7 @@ from qrag_jax.runtime.sharding import ALL_SPLIT, Rules, check_rules, resolve
 from qrag_jax.saved_config import CONFIG_NAME, ENCODER
 
 GROUND_TRUTH = ("ground_truth", "gt")
+BEST_BY = ("return", "return_until_found")  # scores that choose the best checkpoint
 ADAPTERS = "adapter"  # folder of the first adapters, in the run's encoder
 
 LEAST = {
@@ -393,6 +394,10 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     if config.reward.step_cost < 0:
         raise InputError(
             f"config.reward.step_cost is {config.reward.step_cost}; it must be at least 0."
+        )
+    if config.eval.best_by not in BEST_BY:
+        raise InputError(
+            f"config.eval.best_by is {config.eval.best_by!r}; use one of {', '.join(BEST_BY)}."
         )
     sharding_rules(config)
     lora_config(config)

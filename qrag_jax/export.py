@@ -184,6 +184,11 @@ def main() -> int:
         raise InputError("give the folder to write, for example --out=exported.")
     out = Path(flags.FLAGS.out).expanduser()
     run = SavedRun.open(run_flags.workdir(), flags.FLAGS.config)
+    if not run_flags.checkpoint_is_given() and run.best_is_untrained():
+        raise InputError(
+            f"the best checkpoint of {run.workdir} is that of step 0, the untrained weights; give "
+            "--checkpoint=last for the trained ones, or --checkpoint=best for these."
+        )
     with commandline.writing(out, "--out"):
         export(run, run_flags.checkpoint(), out)
     print("\n".join(str(path) for path in sorted(out.iterdir(), key=lambda p: (p.is_file(), p))))

@@ -15,6 +15,7 @@ from qrag_jax.encoders.adapters import LoraConfig
 from qrag_jax.encoders.minilm import HUB_NAME, MINILM
 from qrag_jax.encoders.rope import THETA
 from qrag_jax.environments import positions
+from qrag_jax.metrics.until_found import FULL_BUDGET, UNTIL_FOUND
 
 RETRIEVERS = ("untrained", "single_step", "single_step_trained", "trained", "planned")
 HEAD = """---
@@ -69,6 +70,7 @@ def card(facts: Facts) -> str:
     """The card as Markdown, with the metadata that model hubs read."""
     sections = [
         HEAD + f"# {facts.name}: a retriever that searches in several steps",
+        _warning(facts),
         _use(facts),
         _positions(facts.config),
         _training(facts),
@@ -76,6 +78,15 @@ def card(facts: Facts) -> str:
         _config(facts.config),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _warning(facts: Facts) -> str:
+    if facts.step:
+        return ""
+    return (
+        "**These are the untrained weights.** The best checkpoint of the run is that of step 0: no "
+        "evaluation during\ntraining scored above the encoder that it started from."
+    )
 
 
 def _use(facts: Facts) -> str:
@@ -211,17 +222,32 @@ def _scores(facts: Facts) -> str:
             f", scored with **another checkpoint** than the one here: {summary['checkpoint']}, "
             f"step {summary['step']}"
         )
-    names = [name for name in RETRIEVERS if name in summary]
     recalls = [name for name in summary["trained"] if name.startswith("recall@")]
-    columns = ["fact_em", "fact_f1", *recalls, "return"]
-    rows = [
-        [name.replace("_", " "), *(_cell(summary[name]["intervals"][c]) for c in columns)]
-        for name in names
-    ]
-    return (
+    parts = [
         f"## Scores\n\n{told}. Means with bootstrap 95 % intervals; fact EM: all supporting chunks "
-        f"were taken.\n\n{_table(['', *columns], rows)}"
-    )
+        "were taken.",
+    ]
+    if summary.get("mode", FULL_BUDGET) == FULL_BUDGET:
+        parts.append(_scores_table(f"{FULL_BUDGET}: all steps", summary, recalls))
+    if "until_found" in summary:
+        title = f"{UNTIL_FOUND}: ends once all facts are found, so it uses the answer key"
+        parts.append(_scores_table(title, summary["until_found"], []))
+    return "\n\n".join(parts)
+
+
+def _scores_table(title: str, summary: Mapping[str, Any], recalls: Sequence[str]) -> str:
+    names = [name for name in RETRIEVERS if name in summary]
+    facts = ("fact_em", "fact_f1", "fact_precision", "fact_recall")
+    # Summaries of older versions lack some.
+    there = [name for name in facts if name in summary["trained"]["intervals"]]
+    columns = [*there, *recalls, "return"]
+    rows = []
+    for name in names:
+        intervals = summary[name]["intervals"]
+        # A retriever that stops early may never take k chunks: those it takes count.
+        cells = (intervals.get(c) or intervals["fact_recall"] for c in columns)
+        rows.append([name.replace("_", " "), *map(_cell, cells)])
+    return _table([title, *columns], rows)
 
 
 def _cell(interval: Mapping[str, float]) -> str:

@@ -21,6 +21,7 @@ from qrag_jax.encoders.text_encoder import Params
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.evaluation import make_row
 from qrag_jax.locks import log_locks
+from qrag_jax.log_record import LATER
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.plan import make_plan
@@ -92,6 +93,9 @@ def play_to_log(
 ) -> list[Row]:
     """Plays the samples that the log does not hold yet; returns all rows.
 
+    Args:
+        meta: `log_record` of the planner.
+
     Raises:
         InputError: the log was begun with other settings, another process writes to it, or it is
             broken.
@@ -99,7 +103,7 @@ def play_to_log(
     with log_locks(log):
         if restart:
             retrieval_log.discard(log)
-        retrieval_log.check_meta(log, meta)
+        retrieval_log.check_meta(log, meta, LATER)
         return _play_missing(planner, config, samples, log)
 
 
@@ -120,24 +124,6 @@ def _play_missing(
             rows.append(row)
             bar.update()
     return rows
-
-
-def log_meta(config: ml_collections.ConfigDict, label: str, samples: str) -> dict[str, Any]:
-    """What a log of planned episodes depends on. samples: fingerprint of the questions."""
-    plan = experiment.plan_config(config)
-    return {
-        "encoder": label,
-        "samples": samples,
-        "max_steps": config.env.max_steps,
-        "max_chunk_tokens": config.data.max_chunk_tokens,
-        "max_chunk_tokens_in_state": config.data.max_chunk_tokens_in_state,
-        "positions": config.env.positions,
-        "sort_by_index": config.env.sort_by_index,
-        "stop_action": config.env.stop_action,
-        "beam": plan.beam,
-        "beam_score": plan.score,
-        "stop_threshold": str(plan.stop_threshold),
-    }
 
 
 def _return(config: ml_collections.ConfigDict, sample: Sample, taken: Sequence[int]) -> float:

@@ -167,8 +167,8 @@ class Planner:
             states = self._states(questions, beams, size)
             values, index = self._actions(rows, counts, states, beams)
             beams = [
-                self._search(beam, values[i], index[i], int(counts[i]))
-                for i, beam in enumerate(beams)
+                self._search(beam, values[i], index[i], question.sample)
+                for i, (question, beam) in enumerate(zip(questions, beams, strict=True))
             ]
         return [beam[0] for beam in beams]
 
@@ -189,7 +189,7 @@ class Planner:
         return np.concatenate([values, of_stop], -1), np.concatenate([index, stop], -1)
 
     def _search(
-        self, beam: list[Path], values: np.ndarray, index: np.ndarray, count: int
+        self, beam: list[Path], values: np.ndarray, index: np.ndarray, sample: Sample
     ) -> list[Path]:
         """The W best ways on from the paths of one document, best first.
 
@@ -209,12 +209,20 @@ class Planner:
             for a, score in zip(able, scores, strict=True):
                 if values[j, a] > self._config.stop_threshold:
                     action, q = int(index[j, a]), float(values[j, a])
-                    found.append(_longer(path, action, q, float(score), count))
+                    found.append(self._longer(path, action, q, float(score), sample))
         found.sort(key=lambda path: -path.score)
         distinct: dict[tuple[frozenset[int], bool], Path] = {}
         for path in found:
             distinct.setdefault((frozenset(path.taken), path.ended), path)
         return list(distinct.values())[: self._config.beam]
+
+    def _longer(self, path: Path, action: int, q: float, score: float, sample: Sample) -> Path:
+        """The path with one more action, ended where `environments.chunks.step` ends it."""
+        if action == len(sample.chunks):  # STOP is no chunk
+            return dataclasses.replace(path, score=score, ended=True)
+        taken = (*path.taken, action)
+        found = not self._rollout.never_terminate and set(sample.support) <= set(taken)
+        return Path(taken, (*path.q, q), score, ended=found)
 
     def _scores(self, path: Path, q: np.ndarray) -> np.ndarray:
         """What ranks the path with one more action, of the values `[n]` of its actions."""
@@ -253,9 +261,3 @@ class Planner:
         """The embedding `[2D]` of STOP, an empty chunk."""
         (row,) = self.table.rows_of([""])  # before the array is looked at: it grows by it
         return self.table.array[int(row)]
-
-
-def _longer(path: Path, action: int, q: float, score: float, count: int) -> Path:
-    if action == count:  # STOP is no chunk
-        return dataclasses.replace(path, score=score, ended=True)
-    return Path((*path.taken, action), (*path.q, q), score)

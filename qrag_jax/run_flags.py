@@ -24,6 +24,11 @@ def checkpoint() -> str:
     return flags.FLAGS.checkpoint
 
 
+def checkpoint_is_given() -> bool:
+    """Whether the command line says which checkpoint."""
+    return bool(flags.FLAGS["checkpoint"].present)
+
+
 def _argument(argv: Sequence[str], name: str) -> str | None:
     """The value of `--name=value` or `--name value`, read before absl knows the config."""
     for i, word in enumerate(argv):

@@ -64,6 +64,7 @@ LATER_FIELDS: dict[str, Any] = {
     "reward.prompt": "auto",
     "reward.staleness": 1,
     "reward.max_failure_share": 0.5,
+    "eval.best_by": "return",
     "eval.beam": 1,
     "eval.beam_score": "policy",
     "eval.stop_threshold": -math.inf,
@@ -161,7 +162,7 @@ def check_same_config(saved: ml_collections.ConfigDict, given: ml_collections.Co
     Raises:
         InputError: a field that the numbers depend on differs; all such fields are named.
     """
-    old, new = _flat(saved.to_dict()), _flat(given.to_dict())
+    old, new = flat(saved.to_dict()), flat(given.to_dict())
     different = [
         f"config.{name}: the run has {old.get(name)!r}, given is {new.get(name)!r}"
         for name in sorted(old.keys() | new.keys())
@@ -174,11 +175,12 @@ def check_same_config(saved: ml_collections.ConfigDict, given: ml_collections.Co
         )
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested sections, by names with dots."""
     result: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            result |= _flat(value, f"{prefix}{name}.")
+            result |= flat(value, f"{prefix}{name}.")
         else:
             result[prefix + name] = value
     return result

@@ -75,6 +75,10 @@ class SavedRun:
         trained, step = Checkpoints(self.workdir, read_only=True).restore_params(which, template)
         return self._with_base(trained), step
 
+    def best_is_untrained(self) -> bool:
+        """Whether no evaluation scored above the parameters the run started from."""
+        return Checkpoints(self.workdir).best_step() == 0
+
     def untrained(self) -> Params | Adapted:
         """The parameters the run started from."""
         towers = placement.both_towers(self._trained_shardings, self.loaded.trained)

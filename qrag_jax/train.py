@@ -141,6 +141,8 @@ def _train(
         progress = Progress(**extra)
         batches.set_state(progress.batches)
         say(f"resumed {workdir} at step {step}")
+        if checkpoints.best_step() == 0:
+            say("the best checkpoint so far is that of step 0, the untrained weights")
     if opening is not None:
         before, progress.made_with = progress.made_with, opening.made_with
         for name, value in opening.made_with.items():
@@ -194,6 +196,12 @@ def _train(
     _finish(workdir, run.progress)
     if stop.requested and (stopped_at < config.train.steps or progress.evaluation_due):
         return _stopped(stop, stopped_at)
+    if checkpoints.best_step() == 0:
+        say(
+            "the best checkpoint is that of step 0: no evaluation scored above the untrained "
+            f"weights (config.eval.best_by={config.eval.best_by}); --checkpoint=last names the "
+            "trained ones"
+        )
     say(f"done: {workdir / 'learning_curve.png'}; score it with")
     say(f"  python -m qrag_jax.evaluate --workdir={workdir}")
     return 0

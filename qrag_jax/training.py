@@ -24,7 +24,9 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import Tokens, TokenStore
 from qrag_jax.encoders.pretrained import LoadedEncoder
 from qrag_jax.feedback.language_model import Reward, Unscored
+from qrag_jax.metrics.facts import fact_columns
 from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.until_found import until_found
 from qrag_jax.rewards import Rewards, RewardsLost
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import CompilationCounter
@@ -42,7 +44,7 @@ class Progress:
     """What a run has besides arrays; saved with every checkpoint."""
 
     seconds: float = 0.0  # of training and evaluating, over all starts
-    best_return: float = -math.inf
+    best_return: float = -math.inf  # the one that config.eval.best_by names
     baselines: dict[str, float] = dataclasses.field(default_factory=dict)
     batches: Any = None  # position of the data iterator
     # Episodes played but not yet learned from, where rewards come later.
@@ -202,11 +204,14 @@ class Run:
         )
         without = f", {share:.0%} without reward" if (share := scores.get("unscored_share")) else ""
         say(
-            f"step {step}: fact EM {scores['fact_em']:.3f}, F1 {scores['fact_f1']:.3f}, "
+            f"step {step}: fact EM {scores['fact_em']:.3f}, F1 {scores['fact_f1']:.3f} "
+            f"({scores['fact_f1_until_found']:.3f} until found), precision "
+            f"{scores['fact_precision']:.3f}, recall {scores['fact_recall']:.3f}, "
             f"return {scores['return']:.3f}{without} on {len(multi)} questions"
         )
-        if scores["return"] > self.progress.best_return:
-            self.progress.best_return = scores["return"]
+        score = scores[self.config.eval.best_by]
+        if score > self.progress.best_return:
+            self.progress.best_return = score
             self.checkpoints.save_best(step, state.params, {"scores": scores})
 
     def _returns(self, rows: list[Row]) -> dict[str, float] | None:
@@ -304,8 +309,12 @@ def say(line: str) -> None:
 
 
 def _means(rows: list[Row]) -> dict[str, float]:
-    return {
-        "fact_em": float(np.mean([row.em for row in rows])),
-        "fact_f1": float(np.mean([row.f1 for row in rows])),
-        "return": float(np.mean([row.ret for row in rows])),
-    }
+    """Mean scores of the play, and of the same play until all facts were found (there EM and
+    recall are the same)."""
+    cut = [until_found(row) for row in rows]
+    columns, cut_columns = fact_columns(rows), fact_columns(cut)
+    columns["return"] = [row.ret for row in rows]
+    for name in ("fact_f1", "fact_precision", "steps"):
+        columns[f"{name}_until_found"] = cut_columns[name]
+    columns["return_until_found"] = [row.ret for row in cut]
+    return {name: float(np.mean(values)) for name, values in columns.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,22 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "read_only").mkdir()
     with disks.read_only(tmp_path / "read_only") as folder:
         yield folder
+
+
+@pytest.fixture
+def untrained_best(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy of it whose best checkpoint is that of step 0, as where training only did harm."""
+    # Imported here: most tests need neither.
+    from qrag_jax import saved_config
+    from qrag_jax.runtime.checkpoints import Checkpoints
+    from qrag_jax.saved_run import SavedRun
+
+    workdir = Path(shutil.copytree(finished_run, tmp_path / "untrained_best"))
+    run = SavedRun.open(workdir, saved_config.load_config(workdir / "config.json"))
+    checkpoints = Checkpoints(workdir)
+    checkpoints.save_best(0, run.untrained(), {"scores": {}})
+    checkpoints.wait()
+    return workdir
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -104,6 +104,16 @@ def test_summary(scored_run: Path) -> None:
             assert summary[name][column] == interval["mean"]
             assert interval["mean"] == pytest.approx(np.mean([r[short] for r in rows(path)]))
             assert interval["low"] <= interval["mean"] <= interval["high"]
+            if short != "f1":  # the same facts are found
+                cut = summary["until_found"][name]["fact_em"]
+                assert cut == pytest.approx(np.mean([r["em"] for r in rows(path)]))
+        found = [set(r["sf_idx"]) <= set(r["pred_idx"][:1]) for r in rows(path)]
+        f1 = [1.0 if one else r["f1"] for one, r in zip(found, rows(path), strict=True)]
+        assert summary["until_found"][name]["fact_f1"] == pytest.approx(np.mean(f1))
+        returns = summary["until_found"][name]["return"]  # neither discounted nor penalised
+        assert returns == summary[name]["fact_em"]
+    assert summary["mode"] == "full budget"
+    assert summary["best_is_untrained"] == (summary["step"] == 0)
     assert set(summary["gains"]) == set(logs) - {"trained"}
     for name, gains in summary["gains"].items():
         for score, gain in gains.items():
@@ -117,9 +127,14 @@ def test_a_retriever_that_stops_at_once_has_its_line(run_copy: Path, commands: C
     log.write_text("".join(json.dumps(row | nothing) + "\n" for row in rows(log)))
     out = commands.succeed("evaluate", f"--workdir={run_copy}")
     lines = out.splitlines()
-    header = next(i for i, line in enumerate(lines) if line.split()[:1] == ["fact_em"])
-    assert lines[header].split() == [
-        *("fact_em", "fact_f1", "precision", "recall", "steps", "recall@1", "recall@2", "return")
+    header = next(i for i, line in enumerate(lines) if line.startswith("full budget "))
+    columns = ["fact_em", "fact_f1", "precision", "recall", "steps", "recall@1", "recall@2"]
+    assert lines[header].split()[2:] == [*columns, "return"]
+    assert lines[header + 6].split() == ["until", "found", "*", *columns[:5], "return"]
+    assert [line.split("  ")[0] for line in lines[header + 7 : header + 12]] == [
+        *("untrained", "single step", "single step trained", "trained"),
+        "* uses the answer key: an episode ends once all supporting facts are found, and returns "
+        "1, as in Q-RAG's own evaluation",
     ]
     untrained, _, _, trained = lines[header + 1 : header + 5]
     zero = "0.000 [0.000, 0.000]"
@@ -161,6 +176,9 @@ def test_other_settings_into_the_same_log(run_copy: Path, commands: Commands) ->
     text = refusal(commands.run("evaluate", *arguments))
     assert "was begun with other settings, samples (was" in text
     assert "--restart" in text
+    changed = ("--config.env.never_terminate=False", "--config.pqn.gamma=0.5")
+    text = refusal(commands.run("evaluate", f"--workdir={run_copy}", *changed))
+    assert "config.env.never_terminate (was true, now false), config.pqn.gamma (was 0.99, " in text
     assert log.read_bytes() == before
     commands.succeed("evaluate", *arguments, "--restart")
     assert len(rows(log)) == 3
@@ -175,6 +193,51 @@ def test_last_checkpoint_has_logs_of_its_own(run_copy: Path, commands: Commands)
     assert folder.name == "last-24"
     assert len(rows(folder / "eval_seed42.jsonl")) == SAMPLES
     assert json.loads((run_copy / "summary.json").read_text())["step"] == 24
+
+
+# ---------------------------------------------------------------------- modes, step 0
+
+
+def test_play_that_ended_at_the_last_fact_has_no_full_budget(
+    run_copy: Path, commands: Commands, tmp_path: Path
+) -> None:
+    # Greedily planned as well: both end at the last fact.
+    told = commands.succeed(
+        *("evaluate", f"--workdir={run_copy}", f"--out={tmp_path / 'out'}"),
+        *("--config.env.never_terminate=False", "--config.eval.stop_threshold=-100.0"),
+    )
+    assert "\nfull budget" not in f"\n{told}"
+    assert "\nuntil found *" in f"\n{told}"
+    assert "no full budget: with config.env.never_terminate=False it is never played" in told
+    summary = json.loads((tmp_path / "out" / "eval_seed42_summary.json").read_text())
+    assert summary["mode"] == "until found"
+    whole = json.loads((run_copy / "summary.json").read_text())
+    for name in ("untrained", "trained", "single_step"):
+        for score in ("fact_em", "fact_f1", "fact_precision", "fact_recall", "return"):
+            value = summary["until_found"][name][score]
+            assert value == pytest.approx(whole["until_found"][name][score])
+    (folder,) = (tmp_path / "out").glob("best-*")
+    planned, played = (
+        rows(folder / name) for name in ("planned_eval_seed42.jsonl", "eval_seed42.jsonl")
+    )
+    for one, other in zip(planned, played, strict=True):
+        assert (one["pred_idx"], one["return"]) == (other["pred_idx"], other["return"])
+    mean = np.mean([row["f1"] for row in played])
+    assert summary["until_found"]["trained"]["fact_f1"] == pytest.approx(mean)
+    gain = summary["gains"]["single_step"]["fact_f1"]["mean"]
+    both = (summary["until_found"][name]["fact_f1"] for name in ("trained", "single_step"))
+    assert gain == pytest.approx(next(both) - next(both))
+
+
+def test_a_best_checkpoint_of_step_0_is_called_untrained(
+    untrained_best: Path, commands: Commands
+) -> None:
+    told = commands.succeed("evaluate", f"--workdir={untrained_best}", "--samples=2")
+    assert "best checkpoint of step 0" in told
+    assert "best = untrained: no evaluation during training scored above the weights" in told
+    summary = json.loads((untrained_best / "summary.json").read_text())
+    assert summary["best_is_untrained"]
+    assert summary["trained"] == summary["untrained"]
 
 
 # ---------------------------------------------------------------------- which setting wins

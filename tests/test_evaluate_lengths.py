@@ -74,6 +74,12 @@ def test_table_and_plot(scored: tuple[Path, str]) -> None:
         assert result["samples"] == len(log) == LENGTHS[result["chunks"]]
         assert result["fact_em"] == pytest.approx(np.mean([row["em"] for row in log]))
         assert result["fact_f1"] == pytest.approx(np.mean([row["f1"] for row in log]))
+        # One fact: play that finds it at the first of the two steps ends there.
+        assert all(len(row["sf_idx"]) == 1 for row in log)
+        cut = [1.0 if row["pred_idx"][0] in row["sf_idx"] else row["f1"] for row in log]
+        assert result["f1_until_found"] == pytest.approx(np.mean(cut))
+        assert result["until_found"]["fact_f1"] == result["f1_until_found"] >= result["fact_f1"]
+        assert result["until_found"]["fact_em"] == result["until_found"]["return"]
         assert result["steps"] == 2
         assert result["seconds_per_episode"] > 0
         assert result["peak_memory_mib"] > 50
@@ -123,7 +129,7 @@ def test_killed_midway_and_again_with_what_was_kept(
 def test_other_settings_into_the_same_log(scored: tuple[Path, str], commands: Commands) -> None:
     arguments = (f"--workdir={scored[0]}", "--chunks=12", "--samples=16")
     text = refusal(commands.run("evaluate_lengths", *arguments, "--config.eval.beam=3"))
-    assert "was begun with other settings, beam (was 1, now 3)" in text
+    assert "was begun with other settings, config.eval.beam (was 1, now 3)" in text
     assert "--restart" in text
 
 

@@ -165,8 +165,12 @@ def test_the_card_states_the_run(scored_run: Path, exported: Path) -> None:
     assert f"{SAMPLES} questions of the run's evaluation data. Means" in card
     for name in ("untrained", "single_step", "single_step_trained", "trained"):
         scores = summary[name]["intervals"]["fact_f1"]
-        (line,) = [x for x in card.splitlines() if x.startswith(f"| {name.replace('_', ' ')} |")]
+        line, cut = [x for x in card.splitlines() if x.startswith(f"| {name.replace('_', ' ')} |")]
+        alone = summary["until_found"][name]["intervals"]["fact_precision"]
+        assert f"| {alone['mean']:.3f} [{alone['low']:.3f}, {alone['high']:.3f}] |" in cut
         assert f"| {scores['mean']:.3f} [{scores['low']:.3f}, {scores['high']:.3f}] |" in line
+    assert "| full budget: all steps | fact_em | fact_f1 | fact_precision | fact_recall |" in card
+    assert "| until found: ends once all facts are found, so it uses the answer key | fact" in card
     assert f"for _ in range({config.env.max_steps}):" in card
     saved = json.loads(card.partition("```json\n")[2].partition("\n```")[0])
     assert saved["pqn"] == config.pqn.to_dict()
@@ -189,6 +193,23 @@ def test_best_checkpoint_beside_scores_of_the_last(scored_run: Path, tmp_path: P
     np.testing.assert_allclose(model(out / "state").encode(["where?"]), expected, atol=TOLERANCE)
     with pytest.raises(InputError, match=r"exists and is not an empty folder; give another one\."):
         export.export(run, "best", out)
+
+
+def test_untrained_weights_are_exported_on_demand_alone(
+    untrained_best: Path, commands: Commands, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    arguments = (f"--workdir={untrained_best}", f"--out={out}")
+    text = refusal(commands.run("export", *arguments))
+    assert "is that of step 0, the untrained weights; give --checkpoint=last" in text
+    assert not out.exists()
+    commands.succeed("export", *arguments, "--checkpoint=best")
+    card = (out / "README.md").read_text()
+    assert "**These are the untrained weights.** The best checkpoint of the run is that of" in card
+    assert "best, optimizer step 0 of 24" in card
+    run = opened(untrained_best)
+    export.export(run, "last", tmp_path / "last")
+    assert "untrained weights" not in (tmp_path / "last" / "README.md").read_text()
 
 
 def test_refusals(scored_run: Path, commands: Commands, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The planner that a run's config asks for: room for questions it was not shown, its log's meta."""
+"""The planner that a run's config asks for: room for questions it was not shown."""
 
 from __future__ import annotations
 
@@ -30,23 +30,3 @@ def test_longer_questions_than_those_shown_are_not_cut(run: SavedRun, tmp_path: 
     run.config.data.max_chunk_tokens_in_state = 256
     with pytest.raises(InputError, match=r"a state can reach \d+ tokens"):
         planned.make_planner(run, run.untrained(), [store])
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("env.positions", "relative"),
-        ("env.sort_by_index", True),
-        ("env.stop_action", True),
-        ("env.max_steps", 1),
-        ("eval.beam", 2),
-        ("eval.beam_score", "last"),
-        ("eval.stop_threshold", 0.5),
-    ],
-)
-def test_logs_of_other_ways_to_play_are_told_apart(
-    run: SavedRun, field: str, value: object
-) -> None:
-    before = planned.log_meta(run.config, "best-1", "4 questions")
-    run.config.update_from_flattened_dict({field: value})
-    assert planned.log_meta(run.config, "best-1", "4 questions") != before

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from qrag_jax.algorithms.rollout import CHUNK, STATE, RolloutConfig, rollout
 from qrag_jax.data.episodes import EpisodeShape, evaluation_batches
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import tokenise
+from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width, with_stop
 from qrag_jax.planning import Path as Way
 from qrag_jax.planning import PlanConfig, Planner
@@ -178,34 +181,83 @@ def check(found: list[Way], expected: list[Way]) -> None:
 # ---------------------------------------------------------------------- greedy
 
 
-@every_kind
-def test_greedy_is_the_rollout(kind: str, tmp_path: Path) -> None:
-    config = KINDS[kind]
-    found = ways(config)
-    store = tokenise(
-        SAMPLES,
-        loaded().tokenizer,
-        max_question_tokens=QUESTION_TOKENS,
-        max_chunk_tokens=ROW_TOKENS - 2,
-        cache=tmp_path,
-    )
+def every_pair_of_settings() -> list[RolloutConfig]:
+    """Eight settings in which every two values of two fields meet (an orthogonal array)."""
+    found = []
+    for a, b, c in itertools.product((0, 1), repeat=3):
+        found.append(
+            dataclasses.replace(
+                ROLLOUT,
+                positions=positions.KINDS[2 * a + b],
+                never_terminate=not c,
+                sort_by_index=a == c,
+                stop_action=bool(b ^ c),
+                top_k_actions=(1, 3)[a ^ b ^ c],
+            )
+        )
+    return found
+
+
+@functools.cache
+def rollout_of(config: RolloutConfig, samples: tuple[Sample, ...]) -> list[tuple[list, list]]:
+    """Chunks that the training rollout takes of each sample, acting greedily, with their Q; STOP
+    is left out. Rows that fill up the batch must not have happened."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = tokenise(
+            samples,
+            loaded().tokenizer,
+            max_question_tokens=QUESTION_TOKENS,
+            max_chunk_tokens=ROW_TOKENS - 2,
+            cache=Path(folder),
+        )
     shape = EpisodeShape.holding([store])
-    (batch,) = evaluation_batches(store, shape, len(SAMPLES), range(len(SAMPLES)))
+    (batch,) = evaluation_batches(store, shape, len(samples) + 3, range(len(samples)))
     batch = with_stop(batch) if config.stop_action else batch
     play = jax.jit(rollout, static_argnums=(0, 1, 2))
     played = play(loaded().encoder, PLAN, config, (params(),), batch, None, np.float32(1))
     actions, valid, q = map(np.asarray, (played.actions, played.valid, played.q))
-    stops = 0
-    for i, way in enumerate(found):
-        taken, values = actions[i][valid[i]].tolist(), q[i][valid[i]].tolist()
-        if config.stop_action and shape.chunks in taken:
-            assert taken.pop() == shape.chunks
-            values.pop()
-            stops += 1
+    assert not valid[len(samples) :].any()
+    valid = valid & (actions < shape.chunks)  # STOP is no chunk
+    rows = zip(actions[: len(samples)], valid, q, strict=False)
+    return [(a[happened].tolist(), b[happened].tolist()) for a, happened, b in rows]
+
+
+@pytest.mark.parametrize(
+    "config",
+    # Each compiles a program of its own: by default one half, which has every value.
+    [
+        pytest.param(config, id=config.positions, marks=[pytest.mark.slow] * (k == 3))
+        for config in every_pair_of_settings()
+        for k in [config.top_k_actions]
+    ],
+)
+def test_greedy_is_the_rollout(config: RolloutConfig) -> None:
+    """For every setting; documents with one fact and with two, shorter than T, as long, longer."""
+    one_fact = [sample(seed, chunks, facts=1) for seed, chunks in enumerate((2, 3, 6, 4, 5), 40)]
+    samples = [*SAMPLES, *one_fact]
+    found = ways(config, samples=samples)
+    for way, (taken, values) in zip(found, rollout_of(config, tuple(samples)), strict=True):
         assert list(way.taken) == taken
         np.testing.assert_allclose(way.q, values, atol=2e-5)
-    # Some documents are stopped in and some are not, or the option would not be tested.
-    assert 0 < stops < len(SAMPLES) if config.stop_action else stops == 0
+    # Some episodes end before T and some do not, or the settings would not be tested.
+    whole = [min(ROLLOUT.max_steps, len(document.chunks)) for document in samples]
+    ended = sum(len(way.taken) < most for way, most in zip(found, whole, strict=True))
+    if not config.never_terminate or (config.stop_action and config.positions == "relative"):
+        assert 0 < ended < len(samples)
+    elif not config.stop_action:
+        assert ended == 0
+
+
+def test_a_beam_ends_at_the_last_fact() -> None:
+    config = dataclasses.replace(ROLLOUT, never_terminate=False)
+    found = ways(config, PlanConfig(beam=5, score="last"))
+    for document, way in zip(SAMPLES, found, strict=True):
+        facts = set(document.support)
+        assert not facts <= set(way.taken[:-1])
+        assert way.ended == (facts <= set(way.taken))
+    ends = [len(way.taken) for way in found if way.ended]
+    assert min(ends) < ROLLOUT.max_steps
+    assert not all(way.ended for way in found)
 
 
 @every_kind

@@ -86,7 +86,10 @@ def test_metrics_of_every_step(finished_run: Path) -> None:
     scored = [line for line in lines if "eval/fact_em" in line]
     assert [line["step"] for line in scored] == list(range(0, STEPS + 1, EVAL_EVERY))
     for line in scored:
-        for score in ("fact_em", "fact_f1", "return"):
+        cut = ("return_until_found", "fact_f1_until_found", "fact_precision_until_found")
+        assert line["eval/return_until_found"] == line["eval/fact_em"]
+        assert line["eval/fact_f1_until_found"] >= line["eval/fact_f1"]
+        for score in ("fact_em", "fact_f1", "fact_precision", "fact_recall", "return", *cut):
             assert 0 <= line[f"eval/{score}"] <= 1
             assert line[f"untrained/{score}"] == scored[0][f"eval/{score}"]
             assert line[f"single_step/{score}"] == scored[0][f"eval_single_step/{score}"]
@@ -131,6 +134,28 @@ def test_finished_run_started_again(run_copy: Path, commands: Commands) -> None:
         n for n in before if n.startswith("checkpoints")
     }
     assert saved_state(run_copy, STEPS).keys() == state.keys()
+
+
+def test_a_best_checkpoint_of_step_0_is_told(untrained_best: Path, commands: Commands) -> None:
+    out = commands.succeed("train", *SHARED, f"--workdir={untrained_best}")
+    assert "the best checkpoint so far is that of step 0, the untrained weights" in out
+    told = "the best checkpoint is that of step 0: no evaluation scored above the untrained weights"
+    assert told in out
+    assert "--checkpoint=last" in out
+
+
+def test_either_return_chooses_the_best(commands: Commands, tmp_path: Path) -> None:
+    """A reward that is the lower the more facts are taken: the two returns disagree."""
+    workdir = tmp_path / "run"
+    fields = ("--config.reward.per_fact_reward=-2.0", "--config.eval.best_by=return_until_found")
+    commands.succeed("train", *SHARED, *fields, f"--workdir={workdir}")
+    scored = [line for line in metric_lines(workdir) if "eval/return" in line]
+    (best,) = (workdir / "checkpoints/best").iterdir()
+    first_best = {
+        name: max(scored, key=lambda line, name=name: line[f"eval/{name}"])["step"]
+        for name in ("return", "return_until_found")
+    }
+    assert int(best.name) == first_best["return_until_found"] != first_best["return"]
 
 
 def test_other_settings_are_refused_and_nothing_is_lost(run_copy: Path, commands: Commands) -> None:
@@ -197,6 +222,7 @@ def refused(config: ml_collections.ConfigDict, workdir: Path) -> str:
             {"reward.name": "f1"},
             "config.reward.name is 'f1'; use one of ground_truth, gt,",
         ),
+        ({"eval.best_by": "f1"}, "config.eval.best_by is 'f1'; use one of return, return_until"),
         ({"reward.name": "judge"}, "config.llm.server.model is empty; give a model's folder"),
         (
             {"encoder.dtype": "int8"},

@@ -152,8 +152,7 @@ def write_folder(
         raise InputError(f"{out}: is a file; give a folder to write.")
     out.mkdir(parents=True, exist_ok=True)
     write_shards(out, sizes, arrays, max_shard_bytes)
-    write_whole(out / "config.json", json.dumps(config, indent=2) + "
-")
+    write_whole(out / "config.json", json.dumps(config, indent=2) + "\n")
     copy_files(files, tokenizer_files_from, out)
 
 

@@ -46,13 +46,14 @@ def retrieval_step(row: Row, steps: int) -> Row:
 
 
 def early_stop(row: Row) -> Row:
-    """The chunks up to and with the last supporting fact taken; nothing if none was taken.
+    """The chunks up to and with the last supporting fact taken; all of them if none was taken.
 
-    An oracle, for it looks at the supporting facts: the shortest play with the same recall.
+    An oracle, for it looks at the supporting facts: play that knows when it has found them. Play
+    that never finds one never stops (the same in griver/Q-RAG, `EarlyStopChunkFilter`).
     """
     gold = set(row.sf_idx)
     hits = [step for step, index in enumerate(row.pred_idx) if index in gold]
-    return _keep(row, range(hits[-1] + 1 if hits else 0))
+    return _keep(row, range(hits[-1] + 1 if hits else len(row.pred_idx)))
 
 
 def gt(row: Row) -> Row:

@@ -67,6 +67,10 @@ _LISTS: dict[str, Any] = {
 }
 _OPTIONAL: dict[str, Any] = {"aliases": str}  # lists too
 
+# Key of a record of all settings: the number of its form. Older logs recorded some alone.
+RECORD = "record"
+_MOST_NAMED = 8  # settings that differ, in one sentence
+
 _BEGIN_ANEW = "pass --restart, or delete the log, to begin anew"
 _WRITE_ANEW = "write the log anew with python -m qrag_jax.evaluate"
 
@@ -188,32 +192,45 @@ def read_meta(path: Path) -> dict[str, Any]:
     return _decode_meta(meta_path(path), "delete it")
 
 
-def check_meta(path: Path, meta: Mapping[str, Any]) -> None:
+def check_meta(path: Path, meta: Mapping[str, Any], later: Mapping[str, Any] | None = None) -> None:
     """Guards the log at `path` against rows from two different evaluations.
 
-    The first call writes `meta` (for example the checkpoint and the config's fingerprint) beside
-    the log; later calls compare. Call it before the first `append`.
+    The first call writes `meta` (for example the checkpoint and the config) beside the log; later
+    calls compare. Call it before the first `append`.
+
+    Args:
+        later: values that a log was made with whose record lacks their keys.
 
     Raises:
         InputError: the log was begun with other values, has rows but no record of where they come
-            from, or its record is broken; the sentence says what differs and how to go on.
+            from, or its record is broken or of an older form; the sentence names what differs,
+            with both values, and how to go on.
     """
     side = meta_path(path)
     fix = f"pass --restart, or delete {path} and {side.name}, to begin anew"
-    now = json.loads(json.dumps(dict(meta)))  # as it will be read back: tuples become lists
+    now = _as_read(meta)
     if not side.exists():
         if path.exists() and path.stat().st_size > 0:
             raise InputError(f"{path} has rows but {side.name} is missing beside it: {fix}")
         write_whole(side, json.dumps(now, indent=1, sort_keys=True) + "\n")
         return
     then = _decode_meta(side, fix)
+    if RECORD in now and then.get(RECORD) != now[RECORD]:
+        raise InputError(
+            f"{path} was begun by another version, which did not record all the settings that its "
+            f"rows depend on: {fix}"
+        )
+    added = {key: value for key, value in _as_read(later or {}).items() if key in now}
+    old, new = _leaves(added | then), _leaves(now)
     differing = [
-        f"{key} (was {json.dumps(then.get(key))}, now {json.dumps(now.get(key))})"
-        for key in sorted({*then, *now})
-        if key not in then or key not in now or then[key] != now[key]
+        f"{key} (was {json.dumps(old.get(key))}, now {json.dumps(new.get(key))})"
+        for key in sorted({*old, *new})
+        if key not in old or key not in new or old[key] != new[key]
     ]
     if differing:
-        fields = ", ".join(differing)
+        fields = ", ".join(differing[:_MOST_NAMED])
+        if len(differing) > _MOST_NAMED:
+            fields += f" and {len(differing) - _MOST_NAMED} more"
         raise InputError(f"{path} was begun with other settings, {fields}: {fix}")
 
 
@@ -228,6 +245,20 @@ def check_count(path: Path, rows: int, questions: int) -> None:
             f"{path} has {rows} rows, but there are {questions} questions: more than one process "
             f"wrote to it; {_BEGIN_ANEW}"
         )
+
+
+def _as_read(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """As it will be read back: tuples become lists."""
+    return json.loads(json.dumps(dict(meta)))
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values below all keys, by names with dots; an empty mapping is a value."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        below = isinstance(value, dict) and value
+        found |= _leaves(value, f"{prefix}{key}.") if below else {prefix + key: value}
+    return found
 
 
 def discard(path: Path) -> None:

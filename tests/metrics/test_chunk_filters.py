@@ -73,8 +73,11 @@ def test_gt_is_the_facts_in_document_order_whatever_was_taken() -> None:
         assert (result.f1, result.em) == (1.0, 1.0)
 
 
-def test_early_stop_takes_nothing_when_nothing_was_found_and_stops_at_a_part() -> None:
-    assert chunk_filters.early_stop(row([3], [1, 2])).pred_idx == []
+def test_early_stop_keeps_all_when_nothing_was_found_and_stops_at_a_part() -> None:
+    nothing_found = row([3], [1, 2])
+    assert chunk_filters.early_stop(nothing_found) == dataclasses.replace(
+        nothing_found, f1=0.0, em=0.0
+    )
     partly = chunk_filters.early_stop(row([3, 8], [1, 3, 2]))
     assert partly.pred_idx == [1, 3]
     assert (partly.f1, partly.em) == (0.5, 0.0)

@@ -1,0 +1,122 @@
+"""Play that ends at the last fact: by hand, and cut out of real play of the full budget."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from qrag_jax.algorithms.rollout import RolloutConfig
+from qrag_jax.data.episodes import EpisodeShape
+from qrag_jax.data.tokens import tokenise
+from qrag_jax.environments.chunks import state_width
+from qrag_jax.evaluation import make_play, play_samples
+from qrag_jax.feedback.ground_truth import ground_truth
+from qrag_jax.metrics.facts import fact_columns
+from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.until_found import until_found
+from tests.long_documents import (
+    QUESTION_TOKENS,
+    ROW_TOKENS,
+    loaded,
+    one_device,
+    params,
+    plan,
+    sample,
+    shardings,
+)
+from tests.retrieval_logs import played_rows
+
+FULL = RolloutConfig(
+    max_steps=4,
+    never_terminate=True,
+    sort_by_index=False,
+    max_chunk_tokens=ROW_TOKENS,
+    max_chunk_tokens_in_state=5,
+    top_k_actions=3,
+    stop_action=True,
+)
+SAMPLES = [
+    sample(seed, chunks, facts)
+    for seed, (chunks, facts) in enumerate([(6, 2), (2, 1), (9, 1), (3, 2), (1, 1), (5, 1), (6, 3)])
+]
+
+
+def row(sf_idx: list[int], pred_idx: list[int]) -> Row:
+    made = played_rows(1, seed=0)[0]
+    return dataclasses.replace(
+        made,
+        sf_idx=sf_idx,
+        pred_idx=pred_idx,
+        q_values=[1.0 - 0.125 * i for i in range(len(pred_idx))],
+        sf_texts=[f"chunk {i}" for i in sf_idx],
+        pred_texts=[f"chunk {i}" for i in pred_idx],
+        ret=0.123,
+    )
+
+
+@pytest.mark.parametrize(
+    ("sf_idx", "pred_idx", "steps", "ret"),
+    [
+        ([6, 2], [4, 2, 9, 6, 1], 4, 1.0),
+        ([6, 2], [2, 6], 2, 1.0),
+        ([6, 2], [4, 2, 9, 1], 4, 0.0),  # not all were found: played to the end
+        ([6], [], 0, 0.0),
+    ],
+)
+def test_by_hand(sf_idx: list[int], pred_idx: list[int], steps: int, ret: float) -> None:
+    whole = row(sf_idx, pred_idx)
+    cut = until_found(whole)
+    assert (cut.pred_idx, cut.ret) == (pred_idx[:steps], ret)
+    assert cut.q_values == whole.q_values[:steps]
+    assert cut.pred_texts == whole.pred_texts[:steps]
+    hits = len(set(sf_idx) & set(cut.pred_idx))
+    assert cut.f1 == pytest.approx(2 * hits / (len(sf_idx) + steps))
+    assert until_found(cut) == cut
+
+
+def test_a_two_hop_question_is_no_longer_capped() -> None:
+    """Four steps hold F1 of two facts below 2/3, however good the retriever is."""
+    whole = row([6, 2], [6, 2, 0, 1])
+    assert fact_columns([whole])["fact_f1"] == [pytest.approx(2 / 3)]
+    assert fact_columns([until_found(whole)])["fact_f1"] == [1.0]
+
+
+def played(config: RolloutConfig, folder: Path, penalize: bool, gamma: float) -> list[Row]:
+    store = tokenise(
+        SAMPLES,
+        loaded().tokenizer,
+        max_question_tokens=QUESTION_TOKENS,
+        max_chunk_tokens=ROW_TOKENS - 2,
+        cache=folder,
+    )
+    mesh, encoder = one_device(), loaded().encoder
+
+    def feedback(batch, trajectory):
+        reward = partial(ground_truth, penalize_extra_steps=penalize)
+        return reward(batch.support, trajectory.actions, trajectory.valid)
+
+    blocks = plan(state_width(1, QUESTION_TOKENS, 5, config.max_steps - 1))
+    where = shardings(mesh)
+    play = make_play(mesh, where, encoder, blocks, config, feedback, gamma)
+    towers, shape = jax.device_put(params(), where), EpisodeShape.holding([store])
+    batches = play_samples(play, mesh, towers, SAMPLES, store, shape, 4, range(len(SAMPLES)))
+    return [each for rows, _ in batches for each in rows]
+
+
+def test_cutting_equals_ending_in_play(tmp_path: Path) -> None:
+    """The play of the environment that ends at the last fact, with the reference's reward."""
+    whole = played(FULL, tmp_path, penalize=True, gamma=0.9)
+    ends = dataclasses.replace(FULL, never_terminate=False)
+    ended = played(ends, tmp_path, penalize=False, gamma=1.0)
+    for cut, expected in zip(map(until_found, whole), ended, strict=True):
+        np.testing.assert_allclose(cut.q_values, expected.q_values, atol=1e-5)
+        assert dataclasses.replace(cut, q_values=expected.q_values) == expected
+    assert {row.ret for row in ended} == {0.0, 1.0}
+    shorter = [len(a.pred_idx) < len(b.pred_idx) for a, b in zip(ended, whole, strict=True)]
+    assert any(shorter)
+    assert not all(shorter)
