@@ -47,6 +47,9 @@ def get_config() -> ConfigDict:
 
     config.data = ConfigDict()
     config.data.sources = ConfigDict()  # name → weight in the training mixture
+    # weights: a source's share of the episodes is its weight. size: it is its weight times its
+    # training questions, so that equal weights throw all questions into one heap, as Q-RAG does.
+    config.data.mixture = "weights"
     config.data.path = ""  # file, folder, or name=path,name=path; "": from the hub
     config.data.limit = 0  # training records read per source, 0: all
     config.data.max_question_tokens = 64  # longer questions are cut
@@ -128,7 +131,8 @@ def get_config() -> ConfigDict:
     config.optimizer.beta2 = 0.98  # β_2
     config.optimizer.eps = 1e-6  # ε
     config.optimizer.clip_norm = 2.0  # global norm of the gradient
-    config.optimizer.schedule = "cosine"  # after warm-up: constant, linear or cosine
+    # After warm-up: constant, linear, cosine (the usual half of one) or quarter_cosine (Q-RAG's).
+    config.optimizer.schedule = "quarter_cosine"
     config.optimizer.final_ratio = 0.1  # last learning rate over the peak
     config.optimizer.warmup_steps = 1000  # linear rise to lr_0
 

@@ -24,6 +24,7 @@ from qrag_jax.data.episodes import EpisodeShape, check_steps
 from qrag_jax.data.loading import SYNTHETIC, DataConfig, LoadedSamples, load_split
 from qrag_jax.data.niah_generator import NiahConfig
 from qrag_jax.data.sample import Sample
+from qrag_jax.data.sources import BY_SIZE, MIXTURES, mix_weights
 from qrag_jax.data.synthetic import SyntheticConfig
 from qrag_jax.data.tokens import TextTokenizer, TokenStore, default_cache, tokenise
 from qrag_jax.encoder_settings import encoder_settings
@@ -152,6 +153,19 @@ def documents_of_length(
         f"documents of {', '.join(names)} cannot be made longer or shorter; score runs of "
         "babilong, or of niah without data files, at several lengths."
     )
+
+
+def mixture_shares(
+    config: ml_collections.ConfigDict, stores: Mapping[str, TokenStore]
+) -> dict[str, float]:
+    """Each source's share of the training episodes.
+
+    Raises:
+        InputError: a weight is not a positive number.
+    """
+    sizes = {name: len(store) for name, store in stores.items()}
+    by_size = config.data.mixture == BY_SIZE
+    return mix_weights(config.data.sources.to_dict(), sizes if by_size else None)
 
 
 def optimizer_config(config: ml_collections.ConfigDict) -> OptimizerConfig:
@@ -378,6 +392,10 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     kind, kinds = rollout_config(config).positions, positions.KINDS
     if kind not in kinds:
         raise InputError(f"config.env.positions is {kind!r}; give one of {', '.join(kinds)}.")
+    if config.data.mixture not in MIXTURES:
+        raise InputError(
+            f"config.data.mixture is {config.data.mixture!r}; use one of {', '.join(MIXTURES)}."
+        )
     if config.reward.step_cost < 0:
         raise InputError(
             f"config.reward.step_cost is {config.reward.step_cost}; it must be at least 0."

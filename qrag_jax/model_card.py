@@ -11,6 +11,7 @@ from typing import Any
 import ml_collections
 
 from qrag_jax import experiment
+from qrag_jax.data.sources import BY_SIZE
 from qrag_jax.encoders.adapters import LoraConfig
 from qrag_jax.encoders.minilm import HUB_NAME, MINILM
 from qrag_jax.encoders.rope import THETA
@@ -179,6 +180,8 @@ def _training(facts: Facts) -> str:
     encoder = f"`{_without_folders(path)}`" if path else "a small encoder from scratch"
     weights = {name: weight for name, weight in config.data.sources.items() if weight}
     sources = ", ".join(f"{name} (weight {weight:g})" for name, weight in weights.items())
+    if config.data.mixture == BY_SIZE and len(weights) > 1:
+        sources += ", each times its size"
     path = _without_folders(config.data.path)
     minutes = "" if facts.seconds is None else f", {facts.seconds / 60:.1f} minutes of training"
     lines = {

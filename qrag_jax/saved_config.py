@@ -55,6 +55,7 @@ LATER_FIELDS: dict[str, Any] = {
     "encoder.normalise": None,
     "encoder.state_prefix": "",
     "encoder.chunk_prefix": "",
+    "data.mixture": "weights",
     "env.positions": "none",
     "env.stop_action": False,
     "reward.step_cost": 0.0,
