@@ -141,6 +141,7 @@ def documents_of_length(
     Raises:
         InputError: the source has no such documents, or see `data.babilong`, `niah_generator`.
     """
+    _check_positions(config, chunks)
     names = [name for name, weight in config.data.sources.items() if weight]
     path = config.eval.path or config.data.path
     if names == [babilong.NAME]:
@@ -350,6 +351,7 @@ def check_fit(
     """
     check_values(config)
     check_steps(config.env.max_steps, stores)
+    _check_positions(config, shape.chunks)
     in_state = min(config.data.max_chunk_tokens_in_state, shape.chunk_tokens)
     max_positions, opening = encoder.max_positions, len(encoder.state_opening)
     longest = state_width(opening, shape.question_tokens, in_state, config.env.max_steps - 1)
@@ -372,6 +374,16 @@ def check_fit(
         raise InputError(
             f"a chunk row has up to {row} tokens, but the encoder has {max_positions} positions; "
             "lower config.data.max_chunk_tokens."
+        )
+
+
+def _check_positions(config: ml_collections.ConfigDict, chunks: int) -> None:
+    """Refuses documents that are longer than their positions reach."""
+    most = positions.MOST_CHUNKS
+    if config.env.positions == positions.RANDOM_PUBLISHED and chunks > most:
+        raise InputError(
+            f"config.env.positions {positions.RANDOM_PUBLISHED} places documents of at most "
+            f"{most} chunks, but one has {chunks}; give random or relative, or shorter documents."
         )
 
 

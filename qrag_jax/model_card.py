@@ -28,6 +28,10 @@ tags: [sentence-transformers, feature-extraction, multi-step-retrieval, qrag_jax
 NUMBERING = {
     "absolute": "p = 0, 1, 2, … in document order",
     "random": "p = 0, 1, 2, … in document order (in training with random gaps)",
+    positions.RANDOM_PUBLISHED: (
+        f"p = i + d for chunk i, d the indent of its part of the document, of {positions.PARTS} "
+        "parts, drawn from the question and the number of chunks"
+    ),
     "relative": (
         f"with the taken chunks' indices sorted, i_1 < … < i_k, the m chunks from i_j up to "
         f"i_(j+1) stand at {positions.STEP}·j + ⌊linspace(0, {positions.SPAN}, m)⌋, "

@@ -178,9 +178,10 @@ def check(found: list[Way], expected: list[Way]) -> None:
 # ---------------------------------------------------------------------- greedy
 
 
-@every_kind
+@pytest.mark.parametrize("kind", [*KINDS, "published"])
 def test_greedy_is_the_rollout(kind: str, tmp_path: Path) -> None:
-    config = KINDS[kind]
+    drawn = dataclasses.replace(ROLLOUT, positions="random_published")
+    config = KINDS.get(kind, drawn)
     found = ways(config)
     store = tokenise(
         SAMPLES,
