@@ -91,7 +91,9 @@ def get_config() -> ConfigDict:
 
     config.env = ConfigDict()
     config.env.max_steps = 2  # T, chunks taken per episode
-    config.env.never_terminate = True  # play on when all supporting facts are found
+    # Play on when all supporting facts are found or, with a language model's reward, when that
+    # completes the episode (config.reward.completion_threshold).
+    config.env.never_terminate = True
     config.env.sort_by_index = False  # states list chunks in document order, else as taken
     config.env.positions = (
         "none"  # chunk embeddings are rotated at: none, absolute, random, relative
@@ -113,6 +115,9 @@ def get_config() -> ConfigDict:
     # Of the language model:
     config.reward.scale = 1.0  # factor on the reward
     config.reward.prompt = "auto"  # in qrag_jax/llm/templates, or a .txt file; auto: by the data
+    # None: the model is asked once, at the end. A number: after every step, and the first reward
+    # (with its scale) that is not below completes the episode: no step after it has one.
+    config.reward.completion_threshold = placeholder(float)
     # K, updates between an episode's play and its own: so long the model may take to answer while
     # the device goes on. 0: strictly on-policy.
     config.reward.staleness = 1

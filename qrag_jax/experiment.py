@@ -79,10 +79,14 @@ LEAST = {
 
 
 def rollout_config(config: ml_collections.ConfigDict) -> RolloutConfig:
-    """The static settings of playing episodes."""
+    """The static settings of playing episodes.
+
+    Where a language model gives the rewards the supporting facts end no episode: it is trained
+    without them (see `feedback.completion` for what does).
+    """
     return RolloutConfig(
         max_steps=config.env.max_steps,
-        never_terminate=config.env.never_terminate,
+        never_terminate=config.env.never_terminate or not is_ground_truth(config),
         sort_by_index=config.env.sort_by_index,
         max_chunk_tokens=config.data.max_chunk_tokens,
         max_chunk_tokens_in_state=config.data.max_chunk_tokens_in_state,
@@ -418,6 +422,16 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     is_ground_truth(config)
     if not 0 < config.reward.scale < math.inf:
         raise InputError(f"config.reward.scale is {config.reward.scale}; use a number above 0.")
+    threshold = config.reward.completion_threshold
+    if threshold is not None and is_ground_truth(config):
+        raise InputError(
+            f"config.reward.completion_threshold is {threshold}, but config.reward.name is "
+            f"{config.reward.name!r}, which asks no language model; leave it None."
+        )
+    if threshold is not None and not 0 < threshold < math.inf:
+        raise InputError(
+            f"config.reward.completion_threshold is {threshold}; use a number above 0, or None."
+        )
     if not 0 <= config.reward.max_failure_share < 1:
         raise InputError(
             f"config.reward.max_failure_share is {config.reward.max_failure_share}; use a share "

@@ -61,6 +61,7 @@ LATER_FIELDS: dict[str, Any] = {
     "reward.step_cost": 0.0,
     "reward.scale": 1.0,
     "reward.prompt": "auto",
+    "reward.completion_threshold": None,
     "reward.staleness": 1,
     "reward.max_failure_share": 0.5,
     "eval.beam": 1,

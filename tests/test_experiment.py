@@ -206,6 +206,37 @@ def test_shares_by_the_sizes_of_the_sources(tmp_path: Path) -> None:
     assert experiment.mixture_shares(config, inputs.stores) == dict.fromkeys(sizes, 0.5)
 
 
+def test_facts_end_no_episode_that_a_model_rewards(config: ml_collections.ConfigDict) -> None:
+    config.env.never_terminate = False
+    assert not experiment.rollout_config(config).never_terminate
+    for reward in ("answer_em", "judge"):
+        config.reward.name = reward
+        assert experiment.rollout_config(config).never_terminate
+    config.reward.completion_threshold = 1.0
+    experiment.check_values(config)
+    for threshold in (0.0, float("nan"), float("inf")):
+        config.reward.completion_threshold = threshold
+        with pytest.raises(InputError, match="completion_threshold is .*; use a number above 0"):
+            experiment.check_values(config)
+    config.reward.update(name="gt", completion_threshold=1.0)
+    with pytest.raises(InputError, match="which asks no language model; leave it None"):
+        experiment.check_values(config)
+
+
+@pytest.mark.parametrize("chunks", [2000, 2001])
+def test_published_positions_hold_2000_chunks(
+    config: ml_collections.ConfigDict, chunks: int
+) -> None:
+    with config.unlocked():
+        config.data.sources = ml_collections.ConfigDict({"babilong": 1.0})
+    config.env.positions = "random_published"
+    if chunks == 2000:
+        assert len(experiment.documents_of_length(config, chunks, 1)[0].chunks) == chunks
+        return
+    with pytest.raises(InputError, match="at most 2000 chunks, but one has 2001"):
+        experiment.documents_of_length(config, chunks, 1)
+
+
 def test_later_fields_are_fields_of_every_config(config: ml_collections.ConfigDict) -> None:
     """And a new run begins with the value of old ones."""
     for name, value in saved_config.LATER_FIELDS.items():
