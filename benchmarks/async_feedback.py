@@ -20,7 +20,6 @@ from qrag_jax.algorithms import placement
 from qrag_jax.algorithms.optimizers import make_optimizer
 from qrag_jax.algorithms.pqn import TrainState
 from qrag_jax.data.episodes import training_batches
-from qrag_jax.data.sources import mix_weights
 from qrag_jax.deferred_steps import DeferredSteps
 from qrag_jax.programs import Programs
 from qrag_jax.rewards import open_rewards
@@ -76,7 +75,8 @@ def _measured(
     programs = Programs(config, mesh, shardings, inputs)
 
     def batches() -> Batches:
-        weights, size = mix_weights(config.data.sources.to_dict()), config.train.batch_size
+        weights = experiment.mixture_shares(config, inputs.stores)
+        size = config.train.batch_size
         settings: dict[str, Any] = {"batch_size": size, "seed": config.seed}
         return Batches(mesh, training_batches(inputs.stores, weights, inputs.shape, **settings))
 

@@ -47,6 +47,9 @@ def get_config() -> ConfigDict:
 
     config.data = ConfigDict()
     config.data.sources = ConfigDict()  # name → weight in the training mixture
+    # weights: a source's share of the episodes is its weight. size: it is its weight times its
+    # training questions, so that equal weights throw all questions into one heap, as Q-RAG does.
+    config.data.mixture = "weights"
     config.data.path = ""  # file, folder, or name=path,name=path; "": from the hub
     config.data.limit = 0  # training records read per source, 0: all
     config.data.max_question_tokens = 64  # longer questions are cut
@@ -92,7 +95,9 @@ def get_config() -> ConfigDict:
 
     config.env = ConfigDict()
     config.env.max_steps = 2  # T, chunks taken per episode
-    config.env.never_terminate = True  # play on when all supporting facts are found
+    # Play on when all supporting facts are found or, with a language model's reward, when that
+    # completes the episode (config.reward.completion_threshold).
+    config.env.never_terminate = True
     config.env.sort_by_index = False  # states list chunks in document order, else as taken
     config.env.positions = (
         "none"  # chunk embeddings are rotated at: none, absolute, random, relative
@@ -114,6 +119,9 @@ def get_config() -> ConfigDict:
     # Of the language model:
     config.reward.scale = 1.0  # factor on the reward
     config.reward.prompt = "auto"  # in qrag_jax/llm/templates, or a .txt file; auto: by the data
+    # None: the model is asked once, at the end. A number: after every step, and the first reward
+    # (with its scale) that is not below completes the episode: no step after it has one.
+    config.reward.completion_threshold = placeholder(float)
     # K, updates between an episode's play and its own: so long the model may take to answer while
     # the device goes on. 0: strictly on-policy.
     config.reward.staleness = 1
@@ -132,7 +140,8 @@ def get_config() -> ConfigDict:
     config.optimizer.beta2 = 0.98  # β_2
     config.optimizer.eps = 1e-6  # ε
     config.optimizer.clip_norm = 2.0  # global norm of the gradient
-    config.optimizer.schedule = "cosine"  # after warm-up: constant, linear or cosine
+    # After warm-up: constant, linear, cosine (the usual half of one) or quarter_cosine (Q-RAG's).
+    config.optimizer.schedule = "quarter_cosine"
     config.optimizer.final_ratio = 0.1  # last learning rate over the peak
     config.optimizer.warmup_steps = 1000  # linear rise to lr_0
 

@@ -100,9 +100,13 @@ class DeferredSteps:
         self.waited["feedback"] += time.monotonic() - before
         if rewards is None:
             return None
-        scored = np.array([not isinstance(reward, Unscored) for reward in rewards])
-        score = [0.0 if isinstance(reward, Unscored) else reward for reward in rewards]
-        scores = shard_batch(self._mesh, (np.array(score, np.float32), scored))
+        shape = len(rewards), oldest.played.actions.shape[1]
+        score, scored = np.zeros(shape, np.float32), np.zeros(shape, bool)
+        for row, episode in enumerate(rewards):
+            if not isinstance(episode, Unscored):
+                score[row, : len(episode.rewards)] = episode.rewards
+                scored[row, : episode.kept] = True
+        scores = shard_batch(self._mesh, (score, scored))
         with jax.transfer_guard("disallow"):
             state, metrics = self._learn(
                 state, ScoredEpisodes(oldest.batch, oldest.played, *scores)

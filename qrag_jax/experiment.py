@@ -24,6 +24,7 @@ from qrag_jax.data.loading import SYNTHETIC, DataConfig, LoadedSamples, load_spl
 from qrag_jax.data.niah_generator import NiahConfig
 from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
 from qrag_jax.data.sample import Sample
+from qrag_jax.data.sources import BY_SIZE, MIXTURES, mix_weights
 from qrag_jax.data.synthetic import SyntheticConfig
 from qrag_jax.data.tokens import TextTokenizer, Tokens, TokenStore, default_cache, tokenise
 from qrag_jax.encoder_settings import encoder_settings
@@ -81,10 +82,14 @@ LEAST = {
 
 
 def rollout_config(config: ml_collections.ConfigDict) -> RolloutConfig:
-    """The static settings of playing episodes."""
+    """The static settings of playing episodes.
+
+    Where a language model gives the rewards the supporting facts end no episode: it is trained
+    without them (see `feedback.completion` for what does).
+    """
     return RolloutConfig(
         max_steps=config.env.max_steps,
-        never_terminate=config.env.never_terminate,
+        never_terminate=config.env.never_terminate or not is_ground_truth(config),
         sort_by_index=config.env.sort_by_index,
         max_chunk_tokens=config.data.max_chunk_tokens,
         max_chunk_tokens_in_state=config.data.max_chunk_tokens_in_state,
@@ -143,6 +148,7 @@ def documents_of_length(
     Raises:
         InputError: the source has no such documents, or see `data.babilong`, `niah_generator`.
     """
+    _check_positions(config, chunks)
     names = [name for name, weight in config.data.sources.items() if weight]
     path = config.eval.path or config.data.path
     if names == [babilong.NAME]:
@@ -155,6 +161,19 @@ def documents_of_length(
         f"documents of {', '.join(names)} cannot be made longer or shorter; score runs of "
         "babilong, or of niah without data files, at several lengths."
     )
+
+
+def mixture_shares(
+    config: ml_collections.ConfigDict, stores: Mapping[str, TokenStore]
+) -> dict[str, float]:
+    """Each source's share of the training episodes.
+
+    Raises:
+        InputError: a weight is not a positive number.
+    """
+    sizes = {name: len(store) for name, store in stores.items()}
+    by_size = config.data.mixture == BY_SIZE
+    return mix_weights(config.data.sources.to_dict(), sizes if by_size else None)
 
 
 def optimizer_config(config: ml_collections.ConfigDict) -> OptimizerConfig:
@@ -349,6 +368,7 @@ def check_fit(
     """
     check_values(config)
     check_steps(config.env.max_steps, stores)
+    _check_positions(config, shape.chunks)
     in_state = min(config.data.max_chunk_tokens_in_state, shape.chunk_tokens)
     max_positions, opening = encoder.max_positions, len(encoder.state_opening)
     longest = state_width(opening, shape.question_tokens, in_state, config.env.max_steps - 1)
@@ -374,6 +394,16 @@ def check_fit(
         )
 
 
+def _check_positions(config: ml_collections.ConfigDict, chunks: int) -> None:
+    """Refuses documents that are longer than their positions reach."""
+    most = positions.MOST_CHUNKS
+    if config.env.positions == positions.RANDOM_PUBLISHED and chunks > most:
+        raise InputError(
+            f"config.env.positions {positions.RANDOM_PUBLISHED} places documents of at most "
+            f"{most} chunks, but one has {chunks}; give random or relative, or shorter documents."
+        )
+
+
 def check_values(config: ml_collections.ConfigDict) -> None:
     """Refuses values that make no sense whatever the data are.
 
@@ -391,6 +421,10 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     kind, kinds = rollout_config(config).positions, positions.KINDS
     if kind not in kinds:
         raise InputError(f"config.env.positions is {kind!r}; give one of {', '.join(kinds)}.")
+    if config.data.mixture not in MIXTURES:
+        raise InputError(
+            f"config.data.mixture is {config.data.mixture!r}; use one of {', '.join(MIXTURES)}."
+        )
     if config.reward.step_cost < 0:
         raise InputError(
             f"config.reward.step_cost is {config.reward.step_cost}; it must be at least 0."
@@ -405,6 +439,16 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     is_ground_truth(config)
     if not 0 < config.reward.scale < math.inf:
         raise InputError(f"config.reward.scale is {config.reward.scale}; use a number above 0.")
+    threshold = config.reward.completion_threshold
+    if threshold is not None and is_ground_truth(config):
+        raise InputError(
+            f"config.reward.completion_threshold is {threshold}, but config.reward.name is "
+            f"{config.reward.name!r}, which asks no language model; leave it None."
+        )
+    if threshold is not None and not 0 < threshold < math.inf:
+        raise InputError(
+            f"config.reward.completion_threshold is {threshold}; use a number above 0, or None."
+        )
     if not 0 <= config.reward.max_failure_share < 1:
         raise InputError(
             f"config.reward.max_failure_share is {config.reward.max_failure_share}; use a share "

@@ -11,6 +11,7 @@ from typing import Any
 import ml_collections
 
 from qrag_jax import experiment
+from qrag_jax.data.sources import BY_SIZE
 from qrag_jax.encoders.adapters import LoraConfig
 from qrag_jax.encoders.minilm import HUB_NAME, MINILM
 from qrag_jax.encoders.rope import THETA
@@ -28,6 +29,10 @@ tags: [sentence-transformers, feature-extraction, multi-step-retrieval, qrag_jax
 NUMBERING = {
     "absolute": "p = 0, 1, 2, … in document order",
     "random": "p = 0, 1, 2, … in document order (in training with random gaps)",
+    positions.RANDOM_PUBLISHED: (
+        f"p = i + d for chunk i, d the indent of its part of the document, of {positions.PARTS} "
+        "parts, drawn from the question and the number of chunks"
+    ),
     "relative": (
         f"with the taken chunks' indices sorted, i_1 < … < i_k, the m chunks from i_j up to "
         f"i_(j+1) stand at {positions.STEP}·j + ⌊linspace(0, {positions.SPAN}, m)⌋, "
@@ -190,6 +195,8 @@ def _training(facts: Facts) -> str:
     encoder = f"`{_without_folders(path)}`" if path else "a small encoder from scratch"
     weights = {name: weight for name, weight in config.data.sources.items() if weight}
     sources = ", ".join(f"{name} (weight {weight:g})" for name, weight in weights.items())
+    if config.data.mixture == BY_SIZE and len(weights) > 1:
+        sources += ", each times its size"
     path = _without_folders(config.data.path)
     minutes = "" if facts.seconds is None else f", {facts.seconds / 60:.1f} minutes of training"
     lines = {

@@ -20,6 +20,7 @@ from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.encoders.ragged import Plan
 from qrag_jax.encoders.text_encoder import Params, TextEncoder
 from qrag_jax.encoders.text_table import Store, TextTable, make_embed
+from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import NOT_TAKEN, state_width
 from qrag_jax.policies.document_scores import make_best_chunks, padded_chunks
 from qrag_jax.policies.soft_q import MASKED
@@ -160,12 +161,13 @@ class Planner:
         counts = np.zeros(size, np.int32)
         for i, question in enumerate(questions):
             rows[i, : len(question.rows)], counts[i] = question.rows, len(question.rows)
+        keys = self._keys(questions, size)
         beams = [[Path()] for _ in questions]
         for _ in range(self._rollout.max_steps):
             if all(path.ended for beam in beams for path in beam):
                 break
             states = self._states(questions, beams, size)
-            values, index = self._actions(rows, counts, states, beams)
+            values, index = self._actions(rows, counts, states, keys, beams)
             beams = [
                 self._search(beam, values[i], index[i], question.sample)
                 for i, (question, beam) in enumerate(zip(questions, beams, strict=True))
@@ -173,14 +175,19 @@ class Planner:
         return [beam[0] for beam in beams]
 
     def _actions(
-        self, rows: np.ndarray, counts: np.ndarray, states: jax.Array, beams: list[list[Path]]
+        self,
+        rows: np.ndarray,
+        counts: np.ndarray,
+        states: jax.Array,
+        keys: jax.Array,
+        beams: list[list[Path]],
     ) -> tuple[np.ndarray, np.ndarray]:
         """Values and indices `[B, W, k]` of the best actions, STOP, if there is one, last."""
         taken = np.full((*states.shape[:2], self._rollout.max_steps), NOT_TAKEN, np.int32)
         for i, beam in enumerate(beams):
             for j, path in enumerate(beam):
                 taken[i, j, : len(path.taken)] = path.taken
-        best = self._best(self.table.array, rows, counts, states, taken)
+        best = self._best(self.table.array, rows, counts, states, taken, keys)
         values, index = np.asarray(best.values), np.asarray(best.actions)
         if self._stop is None:
             return values, index
@@ -256,6 +263,15 @@ class Planner:
         for ids in self._tokenizer.encode([question.sample.chunks[i] for i in taken]):
             row += [*ids[: rollout.max_chunk_tokens_in_state], encoder.sep_id]
         return row
+
+    def _keys(self, questions: list[Question], size: int) -> jax.Array:
+        """Those of the draws that documents are placed by, `[size]`."""
+        tokens = np.zeros((size, self._max_question_tokens), np.int32)
+        lengths = np.zeros(size, np.int32)
+        for i, question in enumerate(questions):
+            lengths[i] = len(question.question)
+            tokens[i, : lengths[i]] = question.question
+        return positions.evaluation_keys(tokens, lengths)
 
     def _embed_stop(self) -> jax.Array:
         """The embedding `[2D]` of STOP, an empty chunk."""

@@ -19,6 +19,7 @@ from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import default_cache
 from qrag_jax.errors import InputError
+from qrag_jax.feedback.completion import Completion, EpisodeRewards
 from qrag_jax.feedback.language_model import BABILONG, LanguageModelFeedback, Reward, Unscored
 from qrag_jax.feedback.questions import AUTO, Asking, Question
 from qrag_jax.llm import prompts
@@ -43,10 +44,11 @@ class RewardsLost(RuntimeError):
 
 @dataclasses.dataclass
 class Asked:
-    """Episodes whose rewards are on their way."""
+    """Episodes whose rewards are on their way; steps: of each episode."""
 
     questions: list[Question]
     future: Future[list[Reward]]
+    steps: list[int] = dataclasses.field(default_factory=list)
 
     def ready(self) -> bool:
         """Whether they are all there, or failed."""
@@ -64,14 +66,16 @@ class Rewards:
         say: Say,
         lost: Callable[[], str] = lambda: "",
         counts: Callable[[], dict[str, float]] = dict,
+        completion: Completion | None = None,
     ) -> None:
         """
         Args:
             max_failure_share: of a batch, above which the run pauses and asks again.
             lost: why the server was given up, "" as long as it was not.
             counts: metrics of the client.
+            completion: after which steps the model is asked, and when an episode is complete.
         """
-        self.counts = counts
+        self.counts, self._completion = counts, completion or Completion()
         self._feedback, self._asking, self._say = feedback, asking, say
         self._max_failure_share, self._lost = max_failure_share, lost
 
@@ -81,13 +85,16 @@ class Rewards:
         Args:
             taken: chunks in the order taken; numbers beyond a sample's chunks are STOP.
         """
-        episodes = zip(samples, taken, strict=True)
-        questions = [_question(self._asking, *episode) for episode in episodes]
-        return Asked(questions, self._feedback.begin(questions))
+        questions = [
+            _question(self._asking, sample, part)
+            for sample, chunks in zip(samples, taken, strict=True)
+            for part in self._completion.parts(chunks)
+        ]
+        return Asked(questions, self._feedback.begin(questions), list(map(len, taken)))
 
-    def wait(self, asked: Asked, stop: StopSignal) -> list[Reward] | None:
-        """The rewards in order, at most the share allowed of them `Unscored`; None if the run is
-        to stop first.
+    def wait(self, asked: Asked, stop: StopSignal) -> list[EpisodeRewards | Unscored] | None:
+        """The rewards of each episode in order, at most the share allowed of them `Unscored`; None
+        if the run is to stop first.
 
         Raises:
             RewardsLost: the server was given up, or too many failures would be so again.
@@ -100,19 +107,20 @@ class Rewards:
                 if lost := self._lost():
                     raise RewardsLost(lost)
             rewards = asked.future.result()
-            failed = [reward for reward in rewards if isinstance(reward, Unscored)]
-            if len(failed) <= self._max_failure_share * len(rewards):
-                return rewards
+            episodes = self._completion.episodes(rewards, asked.steps)
+            failed = [episode for episode in episodes if isinstance(episode, Unscored)]
+            if len(failed) <= self._max_failure_share * len(episodes):
+                return episodes
             for_ever = [reward for reward in failed if reward.permanent]
-            if len(for_ever) > self._max_failure_share * len(rewards):
+            if len(for_ever) > self._max_failure_share * len(episodes):
                 raise RewardsLost(
-                    f"{len(for_ever)} of {len(rewards)} episodes have no reward, and asking again "
+                    f"{len(for_ever)} of {len(episodes)} episodes have no reward, and asking again "
                     f"would change nothing ({causes_text(for_ever)}; for example: "
                     f"{for_ever[0].message.rstrip('.')}); change config.llm.max_tokens, "
                     "config.llm.cut_off, config.llm.max_prompt_tokens or config.reward.prompt"
                 )
             self._say(
-                f"paused: {len(failed)} of {len(rewards)} episodes have no reward "
+                f"paused: {len(failed)} of {len(episodes)} episodes have no reward "
                 f"({causes_text(failed)}; for example: {failed[0].message.rstrip('.')}); asking "
                 f"again in {pause:.0f} s. Stopped and given again, the command goes on from here, "
                 "with other values of config.llm too."
@@ -187,6 +195,7 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
                 say,
                 lambda: server.failure,
                 lambda: client.counters().as_metrics(),
+                Completion(config.reward.completion_threshold, not config.env.never_terminate),
             )
 
         yield Opening(ready, asking, _made_with(config, llm, server.name, generation))

@@ -28,7 +28,6 @@ from qrag_jax.algorithms.optimizers import make_optimizer
 from qrag_jax.data.episodes import EpisodeShape, training_batches
 from qrag_jax.data.loading import without_questions
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.sources import mix_weights
 from qrag_jax.deferred_steps import DeferredSteps
 from qrag_jax.encoder_settings import settle_as, settled
 from qrag_jax.errors import InputError
@@ -110,9 +109,12 @@ def _train(
     config_path = workdir / saved_config.CONFIG_NAME
     if not config_path.exists():  # once: a start that fails must not cost the run its config
         saved_config.save_config(settled(config, inputs.encoder.encoder), config_path)
+    shares = experiment.mixture_shares(config, inputs.stores)
+    if len(shares) > 1:
+        say("mixture: " + ", ".join(f"{share:.1%} {name}" for name, share in shares.items()))
     batches = training_batches(
         inputs.stores,
-        mix_weights(config.data.sources.to_dict()),
+        shares,
         inputs.shape,
         batch_size=batch_size,
         seed=config.seed,

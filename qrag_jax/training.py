@@ -23,7 +23,8 @@ from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import Tokens, TokenStore
 from qrag_jax.encoders.pretrained import LoadedEncoder
-from qrag_jax.feedback.language_model import Reward, Unscored
+from qrag_jax.feedback.completion import EpisodeRewards
+from qrag_jax.feedback.language_model import Unscored
 from qrag_jax.metrics.facts import fact_columns
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.until_found import until_found
@@ -220,12 +221,12 @@ class Run:
         assert self.rewards is not None
         samples = [self.inputs.dev_samples[index] for index in self.inputs.dev_indices]
         size = self.config.eval.batch_size
+        taken = [self._actions(row, sample) for row, sample in zip(rows, samples, strict=True)]
         asked = [
             self.rewards.begin(samples[start : start + size], taken[start : start + size])
-            for taken in [[row.pred_idx for row in rows]]
             for start in range(0, len(rows), size)
         ]
-        rewards: list[Reward] = []
+        rewards: list[EpisodeRewards | Unscored] = []
         for part in asked:
             try:
                 got = self.rewards.wait(part, self.stop)
@@ -234,19 +235,20 @@ class Run:
             if got is None:
                 return None
             rewards += got
+        gamma = self.config.pqn.gamma
         returns = [
-            self.config.pqn.gamma ** self._last_step(row) * reward
-            for row, reward in zip(rows, rewards, strict=True)
-            if not isinstance(reward, Unscored)
+            sum(gamma**t * reward for t, reward in enumerate(episode.rewards))
+            for episode in rewards
+            if not isinstance(episode, Unscored)
         ]
         share = 1 - len(returns) / len(rewards)
         return {"return": float(np.mean(returns)), "unscored_share": share}
 
-    def _last_step(self, row: Row) -> int:
-        """The time of an episode's last action, which has the reward; STOP is no chunk."""
-        settings, taken = self.config.env, len(row.pred_idx)
-        ended = taken == settings.max_steps or (row.em == 1 and not settings.never_terminate)
-        return taken if settings.stop_action and not ended else taken - 1
+    def _actions(self, row: Row, sample: Sample) -> list[int]:
+        """What was done in an episode, with STOP, which is no chunk, where that ended it."""
+        settings, taken = self.config.env, row.pred_idx
+        stopped = settings.stop_action and len(taken) < settings.max_steps
+        return [*taken, len(sample.chunks)] if stopped else taken
 
     def _new_window(self) -> None:
         self.window = Window(waited=dict(self.steps.waited))

@@ -11,10 +11,13 @@ import ml_collections
 import numpy as np
 import pytest
 
-from configs import hotpotqa
-from qrag_jax import experiment, saved_config
+from configs import hotpotqa, hotpotqa_musique
+from qrag_jax import experiment, saved_config, train
+from qrag_jax.data import synthetic
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.lazy_samples import LazySamples
+from qrag_jax.data.sources import SOURCES
+from qrag_jax.data.synthetic import SyntheticConfig
 from qrag_jax.errors import InputError
 
 
@@ -42,7 +45,8 @@ def config(tmp_path: Path) -> ml_collections.ConfigDict:
         ("policy.alpha", 0.0, "config.policy.alpha is 0.0; it must be above 0."),
         ("policy.alpha", float("nan"), "config.policy.alpha is nan; it must be above 0."),
         ("optimizer.learning_rate", -1e-3, "config.optimizer.learning_rate is -0.001"),
-        ("optimizer.schedule", "step", "'step'; use one of constant, linear, cosine."),
+        ("data.mixture", "even", "config.data.mixture is 'even'; use one of weights, size."),
+        ("optimizer.schedule", "step", "use one of constant, linear, cosine, quarter_cosine."),
         (
             "reward.name",
             "f1",
@@ -154,7 +158,7 @@ def without_later_fields(config: ml_collections.ConfigDict) -> ml_collections.Co
     with old.unlocked():
         del old.env.positions, old.env.stop_action, old.reward.step_cost
         del old.eval.beam, old.eval.beam_score, old.eval.stop_threshold
-        del old.data.babilong, old.data.niah, old.runtime.sharding
+        del old.data.babilong, old.data.niah, old.data.mixture, old.runtime.sharding
         del old.profile, old.encoder.remat, old.encoder.block_tokens, old.encoder.block_sizes
         del old.encoder.lora
         old.encoder.block_rows = 64
@@ -176,11 +180,61 @@ def test_run_saved_without_later_fields(config: ml_collections.ConfigDict, tmp_p
         ("env.stop_action", True),
         ("reward.step_cost", 0.1),
         ("data.babilong.chunks", 7),
+        ("data.mixture", "size"),
     ):
         other = config.copy_and_resolve_references()
         other.update_from_flattened_dict({field: value})
         with pytest.raises(InputError, match=f"config.{field}: the run has"):
             saved_config.check_same_config(read, other)
+
+
+def test_shares_by_the_sizes_of_the_sources(tmp_path: Path) -> None:
+    """The combined run throws its sources into one heap; other weights are a choice."""
+    config = hotpotqa_musique.get_config("tiny")
+    sizes = {"hotpotqa": 30, "musique": 12}
+    for name, size in sizes.items():
+        made = SyntheticConfig((2,), 0.0, 8, 0)
+        synthetic.write_corpus(tmp_path / name, SOURCES[name], made, size, 4)
+    config.data.path = str(tmp_path)
+    config.data.cache = str(tmp_path / "cache")
+    inputs = train.load_inputs(config, tmp_path / "run")
+    kept = {name: len(store) for name, store in inputs.stores.items()}
+    assert all(0.7 * sizes[name] < kept[name] <= sizes[name] for name in sizes)
+    shares = experiment.mixture_shares(config, inputs.stores)
+    assert shares == {name: size / sum(kept.values()) for name, size in kept.items()}
+    config.data.mixture = "weights"
+    assert experiment.mixture_shares(config, inputs.stores) == dict.fromkeys(sizes, 0.5)
+
+
+def test_facts_end_no_episode_that_a_model_rewards(config: ml_collections.ConfigDict) -> None:
+    config.env.never_terminate = False
+    assert not experiment.rollout_config(config).never_terminate
+    for reward in ("answer_em", "judge"):
+        config.reward.name = reward
+        assert experiment.rollout_config(config).never_terminate
+    config.reward.completion_threshold = 1.0
+    experiment.check_values(config)
+    for threshold in (0.0, float("nan"), float("inf")):
+        config.reward.completion_threshold = threshold
+        with pytest.raises(InputError, match=r"completion_threshold is .*; use a number above 0"):
+            experiment.check_values(config)
+    config.reward.update(name="gt", completion_threshold=1.0)
+    with pytest.raises(InputError, match="which asks no language model; leave it None"):
+        experiment.check_values(config)
+
+
+@pytest.mark.parametrize("chunks", [2000, 2001])
+def test_published_positions_hold_2000_chunks(
+    config: ml_collections.ConfigDict, chunks: int
+) -> None:
+    with config.unlocked():
+        config.data.sources = ml_collections.ConfigDict({"babilong": 1.0})
+    config.env.positions = "random_published"
+    if chunks == 2000:
+        assert len(experiment.documents_of_length(config, chunks, 1)[0].chunks) == chunks
+        return
+    with pytest.raises(InputError, match="at most 2000 chunks, but one has 2001"):
+        experiment.documents_of_length(config, chunks, 1)
 
 
 def test_later_fields_are_fields_of_every_config(config: ml_collections.ConfigDict) -> None:

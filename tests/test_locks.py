@@ -100,9 +100,12 @@ def test_on_a_full_disk_the_lock_holds_unsigned(full_disk: Path) -> None:
     run.mkdir()
     (run / ".lock").touch()
     fill(full_disk)
-    with locks.run_lock(run):
-        with pytest.raises(InputError, match="trained by another process;"), run_lock(run):
-            pass
+    with (
+        locks.run_lock(run),
+        pytest.raises(InputError, match="trained by another process;"),
+        run_lock(run),
+    ):
+        pass
 
 
 def test_a_child_process_does_not_keep_the_lock(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from qrag_jax.algorithms.rollout import CHUNK, STATE, RolloutConfig, rollout
 from qrag_jax.data.episodes import EpisodeShape, evaluation_batches
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import tokenise
-from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width, with_stop
 from qrag_jax.planning import Path as Way
 from qrag_jax.planning import PlanConfig, Planner
@@ -182,13 +181,15 @@ def check(found: list[Way], expected: list[Way]) -> None:
 
 
 def every_pair_of_settings() -> list[RolloutConfig]:
-    """Eight settings in which every two values of two fields meet (an orthogonal array)."""
-    found = []
+    """Eight settings in which every two values of two fields meet (an orthogonal array), and the
+    published positions."""
+    kinds = ("none", "absolute", "random", "relative")
+    found = [dataclasses.replace(ROLLOUT, positions="random_published", top_k_actions=1)]
     for a, b, c in itertools.product((0, 1), repeat=3):
         found.append(
             dataclasses.replace(
                 ROLLOUT,
-                positions=positions.KINDS[2 * a + b],
+                positions=kinds[2 * a + b],
                 never_terminate=not c,
                 sort_by_index=a == c,
                 stop_action=bool(b ^ c),

@@ -51,8 +51,9 @@ class Played(NamedTuple):
 class ScoredEpisodes(NamedTuple):
     """Played episodes with their rewards.
 
-    score `[B]` float32: reward of an episode's last step. scored `[B]` bool: whether it could be
-    had; other episodes are left out of the update.
+    score `[B, T]` float32: reward of each step. scored `[B, T]` bool: whether the step is learned
+    from. No step of an episode is whose rewards could not be had, and none behind one that an
+    episode was made to end at: the last one that is learned from ends it.
     """
 
     batch: EpisodeBatch
@@ -142,7 +143,7 @@ def make_learn_step(
 
     def with_share(episodes: ScoredEpisodes, metrics: Metrics) -> Metrics:
         present = episodes.batch.chunk_mask.any(axis=1)
-        lost = (present & ~episodes.scored).sum() / jnp.maximum(present.sum(), 1)
+        lost = (present & ~episodes.scored.any(axis=1)).sum() / jnp.maximum(present.sum(), 1)
         return metrics | {"unscored_share": lost.astype(jnp.float32)}
 
     return make_step(
@@ -183,9 +184,10 @@ def gradient_sums(
         batch = with_stop(batch)
     actions = episodes.played.actions
     played = replay(encoder, plan, rollout_config, target_params, batch, keys, alpha, actions)
-    valid = played.valid & episodes.scored[:, None]
-    rewards = jnp.where(valid & played.done, episodes.score[:, None], 0.0)
-    target = pqn.targets(played, rewards, config)
+    valid = played.valid & episodes.scored
+    rewards = jnp.where(valid, episodes.score, 0.0)
+    ends = ~jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
+    target = pqn.targets(played._replace(done=played.done | ends), rewards, config)
     params, goals = pqn.with_dropout(params, dropout_key), target.reshape(-1)
     flat, last = valid.reshape(-1), rollout_config.last_position(batch.chunk_mask.shape[1])
 

@@ -209,14 +209,17 @@ def positions_of(
     episodes, columns = batch.chunk_mask.shape
     counts = batch.chunk_mask.sum(axis=1) - (1 if config.stop_action else 0)
     index = jnp.broadcast_to(jnp.arange(columns), (episodes, columns))
+    # A time at which no action is drawn: the same keys give draws of their own.
+    own = None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, 2**31 - 1)
     if config.positions == "none":
         fixed = jnp.zeros_like(index)
+    elif config.positions == positions.RANDOM_PUBLISHED:
+        if own is None:
+            own = positions.evaluation_keys(batch.question, batch.question_length)
+        fixed = positions.draw_indents(own, counts).positions(index)
     elif config.positions != "relative":
-        own = None
-        if config.positions == "random" and keys is not None:
-            # A time at which no action is drawn: the same keys give draws of their own.
-            own = jax.vmap(jax.random.fold_in, (0, None))(keys, 2**31 - 1)
-        fixed = positions.absolute(own, episodes, columns)
+        random = config.positions == "random"
+        fixed = positions.absolute(own if random else None, episodes, columns)
 
     def where(taken: jax.Array) -> jax.Array:
         if config.positions == "relative":

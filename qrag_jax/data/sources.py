@@ -145,11 +145,21 @@ def load_samples(
     return samples, report
 
 
-def mix_weights(weights: Mapping[str, float]) -> dict[str, float]:
-    """Returns the weights of a mixture of sources, normalised to sum to 1.
+BY_WEIGHTS, BY_SIZE = MIXTURES = ("weights", "size")
+
+
+def mix_weights(
+    weights: Mapping[str, float], sizes: Mapping[str, int] | None = None
+) -> dict[str, float]:
+    """Returns the shares of a mixture of sources, which sum to 1.
+
+    Args:
+        weights: by source.
+        sizes: training questions by source; with them a share is as weight times size, so that
+            equal weights make the sources one after the other in one heap (Q-RAG's combined runs).
 
     Raises:
-        InputError: there is none, or one is not a positive finite number.
+        InputError: there is no weight, or one is not a positive finite number.
     """
     if not weights:
         raise InputError("data.sources names no source; give one weight at least")
@@ -159,8 +169,9 @@ def mix_weights(weights: Mapping[str, float]) -> dict[str, float]:
             raise InputError(
                 f"the weight of data source '{name}' is {weight!r}; give a positive number"
             )
-    total = math.fsum(weights.values())
-    return {name: weight / total for name, weight in weights.items()}
+    parts = {name: weight * (sizes[name] if sizes else 1) for name, weight in weights.items()}
+    total = math.fsum(parts.values())
+    return {name: part / total for name, part in parts.items()}
 
 
 def _module(source: str) -> Source:

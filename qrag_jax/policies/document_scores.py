@@ -45,11 +45,12 @@ def padded_chunks(chunks: int, devices: int) -> int:
 
 
 def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunks:
-    """The jitted `(table, rows, counts, states, taken) → Best`.
+    """The jitted `(table, rows, counts, states, taken, keys) → Best`.
 
     table `[N, 2D]`; rows `[B, C]` of it, C as `padded_chunks` gives it, split over the mesh's
     batch axes; counts `[B]` chunks of each document; states `[B, W, 2D]`; taken `[B, W, T]`
-    chunks taken so far, -1 where none. Ties go to the lowest index, as with argmax.
+    chunks taken so far, -1 where none; keys `[B]` as `positions.evaluation_keys` gives them, of
+    which "random_published" draws. Ties go to the lowest index, as with argmax.
 
     Args:
         kind: one of `positions.KINDS`; "random" is played as "absolute".
@@ -59,11 +60,13 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
         raise ValueError(f"k is {k}; it must be from 1 to {LEAST_BLOCK}")
     devices = mesh.size
 
-    def on_device(table, rows, counts, states, taken) -> Best:
+    def on_device(table, rows, counts, states, taken, keys) -> Best:
         columns = rows.shape[1]
         first = columns * jax.lax.axis_index(BATCH_AXES)
         last = positions.last_position(kind, columns * devices, max_steps)
-        score = partial(_scores, kind, last, counts, states, taken)
+        published = kind == positions.RANDOM_PUBLISHED
+        indents = positions.draw_indents(keys, counts) if published else None
+        score = partial(_scores, kind, last, counts, states, taken, indents)
         block = min(BLOCK, columns)
         blocks = rows.reshape(len(rows), -1, block).swapaxes(0, 1)
 
@@ -86,19 +89,19 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
     over_mesh = jax.shard_map(
         on_device,
         mesh=mesh,
-        in_specs=(whole, by_chunk, whole, whole, whole),
+        in_specs=(whole, by_chunk, whole, whole, whole, whole),
         out_specs=whole,
         check_vma=False,
     )
     everywhere, split = NamedSharding(mesh, whole), NamedSharding(mesh, by_chunk)
     return jax.jit(
         over_mesh,
-        in_shardings=(everywhere, split, everywhere, everywhere, everywhere),
+        in_shardings=(everywhere, split, everywhere, everywhere, everywhere, everywhere),
         out_shardings=everywhere,
     )
 
 
-def _scores(kind, last, counts, states, taken, chunks, index) -> jax.Array:
+def _scores(kind, last, counts, states, taken, indents, chunks, index) -> jax.Array:
     """Q `[B, W, n]` of chunks `[B, n, 2D]` with the indices `[n]`; `MASKED` where not free."""
     if kind == "relative":
         where = positions.relative(index, taken, counts[:, None])  # of every state its own
@@ -107,7 +110,9 @@ def _scores(kind, last, counts, states, taken, chunks, index) -> jax.Array:
         q = jnp.einsum("bnd,bwnd->bwn", chunks, states)
     else:
         if kind != "none":
-            chunks = rotate(chunks, jnp.broadcast_to(index, chunks.shape[:2]), last)
+            where = jnp.broadcast_to(index, chunks.shape[:2])
+            where = where if indents is None else indents.positions(where)
+            chunks = rotate(chunks, jnp.clip(where, 0, last), last)
         q = jnp.einsum("bnd,bwd->bwn", chunks, states)
     gone = (taken[..., None] == index).any(axis=2) | (index >= counts[:, None, None])
     return jnp.where(gone, MASKED, q)

@@ -32,6 +32,13 @@ def score(actions: np.ndarray, valid: np.ndarray) -> np.ndarray:
     return (worth * valid).sum(axis=1).astype(np.float32)
 
 
+def per_step(played: Played, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The reward at the last step of each episode, and the steps of those in `mask`, `[B, T]`."""
+    actions, valid = np.asarray(played.actions), np.asarray(played.valid)
+    last = valid & ~np.pad(valid[:, 1:], ((0, 0), (0, 1)))
+    return np.where(last, score(actions, valid)[:, None], 0), valid & mask[:, None]
+
+
 def at_the_end(batch, trajectory) -> jax.Array:
     """The same reward inside the program."""
     worth = 0.1 + (trajectory.actions % 7) * (1.0 + jnp.arange(trajectory.actions.shape[1])) / 20
@@ -58,9 +65,9 @@ def steps(devices: int, accumulation: int, fused: bool) -> dict[str, np.ndarray]
         batch = shard_batch(mesh, episodes(number))
         if not fused:
             played = play(state, batch, replicate(mesh, np.int32(number)), placed)
-            actions, valid, _ = jax.device_get(played)
             played = shard_batch(mesh, Played(*map(np.asarray, played)))
-            reward = shard_batch(mesh, (score(actions, valid), np.ones(len(actions), bool)))
+            everyone = np.ones(len(played.valid), bool)
+            reward = shard_batch(mesh, per_step(jax.device_get(played), everyone))
             batch, step = ScoredEpisodes(batch, played, *reward), learn
         state, metrics = step(state, batch, placed)
         result |= flat({f"metrics {number}": metrics})

@@ -16,7 +16,7 @@ from qrag_jax.algorithms import deferred, pqn
 from qrag_jax.algorithms.deferred import Played, ScoredEpisodes
 from qrag_jax.algorithms.rollout import CHUNK, STATE
 from qrag_jax.data.episodes import empty_episode
-from tests.algorithms.deferred_steps import score
+from tests.algorithms.deferred_steps import per_step, score
 from tests.algorithms.play_setup import (
     ALPHA,
     CONFIG,
@@ -64,7 +64,7 @@ def trajectory():
 
 def scored(trajectory, mask: np.ndarray, batch=BATCH) -> ScoredEpisodes:
     played = Played(trajectory.actions, trajectory.valid, trajectory.entropy)
-    return ScoredEpisodes(batch, played, score(*played[:2]), mask)
+    return ScoredEpisodes(batch, played, *per_step(played, mask))
 
 
 def gradient_sums(params, episodes_of):
@@ -103,7 +103,8 @@ def test_episodes_without_a_reward_leave_no_trace(trajectory) -> None:
     mask = np.arange(EPISODES) % 3 != 1
     assert trajectory.valid[~mask].any()
     with_unscored = scored(trajectory, mask)
-    with_unscored = with_unscored._replace(score=np.where(mask, with_unscored.score, np.nan))
+    lost = np.where(mask[:, None], with_unscored.score, np.nan)
+    with_unscored = with_unscored._replace(score=lost)
     found = gradient_sums(online(), with_unscored)
     nothing = empty_episode(SHAPE)
     batch = type(BATCH)(
@@ -120,6 +121,19 @@ def test_episodes_without_a_reward_leave_no_trace(trajectory) -> None:
         assert value == pytest.approx(float(getattr(expected[1], name)), rel=1e-5), name
     for one, other in zip(jax.tree.leaves(found[0]), jax.tree.leaves(expected[0]), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_an_episode_cut_at_its_first_step_ends_there(trajectory) -> None:
+    """Nothing is learned from what came after, and nothing is bootstrapped."""
+    whole = scored(trajectory, np.ones(EPISODES, bool))
+    first = np.arange(whole.scored.shape[1]) == 0
+    cut = whole._replace(score=np.where(first, np.float32(0.7), 0.0), scored=whole.scored & first)
+    _, sums = gradient_sums(online(), cut)
+    began = trajectory.valid[:, 0].sum()
+    assert 0 < began < trajectory.valid.sum()
+    assert float(sums.transitions) == float(sums.episodes) == began
+    assert float(sums.reward) == pytest.approx(0.7 * began, rel=1e-5)
+    assert float(sums.target) == pytest.approx(0.7 * began, rel=1e-5)
 
 
 def test_at_no_lag_it_is_the_fused_step_however_it_is_split(two_devices) -> None:

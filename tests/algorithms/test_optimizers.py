@@ -11,6 +11,7 @@ import optax
 import pytest
 import torch
 
+from configs import common
 from qrag_jax.algorithms.optimizers import (
     SCHEDULES,
     OptimizerConfig,
@@ -67,6 +68,24 @@ def test_cosine_decay() -> None:
     assert found[8] == pytest.approx(2e-3 * (0.9 * half + 0.1), rel=1e-5)
     assert found[12] == pytest.approx(1.1e-3, rel=1e-5)
     np.testing.assert_allclose(found[20:], 2e-4, rtol=1e-5)
+
+
+def test_quarter_cosine_decay() -> None:
+    found = rates(schedule="quarter_cosine")
+    for step in range(4, 20):
+        over = (step - 4) / 16
+        expected = 2e-3 * (0.1 + 0.9 * math.cos(0.5 * math.pi * over))
+        assert found[step] == pytest.approx(expected, rel=1e-5)
+    # At half time, where the usual cosine has 0.55 of the peak.
+    assert found[12] / 2e-3 == pytest.approx(0.736, abs=1e-3)
+    np.testing.assert_allclose(found[20:], 2e-4, rtol=1e-5)
+    to_zero = rates(schedule="quarter_cosine", final_ratio=0.0)
+    assert min(to_zero) >= 0.0
+    np.testing.assert_allclose(to_zero[20:], 0.0, atol=1e-9)
+
+
+def test_new_experiments_decay_as_q_rag_does() -> None:
+    assert common.get_config().optimizer.schedule == "quarter_cosine"
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -134,6 +134,23 @@ def test_random_indents_are_drawn_for_each_episode(params) -> None:
     assert int(runs[0].positions.max()) > SHAPE.chunks  # beyond what the document itself has
 
 
+def test_published_indents_are_drawn_in_evaluation_too(params) -> None:
+    config = dataclasses.replace(CONFIG, positions="random_published")
+    trained = [
+        jitted_rollout(ENCODER, PLAN, config, params, BATCH, keys(seed), ALPHA, False)
+        for seed in (0, 1)
+    ]
+    assert not np.array_equal(trained[0].first_q, trained[1].first_q)
+    assert int(trained[0].positions.max()) > 50 * SHAPE.chunks
+    greedy = jitted_rollout(ENCODER, PLAN, config, params, BATCH, None, ALPHA)
+    assert int(greedy.positions.max()) > 50 * SHAPE.chunks
+    # A question is placed alike wherever it stands in a batch.
+    turned = jax.tree.map(lambda leaf: np.asarray(leaf)[::-1], BATCH)
+    again = jitted_rollout(ENCODER, PLAN, config, params, turned, None, ALPHA)
+    np.testing.assert_array_equal(np.asarray(again.positions)[::-1], greedy.positions)
+    np.testing.assert_allclose(np.asarray(again.first_q)[::-1], greedy.first_q, atol=2e-5)
+
+
 @pytest.mark.parametrize("sampled", [False, True])
 def test_stop_action(sampled, params, player) -> None:
     batch = jax.tree.map(np.asarray, with_stop(BATCH))

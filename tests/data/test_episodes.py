@@ -19,6 +19,7 @@ from qrag_jax.data.episodes import (
     evaluation_batches,
     training_batches,
 )
+from qrag_jax.data.sources import mix_weights
 from qrag_jax.errors import InputError
 from tests.episodes_maker import random_store
 
@@ -107,6 +108,14 @@ def test_every_epoch_holds_every_sample_once_in_an_order_of_its_own() -> None:
         assert sorted(epoch) == list(range(FIRST, FIRST + 24))
         assert epoch != sorted(epoch)
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
+def test_a_mixture_by_size_holds_every_question_once_an_epoch() -> None:
+    stores = {"one": STORE, "two": OTHER}
+    shares = mix_weights(dict.fromkeys(stores, 1.0), {n: len(s) for n, s in stores.items()})
+    epoch = take(batches(size=17, stores=stores, weights=shares), 2)
+    assert sorted(epoch) == [*range(FIRST, FIRST + 24), *range(5000, 5010)]
+    assert [row < 5000 for row in epoch] != sorted((row < 5000 for row in epoch), reverse=True)
 
 
 def test_batches_run_on_over_the_end_of_an_epoch() -> None:

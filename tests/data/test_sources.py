@@ -172,6 +172,17 @@ def test_weights_are_normalised() -> None:
     assert mix_weights({"two_wiki": 0.2}) == {"two_wiki": 1.0}
 
 
+def test_shares_by_size() -> None:
+    """Those of HotpotQA, MuSiQue and 2WikiMultihopQA, whole, as one heap."""
+    sizes = {"hotpotqa": 90_447, "musique": 19_938, "two_wiki": 167_454}
+    shares = mix_weights(dict.fromkeys(sizes, 1.0), sizes)
+    assert [round(share, 2) for share in shares.values()] == [0.33, 0.07, 0.60]
+    del sizes["two_wiki"]
+    shares = mix_weights(dict.fromkeys(sizes, 0.5), sizes)
+    assert [round(share, 2) for share in shares.values()] == [0.82, 0.18]
+    assert mix_weights({"a": 1, "b": 3}, {"a": 30, "b": 10}) == {"a": 0.5, "b": 0.5}
+
+
 @pytest.mark.parametrize("weight", [0, -1.0, float("nan"), float("inf"), "1", None, True])
 def test_weight_that_is_no_positive_number(weight: Any) -> None:
     with pytest.raises(InputError, match="the weight of data source 'musique'"):

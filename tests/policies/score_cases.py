@@ -45,3 +45,5 @@ CASES = {
     for number, kind in enumerate(("none", "absolute", "random", "relative"))
     for name, counts in (("long", LONG), ("short", SHORT))
 }
+# Of at most 2,000 chunks.
+CASES["random_published"] = case("random_published", (1500, 200, 7, 3, 1), states=2, seed=8)

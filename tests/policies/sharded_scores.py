@@ -21,7 +21,13 @@ def found(case: Case, mesh: Mesh, k: int = K) -> tuple[np.ndarray, np.ndarray]:
     for row, own in zip(rows, case.rows, strict=True):
         row[: len(own)] = own
     best = make_best_chunks(mesh, case.kind, STEPS, k)
-    return jax.device_get(best(case.table, rows, case.counts, case.states, case.taken))
+    documents = case.counts, case.states, case.taken, keys(case)
+    return jax.device_get(best(case.table, rows, *documents))
+
+
+def keys(case: Case) -> jax.Array:
+    """Of the draws that documents are placed by."""
+    return jax.random.split(jax.random.key(3), len(case.counts))
 
 
 def main() -> None:

@@ -11,14 +11,14 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.environments.positions import KINDS
+from qrag_jax.environments.positions import KINDS, RANDOM_PUBLISHED, draw_indents
 from qrag_jax.policies.document_scores import BLOCK, make_best_chunks, padded_chunks
 from qrag_jax.policies.soft_q import MASKED
 from qrag_jax.runtime.compilation import CompilationCounter
 from tests import reference
 from tests.long_documents import one_device
 from tests.policies.score_cases import CASES, STEPS, WIDTH, Case, case
-from tests.policies.sharded_scores import found
+from tests.policies.sharded_scores import found, keys
 
 every_case = pytest.mark.parametrize("name", CASES)
 
@@ -28,6 +28,11 @@ def all_q(case: Case, document: int, state: int) -> np.ndarray:
     count = int(case.counts[document])
     taken = [int(i) for i in case.taken[document, state] if i >= 0]
     where = reference.chunk_positions(case.kind, taken, count)
+    if case.kind == RANDOM_PUBLISHED:
+        indents = draw_indents(keys(case), case.counts)
+        where = indents.positions(np.arange(count)[None].repeat(len(case.counts), 0))[document]
+        where = [int(p) for p in where]
+        assert where != list(range(count)) or count == 1
     texts = case.table[case.rows[document]]
     vector = case.states[document, state].astype(np.float64)
     q = np.array([reference.rotated(t, p) @ vector for t, p in zip(texts, where, strict=True)])
@@ -99,12 +104,13 @@ def test_random_is_played_as_absolute() -> None:
 def test_memory_is_that_of_one_block(kind: str) -> None:
     """Beside what comes in: as much for 400,000 chunks as for a few blocks of them."""
     best = make_best_chunks(one_device(), kind, STEPS, 2)
+    key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
 
     def temporary(chunks: int) -> int:
         shapes = [(5000, WIDTH), (1, padded_chunks(chunks, 1)), (1,), (1, 2, WIDTH), (1, 2, STEPS)]
         kinds = [np.float32, np.int32, np.int32, np.float32, np.int32]
         arguments = map(jax.ShapeDtypeStruct, shapes, kinds)
-        return best.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+        return best.lower(*arguments, key).compile().memory_analysis().temp_size_in_bytes
 
     few, many = temporary(4 * BLOCK), temporary(400_000)
     # The rows of the document, four bytes a chunk, may be laid out anew; embeddings are not.
@@ -131,7 +137,7 @@ def test_nothing_recompiles_within_a_length_class() -> None:
         one = case("relative", (chunks,), states=1, seed=chunks)
         rows = rng.integers(0, 700, (1, padded_chunks(chunks, 1)), np.int32)
         counter = CompilationCounter()
-        best(one.table, rows, one.counts, one.states, one.taken)
+        best(one.table, rows, one.counts, one.states, one.taken, keys(one))
         count += counter.count
     assert count == 1
 
