@@ -28,6 +28,9 @@ def get_config() -> ConfigDict:
     config.encoder.scale = placeholder(float)  # factor on it; None: 1 if normalised, else 0.1
     config.encoder.state_prefix = ""  # text that states begin with, such as "query: "
     config.encoder.chunk_prefix = ""  # text that chunks begin with, such as "passage: "
+    # Shares that the trunk drops in training, in the online and the target towers (Q-RAG: 0.1).
+    config.encoder.dropout = 0.0  # of hidden states: embeddings, and what blocks add to them
+    config.encoder.attention_dropout = placeholder(float)  # of attention's weights; None: the same
     config.encoder.length_buckets = 3  # row lengths that attention is compiled for
     config.encoder.block_tokens = 0  # tokens computed at a time; 0: 512 on CPU, else 8192
     config.encoder.block_sizes = 2  # block sizes compiled, each half of the next

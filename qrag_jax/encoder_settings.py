@@ -15,6 +15,7 @@ from qrag_jax.encoders.minilm import MINILM, MINILM_OR_SCRATCH
 from qrag_jax.encoders.model_files import read_config
 from qrag_jax.encoders.pretrained import UNNORMALISED_SCALE, family_of
 from qrag_jax.encoders.text_encoder import MEAN, TextEncoder
+from qrag_jax.errors import InputError
 
 LEFT_OPEN: dict[str, Any] = {"pooling": "", "normalise": None, "scale": None}
 # MiniLM was published with normalised vectors; here it is used as Q-RAG uses BERTs.
@@ -32,10 +33,36 @@ def encoder_settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
         "normalise": encoder.normalise,
         "state_prefix": encoder.state_prefix,
         "chunk_prefix": encoder.chunk_prefix,
+        **trunk_dropout(config),
     }
     if encoder.path in (MINILM, MINILM_OR_SCRATCH):
         settings |= {name: value for name, value in OF_MINILM.items() if _is_open(encoder, name)}
     return settings
+
+
+def trunk_dropout(config: ml_collections.ConfigDict) -> dict[str, float]:
+    """The shares that the trunk drops in training, by their names in `TextEncoder`.
+
+    Raises:
+        InputError: one is no share, or adapters are trained, whose base drops nothing.
+    """
+    encoder = config.encoder
+    hidden, attention = encoder.dropout, encoder.attention_dropout
+    shares = {"dropout": hidden, "attention_dropout": hidden if attention is None else attention}
+    for name, share in shares.items():
+        if not 0 <= share < 1:
+            raise InputError(
+                f"config.encoder.{name} is {share}; it is the share that the encoder drops in "
+                "training, so give a number from 0 to below 1."
+            )
+    lora = encoder.get("lora", {})  # which the config of an older run may lack
+    if any(shares.values()) and (lora.get("rank") or lora.get("path")):
+        raise InputError(
+            f"config.encoder.dropout is {hidden} and attention_dropout {attention}, but adapters "
+            "are trained, whose frozen encoder drops nothing; set config.encoder.lora.dropout "
+            "instead."
+        )
+    return shares
 
 
 def settled(config: ml_collections.ConfigDict, encoder: TextEncoder) -> ml_collections.ConfigDict:

@@ -27,7 +27,7 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import BY_SIZE, MIXTURES, mix_weights
 from qrag_jax.data.synthetic import SyntheticConfig
 from qrag_jax.data.tokens import TextTokenizer, Tokens, TokenStore, default_cache, tokenise
-from qrag_jax.encoder_settings import encoder_settings
+from qrag_jax.encoder_settings import encoder_settings, trunk_dropout
 from qrag_jax.encoders.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 from qrag_jax.encoders.model_files import resolve_folder
 from qrag_jax.encoders.pretrained import (
@@ -435,6 +435,7 @@ def check_values(config: ml_collections.ConfigDict) -> None:
         )
     sharding_rules(config)
     lora_config(config)
+    trunk_dropout(config)
     plan_config(config)
     is_ground_truth(config)
     if not 0 < config.reward.scale < math.inf:

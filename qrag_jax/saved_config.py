@@ -53,6 +53,8 @@ LATER_FIELDS: dict[str, Any] = {
     "encoder.lora.dropout": 0.0,
     "encoder.lora.targets": "all-linear",
     "encoder.lora.path": "",
+    "encoder.dropout": 0.0,
+    "encoder.attention_dropout": None,
     "encoder.pooling": "",
     "encoder.normalise": None,
     "encoder.state_prefix": "",

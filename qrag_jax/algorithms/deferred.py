@@ -81,13 +81,14 @@ def make_play_step(
     `number` is an int32 scalar on the device: the step that will learn from the batch. It settles
     the draws; temperature, random acting and dropout are those of `state`.
     """
-    drops = base_shardings is not None and encoder.lora_dropout > 0
+    drops = encoder.drops(base_shardings is not None)
     specs, base_specs = specs_of(shardings.params), specs_of(base_shardings)
 
     def on_device(params, base, batch, keys, alpha, uniform, dropout_key) -> Played:
         params = gather(params, specs)
         if base is not None:
-            params = pqn.with_dropout(Adapted(gather(base, base_specs), params), dropout_key)
+            params = Adapted(gather(base, base_specs), params)
+        params = pqn.with_dropout(params, dropout_key)
         if rollout_config.stop_action:
             batch = with_stop(batch)
         settings = batch, keys, alpha, uniform
@@ -139,7 +140,7 @@ def make_learn_step(
     others among all. `padding_share` is of this program.
     """
     sums_of = partial(gradient_sums, encoder, plan, rollout_config, config)
-    drops = base_shardings is not None and encoder.lora_dropout > 0
+    drops = encoder.drops(base_shardings is not None)
 
     def with_share(episodes: ScoredEpisodes, metrics: Metrics) -> Metrics:
         present = episodes.batch.chunk_mask.any(axis=1)
@@ -183,6 +184,7 @@ def gradient_sums(
     if rollout_config.stop_action:
         batch = with_stop(batch)
     actions = episodes.played.actions
+    target_params = pqn.target_with_dropout(target_params, dropout_key)
     played = replay(encoder, plan, rollout_config, target_params, batch, keys, alpha, actions)
     valid = played.valid & episodes.scored
     rewards = jnp.where(valid, episodes.score, 0.0)

@@ -19,6 +19,7 @@ import optax
 from qrag_jax.algorithms.returns import lambda_returns
 from qrag_jax.algorithms.rollout import RolloutConfig, Trajectory, rollout
 from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.encoders.dropout import with_key
 from qrag_jax.encoders.lora import Adapted
 from qrag_jax.encoders.ragged import Plan, TokenCount, pull_back
 from qrag_jax.encoders.rope import rotate
@@ -150,13 +151,16 @@ def gradient_sums(
     """Plays a batch and returns the gradient of the SUMMED loss, with the sums to divide by.
 
     Towers that share a frozen base (`Adapted`) have the gradient of their adapters. With
-    `dropout_key` these see their inputs through the masks of `encoders.dropout`. Play and learning
-    see the same ones, so the policy acts on the very embeddings that are regressed: dropout adds
-    to its exploration. The target towers drop nothing.
+    `dropout_key` the online towers drop, or adapters see their inputs, through the masks of
+    `encoders.dropout`. Play and learning see the same ones, so the policy acts on the very
+    embeddings that are regressed: dropout adds to its exploration. The target towers drop by
+    masks of their own, as in Q-RAG, where all towers stay in torch's training mode; on a base with
+    adapters they drop nothing.
     """
     if rollout_config.stop_action:
         batch = with_stop(batch)
     params = with_dropout(params, dropout_key)
+    target_params = target_with_dropout(target_params, dropout_key)
     trajectory = rollout(
         encoder,
         plan,
@@ -189,10 +193,19 @@ def gradient_sums(
 
 
 def with_dropout(params: Params | Adapted, key: jax.Array | None) -> Params | Adapted:
-    """Adapters with a key of dropout for each of the two towers, from the one of this step."""
-    if not isinstance(params, Adapted) or key is None:
+    """Online towers, or their adapters, with a key of dropout each, from the one of this step."""
+    if key is None:
         return params
-    return params._replace(dropout_key=jax.random.split(key, 2))
+    if isinstance(params, Adapted):
+        return params._replace(dropout_key=jax.random.split(key, 2))
+    return with_key(params, jax.random.split(key, (2, 2))[0])
+
+
+def target_with_dropout(params: Params | Adapted, key: jax.Array | None) -> Params | Adapted:
+    """Target towers with keys of their own; adapters as they are, for they drop nothing there."""
+    if key is None or isinstance(params, Adapted):
+        return params
+    return with_key(params, jax.random.split(key, (2, 2))[1])
 
 
 def sums_of(

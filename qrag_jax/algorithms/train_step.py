@@ -43,8 +43,8 @@ def make_train_step(
 
     The batch is split over the mesh's batch axes and, on each device, into `accumulation`
     micro-batches. Losses are sums with their counts, and every episode has its own PRNG key, so
-    any split gives the numbers of the whole batch. So it does with dropout on adapters, whose
-    masks depend on the step and the content of rows (`encoders.dropout`).
+    any split gives the numbers of the whole batch. So it does with dropout, whose masks depend on
+    the step and the content of rows (`encoders.dropout`).
 
     The state lives as `shardings` say. Parameters split over `fsdp` are gathered to be computed
     with, each device gets its part of the summed gradient back, and the optimizer and the target
@@ -60,7 +60,7 @@ def make_train_step(
     `grad_norm`, `learning_rate`, `alpha`, `padding_share`, `env_steps`.
     """
     sums_of = partial(pqn.gradient_sums, encoder, plan, rollout_config, config, feedback)
-    drops = base_shardings is not None and encoder.lora_dropout > 0
+    drops = encoder.drops(base_shardings is not None)
     return make_step(
         mesh,
         shardings,

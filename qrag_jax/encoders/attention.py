@@ -7,6 +7,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from qrag_jax.encoders.dropout import KeptWeights
+
 MASKED = -1e9
 
 
@@ -17,6 +19,8 @@ def padded_attention(
     lengths: jax.Array,
     products: jnp.dtype | None = None,
     causal: bool = False,
+    *,
+    kept: KeptWeights | None = None,
 ) -> jax.Array:
     """softmax(QKᵀ/√d)·V over the first `lengths[b]` keys of each row (Vaswani et al., 2017).
 
@@ -26,12 +30,17 @@ def padded_attention(
         lengths: `[B]`, at least 1.
         causal: a query sees no key behind it. Cotangents at positions ≥ length must then be 0.
         products: dtype that the products' factors are rounded to; None: that of query.
+        kept: the weights that dropout leaves.
 
     Returns:
         `[B, L, heads, d]`; what stands at positions ≥ length means nothing. NVIDIA GPUs take
         cuDNN's fused kernel, with lengths rather than a mask, in the dtypes it knows. On CPU the
         library's einsums, and above all their gradients, are slower than plain batched products.
+        Dropout is computed by these everywhere: no fused kernel takes masks of ours.
     """
+    if kept is not None:
+        arguments = lengths, products or query.dtype, causal
+        return _batched_products(query, key, value, *arguments, kept)
     match jax.default_backend():
         case "cpu":
             return _batched_products(query, key, value, lengths, products or query.dtype, causal)
@@ -62,7 +71,7 @@ def _library(query, key, value, lengths, causal, implementation):
     )
 
 
-def _batched_products(query, key, value, lengths, products, causal):
+def _batched_products(query, key, value, lengths, products, causal, kept=None):
     batch, length, heads, width = query.shape
     groups = key.shape[2]
 
@@ -78,17 +87,24 @@ def _batched_products(query, key, value, lengths, products, causal):
         bias = jnp.where(position < lengths[:, None], 0.0, MASKED)
         bias = jnp.repeat(bias, groups, axis=0)[:, None]
     scaled = query * jnp.asarray(width**-0.5, query.dtype)
-    result = _attend(products, by_group(scaled), by_group(key), by_group(value), bias)
+    mask, rate = (kept.mask.reshape(batch * groups, -1, length), kept.rate) if kept else (None, 0.0)
+    factors = by_group(scaled), by_group(key), by_group(value)
+    result = _attend(products, rate, *factors, bias, mask)
     return result.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(products, query, key, value, bias):
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(products, rate, query, key, value, bias, kept):
     """query `[N, Q, d]`, key, value `[N, L, d]`, bias of the scores → `[N, Q, d]`.
 
-    The bias is `[N, 1, L]` or `[1, Q, L]`; the softmax is taken in float32.
+    The bias is `[N, 1, L]` or `[1, Q, L]`; the softmax is taken in float32. kept `[N, Q, L]`: the
+    weights that dropout leaves, None: all.
     """
-    return _attend_forward(products, query, key, value, bias)[0]
+    return _attend_forward(products, rate, query, key, value, bias, kept)[0]
+
+
+def _dropped(rate, weights, kept):
+    return weights if kept is None else jnp.where(kept, weights / (1 - rate), 0)
 
 
 def _product(products, subscripts, one, other, result):
@@ -96,23 +112,23 @@ def _product(products, subscripts, one, other, result):
     return jnp.einsum(subscripts, one, other, preferred_element_type=result)
 
 
-def _attend_forward(products, query, key, value, bias):
+def _attend_forward(products, rate, query, key, value, bias, kept):
     scores = _product(products, "nqd,nkd->nqk", query, key, jnp.float32) + bias
     weights = jax.nn.softmax(scores).astype(query.dtype)
-    result = _product(products, "nqk,nkd->nqd", weights, value, query.dtype)
-    return result, (query, key, value, bias, weights, result)
+    result = _product(products, "nqk,nkd->nqd", _dropped(rate, weights, kept), value, query.dtype)
+    return result, (query, key, value, bias, kept, weights, result)
 
 
-def _attend_backward(products, saved, gradient):
-    query, key, value, bias, weights, result = saved
+def _attend_backward(products, rate, saved, gradient):
+    query, key, value, bias, kept, weights, result = saved
     product = partial(_product, products, result=query.dtype)
-    d_value = product("nqk,nqd->nkd", weights, gradient)
-    d_weights = product("nqd,nkd->nqk", gradient, value)
-    # Σ_k weights·d_weights equals Σ_d result·gradient, which is L/d times cheaper.
+    d_value = product("nqk,nqd->nkd", _dropped(rate, weights, kept), gradient)
+    d_weights = _dropped(rate, product("nqd,nkd->nqk", gradient, value), kept)
+    # Σ_k weights·d_weights equals Σ_d result·gradient, which is L/d times cheaper, dropout or not.
     d_scores = weights * (d_weights - (result * gradient).sum(-1, keepdims=True))
     d_query = product("nqk,nkd->nqd", d_scores, key)
     d_key = product("nqk,nqd->nkd", d_scores, query)
-    return d_query, d_key, d_value, jnp.zeros_like(bias)
+    return d_query, d_key, d_value, jnp.zeros_like(bias), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

@@ -11,6 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from qrag_jax.encoders.attention import padded_attention
+from qrag_jax.encoders.dropout import (
+    ATTENTION_OUTPUT,
+    EMBEDDINGS,
+    OUTPUT,
+    drop_hidden,
+    kept_weights,
+)
 from qrag_jax.encoders.linear import Linear, side_by_side
 from qrag_jax.encoders.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.encoders.precision import Precision
@@ -129,13 +136,17 @@ class BertLayer(nn.Module):
         heads = (rows, length, 3, c.num_attention_heads, width // c.num_attention_heads)
         query, key, value = jnp.moveaxis(projected.reshape(heads), 2, 0)
         lengths = jnp.maximum(where.lengths, 1)
-        attended = padded_attention(query, key, value, lengths, self.precision.products)
+        kept = kept_weights(where.dropout, where.place, c.num_attention_heads)
+        products = self.precision.products
+        attended = padded_attention(query, key, value, lengths, products, kept=kept)
         attended = from_rows(attended.reshape(rows, length, width), where)
         attended = self._linear(width, "attention_output")(attended, where.dropout)
+        attended = drop_hidden(attended, where.dropout, ATTENTION_OUTPUT)
         x = self._norm("attention_norm")(x + attended)
         hidden = self._linear(c.intermediate_size, "intermediate")(x, where.dropout)
         hidden = ACTIVATIONS[c.hidden_act](hidden)
         hidden = self._linear(width, "output")(hidden, where.dropout)
+        hidden = drop_hidden(hidden, where.dropout, OUTPUT)
         return self._norm("output_norm")(x + hidden)
 
     def _linear(self, features: int, name: str) -> Linear:
@@ -194,9 +205,10 @@ class Bert(nn.Module):
             where.position + self.config.first_position
         ]
         x = self.embedding_norm(words + positions + self.tables["token_type_embeddings"][0])
-        for layer in self.layers:
+        x = drop_hidden(x, where.at_depth(0).dropout, EMBEDDINGS)
+        for number, layer in enumerate(self.layers):
             module = BertLayer(self.config, self.precision, parent=None)
-            x = apply_layer(module, self.remat, layer, x, where)
+            x = apply_layer(module, self.remat, layer, x, where.at_depth(number + 1))
         return x
 
     def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:

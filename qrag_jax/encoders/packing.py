@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qrag_jax.encoders.dropout import TokenDropout
+from qrag_jax.encoders.dropout import TokenDropout, at_depth
 
 
 class Shape(NamedTuple):
@@ -51,7 +51,7 @@ class Layout(NamedTuple):
 
     row `[T]`: the row a place belongs to, R where it is unused. position `[T]`: the token's
     position in its row. place `[R, L]`: the place of each token of a row; anywhere beyond its end.
-    lengths `[R]`: 0 = no such row. dropout: where adapters have any.
+    lengths `[R]`: 0 = no such row. dropout: where adapters or the trunk have any.
     """
 
     row: jax.Array
@@ -59,6 +59,10 @@ class Layout(NamedTuple):
     place: jax.Array
     lengths: jax.Array
     dropout: TokenDropout | None = None
+
+    def at_depth(self, depth: int) -> Layout:
+        """As what stands there takes it: 0 before all layers, n in layer n - 1."""
+        return self._replace(dropout=at_depth(self.dropout, depth))
 
 
 def layout(lengths: jax.Array, tokens: int, length: int) -> Layout:

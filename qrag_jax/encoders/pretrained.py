@@ -40,6 +40,7 @@ class Family:
         rules: how its parameters are split over a mesh (see `runtime.sharding`).
         opens_rows: rows open with [CLS] (<s>), else with their text.
         pooling, normalise: how it is used where its folder does not say.
+        drops: its trunk can drop in training (see `dropout`).
     """
 
     read_config: Callable[[Mapping[str, Any], str], TrunkConfig]
@@ -49,6 +50,7 @@ class Family:
     opens_rows: bool = True
     pooling: str = MEAN
     normalise: bool = False
+    drops: bool = True
 
 
 UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
@@ -64,6 +66,7 @@ FAMILIES = {
         opens_rows=False,
         pooling=LAST,
         normalise=True,
+        drops=False,
     ),
     "xlm-roberta": Family(
         XlmRobertaConfig.from_dict, Bert, XLM_ROBERTA_TABLE, bert_weights.PARTITION_RULES
@@ -143,6 +146,8 @@ def load_encoder(
     normalise: bool | None = None,
     state_prefix: str = "",
     chunk_prefix: str = "",
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
 ) -> LoadedEncoder:
     """Reads the folder of an encoder in Hugging Face's layout.
 
@@ -153,11 +158,12 @@ def load_encoder(
         pooling: a name of `POOLINGS`, or "": the model's own. normalise: None: as the model does.
             Where both are given the folder's sentence-transformers files are not read.
         state_prefix, chunk_prefix: texts before those of a tower, tokenised by themselves.
+        dropout, attention_dropout: shares that the trunk drops in training.
 
     Raises:
         InputError: a file is missing or broken, the architecture is unknown, the weights do not
-            fit config.json, the tokenizer does not fit the weights, a setting is unknown, or the
-            model makes its vectors in a way that is not computed here.
+            fit config.json, the tokenizer does not fit the weights, a setting is unknown, the
+            model makes its vectors in a way that is not computed here, or it has no dropout.
     """
     computed_in = precision(dtype)
     for name, value, known in (
@@ -170,6 +176,11 @@ def load_encoder(
     model_config = read_config(folder)
     where = str(folder / "config.json")
     family = family_of(model_config, where)
+    if (dropout or attention_dropout) and not family.drops:
+        raise InputError(
+            f"config.encoder.dropout is {dropout} and attention_dropout {attention_dropout}, but "
+            f"models of the type {family.table.model_type!r} have no dropout; set both to 0."
+        )
     config = family.read_config(model_config, where)
     if config.hidden_size % 2:
         raise InputError(
@@ -204,6 +215,8 @@ def load_encoder(
         normalise=normalise,
         state_prefix=tuple(state_ids),
         chunk_prefix=tuple(chunk_ids),
+        dropout=dropout,
+        attention_dropout=attention_dropout,
     )
     return LoadedEncoder(encoder, params, tokenizer, model_config)
 

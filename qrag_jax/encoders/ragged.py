@@ -10,7 +10,9 @@ The gradient is pulled back block by block from cotangents of the embeddings (Ga
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from qrag_jax.encoders.dropout import TokenDropout, row_digests, token_digests
+from qrag_jax.encoders.dropout import (
+    TokenDropout,
+    row_digests,
+    token_digests,
+    trunk_keys,
+    without_key,
+)
 from qrag_jax.encoders.lora import Adapted, attach, detach, has_keys
 from qrag_jax.encoders.packing import (
     Blocks,
@@ -64,8 +72,7 @@ class _Rows(NamedTuple):
     first: jax.Array  # [N] the first row of the same content, itself if there is none before
     tokens: jax.Array  # [N, L] in order
     lengths: jax.Array  # [N] in order
-    digests: jax.Array | None  # [N] in order, where there is dropout
-    rate: float  # of dropout
+    dropout: TokenDropout | None  # with the digests of the rows, [N] in order
 
 
 class _Packed(NamedTuple):
@@ -82,12 +89,14 @@ def embed_rows(
     """tokens `[N, L]`, lengths `[N]` (0 = no row) → float32 `[N, D]`; absent rows give zeros.
 
     Equal to `encoder.embed(params, tokens, lengths)` on present rows, up to float rounding. Where
-    `params` have keys of dropout, adapters see their inputs through the masks of `dropout`.
+    `params` have keys of dropout, the trunk drops, or adapters see their inputs, through the masks
+    of `dropout`.
 
     Raises:
         ValueError: rows are wider than the longest row length of `blocks`.
     """
-    rows = _sorted(blocks, tokens, lengths, encoder.lora_dropout if has_keys(params) else None)
+    params, key = without_key(params)
+    rows = _sorted(blocks, tokens, lengths, _masks(encoder, key, has_keys(params)))
     prepared = encoder.module.prepare(params, encoder.module.precision.products)
 
     def compute(embedded: jax.Array, block: _Packed) -> jax.Array:
@@ -108,7 +117,7 @@ def pull_back(
     cotangents: jax.Array,
 ) -> tuple[Params, TokenCount]:
     """Gradient of `Σ_n <cotangents[n], embed(tokens[n])>` with respect to `params`, in float32;
-    of one tower's adapters where `params` has them, through the masks of its key if it has one.
+    of one tower's adapters where `params` has them; through the masks of its key if it has one.
 
     tokens `[N, L]`, lengths `[N]`, cotangents `[N, D]`; rows of length 0 contribute nothing.
 
@@ -164,8 +173,23 @@ def _rows_to_pull_back(
     lengths: jax.Array,
     repeats: bool = False,
 ) -> _Rows:
-    drops = isinstance(params, Adapted) and params.dropout_key is not None
-    return _sorted(blocks, tokens, lengths, encoder.lora_dropout if drops else None, repeats)
+    if isinstance(params, Adapted):
+        masks = _masks(encoder, None, params.dropout_key is not None)
+    else:
+        masks = _masks(encoder, without_key(params)[1], False)
+    return _sorted(blocks, tokens, lengths, masks, repeats)
+
+
+_Masks = Callable[[jax.Array], TokenDropout]  # from digests
+
+
+def _masks(encoder: TextEncoder, key: jax.Array | None, of_adapters: bool) -> _Masks | None:
+    """What drops: the trunk of a tower with a key, or adapters with keys of their own."""
+    if key is not None:
+        keys = trunk_keys(key, encoder.module.config.num_hidden_layers)
+        hidden, attention = encoder.dropout, encoder.attention_dropout
+        return partial(TokenDropout, keys=keys, hidden=hidden, attention=attention)
+    return partial(TokenDropout, rate=encoder.lora_dropout) if of_adapters else None
 
 
 # From a carry, a block's embeddings `[R, D]` and their places in the order by length `[R]` to the
@@ -184,7 +208,7 @@ def _pull_back(
     """The gradient and the last carry."""
     if isinstance(params, Adapted):
         return _pull_back_to_adapters(encoder, blocks, params, rows, cotangent_of, carry)
-    apart = encoder.module.prepare(params)
+    apart = encoder.module.prepare(without_key(params)[0])
     table = apart.pop(WORDS)
 
     def compute(total: tuple[Params, jax.Array, Any], block: _Packed):
@@ -244,10 +268,10 @@ def _sorted(
     blocks: Blocks,
     tokens: jax.Array,
     lengths: jax.Array,
-    rate: float | None = None,
+    masks: _Masks | None = None,
     repeats: bool = False,
 ) -> _Rows:
-    """`rate`: of dropout, None: there is none. `repeats`: rows that occur twice stay so."""
+    """`masks`: None, nothing drops. `repeats`: rows that occur twice stay so."""
     if tokens.shape[1] > blocks.lengths[-1]:
         raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the lengths {blocks.lengths}")
     tokens = jnp.where(jnp.arange(tokens.shape[1]) < lengths[:, None], tokens, 0)
@@ -255,8 +279,8 @@ def _sorted(
     lengths = jnp.where(first == jnp.arange(len(first)), lengths, 0)
     order = jnp.argsort(lengths, stable=True)
     tokens, lengths = tokens[order], lengths[order]
-    digests = None if rate is None else row_digests(tokens, lengths)
-    return _Rows(order, first, tokens, lengths, digests, rate or 0.0)
+    dropout = None if masks is None else masks(row_digests(tokens, lengths))
+    return _Rows(order, first, tokens, lengths, dropout)
 
 
 def first_of_its_kind(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -312,8 +336,8 @@ def _pack(rows: _Rows, place: jax.Array, present: jax.Array, shape: Shape) -> _P
     lengths = jnp.where(present, rows.lengths[place], 0)
     where = layout(lengths, shape.tokens, shape.length)
     row = place[jnp.minimum(where.row, shape.rows - 1)]
-    if rows.digests is not None:
-        digests = token_digests(rows.digests[row], where.position)
-        where = where._replace(dropout=TokenDropout(digests, rows.rate))
+    if rows.dropout is not None:
+        digests = token_digests(rows.dropout.digests[row], where.position)
+        where = where._replace(dropout=dataclasses.replace(rows.dropout, digests=digests))
     tokens = rows.tokens[row, jnp.minimum(where.position, rows.tokens.shape[1] - 1)]
     return _Packed(tokens, where, jnp.where(present, place, rows.lengths.shape[0]))

@@ -34,6 +34,8 @@ class TextEncoder:
             as those of "query: ".
         lora_scale: factor on the product of an adapter's two matrices, where there are adapters.
         lora_dropout: share of an adapter's inputs dropped where there is a key of dropout.
+        dropout, attention_dropout: shares of hidden states and of attention's weights that the
+            trunk drops where there is a key.
     """
 
     module: Trunk
@@ -49,6 +51,13 @@ class TextEncoder:
     chunk_prefix: tuple[int, ...] = ()
     lora_scale: float = 1.0
     lora_dropout: float = 0.0
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+
+    def drops(self, adapted: bool) -> bool:
+        """Whether a training step draws masks: for adapters where they are trained (`adapted`),
+        else for the trunk."""
+        return self.lora_dropout > 0 if adapted else max(self.dropout, self.attention_dropout) > 0
 
     @property
     def state_opening(self) -> tuple[int, ...]:
@@ -70,7 +79,7 @@ class TextEncoder:
     def tower(self, params: Params | Adapted, number: int) -> Params:
         """The parameters, as they rest, of one of several towers stacked on axis 0.
 
-        Where only adapters are stacked they stand beside the kernels of the shared base, with the
+        Where only adapters are stacked they stand beside the kernels of the shared base. With the
         tower's key of dropout if there is one.
         """
         if not isinstance(params, Adapted):

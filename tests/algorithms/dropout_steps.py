@@ -1,4 +1,4 @@
-"""Three training steps with dropout on adapters, as a program over two devices: `OUT.npz`."""
+"""Three training steps with dropout, as a program over two devices: a file for each case."""
 
 from __future__ import annotations
 
@@ -17,26 +17,32 @@ from tests.algorithms.test_pqn_lora import adapters
 from tests.algorithms.three_steps import OPTIMIZER, PEAK, SCHEDULE, STEPS, flat
 from tests.episodes_maker import tower
 
-CASES = {  # devices, micro-batches on each, dropout
-    "whole": (1, 1, 0.4),
-    "split": (2, 2, 0.4),
-    "undropped": (1, 1, 0.0),
+OF_TRUNK = {"dropout": 0.2, "attention_dropout": 0.3}  # whole towers are trained
+CASES = {  # devices, micro-batches on each, what drops
+    "whole": (1, 1, {"lora_dropout": 0.4}),
+    "split": (2, 2, {"lora_dropout": 0.4}),
+    "undropped": (1, 1, {"lora_dropout": 0.0}),
+    "trunk whole": (1, 1, OF_TRUNK),
+    "trunk split": (2, 2, OF_TRUNK),
 }
 
 
-def steps(devices: int, accumulation: int, dropout: float) -> dict[str, np.ndarray]:
-    """Adapters and every step's metrics."""
+def steps(devices: int, accumulation: int, dropout: dict[str, float]) -> dict[str, np.ndarray]:
+    """Adapters (or towers) and every step's metrics."""
     mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), AXES)
-    encoder = TextEncoder(**(vars(ENCODER) | {"lora_scale": 2.0, "lora_dropout": dropout}))
-    base, one = tower(encoder, 0), jax.tree.map(lambda leaf: leaf[0], adapters("bert", 0))
+    encoder = TextEncoder(**(vars(ENCODER) | {"lora_scale": 2.0} | dropout))
+    one = tower(encoder, 0)
+    base_shardings, placed, result = None, [], {}
+    if dropout is not OF_TRUNK:
+        base_shardings = placement.base_shardings(mesh, (), one)
+        placed = [jax.device_put(one, base_shardings)]
+        one = jax.tree.map(lambda leaf: leaf[0], adapters("bert", 0))
     shardings = placement.state_shardings(mesh, (), one, OPTIMIZER)
-    base_shardings = placement.base_shardings(mesh, (), base)
     settings = encoder, ONE_BUCKET, CONFIG, PQN, feedback, OPTIMIZER, SCHEDULE, PEAK
     step = make_train_step(mesh, shardings, *settings, accumulation, base_shardings)
     state = placement.first_state(shardings, one, OPTIMIZER, 42)
-    placed, result = jax.device_put(base, base_shardings), {}
     for number in range(STEPS):
-        state, metrics = step(state, shard_batch(mesh, episodes(number)), placed)
+        state, metrics = step(state, shard_batch(mesh, episodes(number)), *placed)
         result |= flat({f"metrics {number}": metrics})
     return result | flat({"params": state.params, "target_params": state.target_params})
 

@@ -1,4 +1,4 @@
-"""PQN with dropout on adapters: play and learning see the same masks, however a step is split."""
+"""PQN with dropout: play and learning see the same masks, however a step is split."""
 
 from __future__ import annotations
 
@@ -116,8 +116,9 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, np.nd
     return {path.stem: dict(np.load(path)) for path in out.iterdir()}
 
 
-def test_devices_and_micro_batches_see_the_same_masks(cases) -> None:
-    whole, split = cases["whole"], cases["split"]
+@pytest.mark.parametrize("of", ["", "trunk "], ids=["adapters", "trunk"])
+def test_devices_and_micro_batches_see_the_same_masks(cases, of: str) -> None:
+    whole, split = cases[f"{of}whole"], cases[f"{of}split"]
     assert whole.keys() == split.keys()
     for name, value in whole.items():
         if "padding_share" not in name:  # of smaller batches
