@@ -127,9 +127,7 @@ def test_an_episode_cut_at_its_first_step_ends_there(trajectory) -> None:
     """Nothing is learned from what came after, and nothing is bootstrapped."""
     whole = scored(trajectory, np.ones(EPISODES, bool))
     first = np.arange(whole.scored.shape[1]) == 0
-    cut = whole._replace(
-        score=np.where(first, np.float32(0.7), 0.0), scored=whole.scored & first
-    )
+    cut = whole._replace(score=np.where(first, np.float32(0.7), 0.0), scored=whole.scored & first)
     _, sums = gradient_sums(online(), cut)
     began = trajectory.valid[:, 0].sum()
     assert 0 < began < trajectory.valid.sum()
