@@ -8,7 +8,7 @@ import sys
 
 from benchmarks import report
 
-SUITES = ("encoders", "learn", "long", "memory", "sidecar", "speed")
+SUITES = ("encoders", "learn", "long", "memory", "published", "sidecar", "speed")
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import SUITES
 from benchmarks.report import Case, show
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +40,7 @@ def test_missed_target_is_not_an_error_but_a_case_that_could_not_run_is(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suite", ["encoders", "learn", "long", "memory", "sidecar", "speed"])
+@pytest.mark.parametrize("suite", SUITES)
 def test_quick_suite_runs(suite):
     command = [sys.executable, "-m", "benchmarks", "--suite", suite, "--quick"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

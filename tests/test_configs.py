@@ -26,7 +26,10 @@ from tests.entry_points import ROOT, Commands, metric_lines, refusal
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "common")
 
 # Variants that are other ones' shorter names.
-SHORT = {"babilong": {"": "qa1", "tiny": "qa1-tiny", "minilm": "qa1-minilm"}}
+SHORT = {
+    "babilong": {"": "qa1", "tiny": "qa1-tiny", "minilm": "qa1-minilm"},
+    "published": {"": "e5-hotpotqa"},
+}
 
 
 def module(name: str) -> ModuleType:

@@ -1,0 +1,263 @@
+"""Q-RAG's published runs: our config of each beside its constants, and a model of its real shape.
+
+Every config of configs/published.py is compared with `published_constants`, and its training step
+is built for an encoder of the real widths and layer counts, of shapes alone: no weight is read.
+Without `--quick` the encoder is made of random weights, too, and embeds the longest rows there are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from benchmarks.published_constants import RUNS, Constant, value
+from benchmarks.report import Case, print_table
+from configs import published
+from qrag_jax import experiment
+from qrag_jax.algorithms import placement
+from qrag_jax.algorithms.deferred import Played, ScoredEpisodes, make_learn_step
+from qrag_jax.algorithms.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.algorithms.train_step import make_train_step
+from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape
+from qrag_jax.encoders.packing import Blocks
+from qrag_jax.encoders.precision import precision
+from qrag_jax.encoders.pretrained import FAMILIES
+from qrag_jax.encoders.ragged import Plan
+from qrag_jax.encoders.text_encoder import TextEncoder
+from qrag_jax.environments.chunks import state_width
+from qrag_jax.runtime.mesh import make_mesh
+
+# What the models' own config.json say of their sizes, by their names on the hub.
+MODELS: dict[str, dict[str, Any]] = {
+    "facebook/contriever": {
+        "model_type": "bert",
+        "vocab_size": 30522,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "hidden_act": "gelu",
+    },
+    "intfloat/multilingual-e5-large": {
+        "model_type": "xlm-roberta",
+        "vocab_size": 250002,
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+        "max_position_embeddings": 514,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+        "pad_token_id": 1,
+        "hidden_act": "gelu",
+    },
+    "Qwen/Qwen3-Embedding-0.6B": {
+        "model_type": "qwen3",
+        "vocab_size": 151669,
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1_000_000,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+    },
+    "Alibaba-NLP/gte-multilingual-base": {
+        "model_type": "new",
+        "vocab_size": 250048,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 8192,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-12,
+        "layer_norm_type": "layer_norm",
+        "pad_token_id": 1,
+        "hidden_act": "gelu",
+        "pack_qkv": True,
+        "position_embedding_type": "rope",
+        "rope_theta": 20000,
+        "rope_scaling": {"type": "ntk", "factor": 8.0},
+        "logn_attention_scale": False,
+    },
+}
+CHUNKS = 16  # of a document in the built step; nothing but its time depends on them
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """What came of building a run: parameters of a tower, seconds, and why it was not built."""
+
+    parameters: int = 0
+    seconds: float = 0.0
+    skipped: str = ""
+
+
+def run(quick: bool) -> list[Case]:
+    """One case a run."""
+    return [_case(name, quick) for name in published.RUNS]
+
+
+def compared(name: str) -> list[tuple[Constant, Any]]:
+    """The constants of a run, each with our value."""
+    config = published.get_config(name)
+    return [(constant, value(config, constant.name)) for constant in RUNS[name]]
+
+
+def _case(name: str, quick: bool) -> Case:
+    pairs = compared(name)
+    _show(name, pairs)
+    config = published.get_config(name)
+    experiment.check_values(config)
+    built = build(config, quick)
+    equal = sum(ours == constant.theirs for constant, ours in pairs)
+    unexplained = [each for each, ours in pairs if ours != each.expected]
+    details: dict[str, float | str] = {
+        f"differs: {each.name}, theirs {each.theirs}, ours {ours}": each.why or "unexplained"
+        for each, ours in pairs
+        if ours != each.theirs
+    }
+    if built.skipped:
+        details["not built"] = built.skipped
+    else:
+        details["parameters of a tower, millions"] = built.parameters / 1e6
+        details["built in, s"] = built.seconds
+    return Case(
+        name,
+        equal,
+        "constants equal",
+        peer=len(pairs),
+        ratio=equal / len(pairs),
+        target="others differ with a reason; the model is built",
+        holds=not unexplained and not built.skipped,
+        details=details,
+    )
+
+
+def _show(name: str, pairs: list[tuple[Constant, Any]]) -> None:
+    lines = [("constant", "theirs", "ours", "equal", "their file")]
+    for constant, ours in pairs:
+        equal = "yes" if ours == constant.theirs else "NO" if not constant.why else "differs"
+        lines.append((constant.name, _text(constant.theirs), _text(ours), equal, constant.source))
+    print(f"\n{name}")
+    print_table(lines)
+
+
+def _text(constant: Any) -> str:
+    return repr(constant) if isinstance(constant, str) else f"{constant}"
+
+
+def build(config: ConfigDict, quick: bool) -> Built:
+    """Builds the encoder and the training step of a run, of the model's real shape."""
+    began = time.monotonic()
+    model = MODELS[config.encoder.path]
+    if model["model_type"] not in FAMILIES:
+        return Built(skipped=f"models of type {model['model_type']!r} are not known here yet")
+    encoder = encoder_of(config, model)
+    tower = jax.eval_shape(encoder.init, jax.random.key(0))
+    _trace_step(config, encoder, tower)
+    if not quick:
+        _embed(config, encoder)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(tower))
+    return Built(parameters, time.monotonic() - began)
+
+
+def encoder_of(config: ConfigDict, model: dict[str, Any]) -> TextEncoder:
+    """The run's encoder, its special tokens aside, without weights."""
+    family = FAMILIES[model["model_type"]]
+    sizes = family.read_config(model, config.encoder.path)
+    settings = config.encoder
+    encoder = TextEncoder(
+        module=family.trunk(sizes, precision(settings.dtype), settings.remat),
+        width=sizes.hidden_size,
+        max_positions=sizes.longest_row,
+        opening_id=2 if family.opens_rows else None,
+        sep_id=3,
+        pad_id=0,
+        scale=settings.scale,
+        pooling=settings.pooling,
+        normalise=settings.normalise,
+    )
+    experiment.check_fit(config, encoder, _shape(config), {})
+    return encoder
+
+
+def _shape(config: ConfigDict) -> EpisodeShape:
+    data = config.data
+    return EpisodeShape(data.max_question_tokens, data.max_chunk_tokens, CHUNKS)
+
+
+def _state_row(config: ConfigDict, encoder: TextEncoder) -> int:
+    data, opening = config.data, len(encoder.state_opening)
+    in_state, steps = data.max_chunk_tokens_in_state, config.env.max_steps
+    return state_width(opening, data.max_question_tokens, in_state, steps - 1)
+
+
+def _trace_step(config: ConfigDict, encoder: TextEncoder, tower: Any) -> None:
+    """The whole training step, traced for one micro-batch on one device; raises what is wrong."""
+    chunk_row, state_row = config.data.max_chunk_tokens, _state_row(config, encoder)
+    chunks = Blocks((8192,), (chunk_row,), (chunk_row,))
+    states = Blocks((8192,), (max(state_row, chunk_row),), (state_row,))
+    settings, mesh = experiment.optimizer_config(config), make_mesh((1, 1, 1))
+    optimizer = make_optimizer(settings)
+    shardings = placement.state_shardings(mesh, (), tower, optimizer)
+    shared = (
+        *(mesh, shardings, encoder, Plan(chunks, states, states)),
+        *(experiment.rollout_config(config), experiment.pqn_config(config)),
+    )
+    update = optimizer, learning_rate_schedule(settings), settings.learning_rate
+    batch: Any = _batch(config, config.train.batch_size // config.train.accumulation)
+    if experiment.is_ground_truth(config):
+        step = make_train_step(*shared, experiment.feedback(config), *update)
+    else:
+        step = make_learn_step(*shared, *update)
+        steps = (batch.sample.shape[0], config.env.max_steps)
+        whole, truth = jax.ShapeDtypeStruct(steps, jnp.int32), jax.ShapeDtypeStruct(steps, bool)
+        real = jax.ShapeDtypeStruct(steps, jnp.float32)
+        batch = ScoredEpisodes(batch, Played(whole, truth, real), real, truth)
+    jax.eval_shape(step, placement.state_shapes(tower, optimizer), batch)
+
+
+def _batch(config: ConfigDict, count: int) -> EpisodeBatch:
+    shape = _shape(config)
+
+    def of(*sizes: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((count, *sizes), dtype)
+
+    return EpisodeBatch(
+        question=of(shape.question_tokens),
+        question_length=of(),
+        chunks=of(shape.chunks, shape.chunk_tokens),
+        chunk_lengths=of(shape.chunks),
+        chunk_mask=of(shape.chunks, dtype=jnp.bool_),
+        support=of(shape.chunks, dtype=jnp.bool_),
+        sample=of(),
+    )
+
+
+def _embed(config: ConfigDict, encoder: TextEncoder) -> None:
+    """Random weights embed the longest state and the longest chunk."""
+    for length in (_state_row(config, encoder), config.data.max_chunk_tokens):
+        tokens = np.random.default_rng(0).integers(5, 1000, (1, length), np.int32)
+
+        @jax.jit
+        def embedded(tokens: jax.Array) -> jax.Array:
+            params = encoder.init(jax.random.key(0))
+            return encoder.embed(params, tokens, jnp.array([tokens.shape[1]]))
+
+        found = np.asarray(embedded(tokens))
+        if found.shape != (1, encoder.width) or not np.isfinite(found).all():
+            raise RuntimeError(f"{config.encoder.path}: {length} tokens are not embedded")

@@ -1,0 +1,265 @@
+"""The constants of Q-RAG's published runs, each with the file of the public code that has it.
+
+Facts of GitHub griver/Q-RAG: of the newest version of each file that could be read, or of its
+README and the paper (arXiv 2511.07328) where no file has them. Where ours differs on purpose `ours`
+and `why` say so; everything else must be equal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+
+class _Same:
+    """Ours is theirs."""
+
+
+SAME = _Same()
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """One constant of a run.
+
+    Attributes:
+        name: a field of our config, or a name in `DERIVED`.
+        theirs: its value there. source: the file.
+        ours: our value, where it differs. why: the reason, in words.
+    """
+
+    name: str
+    theirs: Any
+    source: str
+    ours: Any = SAME
+    why: str = ""
+
+    @property
+    def expected(self) -> Any:
+        """What our config must have."""
+        return self.theirs if isinstance(self.ours, _Same) else self.ours
+
+
+# What several fields of ours say together.
+DERIVED: dict[str, Callable[[ConfigDict], Any]] = {
+    "transitions an update": lambda config: config.train.batch_size * config.env.max_steps,
+    "transitions a micro-batch": lambda config: (
+        config.train.batch_size * config.env.max_steps // config.train.accumulation
+    ),
+    "sources": lambda config: "+".join(sorted(config.data.sources)),
+    "trained": lambda config: "adapters" if config.encoder.lora.rank else "all weights",
+}
+
+WHOLE_EPISODES = (
+    "an update has whole episodes; theirs cuts the stream of parallel games after so many "
+    "transitions and bootstraps there"
+)
+PAPER, README = "the paper", "README.md, training details"
+TRAINING, FEEDBACK = "configs/training.yaml", "configs/feedback/defaults.yaml"
+GTE_TRAINING = "configs/training_gte_combined.yaml"
+HOTPOTQA_TRAINING = "configs/training_hotpotqa.yaml"
+MODEL = "rl/bert_predictor.py"
+MEAN = (
+    Constant("encoder.pooling", "mean", MODEL),
+    Constant("encoder.normalise", False, MODEL),
+    Constant("encoder.scale", 0.1, MODEL),
+)
+
+
+def value(config: ConfigDict, name: str) -> Any:
+    """Our value of a constant."""
+    return DERIVED[name](config) if name in DERIVED else config[name]
+
+
+def _shared(algo: str) -> tuple[Constant, ...]:
+    return (
+        Constant("seed", 42, TRAINING),
+        Constant("encoder.state_prefix", "", MODEL),
+        Constant("encoder.chunk_prefix", "", MODEL),
+        Constant("trained", "all weights", algo),
+        Constant("pqn.gamma", 0.99, algo),
+        Constant("pqn.learning_start", 200, TRAINING),
+        Constant("policy.top_k_actions", 5, algo),
+        Constant("optimizer.beta1", 0.9, algo),
+        Constant("optimizer.beta2", 0.98, algo),
+        Constant("optimizer.eps", 1e-6, algo),
+        Constant("optimizer.clip_norm", 2.0, algo),
+        Constant("optimizer.warmup_steps", 1000, algo),
+    )
+
+
+def _algo(
+    algo: str, path: str, alpha: float, lambda_: float, tau: float, rate: float, decay: float
+) -> tuple[Constant, ...]:
+    return (
+        *_shared(algo),
+        Constant("encoder.path", path, algo),
+        Constant("policy.alpha", alpha, algo),
+        Constant("pqn.lambda_", lambda_, algo),
+        Constant("pqn.tau", tau, algo),
+        Constant("optimizer.learning_rate", rate, algo),
+        Constant("optimizer.weight_decay", decay, algo),
+    )
+
+
+def _schedule(algo: str, name: str, final_ratio: float) -> tuple[Constant, ...]:
+    return (
+        Constant("optimizer.schedule", name, algo),
+        Constant("optimizer.final_ratio", final_ratio, algo),
+    )
+
+
+def _updates(
+    source: str, micro: int, accumulation: int, steps: int, ours: int | None = None
+) -> tuple[Constant, ...]:
+    """`ours`: transitions of our micro-batch where theirs is not one of whole episodes."""
+    theirs = micro * accumulation
+    if ours is None:
+        sizes = (
+            Constant("transitions a micro-batch", micro, source),
+            Constant("transitions an update", theirs, source),
+        )
+    else:
+        sizes = (
+            Constant("transitions a micro-batch", micro, source, ours, WHOLE_EPISODES),
+            Constant("transitions an update", theirs, source, ours * accumulation, WHOLE_EPISODES),
+        )
+    return (
+        *sizes,
+        Constant("train.accumulation", accumulation, source),
+        Constant("train.steps", steps, source),
+    )
+
+
+def _environment(
+    env: str, sources: str, max_steps: int, positions: str, sort_by_index: bool, penalize: bool
+) -> tuple[Constant, ...]:
+    return (
+        Constant("sources", sources, env),
+        Constant("env.max_steps", max_steps, env),
+        Constant("env.positions", positions, env),
+        Constant("env.sort_by_index", sort_by_index, env),
+        Constant("reward.penalize_extra_steps", penalize, env),
+    )
+
+
+def _lengths(source: str, chunk: int, in_state: int) -> tuple[Constant, ...]:
+    return (
+        Constant("data.max_chunk_tokens", chunk, source),
+        Constant("data.max_chunk_tokens_in_state", in_state, source),
+        Constant("data.max_question_tokens", in_state, source),
+    )
+
+
+def _evaluation(source: str, every: int, samples: int = 300) -> tuple[Constant, ...]:
+    return (
+        Constant("train.eval_every", every, source),
+        Constant("eval.samples", samples, source),
+    )
+
+
+NEVER_TERMINATE = (Constant("env.never_terminate", True, PAPER),)
+CONTRIEVER_FILE = "configs/algo/pqn.yaml"
+CONTRIEVER = (
+    *_algo(CONTRIEVER_FILE, "facebook/contriever", 0.01, 0.65, 0.1, 5e-5, 0.01),
+    *_schedule(CONTRIEVER_FILE, "linear", 0.0),
+    *MEAN,
+)
+BABILONG_ENV = "configs/envs/babilong.yaml"
+BABILONG = (
+    *_environment(BABILONG_ENV, "babilong", 6, "relative", True, True),
+    Constant("data.babilong.task", "qa3", BABILONG_ENV),
+    Constant("data.babilong.chunks", 100, BABILONG_ENV),
+    *_lengths(TRAINING, 256, 64),
+    *_updates(TRAINING, 64, 2, 50_000, ours=66),
+    *_evaluation(TRAINING, 500),
+)
+QWEN3_FILE = "configs/algo/pqn_qwen3.yaml"
+E5 = "intfloat/multilingual-e5-large"
+HOTPOTQA_FILE, MUSIQUE_FILE = (
+    "configs/algo/pqn_e5_hotpotqa.yaml",
+    "configs/algo/pqn_e5_musique.yaml",
+)
+GTE_FILE, COMBINED = "configs/algo/pqn_gte.yaml", "configs/envs/combined_2.yaml"
+
+
+def _gte(env: str, sources: str) -> tuple[Constant, ...]:
+    return (
+        *_algo(GTE_FILE, "Alibaba-NLP/gte-multilingual-base", 0.005, 0.6, 0.02, 5e-6, 1e-3),
+        *_schedule(GTE_FILE, "linear", 0.1),
+        *MEAN,
+        *_environment(env, sources, 6, "none", False, True),
+        *NEVER_TERMINATE,
+        Constant("data.mixture", "size", "envs/combined_dataset.py"),
+        *_lengths(GTE_TRAINING, 512, 256),
+        *_updates(GTE_TRAINING, 16, 2, 70_000, ours=18),
+        *_evaluation(GTE_TRAINING, 100),
+    )
+
+
+RUNS: dict[str, tuple[Constant, ...]] = {
+    "contriever-babilong": (*CONTRIEVER, *BABILONG, *NEVER_TERMINATE),
+    "contriever-babilong-em": (
+        *CONTRIEVER,
+        *BABILONG,
+        Constant("env.never_terminate", False, FEEDBACK),
+        Constant("reward.name", "babilong_em", FEEDBACK),
+        Constant("reward.scale", 1.0, FEEDBACK),
+        Constant("reward.completion_threshold", 1.0, FEEDBACK),
+        Constant("reward.staleness", 0, "rl/feedback/llm_feedback.py"),
+        Constant("llm.max_tokens", 32, FEEDBACK),
+        Constant("llm.temperature", 0.0, FEEDBACK),
+        Constant("llm.top_p", 0.95, FEEDBACK),
+        Constant("llm.concurrency", 20, FEEDBACK),
+        Constant("llm.enable_thinking", False, "rl/feedback/llm_feedback.py"),
+        Constant("llm.cut_off", "score", "rl/feedback/llm_feedback.py"),
+        Constant("llm.server.model", "Qwen/Qwen3-1.7B", FEEDBACK),
+        Constant("llm.server.memory_share", 0.4, FEEDBACK),
+        Constant("llm.server.max_model_len", 2048, FEEDBACK),
+        Constant("llm.server.dtype", "bfloat16", FEEDBACK),
+    ),
+    "contriever-niah": (
+        *CONTRIEVER,
+        *_environment("configs/envs/niah.yaml", "niah", 5, "none", False, True),
+        Constant("data.niah.preset", "multivalue", PAPER),
+        Constant("data.niah.tokens", 4096, PAPER),
+        *_lengths(TRAINING, 256, 64),
+        *_updates(TRAINING, 64, 2, 50_000, ours=65),
+        *_evaluation(TRAINING, 500),
+        *NEVER_TERMINATE,
+    ),
+    "e5-hotpotqa": (
+        *_algo(HOTPOTQA_FILE, E5, 0.05, 0.5, 0.02, 1.5e-5, 5e-4),
+        *_schedule(HOTPOTQA_FILE, "quarter_cosine", 0.1),
+        *MEAN,
+        *_environment("configs/envs/hotpotqa.yaml", "hotpotqa", 2, "none", False, False),
+        *_lengths(README, 220, 220),
+        *_updates(f"{HOTPOTQA_TRAINING}, README.md, the paper", 12, 8, 10_000),
+        *_evaluation(HOTPOTQA_TRAINING, 100),
+        *NEVER_TERMINATE,
+    ),
+    "e5-musique": (
+        *_algo(MUSIQUE_FILE, E5, 0.005, 0.6, 0.02, 1e-5, 1e-3),
+        *_schedule(MUSIQUE_FILE, "linear", 0.1),
+        *MEAN,
+        *_environment("configs/envs/musique.yaml", "musique", 4, "none", False, False),
+        *_lengths(HOTPOTQA_TRAINING, 110, 110),
+        *_updates(f"{HOTPOTQA_TRAINING}, README.md, the paper", 12, 8, 10_000),
+        *_evaluation(HOTPOTQA_TRAINING, 100),
+        *NEVER_TERMINATE,
+    ),
+    "qwen3-babilong": (
+        *_algo(QWEN3_FILE, "Qwen/Qwen3-Embedding-0.6B", 0.005, 0.65, 0.02, 5e-5, 0.01),
+        *_schedule(QWEN3_FILE, "linear", 0.0),
+        Constant("encoder.pooling", "last", MODEL),
+        Constant("encoder.normalise", True, MODEL),
+        Constant("encoder.scale", 1.0, MODEL),
+        *BABILONG,
+        *NEVER_TERMINATE,
+    ),
+    "gte-hotpotqa-musique": _gte(COMBINED, "hotpotqa+musique"),
+    "gte-hotpotqa-musique-wiki": _gte("envs/combined_dataset.py", "hotpotqa+musique+two_wiki"),
+}
