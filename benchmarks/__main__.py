@@ -1,4 +1,4 @@
-"""python -m benchmarks --suite NAME [--quick]"""
+"""python -m benchmarks --suite NAME [--quick] [--only=PART,PART]"""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import importlib
 import sys
 
 from benchmarks import report
+from qrag_jax.errors import InputError
 
 SUITES = ("encoders", "learn", "long", "memory", "published", "sidecar", "speed")
+IN_PARTS = ("learn", "long")
 
 
 def main() -> int:
@@ -16,9 +18,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--suite", required=True, choices=SUITES)
     parser.add_argument("--quick", action="store_true", help="end within 50 seconds on 2 cores")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="parts of the suites learn and long, with commas between; results are kept, so parts "
+        "can be run one after the other and the whole suite at last",
+    )
     arguments = parser.parse_args()
     suite = importlib.import_module(f"benchmarks.{arguments.suite}")
-    return report.show(arguments.suite, suite.run(arguments.quick))
+    only = [name for name in arguments.only.split(",") if name]
+    if only and arguments.suite not in IN_PARTS:
+        parser.error(f"--only is for the suites {' and '.join(IN_PARTS)}")
+    try:
+        cases = suite.run(arguments.quick, only) if only else suite.run(arguments.quick)
+    except InputError as error:
+        parser.error(str(error))
+    return report.show(arguments.suite, cases)
 
 
 if __name__ == "__main__":

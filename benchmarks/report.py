@@ -81,6 +81,23 @@ def show(suite: str, cases: Sequence[Case]) -> int:
     return int(any(case.value is None for case in cases))
 
 
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as `RESULTS.md` has it."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def cases_markdown(cases: Sequence[Case]) -> str:
+    """The cases as a table of `RESULTS.md`; their details are left out."""
+    held = {True: "yes", False: "**no**", None: ""}
+    rows = [
+        (c.case, _number(c.value), c.unit, _number(c.peer), _number(c.ratio), c.target or "")
+        for c in cases
+    ]
+    cells = [(*row, held[case.holds]) for row, case in zip(rows, cases, strict=True)]
+    return markdown(("case", "ours", "unit", "peer", "ratio", "target", "met"), cells)
+
+
 def print_table(lines: Sequence[tuple[str, ...]]) -> None:
     """Columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -1,0 +1,64 @@
+"""Evaluation questions in two halves: one chooses the checkpoint, the other one is reported.
+
+The best of N checkpoints on the questions that chose it is an optimistic figure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qrag_jax.data.records import read_records, split_files
+from qrag_jax.data.sources import SOURCES
+
+
+class Halves(NamedTuple):
+    """Files of records: `train` has no question of the other two."""
+
+    train: Path
+    selects: Path
+    reported: Path
+
+
+def half(record_id: str) -> int:
+    """0 or 1, by a digest of the id: the same in every run, of every order of the files."""
+    return hashlib.sha256(record_id.encode()).digest()[0] & 1
+
+
+def write_halves(source: str, folder: Path, out: Path) -> Halves:
+    """Writes the records of a data folder: for training, half 0 and half 1 of those of "dev".
+
+    Training questions that are evaluation questions too, of either half, are left out.
+
+    Raises:
+        InputError: `folder` has no files of a split, or one cannot be read.
+    """
+    files = Halves(*(out / f"{source}-{name}.jsonl" for name in ("train", "half0", "half1")))
+    dev = list(_records(source, folder, "dev"))
+    asked = {record["question"] for record in dev}
+    train = (r for r in _records(source, folder, "train") if r.get("question") not in asked)
+    out.mkdir(parents=True, exist_ok=True)
+    _write(files.train, train)
+    for number, path in enumerate((files.selects, files.reported)):
+        _write(path, (record for record in dev if half(_id(record)) == number))
+    return files
+
+
+def _records(source: str, folder: Path, split: str) -> Iterable[dict[str, Any]]:
+    for path in split_files(folder, split, SOURCES[source].OFFICIAL[split]):
+        yield from (record for _, record in read_records(path))
+
+
+def _id(record: dict[str, Any]) -> str:
+    return str(record.get("_id") or record["id"])
+
+
+def _write(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    building = path.with_suffix(".partial")
+    with building.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+    os.replace(building, path)
