@@ -245,6 +245,7 @@ def _batch(config: ConfigDict, count: int) -> EpisodeBatch:
         chunk_mask=of(shape.chunks, dtype=jnp.bool_),
         support=of(shape.chunks, dtype=jnp.bool_),
         sample=of(),
+        epoch=of(),
     )
 
 

@@ -164,7 +164,7 @@ def documents_of_length(
 
 
 def mixture_shares(
-    config: ml_collections.ConfigDict, stores: Mapping[str, TokenStore]
+    config: ml_collections.ConfigDict, stores: Mapping[str, Tokens]
 ) -> dict[str, float]:
     """Each source's share of the training episodes.
 
