@@ -89,11 +89,12 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
     played: dict[str, list[Row]] = {}
     for name, params in ((UNTRAINED, untrained), (TRAINED, trained)):
         label = name if name == UNTRAINED else f"{run_flags.checkpoint()}-{step}"
-        scores, rate = _score(scene, params, out / label, Retriever.of(label, params))
+        retriever = Retriever.of(label, params)
+        scores, rate = _score(scene, params, out / label, retriever)
         played |= {NAMES[name, steps]: rows for steps, rows in scores.items()}
         summary["episodes_per_second"] = rate
     if experiment.is_planned(config):
-        played[PLANNED] = _plan(scene, trained, out / label, Retriever.of(label, trained))
+        played[PLANNED] = _plan(scene, trained, out / label, retriever)
     # Both modes from one play; where play ended at the last fact there is no full budget.
     cut = {name: [until_found(row) for row in rows] for name, rows in played.items()}
     in_full = experiment.rollout_config(config).never_terminate

@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from qrag_jax.encoder_settings import settled
+from qrag_jax.encoders.lora import Adapted
 from qrag_jax.encoders.text_encoder import Params
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.runtime.embedding_files import encoder_key
@@ -57,7 +58,7 @@ class Retriever:
     weights: str
 
     @classmethod
-    def of(cls, label: str, params: Params) -> Retriever:
+    def of(cls, label: str, params: Params | Adapted) -> Retriever:
         """The retriever with these parameters."""
         return cls(label, encoder_key(params, {})[:16])
 
