@@ -216,7 +216,7 @@ def test_facts_end_no_episode_that_a_model_rewards(config: ml_collections.Config
     experiment.check_values(config)
     for threshold in (0.0, float("nan"), float("inf")):
         config.reward.completion_threshold = threshold
-        with pytest.raises(InputError, match="completion_threshold is .*; use a number above 0"):
+        with pytest.raises(InputError, match=r"completion_threshold is .*; use a number above 0"):
             experiment.check_values(config)
     config.reward.update(name="gt", completion_threshold=1.0)
     with pytest.raises(InputError, match="which asks no language model; leave it None"):
