@@ -1,8 +1,9 @@
 """The constants of Q-RAG's published runs, each with the file of the public code that has it.
 
 Facts of GitHub griver/Q-RAG: of the newest version of each file that could be read, or of its
-README and the paper (arXiv 2511.07328) where no file has them. Where ours differs on purpose `ours`
-and `why` say so; everything else must be equal.
+README and the paper (arXiv 2511.07328) where no file has them; a source says so where a version of
+the file that was read has another value. Where ours differs on purpose `ours` and `why` say so;
+everything else must be equal.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ WHOLE_EPISODES = (
     "an update has whole episodes; theirs cuts the stream of parallel games after so many "
     "transitions and bootstraps there"
 )
-PAPER, README = "the paper", "README.md, training details"
+PAPER, README = "the paper", "README.md (training details)"
 TRAINING, FEEDBACK = "configs/training.yaml", "configs/feedback/defaults.yaml"
 GTE_TRAINING = "configs/training_gte_combined.yaml"
 HOTPOTQA_TRAINING = "configs/training_hotpotqa.yaml"
@@ -74,7 +75,7 @@ def value(config: ConfigDict, name: str) -> Any:
     return DERIVED[name](config) if name in DERIVED else config[name]
 
 
-def _shared(algo: str) -> tuple[Constant, ...]:
+def shared(algo: str) -> tuple[Constant, ...]:
     return (
         Constant("seed", 42, TRAINING),
         Constant("encoder.state_prefix", "", MODEL),
@@ -95,7 +96,7 @@ def _algo(
     algo: str, path: str, alpha: float, lambda_: float, tau: float, rate: float, decay: float
 ) -> tuple[Constant, ...]:
     return (
-        *_shared(algo),
+        *shared(algo),
         Constant("encoder.path", path, algo),
         Constant("policy.alpha", alpha, algo),
         Constant("pqn.lambda_", lambda_, algo),
@@ -113,9 +114,17 @@ def _schedule(algo: str, name: str, final_ratio: float) -> tuple[Constant, ...]:
 
 
 def _updates(
-    source: str, micro: int, accumulation: int, steps: int, ours: int | None = None
+    source: str,
+    micro: int,
+    accumulation: int,
+    steps: int,
+    ours: int | None = None,
+    of_steps: str = "",
 ) -> tuple[Constant, ...]:
-    """`ours`: transitions of our micro-batch where theirs is not one of whole episodes."""
+    """Args:
+    ours: transitions of our micro-batch where theirs is not one of whole episodes.
+    of_steps: source of the steps, where it is another.
+    """
     theirs = micro * accumulation
     if ours is None:
         sizes = (
@@ -130,16 +139,21 @@ def _updates(
     return (
         *sizes,
         Constant("train.accumulation", accumulation, source),
-        Constant("train.steps", steps, source),
+        Constant("train.steps", steps, of_steps or source),
     )
 
 
 def _environment(
-    env: str, sources: str, max_steps: int, positions: str, sort_by_index: bool, penalize: bool
+    env: str,
+    max_steps: int,
+    positions: str,
+    sort_by_index: bool,
+    penalize: bool,
+    of_steps: str = "",
 ) -> tuple[Constant, ...]:
+    """`of_steps`: source of the steps, where it is another."""
     return (
-        Constant("sources", sources, env),
-        Constant("env.max_steps", max_steps, env),
+        Constant("env.max_steps", max_steps, of_steps or env),
         Constant("env.positions", positions, env),
         Constant("env.sort_by_index", sort_by_index, env),
         Constant("reward.penalize_extra_steps", penalize, env),
@@ -161,7 +175,11 @@ def _evaluation(source: str, every: int, samples: int = 300) -> tuple[Constant, 
     )
 
 
-NEVER_TERMINATE = (Constant("env.never_terminate", True, PAPER),)
+NEVER_TERMINATE = (
+    Constant(
+        "env.never_terminate", True, "the paper (rl/feedback/feedback.py: False if not given)"
+    ),
+)
 CONTRIEVER_FILE = "configs/algo/pqn.yaml"
 CONTRIEVER = (
     *_algo(CONTRIEVER_FILE, "facebook/contriever", 0.01, 0.65, 0.1, 5e-5, 0.01),
@@ -170,7 +188,8 @@ CONTRIEVER = (
 )
 BABILONG_ENV = "configs/envs/babilong.yaml"
 BABILONG = (
-    *_environment(BABILONG_ENV, "babilong", 6, "relative", True, True),
+    *_environment(BABILONG_ENV, 6, "relative", True, True),
+    Constant("sources", "babilong", BABILONG_ENV),
     Constant("data.babilong.task", "qa3", BABILONG_ENV),
     Constant("data.babilong.chunks", 100, BABILONG_ENV),
     *_lengths(TRAINING, 256, 64),
@@ -183,19 +202,25 @@ HOTPOTQA_FILE, MUSIQUE_FILE = (
     "configs/algo/pqn_e5_hotpotqa.yaml",
     "configs/algo/pqn_e5_musique.yaml",
 )
+HOTPOTQA_ENV, MUSIQUE_ENV = "configs/envs/hotpotqa.yaml", "configs/envs/musique.yaml"
+NIAH_ENV = "configs/envs/niah.yaml"
+E5_STEPS = f"the paper ({HOTPOTQA_TRAINING}: 5,000)"
 GTE_FILE, COMBINED = "configs/algo/pqn_gte.yaml", "configs/envs/combined_2.yaml"
 
 
-def _gte(env: str, sources: str) -> tuple[Constant, ...]:
+def _gte(sources: str, where: str) -> tuple[Constant, ...]:
     return (
         *_algo(GTE_FILE, "Alibaba-NLP/gte-multilingual-base", 0.005, 0.6, 0.02, 5e-6, 1e-3),
         *_schedule(GTE_FILE, "linear", 0.1),
         *MEAN,
-        *_environment(env, sources, 6, "none", False, True),
+        *_environment(COMBINED, 6, "none", False, True),
+        Constant("sources", sources, where),
         *NEVER_TERMINATE,
         Constant("data.mixture", "size", "envs/combined_dataset.py"),
         *_lengths(GTE_TRAINING, 512, 256),
-        *_updates(GTE_TRAINING, 16, 2, 70_000, ours=18),
+        *_updates(
+            GTE_TRAINING, 16, 2, 70_000, ours=18, of_steps=f"{GTE_TRAINING} (in others 50,000)"
+        ),
         *_evaluation(GTE_TRAINING, 100),
     )
 
@@ -223,7 +248,8 @@ RUNS: dict[str, tuple[Constant, ...]] = {
     ),
     "contriever-niah": (
         *CONTRIEVER,
-        *_environment("configs/envs/niah.yaml", "niah", 5, "none", False, True),
+        *_environment(NIAH_ENV, 5, "none", False, True, of_steps=f"the paper ({NIAH_ENV}: 3)"),
+        Constant("sources", "niah", NIAH_ENV),
         Constant("data.niah.preset", "multivalue", PAPER),
         Constant("data.niah.tokens", 4096, PAPER),
         *_lengths(TRAINING, 256, 64),
@@ -235,9 +261,10 @@ RUNS: dict[str, tuple[Constant, ...]] = {
         *_algo(HOTPOTQA_FILE, E5, 0.05, 0.5, 0.02, 1.5e-5, 5e-4),
         *_schedule(HOTPOTQA_FILE, "quarter_cosine", 0.1),
         *MEAN,
-        *_environment("configs/envs/hotpotqa.yaml", "hotpotqa", 2, "none", False, False),
+        *_environment(HOTPOTQA_ENV, 2, "none", False, False),
+        Constant("sources", "hotpotqa", HOTPOTQA_ENV),
         *_lengths(README, 220, 220),
-        *_updates(f"{HOTPOTQA_TRAINING}, README.md, the paper", 12, 8, 10_000),
+        *_updates(HOTPOTQA_TRAINING, 12, 8, 10_000, of_steps=E5_STEPS),
         *_evaluation(HOTPOTQA_TRAINING, 100),
         *NEVER_TERMINATE,
     ),
@@ -245,9 +272,10 @@ RUNS: dict[str, tuple[Constant, ...]] = {
         *_algo(MUSIQUE_FILE, E5, 0.005, 0.6, 0.02, 1e-5, 1e-3),
         *_schedule(MUSIQUE_FILE, "linear", 0.1),
         *MEAN,
-        *_environment("configs/envs/musique.yaml", "musique", 4, "none", False, False),
+        *_environment(MUSIQUE_ENV, 4, "none", False, False),
+        Constant("sources", "musique", MUSIQUE_ENV),
         *_lengths(HOTPOTQA_TRAINING, 110, 110),
-        *_updates(f"{HOTPOTQA_TRAINING}, README.md, the paper", 12, 8, 10_000),
+        *_updates(HOTPOTQA_TRAINING, 12, 8, 10_000, of_steps=E5_STEPS),
         *_evaluation(HOTPOTQA_TRAINING, 100),
         *NEVER_TERMINATE,
     ),
@@ -260,6 +288,6 @@ RUNS: dict[str, tuple[Constant, ...]] = {
         *BABILONG,
         *NEVER_TERMINATE,
     ),
-    "gte-hotpotqa-musique": _gte(COMBINED, "hotpotqa+musique"),
-    "gte-hotpotqa-musique-wiki": _gte("envs/combined_dataset.py", "hotpotqa+musique+two_wiki"),
+    "gte-hotpotqa-musique": _gte("hotpotqa+musique", COMBINED),
+    "gte-hotpotqa-musique-wiki": _gte("hotpotqa+musique+two_wiki", PAPER),
 }
