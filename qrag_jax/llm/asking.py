@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import openai
 
@@ -21,6 +24,7 @@ from qrag_jax.llm.replies import read_error, read_reply, retry_after, shorten
 _LONGEST_RETRY_PAUSE = 8.0
 _PROBE_SECONDS = 5.0
 _FLUSH_SECONDS = 0.2  # of answers that a crash may cost
+_SETTLE_SECONDS = 1.0  # that answers wait to be written before they are handed out
 _OUTAGES_SPARED = 3  # attempts of one request that a dying server cost, not counted
 _REQUESTS_AT_A_TIME = 500  # looked up before others on the loop have their turn
 
@@ -31,6 +35,8 @@ _PASSING = (
     *("malformed", "empty", "unknown_end"),
 )
 _BAD_ANSWERS = ("malformed", "empty", "unknown_end")
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +74,8 @@ class Asker:
         self.served = Served(config.model, config.version)
         self.counters = Counters()
         self._config, self._cache, self._say = config, cache, say
+        # The cache waits for the disk and for other processes; nothing else on the loop shall.
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="llm-cache")
         self._key, self._own, self._url = config.api_key(), own, config.url
         self._api = connect(config, self._key, own)
         self._slots = asyncio.Semaphore(config.concurrency)
@@ -82,6 +90,7 @@ class Asker:
         )
         self._in_flight: dict[bytes, asyncio.Future[Outcome | None]] = {}
         self._flusher: asyncio.TimerHandle | None = None
+        self._flushing: asyncio.Future[None] | None = None
         self._random = random.Random()
 
     async def ask(self, requests: Sequence[Request]) -> list[Outcome]:
@@ -96,7 +105,8 @@ class Asker:
                     group.create_task(self._work(requests, keys, left, outcomes, served))
         except ExceptionGroup as errors:  # a mistake in the program: tell the first
             raise errors.exceptions[0] from None
-        self._flush()
+        if any(key is not None for key in keys):
+            await self._settle()
         complete = [outcome for outcome in outcomes if outcome is not None]
         assert len(complete) == len(requests)
         return complete
@@ -106,7 +116,8 @@ class Asker:
         if self._flusher is not None:
             self._flusher.cancel()
         if self._cache is not None:
-            self._cache.close()
+            await self._on_disk(self._cache.close)
+        self._disk.shutdown(wait=False)
         await self._api.close()
 
     # ------------------------------------------------------------------ requests of one `ask`
@@ -122,8 +133,10 @@ class Asker:
                 for request in requests[start : start + _REQUESTS_AT_A_TIME]
             ]
             keys += part
-            if self._cache is not None:
-                known = self._cache.get(list({key for key in part if key is not None}))
+            wanted = list({key for key in part if key is not None})
+            if self._cache is not None and wanted:
+                known = await self._on_disk(functools.partial(self._cache.get, wanted))
+                self.counters.skipped(self._cache.skipped)
                 for index, key in enumerate(part, start):
                     outcomes[index] = known.get(key) if key is not None else None
             await asyncio.sleep(0)
@@ -174,12 +187,27 @@ class Asker:
             loop = asyncio.get_running_loop()
             self._flusher = loop.call_later(_FLUSH_SECONDS, self._flush)
 
-    def _flush(self) -> None:
+    def _flush(self) -> asyncio.Future[None] | None:
+        """Begins to write what is pending, unless that is under way already."""
         if self._flusher is not None:
             self._flusher.cancel()
             self._flusher = None
-        if self._cache is not None:
-            self._cache.flush()
+        if self._cache is not None and (self._flushing is None or self._flushing.done()):
+            self._flushing = self._on_disk(self._cache.flush)
+        return self._flushing
+
+    async def _settle(self) -> None:
+        """Waits until the answers are on disk, but not for one who holds the file for long."""
+        clock = asyncio.get_running_loop().time
+        ends = clock() + _SETTLE_SECONDS
+        for _ in range(2):  # what is under way may have begun before the last answers came
+            if self._cache is None or not self._cache.pending:
+                return
+            if (flushing := self._flush()) is not None:
+                await asyncio.wait([flushing], timeout=max(ends - clock(), 0.0))
+
+    def _on_disk(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._disk, work)
 
     # ------------------------------------------------------------------ one request
 

@@ -9,6 +9,8 @@ import functools
 import json
 import os
 import sqlite3
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -18,18 +20,48 @@ from qrag_jax.llm.outcomes import ENDS, Answer, Usage
 
 _APPLICATION_ID = 0x51524147  # "QRAG", in the file's header
 _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+# What passes: another process holds the file, the disk is full.
+_PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
 _KEYS_PER_QUERY = 500  # SQLite's oldest limit is 999
-_BUSY_SECONDS = 10.0
+_BUSY_SECONDS = 3.0  # in which others usually let go
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 120.0  # seconds before it is tried again
+_MOST_PENDING = 20_000  # answers held in memory meanwhile
+
+_USED = ("written to", "read")
 
 T = TypeVar("T")
+
+
+class _Rest:
+    """How long something is not tried again; longer each time."""
+
+    def __init__(self) -> None:
+        self.pause, self._ends = 0.0, 0.0
+
+    @property
+    def lasts(self) -> bool:
+        return time.monotonic() < self._ends
+
+    def begin(self) -> None:
+        self.pause = min(2 * self.pause or _FIRST_PAUSE, _LONGEST_PAUSE)
+        self._ends = time.monotonic() + self.pause
+
+    def end(self) -> None:
+        self.pause = self._ends = 0.0
 
 
 class AnswerCache:
     """Answers by `outcomes.request_key`; holds no prompts and no keys of the server.
 
-    Answers are written in batches, `flush` ends one. A file that is broken is put aside under
-    the name FILE.broken and a new one is made, which `say` is told; so it is where the file can
-    no longer be written, after which the cache does nothing more. Not thread-safe.
+    Answers are written in batches, `flush` ends one. A file that another process holds for long is
+    left alone for a while: answers are not looked up then, which is counted, and new ones wait in
+    memory. A file that is broken is put aside under the name FILE.broken and a new one is made,
+    which `say` is told; so it is where the file can no longer be used, after which the cache does
+    nothing more. Threads may share it: `put` and `pending` never wait, the others may wait for the
+    disk and for other processes, and have no place on an event loop.
+
+    Attributes:
+        skipped: answers not looked up, because the file was held by another process.
 
     Raises:
         InputError: the file cannot be made, or belongs to something else.
@@ -37,32 +69,51 @@ class AnswerCache:
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self.path, self._say = path, say
+        self.skipped = 0
         self._pending: dict[bytes, str] = {}
+        self._lost = 0  # of them, for which there was no room
+        self._pending_lock, self._file_lock = threading.Lock(), threading.RLock()
         self._connection: sqlite3.Connection | None = None
+        self._over = False  # closed, or given up
+        self._reading, self._writing = _Rest(), _Rest()  # others may hold the file for one of them
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = self._open()
         except (OSError, sqlite3.Error) as error:
-            raise InputError(
-                f"config.llm.cache={path} cannot be opened ({error}); give another file."
-            ) from None
+            if not _passes(error):
+                raise InputError(
+                    f"config.llm.cache={path} cannot be opened ({error}); give another file."
+                ) from None
+            self._leave_alone(self._reading, error)
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
         """Those of the answers that are known, marked as cached."""
         self.flush()
         found: dict[bytes, Answer] = {}
-        for start in range(0, len(keys), _KEYS_PER_QUERY):
-            part = keys[start : start + _KEYS_PER_QUERY]
-            rows = self._run(functools.partial(_select, part))
-            for key, text in rows or ():
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    found[key] = _decode(text)
+        with self._pending_lock:
+            texts = {key: self._pending[key] for key in keys if key in self._pending}
+        left = [key for key in keys if key not in texts]
+        for start in range(0, len(left), _KEYS_PER_QUERY):
+            part = left[start : start + _KEYS_PER_QUERY]
+            rows = self._run(functools.partial(_select, part), self._reading)
+            if rows is None and not self._over:
+                self.skipped += len(part)
+            texts.update(rows or ())
+        for key, text in texts.items():
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                found[key] = _decode(text)
         return found
 
     def put(self, key: bytes, answer: Answer) -> None:
         """Keeps an answer from the next `flush` on."""
-        if self._connection is not None:
-            self._pending[key] = json.dumps(dataclasses.asdict(answer))
+        if self._over:
+            return
+        text = json.dumps(dataclasses.asdict(answer))
+        with self._pending_lock:
+            if len(self._pending) < _MOST_PENDING or key in self._pending:
+                self._pending[key] = text
+            else:
+                self._lost += 1
 
     @property
     def pending(self) -> int:
@@ -70,45 +121,76 @@ class AnswerCache:
         return len(self._pending)
 
     def flush(self) -> None:
-        """Writes what is pending in one transaction."""
-        if not self._pending:
+        """Writes what is pending in one transaction; keeps it if another process has the file."""
+        with self._pending_lock:
+            rows = dict(self._pending)
+        if not rows:
             return
-        rows, self._pending = list(self._pending.items()), {}
 
-        def write(connection: sqlite3.Connection) -> None:
+        def write(connection: sqlite3.Connection) -> bool:
             with connection:
-                connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
+                connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows.items())
+            return True
 
-        self._run(write)
+        if self._run(write, self._writing) or self._over:
+            with self._pending_lock:
+                for key, text in rows.items():
+                    if self._pending.get(key) is text:
+                        del self._pending[key]
 
     def close(self) -> None:
         """Writes what is pending and closes the file; may be called again."""
-        self.flush()
+        with self._file_lock:
+            if self._over:
+                return
+            self._writing.end()  # the last chance
+            self.flush()
+            self._over = True
+            if lost := len(self._pending) + self._lost:
+                self._say(f"{self.path}: {lost} answers could not be kept")
+            self._disconnect()
+
+    def _run(self, work: Callable[[sqlite3.Connection], T], rest: _Rest) -> T | None:
+        """Does `work`, on a new file if this one turns out to be broken; None if it cannot now."""
+        with self._file_lock:
+            for _ in range(2):
+                if self._over or rest.lasts:
+                    return None
+                try:
+                    if self._connection is None:
+                        self._connection = self._open()
+                    done = work(self._connection)
+                except (OSError, sqlite3.Error, InputError) as error:
+                    if _passes(error):
+                        self._leave_alone(rest, error)
+                        return None
+                    self._disconnect()
+                    if not _is_broken(error):
+                        self._give_up(error)
+                        return None
+                    continue  # opened anew, it is put aside
+                if rest.pause:
+                    rest.end()
+                    use = _USED[rest is self._reading]
+                    self._say(f"{self.path}: the cache of answers is {use} again")
+                return done
+            self._give_up(OSError("broken again and again"))
+            return None
+
+    def _leave_alone(self, rest: _Rest, error: Exception) -> None:
+        if not rest.pause:
+            use = _USED[rest is self._reading]
+            self._say(f"{self.path}: {error}; the cache of answers is not {use} for a while")
+        rest.begin()
+
+    def _give_up(self, error: Exception) -> None:
+        self._over = True
+        self._say(f"{self.path}: {error}; going on without the cache of answers")
+
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
-        """Does `work`, on a new file if this one turns out to be broken; None if it cannot."""
-        for _ in range(2):
-            if self._connection is None:
-                return None
-            try:
-                return work(self._connection)
-            except (OSError, sqlite3.Error) as error:
-                self._connection.close()
-                self._connection = None
-                if not _is_broken(error):
-                    self._give_up(error)
-                    return None
-            try:
-                self._connection = self._open()
-            except (OSError, sqlite3.Error, InputError) as error:
-                self._give_up(error)
-        return None
-
-    def _give_up(self, error: Exception) -> None:
-        self._say(f"{self.path}: {error}; going on without the cache of answers")
 
     def _open(self) -> sqlite3.Connection:
         try:
@@ -130,7 +212,7 @@ class AnswerCache:
             return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
-        # Made by the thread that makes the client, used by the client's own.
+        # Made by one thread and used by another; `_file_lock` keeps them apart.
         connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, check_same_thread=False)
         try:
             (owner,) = connection.execute("PRAGMA application_id").fetchone()
@@ -169,6 +251,10 @@ def _select(keys: Sequence[bytes], connection: sqlite3.Connection) -> list[tuple
 
 def _is_broken(error: Exception) -> bool:
     return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _BROKEN
+
+
+def _passes(error: Exception) -> bool:
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _PASSING
 
 
 def _decode(text: str) -> Answer:

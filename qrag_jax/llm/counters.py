@@ -47,7 +47,8 @@ class Counters:
         retries: attempts after a call's first one.
         latency: seconds from the first attempt to the answer, without waits for a dead server.
         tokens_in, tokens_out: of the answers, as the server counted them.
-        cache_hits: answers from the cache on disk.
+        cache_hits: answers from the cache on disk. cache_skipped: requests that were not looked up
+            there, because another process held its file.
         shared: requests that got the answer of an identical one in flight.
         waited_seconds: for how long calls waited for a dead server.
     """
@@ -61,6 +62,7 @@ class Counters:
         self.tokens_in = 0
         self.tokens_out = 0
         self.cache_hits = 0
+        self.cache_skipped = 0
         self.shared = 0
         self.waited_seconds = 0.0
         self._lock = threading.Lock()
@@ -82,6 +84,11 @@ class Counters:
         """Counts answers from the cache on disk."""
         with self._lock:
             self.cache_hits += answers
+
+    def skipped(self, requests: int) -> None:
+        """How many requests were not looked up so far."""
+        with self._lock:
+            self.cache_skipped = requests
 
     def joined(self, outcome: Outcome) -> None:
         """Counts a request that got what an identical one got."""
@@ -115,6 +122,7 @@ class Counters:
                 "llm/tokens_in": self.tokens_in,
                 "llm/tokens_out": self.tokens_out,
                 "llm/cache_hits": self.cache_hits,
+                "llm/cache_skipped": self.cache_skipped,
                 "llm/shared": self.shared,
                 "llm/waited_seconds": self.waited_seconds,
             }

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm import cache as cache_module
 from qrag_jax.llm.cache import AnswerCache
 from qrag_jax.llm.outcomes import Answer, Usage
-from tests.llm.asking import MakeClient, chat, texts
+from tests.llm.asking import MakeClient, chat, eventually, texts
 from tests.llm.server import ModelServer, Reply
 
 ASK = """
@@ -194,3 +198,108 @@ def test_a_folder_that_may_not_be_written_is_an_input_error(tmp_path: Path) -> N
     tmp_path.chmod(0o500)
     with pytest.raises(InputError, match="cannot be opened"):
         AnswerCache(tmp_path / "answers.sqlite", print)
+
+
+@contextlib.contextmanager
+def held(path: Path, mode: str = "EXCLUSIVE") -> Iterator[None]:
+    """As another process would: NORMAL keeps others from writing, EXCLUSIVE from reading too."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute(f"PRAGMA locking_mode = {mode}")
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("INSERT OR REPLACE INTO answers VALUES (x'00', '{}')")
+        yield
+        other.execute("ROLLBACK")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "_BUSY_SECONDS", 0.3)
+    monkeypatch.setattr(cache_module, "_FIRST_PAUSE", 0.5)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_file_that_is_held_for_long_stops_nothing_and_is_used_again(
+    server: ModelServer,
+    make_client: MakeClient,
+    said: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cache_module, "_BUSY_SECONDS", 3.0)
+    path = tmp_path / "answers.sqlite"
+    client = make_client(cache=str(path))
+    client.ask_blocking([chat("kept before")])
+    with held(path, "NORMAL"):
+        assert texts(client.ask_blocking([chat("new")])) == ["echo: new"]
+        # It is still being tried to write; the loop goes on, with all that needs no cache.
+        began = time.monotonic()
+        for number in range(5):
+            assert texts(client.ask_blocking([chat(str(number), temperature=1.0)]))
+        assert time.monotonic() - began < 1.5
+        assert said == []
+        assert eventually(lambda: bool(said))
+        # Reading goes on, and what waits in memory is found there.
+        answers = client.ask_blocking([chat("kept before"), chat("new")])
+        assert all(answer.cached for answer in answers)  # type: ignore[union-attr]
+        assert client.counters().cache_hits == 2
+    line = "database is locked; the cache of answers is not written to for a while"
+    assert said == [f"{path}: {line}"]
+    assert eventually(lambda: bool(client.ask_blocking([chat("new")])) and len(said) == 2)
+    assert said[1] == f"{path}: the cache of answers is written to again"
+    client.close()
+    asked = len(server.calls)
+    (answer,) = make_client(cache=str(path)).ask_blocking([chat("new")])
+    assert answer.cached  # type: ignore[union-attr]
+    assert len(server.calls) == asked
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_file_that_nobody_may_read_is_counted(
+    server: ModelServer, make_client: MakeClient, said: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "answers.sqlite"
+    AnswerCache(path, print).close()
+    with held(path):
+        client = make_client(cache=str(path))
+        assert texts(client.ask_blocking([chat("a"), chat("b")])) == ["echo: a", "echo: b"]
+        assert client.counters().cache_skipped == 2
+    assert "is not read for a while" in said[0]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_file_that_is_held_at_the_start_is_opened_later(tmp_path: Path) -> None:
+    path, said = tmp_path / "answers.sqlite", list[str]()
+    AnswerCache(path, print).close()
+    with held(path):
+        cache = AnswerCache(path, said.append)
+        cache.put(b"key", ANSWER)
+        assert cache.get([b"other"]) == {}
+        assert cache.skipped == 1
+        assert cache.pending == 1
+    assert eventually(lambda: cache.get([b"none"]) == {} and cache.pending == 0)
+    assert "written to again" in said[-1]
+    cache.close()
+    assert AnswerCache(path, print).get([b"key"])[b"key"].text == ANSWER.text
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_waits_in_memory_has_a_bound_and_its_loss_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "_MOST_PENDING", 3)
+    path, said = tmp_path / "answers.sqlite", list[str]()
+    cache = AnswerCache(path, said.append)
+    with held(path, "NORMAL"):
+        for number in range(5):
+            cache.put(bytes([number]), ANSWER)
+        assert cache.pending == 3
+        cache.close()
+    assert said[-1] == f"{path}: 5 answers could not be kept"
+    assert len(said) == 2
+
+
+def test_answers_kept_by_an_earlier_version_must_have_ended(tmp_path: Path) -> None:
+    cache = AnswerCache(tmp_path / "answers.sqlite", print)
+    cache.put(b"filtered", Answer("I cannot", finish_reason="content_filter"))
+    cache.put(b"whole", Answer("Paris"))
+    assert set(cache.get([b"filtered", b"whole"])) == {b"whole"}

@@ -47,6 +47,7 @@ def test_what_is_counted() -> None:
     counters.called(Failure("timeout", "x", 2), 9.0, 2)
     counters.called(Failure("connection", "x", 0), 0.0, 0)
     counters.found(4)
+    counters.skipped(3)
     counters.joined(Answer("a"))
     counters.joined(Failure("timeout", "x"))
     counters.waited(1.5)
@@ -68,6 +69,7 @@ def test_what_is_counted() -> None:
         "llm/tokens_in": 12,
         "llm/tokens_out": 3,
         "llm/cache_hits": 4,
+        "llm/cache_skipped": 3,
         "llm/shared": 1,
         "llm/waited_seconds": 1.5,
     }
