@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
+from qrag_jax.locks import log_locks
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.bootstrap import mean_interval
 from qrag_jax.metrics.retrieval_log import Row
@@ -203,6 +205,28 @@ def test_aliases_types_and_budget(
     assert "no answer: 12 (too_long 12)" in tight.stdout
     assert len(server.calls) == sent + 2
     assert not out.exists() or out.read_text() == ""
+
+
+def test_a_file_that_another_process_writes_or_wrote_to(
+    server: ModelServer, log: Path, tmp_path: Path, commands: Commands
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    given = options(server, log, out)
+    with log_locks(out):
+        text = refusal(commands.run("answer", *given))
+    assert f"{out} is being written by process {os.getpid()} on " in text
+    assert "give another --out" in text
+    assert server.calls == []
+    assert not out.exists()
+    commands.succeed("answer", *given)
+    both = out.read_bytes() + out.read_bytes().splitlines(keepends=True)[0]  # as two would write
+    out.write_bytes(both)
+    text = refusal(commands.run("answer", *given))
+    assert f"{out} has 13 rows, but there are 12 questions: more than one process wrote" in text
+    assert "--restart" in text
+    assert out.read_bytes() == both
+    commands.succeed("answer", *given, "--restart")
+    assert len(lines(out)) == 12
 
 
 def test_refusals(server: ModelServer, log: Path, tmp_path: Path, commands: Commands) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qrag_jax import locks
 from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
 from tests.entry_points import SHARED, STEPS, Commands, refusal
 
@@ -183,6 +185,19 @@ def test_other_settings_into_the_same_log(run_copy: Path, commands: Commands) ->
     commands.succeed("evaluate", *arguments, "--restart")
     assert len(rows(log)) == 3
     assert set(log.read_bytes().splitlines()) < set(before.splitlines())
+
+
+def test_a_log_that_another_process_writes_or_wrote_to(run_copy: Path, commands: Commands) -> None:
+    log = run_copy / "eval" / "untrained" / "eval_seed42.jsonl"
+    before = log.read_bytes()
+    with locks.log_locks(log):
+        text = refusal(commands.run("evaluate", f"--workdir={run_copy}"))
+    assert f"{log} is being written by process {os.getpid()} on " in text
+    assert "give another --out" in text
+    log.write_bytes(before + before[: before.index(b"\n") + 1])  # as two processes would leave it
+    text = refusal(commands.run("evaluate", f"--workdir={run_copy}"))
+    assert f"{log} has {SAMPLES + 1} rows, but there are {SAMPLES} questions" in text
+    assert "--restart" in text
 
 
 def test_last_checkpoint_has_logs_of_its_own(run_copy: Path, commands: Commands) -> None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,10 @@ def test_a_child_process_does_not_keep_the_lock(tmp_path: Path) -> None:
             [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False
         )
     with child:
+        deadline = time.monotonic() + 20  # the kernel closes its copy soon after its start
+        while locks.is_held(tmp_path / ".lock") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert child.poll() is None
         assert not locks.is_held(tmp_path / ".lock")
         child.kill()
 

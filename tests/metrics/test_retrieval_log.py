@@ -11,6 +11,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.retrieval_log import (
     Row,
     append,
+    check_count,
     check_meta,
     discard,
     log_name,
@@ -252,3 +253,17 @@ def test_a_broken_meta_file_is_named(tmp_path: Path, content: str) -> None:
         check_meta(log, {"checkpoint": 1})
     discard(log)
     assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------------- two writers
+
+
+def test_more_rows_than_questions_are_refused(log):
+    check_count(log, 3, 3)
+    check_count(log, 0, 3)
+    with pytest.raises(InputError) as error:
+        check_count(log, 4, 3)
+    assert str(error.value) == (
+        f"{log} has 4 rows, but there are 3 questions: more than one process wrote to it; pass "
+        "--restart, or delete the log, to begin anew"
+    )
