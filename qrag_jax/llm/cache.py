@@ -24,6 +24,7 @@ _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
 _KEYS_PER_QUERY = 500  # SQLite's oldest limit is 999
 _BUSY_SECONDS = 3.0  # in which others usually let go
+_LOOK_AGAIN = 0.02  # seconds
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 120.0  # seconds before it is tried again
 _MOST_PENDING = 20_000  # answers held in memory meanwhile
 
@@ -212,23 +213,36 @@ class AnswerCache:
             return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
+        """While others make the same file SQLite refuses some steps at once, and not after a wait:
+        so the wait is ours."""
+        ends = time.monotonic() + _BUSY_SECONDS
+        while True:
+            try:
+                return self._connect_once()
+            except sqlite3.Error as error:
+                if not _passes(error) or time.monotonic() > ends:
+                    raise
+            time.sleep(_LOOK_AGAIN)
+
+    def _connect_once(self) -> sqlite3.Connection:
         # Made by one thread and used by another; `_file_lock` keeps them apart.
         connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, check_same_thread=False)
         try:
-            (owner,) = connection.execute("PRAGMA application_id").fetchone()
+            # In this order: who makes the file says that it is his before he makes a table.
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            (owner,) = connection.execute("PRAGMA application_id").fetchone()
             if tables and owner != _APPLICATION_ID:
                 raise InputError(
                     f"config.llm.cache={self.path} is a database of something else; give another "
                     "file."
                 )
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")  # whole after a crash all the same
-            with connection:
+            if not tables:
+                connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                 connection.execute(
                     "CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT)"
                 )
+            connection.execute("PRAGMA synchronous = NORMAL")  # whole after a crash all the same
             connection.execute("SELECT key, answer FROM answers LIMIT 1").fetchone()
         except BaseException:
             connection.close()
