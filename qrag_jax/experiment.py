@@ -18,10 +18,9 @@ from qrag_jax.adaptation import lora_config, with_first_adapters
 from qrag_jax.algorithms.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.algorithms.pqn import Feedback, PQNConfig
 from qrag_jax.algorithms.rollout import RolloutConfig
-from qrag_jax.data import babilong, niah, niah_generator
 from qrag_jax.data.babilong import BabilongConfig
 from qrag_jax.data.episodes import EpisodeShape, check_steps
-from qrag_jax.data.loading import SYNTHETIC, DataConfig, LoadedSamples, load_split
+from qrag_jax.data.loading import DataConfig, LoadedSamples, load_split
 from qrag_jax.data.niah_generator import NiahConfig
 from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
 from qrag_jax.data.sample import Sample
@@ -131,28 +130,6 @@ def is_planned(config: ml_collections.ConfigDict) -> bool:
     """Whether evaluation does more than play greedily to the end."""
     plan = plan_config(config)
     return plan.beam > 1 or plan.stop_threshold > -math.inf
-
-
-def documents_of_length(
-    config: ml_collections.ConfigDict, chunks: int, count: int
-) -> Sequence[Sample]:
-    """The first `count` evaluation documents of the config's source, made `chunks` chunks long.
-
-    Raises:
-        InputError: the source has no such documents, or see `data.babilong`, `niah_generator`.
-    """
-    names = [name for name, weight in config.data.sources.items() if weight]
-    path = config.eval.path or config.data.path
-    if names == [babilong.NAME]:
-        stories = "" if path == SYNTHETIC else path
-        made = BabilongConfig(**config.data.babilong, stories=stories)
-        return babilong.documents(made, "dev", chunks, count)
-    if names == [niah.NAME] and path in ("", SYNTHETIC):
-        return niah_generator.documents(NiahConfig(**config.data.niah), "dev", chunks, count)
-    raise InputError(
-        f"documents of {', '.join(names)} cannot be made longer or shorter; score runs of "
-        "babilong, or of niah without data files, at several lengths."
-    )
 
 
 def optimizer_config(config: ml_collections.ConfigDict) -> OptimizerConfig:

@@ -192,29 +192,6 @@ def test_later_fields_are_fields_of_every_config(config: ml_collections.ConfigDi
         assert given == value or name == "runtime.sharding", name
 
 
-@pytest.mark.parametrize("source", ["babilong", "niah"])
-def test_documents_of_a_length(config: ml_collections.ConfigDict, source: str) -> None:
-    with config.unlocked():
-        config.data.sources = ml_collections.ConfigDict({source: 1.0})
-    config.data[source].update(chunks=14, dev=6)
-    of_20, of_50 = (experiment.documents_of_length(config, length, 4) for length in (20, 50))
-    assert [len(sample.chunks) for sample in (*of_20, *of_50)] == [20] * 4 + [50] * 4
-    assert [sample.id for sample in of_20] == [sample.id for sample in of_50]
-    assert len(experiment.documents_of_length(config, 20, 100)) == 6  # no more than there are
-    dev = experiment.read_samples(config, "dev", hold_out=True).all
-    assert list(experiment.documents_of_length(config, 14, 6)) == list(dev)
-
-
-def test_documents_that_have_their_length(config: ml_collections.ConfigDict) -> None:
-    with pytest.raises(InputError, match="documents of hotpotqa cannot be made longer or shorter"):
-        experiment.documents_of_length(config, 20, 4)
-    with config.unlocked():
-        config.data.sources = ml_collections.ConfigDict({"niah": 1.0})
-    config.eval.path = "needles.jsonl"
-    with pytest.raises(InputError, match="or of niah without data files, at several lengths"):
-        experiment.documents_of_length(config, 20, 4)
-
-
 def test_encoder_is_kept_with_the_run(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     samples = experiment.read_samples(config, "train", hold_out=True).all
