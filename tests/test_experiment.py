@@ -14,7 +14,8 @@ import pytest
 from configs import hotpotqa
 from qrag_jax import experiment, saved_config
 from qrag_jax.data.episodes import EpisodeShape
-from qrag_jax.data.lazy_samples import LazySamples
+from qrag_jax.data.lazy_samples import LazySamples, drawn
+from qrag_jax.data.redrawn import RedrawnSamples
 from qrag_jax.errors import InputError
 
 
@@ -181,6 +182,34 @@ def test_run_saved_without_later_fields(config: ml_collections.ConfigDict, tmp_p
         other.update_from_flattened_dict({field: value})
         with pytest.raises(InputError, match=f"config.{field}: the run has"):
             saved_config.check_same_config(read, other)
+
+
+@pytest.mark.parametrize("source", ["babilong", "niah"])
+def test_older_run_draws_its_documents_as_it_did(
+    config: ml_collections.ConfigDict, tmp_path: Path, source: str
+) -> None:
+    with config.unlocked():
+        config.data.sources = ml_collections.ConfigDict({source: 1.0})
+    config.data[source].update(chunks=14, train=6, dev=4)
+    old = config.copy_and_resolve_references()
+    with old.unlocked():
+        del old.data[source].noise_dev, old.data[source].redraw
+    saved_config.save_config(old, tmp_path / "config.json")
+    read = saved_config.load_config(tmp_path / "config.json")
+    assert (read.data[source].noise_dev, read.data[source].redraw) == ("shared", False)
+    again = config.copy_and_resolve_references()
+    saved_config.draw_as(again, read)  # the same command goes on as it began
+    saved_config.check_same_config(read, again)
+    other = config.copy_and_resolve_references()
+    other.data[source].noise_dev = "books"
+    saved_config.draw_as(other, read)
+    with pytest.raises(InputError, match=r"noise_dev: the run has 'shared', given is 'books'"):
+        saved_config.check_same_config(read, other)
+    # Its documents are those of every epoch, and of the new ones at no epoch.
+    made, new = (experiment.read_samples(one, "train", hold_out=True).all for one in (read, config))
+    assert not isinstance(made, RedrawnSamples)
+    assert isinstance(new, RedrawnSamples)
+    assert drawn(made, 2, 0) == drawn(made, 2, 1) != drawn(new, 2, 0)
 
 
 def test_later_fields_are_fields_of_every_config(config: ml_collections.ConfigDict) -> None:
