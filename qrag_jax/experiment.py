@@ -17,10 +17,9 @@ from qrag_jax.adaptation import lora_config, with_first_adapters
 from qrag_jax.algorithms.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.algorithms.pqn import Feedback, PQNConfig
 from qrag_jax.algorithms.rollout import RolloutConfig
-from qrag_jax.data import babilong, niah, niah_generator
 from qrag_jax.data.babilong import BabilongConfig
 from qrag_jax.data.episodes import EpisodeShape, check_steps
-from qrag_jax.data.loading import SYNTHETIC, DataConfig, LoadedSamples, load_split
+from qrag_jax.data.loading import DataConfig, LoadedSamples, load_split
 from qrag_jax.data.niah_generator import NiahConfig
 from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
 from qrag_jax.data.sample import Sample
@@ -138,29 +137,6 @@ def is_planned(config: ml_collections.ConfigDict) -> bool:
     """Whether evaluation does more than play greedily to the end."""
     plan = plan_config(config)
     return plan.beam > 1 or plan.stop_threshold > -math.inf
-
-
-def documents_of_length(
-    config: ml_collections.ConfigDict, chunks: int, count: int
-) -> Sequence[Sample]:
-    """The first `count` evaluation documents of the config's source, made `chunks` chunks long.
-
-    Raises:
-        InputError: the source has no such documents, or see `data.babilong`, `niah_generator`.
-    """
-    _check_positions(config, chunks)
-    names = [name for name, weight in config.data.sources.items() if weight]
-    path = config.eval.path or config.data.path
-    if names == [babilong.NAME]:
-        stories = "" if path == SYNTHETIC else path
-        made = BabilongConfig(**config.data.babilong, stories=stories)
-        return babilong.documents(made, "dev", chunks, count)
-    if names == [niah.NAME] and path in ("", SYNTHETIC):
-        return niah_generator.documents(NiahConfig(**config.data.niah), "dev", chunks, count)
-    raise InputError(
-        f"documents of {', '.join(names)} cannot be made longer or shorter; score runs of "
-        "babilong, or of niah without data files, at several lengths."
-    )
 
 
 def mixture_shares(
@@ -368,7 +344,7 @@ def check_fit(
     """
     check_values(config)
     check_steps(config.env.max_steps, stores)
-    _check_positions(config, shape.chunks)
+    check_positions(config, shape.chunks)
     in_state = min(config.data.max_chunk_tokens_in_state, shape.chunk_tokens)
     max_positions, opening = encoder.max_positions, len(encoder.state_opening)
     longest = state_width(opening, shape.question_tokens, in_state, config.env.max_steps - 1)
@@ -394,8 +370,12 @@ def check_fit(
         )
 
 
-def _check_positions(config: ml_collections.ConfigDict, chunks: int) -> None:
-    """Refuses documents that are longer than their positions reach."""
+def check_positions(config: ml_collections.ConfigDict, chunks: int) -> None:
+    """Refuses documents that are longer than their positions reach.
+
+    Raises:
+        InputError: there are such documents.
+    """
     most = positions.MOST_CHUNKS
     if config.env.positions == positions.RANDOM_PUBLISHED and chunks > most:
         raise InputError(

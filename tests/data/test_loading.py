@@ -212,15 +212,15 @@ def test_bad_records_are_counted_in_the_report(tmp_path: Path) -> None:
     items[3]["supporting_facts"] = [["Nowhere", 0]]
     path = write(tmp_path / "train.jsonl", items).parent
     loaded = load(config({"hotpotqa": 1.0}, str(path)), "train", tmp_path)
-    assert [s.id for s in loaded.all] == ["r0", "r4", "r5"]
+    assert [s.id for s in loaded.all] == ["r0", "r2", "r4", "r5"]
     (line,) = loaded.report
     for loss in (
         "1 no supporting facts",
-        "1 support index out of range",
+        "1 with sentence index out of range, paragraph kept",
         "1 support title not in the context",
     ):
         assert loss in line
-    write(tmp_path / "train.jsonl", items[1:4])
+    write(tmp_path / "train.jsonl", [items[1], items[3], items[1]])
     text = refusal(config({"hotpotqa": 1.0}, str(path)), "train", tmp_path)
     assert "no usable hotpotqa record among 3" in text
 
