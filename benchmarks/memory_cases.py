@@ -27,6 +27,7 @@ from qrag_jax.algorithms.train_step import make_train_step
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.encoders.adapters import ALL_LINEAR, kernel_shapes, target_modules
 from qrag_jax.encoders.bert import BertConfig
+from qrag_jax.encoders.gte import GteConfig
 from qrag_jax.encoders.linear import LORA_A, LORA_B
 from qrag_jax.encoders.packing import Blocks
 from qrag_jax.encoders.precision import Precision
@@ -83,12 +84,17 @@ E5_LARGE = Model(
     "xlm-roberta",
     XlmRobertaConfig(250002, 1024, 24, 16, 4096, 514, 1, 1e-5),
 )
+GTE = Model(
+    "gte-multilingual-base",
+    "new",
+    GteConfig(250048, 768, 12, 12, 3072, 8192, rope_theta=2e4, rope_factor=8.0),
+)
 QWEN3 = (
     _qwen3("0.6B", 151669, 1024, 28, 16, 3072),
     _qwen3("4B", 151665, 2560, 36, 32, 9728),
     _qwen3("8B", 151665, 4096, 36, 32, 12288),
 )
-MODELS = (BERT_BASE, E5_LARGE, *QWEN3)
+MODELS = (BERT_BASE, GTE, E5_LARGE, *QWEN3)
 MESHES = (1, 1, 1), (1, 8, 1)  # data, fsdp, tensor
 OTHER_MESH = (1, 4, 2)  # for the smallest model: it takes what the second does
 

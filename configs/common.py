@@ -278,6 +278,20 @@ def e5(config: ConfigDict) -> ConfigDict:
     return config
 
 
+def gte(config: ConfigDict) -> ConfigDict:
+    """gte-multilingual-base (NewModel, 305M) as published: the normalised state of its first token.
+    Constants of Q-RAG's run with it on HotpotQA and MuSiQue."""
+    config.encoder.path = "Alibaba-NLP/gte-multilingual-base"
+    config.encoder.update(pooling="cls", normalise=True, scale=1.0)
+    config.policy.alpha = 0.005
+    config.pqn.lambda_ = 0.6
+    config.optimizer.update(
+        learning_rate=5e-6, weight_decay=0.001, schedule="linear", final_ratio=0.1
+    )
+    config.train.update(steps=70_000, batch_size=32 // config.env.max_steps, accumulation=2)
+    return config
+
+
 def qwen3(config: ConfigDict) -> ConfigDict:
     """Qwen3-Embedding-0.6B as published: the normalised last hidden state, an instruction before
     the question. Constants of Q-RAG's run with it; low-rank adapters as in HARR's (arXiv
@@ -300,7 +314,7 @@ def qwen3(config: ConfigDict) -> ConfigDict:
 
 SIZES = {"tiny": tiny, "minilm": minilm}
 # Pretrained encoders that people use; --config.encoder.path=FOLDER takes another of that kind.
-ENCODERS = {"contriever": contriever, "e5": e5, "qwen3": qwen3}
+ENCODERS = {"contriever": contriever, "e5": e5, "gte": gte, "qwen3": qwen3}
 
 
 def variant(config: ConfigDict, arg: str, known: tuple[str, ...] = VARIANTS) -> ConfigDict:

@@ -15,6 +15,7 @@ from configs import common
 from qrag_jax import experiment, saved_config
 from tests.encoders.conftest import (
     torch_bert,
+    torch_gte,
     torch_qwen3,
     torch_xlm_roberta,
     write_bpe_tokenizer,
@@ -115,6 +116,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tokenizer(folder / "contriever")
     torch_xlm_roberta(**small).save_pretrained(folder / "e5")
     write_unigram_tokenizer(folder / "e5")
+    torch_gte(**small).save_pretrained(folder / "gte")
+    write_unigram_tokenizer(folder / "gte")
     torch_qwen3(vocab_size=264, **small).model.save_pretrained(folder / "qwen3")
     write_bpe_tokenizer(folder / "qwen3")
     return folder
@@ -163,6 +166,7 @@ def test_every_encoder_trains(
     assert (config["pooling"], config["normalise"], config["scale"]) == {
         "contriever": ("mean", False, 0.1),
         "e5": ("mean", True, 1.0),
+        "gte": ("cls", True, 1.0),
         "qwen3": ("last", True, 1.0),
     }[variant]
     assert (encoder.pooling, encoder.normalise, encoder.scale) == (
@@ -175,6 +179,7 @@ def test_every_encoder_trains(
         == {
             "contriever": "bert",
             "e5": "xlm-roberta",
+            "gte": "new",
             "qwen3": "qwen3",
         }[variant]
     )

@@ -152,3 +152,34 @@ def settled_config() -> ml_collections.ConfigDict:
     with config.unlocked():
         config.encoder.update(QRAG)
     return config
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"dropout": 1.0}, r"config.encoder.dropout is 1\.0; it is the share .* from 0 to below 1"),
+        ({"dropout": float("nan")}, "config.encoder.dropout is nan; it is the share"),
+        ({"attention_dropout": -0.1}, r"config.encoder.attention_dropout is -0\.1; it is the sha"),
+        ({"dropout": 0.1, "lora.rank": 4}, "adapters are trained.* set config.encoder.lora.dropo"),
+        ({"attention_dropout": 0.1, "lora.path": "x"}, "adapters are trained"),
+    ],
+)
+def test_dropout_without_sense_is_refused(fields: dict[str, Any], told: str) -> None:
+    config = hotpotqa.get_config("tiny")
+    config.encoder.update_from_flattened_dict(fields)
+    with pytest.raises(InputError, match=told):
+        experiment.check_values(config)
+
+
+def test_attention_drops_the_same_share_unless_it_is_told(tmp_path: Path) -> None:
+    folder, config = write_bert(tmp_path), hotpotqa.get_config("tiny")
+
+    def shares() -> tuple[float, float]:
+        encoder = load_encoder(folder, **encoder_settings(config)).encoder
+        return encoder.dropout, encoder.attention_dropout
+
+    assert shares() == (0.0, 0.0)
+    config.encoder.dropout = 0.1
+    assert shares() == (0.1, 0.1)
+    config.encoder.attention_dropout = 0.0
+    assert shares() == (0.1, 0.0)

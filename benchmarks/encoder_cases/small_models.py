@@ -27,6 +27,7 @@ from transformers import Qwen3Config as TorchQwen3Config
 from transformers import RobertaConfig as TorchRobertaConfig
 from transformers import XLMRobertaConfig as TorchXlmRobertaConfig
 
+from benchmarks.encoder_cases.torch_gte import NewConfig, NewModel
 from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
 
 
@@ -85,6 +86,21 @@ def torch_qwen3(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Qwen3ForCaus
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     return _with_noise(Qwen3ForCausalLM(config).eval(), noise)
+
+
+def torch_gte(seed: int = 0, noise: float = 0.2, **sizes: Any) -> NewModel:
+    """A small random GTE, without dropout."""
+    small: dict[str, Any] = {
+        "vocab_size": 60,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 64,
+        "hidden_dropout_prob": 0.0,
+    }
+    torch.manual_seed(seed)
+    return _with_noise(NewModel(NewConfig(**(small | sizes))).eval(), noise)
 
 
 def _with_noise(model: Any, noise: float) -> Any:
@@ -168,6 +184,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], Callable[[Path], Any], int]] = {
     "bert": (torch_bert, write_tokenizer, 60),
     "xlm-roberta": (torch_xlm_roberta, write_unigram_tokenizer, 60),
     "qwen3": (torch_qwen3, write_bpe_tokenizer, 264),
+    "new": (torch_gte, write_unigram_tokenizer, 60),
 }
 
 

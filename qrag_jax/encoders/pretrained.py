@@ -11,10 +11,11 @@ import jax
 import numpy as np
 
 from qrag_jax.data.tokens import TextTokenizer
-from qrag_jax.encoders import bert_weights, qwen3_weights
+from qrag_jax.encoders import bert_weights, gte_weights, qwen3_weights
 from qrag_jax.encoders.adapters import LoraConfig, new_adapters
 from qrag_jax.encoders.bert import Bert, BertConfig
 from qrag_jax.encoders.folder_files import check_tokenizer_links
+from qrag_jax.encoders.gte import Gte, GteConfig
 from qrag_jax.encoders.model_files import open_tensors, read_config
 from qrag_jax.encoders.peft_files import read_adapters, write_adapters
 from qrag_jax.encoders.precision import precision
@@ -68,6 +69,7 @@ FAMILIES = {
         normalise=True,
         drops=False,
     ),
+    "new": Family(GteConfig.from_dict, Gte, gte_weights.TABLE, gte_weights.PARTITION_RULES),
     "xlm-roberta": Family(
         XlmRobertaConfig.from_dict, Bert, XLM_ROBERTA_TABLE, bert_weights.PARTITION_RULES
     ),

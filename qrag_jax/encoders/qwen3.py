@@ -18,7 +18,7 @@ from qrag_jax.encoders.attention import padded_attention
 from qrag_jax.encoders.linear import Linear, side_by_side
 from qrag_jax.encoders.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.encoders.precision import Precision
-from qrag_jax.encoders.rope import angles
+from qrag_jax.encoders.rope import angles, rotate_halves
 from qrag_jax.encoders.trunk import (
     WORDS,
     Params,
@@ -157,17 +157,6 @@ def rms_norm(config: Qwen3Config, precision: Precision, name: str | None = None)
     """x / √mean(x²) · scale over the last axis (Zhang & Sennrich, 2019); Flax computes it in
     float32 whatever the dtype."""
     return nn.RMSNorm(epsilon=config.rms_norm_eps, dtype=precision.activations, name=name)
-
-
-def rotate_halves(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """x `[T, heads, d]` with the pairs (j, j + d/2) turned by angles `[T, d/2]`, in x's dtype.
-
-    Q-RAG's rotation of finished embeddings (`rope.rotate`) pairs neighbours instead.
-    """
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, None], sin[:, None]  # the same for all heads
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
 
 
 class Qwen3(nn.Module):

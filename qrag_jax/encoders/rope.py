@@ -30,6 +30,13 @@ def angles(
     """
     half = width // 2
     frequency = theta ** (-np.arange(0, half, 2, dtype=np.float64) / half)
+    return angles_at(positions, frequency, last)
+
+
+def angles_at(
+    positions: jax.Array, frequency: np.ndarray, last: int
+) -> tuple[jax.Array, jax.Array]:
+    """As `angles`, of any frequencies: float64 `[n]`, radians per position → `[..., n]`."""
 
     def table(values: np.ndarray) -> tuple[jax.Array, jax.Array]:
         angle = values[:, None] * frequency
@@ -65,3 +72,14 @@ def rotate(
     cos, sin = cos[..., None, :], sin[..., None, :]  # the same for both halves
     rotated = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
     return rotated.reshape(*rotated.shape[:-3], -1)
+
+
+def rotate_halves(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """x `[T, heads, d]` with the pairs (j, j + d/2) turned by angles `[T, d/2]`, in x's dtype.
+
+    The rotation inside of encoders; that of finished embeddings (`rotate`) pairs neighbours.
+    """
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]  # the same for all heads
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)

@@ -21,8 +21,9 @@ from qrag_jax import evaluation
 from qrag_jax.algorithms import placement, pqn
 from qrag_jax.algorithms.train_step import make_train_step
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.encoders import bert_weights, qwen3_weights
+from qrag_jax.encoders import bert_weights, gte_weights, qwen3_weights
 from qrag_jax.encoders.bert import Bert, BertConfig
+from qrag_jax.encoders.gte import Gte, GteConfig
 from qrag_jax.encoders.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.encoders.text_encoder import LAST, TextEncoder
 from qrag_jax.runtime.checkpoints import Checkpoints
@@ -63,9 +64,22 @@ QWEN3 = TextEncoder(
     *(128, 32, None, SEP, PAD),
     pooling=LAST,
 )
+GTE = TextEncoder(
+    Gte(
+        GteConfig(
+            vocab_size=256,
+            hidden_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=256,
+        )
+    ),
+    *(128, 32, CLS, SEP, PAD),
+)
 FAMILIES = {
     "bert": (ENCODER, bert_weights.PARTITION_RULES),
     "qwen3": (QWEN3, qwen3_weights.PARTITION_RULES),
+    "new": (GTE, gte_weights.PARTITION_RULES),
 }
 
 
@@ -88,6 +102,7 @@ TENSOR_CASES = [
     Case(*mesh, family=family)
     for family in FAMILIES
     for mesh in ((1, 1, 1, 1), (2, 2, 1, 2), (1, 2, 2, 4))
+    if mesh[0] == 1 or family != "new"  # less to compile
 ]
 MOVED = (Case(1, 8, 1), Case(2, 4, 1), WHOLE)  # a run that changes its mesh twice
 

@@ -13,6 +13,7 @@ from benchmarks.encoder_cases.small_models import (
     QWEN_END,
     numpy_tensors,
     torch_bert,
+    torch_gte,
     torch_qwen3,
     torch_xlm_roberta,
     write_bpe_tokenizer,
@@ -26,6 +27,7 @@ __all__ = [
     "QWEN_END",
     "numpy_tensors",
     "torch_bert",
+    "torch_gte",
     "torch_qwen3",
     "torch_xlm_roberta",
     "write_bpe_tokenizer",
@@ -52,10 +54,11 @@ def data_folder() -> Path:
 
 
 def torch_family(family: str, **sizes: Any) -> Any:
-    """The small random trunk of "bert", "xlm-roberta" or "qwen3", alike at every call."""
+    """The small random trunk of "bert", "xlm-roberta", "new" or "qwen3", alike at every call."""
     if family == "qwen3":
         return torch_qwen3(vocab_size=264, **sizes).model
-    return (torch_bert if family == "bert" else torch_xlm_roberta)(**sizes)
+    made = {"bert": torch_bert, "xlm-roberta": torch_xlm_roberta, "new": torch_gte}
+    return made[family](**sizes)
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,28 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("xlm-roberta", {}),
     ("xlm-roberta", {"num_hidden_layers": 3, "num_attention_heads": 3, "hidden_size": 24}),
     ("xlm-roberta", {"roberta": True, "type_vocab_size": 2, "hidden_act": "gelu_new"}),
+    ("new", {}),
+    (  # as gte-large-en-v1.5, whose positions are scaled
+        "new",
+        {
+            "num_hidden_layers": 3,
+            "type_vocab_size": 2,
+            "rope_scaling": {"type": "ntk", "factor": 2.0},
+            "rope_theta": 500.0,
+        },
+    ),
+    (
+        "new",
+        {
+            "type_vocab_size": 0,
+            "layer_norm_type": "rms_norm",
+            "layer_norm_eps": 1e-5,
+            "hidden_act": "silu",
+            "num_attention_heads": 4,
+            "hidden_size": 32,
+            "rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.625},
+        },
+    ),
     ("qwen3", {"tie_word_embeddings": True}),
     ("qwen3", {"tie_word_embeddings": False, "num_hidden_layers": 3, "attention_bias": True}),
     (

@@ -25,13 +25,19 @@ from tests.encoders.conftest import torch_family
 
 peft = pytest.importorskip("peft", reason="peft, the reference for adapter files, is missing")
 
-FAMILIES = ("bert", "xlm-roberta", "qwen3")
+FAMILIES = ("bert", "xlm-roberta", "qwen3", "new")
 TARGETS = {
     "bert": ("query", "intermediate.dense"),
     "xlm-roberta": ("value", "output.dense"),  # attention's output as well
     "qwen3": ("q_proj", "v_proj", "down_proj"),
+    "new": ("qkv_proj", "mlp.down_proj"),
 }
-MAPS = {"bert": (2, 6), "xlm-roberta": (3, 6), "qwen3": (3, 7)}  # by these targets, and in all
+MAPS = {
+    "bert": (2, 6),
+    "xlm-roberta": (3, 6),
+    "qwen3": (3, 7),
+    "new": (2, 4),
+}  # by these targets, and in all
 TOKENS = np.random.default_rng(0).integers(6, 40, (3, 9)).astype(np.int32)
 LENGTHS = np.array([9, 4, 7], np.int32)
 

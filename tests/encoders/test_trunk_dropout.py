@@ -40,7 +40,7 @@ LENGTHS = np.array([9, 4, 7, 4, 5, 0], np.int32)
 ROWS = int((LENGTHS > 0).sum())
 BLOCKS = Blocks((12, 20), (5, 9), (4.0, 8.0))  # rows do not stand where they stand in TOKENS
 # Places of a layer by the numbers of their keys, in the order torch's model drops at them.
-ORDER = {"bert": (0, 1, 3), "xlm-roberta": (0, 1, 3)}
+ORDER = {"bert": (0, 1, 3), "xlm-roberta": (0, 1, 3), "new": (0, 1, 2, 3)}
 
 jitted = jax.jit(embed_rows, static_argnums=(0, 1))
 jitted_pull_back = jax.jit(pull_back, static_argnums=(0, 1))

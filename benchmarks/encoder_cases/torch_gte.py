@@ -1,0 +1,203 @@
+"""GTE's encoder in plain torch, for transformers has no class of model_type "new".
+
+Written from the definition its makers publish (huggingface.co/Alibaba-NLP/new-impl, Apache-2.0):
+config fields, names of weights, places of dropout and order of computation are theirs, for rotated
+positions and packed projections. Importing this module makes `AutoModel` know the type.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import BaseModelOutput
+
+
+class NewConfig(PretrainedConfig):
+    """The fields of `config.json` with the published defaults."""
+
+    model_type = "new"
+
+    def __init__(
+        self,
+        vocab_size: int = 30528,
+        hidden_size: int = 768,
+        num_hidden_layers: int = 12,
+        num_attention_heads: int = 12,
+        intermediate_size: int = 3072,
+        hidden_act: str = "gelu",
+        hidden_dropout_prob: float = 0.1,
+        attention_probs_dropout_prob: float = 0.0,
+        max_position_embeddings: int = 2048,
+        type_vocab_size: int = 1,
+        layer_norm_type: str = "layer_norm",
+        layer_norm_eps: float = 1e-12,
+        rope_theta: float = 10000.0,
+        rope_scaling: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.intermediate_size = intermediate_size
+        self.hidden_act = hidden_act
+        self.hidden_dropout_prob = hidden_dropout_prob
+        self.attention_probs_dropout_prob = attention_probs_dropout_prob
+        self.max_position_embeddings = max_position_embeddings
+        self.type_vocab_size = type_vocab_size
+        self.layer_norm_type = layer_norm_type
+        self.layer_norm_eps = layer_norm_eps
+        self.rope_theta = rope_theta
+        self.rope_scaling = rope_scaling
+        super().__init__(**fields)
+
+
+class RootMeanSquareNorm(nn.Module):
+    """x / √(mean(x²) + ε) · weight."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        exact = x.float()
+        exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * exact.to(x.dtype)
+
+
+NORMS = {"layer_norm": nn.LayerNorm, "rms_norm": RootMeanSquareNorm}
+
+
+def cos_sin(config: NewConfig, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`[L, d]` each: the angles of a head's pairs (j, j + d/2), twice side by side.
+
+    The table is made for rows as long as factor · max_position_embeddings, so that scaling, which
+    begins above max_position_embeddings, holds at every length.
+    """
+    width = config.hidden_size // config.num_attention_heads
+    base, scaling = config.rope_theta, config.rope_scaling or {}
+    factor, mixed = float(scaling.get("factor", 1.0)), scaling.get("mixed_b")
+    numbers = torch.arange(0, width, 2).float() / width
+    if factor <= 1:
+        frequency = base**-numbers
+    elif mixed is None:
+        frequency = (base * factor) ** -numbers / factor ** (2 / width)
+    else:
+        slope = math.log(factor) / (width / 2) ** mixed
+        frequency = base**-numbers / torch.exp(slope * torch.arange(1, width // 2 + 1) ** mixed)
+    angle = torch.arange(length).float()[:, None] * frequency
+    angle = torch.cat([angle, angle], dim=-1)
+    return angle.cos(), angle.sin()
+
+
+class Embeddings(nn.Module):
+    """Words, and segments where there are any, normed."""
+
+    def __init__(self, config: NewConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.word_embeddings = nn.Embedding(config.vocab_size, width)
+        if config.type_vocab_size:
+            self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width)
+        self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.word_embeddings(tokens)
+        if hasattr(self, "token_type_embeddings"):
+            x = x + self.token_type_embeddings.weight[0]
+        return self.dropout(self.LayerNorm(x))
+
+
+class Attention(nn.Module):
+    """Every token of a row sees all of the row."""
+
+    def __init__(self, config: NewConfig) -> None:
+        super().__init__()
+        self.heads, width = config.num_attention_heads, config.hidden_size
+        self.qkv_proj = nn.Linear(width, 3 * width)
+        self.o_proj = nn.Linear(width, width)
+        self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor, turn: Any) -> torch.Tensor:
+        packed = self.qkv_proj(x).split(x.shape[-1], dim=-1)
+        by_head = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in packed]
+        query, key, value = turn(by_head[0]), turn(by_head[1]), by_head[2]
+        scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1]) + bias
+        attended = self.dropout(scores.softmax(-1)) @ value
+        return self.o_proj(attended.transpose(1, 2).flatten(2))
+
+
+class GatedFeedForward(nn.Module):
+    """down(act(gate) · up); up is the first half of the packed map."""
+
+    def __init__(self, config: NewConfig) -> None:
+        super().__init__()
+        self.up_gate_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.act, self.dropout = ACT2FN[config.hidden_act], nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        up, gate = self.up_gate_proj(x).chunk(2, dim=-1)
+        return self.down_proj(self.dropout(self.act(gate) * up))
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each added to its input and normed after."""
+
+    def __init__(self, config: NewConfig) -> None:
+        super().__init__()
+        norm = NORMS[config.layer_norm_type]
+        self.attention, self.mlp = Attention(config), GatedFeedForward(config)
+        self.attn_ln = norm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp_ln = norm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor, turn: Any) -> torch.Tensor:
+        x = self.attn_ln(x + self.dropout(self.attention(x, bias, turn)))
+        return self.mlp_ln(x + self.dropout(self.mlp(x)))
+
+
+class NewModel(PreTrainedModel):
+    """The trunk; the names of its weights are those of the published NewModel."""
+
+    config_class = NewConfig
+    base_model_prefix = "new"
+
+    def __init__(self, config: NewConfig, add_pooling_layer: bool = False) -> None:
+        super().__init__(config)
+        self.embeddings = Embeddings(config)
+        self.encoder = nn.Module()
+        self.encoder.layer = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        output_hidden_states: bool = False,
+        **unused: Any,
+    ) -> BaseModelOutput:
+        """`[B, L]` → hidden states `[B, L, H]`; places are numbered from the left."""
+        x = self.embeddings(input_ids)
+        cos, sin = (table.to(x) for table in cos_sin(self.config, input_ids.shape[1]))
+
+        def turn(heads: torch.Tensor) -> torch.Tensor:
+            first, second = heads.chunk(2, dim=-1)
+            return heads * cos + torch.cat([-second, first], dim=-1) * sin
+
+        bias = (1 - attention_mask[:, None, None].to(x)) * torch.finfo(x.dtype).min
+        states = [x]
+        for layer in self.encoder.layer:
+            states.append(layer(states[-1], bias, turn))
+        kept = tuple(states) if output_hidden_states else None
+        return BaseModelOutput(last_hidden_state=states[-1], hidden_states=kept)
+
+
+AutoConfig.register("new", NewConfig)
+AutoModel.register(NewConfig, NewModel)
