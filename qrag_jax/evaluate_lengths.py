@@ -34,7 +34,11 @@ CHUNKS = flags.DEFINE_list(
     "chunks", ["50", "160", "1200", "4600"], "Lengths of documents, in chunks."
 )
 SAMPLES = flags.DEFINE_list("samples", ["100"], "Documents of each length; the last goes on.")
-EMBEDDINGS = flags.DEFINE_string("embeddings", None, "Folder that keeps embeddings of chunks.")
+EMBEDDINGS = flags.DEFINE_string(
+    "embeddings",
+    None,
+    "Folder that keeps embeddings of chunks; on a CPU their table is mapped from its disk.",
+)
 OUT = flags.DEFINE_string("out", None, "Folder of logs, table and plot; default WORKDIR/lengths.")
 RESTART = flags.DEFINE_bool("restart", False, "Throw partial logs away instead of resuming them.")
 
@@ -103,6 +107,7 @@ def _play(
         "embed_seconds": counts.seconds - before.seconds,
         "seconds_per_episode": seconds / new if new else None,
         "peak_memory_mib": memory.mebibytes() if new else None,
+        "mapped_mib": planner.table.mapped_bytes / 2**20,
     }, rows
 
 
