@@ -15,6 +15,7 @@ from qrag_jax import experiment, planned, saved_config
 from qrag_jax.algorithms import pqn
 from qrag_jax.data.episodes import EpisodeShape, EpisodeSource, stack
 from qrag_jax.data.sample import Sample
+from qrag_jax.document_lengths import documents_of_length
 from qrag_jax.encoders.text_encoder import Params
 from qrag_jax.planning import Planner
 from qrag_jax.saved_run import SavedRun
@@ -26,7 +27,7 @@ def cost_cases(
     """Episodes/s at `length` chunks beside torch-sequential; time and memory over `lengths`."""
     run = SavedRun.open(workdir, saved_config.load_config(workdir / "config.json"))
     params, _ = run.trained("best")
-    shown = experiment.documents_of_length(run.config, length, 2 * documents)
+    shown = documents_of_length(run.config, length, 2 * documents)
     store = experiment.tokenise_samples(run.config, run.loaded.tokenizer, list(shown[:2]))
     planner = planned.make_planner(run, params, [store])
     list(planner.play(shown[documents:]))  # compiles
@@ -114,7 +115,7 @@ def _growth_cases(run: SavedRun, planner: Planner, lengths: Sequence[int]) -> li
     """One document a length, every text of it different and embedded for it alone."""
     seconds, beyond, details = [], [], {}
     for length in lengths:
-        document = _all_different(experiment.documents_of_length(run.config, length, 1)[0])
+        document = _all_different(documents_of_length(run.config, length, 1)[0])
         planner.table.forget()
         list(planner.play([document]))  # compiles for this length
         planner.table.forget()

@@ -211,6 +211,7 @@ def batch_shapes(mesh: Mesh) -> EpisodeBatch:
         chunk_mask=shape(CHUNKS, dtype=jnp.bool_),
         support=shape(CHUNKS, dtype=jnp.bool_),
         sample=shape(),
+        epoch=shape(),
     )
 
 

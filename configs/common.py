@@ -65,8 +65,10 @@ def get_config() -> ConfigDict:
     config.data.babilong.task = "qa1"  # qa1 to qa20; without files qa1 to qa5
     config.data.babilong.chunks = 100  # C, sentences of a document
     config.data.babilong.noise = ""  # folder of books; "": sentences of an invented world
+    config.data.babilong.noise_dev = ""  # books for dev documents; "": some of noise's, held out
     config.data.babilong.noise_repeats = 1  # uses of a sentence in one document, 0: any number
     config.data.babilong.most_facts = 0  # longer stories are left out, 0: those of over C facts
+    config.data.babilong.redraw = True  # training: other noise and places in every epoch
     config.data.babilong.seed = 0  # of places, background and generated stories
     config.data.babilong.train = 10_000  # stories generated where there are no files
     config.data.babilong.dev = 1_000  # stories generated for evaluation
@@ -75,6 +77,7 @@ def get_config() -> ConfigDict:
     config.data.niah.chunks = 0  # C, sentences of a document, 0: what makes up `tokens`
     config.data.niah.tokens = 4096  # length of a document, roughly
     config.data.niah.noise = ""  # folder of books; "": sentences of an invented world
+    config.data.niah.noise_dev = ""  # books for dev documents; "": some of noise's, held out
     config.data.niah.noise_repeats = 1  # uses of a sentence in one document, 0: any number
     config.data.niah.keys = 0  # num_needle_k; 0 or "": the preset's, here and below
     config.data.niah.values = 0  # num_needle_v, of each key
@@ -82,6 +85,7 @@ def get_config() -> ConfigDict:
     config.data.niah.haystack = ""  # noise (a few sentences over and over), essay or needle
     config.data.niah.key_type = ""  # words, numbers or uuids
     config.data.niah.value_type = ""  # words, numbers or uuids
+    config.data.niah.redraw = True  # training: another haystack and places in every epoch
     config.data.niah.seed = 0  # of everything drawn
     config.data.niah.train = 10_000  # documents made
     config.data.niah.dev = 1_000  # documents made for evaluation

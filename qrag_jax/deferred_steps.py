@@ -22,6 +22,7 @@ from qrag_jax.algorithms.deferred import Played, PlayStep, ScoredEpisodes
 from qrag_jax.algorithms.pqn import TrainState
 from qrag_jax.algorithms.train_step import Metrics, TrainStep
 from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.data.lazy_samples import drawn
 from qrag_jax.data.sample import Sample
 from qrag_jax.feedback.language_model import Unscored
 from qrag_jax.rewards import Asked, Rewards
@@ -35,7 +36,7 @@ class _InFlight:
     """A batch between its play and its update."""
 
     batch: EpisodeBatch
-    samples: np.ndarray  # [b] on this host
+    samples: np.ndarray  # [b, 2] on this host: number and epoch
     behind: Any  # the iterator's position
     played: Played
     asked: Asked | None = None  # for its rewards; None: not yet
@@ -142,7 +143,7 @@ class DeferredSteps:
             if entry.asked is None:
                 actions, valid = map(_of_this_host, entry.played[:2])
                 taken = [row[row_valid].tolist() for row, row_valid in zip(actions, valid)]
-                samples = [self._samples[number] for number in entry.samples.tolist()]
+                samples = [drawn(self._samples, *which) for which in entry.samples.tolist()]
                 entry.asked = self._rewards.begin(samples, taken)
 
 

@@ -2,9 +2,9 @@
 
     python -m qrag_jax.evaluate_lengths --workdir=RUN --chunks=50,160,1200,4600,40000
 
-The same questions are asked at every length. One table and one plot show accuracy, seconds and
-peak memory against length. Fields of the run's config can be overridden, for example
-`--config.eval.beam=4`.
+The same questions are asked at every length: those of stories that fit the shortest, unless
+`--every_story` is given. One table and one plot show accuracy, seconds and peak memory against
+length. Fields of the run's config can be overridden, for example `--config.eval.beam=4`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from absl import flags
 
 from qrag_jax import experiment, planned, run_flags
 from qrag_jax.data.sample import Sample
+from qrag_jax.document_lengths import Documents, documents_of_lengths
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.facts import summarise
@@ -39,14 +40,20 @@ EMBEDDINGS = flags.DEFINE_string(
     None,
     "Folder that keeps embeddings of chunks; on a CPU their table is mapped from its disk.",
 )
+EVERY_STORY = flags.DEFINE_bool(
+    "every_story", False, "At each length all stories that fit it, not those that fit the shortest."
+)
 OUT = flags.DEFINE_string("out", None, "Folder of logs, table and plot; default WORKDIR/lengths.")
 RESTART = flags.DEFINE_bool("restart", False, "Throw partial logs away instead of resuming them.")
 
 COLUMNS = {
     "chunks": "d",
     "tokens": "d",
+    "fits": "d",
+    "stories": "d",
     "samples": "d",
     "fact_em": ".3f",
+    "em_shortest": ".3f",
     "fact_f1": ".3f",
     "fact_precision": ".3f",
     "fact_recall": ".3f",
@@ -61,6 +68,9 @@ COLUMNS = {
 def evaluate_lengths(run: SavedRun, chunks: Sequence[int], samples: Sequence[int]) -> list[dict]:
     """Plays documents of each length, shortest first; returns one result a length.
 
+    `fits` and `stories` say how many of the split's stories were asked from; `em_shortest` is fact
+    EM of the same questions at the shortest length, None if not all of them were asked there.
+
     Raises:
         InputError: the run's documents cannot be made that long, or a log is of other settings.
     """
@@ -69,20 +79,29 @@ def evaluate_lengths(run: SavedRun, chunks: Sequence[int], samples: Sequence[int
     label = f"{run_flags.checkpoint()}-{step}"
     out = Path(OUT.value) if OUT.value else run.workdir / "lengths"
     # Refused before anything is computed, whichever length it is.
-    sets = {
-        length: experiment.documents_of_length(config, length, count)
-        for length, count in zip(chunks, samples, strict=True)
-    }
+    sets = documents_of_lengths(config, chunks, samples, every_story=EVERY_STORY.value)
     shortest = sets[chunks[0]]
-    store = experiment.tokenise_samples(config, run.loaded.tokenizer, list(shortest[:64]))
+    for length, documents in sets.items():
+        if documents.fit != shortest.fit or length == chunks[0]:
+            print(documents.line)
+            print(f"{length} chunks: {documents.fit} stories")
+    store = experiment.tokenise_samples(config, run.loaded.tokenizer, list(shortest.samples[:64]))
     kept = Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None
     planner = planned.make_planner(run, params, [store], kept)
     tokens_per_chunk = float(store.chunk_lengths.mean())
-    results = []
+    results: list[dict] = []
+    at_shortest: dict[str, float] = {}
     for length, documents in sets.items():
         log = out / label / retrieval_log.log_name(config.eval.seed, length)
         result, rows = _play(planner, run, documents, log, label)
-        about = {"chunks": length, "tokens": round(length * tokens_per_chunk)}
+        at_shortest = at_shortest or {row.id: row.em for row in rows}
+        about = {
+            "chunks": length,
+            "tokens": round(length * tokens_per_chunk),
+            "fits": documents.fit.fits,
+            "stories": documents.fit.stories,
+            "em_shortest": _mean([at_shortest.get(row.id) for row in rows]),
+        }
         scores = {name: score for name, score in summarise(rows).items() if name != "samples"}
         means = {name: score["mean"] for name, score in scores.items()}
         results.append(about | {"samples": len(rows)} | means | result | {"intervals": scores})
@@ -92,15 +111,17 @@ def evaluate_lengths(run: SavedRun, chunks: Sequence[int], samples: Sequence[int
 
 
 def _play(
-    planner: Planner, run: SavedRun, documents: Sequence[Sample], log: Path, label: str
+    planner: Planner, run: SavedRun, documents: Documents, log: Path, label: str
 ) -> tuple[dict[str, Any], list[Row]]:
+    samples = documents.samples
     before = dataclasses.replace(planner.table.counts)
     played = len(retrieval_log.read_partial(log)) if log.exists() and not RESTART.value else 0
     memory = PeakMemory()
     started = time.perf_counter()
-    meta = planned.log_meta(run.config, label, _fingerprint(documents))
-    rows = planned.play_to_log(planner, run.config, documents, log, meta, restart=RESTART.value)
-    seconds, new = time.perf_counter() - started, len(documents) - played
+    meta = planned.log_meta(run.config, label, _fingerprint(samples))
+    meta["stories"] = str(documents.fit)
+    rows = planned.play_to_log(planner, run.config, samples, log, meta, restart=RESTART.value)
+    seconds, new = time.perf_counter() - started, len(samples) - played
     counts = planner.table.counts
     return {
         "embedded": counts.embedded - before.embedded,
@@ -109,6 +130,12 @@ def _play(
         "peak_memory_mib": memory.mebibytes() if new else None,
         "mapped_mib": planner.table.mapped_bytes / 2**20,
     }, rows
+
+
+def _mean(scores: Sequence[float | None]) -> float | None:
+    """Their mean, None where one is missing."""
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if len(known) == len(scores) else None
 
 
 def _fingerprint(documents: Sequence[Sample]) -> str:

@@ -18,14 +18,14 @@ from qrag_jax.adaptation import lora_config, with_first_adapters
 from qrag_jax.algorithms.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.algorithms.pqn import Feedback, PQNConfig
 from qrag_jax.algorithms.rollout import RolloutConfig
-from qrag_jax.data import babilong, niah, niah_generator
 from qrag_jax.data.babilong import BabilongConfig
 from qrag_jax.data.episodes import EpisodeShape, check_steps
-from qrag_jax.data.loading import SYNTHETIC, DataConfig, LoadedSamples, load_split
+from qrag_jax.data.loading import DataConfig, LoadedSamples, load_split
 from qrag_jax.data.niah_generator import NiahConfig
+from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.synthetic import SyntheticConfig
-from qrag_jax.data.tokens import TextTokenizer, TokenStore, default_cache, tokenise
+from qrag_jax.data.tokens import TextTokenizer, Tokens, TokenStore, default_cache, tokenise
 from qrag_jax.encoder_settings import encoder_settings
 from qrag_jax.encoders.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 from qrag_jax.encoders.model_files import resolve_folder
@@ -130,28 +130,6 @@ def is_planned(config: ml_collections.ConfigDict) -> bool:
     """Whether evaluation does more than play greedily to the end."""
     plan = plan_config(config)
     return plan.beam > 1 or plan.stop_threshold > -math.inf
-
-
-def documents_of_length(
-    config: ml_collections.ConfigDict, chunks: int, count: int
-) -> Sequence[Sample]:
-    """The first `count` evaluation documents of the config's source, made `chunks` chunks long.
-
-    Raises:
-        InputError: the source has no such documents, or see `data.babilong`, `niah_generator`.
-    """
-    names = [name for name, weight in config.data.sources.items() if weight]
-    path = config.eval.path or config.data.path
-    if names == [babilong.NAME]:
-        stories = "" if path == SYNTHETIC else path
-        made = BabilongConfig(**config.data.babilong, stories=stories)
-        return babilong.documents(made, "dev", chunks, count)
-    if names == [niah.NAME] and path in ("", SYNTHETIC):
-        return niah_generator.documents(NiahConfig(**config.data.niah), "dev", chunks, count)
-    raise InputError(
-        f"documents of {', '.join(names)} cannot be made longer or shorter; score runs of "
-        "babilong, or of niah without data files, at several lengths."
-    )
 
 
 def optimizer_config(config: ml_collections.ConfigDict) -> OptimizerConfig:
@@ -300,25 +278,35 @@ def tokenise_samples(
     config: ml_collections.ConfigDict, tokenizer: TextTokenizer, samples: Sequence[Sample]
 ) -> TokenStore:
     """The samples' tokens, cut to the lengths the config allows."""
+    return tokenise(samples, tokenizer, **_token_limits(config, tokenizer))
+
+
+def tokenise_training(
+    config: ml_collections.ConfigDict, tokenizer: TextTokenizer, samples: Sequence[Sample]
+) -> Tokens:
+    """As `tokenise_samples`; of samples that are drawn anew in every epoch, those of all."""
+    if isinstance(samples, RedrawnSamples):
+        return tokenise_redrawn(samples, tokenizer, **_token_limits(config, tokenizer))
+    return tokenise_samples(config, tokenizer, samples)
+
+
+def _token_limits(config: ml_collections.ConfigDict, tokenizer: TextTokenizer) -> dict[str, Any]:
     data = config.data
     special = 1 if tokenizer.cls_id is None else 2  # of a chunk's row
-    return tokenise(
-        samples,
-        tokenizer,
-        max_question_tokens=data.max_question_tokens,
-        max_chunk_tokens=max(data.max_chunk_tokens - special, data.max_chunk_tokens_in_state),
-        cache=cache_folder(config),
-    )
+    return {
+        "max_question_tokens": data.max_question_tokens,
+        "max_chunk_tokens": max(data.max_chunk_tokens - special, data.max_chunk_tokens_in_state),
+        "cache": cache_folder(config),
+    }
 
 
-def truncation_report(store: TokenStore) -> str:
+def truncation_report(store: Tokens) -> str:
     """How many texts were cut, as one line; empty if none was."""
     if not store.truncated_questions and not store.truncated_chunks:
         return ""
-    chunks = int(store.chunk_counts.sum())
     return (
         f"truncated: {store.truncated_questions} of {len(store)} questions, "
-        f"{store.truncated_chunks} of {chunks} chunks"
+        f"{store.truncated_chunks} of {store.chunk_texts} chunks"
     )
 
 
@@ -326,7 +314,7 @@ def check_fit(
     config: ml_collections.ConfigDict,
     encoder: TextEncoder,
     shape: EpisodeShape,
-    stores: Mapping[str, TokenStore],
+    stores: Mapping[str, Tokens],
 ) -> None:
     """Refuses settings that no row, episode or batch can satisfy, before any compute.
 

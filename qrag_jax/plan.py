@@ -9,7 +9,7 @@ import ml_collections
 import numpy as np
 
 from qrag_jax.data.episodes import EpisodeShape
-from qrag_jax.data.tokens import TokenStore
+from qrag_jax.data.tokens import Tokens
 from qrag_jax.encoders.packing import choose_blocks
 from qrag_jax.encoders.ragged import Plan
 from qrag_jax.encoders.text_encoder import TextEncoder
@@ -23,7 +23,7 @@ def make_plan(
     config: ml_collections.ConfigDict,
     encoder: TextEncoder,
     shape: EpisodeShape,
-    stores: Sequence[TokenStore],
+    stores: Sequence[Tokens],
 ) -> Plan:
     """Blocks that suit the lengths found in the data and the device."""
     steps, count = config.env.max_steps, config.encoder.length_buckets

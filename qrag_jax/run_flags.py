@@ -62,6 +62,7 @@ def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
             config.data.sources = fields.data.sources
         config.lock().update(fields)
         settle_as(config, saved)  # a whole experiment given as FILE leaves it open
+        saved_config.draw_as(config, saved)
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[-1].strip().removeprefix("ValueError: ")
         raise InputError(f"--eval_config={file}: {reason}") from None

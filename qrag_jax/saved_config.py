@@ -14,6 +14,7 @@ import ml_collections
 from qrag_jax.data import babilong, niah
 from qrag_jax.data.babilong import BabilongConfig
 from qrag_jax.data.niah_generator import NiahConfig
+from qrag_jax.data.noise import SHARED
 from qrag_jax.encoder_settings import settle_older_run
 from qrag_jax.errors import InputError
 
@@ -78,6 +79,10 @@ LATER_FIELDS: dict[str, Any] = {
     },
 }
 
+# How documents were drawn before there were these fields: by runs that have the source.
+OLDER_DRAWS: dict[str, Any] = {"noise_dev": SHARED, "redraw": False}
+DRAWN = {babilong.NAME: BabilongConfig(), niah.NAME: NiahConfig()}
+
 # Fields that an old run may have and that nothing reads any more.
 REMOVED_FIELDS = ("encoder.block_rows",)
 
@@ -107,6 +112,9 @@ def load_config(path: Path) -> ml_collections.ConfigDict:
     for name in REMOVED_FIELDS:
         section, _, field = name.partition(".")
         saved.get(section, {}).pop(field, None)
+    for source in DRAWN:
+        if source in saved.get("data", {}):
+            saved["data"][source] = OLDER_DRAWS | saved["data"][source]
     for name, value in LATER_FIELDS.items():
         *sections, field = name.split(".")
         section = saved
@@ -115,6 +123,14 @@ def load_config(path: Path) -> ml_collections.ConfigDict:
         section.setdefault(field, value)
     settle_older_run(saved, path.parent / ENCODER)
     return ml_collections.ConfigDict(saved)
+
+
+def draw_as(config: ml_collections.ConfigDict, saved: ml_collections.ConfigDict) -> None:
+    """Lets an older run's documents be drawn as they were where `config` says nothing else."""
+    for source, new in DRAWN.items():
+        for name, old in OLDER_DRAWS.items():
+            if saved.data[source][name] == old and config.data[source][name] == getattr(new, name):
+                config.data[source][name] = old
 
 
 def check_same_config(saved: ml_collections.ConfigDict, given: ml_collections.ConfigDict) -> None:

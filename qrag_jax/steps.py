@@ -55,10 +55,10 @@ class Batches:
         self.position: Any = batches.get_state()  # of the iterator, behind the last one
 
     def next(self) -> tuple[EpisodeBatch, np.ndarray]:
-        """The next batch, and the samples on this host, `[b]`."""
+        """The next batch, and number and epoch of each sample on this host, `[b, 2]`."""
         batch = next(self._batches)
         self.position = self._batches.get_state()
-        return shard_batch(self._mesh, batch), np.asarray(batch.sample)
+        return shard_batch(self._mesh, batch), np.stack([batch.sample, batch.epoch], axis=1)
 
 
 def is_done(metrics: Metrics) -> bool:

@@ -66,6 +66,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     if config_path.exists():
         saved = saved_config.load_config(config_path)
         settle_as(config, saved)
+        saved_config.draw_as(config, saved)
         saved_config.check_same_config(saved, config)
     _make_folder(workdir)
     by_model = not experiment.is_ground_truth(config)
@@ -212,7 +213,7 @@ def load_inputs(
         check(samples)
     encoder = experiment.prepare_encoder(config, workdir, train_samples.all)
     stores = {
-        name: experiment.tokenise_samples(config, encoder.tokenizer, samples)
+        name: experiment.tokenise_training(config, encoder.tokenizer, samples)
         for name, samples in train_samples.by_source.items()
     }
     for name, store in stores.items():

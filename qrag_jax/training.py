@@ -21,7 +21,7 @@ from qrag_jax import evaluation
 from qrag_jax.algorithms import pqn
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.tokens import TokenStore
+from qrag_jax.data.tokens import Tokens, TokenStore
 from qrag_jax.encoders.pretrained import LoadedEncoder
 from qrag_jax.feedback.language_model import Reward, Unscored
 from qrag_jax.metrics.retrieval_log import Row
@@ -57,7 +57,7 @@ class Inputs:
     """What a run learns from and is scored on."""
 
     encoder: LoadedEncoder
-    stores: dict[str, TokenStore]  # training tokens by source
+    stores: dict[str, Tokens]  # training tokens by source
     dev_samples: Sequence[Sample]
     dev_store: TokenStore
     train_samples: Sequence[Sample]  # of all stores, one after the other

@@ -74,6 +74,9 @@ def test_table_and_plot(scored: tuple[Path, str]) -> None:
         assert result["samples"] == len(log) == LENGTHS[result["chunks"]]
         assert result["fact_em"] == pytest.approx(np.mean([row["em"] for row in log]))
         assert result["fact_f1"] == pytest.approx(np.mean([row["f1"] for row in log]))
+        assert (result["fits"], result["stories"]) == (16, 16)
+        at_shortest = rows(folder(workdir) / "eval_seed42_ns12.jsonl")[: result["samples"]]
+        assert result["em_shortest"] == pytest.approx(np.mean([row["em"] for row in at_shortest]))
         assert result["steps"] == 2
         assert result["seconds_per_episode"] > 0
         assert result["peak_memory_mib"] > 50
@@ -84,6 +87,32 @@ def test_table_and_plot(scored: tuple[Path, str]) -> None:
     assert [line[0] for line in lines[heading + 1 : heading + 4]] == ["12", "20", "300"]
     picture = folder(workdir) / "eval_seed42_lengths.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_stories_at_every_length(
+    scored: tuple[Path, str], commands: Commands, tmp_path: Path
+) -> None:
+    """Of long stories those that fit the shortest documents, however long the others are."""
+    for flag, counts in (("--noevery_story", (6, 6)), ("--every_story", (6, 16))):
+        out = commands.succeed(
+            *("evaluate_lengths", f"--workdir={scored[0]}", "--chunks=6,40", "--samples=16"),
+            *("--config.data.babilong.task=qa2", f"--out={tmp_path / flag}", flag),
+        )
+        (table,) = (tmp_path / flag).glob("*/*_lengths.json")
+        found = json.loads(table.read_text())
+        assert [(result["fits"], result["stories"]) for result in found] == [
+            (count, 16) for count in counts
+        ]
+        assert f"6 chunks: fits {counts[0]} of 16 stories" in out
+        assert ("40 chunks: fits 16 of 16 stories" in out) == (counts[1] == 16)
+        assert (found[1]["em_shortest"] is None) == (counts[1] == 16)
+        logs = [rows(table.parent / f"eval_seed42_ns{length}.jsonl") for length in (6, 40)]
+        assert [len(log) for log in logs] == list(counts)
+        short, long = ([row["id"] for row in log] for log in logs)
+        assert (short == long) == (counts[1] == 6)
+        assert set(short) <= set(long)
+        meta = json.loads((table.parent / "eval_seed42_ns40.jsonl.meta.json").read_text())
+        assert meta["stories"] == f"fits {counts[1]} of 16"
 
 
 def test_at_its_own_length_the_run_scores_as_evaluate_says(

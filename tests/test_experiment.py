@@ -14,7 +14,8 @@ import pytest
 from configs import hotpotqa
 from qrag_jax import experiment, saved_config
 from qrag_jax.data.episodes import EpisodeShape
-from qrag_jax.data.lazy_samples import LazySamples
+from qrag_jax.data.lazy_samples import LazySamples, drawn
+from qrag_jax.data.redrawn import RedrawnSamples
 from qrag_jax.errors import InputError
 
 
@@ -183,6 +184,34 @@ def test_run_saved_without_later_fields(config: ml_collections.ConfigDict, tmp_p
             saved_config.check_same_config(read, other)
 
 
+@pytest.mark.parametrize("source", ["babilong", "niah"])
+def test_older_run_draws_its_documents_as_it_did(
+    config: ml_collections.ConfigDict, tmp_path: Path, source: str
+) -> None:
+    with config.unlocked():
+        config.data.sources = ml_collections.ConfigDict({source: 1.0})
+    config.data[source].update(chunks=14, train=6, dev=4)
+    old = config.copy_and_resolve_references()
+    with old.unlocked():
+        del old.data[source].noise_dev, old.data[source].redraw
+    saved_config.save_config(old, tmp_path / "config.json")
+    read = saved_config.load_config(tmp_path / "config.json")
+    assert (read.data[source].noise_dev, read.data[source].redraw) == ("shared", False)
+    again = config.copy_and_resolve_references()
+    saved_config.draw_as(again, read)  # the same command goes on as it began
+    saved_config.check_same_config(read, again)
+    other = config.copy_and_resolve_references()
+    other.data[source].noise_dev = "books"
+    saved_config.draw_as(other, read)
+    with pytest.raises(InputError, match=r"noise_dev: the run has 'shared', given is 'books'"):
+        saved_config.check_same_config(read, other)
+    # Its documents are those of every epoch, and of the new ones at no epoch.
+    made, new = (experiment.read_samples(one, "train", hold_out=True).all for one in (read, config))
+    assert not isinstance(made, RedrawnSamples)
+    assert isinstance(new, RedrawnSamples)
+    assert drawn(made, 2, 0) == drawn(made, 2, 1) != drawn(new, 2, 0)
+
+
 def test_later_fields_are_fields_of_every_config(config: ml_collections.ConfigDict) -> None:
     """And a new run begins with the value of old ones."""
     for name, value in saved_config.LATER_FIELDS.items():
@@ -190,29 +219,6 @@ def test_later_fields_are_fields_of_every_config(config: ml_collections.ConfigDi
         for part in name.split("."):
             given = given[part]
         assert given == value or name == "runtime.sharding", name
-
-
-@pytest.mark.parametrize("source", ["babilong", "niah"])
-def test_documents_of_a_length(config: ml_collections.ConfigDict, source: str) -> None:
-    with config.unlocked():
-        config.data.sources = ml_collections.ConfigDict({source: 1.0})
-    config.data[source].update(chunks=14, dev=6)
-    of_20, of_50 = (experiment.documents_of_length(config, length, 4) for length in (20, 50))
-    assert [len(sample.chunks) for sample in (*of_20, *of_50)] == [20] * 4 + [50] * 4
-    assert [sample.id for sample in of_20] == [sample.id for sample in of_50]
-    assert len(experiment.documents_of_length(config, 20, 100)) == 6  # no more than there are
-    dev = experiment.read_samples(config, "dev", hold_out=True).all
-    assert list(experiment.documents_of_length(config, 14, 6)) == list(dev)
-
-
-def test_documents_that_have_their_length(config: ml_collections.ConfigDict) -> None:
-    with pytest.raises(InputError, match="documents of hotpotqa cannot be made longer or shorter"):
-        experiment.documents_of_length(config, 20, 4)
-    with config.unlocked():
-        config.data.sources = ml_collections.ConfigDict({"niah": 1.0})
-    config.eval.path = "needles.jsonl"
-    with pytest.raises(InputError, match="or of niah without data files, at several lengths"):
-        experiment.documents_of_length(config, 20, 4)
 
 
 def test_encoder_is_kept_with_the_run(config: ml_collections.ConfigDict, tmp_path: Path) -> None:

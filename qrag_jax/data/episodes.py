@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import grain
 import numpy as np
 
-from qrag_jax.data.tokens import TokenStore
+from qrag_jax.data.tokens import Tokens, TokenStore
 from qrag_jax.errors import InputError
 
 PADDING_SAMPLE = -1
@@ -21,7 +21,8 @@ class EpisodeBatch(NamedTuple):
     question `[B, Lq]`, question_length `[B]`, chunks `[B, C, La]`, chunk_lengths `[B, C]`: int32.
     chunk_mask `[B, C]`: the document has this chunk. support `[B, C]`: it is a supporting fact.
     sample `[B]`: number of the sample among those of all stores, one store after the other, or
-    `PADDING_SAMPLE` for a row that fills up a batch.
+    `PADDING_SAMPLE` for a row that fills up a batch. epoch `[B]`: of its store, from 0; where
+    documents are drawn anew it tells which one this is.
     """
 
     question: Any
@@ -31,6 +32,7 @@ class EpisodeBatch(NamedTuple):
     chunk_mask: Any
     support: Any
     sample: Any
+    epoch: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,23 +44,23 @@ class EpisodeShape:
     chunks: int
 
     @classmethod
-    def holding(cls, stores: Sequence[TokenStore]) -> EpisodeShape:
+    def holding(cls, stores: Sequence[Tokens]) -> EpisodeShape:
         """The smallest shape that holds every sample of the stores."""
         return cls(
             question_tokens=max(int(s.question_lengths.max()) for s in stores),
-            chunk_tokens=max(int(s.chunk_lengths.max()) for s in stores),
+            chunk_tokens=max(s.longest_chunk for s in stores),
             chunks=max(int(s.chunk_counts.max()) for s in stores),
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeSource:
-    """Random access to the episodes of one token store, padded to one shape (for Grain).
+    """Random access to the episodes of one token store, padded to one shape.
 
     `before`: samples in the stores before this one.
     """
 
-    store: TokenStore
+    store: Tokens
     shape: EpisodeShape
     before: int = 0
 
@@ -66,27 +68,34 @@ class EpisodeSource:
         return len(self.store)
 
     def __getitem__(self, index: int) -> EpisodeBatch:
-        """Episode `index` without the batch dimension."""
-        store, shape = self.store, self.shape
-        first, end = store.sample_starts[index], store.sample_starts[index + 1]
-        question, question_length = _pad([store.text(first)], 1, shape.question_tokens)
-        texts = [store.text(i) for i in range(first + 1, end)]
-        chunks, chunk_lengths = _pad(texts, shape.chunks, shape.chunk_tokens)
+        """Episode `index` of the first epoch, without the batch dimension."""
+        return self.episode(index, 0)
+
+    def episode(self, index: int, epoch: int) -> EpisodeBatch:
+        """Episode `index` as it is in an epoch, without the batch dimension."""
+        shape, document = self.shape, self.store.document(index, epoch)
+        question, question_length = _pad([document.question], 1, shape.question_tokens)
+        chunks, chunk_lengths = _pad(document.chunks, shape.chunks, shape.chunk_tokens)
         support = np.zeros(shape.chunks, bool)
-        support[store.support_of(index)] = True
+        support[document.support] = True
         return EpisodeBatch(
             question=question[0],
             question_length=question_length[0],
             chunks=chunks,
             chunk_lengths=chunk_lengths,
-            chunk_mask=np.arange(shape.chunks) < len(texts),
+            chunk_mask=np.arange(shape.chunks) < len(document.chunks),
             support=support,
             sample=np.int32(self.before + index),
+            epoch=np.int32(epoch),
         )
+
+    def at(self, position: int, index: int) -> EpisodeBatch:
+        """Episode `index` at a position of Grain's, which counts on from epoch to epoch."""
+        return self.episode(index, position // len(self))
 
 
 def training_batches(
-    stores: Mapping[str, TokenStore],
+    stores: Mapping[str, Tokens],
     weights: Mapping[str, float],
     shape: EpisodeShape,
     *,
@@ -109,7 +118,9 @@ def training_batches(
     """
     datasets, shares, before = [], [], 0
     for number, (name, store) in enumerate(stores.items()):
-        dataset = grain.MapDataset.source(EpisodeSource(store, shape, before))
+        source = EpisodeSource(store, shape, before)
+        # The position is all that an episode is drawn by: whoever reads it, it is the same.
+        dataset = grain.MapDataset.range(len(store)).map_with_index(source.at)
         before += len(store)
         datasets.append(dataset.seed(seed + number).shuffle().repeat())
         shares.append(weights[name])
@@ -144,6 +155,7 @@ def empty_episode(shape: EpisodeShape) -> EpisodeBatch:
         chunk_mask=np.zeros(shape.chunks, bool),
         support=np.zeros(shape.chunks, bool),
         sample=np.int32(PADDING_SAMPLE),
+        epoch=np.int32(0),
     )
 
 
@@ -152,7 +164,7 @@ def stack(rows: Sequence[EpisodeBatch]) -> EpisodeBatch:
     return EpisodeBatch(*(np.stack(field) for field in zip(*rows, strict=True)))
 
 
-def check_steps(max_steps: int, stores: Mapping[str, TokenStore]) -> None:
+def check_steps(max_steps: int, stores: Mapping[str, Tokens]) -> None:
     """Refuses an episode length that no document can fill.
 
     Raises:

@@ -39,6 +39,29 @@ class LazySamples(Sequence[Sample]):
             return part
         return self._make(self._indices[index])
 
+    def drawn(self, index: int, epoch: int) -> Sample:
+        """The sample as it is in an epoch: always the same, but of subclasses."""
+        return self[index]
+
+
+class _Joined(LazySamples):
+    """The samples of several parts, one part after the other."""
+
+    def __init__(self, parts: Sequence[Sequence[Sample]]) -> None:
+        self._parts, self._ends = parts, list(accumulate(len(part) for part in parts))
+        super().__init__(self._ends[-1], lambda index: self.drawn(index, 0))
+
+    def drawn(self, index: int, epoch: int) -> Sample:
+        index = range(len(self))[index]
+        number = bisect.bisect_right(self._ends, index)
+        part = self._parts[number]
+        return drawn(part, index - (self._ends[number] - len(part)), epoch)
+
+
+def drawn(samples: Sequence[Sample], index: int, epoch: int) -> Sample:
+    """A sample as it is in an epoch of its source."""
+    return samples.drawn(index, epoch) if isinstance(samples, LazySamples) else samples[index]
+
 
 def joined(parts: Sequence[Sequence[Sample]]) -> Sequence[Sample]:
     """The samples of all parts, one after the other; lazy if one of the parts is."""
@@ -46,10 +69,4 @@ def joined(parts: Sequence[Sequence[Sample]]) -> Sequence[Sample]:
         return parts[0]
     if not any(isinstance(part, LazySamples) for part in parts):
         return [sample for part in parts for sample in part]
-    ends = list(accumulate(len(part) for part in parts))
-
-    def make(index: int) -> Sample:
-        number = bisect.bisect_right(ends, index)
-        return parts[number][index - (ends[number] - len(parts[number]))]
-
-    return LazySamples(ends[-1], make)
+    return _Joined(parts)

@@ -83,8 +83,9 @@ def load_split(config: DataConfig, split: Split, cache: Path, *, hold_out: bool)
             settings = dataclasses.replace(config.babilong, stories=stories)
             by_source[name], line = babilong.read_documents(settings, split, count=config.limit)
         elif name == niah.NAME and paths[name] in ("", SYNTHETIC):
-            made = niah_generator.documents(config.niah, split, count=config.limit)
-            by_source[name], line = made, f"{name}: made {len(made)} {split} documents"
+            by_source[name], line = niah_generator.read_documents(
+                config.niah, split, count=config.limit
+            )
         else:
             path = paths[name]
             samples, read = load_samples(name, path, split, config.limit)

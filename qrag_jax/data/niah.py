@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qrag_jax.data import fields
-from qrag_jax.data.noise import sentences_of
+from qrag_jax.data.books import sentences_of
 from qrag_jax.data.sample import BadRecord, Sample
 
 NAME = "niah"
@@ -51,6 +51,11 @@ def parse(record: dict[str, Any]) -> Sample:
         support = _holding(chunks, outputs)
     answers = (", ".join(outputs),) if outputs else ()
     return fields.make_sample(NAME, _id(record), question, chunks, support, answers)
+
+
+def mended(record: dict[str, Any]) -> str:
+    """Nothing: `parse` refuses a record with anything wrong."""
+    return ""
 
 
 def to_record(

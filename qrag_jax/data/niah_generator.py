@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +12,13 @@ from qrag_jax.data.babi import Split
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.niah import NAME
 from qrag_jax.data.niah_words import SINGULAR, TYPES, distinct
-from qrag_jax.data.noise import Noise, noise
+from qrag_jax.data.noise import Noise, NoiseConfig, noise
+from qrag_jax.data.redrawn import RedrawnSamples, composed
 from qrag_jax.data.sample import Sample
+from qrag_jax.data.shelf import Shelf
 from qrag_jax.errors import InputError
 
+SPLITS: tuple[Split, ...] = ("train", "dev")
 HAYSTACKS = ("noise", "essay", "needle")
 CHARACTERS_PER_TOKEN = 4  # of English prose, roughly
 # The haystack "noise": always the same, in this order.
@@ -67,9 +71,13 @@ class NiahConfig:
         chunks: C, sentences of a document; 0: as many as make up `tokens`.
         tokens: length of a document, roughly.
         noise: folder of books for the haystack "essay"; "" for sentences of an invented world.
+        noise_dev: folder of books for dev documents, "" to split those of `noise`; see
+            `NoiseConfig`.
         noise_repeats: times that one document may use one book sentence, 0: any number.
         seed: of everything drawn.
         train, dev: documents made.
+        redraw: training documents have another haystack and places in every epoch; else a number's
+            document is always the same.
 
     Raises:
         InputError: a field is outside its range.
@@ -89,6 +97,8 @@ class NiahConfig:
     seed: int = 0
     train: int = 10_000
     dev: int = 1_000
+    noise_dev: str = ""
+    redraw: bool = True
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -121,9 +131,18 @@ class NiahConfig:
 
 
 def documents(config: NiahConfig, split: Split, chunks: int = 0, count: int = 0) -> LazySamples:
-    """Documents of one length, each with one question.
+    """Documents of one length, each with one question; see `read_documents`."""
+    return read_documents(config, split, chunks, count)[0]
 
-    A document depends on the config, the split, the length and its number alone.
+
+def read_documents(
+    config: NiahConfig, split: Split, chunks: int = 0, count: int = 0
+) -> tuple[LazySamples, str]:
+    """Documents of one length, each with one question, and one line on what was made of what.
+
+    A document depends on the config, the split, the length, its number and, of `train` where the
+    config redraws, the epoch: haystack and places are others then, the needles stay. The question
+    of a dev document is the same at every length.
 
     Args:
         chunks: sentences of a document, 0 for what the config says.
@@ -140,19 +159,66 @@ def documents(config: NiahConfig, split: Split, chunks: int = 0, count: int = 0)
             f"{needles} needles (keys × values) do not fit {chunks} chunks; raise "
             "config.data.niah.chunks or config.data.niah.tokens."
         )
-    books = None
+    made = config.train if split == "train" else config.dev
+    made = min(made, count) if count else made
+    redraws = split == "train" and config.redraw
+    line = f"{NAME}: made {made:,} {split} documents" + ", drawn anew in every epoch" * redraws
+    background, shelf = np.array(FILLER, object), None
     if knobs.haystack == "essay":
         books = _books(config, split, chunks - needles)
-    total = config.train if split == "train" else config.dev
+        background, shelf = books.sentences, books.shelf
+        line += f"; {books.summary}"
+    hidden = chunks if knobs.haystack == "needle" else needles
+    layout = _Layout(config, split, chunks, hidden, shelf)
+    if redraws:
+        parts = LazySamples(made, lambda index: _facts(config, split, chunks, index)[0])
+        return RedrawnSamples(parts, background, layout), line
 
     def make(index: int) -> Sample:
-        return _document(config, split, books, chunks, index)
+        facts, rng = _facts(config, split, chunks, index)
+        places, hay = layout.drawn(rng)
+        return composed(facts, places, background[hay])
 
-    return LazySamples(min(total, count) if count else total, make)
+    return LazySamples(made, make), line
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """See `redrawn.Layout`: `needles` of them at random places; no shelf: among `FILLER`."""
+
+    config: NiahConfig
+    split: Split
+    chunks: int
+    needles: int
+    shelf: Shelf | None
+
+    @property
+    def key(self) -> str:
+        starts = None if self.shelf is None else self.shelf.starts.tolist()
+        fields = (self.config.seed, self.split, self.chunks, self.config.noise_repeats, starts)
+        return hashlib.sha256(repr(fields).encode()).hexdigest()
+
+    def __call__(self, index: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        words = (self.config.seed, SPLITS.index(self.split), self.chunks, index, 1 + epoch)
+        return self.drawn(np.random.default_rng(words))
+
+    def drawn(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Places of the needles, and what is between them."""
+        places = rng.choice(self.chunks, size=self.needles, replace=False)
+        hay = self.chunks - self.needles
+        if self.shelf is None:
+            return places, np.arange(hay) % len(FILLER)
+        return places, self.shelf.draw(rng, hay, self.config.noise_repeats)
 
 
 def _books(config: NiahConfig, split: Split, count: int) -> Noise:
-    return noise(config.noise, split, count, config.noise_repeats, config.seed, NAME)
+    settings = NoiseConfig(
+        config.noise, config.noise_dev, config.noise_repeats, config.seed, source=NAME
+    )
+    if split == "dev":
+        chunks = config.chunks or _chunks_of_tokens(config, "train")
+        settings = dataclasses.replace(settings, train_chunks=chunks)
+    return noise(settings, split, count)
 
 
 def _chunks_of_tokens(config: NiahConfig, split: Split) -> int:
@@ -168,34 +234,40 @@ def _chunks_of_tokens(config: NiahConfig, split: Split) -> int:
     return max(round(config.tokens * CHARACTERS_PER_TOKEN / characters), 1)
 
 
-def _document(
-    config: NiahConfig, split: Split, books: Noise | None, chunks: int, index: int
-) -> Sample:
+def _facts(
+    config: NiahConfig, split: Split, chunks: int, index: int
+) -> tuple[Sample, np.random.Generator]:
+    """A document's needles and question, and a generator for all else that is drawn of it."""
     knobs = config.knobs
-    rng = np.random.default_rng((config.seed, ("train", "dev").index(split), chunks, index))
     meant = knobs.keys * knobs.values
     others = chunks - meant if knobs.haystack == "needle" else 0
-    keys, values = _hidden(knobs, rng, others)
-    places = rng.choice(chunks, size=len(keys), replace=False)
-    texts = np.empty(chunks, object)
-    texts[places] = _needles(knobs, keys, values)
-    is_hay = np.ones(chunks, bool)
-    is_hay[places] = False
-    hay = chunks - len(keys)
-    if books is not None:
-        texts[is_hay] = books.sentences[books.draw(rng, hay, config.noise_repeats)]
-    elif hay:
-        texts[is_hay] = (FILLER * (hay // len(FILLER) + 1))[:hay]
+    rng = np.random.default_rng((config.seed, SPLITS.index(split), chunks, index))
+    if split == "train":
+        keys, values = _hidden(knobs, rng, others)
+    else:
+        # By themselves, so that documents of every length ask the same.
+        alone = np.random.default_rng((config.seed, SPLITS.index(split), 0, index))
+        keys, values = _hidden(knobs, alone, 0)
+        keys += _further(knobs.key_type, rng, others, keys)
+        values += _further(knobs.value_type, rng, others, values)
     asked = keys[: knobs.queries]
-    support = [place for place in range(meant) if keys[place] in asked]
-    return Sample(
+    support = tuple(place for place in range(meant) if keys[place] in asked)
+    facts = Sample(
         id=f"niah_{config.preset}-{split}-{index}",
         question=_question(knobs, asked),
-        chunks=tuple(texts.tolist()),
-        support=tuple(sorted(int(places[i]) for i in support)),
+        chunks=tuple(_needles(knobs, keys, values)),
+        support=support,
         answers=(", ".join(values[i] for i in support),),
         source=NAME,
     )
+    return facts, rng
+
+
+def _further(kind: str, rng: np.random.Generator, count: int, known: list[str]) -> list[str]:
+    """So many texts more that are different, too."""
+    if not count:
+        return []
+    return [text for text in distinct(kind, rng, count + len(known)) if text not in known][:count]
 
 
 def _hidden(knobs: Preset, rng: np.random.Generator, others: int) -> tuple[list[str], list[str]]:

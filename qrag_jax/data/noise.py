@@ -1,45 +1,85 @@
-"""Background text: sentences of books, or of an invented world, in runs from random places."""
+"""Background text: sentences of books, or of an invented world, in runs from random places.
+
+Training and dev documents never share a sentence: they draw from different books or worlds, and
+what stands in both is left out of dev.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import re
+import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
-import sentencex
 
+from qrag_jax.data.books import Book, read_books, split_books
+from qrag_jax.data.shelf import Shelf
 from qrag_jax.data.synthetic import Split, SyntheticConfig, passages_at
-from qrag_jax.data.text_files import read_text, text_files
 from qrag_jax.errors import InputError
 
-RUN = 100  # consecutive sentences at most, as in BABILong (Kuratov et al., 2024)
+SHARED = "shared"  # in the place of a folder for dev: all books are drawn from in both splits
 INVENTED_BOOK = 1000  # sentences
 INVENTED_STEP = 5000  # the invented world's pools are multiples of this
-# The splitter takes what is between quotation marks for one sentence. It must not see single ones
-# either: after an elision ("'gan", "'tis") it would look for the closing one for pages. Those that
-# end a sentence are left out, since else they would begin the next one.
-_QUOTATION_MARKS = re.compile(r"""["“”]|(?<=[.!?])['’](?=["“”\s]|$)""")
-_HIDDEN = str.maketrans("'‘’", "ʼʻʽ")
-_SHOWN = str.maketrans("ʼʻʽ", "'‘’")
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseConfig:
+    """Where background text comes from.
+
+    Attributes:
+        train: folder of books, or "" for sentences of an invented world.
+        dev: folder of books for dev documents. "": the books of `train` are split, see
+            `split_books`; of invented worlds each split has its own. "shared": nothing is held
+            back, as in runs made before there was this field.
+        repeats: times that a document may use one sentence; 0 for any number.
+        seed: of the invented worlds.
+        train_chunks: length of a training document: what dev must not have of an invented world.
+        source: of the documents, for messages.
+    """
+
+    train: str = ""
+    dev: str = ""
+    repeats: int = 1
+    seed: int = 0
+    train_chunks: int = 100
+    source: str = "babilong"
+
+    @property
+    def section(self) -> str:
+        """The part of the config that these fields are in."""
+        return f"config.data.{self.source}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Noise:
-    """The sentences of several books.
+    """The sentences that documents of one split draw from.
 
     Attributes:
         name: what they are called in messages; source: whose fields messages name.
         sentences: `[sentences]` array of str, book after book.
         starts: `[books + 1]` int64, where each book begins in `sentences`.
+        left_out: sentences that the books have besides, and training too.
     """
 
     name: str
     sentences: np.ndarray
     starts: np.ndarray
     source: str = "babilong"
+    left_out: int = 0
+
+    @functools.cached_property
+    def shelf(self) -> Shelf:
+        """The places of the sentences."""
+        return Shelf(self.starts)
+
+    @property
+    def summary(self) -> str:
+        """For the screen: how much there is, and what was left out."""
+        line = f"{len(self.sentences):,} noise sentences of {self.name}"
+        if self.left_out:
+            line += f" ({self.left_out:,} more left out, training has them)"
+        return line
 
     def check(self, count: int, repeats: int) -> None:
         """Refuses documents that need more sentences than there are.
@@ -57,153 +97,112 @@ class Noise:
             )
 
     def draw(self, rng: np.random.Generator, count: int, repeats: int = 1) -> np.ndarray:
-        """Places in `sentences` of the noise of one document, in the order drawn.
-
-        Runs of at most `RUN` consecutive sentences begin at random places of random books.
-
-        Args:
-            rng: source of the draws.
-            count: sentences.
-            repeats: times that one place may be used, 0 for any number.
-
-        Returns:
-            `[count]` int64.
+        """Places in `sentences` of the noise of one document, see `Shelf.draw`.
 
         Raises:
             InputError: see `check`.
         """
         self.check(count, repeats)
-        places = self._anywhere.draw(rng, count)
-        if repeats:
-            places = places[_earlier(places) < repeats]
-        found = places[:count]
-        while len(found) < count:
-            used = np.bincount(found, minlength=len(self.sentences))
-            free = used < repeats if repeats else used >= 0
-            more = self._runs(free).draw(rng, count - len(found))
-            if repeats:
-                more = more[_earlier(more) + used[more] < repeats]
-            found = np.concatenate([found, more[: count - len(found)]])
-        return found
-
-    @functools.cached_property
-    def _anywhere(self) -> _Runs:
-        return self._runs(np.ones(len(self.sentences), bool))
-
-    def _runs(self, free: np.ndarray) -> _Runs:
-        """The runs over the places that are free, `[sentences]` bool."""
-        # A run ends with its book, and before the next place that is not free.
-        ends = np.where(free, len(free), np.arange(len(free)))
-        inner = self.starts[1:-1]
-        ends[inner - 1] = np.minimum(ends[inner - 1], inner)
-        ends = np.minimum.accumulate(ends[::-1])[::-1]
-        places = np.flatnonzero(free)
-        lengths = np.minimum(ends[places] - places, RUN)
-        return _Runs(places, lengths, np.searchsorted(places, self.starts))
+        return self.shelf.draw(rng, count, repeats)
 
 
-class _Runs:
-    """Runs of places to draw from.
-
-    Args:
-        places: `[free]` where a run may begin, ascending; lengths: `[free]` how long it is.
-        firsts: `[books + 1]` where each book begins in `places`.
-    """
-
-    def __init__(self, places: np.ndarray, lengths: np.ndarray, firsts: np.ndarray) -> None:
-        self._places, self._lengths, self._firsts = places, lengths, firsts
-        self._sizes = np.diff(firsts)
-        self._books = np.flatnonzero(self._sizes)
-        self._typical = lengths.mean()
-
-    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """About `count` places or some more, at random and thus perhaps some of them twice."""
-        runs = int(count / self._typical * 1.1) + 2
-        book = self._books[rng.integers(len(self._books), size=runs)]
-        spot = self._firsts[book] + rng.integers(self._sizes[book])
-        length = self._lengths[spot]
-        within = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
-        return np.repeat(self._places[spot], length) + within
-
-
-def noise(
-    path: str, split: Split, count: int, repeats: int, seed: int, source: str = "babilong"
-) -> Noise:
-    """The noise for documents of `count` sentences.
-
-    Args:
-        path: folder of books (`*.txt`, `*.txt.gz`), or "" for sentences of an invented world.
-        split: the invented worlds of "train" and "dev" share no invented word; books are shared.
-        repeats: times that a document may use one sentence; 0 for any number.
-        seed: of the invented world.
-        source: of the documents, for messages.
+def noise(config: NoiseConfig, split: Split, count: int) -> Noise:
+    """The noise for documents of one split with `count` sentences of it each.
 
     Raises:
-        InputError: the folder has no books or not a sentence, a book cannot be read, or there
-            are too few sentences.
+        InputError: a folder has no books or not a sentence, a book cannot be read, one book is to
+            serve both splits, or there are too few sentences.
     """
-    if path:
-        pool = _books(path, _stamp(Path(path)))
-    else:
-        # A quarter more than is asked for, so that documents differ.
-        need = -(-count // repeats) * 5 // 4 if repeats else 1
-        pool = _invented(split, seed, -(-max(need, 1) // INVENTED_STEP) * INVENTED_STEP)
-    pool = dataclasses.replace(pool, source=source)
-    pool.check(count, repeats)
+    pool = _train(config, count) if split == "train" else _dev(config, count)
+    pool.check(count, config.repeats)
     return pool
 
 
-def sentences_of(text: str) -> list[str]:
-    """The sentences of an English text without quotation marks, white space collapsed.
-
-    Single marks stay but at the end of a sentence. What has no letter is left out.
-    """
-    parts = sentencex.segment("en", _QUOTATION_MARKS.sub("", text).translate(_HIDDEN))
-    sentences = (" ".join(part.translate(_SHOWN).split()) for part in parts)
-    return [sentence for sentence in sentences if any(map(str.isalpha, sentence))]
+def _train(config: NoiseConfig, count: int) -> Noise:
+    if not config.train:
+        return _invented("train", config.seed, _made(_least(config, count)), config.source)
+    return _of_books(*_books(config, "train"), config.source)
 
 
-def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Names, times and sizes of the books: what the cache is good for."""
-    files = text_files(folder)
-    if not files:
+def _dev(config: NoiseConfig, count: int) -> Noise:
+    least = _least(config, count)
+    if config.dev == SHARED:
+        if config.train:
+            return _train(config, count)
+        return _invented("dev", config.seed, _made(least), config.source)
+    train = _train(config, config.train_chunks)
+    if config.dev or config.train:
+        return _without(_of_books(*_books(config, "dev"), config.source), train)
+    for made in itertools.count(_made(least), INVENTED_STEP):
+        left = _without(_invented("dev", config.seed, made, config.source), train)
+        if len(left.sentences) >= least:
+            return left
+    raise AssertionError("an invented world has no end")
+
+
+def _least(config: NoiseConfig, count: int) -> int:
+    """How many sentences a pool must have."""
+    return -(-count // config.repeats) if config.repeats else 1
+
+
+def _made(least: int) -> int:
+    """How many invented sentences serve: a quarter more, so that documents differ."""
+    return -(-max(least * 5 // 4, 1) // INVENTED_STEP) * INVENTED_STEP
+
+
+def _books(config: NoiseConfig, split: Split) -> tuple[str, tuple[Book, ...]]:
+    """What the books of a split are called, and the books."""
+    own = split == "dev" and config.dev not in ("", SHARED)
+    folder = config.dev if own else config.train
+    books = read_books(folder, f"{config.section}.{'noise_dev' if own else 'noise'}")
+    if config.dev:
+        return folder, books
+    if len(books) < 2:
         raise InputError(
-            f"the noise folder {folder} has no books; put .txt or .txt.gz files there, or set "
-            'config.data.babilong.noise="" for invented sentences.'
+            f"the noise folder {folder} has one book, and training and evaluation need different "
+            f"ones; add books, or set {config.section}.noise_dev to a folder of others."
         )
-    stats = [file.stat() for file in files]
-    return tuple((f.name, s.st_mtime_ns, s.st_size) for f, s in zip(files, stats, strict=True))
+    part = tuple(split_books(books, split))
+    return f"{folder} ({len(part)} of {len(books)} books, for {split})", part
 
 
-@functools.lru_cache(maxsize=4)
-def _books(path: str, stamp: tuple[tuple[str, int, int], ...]) -> Noise:
-    folder = Path(path)
-    books = [sentences_of(read_text(folder / name)) for name, _, _ in stamp]
-    if not any(books):
-        raise InputError(f"the books in the noise folder {folder} have no sentence; add others.")
-    return _pool(str(folder), [book for book in books if book])
+@functools.lru_cache(maxsize=8)
+def _without(pool: Noise, train: Noise) -> Noise:
+    """The pool without the sentences that training has.
+
+    Raises:
+        InputError: none is left.
+    """
+    known = set(train.sentences)
+    kept = np.array([text not in known for text in pool.sentences], bool)
+    if not kept.any():
+        raise InputError(
+            f"training has every sentence of the dev noise {pool.name}; give "
+            f"config.data.{train.source}.noise_dev other books than noise."
+        )
+    starts = np.concatenate([[0], np.cumsum(kept)])[pool.starts]
+    starts = np.unique(starts)  # books of which nothing is left
+    left_out = int(len(kept) - kept.sum())
+    return dataclasses.replace(
+        pool, sentences=pool.sentences[kept], starts=starts, left_out=left_out
+    )
 
 
-def _earlier(values: np.ndarray) -> np.ndarray:
-    """How often each value appears before its place, `[values]`."""
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    first = np.searchsorted(ordered, ordered)
-    ranks = np.empty(len(values), np.int64)
-    ranks[order] = np.arange(len(values)) - first
-    return ranks
+@functools.lru_cache(maxsize=8)
+def _of_books(name: str, books: tuple[Book, ...], source: str) -> Noise:
+    return _pool(name, [book.sentences for book in books], source)
 
 
-def _pool(name: str, books: Sequence[Sequence[str]]) -> Noise:
-    texts = np.array([text for book in books for text in book], object)
-    return Noise(name, texts, np.cumsum([0, *map(len, books)], dtype=np.int64))
-
-
-@functools.lru_cache(maxsize=4)
-def _invented(split: Split, seed: int, count: int) -> Noise:
+@functools.lru_cache(maxsize=8)
+def _invented(split: Split, seed: int, count: int, source: str) -> Noise:
     texts = _Invented.of(split, seed).first(count)
     books = [texts[i : i + INVENTED_BOOK] for i in range(0, count, INVENTED_BOOK)]
-    return _pool("the invented world", books)
+    return _pool("the invented world", books, source)
+
+
+def _pool(name: str, books: Sequence[Sequence[str]], source: str) -> Noise:
+    texts = np.array([text for book in books for text in book], object)
+    return Noise(name, texts, np.cumsum([0, *map(len, books)], dtype=np.int64), source)
 
 
 class _Invented:

@@ -31,6 +31,9 @@ class Source(Protocol):
     def parse(self, record: dict[str, Any]) -> Sample:
         """Turns one record into a sample, or raises BadRecord."""
 
+    def mended(self, record: dict[str, Any]) -> str:
+        """What is wrong with a record that `parse` takes and does not matter, "" for nothing."""
+
     def to_record(
         self,
         id: str,
@@ -60,6 +63,7 @@ class ReadReport:
         read: records looked at.
         kept: samples made; `read` is `kept` plus all of `skipped`.
         skipped: reason -> number of records.
+        mended: what is wrong with records that were kept -> number of them.
         first: reason -> where the first such record stands, e.g. "train.jsonl:17".
     """
 
@@ -68,11 +72,17 @@ class ReadReport:
     read: int = 0
     kept: int = 0
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
+    mended: dict[str, int] = dataclasses.field(default_factory=dict)
     first: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def skip(self, reason: str, where: str) -> None:
         """Counts one record as skipped."""
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        self.first.setdefault(reason, where)
+
+    def mend(self, reason: str, where: str) -> None:
+        """Counts one record as kept in spite of something."""
+        self.mended[reason] = self.mended.get(reason, 0) + 1
         self.first.setdefault(reason, where)
 
     def losses(self) -> str:
@@ -85,7 +95,8 @@ class ReadReport:
             file if file.startswith("hub:") else Path(file).name for file in self.files
         )
         line = f"{self.source}: kept {self.kept} of {self.read} records of {names}"
-        return f"{line} (skipped: {self.losses()})" if self.skipped else line
+        line += f" (skipped: {self.losses()})" if self.skipped else ""
+        return line + "".join(f"; {count} with {what}" for what, count in self.mended.items())
 
 
 def load_samples(
@@ -130,6 +141,8 @@ def load_samples(
         except BadRecord as bad:
             report.skip(str(bad), where)
             continue
+        if wrong := module.mended(record):
+            report.mend(wrong, where)
         seen.add(sample.id)
         samples.append(sample)
         if len(samples) == limit:

@@ -19,12 +19,12 @@ Paragraph = tuple[str, Sequence[str]]  # title, sentences
 def parse(record: dict[str, Any], source: str) -> Sample:
     """Turns one record into a sample of `source`; a chunk is `title + " " + sentences`.
 
-    Only the paragraph of a supporting fact matters here, but its sentence index is checked too,
-    since a wrong one says that the record is broken. Where a title stands twice, the first counts.
+    Only the paragraph of a supporting fact matters here: a sentence index that it does not have is
+    taken, see `mended`. Where a title stands twice, the first counts.
 
     Raises:
         BadRecord: a field is missing or has the wrong type, the question or the context is empty,
-            or the supporting facts are none, not in the context, or out of range.
+            or the supporting facts are none or not in the context.
     """
     record_id = fields.text(fields.present(record, "_id", "id"), "_id")
     question = fields.text(fields.present(record, "question"), "question")
@@ -36,15 +36,22 @@ def parse(record: dict[str, Any], source: str) -> Sample:
     for place, (title, _) in enumerate(paragraphs):
         position.setdefault(title, place)
     support = []
-    for title, sentence in _supporting_facts(record):
+    for title, _ in _supporting_facts(record):
         if title not in position:
             raise BadRecord("support title not in the context")
-        place = position[title]
-        if sentence is not None and not 0 <= sentence < len(paragraphs[place][1]):
-            raise BadRecord("support index out of range")
-        support.append(place)
+        support.append(position[title])
     chunks = [_chunk(title, sentences) for title, sentences in paragraphs]
     return fields.make_sample(source, record_id, question, chunks, support, answers)
+
+
+def mended(record: dict[str, Any]) -> str:
+    """What is wrong with a record that `parse` takes and does not matter; "" where nothing is."""
+    sizes: dict[str, int] = {}
+    for title, sentences in _paragraphs(fields.present(record, "context")):
+        sizes.setdefault(title, len(sentences))
+    facts = _supporting_facts(record)
+    sound = all(sentence is None or 0 <= sentence < sizes[title] for title, sentence in facts)
+    return "" if sound else "sentence index out of range, paragraph kept"
 
 
 def to_record(

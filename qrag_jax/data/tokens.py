@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tokenizers
@@ -104,6 +104,53 @@ def _end_of_text(backend: tokenizers.Tokenizer, eos_id: int | None) -> int | Non
     return eos_id
 
 
+class DocumentTokens(NamedTuple):
+    """One sample as token ids without special tokens.
+
+    question `[length]`; chunks: `[length]` of each, in document order; support `[facts]`: indices
+    of the supporting facts.
+    """
+
+    question: np.ndarray
+    chunks: list[np.ndarray]
+    support: np.ndarray
+
+
+class Tokens(Protocol):
+    """The tokens of many samples, as training reads them.
+
+    Attributes:
+        content_key: a digest of all that they depend on.
+        truncated_questions, truncated_chunks: texts cut; of `chunk_texts` chunks that are kept.
+        chunk_counts: chunks of each sample, `[samples]`.
+        question_lengths: tokens of each question, `[samples]`.
+        chunk_lengths: tokens of the chunks, or of those of some samples, `[chunks]`.
+        longest_chunk: tokens of the longest of all.
+    """
+
+    @property
+    def content_key(self) -> str: ...
+    @property
+    def truncated_questions(self) -> int: ...
+    @property
+    def truncated_chunks(self) -> int: ...
+    @property
+    def chunk_texts(self) -> int: ...
+    @property
+    def chunk_counts(self) -> np.ndarray: ...
+    @property
+    def question_lengths(self) -> np.ndarray: ...
+    @property
+    def chunk_lengths(self) -> np.ndarray: ...
+    @property
+    def longest_chunk(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def document(self, sample: int, epoch: int = 0) -> DocumentTokens:
+        """One sample's tokens, which may differ from epoch to epoch."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TokenStore:
     """The tokens of many samples in flat arrays; row i of it is sample i.
@@ -147,6 +194,22 @@ class TokenStore:
     def support_of(self, sample: int) -> np.ndarray:
         """Chunk indices of the supporting facts of one sample."""
         return self.support[self.support_starts[sample] : self.support_starts[sample + 1]]
+
+    def document(self, sample: int, epoch: int = 0) -> DocumentTokens:
+        """One sample's tokens, the same in every epoch."""
+        first, end = self.sample_starts[sample], self.sample_starts[sample + 1]
+        chunks = [self.text(i) for i in range(first + 1, end)]
+        return DocumentTokens(self.text(first), chunks, self.support_of(sample))
+
+    @property
+    def chunk_texts(self) -> int:
+        """How many chunks there are in all."""
+        return int(self.chunk_counts.sum())
+
+    @property
+    def longest_chunk(self) -> int:
+        """Tokens of the longest chunk."""
+        return int(self.chunk_lengths.max(initial=0))
 
     @property
     def chunk_counts(self) -> np.ndarray:

@@ -29,6 +29,11 @@ def parse(record: dict[str, Any]) -> Sample:
     return titled_context.parse(record, NAME)
 
 
+def mended(record: dict[str, Any]) -> str:
+    """What is wrong with a record that `parse` takes, see `titled_context.mended`."""
+    return titled_context.mended(record)
+
+
 def to_record(
     id: str,
     question: str,

@@ -1,7 +1,8 @@
 """Checks a data file before a training does: python -m qrag_jax.data.validate --source S --path P.
 
-Ends with status 0 when every record is usable, 1 when some are skipped, 2 when nothing can be read.
-Of the source babilong all story files of a folder are checked; one bad line is status 2.
+Ends with status 0 when every record is usable (mended ones are), 1 when some are skipped, 2 when
+nothing can be read. Of the source babilong all story files of a folder are checked; one bad line
+is status 2.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"records  {report.read} read, {report.kept} kept, {report.read - report.kept} skipped")
     for reason, count in report.skipped.items():
         print(f"skipped  {count} {reason}, the first at {report.first[reason]}")
+    for reason, count in report.mended.items():
+        print(f"mended   {count} {reason}, the first at {report.first[reason]}")
     print(_spread("chunks per question", [len(sample.chunks) for sample in samples]))
     print(_spread("supporting facts per question", [len(sample.support) for sample in samples]))
     words = [len(chunk.split()) for sample in samples for chunk in sample.chunks]

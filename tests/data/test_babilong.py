@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.data.babi import read_stories, story_file
-from qrag_jax.data.babilong import BabilongConfig, documents, read_documents, stories
-from qrag_jax.data.noise import noise
+from qrag_jax.data.babilong import SPLITS, BabilongConfig, documents, read_documents, stories
+from qrag_jax.data.lazy_samples import drawn
+from qrag_jax.data.noise import SHARED, NoiseConfig, noise
 from qrag_jax.errors import InputError
 from tests.data.real_data import real
 
@@ -45,7 +46,7 @@ def test_facts_stand_in_order_among_noise(tmp_path: Path) -> None:
     assert len(last.chunks) == 12
     assert [text for text in last.chunks if text.startswith("Bo ")] == facts
     assert [last.chunks[i] for i in last.support] == facts[1:]  # sorted, though named "4 2"
-    pool = set(noise("", "train", 12, 1, 0).sentences)
+    pool = set(noise(NoiseConfig(), "train", 12).sentences)
     assert sum(text in pool for text in last.chunks) == 9
     assert [s.id for s in documents(settings, "dev")] == ["qa2-valid-0"]
 
@@ -89,7 +90,8 @@ def test_stories_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
     assert [s.id for s in made] == ["qa2-train-0", "qa2-train-1"]
     assert line == (
         "babilong: 2 of 3 qa2 stories of qa2_train.txt, 2 chunks each "
-        "(left out: 1 with more than 2 facts)"
+        "(left out: 1 with more than 2 facts); drawn anew in every epoch; "
+        "5,000 noise sentences of the invented world"
     )
     assert made[1].chunks == ("Bo moved to the yard.", "Bo got the lamp.")  # no noise at all
     fewer = dataclasses.replace(settings, chunks=50, most_facts=1)
@@ -97,7 +99,9 @@ def test_stories_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
     assert [s.id for s in made] == ["qa2-train-0"]
     made, line = read_documents(config(), "train", count=3)
     assert len(made) == 3
-    assert line == "babilong: 20 of 20 qa1 stories of the generator, 12 chunks each; the first 3"
+    assert line.startswith(
+        "babilong: 20 of 20 qa1 stories of the generator, 12 chunks each; the first 3; drawn"
+    )
     (tmp_path / "qa2_train.txt").write_text(LONG)
     with pytest.raises(InputError, match=r"no qa2 story of .* fits 1 chunks .* has 2 facts"):
         documents(dataclasses.replace(settings, chunks=1), "train")
@@ -121,10 +125,13 @@ def test_bad_settings(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="books has no books"):
         documents(config(noise=str(tmp_path / "books")), "train")
     (tmp_path / "books" / "a.txt").write_text("One here. Two here. Three here.")
-    with pytest.raises(InputError, match=r"gives 3 sentences .* asks for (9|10); add books"):
+    with pytest.raises(InputError, match="has one book, and training and evaluation need"):
         documents(config(noise=str(tmp_path / "books")), "train")
+    both = {"noise": str(tmp_path / "books"), "noise_dev": SHARED}
+    with pytest.raises(InputError, match=r"gives 3 sentences .* asks for (9|10); add books"):
+        documents(config(**both), "train")
     # Where every story leaves little room for noise, few sentences are enough.
-    assert len(documents(config(noise=str(tmp_path / "books"), task="qa4", chunks=5), "dev")) == 10
+    assert len(documents(config(**both, task="qa4", chunks=5), "dev")) == 10
 
 
 def test_changed_files_are_read_again(tmp_path: Path) -> None:
@@ -153,10 +160,53 @@ def test_real_stories_and_books() -> None:
 
 
 def test_ten_million_tokens_in_a_moment() -> None:
-    settings = BabilongConfig("qa1", noise=str(real("gutenberg")), noise_repeats=6)
+    settings = BabilongConfig("qa1", noise=str(real("gutenberg")), noise_repeats=10)
     made = documents(settings, "dev", 400_000)
     started = time.perf_counter()
     sample = made[3]
     assert time.perf_counter() - started < 1
     assert len(sample.chunks) == 400_000
     assert len({id(text) for text in sample.chunks}) < 70_000  # references to the pool's texts
+
+
+@pytest.mark.parametrize("books", [False, True])
+def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training(
+    tmp_path: Path, books: bool
+) -> None:
+    fields = {}
+    if books:
+        for name in "abcdef":
+            own = " ".join(f"Sentence {i} of {name} is here." for i in range(300))
+            (tmp_path / f"{name}.txt").write_text(f"{own} Yes. It rained. {own}")
+        fields = {"noise": str(tmp_path)}
+    settings = config(chunks=20, train=60, **fields)
+    seen = {text for s in documents(settings, "train") for text in s.chunks}
+    pool = set(noise(settings.background, "train", 20).sentences)
+    facts = {fact for split in SPLITS for s in stories(settings, split).items for fact in s.facts}
+    assert seen - facts <= pool
+    for length in (20, 500):
+        for sample in documents(settings, "dev", length):
+            assert not (set(sample.chunks) - facts) & pool
+
+
+def test_an_epoch_draws_other_noise_and_places_for_the_same_story() -> None:
+    settings = config(task="qa2", chunks=40)
+    train, dev = documents(settings, "train"), documents(settings, "dev")
+    again = documents(settings, "train")
+    for number in range(20):
+        epochs = [drawn(train, number, epoch) for epoch in range(3)]
+        assert epochs[0] == train[number]
+        told = stories(settings, "train").items[number].facts
+        for epoch, sample in enumerate(epochs):
+            assert drawn(again, number, epoch) == sample
+            assert [text for text in sample.chunks if text in told] == list(told)
+            assert sample.support == tuple(sorted(sample.support))
+        assert len({(s.id, s.question, s.answers) for s in epochs}) == 1
+        assert len({tuple(s.chunks[i] for i in s.support) for s in epochs}) == 1
+        noises = [set(s.chunks) - set(told) for s in epochs]
+        assert noises[0] != noises[1] != noises[2] != noises[0]
+        places = {tuple(i for i, text in enumerate(s.chunks) if text in told) for s in epochs}
+        assert len(places) == 3
+    assert drawn(dev, 3, 1) == dev[3]  # what is scored stays
+    once = documents(dataclasses.replace(settings, redraw=False), "train")
+    assert drawn(once, 3, 1) == once[3]

@@ -212,15 +212,15 @@ def test_bad_records_are_counted_in_the_report(tmp_path: Path) -> None:
     items[3]["supporting_facts"] = [["Nowhere", 0]]
     path = write(tmp_path / "train.jsonl", items).parent
     loaded = load(config({"hotpotqa": 1.0}, str(path)), "train", tmp_path)
-    assert [s.id for s in loaded.all] == ["r0", "r4", "r5"]
+    assert [s.id for s in loaded.all] == ["r0", "r2", "r4", "r5"]
     (line,) = loaded.report
     for loss in (
         "1 no supporting facts",
-        "1 support index out of range",
+        "1 with sentence index out of range, paragraph kept",
         "1 support title not in the context",
     ):
         assert loss in line
-    write(tmp_path / "train.jsonl", items[1:4])
+    write(tmp_path / "train.jsonl", [items[1], items[3], items[1]])
     text = refusal(config({"hotpotqa": 1.0}, str(path)), "train", tmp_path)
     assert "no usable hotpotqa record among 3" in text
 
@@ -247,7 +247,10 @@ def test_babilong_is_generated_without_a_path(tmp_path: Path) -> None:
         train, dev = (load(settings, split, tmp_path) for split in ("train", "dev"))
         assert isinstance(train.all, LazySamples)
         assert ([len(part.all) for part in (train, dev)]) == [9, 4]
-        assert train.report == ["babilong: 9 of 9 qa1 stories of the generator, 15 chunks each"]
+        assert train.report == [
+            "babilong: 9 of 9 qa1 stories of the generator, 15 chunks each; drawn anew in every "
+            "epoch; 5,000 noise sentences of the invented world"
+        ]
         assert [len(s.chunks) for s in train.all] == [15] * 9
     assert not (tmp_path / "synthetic").exists()
 
@@ -273,7 +276,10 @@ def test_niah_is_generated_or_read(tmp_path: Path) -> None:
         settings = dataclasses.replace(config({"niah": 1.0}, path, limit=5), niah=needles)
         loaded = load(settings, "train", tmp_path)
         assert isinstance(loaded.all, LazySamples)
-        assert loaded.report == ["niah: made 5 train documents"]
+        assert loaded.report == [
+            "niah: made 5 train documents, drawn anew in every epoch; "
+            "5,000 noise sentences of the invented world"
+        ]
         assert [(s.source, len(s.chunks)) for s in loaded.all] == [("niah", 15)] * 5
     path = write(tmp_path / "dev.jsonl", records("niah", 3))
     settings = dataclasses.replace(config({"niah": 1.0}, str(tmp_path)), niah=needles)

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
+from qrag_jax.data.lazy_samples import drawn
 from qrag_jax.data.niah_generator import FILLER, PRESETS, NiahConfig, documents
-from qrag_jax.data.noise import noise
+from qrag_jax.data.noise import SHARED, NoiseConfig, noise
 from qrag_jax.errors import InputError
 from tests.data.real_data import real
 
@@ -56,7 +57,7 @@ def test_haystacks() -> None:
     repeated = documents(config("single_1"), "train")[0]
     hay = [text for text in repeated.chunks if not NEEDLE.fullmatch(text)]
     assert hay == (list(FILLER) * 6)[:29]
-    pool = set(noise("", "train", 26, 1, 0).sentences)
+    pool = set(noise(NoiseConfig(), "train", 26).sentences)
     essay = documents(config("multivalue"), "train")[0]
     assert sum(text in pool for text in essay.chunks) == 26
 
@@ -109,13 +110,50 @@ def test_bad_settings(tmp_path) -> None:
         documents(config("multivalue", keys=3), "train", 11)
     (tmp_path / "a.txt").write_text("One here. Two here. Three here.")
     with pytest.raises(InputError, match=r"gives 3 sentences .* config.data.niah.noise_repeats"):
-        documents(config("single_2", noise=str(tmp_path)), "train")
+        documents(config("single_2", noise=str(tmp_path), noise_dev=SHARED), "train")
 
 
 def test_ten_million_tokens_in_a_moment() -> None:
-    settings = NiahConfig(noise=str(real("gutenberg")), noise_repeats=6)
+    settings = NiahConfig(noise=str(real("gutenberg")), noise_repeats=10)
     made = documents(settings, "dev", 400_000)
     started = time.perf_counter()
     sample = made[0]
     assert time.perf_counter() - started < 1
     assert len(needles(sample)) == len(sample.support) == 4
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_an_epoch_draws_another_haystack_around_the_same_needles(preset: str) -> None:
+    train = documents(config(preset), "train")
+    epochs = [[drawn(train, i, epoch).chunks for i in range(8)] for epoch in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    for number in range(8):
+        first, second = drawn(train, number, 0), drawn(train, number, 1)
+        assert first == train[number]
+        assert (first.question, first.answers) == (second.question, second.answers)
+        texts = [{s.chunks[i] for i in s.support} for s in (first, second)]
+        assert texts[0] == texts[1]
+        assert sorted(needles(first).values()) == sorted(needles(second).values())
+    fixed = documents(config(preset, redraw=False), "train")
+    assert drawn(fixed, 3, 1) == fixed[3]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_dev_documents_of_every_length_ask_the_same(preset: str) -> None:
+    short, long = (documents(config(preset), "dev", length) for length in (20, 300))
+    for one, other in zip(short, long, strict=True):
+        assert (one.question, one.answers) == (other.question, other.answers)
+        assert [len(one.chunks), len(other.chunks)] == [20, 300]
+        texts = [{s.chunks[i] for i in s.support} for s in (one, other)]
+        assert texts[0] == texts[1]
+        assert len(set(needles(other).values())) == len(needles(other))
+
+
+def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training() -> None:
+    settings = config("multivalue", train=40)
+    pool = {text for s in documents(settings, "train") for text in s.chunks}
+    pool |= set(noise(NoiseConfig(source="niah"), "train", 26).sentences)
+    for length in (30, 400):
+        for sample in documents(settings, "dev", length):
+            hay = set(sample.chunks) - {sample.chunks[i] for i in sample.support}
+            assert not hay & pool

@@ -10,7 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qrag_jax.data.noise import RUN, Noise, noise, sentences_of
+from qrag_jax.data.books import DEV_SHARE, sentences_of
+from qrag_jax.data.noise import SHARED, Noise, NoiseConfig, noise
+from qrag_jax.data.shelf import RUN
+from qrag_jax.data.synthetic import Split
 from qrag_jax.errors import InputError
 from tests.data.real_data import real
 
@@ -28,6 +31,11 @@ def shelf(folder: Path, sizes: dict[str, int]) -> str:
 def pool_of(sizes: list[int]) -> Noise:
     starts = np.cumsum([0, *sizes])
     return Noise("x", np.array([f"s{i}" for i in range(starts[-1])], object), starts)
+
+
+def shared(path: str, count: int, repeats: int = 1, source: str = "babilong") -> Noise:
+    """The noise of all books of a folder."""
+    return noise(NoiseConfig(path, SHARED, repeats, source=source), "train", count)
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -63,12 +71,13 @@ def test_single_quotation_marks_do_not_hold_sentences_together() -> None:
 def test_books_of_a_folder(tmp_path: Path) -> None:
     path = shelf(tmp_path, {"b": 3, "a": 2})
     (tmp_path / "c.txt").write_text(" \n 17 \n")  # no sentence: not a book to draw from
-    pool = noise(path, "train", 1, 1, 0)
+    pool = shared(path, 1)
     assert pool.starts.tolist() == [0, 2, 5]
     assert pool.sentences[2] == "Sentence 0 of b is here."
-    assert noise(path, "dev", 1, 1, 7).sentences is pool.sentences  # split once
+    both = noise(NoiseConfig(path, SHARED, seed=7), "dev", 1)
+    assert both.sentences is pool.sentences  # read once
     (tmp_path / "d.txt").write_text("One more.")
-    assert noise(path, "train", 1, 1, 0).starts.tolist() == [0, 2, 5, 6]
+    assert shared(path, 1).starts.tolist() == [0, 2, 5, 6]
 
 
 def runs_of(places: np.ndarray, pool: Noise) -> list[tuple[int, int]]:
@@ -125,49 +134,122 @@ def test_four_hundred_thousand_in_a_moment() -> None:
 
 def test_too_few_sentences(tmp_path: Path) -> None:
     path = shelf(tmp_path, {"a": 20, "b": 30})
-    noise(path, "train", 100, 2, 0)
+    shared(path, 100, 2)
     with pytest.raises(InputError) as caught:
-        noise(path, "train", 101, 2, 0, "niah")
+        shared(path, 101, 2, "niah")
     message = str(caught.value)
     assert message.startswith(f"the noise of {path} gives 100 sentences (50, each 2 times at most)")
     assert "asks for 101; add books, lower the number of chunks, or raise" in message
     assert "config.data.niah.noise_repeats" in message
     assert "\n" not in message
     with pytest.raises(InputError, match="asks for 51"):
-        noise(path, "train", 50, 1, 0).draw(rng(), 51)
+        shared(path, 50).draw(rng(), 51)
 
 
 def test_bad_folders(tmp_path: Path) -> None:
     (tmp_path / "readme.md").write_text("None here.")
     with pytest.raises(InputError, match=r"the noise folder .* has no books; put .txt or"):
-        noise(str(tmp_path), "train", 1, 1, 0)
+        shared(str(tmp_path), 1)
     (tmp_path / "a.txt").write_text(" 1 2 3 \n")
     with pytest.raises(InputError, match="have no sentence; add others"):
-        noise(str(tmp_path), "train", 1, 1, 0)
+        shared(str(tmp_path), 1)
     (tmp_path / "b.txt").write_bytes(b"caf\xe9")
     with pytest.raises(InputError, match=r"b.txt, line 1, is not UTF-8"):
-        noise(str(tmp_path), "train", 1, 1, 0)
+        shared(str(tmp_path), 1)
     with pytest.raises(InputError, match="does not exist"):
-        noise(str(tmp_path / "none"), "train", 1, 1, 0)
+        shared(str(tmp_path / "none"), 1)
+
+
+def test_no_book_is_in_both_splits(tmp_path: Path) -> None:
+    path = shelf(tmp_path, {"a": 50, "b": 300, "c": 120, "d": 20, "e": 90})
+    parts: dict[Split, Noise] = {s: noise(NoiseConfig(path), s, 100) for s in ("train", "dev")}
+    books = {split: {text.split()[3] for text in pool.sentences} for split, pool in parts.items()}
+    assert books["train"] | books["dev"] == set("abcde")
+    assert not books["train"] & books["dev"]
+    sizes = {split: len(pool.sentences) for split, pool in parts.items()}
+    assert sizes["train"] + sizes["dev"] == 580
+    assert abs(sizes["dev"] / 580 - DEV_SHARE) < 0.1
+    # The same whenever it is asked, and whatever else is.
+    assert noise(NoiseConfig(path, seed=5), "dev", 3).sentences.tolist() == list(
+        parts["dev"].sentences
+    )
+    assert parts["dev"].summary == (
+        f"{sizes['dev']} noise sentences of {path} ({len(books['dev'])} of 5 books, for dev)"
+    )
+
+
+def test_sentences_that_books_share_are_left_out_of_dev(tmp_path: Path) -> None:
+    often = " Yes. What is it?"
+    (tmp_path / "a.txt").write_text(book("a", 6) + often)
+    (tmp_path / "b.txt").write_text(often * 2 + " Only here." + often)
+    config = NoiseConfig(str(tmp_path))
+    train, dev = noise(config, "train", 1), noise(config, "dev", 1)
+    assert "Yes." in train.sentences
+    assert not set(train.sentences) & set(dev.sentences)
+    assert (dev.left_out, len(dev.sentences)) in ((2, 6), (6, 1))
+    assert dev.summary.endswith(f"({dev.left_out} more left out, training has them)")
+    assert dev.starts.tolist() == [0, len(dev.sentences)]
+
+
+def test_books_of_their_own_for_dev(tmp_path: Path) -> None:
+    for name, sizes in {"train": {"a": 30}, "dev": {"b": 20, "c": 4}}.items():
+        (tmp_path / name).mkdir()
+        shelf(tmp_path / name, sizes)
+    (tmp_path / "dev" / "d.txt").write_text(book("a", 30))  # training's book again
+    config = NoiseConfig(str(tmp_path / "train"), str(tmp_path / "dev"))
+    assert len(noise(config, "train", 30).sentences) == 30  # one book is enough
+    dev = noise(config, "dev", 24)
+    assert (dev.left_out, dev.starts.tolist()) == (30, [0, 20, 24])
+    assert dev.name == str(tmp_path / "dev")
+    # Invented sentences in training, books in dev.
+    assert len(noise(NoiseConfig("", str(tmp_path / "dev")), "dev", 54).sentences) == 54
+    with pytest.raises(InputError) as caught:
+        noise(
+            NoiseConfig(str(tmp_path / "train"), str(tmp_path / "train"), source="niah"), "dev", 1
+        )
+    assert "training has every sentence of the dev noise" in str(caught.value)
+    assert "config.data.niah.noise_dev" in str(caught.value)
+
+
+def test_one_book_cannot_be_split(tmp_path: Path) -> None:
+    path = shelf(tmp_path, {"a": 30})
+    for split in ("train", "dev"):
+        with pytest.raises(InputError) as caught:
+            noise(NoiseConfig(path), split, 1)  # type: ignore[arg-type]
+        message = str(caught.value)
+        assert message.startswith(f"the noise folder {path} has one book")
+        assert "set config.data.babilong.noise_dev to a folder of others" in message
+    assert len(shared(path, 1).sentences) == 30
 
 
 def test_invented_sentences() -> None:
-    pool = noise("", "train", 4000, 1, 0)
+    pool = noise(NoiseConfig(), "train", 4000)
     assert len(pool.sentences) == 5000
     assert all(text.endswith((".", "?", "!")) for text in pool.sentences)
     assert len(set(pool.sentences)) > 0.9 * len(pool.sentences)
-    more = noise("", "train", 8000, 1, 0)
+    more = noise(NoiseConfig(), "train", 8000)
     assert len(more.sentences) == 10_000
     assert (more.sentences[:5000] == pool.sentences).all()
-    assert len(noise("", "train", 8000, 0, 0).sentences) == 5000
+    assert len(noise(NoiseConfig(repeats=0), "train", 8000).sentences) == 5000
     # Only what names nothing ("She plays chess on Sundays.") is said in other worlds too.
-    for other in (noise("", "dev", 4000, 1, 0), noise("", "train", 4000, 1, 1)):
-        shared = set(pool.sentences) & set(other.sentences)
-        assert len(shared) < 0.05 * len(pool.sentences)
+    other = noise(NoiseConfig(seed=1), "train", 4000)
+    assert len(set(pool.sentences) & set(other.sentences)) < 0.05 * len(pool.sentences)
+
+
+def test_invented_worlds_of_the_splits_share_no_sentence() -> None:
+    for repeats, count in ((1, 4000), (1, 9000), (0, 9000)):
+        config = NoiseConfig(repeats=repeats, train_chunks=6000)
+        train, dev = noise(config, "train", 6000), noise(config, "dev", count)
+        assert not set(train.sentences) & set(dev.sentences)
+        assert dev.left_out > 0
+        assert len(dev.sentences) >= (count if repeats else 1)
+    before = noise(NoiseConfig(dev=SHARED), "dev", 4000)  # as older runs were scored
+    assert (before.left_out, len(before.sentences)) == (0, 5000)
 
 
 def test_real_books() -> None:
-    pool = noise(str(real("gutenberg")), "dev", 40_000, 1, 0)
+    path = str(real("gutenberg"))
+    pool = shared(path, 40_000)
     assert 60_000 < len(pool.sentences) < 80_000
     assert len(pool.starts) == 18
     assert not any(mark in text for text in pool.sentences for mark in '"“”\n')
@@ -177,3 +259,8 @@ def test_real_books() -> None:
     started = time.perf_counter()
     assert len(pool.draw(rng(), 400_000, 6)) == 400_000
     assert time.perf_counter() - started < 1
+    # Books held out for dev suffice for its longest documents without a sentence twice.
+    train, dev = noise(NoiseConfig(path), "train", 100), noise(NoiseConfig(path), "dev", 40_000)
+    assert len(train.sentences) > 20_000
+    assert 0 < dev.left_out < 2000
+    assert not set(train.sentences) & set(dev.sentences)

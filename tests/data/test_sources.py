@@ -62,23 +62,24 @@ def test_bad_records_are_skipped_counted_and_placed(tmp_path: Path) -> None:
     del broken[3]["context"]
     path = write(tmp_path / "a.jsonl.gz", [good[0], *broken, good[1], good[0], good[2]])
     samples, report = load_samples("hotpotqa", str(path), "train")
-    assert [sample.id for sample in samples] == ["r0", "r1", "r2"]
-    assert (report.read, report.kept) == (8, 3)
+    assert [sample.id for sample in samples] == ["r0", "bad1", "r1", "r2"]
+    assert (report.read, report.kept) == (8, 4)
+    mended = "sentence index out of range, paragraph kept"
+    assert report.mended == {mended: 1}
     assert report.skipped == {
         "no supporting facts": 2,
-        "support index out of range": 1,
         "missing field 'context'": 1,
         "duplicate id": 1,
     }
     assert report.first == {
         "no supporting facts": "a.jsonl.gz:2",
-        "support index out of range": "a.jsonl.gz:3",
+        mended: "a.jsonl.gz:3",
         "missing field 'context'": "a.jsonl.gz:5",
         "duplicate id": "a.jsonl.gz:7",
     }
     assert report.summary() == (
-        "hotpotqa: kept 3 of 8 records of a.jsonl.gz (skipped: 2 no supporting facts, "
-        "1 support index out of range, 1 missing field 'context', 1 duplicate id)"
+        "hotpotqa: kept 4 of 8 records of a.jsonl.gz (skipped: 2 no supporting facts, "
+        f"1 missing field 'context', 1 duplicate id); 1 with {mended}"
     )
 
 

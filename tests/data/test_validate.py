@@ -50,6 +50,17 @@ def test_some_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(arguments) == 0
 
 
+def test_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    beyond = record("b", 2) | {"supporting_facts": [["T1", 7], ["T0", 0]]}
+    write(tmp_path / "dev.jsonl", [record("a", 2), beyond])
+    assert main(["--source", "hotpotqa", "--path", str(tmp_path), "--split", "dev"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:4] == [
+        "records  2 read, 2 kept, 0 skipped",
+        "mended   1 sentence index out of range, paragraph kept, the first at dev.jsonl:2",
+        "chunks per question: min 2, median 2, max 2",
+    ]
+
+
 def test_fatal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "mine.jsonl", [{"text": "no question"}])
     assert main(["--source", "hotpotqa", "--path", str(path)]) == 2

@@ -227,6 +227,7 @@ def document(chunk_counts: list[int], support: list[list[int]]) -> EpisodeBatch:
         chunk_mask=mask,
         support=facts,
         sample=np.arange(rows, dtype=np.int32),
+        epoch=np.zeros(rows, np.int32),
     )
 
 
