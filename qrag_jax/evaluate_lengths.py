@@ -38,7 +38,11 @@ CHUNKS = flags.DEFINE_list(
     "chunks", ["50", "160", "1200", "4600"], "Lengths of documents, in chunks."
 )
 SAMPLES = flags.DEFINE_list("samples", ["100"], "Documents of each length; the last goes on.")
-EMBEDDINGS = flags.DEFINE_string("embeddings", None, "Folder that keeps embeddings of chunks.")
+EMBEDDINGS = flags.DEFINE_string(
+    "embeddings",
+    None,
+    "Folder that keeps embeddings of chunks; on a CPU their table is mapped from its disk.",
+)
 EVERY_STORY = flags.DEFINE_bool(
     "every_story", False, "At each length all stories that fit it, not those that fit the shortest."
 )
@@ -146,6 +150,7 @@ def _play(
         "embed_seconds": counts.seconds - before.seconds,
         "seconds_per_episode": seconds / new if new else None,
         "peak_memory_mib": memory.mebibytes() if new else None,
+        "mapped_mib": planner.table.mapped_bytes / 2**20,
     }, rows
 
 

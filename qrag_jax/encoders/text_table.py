@@ -1,7 +1,8 @@
 """Embeddings of texts, one row for each DISTINCT text, reused from document to document.
 
 Texts are tokenised, sorted by length and embedded in groups of one static size, so memory grows
-with (distinct texts × embedding width) and never with tokens, and nothing recompiles.
+with (distinct texts × embedding width) and never with tokens, and nothing recompiles. With a store,
+on one CPU device, not even with the texts: the table is a file that is mapped into memory.
 """
 
 from __future__ import annotations
@@ -31,8 +32,23 @@ DIGEST = 16  # bytes that stand for a text
 Embed = Callable[[Params, np.ndarray, np.ndarray], jax.Array]
 
 
+class Mapped(Protocol):
+    """A table on disk, mapped into memory (`runtime.embedding_files`)."""
+
+    rows: np.ndarray  # [N, D] float32
+
+    def reserve(self, count: int) -> None:
+        """Makes `rows` that long."""
+
+    def put(self, start: int, embeddings: np.ndarray) -> None:
+        """Writes `[n, D]` from row `start` on."""
+
+
 class Store(Protocol):
     """Where embeddings outlive the process (`runtime.embedding_files`)."""
+
+    def table(self) -> Mapped:
+        """An empty table on disk."""
 
     def load(self) -> Iterator[tuple[list[bytes], np.ndarray]]:
         """What is kept, a part at a time: digests of texts and their embeddings `[n, D]`."""
@@ -80,7 +96,8 @@ class TextTable:
     Args:
         embed: as `make_embed` makes it. params: what it is called with.
         row_tokens: longest row, special tokens counted; longer texts are cut.
-        store: keeps embeddings between processes; None: nothing is kept.
+        store: keeps embeddings between processes; None: nothing is kept. On one CPU device the
+            table is mapped from its disk.
     """
 
     def __init__(
@@ -99,10 +116,15 @@ class TextTable:
         self._store = store
         self._row_of: dict[bytes, int] = {}  # by digest: memory is not to grow with the texts
         self._rows = 0
-        everywhere = NamedSharding(mesh, PartitionSpec())
+        self._everywhere = everywhere = NamedSharding(mesh, PartitionSpec())
         self._put = jax.jit(_put, donate_argnums=0, out_shardings=everywhere)
         self._double = jax.jit(_double, out_shardings=everywhere)
-        self._table = replicate(mesh, np.zeros((2 * GROUP, encoder.width), np.float32))
+        self._mapped = store.table() if store is not None and _is_one_cpu(mesh) else None
+        if self._mapped is None:
+            self._table = replicate(mesh, np.zeros((2 * GROUP, encoder.width), np.float32))
+        else:
+            self._mapped.reserve(2 * GROUP)
+            self._table = self._look()
         for digests, embeddings in store.load() if store else ():
             self._append(digests, embeddings)
 
@@ -116,6 +138,11 @@ class TextTable:
         It ends with the next text that is embedded: ask for it after `rows_of`.
         """
         return self._table
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Of the table as it is mapped from a file; 0 where it is an array of the devices."""
+        return 0 if self._mapped is None else self._mapped.rows.nbytes
 
     def rows_of(self, texts: Sequence[str]) -> np.ndarray:
         """The row of each text, `[n]` int32; embeds those that are not there yet."""
@@ -160,14 +187,33 @@ class TextTable:
     def _append(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
         """Adds up to `GROUP` rows."""
         count = len(embeddings)
+        if self._mapped is not None:
+            while len(self._mapped.rows) < self._rows + count:
+                self._mapped.reserve(2 * len(self._mapped.rows))
+            self._mapped.put(self._rows, embeddings)
+            self._table = self._look()
+            self._count(digests)
+            return
         rows = np.zeros((_group_size(count), embeddings.shape[1]), np.float32)
         rows[:count] = embeddings
         # What fills the group up lies behind the last row, and is written over by the next group.
         while len(self._table) < self._rows + len(rows):
             self._table = self._double(self._table)
         self._table = self._put(self._table, rows, np.int32(self._rows))
+        self._count(digests)
+
+    def _count(self, digests: Sequence[bytes]) -> None:
         self._row_of |= {digest: self._rows + i for i, digest in enumerate(digests)}
-        self._rows += count
+        self._rows += len(digests)
+
+    def _look(self) -> jax.Array:
+        """The mapped file as an array of the device: on a CPU the same memory, no copy."""
+        assert self._mapped is not None
+        return jax.device_put(self._mapped.rows, self._everywhere, may_alias=True)
+
+
+def _is_one_cpu(mesh: Mesh) -> bool:
+    return mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
 
 
 def _group_size(count: int) -> int:

@@ -1,9 +1,16 @@
-"""Embeddings of texts kept on disk between commands: one folder for one encoder."""
+"""Embeddings of texts kept on disk between commands: one folder for one encoder.
+
+The table that a command works on is on disk too, mapped into memory: the system may take its pages
+back, so that memory does not grow with the texts.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import mmap
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +33,50 @@ def encoder_key(params: Any, settings: Mapping[str, Any]) -> str:
         digest.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()[:32]
+
+
+class MappedTable:
+    """Rows `[N, D]` float32 in a file without a name, which ends with the process.
+
+    They are written to the file and read through the map: a full disk is an error, not a signal.
+
+    Args:
+        folder: where the file is made. width: D.
+
+    Raises:
+        InputError: the disk is full, or the folder may not be written to.
+    """
+
+    def __init__(self, folder: Path, width: int) -> None:
+        self._folder, self._width = folder, width
+        with self._told():
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (open as long as this)
+        self.rows = np.zeros((0, width), np.float32)
+
+    def reserve(self, count: int) -> None:
+        """Makes `rows` that long, what is there stays; they read as zeros until they are put."""
+        if count > len(self.rows):
+            with self._told():
+                self._file.truncate(count * self._width * 4)
+                mapped = mmap.mmap(self._file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+            self.rows = np.frombuffer(mapped, np.float32).reshape(count, self._width)
+
+    def put(self, start: int, embeddings: np.ndarray) -> None:
+        """Writes `[n, D]` from row `start` on; all must be reserved."""
+        with self._told():
+            self._file.seek(start * self._width * 4)
+            self._file.write(np.ascontiguousarray(embeddings, np.float32).tobytes())
+            self._file.flush()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"{self._folder} cannot hold a table of embeddings ({reason(error)}); free space "
+                "there, or keep no embeddings."
+            ) from None
 
 
 class EmbeddingFiles:
@@ -62,6 +113,10 @@ class EmbeddingFiles:
                 continue
             rows = np.frombuffer(data, np.float32, offset=count * size)
             yield [data[i * size : (i + 1) * size] for i in range(count)], rows.reshape(count, -1)
+
+    def table(self) -> MappedTable:
+        """A new table, empty, beside the files."""
+        return MappedTable(self._folder, self._width)
 
     def add(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
         """Keeps the embeddings `[n, D]` of the texts with these digests.

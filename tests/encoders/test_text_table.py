@@ -127,3 +127,33 @@ def test_towers_differ() -> None:
     wanted = texts(3)
     first, second = (embeddings(table(tower=tower), wanted) for tower in (0, 1))
     assert not np.allclose(first, second)
+
+
+def test_with_a_store_the_table_is_mapped_from_a_file(small_groups: None, tmp_path: Path) -> None:
+    wanted = texts(100)
+    in_memory = table()
+    values = embeddings(in_memory, wanted)
+    assert in_memory.mapped_bytes == 0
+    found = table(EmbeddingFiles(tmp_path, 16))
+    first = embeddings(found, wanted[:20])
+    early = found.array
+    np.testing.assert_allclose(embeddings(found, wanted), values, atol=1e-6)  # it grew twice
+    np.testing.assert_allclose(first, values[:20], atol=1e-6)
+    assert np.asarray(early).shape[0] < len(found.array) == 128
+    assert found.mapped_bytes == 128 * 16 * 4
+    # The array is the mapped file itself, which has no name: it goes with the process.
+    address, maps = found.array.unsafe_buffer_pointer(), Path("/proc/self/maps").read_text()
+    (mapping,) = [line for line in maps.splitlines() if _holds(line, address)]
+    assert str(tmp_path) in mapping
+    assert "(deleted)" in mapping
+    assert "r--s" in mapping
+    kept = table(EmbeddingFiles(tmp_path, 16))
+    np.testing.assert_array_equal(embeddings(kept, wanted), embeddings(found, wanted))
+    assert (kept.counts.embedded, kept.mapped_bytes) == (0, found.mapped_bytes)
+    found.forget()
+    np.testing.assert_allclose(embeddings(found, wanted[::-1]), values[::-1], atol=1e-6)
+
+
+def _holds(line: str, address: int) -> bool:
+    low, high = (int(end, 16) for end in line.split()[0].split("-"))
+    return low <= address < high

@@ -103,3 +103,25 @@ def test_encoder_key_tells_encoders_apart() -> None:
         encoder_key(params(), settings | {"tokenizer": "abd"}),
     ]
     assert len({key, *others}) == 6
+
+
+def test_a_table_on_disk_grows_and_leaves_nothing(tmp_path: Path) -> None:
+    mapped = EmbeddingFiles(tmp_path, WIDTH).table()
+    mapped.reserve(4)
+    _, rows = group(0, 7)
+    mapped.put(1, rows[:3])
+    before = mapped.rows
+    mapped.reserve(8)
+    mapped.put(4, rows[3:])
+    np.testing.assert_array_equal(mapped.rows, [[0.0] * WIDTH, *rows])
+    np.testing.assert_array_equal(before[1:], rows[:3])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_and_no_signal(tmp_path: Path) -> None:
+    """Written through the map the process would get SIGBUS; /dev/full has no room for a write."""
+    mapped = EmbeddingFiles(tmp_path, WIDTH).table()
+    mapped.reserve(8)
+    mapped._file = open("/dev/full", "wb")  # noqa: SIM115
+    with pytest.raises(InputError, match="cannot hold a table of embeddings"):
+        mapped.put(0, group(0, 7)[1])
