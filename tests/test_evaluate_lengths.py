@@ -101,7 +101,7 @@ def test_the_same_stories_at_every_length(
     """Of long stories those that fit the shortest documents, however long the others are."""
     for flag, counts in (("--noevery_story", (6, 6)), ("--every_story", (6, 16))):
         out = commands.succeed(
-            *("evaluate_lengths", f"--workdir={scored[0]}", "--chunks=6,40", "--samples=16"),
+            *("evaluate_lengths", f"--workdir={scored[0]}", "--chunks=16,40", "--samples=16"),
             *("--config.data.babilong.task=qa2", f"--out={tmp_path / flag}", flag),
         )
         (table,) = (tmp_path / flag).glob("*/*_lengths.json")
@@ -109,10 +109,10 @@ def test_the_same_stories_at_every_length(
         assert [(result["fits"], result["stories"]) for result in found] == [
             (count, 16) for count in counts
         ]
-        assert f"6 chunks: fits {counts[0]} of 16 stories" in out
+        assert f"16 chunks: fits {counts[0]} of 16 stories" in out
         assert ("40 chunks: fits 16 of 16 stories" in out) == (counts[1] == 16)
         assert (found[1]["em_shortest"] is None) == (counts[1] == 16)
-        logs = [rows(table.parent / f"eval_seed42_ns{length}.jsonl") for length in (6, 40)]
+        logs = [rows(table.parent / f"eval_seed42_ns{length}.jsonl") for length in (16, 40)]
         assert [len(log) for log in logs] == list(counts)
         short, long = ([row["id"] for row in log] for log in logs)
         assert (short == long) == (counts[1] == 6)
