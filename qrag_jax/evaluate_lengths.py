@@ -67,6 +67,8 @@ def evaluate_lengths(run: SavedRun, chunks: Sequence[int], samples: Sequence[int
     params, step = run.trained(run_flags.checkpoint())
     label = f"{run_flags.checkpoint()}-{step}"
     retriever = Retriever.of(label, params)
+    if label == "best-0":
+        print("best = untrained: no evaluation during training scored above the first weights")
     out = Path(OUT.value) if OUT.value else run.workdir / "lengths"
     # Refused before anything is computed, whichever length it is.
     sets = {

@@ -7,6 +7,8 @@ is in it without being listed, and digests of the weights, the questions and the
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from qrag_jax.encoder_settings import settled
@@ -41,8 +43,17 @@ FREE_FIELDS = (
 PLANNER_FIELDS = ("eval.beam", "eval.beam_score", "eval.stop_threshold")
 
 PREFIX = "config."
+
+
+def _written(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as a record has them: JSON knows no infinities, so these are written as texts."""
+    return {
+        PREFIX + name: str(v) if v in (math.inf, -math.inf) else v for name, v in fields.items()
+    }
+
+
 # What a record without a field that came later was made with.
-LATER = {PREFIX + name: value for name, value in LATER_FIELDS.items()}
+LATER = _written(LATER_FIELDS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +95,7 @@ def log_record(
         "tokenizer": run.loaded.tokenizer.fingerprint(),
         # What config.encoder.dtype "auto" came to on this machine.
         "precision": list(map(str, encoder.module.precision)),
-        **{PREFIX + name: value for name, value in fields.items() if not is_free(name, free)},
+        **_written({name: value for name, value in fields.items() if not is_free(name, free)}),
     }
 
 
