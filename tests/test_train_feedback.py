@@ -121,21 +121,30 @@ def test_rewards_like_those_of_the_facts_train_alike(
 
 
 def test_asked_after_every_step_trains_as_facts_that_end_episodes(
-    server: ModelServer, commands: Commands, tmp_path: Path
+    server: ModelServer, tmp_path: Path
 ) -> None:
     """A model that answers once the facts are there: its answers alone end episodes."""
-    three = ("--config.env.max_steps=3", "--config.env.never_terminate=False")
-    facts = (*FIELDS, *three, "--config.reward.penalize_extra_steps=False")
-    commands.succeed("train", *facts, f"--workdir={tmp_path / 'facts'}")
-    given = (*fields(server, staleness=0), *three, "--config.reward.completion_threshold=1.0")
-    commands.succeed("train", *given, f"--workdir={tmp_path / 'model'}")
-    check_same(tmp_path / "model", tmp_path / "facts", atol=1e-5)
+    steps = 3
+    for name in ("facts", "model"):
+        config = hotpotqa.get_config("tiny").unlock()
+        config.encoder.update(length_buckets=1, block_sizes=1)
+        config.env.update(max_steps=3, never_terminate=False)
+        config.reward.penalize_extra_steps = False
+        config.train.update(steps=steps, log_every=1, eval_every=steps)
+        config.data.cache = str(tmp_path / "cache")
+        if name == "model":
+            config.reward.update(name="answer_em", staleness=0, completion_threshold=1.0)
+            config.llm.update(url=server.url, model="tiny")
+        assert train.train(config.lock(), tmp_path / name) == 0
+    one, other = (saved_state(tmp_path / name, steps) for name in ("model", "facts"))
+    for name, value in other.items():
+        np.testing.assert_allclose(one[name], value, atol=1e-5, rtol=0, err_msg=name)
     lines = [metric_lines(tmp_path / name) for name in ("facts", "model")]
     for by_facts, by_model in zip(*lines, strict=True):
         for name in ("train/return", "train/env_steps", "eval/return", "untrained/return"):
             assert by_model.get(name) == pytest.approx(by_facts.get(name), abs=1e-6), name
-    steps = [line["train/env_steps"] for line in lines[1] if "train/env_steps" in line]
-    assert 2 * 8 * STEPS <= steps[-1] < 3 * 8 * STEPS  # some episodes ended early
+    played = [line["train/env_steps"] for line in lines[1] if "train/env_steps" in line][-1]
+    assert 2 * 8 * steps <= played < 3 * 8 * steps  # some episodes ended early
 
 
 def test_faults_leave_no_trace(
