@@ -180,7 +180,7 @@ def move(trainings: dict[Case, Training], out: Path) -> None:
         checkpoints = Checkpoints(out / "moved")
         checkpoints.save_last(numbers.start, state, {})
         checkpoints.wait()
-        state, _ = Checkpoints(out / "moved").restore_last(training.start())
+        state = Checkpoints(out / "moved").restore_last(training.start()).state
         placed = jax.tree.map(lambda leaf, where: leaf.sharding == where, state, training.shardings)
         assert all(jax.tree.leaves(placed))
         state, more = training.steps(state, numbers)

@@ -258,7 +258,8 @@ def test_a_broken_meta_file_is_named(tmp_path: Path, content: str) -> None:
 # ---------------------------------------------------------------------- two writers
 
 
-def test_more_rows_than_questions_are_refused(log):
+def test_more_rows_than_questions_are_refused(tmp_path):
+    log = tmp_path / "log.jsonl"
     check_count(log, 3, 3)
     check_count(log, 0, 3)
     with pytest.raises(InputError) as error:
