@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.kept_runs import Kept, Part, command, metrics, train
+from benchmarks.kept_runs import Kept, Part, begin_anew, command, metrics, train
 from benchmarks.learn import DATA
 from benchmarks.report import Case
 from qrag_jax.data.noise import NoiseConfig, noise
@@ -56,10 +55,9 @@ LENGTH_COLUMNS = {
 
 def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     """All cases of the suite; of the full one those of the parts that are finished."""
-    if quick:
-        with tempfile.TemporaryDirectory() as folder:
-            return _quick_cases(Path(folder) / "quick")
     kept = Kept.of("long")
+    if quick:
+        return _quick_cases(begin_anew(kept.runs / "quick"))
     results = kept.finish(_parts(kept.runs), only)
     cases = all_cases(results)
     _write_tables(kept, results, cases)
@@ -347,13 +345,10 @@ def _quick_cases(workdir: Path) -> list[Case]:
     fewer = "--config.encoder.length_buckets=1"  # programs to compile
     train(workdir, "configs/babilong.py:tiny", "--config.train.steps=6", fewer)
     kept = f"--embeddings={workdir / 'embeddings'}"
-    first, again = (
-        _score(workdir, {20: 8, 80: 8}, *DIFFERENT, kept, out=out) for out in ("one", "two")
-    )
-    scored = {"lengths": first, "checkpoints": len(metrics(workdir, "eval/return"))}
-    made = [first[-1], again[-1]]
+    results = _score(workdir, {20: 8, 80: 8}, *DIFFERENT, kept)
+    scored = {"lengths": results, "checkpoints": len(metrics(workdir, "eval/return"))}
     return [
         *_length_cases("tiny", scored),
         *cost_cases(workdir, 200, (100, 200, 400), documents=2),
-        *different_cases(made, count_texts(workdir, 80, DIFFERENT)),
+        *different_cases(results[-1:], count_texts(workdir, 80, DIFFERENT)),
     ]

@@ -52,7 +52,7 @@ def different_cases(made: Sequence[Mapping[str, Any]], texts: Texts, least: int 
     """The cases of a document played twice, its embeddings kept from the first time.
 
     Args:
-        made: results of `qrag_jax.evaluate_lengths`, first and second. least: different texts
+        made: results of `qrag_jax.evaluate_lengths`, first and, if need be, second. least: different texts
             that are asked for.
     """
     about = f"a document of {texts.chunks:,} chunks, {texts.different:,} different texts"
@@ -62,9 +62,9 @@ def different_cases(made: Sequence[Mapping[str, Any]], texts: Texts, least: int 
         "tokens, counted by the tokenizer": texts.tokens,
         "chunks cut at the row limit": texts.cut,
     }
-    first, again = made
-    mapped = first["mapped_mib"] > 0 and again["mapped_mib"] > 0
-    return [
+    first, *later = made
+    mapped = all(result["mapped_mib"] > 0 for result in made)
+    cases = [
         Case(
             f"{about}: tokens",
             texts.tokens,
@@ -80,6 +80,8 @@ def different_cases(made: Sequence[Mapping[str, Any]], texts: Texts, least: int 
             target="table memory-mapped, all embedded by this command",
             holds=mapped and first["embedded"] >= texts.different,
         ),
+    ]
+    cases += [
         Case(
             f"{about}: playing it again, embeddings kept on disk",
             again["seconds_per_episode"],
@@ -87,8 +89,10 @@ def different_cases(made: Sequence[Mapping[str, Any]], texts: Texts, least: int 
             target="nothing embedded again",
             holds=again["embedded"] == 0,
             details=_measured(again),
-        ),
+        )
+        for again in later
     ]
+    return cases
 
 
 def _measured(result: Mapping[str, Any]) -> dict[str, float]:
