@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ TRAINER = ("qrag_jax/**/*.py", "qrag_jax/**/*.txt", "configs/*.py")
 SUITES = ("benchmarks/**/*.py",)
 PACKAGES = ("jax", "jaxlib", "flax", "optax")
 RUNS = Path("runs/benchmarks")
+PROGRAMS = "compilation_cache"  # of a run, as train.py has it
 
 Part = Callable[[], dict[str, Any]]
 
@@ -93,6 +95,16 @@ class Kept:
             os.replace(building, path)
         paths = {name: self.results / f"{name}.json" for name in parts}
         return {name: json.loads(p.read_text()) for name, p in paths.items() if p.exists()}
+
+
+def begin_anew(workdir: Path) -> Path:
+    """Empties a run's folder but for its compiled programs; returns it."""
+    for entry in workdir.glob("*"):
+        if entry.is_dir() and entry.name != PROGRAMS:
+            shutil.rmtree(entry)
+        elif not entry.is_dir():
+            entry.unlink()
+    return workdir
 
 
 def command(module: str, *arguments: str) -> None:

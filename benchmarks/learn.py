@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import statistics
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.halves import Halves, write_halves
-from benchmarks.kept_runs import Kept, Part, command, metrics, train
+from benchmarks.kept_runs import Kept, Part, begin_anew, command, metrics, train
 from benchmarks.report import Case
 
 SEEDS = (42, 43, 44)
@@ -54,10 +53,9 @@ EQUAL_STEPS = 164  # of 4 questions with 2 steps: 1,312 transitions
 
 def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     """All cases of the suite; of the full one those of the parts that are finished."""
-    if quick:
-        with tempfile.TemporaryDirectory() as folder:
-            return _quick_cases(Path(folder) / "quick")
     kept = Kept.of("learn")
+    if quick:
+        return _quick_cases(begin_anew(kept.runs / "quick"))
     results = kept.finish(_parts(kept.runs), only)
     cases = all_cases(results)
     _write_tables(kept, results, cases)

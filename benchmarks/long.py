@@ -4,72 +4,103 @@ The full suite trains MiniLM on bAbI stories of tasks qa1 and qa2 among 50 sente
 in about 4,000 tokens, with the user's own commands, then scores them at many lengths, beside the
 peer `torch-sequential`. Documents scored have noise of other books than those trained on, and the
 same questions at every length. Stories, books and needles come from the folder QRAG_DATA (default
-../shared/data), else they are invented. Runs are kept in runs/benchmarks/long, where an interrupted
-suite goes on. `--quick` trains a tiny encoder instead. The peer needs the extra "test".
+../shared/data), else they are invented. Runs and results are kept in runs/benchmarks/long, by the
+code's version: an interrupted suite goes on, `--only=PART` runs a part of it. `--quick` trains a
+tiny encoder instead. The peer needs the extra "test".
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import report
+from benchmarks.kept_runs import Kept, Part, begin_anew, command, metrics, train
 from benchmarks.learn import DATA
 from benchmarks.report import Case
 from qrag_jax.data.noise import NoiseConfig, noise
 from qrag_jax.data.sources import load_samples
 
-RUNS = Path("runs/benchmarks/long")
+TASKS = ("qa1", "qa2")
 LENGTHS = {50: 200, 160: 200, 1200: 100, 4600: 100, 40_000: 20}  # chunks: documents played
 LONGEST = 400_000
+# The sentences of an invented world are not all different: of so many 400,000 are.
+MANY = 420_000
 SHORT, LONG = 50, 4600  # trained on; compared with it
 BEAM = 4
 NEEDLES = {200: 100, 6600: 50}  # chunks of about 21 tokens: 4k and 128k tokens
+# Sentences of an invented world: of books there are not so many different ones.
+DIFFERENT = (
+    "--config.data.babilong.noise=",
+    "--config.data.babilong.noise_dev=",
+    "--config.data.babilong.noise_repeats=1",
+)
+LENGTH_COLUMNS = {
+    "tokens": "tokens, about",
+    "samples": "documents",
+    "fact_em": "fact EM",
+    "em_shortest": "of the same questions at the shortest",
+    "fact_f1": "fact F1",
+    "fact_precision": "precision",
+    "fact_recall": "recall",
+    "embedded": "texts embedded",
+    "seconds_per_episode": "s an episode",
+    "peak_memory_mib": "peak memory, MiB",
+}
 
 
-def run(quick: bool) -> list[Case]:
-    """All cases of the suite."""
+def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
+    """All cases of the suite; of the full one those of the parts that are finished."""
+    kept = Kept.of("long")
     if quick:
-        return _quick_cases()
-    cases: list[Case] = []
-    for task in ("qa1", "qa2"):
-        workdir = _train_task(task)
-        cases += _length_cases(task, workdir, LENGTHS)
-    cases += _beam_cases("qa2", workdir)
-    cases += _cost_cases("qa1", RUNS / "qa1")
-    cases += _needle_cases()
+        return _quick_cases(begin_anew(kept.runs / "quick"))
+    results = kept.finish(_parts(kept.runs), only)
+    cases = all_cases(results)
+    _write_tables(kept, results, cases)
     return cases
 
 
-def _train_task(task: str) -> Path:
+def _parts(runs: Path) -> dict[str, Part]:
+    parts: dict[str, Part] = {task: partial(_lengths, task, runs) for task in TASKS}
+    parts |= {f"{task}-beam": partial(_beam, task, runs) for task in TASKS}
+    parts["cost"] = partial(_cost, runs)
+    parts["different"] = partial(_different, runs)
+    parts["needles"] = partial(_needles, runs)
+    return parts
+
+
+def all_cases(results: Mapping[str, Mapping[str, Any]]) -> list[Case]:
+    """The figures of the parts that have results."""
+    cases: list[Case] = []
+    for name, result in results.items():
+        cases += _length_cases(name, result) if "lengths" in result else []
+        cases += [Case(**case) for case in result.get("cases", ())]
+    return cases
+
+
+def _with_cases(cases: Sequence[Case]) -> dict[str, Any]:
+    return {"cases": [dataclasses.asdict(case) for case in cases]}
+
+
+def _train_task(task: str, runs: Path) -> Path:
     fields = []
     if (DATA / "babi").exists():
         fields = [
             f"--config.data.path={DATA / 'babi'}",
             f"--config.data.babilong.noise={DATA / 'gutenberg'}",
         ]
-    return _train(task, f"configs/babilong.py:{task}-minilm", *fields)
-
-
-def _train(name: str, config: str, *fields: str) -> Path:
-    workdir = RUNS / name
-    _command("qrag_jax.train", f"--config={config}", f"--workdir={workdir}", *fields)
-    return workdir
-
-
-def _command(module: str, *arguments: str) -> None:
-    print(f"$ python -m {module} {' '.join(arguments)}", flush=True)
-    subprocess.run([sys.executable, "-m", module, *arguments], check=True)  # noqa: S603
+    return train(runs / task, f"configs/babilong.py:{task}-minilm", *fields)
 
 
 def _score(
-    workdir: Path, lengths: dict[int, int], *fields: str, out: str = "lengths"
-) -> dict[int, dict[str, Any]]:
-    """What `qrag_jax.evaluate_lengths` says, by length."""
-    _command(
+    workdir: Path, lengths: Mapping[int, int], *fields: str, out: str = "lengths"
+) -> list[dict[str, Any]]:
+    """What `qrag_jax.evaluate_lengths` says, shortest first."""
+    command(
         "qrag_jax.evaluate_lengths",
         f"--workdir={workdir}",
         f"--chunks={','.join(map(str, lengths))}",
@@ -79,21 +110,30 @@ def _score(
         *fields,
     )
     (table,) = (workdir / out).glob("*/*_lengths.json")
-    return {result["chunks"]: result for result in json.loads(table.read_text())}
+    return sorted(json.loads(table.read_text()), key=lambda result: result["chunks"])
 
 
-def _length_cases(task: str, workdir: Path, lengths: dict[int, int]) -> list[Case]:
-    results = _score(workdir, lengths)
-    short = min(results)
-    cases = []
-    for length, result in results.items():
-        same = result["em_shortest"]  # of the same questions
-        before = results[short]["fact_em"] if same is None else same
+def _lengths(task: str, runs: Path) -> dict[str, Any]:
+    workdir = _train_task(task, runs)
+    return {
+        "lengths": _score(workdir, LENGTHS),
+        "checkpoints": len(metrics(workdir, "eval/return")),
+    }
+
+
+def _length_cases(task: str, scored: Mapping[str, Any]) -> list[Case]:
+    results = scored["lengths"]
+    short, cases = results[0], []
+    for result in results:
+        length, same = result["chunks"], result["em_shortest"]  # of the same questions
+        before = short["fact_em"] if same is None else same
         gain = result["fact_em"] / max(before, 1e-9)
         asked = length == LONG
         cases.append(
             Case(
-                f"{task}: fact EM at {length} chunks, beside {short}",
+                f"{task}: fact EM at {length} chunks, beside {short['chunks']} (best of "
+                f"{scored['checkpoints']} checkpoints, chosen on documents of the length trained "
+                "on, of the same stories)",
                 result["fact_em"],
                 "share",
                 peer=before,
@@ -121,6 +161,7 @@ def _shown(result: dict[str, Any]) -> dict[str, float | str]:
         "embed_seconds": "embedding them, s",
         "seconds_per_episode": "an episode, s",
         "peak_memory_mib": "peak memory, MiB",
+        "mapped_mib": "table of embeddings mapped from a file, MiB",
     }
     return {
         "95 % interval of EM": f"[{em['low']:.3f}, {em['high']:.3f}]",
@@ -128,15 +169,18 @@ def _shown(result: dict[str, Any]) -> dict[str, float | str]:
     }
 
 
-def _beam_cases(task: str, workdir: Path) -> list[Case]:
+def _beam(task: str, runs: Path) -> dict[str, Any]:
     """Beam search beside greedy play, on the same documents with the same checkpoint."""
+    workdir = _train_task(task, runs)
     lengths = {SHORT: 200, 1200: 100}
     # Embeddings are kept from one to the other: the cost is that of searching.
-    kept = f"--embeddings={RUNS / 'embeddings'}"
-    _score(workdir, lengths, kept, out="greedy")
-    greedy = _score(workdir, lengths, kept, out="greedy")
+    kept = f"--embeddings={runs / 'embeddings'}"
     search = (f"--config.eval.beam={BEAM}", "--config.eval.beam_score=policy")
-    beam = _score(workdir, lengths, kept, *search, out=f"beam{BEAM}")
+    _score(workdir, lengths, kept, out="greedy")
+    greedy, beam = (
+        {result["chunks"]: result for result in _score(workdir, lengths, kept, *fields, out=out)}
+        for fields, out in (((), "greedy"), (search, f"beam{BEAM}"))
+    )
     cases = []
     for length in lengths:
         low = greedy[length]["intervals"]["fact_em"]["low"]
@@ -155,19 +199,19 @@ def _beam_cases(task: str, workdir: Path) -> list[Case]:
                 },
             )
         )
-    return cases
+    return _with_cases(cases)
 
 
-def _cost_cases(task: str, workdir: Path) -> list[Case]:
+def _cost(runs: Path) -> dict[str, Any]:
     from benchmarks.long_cost import cost_cases
 
+    workdir = _train_task("qa1", runs)
     cases = cost_cases(workdir, LONG, (1200, LONG, 40_000))
-    once = _score(workdir, {LONGEST: 1}, "--config.data.babilong.noise_repeats=0", out="longest")[
-        LONGEST
-    ]
+    repeated = "--config.data.babilong.noise_repeats=0"  # there are not so many sentences
+    (once,) = _score(workdir, {LONGEST: 1}, repeated, out="longest")
     cases.append(
         Case(
-            f"{task}: a document of {LONGEST} chunks",
+            f"qa1: a document of {LONGEST} chunks of books, in which sentences come again",
             once["seconds_per_episode"],
             "s an episode",
             target="runs on this machine",
@@ -175,14 +219,27 @@ def _cost_cases(task: str, workdir: Path) -> list[Case]:
             details=_shown(once),
         )
     )
-    return cases
+    return _with_cases(cases)
 
 
-def _needle_cases() -> list[Case]:
+def _different(runs: Path) -> dict[str, Any]:
+    """A document of `LONGEST` different texts, embedded once and looked up again."""
+    from benchmarks.long_texts import count_texts, different_cases
+
+    workdir = _train_task("qa1", runs)
+    kept = f"--embeddings={runs / 'embeddings-different'}"
+    made = [
+        _score(workdir, {MANY: 1}, *DIFFERENT, kept, out=out)[0]
+        for out in ("different", "different-again")
+    ]
+    return _with_cases(different_cases(made, count_texts(workdir, MANY, DIFFERENT), LONGEST))
+
+
+def _needles(runs: Path) -> dict[str, Any]:
     """RULER's multi-value needles: four numbers under one key."""
     books = DATA / "gutenberg"
     fields = [f"--config.data.niah.noise={books}"] if books.exists() else []
-    workdir = _train("niah", "configs/niah.py:minilm", *fields)
+    workdir = train(runs / "niah", "configs/niah.py:minilm", *fields)
     results = _score(workdir, NEEDLES)
     cases = [
         Case(
@@ -193,13 +250,13 @@ def _needle_cases() -> list[Case]:
             holds=result["fact_em"] == 1.0,
             details=_shown(result),
         )
-        for length, result in results.items()
+        for length, result in ((result["chunks"], result) for result in results)
     ]
     files = DATA / "ruler_niah"
     if files.exists():
         out = workdir / "ruler"
         path = f"--config.eval.path={files}"
-        _command("qrag_jax.evaluate", f"--workdir={workdir}", path, f"--out={out}", "--restart")
+        command("qrag_jax.evaluate", f"--workdir={workdir}", path, f"--out={out}", "--restart")
         (log,) = out.glob("best-*/eval_seed*.jsonl")
         rows = [json.loads(line) for line in log.read_text().splitlines()]
         asked = [row["em"] for row in rows if "multivalue" in row["id"]]
@@ -208,7 +265,7 @@ def _needle_cases() -> list[Case]:
         known = {"of their sentences, in the books of training": shared}
         every = [row["em"] for row in rows]
         cases.append(_file_case("all niah records of the data folder", every, known))
-    return cases
+    return _with_cases(cases)
 
 
 def _known(files: Path, books: Path) -> float:
@@ -234,9 +291,64 @@ def _file_case(
     )
 
 
-def _quick_cases() -> list[Case]:
-    workdir = _train("quick", "configs/babilong.py:tiny", "--config.train.steps=6")
-    cases = _length_cases("tiny", workdir, {20: 8, 80: 8})
-    from benchmarks.long_cost import cost_cases
+def lengths_table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The table of `RESULTS.md` of accuracy and cost against length."""
+    rows = []
+    for task, scored in results.items():
+        for result in scored.get("lengths", ()):
+            em = result["intervals"]["fact_em"]
+            cells = [_cell(name, result[name]) for name in LENGTH_COLUMNS]
+            cells[2] += f" [{em['low']:.3f}, {em['high']:.3f}]"
+            rows.append([task, str(result["chunks"]), *cells])
+    return report.markdown(["task", "chunks", *LENGTH_COLUMNS.values()], rows)
 
-    return cases + cost_cases(workdir, 200, (100, 200, 400), documents=2)
+
+def _cell(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    if name in ("tokens", "samples", "embedded", "peak_memory_mib"):
+        return f"{value:.0f}"
+    return f"{value:.3f}"
+
+
+def _write_tables(
+    kept: Kept, results: Mapping[str, Mapping[str, Any]], cases: Sequence[Case]
+) -> None:
+    """The tables as RESULTS.md has them."""
+    if not results:
+        return
+    dates = sorted({result["date"] for result in results.values()})
+    details = [
+        f"{case.case}:\n\n"
+        + report.markdown(("", ""), [(n, _text(v)) for n, v in case.details.items()])
+        for case in cases
+        if case.details and "different texts" in case.case
+    ]
+    path = kept.results / "tables.md"
+    path.write_text(
+        f"`python -m benchmarks --suite long`, {' to '.join(dates)}, on: {report.machine()}. At "
+        "every length the best checkpoint is the one that was best on documents of the length "
+        "trained on, of the same split's stories.\n\n"
+        + "\n".join([lengths_table(results), report.cases_markdown(cases), *details])
+    )
+    print(f"tables: {path}")
+
+
+def _text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.6g}"
+
+
+def _quick_cases(workdir: Path) -> list[Case]:
+    from benchmarks.long_cost import cost_cases
+    from benchmarks.long_texts import count_texts, different_cases
+
+    fewer = "--config.encoder.length_buckets=1"  # programs to compile
+    train(workdir, "configs/babilong.py:tiny", "--config.train.steps=6", fewer)
+    kept = f"--embeddings={workdir / 'embeddings'}"
+    results = _score(workdir, {20: 8, 80: 8}, *DIFFERENT, kept)
+    scored = {"lengths": results, "checkpoints": len(metrics(workdir, "eval/return"))}
+    return [
+        *_length_cases("tiny", scored),
+        *cost_cases(workdir, 200, (100, 200, 400), documents=2),
+        *different_cases(results[-1:], count_texts(workdir, 80, DIFFERENT)),
+    ]

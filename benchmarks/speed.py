@@ -48,7 +48,7 @@ def _cases(quick: bool, folder: Path) -> Iterator[Case]:
     from benchmarks.speed_cases.encoder import full_cases, ragged_case
     from benchmarks.speed_cases.entry_point import entry_point_cases
     from benchmarks.speed_cases.evaluation import evaluation_case
-    from benchmarks.speed_cases.padding import many_short_sentences, padding_case
+    from benchmarks.speed_cases.padding import many_short_sentences, padding_cases
     from benchmarks.speed_cases.setting import Setting
     from benchmarks.speed_cases.training import COMPILED, SEQUENTIAL, SORTED, TORCH, step_cases
     from configs import hotpotqa, musique
@@ -108,9 +108,9 @@ def _cases(quick: bool, folder: Path) -> Iterator[Case]:
 
     shape_only = ours.random_encoder(ours.SMALL, "small", tokenizer, config)
     questions = 256 if gpu else 16
-    yield padding_case(setting, texts, shape_only, questions)
+    yield from padding_cases(setting, texts, shape_only, questions)
     more = ours.read_texts(musique.get_config("minilm"), "musique", 2048, folder)
-    yield padding_case(setting, ours.load_texts(*more, tokenizer), shape_only, questions)
+    yield from padding_cases(setting, ours.load_texts(*more, tokenizer), shape_only, questions)
     short = many_short_sentences(config, 512, ours.VOCABULARY)
-    yield padding_case(setting, short, shape_only, questions)
+    yield from padding_cases(setting, short, shape_only, questions)
     yield from entry_point_cases(setting, minilm is not None)

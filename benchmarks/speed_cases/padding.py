@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from benchmarks.ours import Encoder, Texts, Training
 from benchmarks.report import Case
+from benchmarks.speed_cases.attention_padding import Shares, count_places, shares
 from benchmarks.speed_cases.setting import Setting
-from qrag_jax.data.episodes import EpisodeShape
+from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape
 from qrag_jax.data.tokens import TokenStore
+from qrag_jax.encoders.ragged import Plan
 
 BATCHES = 5
 MOST = 0.10
 
 
-def padding_case(setting: Setting, texts: Texts, encoder: Encoder, questions: int) -> Case:
-    """The mean of `padding_share` over a few steps; it depends on lengths, not on the encoder."""
+def padding_cases(setting: Setting, texts: Texts, encoder: Encoder, questions: int) -> list[Case]:
+    """The mean of `padding_share` over a few steps, which is that of linear maps; it depends on
+    lengths, not on the encoder. And what attention's padded rows add, in places and in FLOPs."""
     training = Training(texts, encoder)
-    steps = [training.step(texts.batch(i, questions)) for i in range(BATCHES)]
-    share = statistics.mean(metrics["padding_share"] for metrics in steps)
-    return Case(
-        f"padding of a PQN step, {texts.origin}",
+    batches = [texts.batch(i, questions) for i in range(BATCHES)]
+    share = statistics.mean(training.step(batch)["padding_share"] for batch in batches)
+    linear = Case(
+        f"padding of a PQN step, linear maps, {texts.origin}",
         share,
         "share of computed tokens",
         target=None if setting.quick else f"<= {MOST}",
@@ -34,6 +38,25 @@ def padding_case(setting: Setting, texts: Texts, encoder: Encoder, questions: in
                 f"blocks of {name}": f"{blocks.tokens} tokens, rows of {blocks.lengths}"
                 for name, blocks in training.plan._asdict().items()
             },
+        },
+    )
+    return [linear, attention_case(training.plan, encoder, texts, batches)]
+
+
+def attention_case(
+    plan: Plan, encoder: Encoder, texts: Texts, batches: Sequence[EpisodeBatch]
+) -> Case:
+    """The share of the places of attention's rows that hold no text."""
+    counted = [shares(count_places(plan, encoder, texts, batch)) for batch in batches]
+    mean = {name: statistics.mean(getattr(one, name) for one in counted) for name in Shares._fields}
+    return Case(
+        f"padding of a PQN step, attention's rows, {texts.origin}",
+        mean["attention"],
+        "share of their places",
+        details={
+            "linear maps, counted alike": mean["linear"],
+            "attention's share of the FLOPs computed, MiniLM's widths": mean["attention_flops"],
+            "share of all FLOPs computed that text does not need": mean["padding_flops"],
         },
     )
 

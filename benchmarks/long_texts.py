@@ -1,0 +1,107 @@
+"""A document of very many different texts: how many tokens it really has, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.report import Case
+from qrag_jax import saved_config
+from qrag_jax.data.tokens import TextTokenizer
+from qrag_jax.document_lengths import documents_of_length
+
+AT_ONCE = 20_000  # texts tokenised together
+
+
+class Texts(NamedTuple):
+    """Counts of one document: chunks, different ones, tokens of all (no special ones, nothing cut),
+    and chunks longer than the row limit, which are cut when they are embedded."""
+
+    chunks: int
+    different: int
+    tokens: int
+    cut: int
+
+
+def count_texts(workdir: Path, chunks: int, fields: Sequence[str]) -> Texts:
+    """Counts the first evaluation document of that length, by the run's own tokenizer.
+
+    Args:
+        fields: as on the command line, "--config.data.babilong.noise=".
+    """
+    config = saved_config.load_config(workdir / "config.json")
+    for field in fields:
+        name, _, value = field.removeprefix("--config.").partition("=")
+        *place, last = name.split(".")
+        section = config
+        for part in place:
+            section = section[part]
+        section[last] = type(section[last])(value)
+    tokenizer = TextTokenizer.load(workdir / "encoder", opens_rows=False)
+    (document,) = documents_of_length(config, chunks, 1)
+    tokens = cut = 0
+    for start in range(0, len(document.chunks), AT_ONCE):
+        encoded = tokenizer.encode(document.chunks[start : start + AT_ONCE])
+        tokens += sum(map(len, encoded))
+        cut += sum(len(ids) > config.data.max_chunk_tokens - 2 for ids in encoded)
+    return Texts(len(document.chunks), len(set(document.chunks)), tokens, cut)
+
+
+def different_cases(made: Sequence[Mapping[str, Any]], texts: Texts, least: int = 1) -> list[Case]:
+    """The cases of a document played twice, its embeddings kept from the first time.
+
+    Args:
+        made: results of `qrag_jax.evaluate_lengths`, first and, if need be, second. least: different texts
+            that are asked for.
+    """
+    about = f"a document of {texts.chunks:,} chunks, {texts.different:,} different texts"
+    counted = {
+        "chunks": texts.chunks,
+        "different texts": texts.different,
+        "tokens, counted by the tokenizer": texts.tokens,
+        "chunks cut at the row limit": texts.cut,
+    }
+    first, *later = made
+    mapped = all(result["mapped_mib"] > 0 for result in made)
+    cases = [
+        Case(
+            f"{about}: tokens",
+            texts.tokens,
+            "tokens",
+            target=f">= {least:,} different texts",
+            holds=texts.different >= least,
+            details=counted | _measured(first),
+        ),
+        Case(
+            f"{about}: embedding and playing it",
+            first["seconds_per_episode"],
+            "s an episode",
+            target="table memory-mapped, all embedded by this command",
+            holds=mapped and first["embedded"] >= texts.different,
+        ),
+    ]
+    cases += [
+        Case(
+            f"{about}: playing it again, embeddings kept on disk",
+            again["seconds_per_episode"],
+            "s an episode",
+            target="nothing embedded again",
+            holds=again["embedded"] == 0,
+            details=_measured(again),
+        )
+        for again in later
+    ]
+    return cases
+
+
+def _measured(result: Mapping[str, Any]) -> dict[str, float]:
+    names = {
+        "fact_em": "fact EM",
+        "embedded": "texts embedded by this command",
+        "embed_seconds": "embedding them, s",
+        "seconds_per_episode": "in all, s",
+        "mapped_mib": "table of embeddings mapped from a file, MiB",
+        "peak_memory_mib": "peak memory, pages of that file counted, MiB",
+    }
+    return {label: result[name] for name, label in names.items()}
