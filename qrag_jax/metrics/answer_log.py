@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from qrag_jax.errors import InputError
+from qrag_jax.metrics.bounded_lines import bounded_lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +115,7 @@ def read_partial(path: Path, kind: type[Record]) -> list[Record]:
     rows: list[Record] = []
     with path.open("rb+") as file:
         whole = 0
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(bounded_lines(file, path), start=1):
             if not line.endswith(b"\n"):
                 break
             rows.append(_row(line, kind, f"{path}, line {number}"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
+from qrag_jax.metrics.bounded_lines import bounded_lines
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def read_partial(path: Path) -> list[Row]:
     rows: list[Row] = []
     with path.open("rb+") as file:
         whole = 0
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(bounded_lines(file, path), start=1):
             if not line.endswith(b"\n"):
                 break
             rows.append(_decode(line, f"{path}, line {number}", _BEGIN_ANEW))
@@ -129,7 +130,7 @@ def read(path: Path) -> list[Row]:
     rows: list[Row] = []
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(bounded_lines(file, path), start=1):
                 place = f"{path}, line {number}"
                 try:
                     row = _decode(line, place, _WRITE_ANEW)

@@ -1,0 +1,46 @@
+"""Logs with a line that no log has: refused after the first part of it."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.metrics import answer_log, bounded_lines, retrieval_log
+from qrag_jax.metrics.answer_log import AnswerRow, VerdictRow
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "read": retrieval_log.read,
+    "read_partial": retrieval_log.read_partial,
+    "answers": lambda path: answer_log.read_partial(path, AnswerRow),
+    "verdicts": lambda path: answer_log.read_partial(path, VerdictRow),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_line_of_two_gigabytes_is_refused(reader: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with path.open("wb") as file:
+        file.truncate(2 << 30)  # zeros, which take no room on the disk
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match=r"log\.jsonl, line 1: is longer than 64 MiB"):
+        READERS[reader](path)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert grown < 500  # MiB
+    assert path.stat().st_size == 2 << 30  # nothing was cut off
+
+
+def test_lines_come_as_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_lines, "LONGEST_LINE", 4)
+    path = tmp_path / "lines"
+    for content in (b"", b"abc\n", b"abc\n\nab\n", b"abc\nabcd", b"abc\r\n"[1:], b"\n\n"):
+        path.write_bytes(content)
+        with path.open("rb") as file, path.open("rb") as plain:
+            assert list(bounded_lines.bounded_lines(file, path)) == list(plain)
+    path.write_bytes(b"abc\nabcd\n")
+    with path.open("rb") as file, pytest.raises(InputError, match="lines, line 2: is longer"):
+        list(bounded_lines.bounded_lines(file, path))
