@@ -134,7 +134,7 @@ def _row(line: bytes, kind: type[Record], place: str) -> Record:
     fix = "pass --restart, or delete the file, to begin anew"
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"{place}: is not valid JSON; {fix}") from None
     if not isinstance(record, dict):
         raise InputError(f"{place}: is not a JSON object; {fix}")

@@ -248,7 +248,7 @@ def _decode_meta(side: Path, fix: str) -> dict[str, Any]:
 def _decode(line: bytes, place: str, fix: str) -> Row:
     try:
         record = json.loads(line, parse_constant=_no_constant)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{place}: is not valid JSON; {fix}") from error
     if not isinstance(record, dict):
         raise InputError(f"{place}: is not a JSON object; {fix}")

@@ -44,3 +44,11 @@ def test_lines_come_as_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path.write_bytes(b"abc\nabcd\n")
     with path.open("rb") as file, pytest.raises(InputError, match="lines, line 2: is longer"):
         list(bounded_lines.bounded_lines(file, path))
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_line_of_brackets_is_refused(reader: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"[" * 200_000 + b"\n")
+    with pytest.raises(InputError, match="line 1: is not valid JSON"):
+        READERS[reader](path)
