@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -85,7 +85,7 @@ async def _bound(response: Any) -> None:
     """Stops reading a reply that is too long."""
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise TooLarge("the reply is packed, which was not asked for")
-    kind: Hashable = type(response.stream)
+    kind: Any = type(response.stream)
     response.stream = _bounded(kind)(response.stream)
 
 
