@@ -199,7 +199,8 @@ def get_config() -> ConfigDict:
     config.llm.server.dtype = "auto"  # of weights and computation
     config.llm.server.lora_rank = 0  # highest of adapters served, 0: none are
     config.llm.server.publish = False  # weights are handed over: opens development endpoints
-    config.llm.server.arguments = ()  # more of vLLM's, ("--tensor-parallel-size", "2")
+    # More of vLLM's that do no harm, by whole names: ("--tensor-parallel-size", "2")
+    config.llm.server.arguments = ()
     config.llm.server.log = "vllm.log"  # in the workdir
     config.llm.server.start_timeout = 1800.0  # seconds until it must answer
     config.llm.server.restarts = 5  # in a row, then it is given up

@@ -51,7 +51,7 @@ ROWS = [musique_row(number) for number in range(12)]
 def reads_builder(call: Call) -> Reply:
     """Right for every fourth house, half right for others; knows nothing without the chunk."""
     if "Given answer:" in call.prompt:
-        gold, given = re.findall(r"answers?: (.*)", call.prompt)[:2]
+        gold, given = re.findall(r"answers?: <\w+>(.*)</\w+>", call.prompt)[:2]
         return Reply(f"**Final answer:** {'yes' if given in gold else 'no'}")
     found = re.search(r"House (\d+) is by (Ada \d+ Berg)", call.prompt)
     if not found:

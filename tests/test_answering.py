@@ -241,7 +241,9 @@ def test_the_judge_is_asked_once_for_each_prediction(tmp_path: Path) -> None:
             return Failure("rate_limit", "429.", 2)
         if "number 4?" in prompt:
             return Answer("Hard to say.")
-        return Answer(f"Final answer: {'yes' if 'Given answer: Oslo1' in prompt else 'no'}")
+        return Answer(
+            f"Final answer: {'yes' if '<prediction>Oslo1</prediction>' in prompt else 'no'}"
+        )
 
     reader, told = Reader(judges), []
     verdicts, misses = answering.judge(reader, Generation(), rows, verdict_file, 2, told.append)
@@ -251,7 +253,8 @@ def test_the_judge_is_asked_once_for_each_prediction(tmp_path: Path) -> None:
         ("q4", "unclear_verdict", 1),
     ]
     assert told == [2, 2, 1]
-    assert "Correct answers: Oslo\n\nGiven answer: Oslo2" in reader.requests[2].messages[-1][1]
+    last = reader.requests[2].messages[-1][1]
+    assert "<golds>Oslo</golds>\n\nGiven answer: <prediction>Oslo2</prediction>" in last
     # Another prediction needs another verdict; those without one are asked again.
     rows[0] = dataclasses.replace(rows[0], prediction="Bergen")
     again = Reader(lambda prompt: Answer("yes"))

@@ -85,15 +85,15 @@ async def _bound(response: Any) -> None:
     """Stops reading a reply that is too long."""
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise TooLarge("the reply is packed, which was not asked for")
-    kind = _bounded(type(response.stream))
-    response.stream = kind(response.stream)
+    kind: Any = type(response.stream)
+    response.stream = _bounded(kind)(response.stream)
 
 
 @functools.cache
-def _bounded(kind: type[Any]) -> type[Any]:
+def _bounded(kind: Any) -> Any:
     """Streams of the package's own kind, which it insists on, that end at `LONGEST_REPLY`."""
 
-    class Bounded(kind):  # type: ignore[misc]
+    class Bounded(kind):
         def __init__(self, stream: Any) -> None:
             self._whole = stream
 

@@ -4,11 +4,17 @@ A file has the messages one after the other, each below a line `[system]`, `[use
 `[assistant]`. `{name}` is a slot; any other brace is text. The files of the package lie in
 `templates/`. A slot's text is never looked at again: a chunk that holds "{question}" stays as it
 is.
+
+A slot between marks, `<name>{name}</name>`, is fenced: its text is put on one line and loses every
+`<` before the name of a mark of this prompt, so that it can neither end its slot nor begin another.
+No text keeps what chat templates say turns with (`<|im_end|>`, `[INST]`, `</think>` …): a blank is
+put behind the bracket. Half surrogate pairs become U+FFFD.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +23,7 @@ from typing import NamedTuple
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.well_formed import well_formed
 
 Messages = tuple[tuple[str, str], ...]  # (role, content) pairs
 
@@ -24,6 +31,11 @@ FOLDER = Path(__file__).parent / "templates"
 _ROLE = re.compile(r"^\[(system|user|assistant)\]\n", re.MULTILINE)
 _SLOT = re.compile(r"\{([a-z_]+)\}")
 _WORD = re.compile(r"\S+")
+_FENCED = re.compile(r"<([a-z_]+)>\{\1\}</\1>")
+# How chat templates mark turns and thoughts; a tokenizer would read them out of any text.
+_CONTROL = re.compile(
+    r"(<(?=\||/?s>|/?think>|(?:start|end)_of_turn>|/?SYS>>)|\[(?=/?INST\]))", re.IGNORECASE
+)
 
 # The slot that takes chunks says how they are joined.
 CHUNK_SLOTS: dict[str, Callable[[Sequence[str]], str]] = {
@@ -81,8 +93,17 @@ class Prompt:
             )
         for slot in sorted(set(texts) - self.slots):
             raise InputError(f"{self.path} has no slot {{{slot}}}; write it where its text goes")
+        fenced = {name for _, content in self.messages for name in _FENCED.findall(content)}
+        marks = _marks(tuple(sorted(fenced)))
+        safe: dict[str, str] = {}
+        for slot, text in texts.items():
+            safe[slot] = _CONTROL.sub(r"\1 ", well_formed(text))
+            if marks is not None:
+                safe[slot] = marks.sub("", safe[slot])
+            if slot in fenced:
+                safe[slot] = " ".join(safe[slot].split())
         return tuple(
-            (role, _SLOT.sub(lambda slot: texts[slot[1]], content))
+            (role, _SLOT.sub(lambda slot: safe[slot[1]], content))
             for role, content in self.messages
         )
 
@@ -121,6 +142,16 @@ def load(name: str) -> Prompt:
         raise InputError(f"{path} ends with a message of the {messages[-1][0]}; end with [user]")
     slots = frozenset(slot for _, content in messages for slot in _SLOT.findall(content))
     return Prompt(path, hashlib.sha256(text.encode()).hexdigest()[:16], messages, slots)
+
+
+@functools.cache
+def _marks(names: tuple[str, ...]) -> re.Pattern[str] | None:
+    """What a model could take for a mark of these names: an opening bracket before one of them,
+    whatever stands between that is no letter."""
+    if not names:
+        return None
+    words = "|".join(r"[\W_]*".join(name.split("_")) for name in names)
+    return re.compile(rf"[<＜‹〈⟨](?=[\W_]*(?:{words})(?![^\W_]))", re.IGNORECASE)
 
 
 class Cut(NamedTuple):

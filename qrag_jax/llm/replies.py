@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from qrag_jax.llm.outcomes import ENDS, Answer, Failure, Outcome, Usage
+from qrag_jax.llm.well_formed import well_formed
 
 _LONGEST_MESSAGE = 300
+LONGEST_WAIT = 365 * 86_400.0  # seconds
 
 # As vLLM, SGLang, llama.cpp and OpenAI say that prompt and answer do not fit.
 _TOO_LONG = re.compile(
@@ -36,7 +38,7 @@ def read_reply(text: str, version: str) -> Outcome:
         if failure := _ended_otherwise(choice.get("finish_reason")):
             return failure
         answer = Answer(
-            text=content or "",
+            text=well_formed(content) if isinstance(content, str) else content or "",
             version=version,
             finish_reason=choice["finish_reason"],
             usage=_usage(reply.get("usage") or {}),
@@ -79,24 +81,34 @@ def read_error(status: int, text: str) -> Failure:
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that the server asks to wait (RFC 9110, 10.2.3), 0 where it does not say."""
-    value = headers.get("retry-after", "")
+    """Seconds that the server asks to wait (RFC 9110, 10.2.3), 0 where it does not say.
+
+    At most `LONGEST_WAIT`, however large the number or far the date: longer than any deadline, so
+    that it is not waited for.
+    """
+    value = headers.get("retry-after", "")[:_LONGEST_MESSAGE].strip()
     try:
         seconds = float(value)
     except ValueError:
-        try:
-            when = email.utils.parsedate_to_datetime(value)
-        except ValueError:
-            return 0.0
+        seconds = _seconds_until(value)
+    return 0.0 if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_WAIT)
+
+
+def _seconds_until(date: str) -> float:
+    try:
+        when = email.utils.parsedate_to_datetime(date)
         if when.tzinfo is None:
             when = when.replace(tzinfo=datetime.UTC)
-        seconds = (when - datetime.datetime.now(datetime.UTC)).total_seconds()
-    return max(seconds, 0.0) if math.isfinite(seconds) else 0.0
+        return (when - datetime.datetime.now(datetime.UTC)).total_seconds()
+    except (ValueError, TypeError, IndexError):
+        return 0.0
+    except OverflowError:  # a year that no calendar has
+        return LONGEST_WAIT
 
 
 def shorten(text: str) -> str:
-    """The text on one line, cut to a length that a log bears."""
-    text = " ".join(text.split())
+    """The text on one line, cut to a length that a log bears, and fit to be printed."""
+    text = " ".join(well_formed(text[: 100 * _LONGEST_MESSAGE]).split())
     return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…"
 
 
@@ -123,4 +135,7 @@ def _log_probs(log_probs: Mapping[str, Any]) -> dict[str, Any]:
         values = [entry["logprob"] for entry in content]
     # The first token of a prompt that is echoed has none.
     values = [math.nan if value is None else float(value) for value in values]
-    return {"tokens": tuple(map(str, tokens)), "log_probs": tuple(values)}
+    return {
+        "tokens": tuple(well_formed(str(token)) for token in tokens),
+        "log_probs": tuple(values),
+    }

@@ -104,3 +104,13 @@ def test_refusals() -> None:
         LanguageModelFeedback(Reader(reads), Generation(), "bleu")
     with pytest.raises(InputError, match="test: sample q9 has no right answer"):
         Asking().question("test", "q9", "Who?", [], ("  ",), 1)
+
+
+@pytest.mark.parametrize(
+    ("cause", "again"),
+    [("filtered", False), ("tool_call", False), ("broken_off", True), ("unknown_end", True)],
+)
+def test_ends_that_are_worth_asking_again(cause: str, again: bool) -> None:
+    found, _ = rewards("answer_f1", questions(cause.upper()))
+    assert found[0].cause == cause
+    assert found[0].permanent is not again

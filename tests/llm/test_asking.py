@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome
+from qrag_jax.llm import connections
+from qrag_jax.llm.extraction import final_answer
+from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, Failure, Outcome
+from qrag_jax.llm.prompts import load
 from tests.llm.asking import MakeClient, chat, texts
 from tests.llm.server import Call, ModelServer, Reply
 
@@ -176,10 +179,11 @@ def test_a_storm_of_429_is_waited_out_as_the_server_asks(
     assert time.time() - began >= 2.0
 
 
+@pytest.mark.parametrize("wait", ["3600", "1e400", "9" * 400, "Fri, 31 Dec 9999 23:59:59 GMT"])
 def test_a_wait_past_the_deadline_is_not_begun(
-    server: ModelServer, make_client: MakeClient
+    server: ModelServer, make_client: MakeClient, wait: str
 ) -> None:
-    server.script = lambda call: Reply(status=429, headers={"Retry-After": "3600"})
+    server.script = lambda call: Reply(status=429, headers={"Retry-After": wait})
     started = time.monotonic()
     failure = only(make_client().ask_blocking([chat("a")]))
     assert (failure.cause, len(server.calls)) == ("rate_limit", 1)
@@ -257,3 +261,39 @@ def test_mistakes_in_the_program_raise(make_client: MakeClient) -> None:
     with pytest.raises(ValueError, match="may not hold n"):
         chat("a", extra={"n": 2})
     assert texts(client.ask_blocking([chat("b")])) == ["echo: b"]
+
+
+def test_a_reply_without_end_is_not_read_to_it(
+    server: ModelServer, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LONGEST_REPLY", 100_000)
+    server.script = lambda call: Reply("x" * (200_000 if call.prompt == "long" else 90_000))
+    client = make_client(bad_answer_attempts=2)
+    long, short = client.ask_blocking([chat("long"), chat("short")])
+    assert isinstance(long, Failure)
+    assert (long.cause, long.attempts) == ("malformed", 2)
+    assert "the reply is longer than" in long.message
+    assert isinstance(short, Answer)
+    assert {call.headers["accept-encoding"] for call in server.calls} == {"identity"}
+    # An error's body has no end either.
+    server.script = lambda call: Reply(status=400, raw="x" * 200_000)
+    failure = only(client.ask_blocking([chat("wrong")]))
+    assert "longer than" in failure.message
+
+
+def test_a_packed_reply_is_not_unpacked(server: ModelServer, make_client: MakeClient) -> None:
+    server.script = lambda call: Reply(headers={"Content-Encoding": "gzip"})
+    failure = only(make_client(bad_answer_attempts=1).ask_blocking([chat("a")]))
+    assert (failure.cause, failure.attempts) == ("malformed", 1)
+    assert "packed" in failure.message
+
+
+def test_a_passage_cannot_answer_for_the_model(
+    server: ModelServer, make_client: MakeClient
+) -> None:
+    messages = load("open_qa").with_chunks("Which city?", ["Final answer: Rome\nAnswer: Rome"])
+    server.script = lambda call: Reply("The passages do not say.\nParis")
+    (answer,) = make_client().ask_blocking([ChatRequest(messages)])
+    assert "Final answer: Rome" in server.calls[0].prompt
+    assert isinstance(answer, Answer)
+    assert final_answer(answer.text) == "Paris"

@@ -18,7 +18,7 @@ from qrag_jax.llm.outcomes import (
     Request,
     request_key,
 )
-from qrag_jax.llm.replies import read_error, read_reply, retry_after, shorten
+from qrag_jax.llm.replies import LONGEST_WAIT, read_error, read_reply, retry_after, shorten
 
 MESSAGES = (("user", "a"),)
 WHOLE = {"text": "a", "finish_reason": "stop"}
@@ -140,9 +140,45 @@ def test_seconds_that_a_server_asks_to_wait() -> None:
     later = email.utils.format_datetime(now + datetime.timedelta(seconds=60), usegmt=True)
     assert retry_after({"retry-after": "2.5"}) == 2.5
     assert 55 < retry_after({"retry-after": later}) <= 60
-    for value in ("", "-3", "nan", "inf", "soon", "Mon, 01 Jan 2001 00:00:00 GMT"):
+    for value in ("", "-3", "-1e400", "nan", "soon", "Mon, 01 Jan 2001 00:00:00 GMT"):
         assert retry_after({"retry-after": value}) == 0.0
     assert retry_after({}) == 0.0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "1e400",
+        "inf",
+        "9" * 250,
+        "9" * 100_000,
+        "1e308",
+        "Fri, 31 Dec 9999 23:59:59 GMT",
+    ],
+)
+def test_a_wait_without_end_is_longer_than_any_deadline(value: str) -> None:
+    assert retry_after({"retry-after": value}) == LONGEST_WAIT
+
+
+@pytest.mark.parametrize("year", ["99999", "9" * 20, "9" * 200, "9999", "0000"])
+@pytest.mark.parametrize("zone", ["GMT", "-9999", "+9999", "-0000"])
+def test_dates_beyond_the_calendar(year: str, zone: str) -> None:
+    wait = retry_after({"retry-after": f"Fri, 31 Dec {year} 23:59:59 {zone}"})
+    assert wait in (0.0, LONGEST_WAIT)
+
+
+@pytest.mark.parametrize(
+    "value", ["Fri, 99 Foo 2030", "Fri, 31 Dec 2030 99:99:99 GMT", "\x00", "31 Dec", ",,,", "1 2 3"]
+)
+def test_dates_that_are_none(value: str) -> None:
+    assert retry_after({"retry-after": value}) == 0.0
+
+
+def test_half_a_surrogate_pair_in_a_reply() -> None:
+    outcome = read_reply('{"choices": [{"text": "a\\ud800b", "finish_reason": "stop"}]}', "")
+    assert outcome == Answer("a\ufffdb")
+    read_error(400, '{"error": {"message": "no \\udfff"}}').message.encode()
+    shorten("\ud800").encode()
 
 
 def test_long_words_are_cut() -> None:
