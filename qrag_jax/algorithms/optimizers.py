@@ -6,6 +6,7 @@ import dataclasses
 
 import optax
 
+from qrag_jax.algorithms.adam import scale_by_adam
 from qrag_jax.errors import InputError
 
 SCHEDULES = ("constant", "linear", "cosine")
@@ -58,15 +59,18 @@ def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
     return optax.join_schedules([rise, after], [config.warmup_steps])
 
 
-def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """AdamW on all parameters, as the published runs have it."""
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
+    """AdamW on all parameters, as the published runs have it.
+
+    Its update takes `finite`, a bool scalar: where it is False the moments stay, the schedule goes
+    on, and the updates mean nothing.
+    """
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm),
-        optax.adamw(
-            learning_rate_schedule(config),
-            b1=config.beta1,
-            b2=config.beta2,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
+        # `optax.adamw`, in parts.
+        optax.chain(
+            scale_by_adam(config.beta1, config.beta2, config.eps),
+            optax.add_decayed_weights(config.weight_decay),
+            optax.scale_by_learning_rate(learning_rate_schedule(config)),
         ),
     )
