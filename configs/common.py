@@ -155,6 +155,8 @@ def get_config() -> ConfigDict:
     config.train.log_every = 10  # steps a line of metrics averages over
     config.train.eval_every = 250  # steps between evaluations
     config.train.checkpoint_every = 250  # steps between saves of the whole state
+    # Steps in a row that may be left out for a loss or gradient that is not finite; 0: any number
+    config.train.max_skipped_steps = 10
 
     config.eval = ConfigDict()
     config.eval.path = ""  # data to evaluate on; "": the dev part of data.path

@@ -62,6 +62,7 @@ class DeferredSteps:
             staleness: K. steps: of the whole run; nothing is played beyond.
         """
         self.waited = {"input": 0.0, "feedback": 0.0}
+        self.samples = np.zeros(0, np.int32)
         self._mesh, self._play, self._learn = mesh, play, learn
         self._batches, self._samples, self._rewards = batches, samples, rewards
         self._staleness, self._steps = staleness, steps
@@ -112,7 +113,7 @@ class DeferredSteps:
                 state, ScoredEpisodes(oldest.batch, oldest.played, *scores)
             )
         self._queue.popleft()
-        self._used, self._running = oldest.behind, metrics
+        self._used, self._running, self.samples = oldest.behind, metrics, oldest.samples
         self._ask()
         return state, metrics
 

@@ -75,6 +75,7 @@ LEAST = {
     "train.log_every": 1,
     "train.eval_every": 1,
     "train.checkpoint_every": 1,
+    "train.max_skipped_steps": 0,
     "eval.batch_size": 1,
     "eval.samples": 0,
 }

@@ -27,6 +27,7 @@ FREE_FIELDS = (
     "train.log_every",
     "train.eval_every",
     "train.checkpoint_every",
+    "train.max_skipped_steps",
     "data.cache",
     "eval.samples",
     "eval.batch_size",
@@ -72,6 +73,7 @@ LATER_FIELDS: dict[str, Any] = {
     "eval.beam": 1,
     "eval.beam_score": "policy",
     "eval.stop_threshold": -math.inf,
+    "train.max_skipped_steps": 10,
     "runtime.sharding": (),
     # Sources that such a run does not have.
     **{

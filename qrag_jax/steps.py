@@ -22,9 +22,11 @@ class Steps(Protocol):
 
     Attributes:
         waited: seconds so far in which the device may have had nothing to do, by what for.
+        samples: those that the last step learned from, `[b]` on this host.
     """
 
     waited: dict[str, float]
+    samples: np.ndarray
 
     def begin(self, pending: list[Any]) -> None:
         """Before the first step; `pending` as `position` gave it, empty for a new run."""
@@ -72,8 +74,9 @@ class FusedSteps:
     def __init__(self, program: TrainStep, batches: Batches) -> None:
         self.waited = {"input": 0.0}
         self._program, self._batches = program, batches
+        self.samples = np.zeros(0, np.int32)
         self._used: Any = batches.position
-        self._ahead: tuple[EpisodeBatch, Any] | None = None
+        self._ahead: tuple[EpisodeBatch, np.ndarray, Any] | None = None
 
     def begin(self, pending: list[Any]) -> None:
         """See `Steps`."""
@@ -86,7 +89,7 @@ class FusedSteps:
     ) -> tuple[TrainState, Metrics] | None:
         """See `Steps`."""
         assert self._ahead is not None
-        batch, self._used = self._ahead
+        batch, self.samples, self._used = self._ahead
         with jax.transfer_guard("disallow"):
             state, metrics = self._program(state, batch)
         self._ahead = self._fetch(lambda: is_done(metrics))
@@ -100,11 +103,11 @@ class FusedSteps:
         """See `Steps`."""
         return {}
 
-    def _fetch(self, idle: Callable[[], bool]) -> tuple[EpisodeBatch, Any]:
+    def _fetch(self, idle: Callable[[], bool]) -> tuple[EpisodeBatch, np.ndarray, Any]:
         before = time.monotonic()
-        batch, _ = self._batches.next()
+        batch, samples = self._batches.next()
         # Grain's threads or processes build batches ahead, so this takes a moment, in which the
         # device has work; it was kept waiting only if that is done by now.
         if idle():
             self.waited["input"] += time.monotonic() - before
-        return batch, self._batches.position
+        return batch, samples, self._batches.position

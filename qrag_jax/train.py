@@ -40,6 +40,7 @@ from qrag_jax.runtime.curve import plot_curve
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.writers import METRICS_NAME, MetricWriter, read_metrics
+from qrag_jax.skipped_steps import NotFinite
 from qrag_jax.steps import Batches, FusedSteps, Steps
 from qrag_jax.training import Inputs, Progress, Run, say
 
@@ -54,6 +55,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
         InputError: the config, the data, the encoder or the workdir cannot be used.
         SaveError: a checkpoint could not be written; the last good one is kept.
         RewardsLost: the language model was lost; the run is saved.
+        NotFinite: too many steps in a row had no finite numbers; the run is saved.
     """
     started = time.monotonic()
     # ------------------------------------------------------------------ config and workdir
@@ -307,6 +309,9 @@ def main() -> int:
         return train(config, workdir)
     except SaveError as error:
         _leave_at_once(str(error))
+    except NotFinite as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
     except RewardsLost as error:
         say(f"error: {str(error).rstrip('.')}. Give the same command to go on.")
         return 1

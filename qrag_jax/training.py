@@ -35,6 +35,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.process import process_age
 from qrag_jax.runtime.profile import StepProfile
 from qrag_jax.runtime.writers import MetricWriter
+from qrag_jax.skipped_steps import NotFinite, skip_limit, skip_line, stop_error
 from qrag_jax.steps import Steps
 
 Metrics = dict[str, jax.Array]
@@ -53,6 +54,8 @@ class Progress:
     evaluation_due: bool = False  # the run was stopped while this step's waited for rewards
     made_with: dict[str, Any] = dataclasses.field(default_factory=dict)  # rewards of a model
     data: dict[str, str] = dataclasses.field(default_factory=dict)  # content key by source
+    skipped_steps: int = 0  # that learned nothing, their numbers not being finite
+    skipped_in_a_row: int = 0  # of these, the last ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,21 +105,23 @@ class Run:
     progress: Progress = dataclasses.field(default_factory=Progress)
     started: float = 0.0  # on the monotonic clock, earlier starts of the run counted in
     window: Window = dataclasses.field(default_factory=Window)
-    lost: RewardsLost | None = None
+    lost: RewardsLost | NotFinite | None = None
     has_stepped: bool = False  # in this start
+    has_learned: bool = False  # since the last save
 
     def loop(self, state: pqn.TrainState, step: int) -> int:
         """Steps until the run is done or interrupted; saves; returns the step reached.
 
         Raises:
             RewardsLost: the language model was lost; the state was saved.
+            NotFinite: too many steps in a row learned nothing; the last state that did is saved.
         """
         settings, saved = self.config.train, step
         profile = StepProfile(self.workdir / "profile", self.config.profile, step, say)
         bar = tqdm(initial=step, total=settings.steps, unit="step", disable=jax.process_index() > 0)
         # The results of a step are waited for and written while the next one runs. One step is
         # ahead and no more: rates stay true, a signal is heeded at once, memory is bounded.
-        running: tuple[int, Metrics] | None = None
+        running: tuple[int, Metrics, np.ndarray] | None = None
         self.steps.begin(self.progress.pending)
         owed = self.progress.evaluation_due
         if step == 0 or owed:
@@ -139,7 +144,7 @@ class Run:
                     step += 1
                     if running is not None:
                         self._finish(*running, bar)
-                    running = step, metrics
+                    running = step, metrics, self.steps.samples
                 last = step == settings.steps
                 evaluates = step % settings.eval_every == 0 or last
                 saves = step % settings.checkpoint_every == 0 or last
@@ -149,12 +154,14 @@ class Run:
                 with self.window.pause():
                     if evaluates:
                         self.evaluate(step, state)
-                    if saves or self.progress.evaluation_due:
+                    # While nothing is learned the older of two checkpoints is not given away.
+                    worth_it = self.has_learned or not self.progress.skipped_in_a_row or last
+                    if (saves and worth_it) or self.progress.evaluation_due:
                         self._save(step, state)
                         saved = step
             if running is not None:
                 self._finish(*running, bar)
-        if step != saved:
+        if step != saved and (self.has_learned or not isinstance(self.lost, NotFinite)):
             self._save(step, state)
         self.checkpoints.wait()
         if self.lost is not None:
@@ -211,7 +218,7 @@ class Run:
             f"return {scores['return']:.3f}{without} on {len(multi)} questions"
         )
         score = scores[self.config.eval.best_by]
-        if score > self.progress.best_return:
+        if score > self.progress.best_return and not self.progress.skipped_in_a_row:
             self.progress.best_return = score
             self.checkpoints.save_best(step, state.params, {"scores": scores})
 
@@ -253,18 +260,32 @@ class Run:
     def _new_window(self) -> None:
         self.window = Window(waited=dict(self.steps.waited))
 
-    def _finish(self, step: int, metrics: Metrics, bar: tqdm) -> None:
+    def _finish(self, step: int, metrics: Metrics, samples: np.ndarray, bar: tqdm) -> None:
         """Waits until the step is computed; shows it, and writes what is due."""
         jax.block_until_ready(metrics)
         if not self.has_stepped:
             self._tell_start(step)
             self.has_stepped = True
         bar.update()
+        self._count(step, bool(metrics["skipped"]), samples)
         self.window.metrics.append(metrics)
         if step % self.config.train.log_every == 0 or step == self.config.train.steps:
             shown = self._log(step)
             bar.set_postfix(loss=f"{shown['loss']:.3f}", fact_em=f"{shown['fact_em']:.2f}")
             self._new_window()
+
+    def _count(self, step: int, skipped: bool, samples: np.ndarray) -> None:
+        progress = self.progress
+        if not skipped:
+            self.has_learned, progress.skipped_in_a_row = True, 0
+            return
+        progress.skipped_steps += 1
+        progress.skipped_in_a_row += 1
+        questions = [self.inputs.train_samples[number].id for number in samples.tolist()]
+        if progress.skipped_in_a_row == 1:
+            say(skip_line(step, questions, progress.skipped_steps))
+        if self.lost is None and 0 < skip_limit(self.config) <= progress.skipped_in_a_row:
+            self.lost = stop_error(self.config, step, progress.skipped_in_a_row, questions)
 
     def _tell_start(self, step: int) -> None:
         seconds, counter = process_age(), self.counter
@@ -279,8 +300,11 @@ class Run:
     def _log(self, step: int) -> dict[str, float]:
         window, elapsed = self.window, time.monotonic() - self.window.began
         rows = jax.device_get(window.metrics)
-        means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        means = {name: _mean_of_finite([row[name] for row in rows]) for name in rows[0]}
+        del means["skipped"]
         means["env_steps"] = float(rows[-1]["env_steps"])
+        means["skipped_steps"] = float(self.progress.skipped_steps)
+        means["skipped_in_a_row"] = float(self.progress.skipped_in_a_row)
         metrics = {f"train/{name}": value for name, value in means.items()}
         metrics |= {
             "speed/steps_per_second": len(rows) / elapsed,
@@ -298,6 +322,7 @@ class Run:
         return means
 
     def _save(self, step: int, state: pqn.TrainState) -> None:
+        self.has_learned = False
         self.progress.seconds = time.monotonic() - self.started
         self.progress.batches, self.progress.pending = self.steps.position()
         self.checkpoints.save_last(step, state, dataclasses.asdict(self.progress))
@@ -308,6 +333,12 @@ def say(line: str) -> None:
     if jax.process_index() == 0:
         tqdm.write(line)
         sys.stdout.flush()  # at once also where the output goes to a file
+
+
+def _mean_of_finite(values: Sequence[np.ndarray]) -> float:
+    """NaN if none is: a skipped step does not hide the loss of the others."""
+    finite = [value for value in values if np.isfinite(value)]
+    return float(np.mean(finite)) if finite else math.nan
 
 
 def _means(rows: list[Row]) -> dict[str, float]:

@@ -31,6 +31,7 @@ from tests.entry_points import (
 PER_STEP = {
     *("loss", "mean_q", "mean_target", "td_error", "entropy", "return", "fact_em", "grad_norm"),
     *("learning_rate", "alpha", "padding_share", "env_steps"),
+    *("skipped_steps", "skipped_in_a_row"),
 }
 SPEED = {
     *("steps_per_second", "input_wait_share", "compilations", "compilation_seconds", "seconds"),

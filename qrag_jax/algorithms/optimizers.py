@@ -8,6 +8,7 @@ import math
 import jax.numpy as jnp
 import optax
 
+from qrag_jax.algorithms.adam import scale_by_adam
 from qrag_jax.errors import InputError
 
 SCHEDULES = ("constant", "linear", "cosine", "quarter_cosine")
@@ -77,15 +78,18 @@ def quarter_cosine_schedule(peak: float, steps: int, final_ratio: float) -> opta
     return rate
 
 
-def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """AdamW on all parameters, as the published runs have it."""
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
+    """AdamW on all parameters, as the published runs have it.
+
+    Its update takes `finite`, a bool scalar: where it is False the moments stay, the schedule goes
+    on, and the updates mean nothing.
+    """
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm),
-        optax.adamw(
-            learning_rate_schedule(config),
-            b1=config.beta1,
-            b2=config.beta2,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
+        # `optax.adamw`, in parts.
+        optax.chain(
+            scale_by_adam(config.beta1, config.beta2, config.eps),
+            optax.add_decayed_weights(config.weight_decay),
+            optax.scale_by_learning_rate(learning_rate_schedule(config)),
         ),
     )

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from qrag_jax.algorithms.adam import keep_unless
 from qrag_jax.algorithms.returns import lambda_returns
 from qrag_jax.algorithms.rollout import RolloutConfig, Trajectory, rollout
 from qrag_jax.data.episodes import EpisodeBatch
@@ -50,8 +51,8 @@ class TrainState(NamedTuple):
     """All that training changes; every leaf is an array.
 
     params, target_params: two towers stacked on axis 0, or their adapters alone. step: optimizer
-    steps done, int32. env_steps: environment steps (transitions) done, int32. key: PRNG key of the
-    run, constant.
+    steps done, skipped ones too, int32. env_steps: environment steps (transitions) done, int32.
+    key: PRNG key of the run, constant.
     """
 
     params: Params
@@ -248,23 +249,43 @@ def apply_update(
     sums: Sums,
     optimizer: optax.GradientTransformation,
     tau: float,
-) -> tuple[TrainState, jax.Array]:
+) -> tuple[TrainState, jax.Array, jax.Array]:
     """One optimizer step on the mean loss, then `target ← (1-τ)·target + τ·online`.
 
+    Where the loss or the gradient's norm is not finite nothing is learned: parameters, targets and
+    moments stay bit for bit. Time goes on: the step, the environment steps and the learning rate's
+    schedule, which all count batches, so that the next batch has the keys and the rate of its turn.
+    Nothing non-finite is ever put in: an element whose own update overflows keeps its value.
+
+    Args:
+        optimizer: keeps its own state where it is told `finite=False` (`make_optimizer`).
+
     Returns:
-        the new state and the gradient's global norm before clipping.
+        the new state, the gradient's global norm before clipping, and whether both were finite.
     """
     gradient = jax.tree.map(lambda g: g / jnp.maximum(sums.transitions, 1.0), gradient)
-    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    norm = optax.tree.norm(gradient)
+    finite = jnp.isfinite(norm) & jnp.isfinite(sums.loss)
+    updates, opt_state = optax.with_extra_args_support(optimizer).update(
+        gradient, state.opt_state, state.params, finite=finite
+    )
     params = optax.apply_updates(state.params, updates)
-    return TrainState(
-        params=params,
-        target_params=optax.incremental_update(params, state.target_params, tau),
-        opt_state=opt_state,
-        step=state.step + 1,
-        env_steps=state.env_steps + sums.transitions.astype(jnp.int32),
-        key=state.key,
-    ), optax.tree.norm(gradient)
+    params = jax.tree.map(
+        lambda n, o: keep_unless(finite & jnp.isfinite(n), n, o), params, state.params
+    )
+    target_params = optax.incremental_update(params, state.target_params, tau)
+    return (
+        TrainState(
+            params=params,
+            target_params=keep_unless(finite, target_params, state.target_params),
+            opt_state=opt_state,
+            step=state.step + 1,
+            env_steps=state.env_steps + sums.transitions.astype(jnp.int32),
+            key=state.key,
+        ),
+        norm,
+        finite,
+    )
 
 
 def _over_towers(

@@ -57,7 +57,8 @@ def make_train_step(
 
     Metrics are float32 scalars: means over transitions (`loss`, `mean_q`, `mean_target`,
     `td_error`, `entropy`), over episodes (`return`, `fact_em` of the acting policy), and
-    `grad_norm`, `learning_rate`, `alpha`, `padding_share`, `env_steps`.
+    `grad_norm`, `learning_rate`, `alpha`, `padding_share`, `env_steps`, and `skipped`, 1 where the
+    loss or the gradient was not finite and nothing was learned (`pqn.apply_update`).
     """
     sums_of = partial(pqn.gradient_sums, encoder, plan, rollout_config, config, feedback)
     drops = encoder.drops(base_shardings is not None)
@@ -141,7 +142,9 @@ def make_step(
         gradient, sums = over_mesh(
             state.params, state.target_params, base, episodes, keys, alpha, uniform, dropout_key
         )
-        new_state, grad_norm = pqn.apply_update(state, gradient, sums, optimizer, config.tau)
+        new_state, grad_norm, finite = pqn.apply_update(
+            state, gradient, sums, optimizer, config.tau
+        )
         transitions = jnp.maximum(sums.transitions, 1.0)
         played = jnp.maximum(sums.episodes, 1.0)
         metrics = {
@@ -153,6 +156,7 @@ def make_step(
             "return": sums.reward / played,
             "fact_em": sums.solved / played,
             "grad_norm": grad_norm,
+            "skipped": 1.0 - finite.astype(jnp.float32),
             "learning_rate": learning_rate,
             "alpha": alpha,
             "padding_share": 1.0 - sums.real_tokens / jnp.maximum(sums.computed_tokens, 1.0),

@@ -23,6 +23,7 @@ from tests.episodes_maker import tower
 ADAPTED = TextEncoder(**(vars(ENCODER) | {"lora_scale": 2.0, "lora_dropout": 0.4}))
 # All that a play draws or settles: positions, STOP, dropout, random acting at first.
 ROLLOUT = dataclasses.replace(CONFIG, positions="random", stop_action=True)
+LONG_EPISODE = 6  # of `episodes`
 CASES = {"whole": (1, 1), "split": (2, 2)}  # devices, micro-batches on each
 
 
@@ -71,6 +72,17 @@ def steps(devices: int, accumulation: int, fused: bool) -> dict[str, np.ndarray]
             batch, step = ScoredEpisodes(batch, played, *reward), learn
         state, metrics = step(state, batch, placed)
         result |= flat({f"metrics {number}": metrics})
+    if not fused:
+        # Once more, with a reward that is infinite in one episode, on one device, in one part.
+        wrong = score(actions, valid)
+        wrong[LONG_EPISODE] = np.inf
+        reward = shard_batch(mesh, (wrong, np.ones(len(actions), bool)))
+        copied = jax.tree.map(jnp.copy, state)
+        after, metrics = learn(copied, ScoredEpisodes(*batch[:2], *reward), placed)
+        result["skipped"] = np.asarray(metrics["skipped"])
+        for name in ("params", "target_params"):
+            same = jax.tree.map(np.array_equal, getattr(state, name), getattr(after, name))
+            result[f"kept {name}"] = np.array(jax.tree.leaves(same))
     return result | flat({"params": state.params, "target_params": state.target_params})
 
 

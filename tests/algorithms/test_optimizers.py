@@ -113,6 +113,27 @@ def test_an_unknown_schedule_is_named() -> None:
         learning_rate_schedule(dataclasses.replace(CONFIG, schedule="step"))
 
 
+def test_equals_optax_adamw_bit_for_bit_and_has_its_state() -> None:
+    rng = np.random.default_rng(1)
+    params = {"w": rng.standard_normal((5, 3)).astype(np.float32)}
+    settings = dict(b1=CONFIG.beta1, b2=CONFIG.beta2, eps=CONFIG.eps)
+    plain = optax.chain(
+        optax.clip_by_global_norm(CONFIG.clip_norm),
+        optax.adamw(learning_rate_schedule(CONFIG), weight_decay=CONFIG.weight_decay, **settings),
+    )
+    ours = make_optimizer(CONFIG)
+    state, expected = ours.init(params), plain.init(params)
+    update, plain_update = jax.jit(ours.update), jax.jit(plain.update)
+    for _ in range(4):
+        gradient = {"w": rng.standard_normal((5, 3)).astype(np.float32)}
+        found, state = update(gradient, state, params, finite=True)
+        wanted, expected = plain_update(gradient, expected, params)
+        # Checkpoints name every part of it.
+        assert jax.tree.structure(state) == jax.tree.structure(expected)
+        for one, two in zip(jax.tree.leaves((found, state)), jax.tree.leaves((wanted, expected))):
+            assert np.array_equal(one, two)
+
+
 def test_equals_torch_adamw_after_its_clip() -> None:
     rng = np.random.default_rng(0)
     params = {"w": rng.standard_normal((5, 3)), "b": rng.standard_normal(3)}

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from qrag_jax.algorithms import pqn
+from qrag_jax.algorithms.optimizers import OptimizerConfig, make_optimizer
 from qrag_jax.algorithms.rollout import CHUNK, STATE, Trajectory
 from qrag_jax.encoders.rope import angles
 from qrag_jax.environments.chunks import with_stop
@@ -34,6 +35,18 @@ from tests.algorithms.play_setup import (
 )
 
 BATCH = episodes()
+CONSTANT = OptimizerConfig(
+    learning_rate=1e-2,
+    weight_decay=1e-4,
+    beta1=0.9,
+    beta2=0.999,
+    eps=1e-6,
+    clip_norm=0.1,
+    schedule="constant",
+    final_ratio=1.0,
+    warmup_steps=0,
+    total_steps=10,
+)
 KEYS = jax.random.split(jax.random.key(7), EPISODES)
 
 
@@ -201,12 +214,13 @@ def test_sums(trajectory, rewards, found) -> None:
 
 def test_apply_update_is_one_step_on_the_mean_and_moves_the_targets(found) -> None:
     gradient, sums = found
-    optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2, eps=1e-6))
+    optimizer = make_optimizer(CONSTANT)
     state = pqn.init_state(online(), optimizer, jax.random.key(0))
     state = state._replace(target_params=target(), env_steps=jnp.int32(5))
     update = jax.jit(pqn.apply_update, static_argnums=(3, 4))
-    new, norm = update(state, gradient, sums, optimizer, 0.1)
+    new, norm, finite = update(state, gradient, sums, optimizer, 0.1)
 
+    assert bool(finite)
     mean = jax.tree.map(lambda g: np.asarray(g) / float(sums.transitions), gradient)
     length = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in jax.tree.leaves(mean)))
     assert float(norm) == pytest.approx(length, rel=1e-5)
@@ -220,15 +234,58 @@ def test_apply_update_is_one_step_on_the_mean_and_moves_the_targets(found) -> No
     assert int(new.step) == 1
     assert int(new.env_steps) == 5 + int(sums.transitions)
     assert new.key == state.key
-    count = optax.tree.get(new.opt_state, "count")
-    assert int(count) == 1
+    counts = [int(count) for _, count in optax.tree.get_all_with_path(new.opt_state, "count")]
+    assert counts == [1, 1]  # of the moments and of the schedule
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient", "norm"])
+def test_an_update_without_finite_numbers_changes_nothing_but_the_time(found, where: str) -> None:
+    gradient, sums = found
+    optimizer, update = make_optimizer(CONSTANT), jax.jit(pqn.apply_update, static_argnums=(3, 4))
+    state = pqn.init_state(online(), optimizer, jax.random.key(0))
+    state = state._replace(target_params=target(), env_steps=jnp.int32(5))
+    state, _, finite = update(state, gradient, sums, optimizer, 0.1)
+    assert bool(finite)
+    leaves, tree = jax.tree.flatten(gradient)
+    if where == "loss":
+        sums = sums._replace(loss=jnp.float32(np.inf))
+    elif where == "gradient":
+        leaves[3] = leaves[3].at[(0,) * leaves[3].ndim].set(np.nan)
+    else:  # every number is finite, the sum of their squares is not
+        leaves[3] = jnp.full_like(leaves[3], 1e30)
+    new, _, finite = update(state, jax.tree.unflatten(tree, leaves), sums, optimizer, 0.1)
+    assert not bool(finite)
+    for one, two in (
+        (new.params, state.params),
+        (new.target_params, state.target_params),
+        (optax.tree.get(new.opt_state, "mu"), optax.tree.get(state.opt_state, "mu")),
+        (optax.tree.get(new.opt_state, "nu"), optax.tree.get(state.opt_state, "nu")),
+    ):
+        for leaf, value in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+            assert np.asarray(leaf).tobytes() == np.asarray(value).tobytes()
+    counts = [int(count) for _, count in optax.tree.get_all_with_path(new.opt_state, "count")]
+    assert counts == [1, 2]  # of the moments, which stay, and of the schedule, which goes on
+    assert int(new.step) == 2
+    assert int(new.env_steps) == 5 + 2 * int(sums.transitions)
+
+
+def test_an_element_whose_update_overflows_keeps_its_value() -> None:
+    optimizer = make_optimizer(dataclasses.replace(CONSTANT, learning_rate=1e38, eps=1e-12))
+    state = pqn.init_state({"w": jnp.array([-3e38, 1.0])}, optimizer, jax.random.key(0))
+    one = pqn.Sums(*[jnp.float32(1)] * len(pqn.Sums._fields))
+    for _ in range(9):
+        state, _, finite = pqn.apply_update(state, {"w": jnp.ones(2)}, one, optimizer, 0.5)
+        assert bool(finite)
+    for leaf in jax.tree.leaves((state.params, state.target_params, state.opt_state)):
+        assert np.isfinite(leaf).all()
+    assert float(state.params["w"][0]) == np.float32(-3e38)
 
 
 def test_a_batch_without_a_transition_is_no_division_by_zero() -> None:
     optimizer = optax.sgd(1.0)
     state = pqn.init_state({"w": jnp.arange(3.0)}, optimizer, jax.random.key(0))
     nothing = pqn.Sums(*[jnp.float32(0)] * len(pqn.Sums._fields))
-    new, norm = pqn.apply_update(state, {"w": jnp.zeros(3)}, nothing, optimizer, 0.5)
+    new, norm, _ = pqn.apply_update(state, {"w": jnp.zeros(3)}, nothing, optimizer, 0.5)
     assert float(norm) == 0.0
     np.testing.assert_array_equal(new.params["w"], [0, 1, 2])
     np.testing.assert_array_equal(new.target_params["w"], [0, 1, 2])

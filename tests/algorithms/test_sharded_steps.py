@@ -15,7 +15,7 @@ import pytest
 
 from qrag_jax.runtime.sharding import LEAST_SPLIT
 from tests.algorithms import hlo
-from tests.algorithms.sharded_steps import CASES, ENCODER, WHOLE, Case
+from tests.algorithms.sharded_steps import CASES, ENCODER, SKIPS, WHOLE, Case
 from tests.episodes_maker import tower
 
 FSDP8 = Case(1, 8, 1)
@@ -114,6 +114,16 @@ def test_two_processes_train_alike(out: Path, tmp_path: Path) -> None:
         # Between CPU hosts a reduce-scatter is wrong now and then.
         kinds = {kind for kind, _ in hlo.collectives(program(tmp_path, case))}
         assert kinds == {"all-gather", "all-reduce"}
+
+
+@pytest.mark.parametrize("case", SKIPS, ids=[case.name for case in SKIPS])
+def test_devices_agree_to_skip_what_one_of_them_cannot_learn_from(out: Path, case: Case) -> None:
+    found = json.loads((out / f"{case.name}-skipped.json").read_text())
+    assert found["skipped"] == [1.0] * 8
+    # Neither parameters nor targets nor moments: the run's step and that of the schedule.
+    *schedule, env_steps, step = sorted(found["changed"], key=lambda name: name.count("/"))[::-1]
+    assert {env_steps, step} == {"env_steps", "step"}
+    assert [name.rpartition("/")[2] for name in schedule] == ["count"]
 
 
 def test_a_run_may_change_its_mesh(out: Path) -> None:

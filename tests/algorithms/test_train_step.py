@@ -51,6 +51,7 @@ NAMES = {
     "alpha",
     "padding_share",
     "env_steps",
+    "skipped",
 }
 
 
@@ -167,6 +168,30 @@ def test_eight_devices_give_the_same_step(whole, eight_devices) -> None:
     assert process.returncode == 0, errors
     with np.load(out) as found:
         check_equal(dict(found), whole, params_atol=1e-5)
+
+
+def test_a_step_without_finite_numbers_learns_nothing_and_the_next_one_goes_on(mesh, step) -> None:
+    state, _ = step(first_state(mesh), shard_batch(mesh, episodes(0)))
+    env_steps, good = int(state.env_steps), state.params["word_embeddings"]
+    # A weight that is infinite for the length of one step.
+    poisoned = {**state.params, "word_embeddings": good.at[0, 5, 3].set(np.inf)}
+    state = state._replace(params=poisoned)
+    before = flat({name: getattr(state, name) for name in ("params", "target_params", "opt_state")})
+    state, metrics = step(state, shard_batch(mesh, episodes(1)))
+    assert float(metrics["skipped"]) == 1
+    after = flat({name: getattr(state, name) for name in ("params", "target_params", "opt_state")})
+    changed = [name for name in after if after[name].tobytes() != before[name].tobytes()]
+    assert len(changed) == 1  # the schedule's count
+    assert (int(before[changed[0]]), int(after[changed[0]])) == (1, 2)
+    assert (int(state.step), float(metrics["learning_rate"])) == (2, float(SCHEDULE(1)))
+    assert int(state.env_steps) > env_steps
+    healed = state.params["word_embeddings"].at[0, 5, 3].set(0.0)
+    state = state._replace(params={**state.params, "word_embeddings": healed})
+    state, metrics = step(state, shard_batch(mesh, episodes(2)))
+    assert float(metrics["skipped"]) == 0
+    assert all(np.isfinite(float(value)) for value in metrics.values())
+    assert float(metrics["learning_rate"]) == float(SCHEDULE(2))
+    assert not np.array_equal(flat(state.params)["['word_embeddings']"], healed)
 
 
 def test_later_steps_compile_nothing_and_transfer_nothing(mesh, step, whole) -> None:
