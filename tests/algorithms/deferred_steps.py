@@ -74,9 +74,9 @@ def steps(devices: int, accumulation: int, fused: bool) -> dict[str, np.ndarray]
         result |= flat({f"metrics {number}": metrics})
     if not fused:
         # Once more, with a reward that is infinite in one episode, on one device, in one part.
-        wrong = score(actions, valid)
+        wrong, scored = per_step(jax.device_get(played), everyone)
         wrong[LONG_EPISODE] = np.inf
-        reward = shard_batch(mesh, (wrong, np.ones(len(actions), bool)))
+        reward = shard_batch(mesh, (wrong, scored))
         copied = jax.tree.map(jnp.copy, state)
         after, metrics = learn(copied, ScoredEpisodes(*batch[:2], *reward), placed)
         result["skipped"] = np.asarray(metrics["skipped"])
