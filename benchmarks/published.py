@@ -225,8 +225,9 @@ def _trace_step(config: ConfigDict, encoder: TextEncoder, tower: Any) -> None:
     else:
         step = make_learn_step(*shared, *update)
         steps = (batch.sample.shape[0], config.env.max_steps)
-        whole, truth = jax.ShapeDtypeStruct(steps, jnp.int32), jax.ShapeDtypeStruct(steps, bool)
-        real = jax.ShapeDtypeStruct(steps, jnp.float32)
+        kinds = jnp.int32, jnp.bool_, jnp.float32
+        shapes: list[Any] = [jax.ShapeDtypeStruct(steps, kind) for kind in kinds]
+        whole, truth, real = shapes
         batch = ScoredEpisodes(batch, Played(whole, truth, real), real, truth)
     jax.eval_shape(step, placement.state_shapes(tower, optimizer), batch)
 

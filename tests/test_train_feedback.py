@@ -128,7 +128,9 @@ def test_asked_after_every_step_trains_as_facts_that_end_episodes(
     for name in ("facts", "model"):
         config = hotpotqa.get_config("tiny").unlock()
         config.encoder.update(length_buckets=1, block_sizes=1)
-        config.env.update(max_steps=3, never_terminate=False)
+        config.env.update(max_steps=5, never_terminate=False)
+        config.data.max_chunk_tokens_in_state = 24
+        config.pqn.learning_start = 500  # all acts are random: the facts come early and late
         config.reward.penalize_extra_steps = False
         config.train.update(steps=steps, log_every=1, eval_every=steps)
         config.data.cache = str(tmp_path / "cache")
@@ -144,7 +146,7 @@ def test_asked_after_every_step_trains_as_facts_that_end_episodes(
         for name in ("train/return", "train/env_steps", "eval/return", "untrained/return"):
             assert by_model.get(name) == pytest.approx(by_facts.get(name), abs=1e-6), name
     played = [line["train/env_steps"] for line in lines[1] if "train/env_steps" in line][-1]
-    assert 2 * 8 * steps <= played < 3 * 8 * steps  # some episodes ended early
+    assert 2 * 8 * steps <= played < 5 * 8 * steps  # some episodes ended early
 
 
 def test_faults_leave_no_trace(

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 RANDOM_PUBLISHED = "random_published"
 KINDS = ("none", "absolute", "random", RANDOM_PUBLISHED, "relative")
@@ -107,7 +108,8 @@ def draw_indents(keys: jax.Array, chunks: jax.Array) -> Indents:
 
     def one(key: jax.Array, count: jax.Array) -> Indents:
         of_cuts, of_indents = jax.random.split(key)
-        places, cuts = count - 2, []
+        places = count - 2
+        cuts: list[jax.Array] = []
         # Floyd's way to a random set: the k-th draw is below `top`, or `top` if that is in it.
         for number, own in enumerate(jax.random.split(of_cuts, PARTS - 1)):
             top = places - (PARTS - 1) + number
@@ -120,7 +122,7 @@ def draw_indents(keys: jax.Array, chunks: jax.Array) -> Indents:
     return jax.vmap(one)(keys, jnp.asarray(chunks, jnp.int32))
 
 
-def evaluation_keys(question: jax.Array, lengths: jax.Array) -> jax.Array:
+def evaluation_keys(question: jax.Array | np.ndarray, lengths: jax.Array | np.ndarray) -> jax.Array:
     """The keys `[B]` of an evaluation's draws: of equal questions the same, in any batch.
 
     Args:
