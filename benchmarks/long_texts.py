@@ -52,8 +52,8 @@ def different_cases(made: Sequence[Mapping[str, Any]], texts: Texts, least: int 
     """The cases of a document played twice, its embeddings kept from the first time.
 
     Args:
-        made: results of `qrag_jax.evaluate_lengths`, first and, if need be, second. least: different texts
-            that are asked for.
+        made: results of `qrag_jax.evaluate_lengths`, first and, if need be, second.
+        least: different texts that are asked for.
     """
     about = f"a document of {texts.chunks:,} chunks, {texts.different:,} different texts"
     counted = {
