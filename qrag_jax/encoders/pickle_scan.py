@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickletools
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from qrag_jax.errors import InputError
 
@@ -154,7 +154,8 @@ def scan(file: BinaryIO, path: Path) -> None:
     """
     stack = _Stack()
     try:
-        for count, (operation, argument, _) in enumerate(pickletools.genops(_Bounded(file))):
+        bounded = cast(BinaryIO, _Bounded(file))  # all that genops needs of one
+        for count, (operation, argument, _) in enumerate(pickletools.genops(bounded)):
             name = operation.name
             if name not in ALLOWED_OPERATIONS:
                 raise InputError(
@@ -162,7 +163,7 @@ def scan(file: BinaryIO, path: Path) -> None:
                     "dictionary of tensors has no need of; convert the weights to safetensors."
                 )
             # Writers number the memo densely; a huge number makes the unpickler allocate to it.
-            if name.endswith("BINPUT") and argument > count:
+            if name.endswith("BINPUT") and cast(int, argument) > count:
                 raise UnpicklingError("a memo number out of order")
             if count >= MAX_OPERATIONS:
                 raise TooMuch(f"has more than {MAX_OPERATIONS} operations")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import kept_runs
-from benchmarks.kept_runs import ROOT, SUITES, Kept, code_version
+from benchmarks.kept_runs import ROOT, SUITES, Kept, begin_anew, code_version
 from qrag_jax.errors import InputError
 
 
@@ -94,3 +94,15 @@ def test_parts_are_run_by_name_and_kept(tree: Path) -> None:
     assert json.loads((here.results / "a.json").read_text()) == found["a"]
     with pytest.raises(InputError, match=r"--only=d: the parts are a, broken, c"):
         here.finish(parts, ["d"])
+
+
+def test_a_quick_run_begins_anew_with_its_programs(tmp_path: Path) -> None:
+    run = tmp_path / "quick"
+    for name in ("checkpoints/1/x", "compilation_cache/y", "config.json"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("")
+    assert begin_anew(run) == run
+    assert [str(p.relative_to(run)) for p in run.rglob("*") if p.is_file()] == [
+        "compilation_cache/y"
+    ]
+    begin_anew(tmp_path / "absent")

@@ -48,21 +48,8 @@ def test_tables_of_finished_parts() -> None:
     table = long.lengths_table({"qa1": scored, "cost": {"cases": []}})
     header, _, first, last = table.strip().split("\n")
     assert header.startswith("| task | chunks | tokens, about | documents | fact EM |")
-    cells = [
-        "qa1",
-        "50",
-        "1000",
-        "50",
-        "0.800~[0.700,~0.900]",
-        "0.800",
-        "0.500",
-        "0.400",
-        "0.900",
-        "50",
-        "0.250",
-        "1000",
-    ]
-    assert first == f"| {' | '.join(cells)} |".replace("~", " ")
+    cells = ["qa1", "50", "1000", "50", "0.800 [0.700, 0.900]", "0.800", "0.500", "0.400", "0.900"]
+    assert first == f"| {' | '.join([*cells, '50', '0.250', '1000'])} |"
     assert last.startswith("| qa1 | 4600 |")
     cases = long.all_cases({"qa1": scored, "cost": {"cases": []}})
     assert [case.holds for case in cases] == [None, False]  # 0.7 is less than 0.9 of 0.8
