@@ -112,7 +112,12 @@ def test_signals_stop_in_good_order(commands: Commands, finished_run: Path, tmp_
         assert "Traceback" not in err
         assert losses(workdir)[-1][0] == saved
     # A terminal that closes: nobody reads what is written, then the signal comes.
-    process = commands.start("train", *SHARED, f"--workdir={workdir}")
+    process = commands.start(
+        "train",
+        *SHARED,
+        f"--workdir={workdir}",
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests under nohup
+    )
     for stream in (process.stdout, process.stderr):
         assert stream is not None
         stream.close()

@@ -12,7 +12,8 @@ import pytest
 from qrag_jax.runtime.interrupt import StopSignal
 
 WAITS_FOR_STOP = """
-import time
+import signal, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 from qrag_jax.runtime.interrupt import StopSignal
 with StopSignal() as stop:
     print("ready", stop.requested, stop.name, flush=True)
