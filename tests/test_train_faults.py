@@ -101,7 +101,7 @@ def test_killed_before_the_first_checkpoint(
 
 def test_signals_stop_in_good_order(commands: Commands, finished_run: Path, tmp_path: Path) -> None:
     workdir = tmp_path / "run"
-    for number, name, step in ((signal.SIGTERM, "SIGTERM", 3), (signal.SIGINT, "SIGINT", 10)):
+    for number, name, step in ((signal.SIGTERM, "SIGTERM", 3), (signal.SIGINT, "SIGINT", 8)):
         process = commands.start("train", *SHARED, f"--workdir={workdir}")
         wait_for_step(process, workdir, step)
         status, out, err = end(process, number)
@@ -111,6 +111,22 @@ def test_signals_stop_in_good_order(commands: Commands, finished_run: Path, tmp_
         assert f"{name}: stopped, saved at step {saved}; give the same command to go on." in out
         assert "Traceback" not in err
         assert losses(workdir)[-1][0] == saved
+    # A terminal that closes: nobody reads what is written, then the signal comes.
+    process = commands.start(
+        "train",
+        *SHARED,
+        f"--workdir={workdir}",
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests under nohup
+    )
+    for stream in (process.stdout, process.stderr):
+        assert stream is not None
+        stream.close()
+    process.stdout = process.stderr = None
+    wait_for_step(process, workdir, 14)  # behind an evaluation, which is told
+    assert end(process, signal.SIGHUP)[0] == 128 + signal.SIGHUP
+    saved = last_steps(workdir)[-1]
+    assert 14 <= saved < STEPS
+    assert losses(workdir)[-1][0] == saved
     out = commands.succeed("train", *SHARED, f"--workdir={workdir}")
     assert f"resumed {workdir} at step {saved}" in out
     assert_same_run(workdir, finished_run)

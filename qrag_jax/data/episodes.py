@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import grain
 import numpy as np
 
 from qrag_jax.data.tokens import Tokens, TokenStore
+from qrag_jax.data.worker_process import follow_parent
 from qrag_jax.errors import InputError
 
 PADDING_SAMPLE = -1
@@ -130,7 +132,11 @@ def training_batches(
     read = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
     iterable = batches.to_iter_dataset(read)
     if workers:
-        iterable = iterable.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+        # Batches come through pipes: shared memory would outlive a run that is killed as a whole.
+        by_pipe = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
+        iterable = grain.experimental.WithOptionsIterDataset(iterable, by_pipe)
+        settings = grain.MultiprocessingOptions(num_workers=workers)
+        iterable = iterable.mp_prefetch(settings, worker_init_fn=follow_parent)
     return iter(iterable)
 
 

@@ -13,6 +13,7 @@ from absl import app, flags, logging
 
 from qrag_jax.errors import InputError
 from qrag_jax.files import NOT_WRITABLE, disk_is_full, reason
+from qrag_jax.runtime.output import lasting_output
 
 BAD_INPUT = 2
 
@@ -21,15 +22,16 @@ def run(main: Callable[[], int], define: Callable[[Sequence[str]], None] | None 
     """Parses the flags, runs `main` and exits with its status.
 
     An unknown `--config.field`, a value of the wrong type and every `InputError` print one
-    sentence, without a traceback, and exit with 2.
+    sentence, without a traceback, and exit with 2. Closed output (`| head`) ends no command.
 
     Args:
         define: called with the arguments first, to define flags that depend on them.
     """
-    app.run(
-        lambda _argv: _main_or_sentence(main),
-        flags_parser=lambda argv: parse_flags(argv, define),
-    )
+    with lasting_output():
+        app.run(
+            lambda _argv: _main_or_sentence(main),
+            flags_parser=lambda argv: parse_flags(argv, define),
+        )
 
 
 @contextlib.contextmanager

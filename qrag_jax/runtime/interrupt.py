@@ -1,4 +1,4 @@
-"""Stopping a run in good order when it is sent SIGTERM or Ctrl-C."""
+"""Stopping a run in good order when it is sent SIGTERM or Ctrl-C, or its terminal closes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopSignal:
-    """While entered, the first SIGTERM or SIGINT only sets a flag, for the loop to look at.
+    """While entered, the first SIGTERM, SIGINT or SIGHUP only sets a flag, for the loop to look at.
 
-    A second SIGINT raises KeyboardInterrupt at once: Ctrl-C twice ends a run that hangs. On exit
-    the earlier handlers are back in force (one that was not installed from Python cannot be put
-    back; the signal's default is then).
+    A SIGHUP that was ignored before, by `nohup` say, stays ignored. A second SIGINT raises
+    KeyboardInterrupt at once: Ctrl-C twice ends a run that hangs. On exit the earlier handlers are
+    back in force (one that was not installed from Python cannot be put back; the signal's default
+    is then).
 
     Attributes:
         requested: whether a signal came.
-        name: the first one's name, "SIGTERM" or "SIGINT"; None as long as none came.
+        name: the first one's name, such as "SIGTERM"; None as long as none came.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,8 @@ class StopSignal:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("StopSignal works only in the main thread")
         for number in _SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
             self._before[number] = signal.signal(number, self._handle)
         return self
 

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,6 +146,76 @@ def test_hosts_share_out_the_batches_of_one(hosts) -> None:
     shards = [batches(size=4 // hosts, shard=(host, hosts)) for host in range(hosts)]
     shares = [take(shard, 6) for shard in shards]
     assert sorted(row for share in shares for row in share) == list(range(FIRST, FIRST + 24))
+
+
+WITH_WORKERS = """
+import multiprocessing, sys
+from absl import flags
+from qrag_jax.data.episodes import EpisodeShape, training_batches
+from tests.episodes_maker import random_store
+
+if __name__ == "__main__":
+    flags.FLAGS(sys.argv[:1])
+    store = random_store(0, 24)
+    shape = EpisodeShape.holding([store])
+    batches = training_batches(
+        {"one": store}, {"one": 1.0}, shape, batch_size=4, seed=0, workers=2
+    )
+    while True:
+        next(batches)
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux shows the memory that is shared")
+def test_workers_live_exactly_as_long_as_their_trainer(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(WITH_WORKERS)
+    root = Path(__file__).parents[2]
+    trainer = subprocess.Popen(
+        [sys.executable, program],
+        env=os.environ | {"PYTHONPATH": str(root)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert trainer.stdin is not None
+    assert trainer.stdout is not None
+    workers = [int(pid) for pid in trainer.stdout.readline().split()]
+    assert len(workers) == 2
+    # What a scheduler or a closing terminal sends to all of a run is for the trainer alone.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for pid in workers:
+            os.kill(pid, number)
+    for _ in range(6):  # more than what is built ahead
+        trainer.stdin.write("\n")
+        trainer.stdin.flush()
+        assert [int(pid) for pid in trainer.stdout.readline().split()] == workers
+    shared = {
+        line.split()[-1]
+        for pid in (trainer.pid, *workers)
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
+        if "/shm/" in line and "(deleted)" not in line
+    }
+    assert shared
+    assert not [path for path in shared if "psm_" in path]  # nothing large
+    trainer.kill()
+    trainer.communicate()
+    end = time.monotonic() + 60
+    while time.monotonic() < end and (
+        any(is_running(pid) for pid in workers) or any(map(os.path.exists, shared))
+    ):
+        time.sleep(0.1)
+    assert not [pid for pid in workers if is_running(pid)]
+    assert not [path for path in shared if os.path.exists(path)]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -12,7 +12,8 @@ import pytest
 from qrag_jax.runtime.interrupt import StopSignal
 
 WAITS_FOR_STOP = """
-import time
+import signal, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 from qrag_jax.runtime.interrupt import StopSignal
 with StopSignal() as stop:
     print("ready", stop.requested, stop.name, flush=True)
@@ -65,7 +66,7 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_only_sets_the_flag(number: signal.Signals) -> None:
     with started(WAITS_FOR_STOP) as process:
         assert line(process) == "ready False None"
@@ -73,6 +74,17 @@ def test_a_signal_only_sets_the_flag(number: signal.Signals) -> None:
         assert line(process) == f"stopping {number.name}"
         assert line(process) == "done"
         assert process.wait(timeout=20) == 0
+
+
+def test_a_hang_up_that_nohup_had_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.requested
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_second_interrupt_ends_the_process_at_once() -> None:
