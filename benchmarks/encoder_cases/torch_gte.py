@@ -8,7 +8,7 @@ positions and packed projections. Importing this module makes `AutoModel` know t
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -166,14 +166,15 @@ class Layer(nn.Module):
 class NewModel(PreTrainedModel):
     """The trunk; the names of its weights are those of the published NewModel."""
 
+    config: NewConfig
     config_class = NewConfig
     base_model_prefix = "new"
 
     def __init__(self, config: NewConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
         self.embeddings = Embeddings(config)
-        self.encoder = nn.Module()
-        self.encoder.layer = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.encoder = nn.ModuleDict({"layer": layers})
         self.post_init()
 
     def forward(
@@ -193,7 +194,7 @@ class NewModel(PreTrainedModel):
 
         bias = (1 - attention_mask[:, None, None].to(x)) * torch.finfo(x.dtype).min
         states = [x]
-        for layer in self.encoder.layer:
+        for layer in cast(nn.ModuleList, self.encoder["layer"]):
             states.append(layer(states[-1], bias, turn))
         kept = tuple(states) if output_hidden_states else None
         return BaseModelOutput(last_hidden_state=states[-1], hidden_states=kept)

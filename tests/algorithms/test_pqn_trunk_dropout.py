@@ -9,14 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
-from qrag_jax.algorithms import deferred, pqn
+from qrag_jax.algorithms import deferred, placement, pqn
 from qrag_jax.algorithms.deferred import Played, ScoredEpisodes
 from qrag_jax.algorithms.rollout import CHUNK, STATE
+from qrag_jax.algorithms.train_step import make_train_step
 from qrag_jax.encoders.dropout import TokenDropout, row_digests, token_digests, trunk_keys, with_key
 from qrag_jax.encoders.packing import padded_layout
 from qrag_jax.encoders.text_encoder import TextEncoder
 from qrag_jax.encoders.trunk import WORDS
+from qrag_jax.runtime.mesh import AXES, shard_batch
 from tests.algorithms.deferred_steps import at_the_end, score
 from tests.algorithms.play_setup import (
     ALPHA,
@@ -31,6 +34,8 @@ from tests.algorithms.play_setup import (
     online,
     target,
 )
+from tests.algorithms.three_steps import OPTIMIZER, PEAK, SCHEDULE
+from tests.episodes_maker import tower
 
 SHARES = {"dropout": 0.2, "attention_dropout": 0.3}
 DROPPING = TextEncoder(**(vars(ENCODER) | SHARES))
@@ -128,3 +133,18 @@ def test_learning_later_is_the_fused_step_at_no_lag(played, fused) -> None:
         assert float(getattr(sums, name)) == pytest.approx(
             float(getattr(expected, name)), rel=1e-4
         ), name
+
+
+def test_a_training_step_drops_where_the_encoder_does() -> None:
+    mesh, one = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), AXES), tower(ENCODER, 0)
+    shardings = placement.state_shardings(mesh, (), one, OPTIMIZER)
+    state = placement.first_state(shardings, one, OPTIMIZER, 42)
+
+    def program(encoder: TextEncoder) -> str:
+        settings = encoder, ONE_BUCKET, CONFIG, PQN, at_the_end, OPTIMIZER, SCHEDULE, PEAK
+        step: Any = make_train_step(mesh, shardings, *settings)
+        return step.lower(state, shard_batch(mesh, BATCH)).as_text()
+
+    of_masks = str(0x7FEB352D)  # a constant of the hash that draws them
+    assert of_masks in program(DROPPING)
+    assert of_masks not in program(ENCODER)
