@@ -41,7 +41,7 @@ OTHER_WORLD = 1  # seed of the invented world that the quick start is reported o
 # The public PyTorch code, MiniLM, train.jsonl.gz -> dev.jsonl.gz. There is no command for it here.
 PUBLIC_FACT_EM, PUBLIC_TRANSITIONS, PUBLIC_RATE = 0.59, 1313, 1.5
 PUBLIC_ERROR = 0.036  # standard error of its fact EM, from 189 questions
-PUBLIC_ABOUT = {
+PUBLIC_ABOUT: dict[str, float | str] = {
     "public code: seeds": 1,
     "public code: questions": 189,
     "public code: standard error of fact EM": PUBLIC_ERROR,
@@ -193,7 +193,9 @@ def _equal_transitions_cases(result: Mapping[str, Any]) -> list[Case]:
     trained, rate = result["summary"]["trained"], result["rate"]
     least = PUBLIC_FACT_EM - 2 * 2**0.5 * PUBLIC_ERROR
     interval = trained["intervals"]["fact_em"]
-    own = {"95 % interval of ours": f"[{interval['low']:.3f}, {interval['high']:.3f}]"}
+    own: dict[str, float | str] = {
+        "95 % interval of ours": f"[{interval['low']:.3f}, {interval['high']:.3f}]"
+    }
     return [
         Case(
             f"hotpotqa, {PUBLIC_TRANSITIONS} transitions, last checkpoint: fact EM beside the "
