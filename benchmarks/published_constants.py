@@ -63,11 +63,19 @@ TRAINING, FEEDBACK = "configs/training.yaml", "configs/feedback/defaults.yaml"
 GTE_TRAINING = "configs/training_gte_combined.yaml"
 HOTPOTQA_TRAINING = "configs/training_hotpotqa.yaml"
 MODEL = "rl/bert_predictor.py"
+OWN = "the model's config.json, in train mode"
 MEAN = (
     Constant("encoder.pooling", "mean", MODEL),
     Constant("encoder.normalise", False, MODEL),
     Constant("encoder.scale", 0.1, MODEL),
 )
+
+
+def _dropout(hidden: float, attention: float) -> tuple[Constant, ...]:
+    return (
+        Constant("encoder.dropout", hidden, OWN),
+        Constant("encoder.attention_dropout", attention, OWN),
+    )
 
 
 def value(config: ConfigDict, name: str) -> Any:
@@ -185,6 +193,7 @@ CONTRIEVER = (
     *_algo(CONTRIEVER_FILE, "facebook/contriever", 0.01, 0.65, 0.1, 5e-5, 0.01),
     *_schedule(CONTRIEVER_FILE, "linear", 0.0),
     *MEAN,
+    *_dropout(0.1, 0.1),
 )
 BABILONG_ENV = "configs/envs/babilong.yaml"
 BABILONG = (
@@ -213,6 +222,7 @@ def _gte(sources: str, where: str) -> tuple[Constant, ...]:
         *_algo(GTE_FILE, "Alibaba-NLP/gte-multilingual-base", 0.005, 0.6, 0.02, 5e-6, 1e-3),
         *_schedule(GTE_FILE, "linear", 0.1),
         *MEAN,
+        *_dropout(0.1, 0.0),
         *_environment(COMBINED, 6, "none", False, True),
         Constant("sources", sources, where),
         *NEVER_TERMINATE,
@@ -261,6 +271,7 @@ RUNS: dict[str, tuple[Constant, ...]] = {
         *_algo(HOTPOTQA_FILE, E5, 0.05, 0.5, 0.02, 1.5e-5, 5e-4),
         *_schedule(HOTPOTQA_FILE, "quarter_cosine", 0.1),
         *MEAN,
+        *_dropout(0.1, 0.1),
         *_environment(HOTPOTQA_ENV, 2, "none", False, False),
         Constant("sources", "hotpotqa", HOTPOTQA_ENV),
         *_lengths(README, 220, 220),
@@ -272,6 +283,7 @@ RUNS: dict[str, tuple[Constant, ...]] = {
         *_algo(MUSIQUE_FILE, E5, 0.005, 0.6, 0.02, 1e-5, 1e-3),
         *_schedule(MUSIQUE_FILE, "linear", 0.1),
         *MEAN,
+        *_dropout(0.1, 0.1),
         *_environment(MUSIQUE_ENV, 4, "none", False, False),
         Constant("sources", "musique", MUSIQUE_ENV),
         *_lengths(HOTPOTQA_TRAINING, 110, 110),

@@ -53,9 +53,11 @@ def updates(config: ConfigDict, micro: int, accumulation: int, steps: int, every
 
 
 def mean(config: ConfigDict, path: str) -> None:
-    """The mean of the last hidden states over 10, not normalised, without prefixes."""
+    """The mean of the last hidden states over 10, not normalised, without prefixes; the model's own
+    dropout stays on."""
     config.encoder.path = path
     config.encoder.update(pooling="mean", normalise=False, scale=0.1)
+    config.encoder.update(dropout=0.1, attention_dropout=0.1)
 
 
 def contriever(config: ConfigDict) -> None:
@@ -164,6 +166,7 @@ def gte_hotpotqa_musique() -> ConfigDict:
     """configs/algo/pqn_gte.yaml, configs/envs/combined_2.yaml, training_gte_combined.yaml."""
     config = base()
     mean(config, "Alibaba-NLP/gte-multilingual-base")
+    config.encoder.attention_dropout = 0.0
     config.data.mixture = "size"
     config.data.sources.update(hotpotqa=1.0, musique=1.0)
     config.env.max_steps = 6
