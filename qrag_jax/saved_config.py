@@ -139,8 +139,8 @@ def load_config(path: Path) -> ml_collections.ConfigDict:
             f"{path} is not a JSON object; restore it from a backup, or give another --workdir."
         )
     for name in REMOVED_FIELDS:
-        section, _, field = name.partition(".")
-        saved.get(section, {}).pop(field, None)
+        part, _, field = name.partition(".")
+        saved.get(part, {}).pop(field, None)
     for source in DRAWN:
         if source in saved.get("data", {}):
             saved["data"][source] = OLDER_DRAWS | saved["data"][source]
