@@ -23,11 +23,10 @@ from qrag_jax.encoders.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.encoders.precision import Precision
 from qrag_jax.encoders.trunk import (
     WORDS,
+    LayeredTrunk,
     Params,
     apply_layer,
-    cut_layers,
     layer_params,
-    stack_layers,
 )
 from qrag_jax.errors import InputError
 
@@ -164,17 +163,10 @@ class BertLayer(nn.Module):
         return self.init(key, x, padded_layout(jnp.ones(1, jnp.int32), 1))["params"]
 
 
-class Bert(nn.Module):
-    """Packed word vectors to last hidden states; segment ids are all 0, as retrievers use it.
-
-    Attributes:
-        precision: dtypes of the computation; parameters stay float32.
-        remat: what is computed again for the gradient, a name of `trunk.REMAT_POLICIES`.
-    """
+class Bert(LayeredTrunk):
+    """Packed word vectors to last hidden states; segment ids are all 0, as retrievers use it."""
 
     config: BertConfig
-    precision: Precision = Precision()
-    remat: str = "none"
 
     def setup(self) -> None:
         c = self.config
@@ -211,42 +203,14 @@ class Bert(nn.Module):
             x = apply_layer(module, self.remat, layer, x, where.at_depth(number + 1))
         return x
 
-    def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        """tokens `[B, L]` padded on the right, lengths `[B]` → hidden states `[B, L, H]`.
+    def join(self, layer: Params) -> Params:
+        """Three maps that rest apart, as one."""
+        layer[QKV] = side_by_side([layer.pop(name) for name in PROJECTIONS])
+        return layer
 
-        `params` as they rest. Positions ≥ length are finite but mean nothing.
-        """
-        apart = self.prepare(params)
-        where = padded_layout(lengths, tokens.shape[1])
-        hidden = self.apply({"params": apart}, apart[WORDS][tokens.reshape(-1)], where)
-        return jnp.asarray(hidden).reshape(*tokens.shape, -1)
-
-    def init_params(self, key: jax.Array) -> Params:
-        """Random parameters, as they rest: `layers` stacked on a leading axis."""
-        words = jnp.zeros((1, self.config.hidden_size))
-        params = self.init(key, words, padded_layout(jnp.ones(1, jnp.int32), 1))["params"]
-        return self.rest(params)
-
-    def prepare(self, params: Params, kernel_dtype: jnp.dtype = jnp.float32) -> Params:
-        """Parameters at rest → as `apply` takes them: `layers_0`, …, each with one `QKV` map.
-
-        Kernels are converted to `kernel_dtype` here, once, instead of at every use.
-        """
-
-        apart, layers = cut_layers(params, self.config.num_hidden_layers, kernel_dtype)
-        for i, layer in enumerate(layers):
-            layer[QKV] = side_by_side([layer.pop(name) for name in PROJECTIONS])
-            apart[f"layers_{i}"] = layer
-        return apart
-
-    def rest(self, apart: Params) -> Params:
-        """The inverse of `prepare`."""
-        layers = []
-        for i in range(self.config.num_hidden_layers):
-            layer = dict(apart[f"layers_{i}"])
-            parts = jax.tree.map(lambda leaf: jnp.split(leaf, 3, axis=-1), layer.pop(QKV))
-            for j, name in enumerate(PROJECTIONS):
-                layer[name] = {leaf: part[j] for leaf, part in parts.items()}
-            layers.append(layer)
-        rest = {name: leaf for name, leaf in apart.items() if not name.startswith("layers_")}
-        return stack_layers(rest, layers)
+    def split(self, layer: Params) -> Params:
+        """The inverse of `join`."""
+        parts = jax.tree.map(lambda leaf: jnp.split(leaf, 3, axis=-1), layer.pop(QKV))
+        for j, name in enumerate(PROJECTIONS):
+            layer[name] = {leaf: part[j] for leaf, part in parts.items()}
+        return layer

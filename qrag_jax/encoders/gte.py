@@ -34,11 +34,10 @@ from qrag_jax.encoders.precision import Precision
 from qrag_jax.encoders.rope import angles_at, rotate_halves
 from qrag_jax.encoders.trunk import (
     WORDS,
+    LayeredTrunk,
     Params,
     apply_layer,
-    cut_layers,
     layer_params,
-    stack_layers,
 )
 from qrag_jax.errors import InputError
 
@@ -205,17 +204,10 @@ class GteLayer(nn.Module):
         return self.init(key, x, where, angle[None], angle[None])["params"]
 
 
-class Gte(nn.Module):
-    """Packed word vectors to last hidden states; segment ids are all 0, as retrievers use it.
-
-    Attributes:
-        precision: dtypes of the computation; parameters stay float32.
-        remat: what is computed again for the gradient, a name of `trunk.REMAT_POLICIES`.
-    """
+class Gte(LayeredTrunk):
+    """Packed word vectors to last hidden states; segment ids are all 0, as retrievers use it."""
 
     config: GteConfig
-    precision: Precision = Precision()
-    remat: str = "none"
 
     def setup(self) -> None:
         c, init = self.config, nn.initializers.normal(0.02)
@@ -248,33 +240,3 @@ class Gte(nn.Module):
         for number, layer in enumerate(self.layers):
             x = apply_layer(module, self.remat, layer, x, where.at_depth(number + 1), cos, sin)
         return x
-
-    def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        """tokens `[B, L]` padded on the right, lengths `[B]` → hidden states `[B, L, H]`.
-
-        `params` as they rest. Positions ≥ length are finite but mean nothing.
-        """
-        apart = self.prepare(params)
-        where = padded_layout(lengths, tokens.shape[1])
-        hidden = self.apply({"params": apart}, apart[WORDS][tokens.reshape(-1)], where)
-        return jnp.asarray(hidden).reshape(*tokens.shape, -1)
-
-    def init_params(self, key: jax.Array) -> Params:
-        """Random parameters, as they rest: `layers` stacked on a leading axis."""
-        words = jnp.zeros((1, self.config.hidden_size))
-        params = self.init(key, words, padded_layout(jnp.ones(1, jnp.int32), 1))["params"]
-        return self.rest(params)
-
-    def prepare(self, params: Params, kernel_dtype: jnp.dtype = jnp.float32) -> Params:
-        """Parameters at rest → as `apply` takes them: `layers_0`, ….
-
-        Kernels are converted to `kernel_dtype` here, once, instead of at every use.
-        """
-        apart, layers = cut_layers(params, self.config.num_hidden_layers, kernel_dtype)
-        return apart | {f"layers_{i}": layer for i, layer in enumerate(layers)}
-
-    def rest(self, apart: Params) -> Params:
-        """The inverse of `prepare`."""
-        outside = {name: leaf for name, leaf in apart.items() if not name.startswith("layers_")}
-        layers = [apart[f"layers_{i}"] for i in range(self.config.num_hidden_layers)]
-        return stack_layers(outside, layers)

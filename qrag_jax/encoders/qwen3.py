@@ -21,11 +21,10 @@ from qrag_jax.encoders.precision import Precision
 from qrag_jax.encoders.rope import angles, rotate_halves
 from qrag_jax.encoders.trunk import (
     WORDS,
+    LayeredTrunk,
     Params,
     apply_layer,
-    cut_layers,
     layer_params,
-    stack_layers,
 )
 from qrag_jax.errors import InputError
 
@@ -159,17 +158,10 @@ def rms_norm(config: Qwen3Config, precision: Precision, name: str | None = None)
     return nn.RMSNorm(epsilon=config.rms_norm_eps, dtype=precision.activations, name=name)
 
 
-class Qwen3(nn.Module):
-    """Packed word vectors to last hidden states, normed: what a language-model head would take.
-
-    Attributes:
-        precision: dtypes of the computation; parameters stay float32.
-        remat: what is computed again for the gradient, a name of `trunk.REMAT_POLICIES`.
-    """
+class Qwen3(LayeredTrunk):
+    """Packed word vectors to last hidden states, normed: what a language-model head would take."""
 
     config: Qwen3Config
-    precision: Precision = Precision()
-    remat: str = "none"
 
     def setup(self) -> None:
         c = self.config
@@ -197,44 +189,20 @@ class Qwen3(nn.Module):
             x = apply_layer(module, self.remat, layer, x, where, cos, sin)
         return self.final_norm(x)
 
-    def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        """tokens `[B, L]` padded on the right, lengths `[B]` → hidden states `[B, L, H]`.
+    def join(self, layer: Params) -> Params:
+        """The `FUSED` maps, each of those that rest apart."""
+        for fused, names in FUSED.items():
+            layer[fused] = side_by_side([layer.pop(name) for name in names])
+        return layer
 
-        `params` as they rest. Positions ≥ length are finite but mean nothing.
-        """
-        apart = self.prepare(params)
-        where = padded_layout(lengths, tokens.shape[1])
-        hidden = self.apply({"params": apart}, apart[WORDS][tokens.reshape(-1)], where)
-        return jnp.asarray(hidden).reshape(*tokens.shape, -1)
-
-    def init_params(self, key: jax.Array) -> Params:
-        """Random parameters, as they rest: `layers` stacked on a leading axis."""
-        words = jnp.zeros((1, self.config.hidden_size))
-        params = self.init(key, words, padded_layout(jnp.ones(1, jnp.int32), 1))["params"]
-        return self.rest(params)
-
-    def prepare(self, params: Params, kernel_dtype: jnp.dtype = jnp.float32) -> Params:
-        """Parameters at rest → as `apply` takes them: `layers_0`, …, with the `FUSED` maps."""
-        apart, layers = cut_layers(params, self.config.num_hidden_layers, kernel_dtype)
-        for i, layer in enumerate(layers):
-            for fused, names in FUSED.items():
-                layer[fused] = side_by_side([layer.pop(name) for name in names])
-            apart[f"layers_{i}"] = layer
-        return apart
-
-    def rest(self, apart: Params) -> Params:
-        """The inverse of `prepare`."""
+    def split(self, layer: Params) -> Params:
+        """The inverse of `join`."""
         c = self.config
         heads, groups = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
         ends = {QKV: (heads, heads + groups), GATE_UP: (c.intermediate_size,)}
-        layers = []
-        for i in range(c.num_hidden_layers):
-            layer = dict(apart[f"layers_{i}"])
-            for fused, names in FUSED.items():
-                leaves = layer.pop(fused).items()
-                parts = {leaf: jnp.split(array, ends[fused], -1) for leaf, array in leaves}
-                for j, name in enumerate(names):
-                    layer[name] = {leaf: part[j] for leaf, part in parts.items()}
-            layers.append(layer)
-        outside = {name: leaf for name, leaf in apart.items() if not name.startswith("layers_")}
-        return stack_layers(outside, layers)
+        for fused, names in FUSED.items():
+            leaves = layer.pop(fused).items()
+            parts = {leaf: jnp.split(array, ends[fused], -1) for leaf, array in leaves}
+            for j, name in enumerate(names):
+                layer[name] = {leaf: part[j] for leaf, part in parts.items()}
+        return layer

@@ -15,7 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.encoders.packing import Layout
+from qrag_jax.encoders.packing import Layout, padded_layout
 from qrag_jax.encoders.precision import Precision
 
 Params = Any  # a pytree of arrays
@@ -73,6 +73,57 @@ class Trunk(Protocol):
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any: ...
     def clone(self, **updates: Any) -> Any: ...
+
+
+class LayeredTrunk(nn.Module):
+    """The trunk of a family, which says how one set of layers computes and nothing else.
+
+    Attributes:
+        precision: dtypes of the computation; parameters stay float32.
+        remat: what is computed again for the gradient, a name of `REMAT_POLICIES`.
+    """
+
+    config: Any
+    precision: Precision = Precision()
+    remat: str = "none"
+
+    def join(self, layer: Params) -> Params:
+        """One layer's parameters as they rest → with the maps that are computed as one."""
+        return layer
+
+    def split(self, layer: Params) -> Params:
+        """The inverse of `join`."""
+        return layer
+
+    def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        """tokens `[B, L]` padded on the right, lengths `[B]` → hidden states `[B, L, H]`.
+
+        `params` as they rest. Positions ≥ length are finite but mean nothing.
+        """
+        apart = self.prepare(params)
+        where = padded_layout(lengths, tokens.shape[1])
+        hidden = self.apply({"params": apart}, apart[WORDS][tokens.reshape(-1)], where)
+        return jnp.asarray(hidden).reshape(*tokens.shape, -1)
+
+    def init_params(self, key: jax.Array) -> Params:
+        """Random parameters, as they rest: `layers` stacked on a leading axis."""
+        words = jnp.zeros((1, self.config.hidden_size))
+        params = self.init(key, words, padded_layout(jnp.ones(1, jnp.int32), 1))["params"]
+        return self.rest(params)
+
+    def prepare(self, params: Params, kernel_dtype: jnp.dtype = jnp.float32) -> Params:
+        """Parameters at rest → as `apply` takes them: `layers_0`, …, each of them joined.
+
+        Kernels are converted to `kernel_dtype` here, once, instead of at every use.
+        """
+        apart, layers = cut_layers(params, self.config.num_hidden_layers, kernel_dtype)
+        return apart | {f"layers_{i}": self.join(layer) for i, layer in enumerate(layers)}
+
+    def rest(self, apart: Params) -> Params:
+        """The inverse of `prepare`."""
+        outside = {name: leaf for name, leaf in apart.items() if not name.startswith("layers_")}
+        count = self.config.num_hidden_layers
+        return stack_layers(outside, [self.split(dict(apart[f"layers_{i}"])) for i in range(count)])
 
 
 def layer_params(trunk: nn.Module, number: int, layer: Any) -> Params:

@@ -170,13 +170,16 @@ def test_sentence_transformers_files_are_copied(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     model = torch_bert()
     config = hub_folder(source, model)
-    modules = [{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Normalize"}, {"path": "../secret"}]
+    paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [
+        {"type": f"sentence_transformers.models.{kind}", "path": path}
+        for kind, path in paths.items()
+    ]
     (source / "modules.json").write_text(json.dumps(modules))
     (source / "sentence_bert_config.json").write_text("{}")
     (source / "1_Pooling").mkdir()
     (source / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
-    (tmp_path / "secret").mkdir()
-    (tmp_path / "secret" / "key.txt").write_text("x")
+    (source / "1_Pooling" / "key.txt").write_text("x")  # of no format
     params = params_from_tensors(numpy_tensors(model), config_of(model), "test")
     save_folder(params, config, source, out)
     copied = {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()}
