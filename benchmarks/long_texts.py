@@ -56,7 +56,7 @@ def different_cases(made: Sequence[Mapping[str, Any]], texts: Texts, least: int 
         least: different texts that are asked for.
     """
     about = f"a document of {texts.chunks:,} chunks, {texts.different:,} different texts"
-    counted = {
+    counted: dict[str, float] = {
         "chunks": texts.chunks,
         "different texts": texts.different,
         "tokens, counted by the tokenizer": texts.tokens,
