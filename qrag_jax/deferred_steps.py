@@ -62,7 +62,7 @@ class DeferredSteps:
             staleness: K. steps: of the whole run; nothing is played beyond.
         """
         self.waited = {"input": 0.0, "feedback": 0.0}
-        self.samples = np.zeros(0, np.int32)
+        self.samples = np.zeros((0, 2), np.int32)
         self._mesh, self._play, self._learn = mesh, play, learn
         self._batches, self._samples, self._rewards = batches, samples, rewards
         self._staleness, self._steps = staleness, steps

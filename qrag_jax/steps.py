@@ -22,7 +22,7 @@ class Steps(Protocol):
 
     Attributes:
         waited: seconds so far in which the device may have had nothing to do, by what for.
-        samples: those that the last step learned from, `[b]` on this host.
+        samples: number and epoch of those that the last step learned from, `[b, 2]` on this host.
     """
 
     waited: dict[str, float]
@@ -74,7 +74,7 @@ class FusedSteps:
     def __init__(self, program: TrainStep, batches: Batches) -> None:
         self.waited = {"input": 0.0}
         self._program, self._batches = program, batches
-        self.samples = np.zeros(0, np.int32)
+        self.samples = np.zeros((0, 2), np.int32)
         self._used: Any = batches.position
         self._ahead: tuple[EpisodeBatch, np.ndarray, Any] | None = None
 

@@ -281,7 +281,7 @@ class Run:
             return
         progress.skipped_steps += 1
         progress.skipped_in_a_row += 1
-        questions = [self.inputs.train_samples[number].id for number in samples.tolist()]
+        questions = [self.inputs.train_samples[number].id for number, _ in samples.tolist()]
         if progress.skipped_in_a_row == 1:
             say(skip_line(step, questions, progress.skipped_steps))
         if self.lost is None and 0 < skip_limit(self.config) <= progress.skipped_in_a_row:

@@ -21,6 +21,7 @@ from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import tokenise
 from qrag_jax.deferred_steps import DeferredSteps
+from qrag_jax.feedback.completion import EpisodeRewards
 from qrag_jax.rewards import Asked
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import shard_batch
@@ -39,10 +40,11 @@ class Asking:
     def begin(self, samples: Sequence[Sample], taken: Sequence[Sequence[int]]) -> Asked:
         self.asked.append((samples, taken))
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        future.set_result([1.0] * len(samples))
+        steps = [len(chunks) for chunks in taken]
+        future.set_result([EpisodeRewards((*[0.0] * (n - 1), 1.0), n) for n in steps])
         return Asked([], future)
 
-    def wait(self, asked: Asked, stop: StopSignal) -> list[float]:
+    def wait(self, asked: Asked, stop: StopSignal) -> list[EpisodeRewards]:
         return asked.future.result()
 
     def counts(self) -> dict[str, float]:
