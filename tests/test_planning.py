@@ -25,6 +25,7 @@ from qrag_jax.planning import Path as Way
 from qrag_jax.planning import PlanConfig, Planner
 from qrag_jax.runtime.compilation import CompilationCounter
 from tests import reference
+from tests.episodes_maker import towers
 from tests.long_documents import (
     QUESTION_TOKENS,
     ROW_TOKENS,
@@ -232,8 +233,10 @@ def rollout_of(config: RolloutConfig, samples: tuple[Sample, ...]) -> list[tuple
         for k in [config.top_k_actions]
     ],
 )
-def test_greedy_is_the_rollout(config: RolloutConfig) -> None:
+def test_greedy_is_the_rollout(config: RolloutConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """For every setting; documents with one fact and with two, shorter than T, as long, longer."""
+    # Towers for which STOP is the best action of some states and not of others.
+    monkeypatch.setitem(globals(), "params", functools.cache(lambda: towers(loaded().encoder, 5)))
     one_fact = [sample(seed, chunks, facts=1) for seed, chunks in enumerate((2, 3, 6, 4, 5), 40)]
     samples = [*SAMPLES, *one_fact]
     found = ways(config, samples=samples)
