@@ -34,8 +34,9 @@ train: $(VENV)/.installed
 	$(PY) -m qrag_jax.train --config=$(CONFIG) --workdir=$(WORKDIR) $(ARGS)
 	$(PY) -m qrag_jax.evaluate --workdir=$(WORKDIR) $(EVAL_ARGS)
 
+# What tests compile they run for a moment only: fewer passes of the compiler halve their time.
 test: $(VENV)/.installed-test
-	$(PY) -m pytest -n 2 --dist=loadfile --no-loadscope-reorder
+	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PY) -m pytest -n 2 --dist=loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.installed-test
 	$(PY) -m pytest -m slow

@@ -87,8 +87,19 @@ def test_docstring_holds_the_command(name: str) -> None:
     assert ":tiny" in text
 
 
-# `hotpotqa:tiny` is the run that test_train and test_evaluate share.
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "hotpotqa"])
+# `hotpotqa:tiny` is the run that test_train and test_evaluate share. A mixture, documents that are
+# drawn anew and, in tests/data, the reader of every source are tried by default.
+QUICK = ("babilong", "hotpotqa_musique")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in NAMES
+        if name != "hotpotqa"
+    ],
+)
 def test_tiny_trains_and_evaluates_offline(name: str, commands: Commands, tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     commands.succeed(
@@ -150,7 +161,14 @@ def short(models: Path, variant: str) -> list[str]:
     return [f"--config=configs/hotpotqa.py:{variant}", *given]
 
 
-@pytest.mark.parametrize("variant", common.ENCODERS)
+# By default the family with adapters and the one with packed maps.
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(name, marks=[] if name in ("qwen3", "gte") else pytest.mark.slow)
+        for name in common.ENCODERS
+    ],
+)
 def test_every_encoder_trains(
     variant: str, models: Path, commands: Commands, tmp_path: Path
 ) -> None:
