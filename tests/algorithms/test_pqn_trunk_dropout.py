@@ -20,7 +20,7 @@ from qrag_jax.encoders.packing import padded_layout
 from qrag_jax.encoders.text_encoder import TextEncoder
 from qrag_jax.encoders.trunk import WORDS
 from qrag_jax.runtime.mesh import AXES, shard_batch
-from tests.algorithms.deferred_steps import at_the_end, score
+from tests.algorithms.deferred_steps import at_the_end, per_step
 from tests.algorithms.play_setup import (
     ALPHA,
     CONFIG,
@@ -123,8 +123,8 @@ def test_targets_drop_by_masks_of_their_own(played) -> None:
 
 
 def test_learning_later_is_the_fused_step_at_no_lag(played, fused) -> None:
-    rewards = score(played.actions, played.valid), np.ones(EPISODES, bool)
-    scored = ScoredEpisodes(BATCH, Played(played.actions, played.valid, played.entropy), *rewards)
+    steps = Played(*map(np.asarray, (played.actions, played.valid, played.entropy)))
+    scored = ScoredEpisodes(BATCH, steps, *per_step(steps, np.ones(EPISODES, bool)))
     learn = jax.jit(deferred.gradient_sums, static_argnums=(0, 1, 2, 3))
     found, sums = learn(*SETTINGS, PQN, online(), target(), scored, KEYS, ALPHA, False, KEY)
     gradient, expected = fused
