@@ -34,9 +34,15 @@ train: $(VENV)/.installed
 	$(PY) -m qrag_jax.train --config=$(CONFIG) --workdir=$(WORKDIR) $(ARGS)
 	$(PY) -m qrag_jax.evaluate --workdir=$(WORKDIR) $(EVAL_ARGS)
 
-# What tests compile they run for a moment only: fewer passes of the compiler halve their time.
+# What tests compile they run for a moment only: fewer passes of the compiler, and its older way to
+# emit code, more than halve their time. A later jaxlib that has no such flag does without it.
+# Should a worker crash, the other ends the tests: after a new one, xdist would wait for ever.
+QUICK_TO_COMPILE := --xla_cpu_use_fusion_emitters=false
+
 test: $(VENV)/.installed-test
-	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PY) -m pytest -n 2 --dist=loadfile --no-loadscope-reorder
+	export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS='$(QUICK_TO_COMPILE)'; \
+	$(PY) -c 'import jax; jax.devices("cpu")' 2> /dev/null || unset XLA_FLAGS; \
+	$(PY) -m pytest -n 2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 
 test-slow: $(VENV)/.installed-test
 	$(PY) -m pytest -m slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,33 @@ import pytest
 
 from tests import disks
 from tests.entry_points import SHARED, Commands
+
+
+@pytest.fixture(autouse=True)
+def programs_are_not_kept() -> Iterator[None]:
+    """A training in this process keeps its programs in its run's folder: the next test must not."""
+    yield
+    jax = sys.modules.get("jax")
+    own = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if jax is not None and jax.config.jax_compilation_cache_dir != own:
+        from jax.experimental.compilation_cache import compilation_cache
+
+        jax.config.update("jax_compilation_cache_dir", own)
+        compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_are_dropped() -> Iterator[None]:
+    """Programs of earlier modules are forgotten before there are too many of them.
+
+    Each one maps pieces of memory, hundreds of them where it is large. A process may have 65,530
+    (Linux' vm.max_map_count); the program that goes beyond ends it with a segmentation fault.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    jax = sys.modules.get("jax")
+    if jax is not None and maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
