@@ -49,10 +49,11 @@ class Kept:
     """Where one suite keeps what it made.
 
     Attributes:
-        runs: folder of trainings, of this version of the trainer. results: folder of the parts'
-            results, of this version of trainer and suites.
+        suite: its name. runs: folder of trainings, of this version of the trainer. results: folder
+            of the parts' results, of this version of trainer and suites.
     """
 
+    suite: str
     runs: Path
     results: Path
 
@@ -62,7 +63,7 @@ class Kept:
         runs = under / suite / code_version(root)
         others = sum(entry.is_dir() for entry in runs.parent.glob("*")) - runs.is_dir()
         print(f"runs: {runs}" + (f" ({others} of other versions beside it)" if others else ""))
-        return cls(runs, runs / f"results-{code_version(root, SUITES)}")
+        return cls(suite, runs, runs / f"results-{code_version(root, SUITES)}")
 
     def finish(
         self, parts: Mapping[str, Part], only: Sequence[str] = ()
@@ -95,6 +96,20 @@ class Kept:
             os.replace(building, path)
         paths = {name: self.results / f"{name}.json" for name in parts}
         return {name: json.loads(p.read_text()) for name, p in paths.items() if p.exists()}
+
+    def write_tables(
+        self, results: Mapping[str, Mapping[str, Any]], note: str, tables: Sequence[str]
+    ) -> None:
+        """The tables as README.md and RESULTS.md have them, in one file that is told."""
+        if not results:
+            return
+        dates = sorted({result["date"] for result in results.values()})
+        path = self.results / "tables.md"
+        path.write_text(
+            f"`python -m benchmarks --suite {self.suite}`, {' to '.join(dates)}, "
+            f"on: {report.machine()}. {note}\n\n" + "\n".join(tables)
+        )
+        print(f"tables: {path}")
 
 
 def begin_anew(workdir: Path) -> Path:

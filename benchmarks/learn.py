@@ -58,7 +58,11 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
         return _quick_cases(begin_anew(kept.runs / "quick"))
     results = kept.finish(_parts(kept.runs), only)
     cases = all_cases(results)
-    _write_tables(kept, results, cases)
+    note = (
+        "Means over the seeds; brackets: range over the seeds of the ends of the bootstrap 95 % "
+        "intervals of fact EM."
+    )
+    kept.write_tables(results, note, [seed_table(results), report.cases_markdown(cases)])
     return cases
 
 
@@ -307,22 +311,6 @@ def _scores(results: Sequence[Mapping[str, Any]]) -> list[str]:
     steps = statistics.mean(result["env_steps"] for result in results)
     minutes = statistics.mean(s["seconds"] / 60 for s in summaries)
     return [*cells, f"{steps:,.0f}", f"{minutes:.1f}"]
-
-
-def _write_tables(
-    kept: Kept, results: Mapping[str, Mapping[str, Any]], cases: Sequence[Case]
-) -> None:
-    """The tables as README.md and RESULTS.md have them."""
-    if not results:
-        return
-    dates = sorted({result["date"] for result in results.values()})
-    path = kept.results / "tables.md"
-    path.write_text(
-        f"`python -m benchmarks --suite learn`, {' to '.join(dates)}, on: {report.machine()}.\n"
-        "Means over the seeds; brackets: range over the seeds of the ends of the bootstrap 95 % "
-        "intervals of fact EM.\n\n" + seed_table(results) + "\n" + report.cases_markdown(cases)
-    )
-    print(f"tables: {path}")
 
 
 def _quick_cases(workdir: Path) -> list[Case]:

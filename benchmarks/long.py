@@ -60,7 +60,18 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
         return _quick_cases(begin_anew(kept.runs / "quick"))
     results = kept.finish(_parts(kept.runs), only)
     cases = all_cases(results)
-    _write_tables(kept, results, cases)
+    note = (
+        "At every length the best checkpoint is the one that was best on documents of the length "
+        "trained on, of the same split's stories."
+    )
+    details = [
+        f"{case.case}:\n\n"
+        + report.markdown(("", ""), [(n, _text(v)) for n, v in case.details.items()])
+        for case in cases
+        if case.details and "different texts" in case.case
+    ]
+    tables = [lengths_table(results), report.cases_markdown(cases), *details]
+    kept.write_tables(results, note, tables)
     return cases
 
 
@@ -309,29 +320,6 @@ def _cell(name: str, value: float | None) -> str:
     if name in ("tokens", "samples", "embedded", "peak_memory_mib"):
         return f"{value:.0f}"
     return f"{value:.3f}"
-
-
-def _write_tables(
-    kept: Kept, results: Mapping[str, Mapping[str, Any]], cases: Sequence[Case]
-) -> None:
-    """The tables as RESULTS.md has them."""
-    if not results:
-        return
-    dates = sorted({result["date"] for result in results.values()})
-    details = [
-        f"{case.case}:\n\n"
-        + report.markdown(("", ""), [(n, _text(v)) for n, v in case.details.items()])
-        for case in cases
-        if case.details and "different texts" in case.case
-    ]
-    path = kept.results / "tables.md"
-    path.write_text(
-        f"`python -m benchmarks --suite long`, {' to '.join(dates)}, on: {report.machine()}. At "
-        "every length the best checkpoint is the one that was best on documents of the length "
-        "trained on, of the same split's stories.\n\n"
-        + "\n".join([lengths_table(results), report.cases_markdown(cases), *details])
-    )
-    print(f"tables: {path}")
 
 
 def _text(value: float | str) -> str:

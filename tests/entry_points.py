@@ -26,6 +26,7 @@ SHARED = (
     f"--config.train.checkpoint_every={CHECKPOINT_EVERY}",
     f"--config.train.eval_every={EVAL_EVERY}",
     "--config.encoder.length_buckets=1",
+    "--config.encoder.block_sizes=1",
 )
 
 
@@ -37,7 +38,10 @@ class Commands:
 
     @property
     def environment(self) -> dict[str, str]:
+        """Of a machine without torch, as users' are."""
+        path = [str(ROOT / "tests" / "without_torch"), os.environ.get("PYTHONPATH", "")]
         own = {
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "QRAG_CACHE": str(self.folder / "cache"),
             "JAX_COMPILATION_CACHE_DIR": str(self.folder / "programs"),
             "JAX_PLATFORMS": "cpu",

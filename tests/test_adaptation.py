@@ -24,6 +24,7 @@ TINY = (
     "--config.train.log_every=1",
     "--config.train.checkpoint_every=1",
     "--config.encoder.length_buckets=1",
+    "--config.encoder.block_sizes=1",
     "--config.encoder.lora.rank=4",
     "--config.encoder.lora.dropout=0.2",
 )

@@ -108,6 +108,7 @@ def test_tiny_trains_and_evaluates_offline(name: str, commands: Commands, tmp_pa
         f"--workdir={workdir}",
         "--config.train.steps=2",
         "--config.encoder.length_buckets=1",
+        "--config.encoder.block_sizes=1",
         "--config.data.synthetic.train=24",
         "--config.data.synthetic.dev=10",
     )

@@ -23,6 +23,7 @@ def trained(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Pat
         *("train", "--config=configs/babilong.py:tiny", f"--workdir={workdir}"),
         *("--config.train.steps=4", "--config.train.eval_every=4"),
         "--config.encoder.length_buckets=1",
+        "--config.encoder.block_sizes=1",
     )
     return workdir
 

@@ -89,6 +89,7 @@ def run(stand_in: StandIn, model_folder: Path, tmp_path: Path) -> Run:
         (
             "--config=configs/hotpotqa.py:tiny",
             "--config.encoder.length_buckets=1",
+            "--config.encoder.block_sizes=1",
             "--config.reward.name=answer_f1",
             f"--config.llm.server.model={model_folder}",
             f"--config.llm.server.python={stand_in.python}",

@@ -298,6 +298,7 @@ def test_single_file_is_held_out_in_part(commands: Commands, tmp_path: Path) -> 
         *("--config=configs/hotpotqa.py:tiny", f"--workdir={workdir}"),
         *(f"--config.data.path={data}", "--config.train.steps=1"),
         "--config.encoder.length_buckets=1",
+        "--config.encoder.block_sizes=1",
     )
     out = commands.succeed("train", *arguments)
     kept = int(out.partition(" of them for train")[0].split()[-1])

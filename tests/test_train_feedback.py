@@ -28,6 +28,7 @@ FIELDS = (
     "--config.train.checkpoint_every=100",
     "--config.train.eval_every=4",
     "--config.encoder.length_buckets=1",
+    "--config.encoder.block_sizes=1",
     "--config.reward.penalize_extra_steps=False",
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from tests.algorithms.play_setup import (
     online,
     target,
 )
+from tests.devices import virtual_devices
 from tests.episodes_maker import towers
 
 KEYS = jax.random.split(jax.random.key(7), EPISODES)
@@ -42,11 +42,10 @@ jitted_gradient_sums = jax.jit(deferred.gradient_sums, static_argnums=(0, 1, 2, 
 def two_devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
     """`deferred_steps`, which runs beside the first tests."""
     out = tmp_path_factory.mktemp("two")
-    two = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.algorithms.deferred_steps", str(out)],
         cwd=Path(__file__).parents[2],
-        env=os.environ | two,
+        env=virtual_devices(2),
         stderr=subprocess.PIPE,
         text=True,
     )

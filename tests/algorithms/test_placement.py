@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,17 +10,18 @@ from typing import Any
 
 import pytest
 
+from tests.devices import virtual_devices
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    flags = "--xla_force_host_platform_device_count=8"
     result = subprocess.run(
         [
             *(sys.executable, "-m", "tests.algorithms.placed_weights"),
             str(tmp_path_factory.mktemp("placed")),
         ],
         cwd=Path(__file__).parents[2],
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        env=virtual_devices(8),
         capture_output=True,
         text=True,
         timeout=600,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +30,7 @@ from tests.algorithms.play_setup import (
     jitted_rollout,
 )
 from tests.algorithms.test_pqn_lora import BATCH, ENCODERS, KEYS, adapters
+from tests.devices import virtual_devices
 from tests.episodes_maker import tower
 
 RATE = 0.4
@@ -109,10 +109,9 @@ def test_the_key_changes_with_the_step_and_is_no_episodes() -> None:
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, np.ndarray]]:
     out = tmp_path_factory.mktemp("steps")
-    two = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     command = [sys.executable, "-m", "tests.algorithms.dropout_steps", str(out)]
     root = Path(__file__).parents[2]
-    subprocess.run(command, cwd=root, env=os.environ | two, check=True, timeout=600)
+    subprocess.run(command, cwd=root, env=virtual_devices(2), check=True, timeout=600)
     return {path.stem: dict(np.load(path)) for path in out.iterdir()}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -15,20 +14,29 @@ import pytest
 
 from qrag_jax.runtime.sharding import LEAST_SPLIT
 from tests.algorithms import hlo
-from tests.algorithms.sharded_steps import CASES, ENCODER, SKIPS, WHOLE, Case
+from tests.algorithms.sharded_steps import CASES, ENCODER, SKIPS, SLOW_CASES, WHOLE, Case
+from tests.devices import virtual_devices
 from tests.episodes_maker import tower
 
 FSDP8 = Case(1, 8, 1)
-every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+
+
+def each(quick: list[Case], slow: list[Case]) -> pytest.MarkDecorator:
+    """A test of every case, of which some are for `make test-slow`."""
+    marked = [pytest.param(case, id=case.name) for case in quick]
+    marked += [pytest.param(case, id=case.name, marks=pytest.mark.slow) for case in slow]
+    return pytest.mark.parametrize("case", marked)
+
+
+every_case = each(CASES, SLOW_CASES)
 
 
 def start(devices: int, *arguments: str) -> subprocess.Popen[str]:
     """The process of `sharded_steps` over so many virtual devices."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [sys.executable, "-m", "tests.algorithms.sharded_steps", *arguments],
         cwd=Path(__file__).parents[2],
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        env=virtual_devices(devices),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -48,6 +56,19 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharded")
     finish(start(8, str(folder)))
     return folder
+
+
+@pytest.fixture(scope="module")
+def slow_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sharded_slow")
+    finish(start(8, str(folder), "slow"))
+    return folder
+
+
+@pytest.fixture
+def found_in(case: Case, request: pytest.FixtureRequest) -> Path:
+    """The folder with what was found of the case."""
+    return request.getfixturevalue("slow_out" if case in SLOW_CASES else "out")
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
@@ -93,8 +114,8 @@ def test_the_unsharded_run_trains(out: Path) -> None:
 
 
 @every_case
-def test_same_losses_and_state_after_ten_steps(out: Path, case: Case) -> None:
-    found, whole = arrays(out / f"{case.name}.npz"), arrays(out / f"{WHOLE.name}.npz")
+def test_same_losses_and_state_after_ten_steps(out: Path, found_in: Path, case: Case) -> None:
+    found, whole = arrays(found_in / f"{case.name}.npz"), arrays(out / f"{WHOLE.name}.npz")
     check_equal(found, whole)
     for moment, atol in (("mu", 1e-6), ("nu", 1e-9)):  # which are small numbers
         for ours, theirs in zip(moments(found, moment), moments(whole, moment), strict=True):
@@ -150,15 +171,15 @@ def test_a_device_holds_an_eighth(out: Path) -> None:
 
 
 def test_without_fsdp_every_device_holds_all(out: Path) -> None:
-    held = json.loads((out / f"{Case(8, 1, 1).name}.json").read_text())["bytes"]
+    held = json.loads((out / f"{Case(8, 1, 2).name}.json").read_text())["bytes"]
     assert all(total == own for total, own in held.values())
 
 
 @every_case
-def test_the_states_buffers_are_reused(out: Path, case: Case) -> None:
-    held = json.loads((out / f"{case.name}.json").read_text())["bytes"]
+def test_the_states_buffers_are_reused(out: Path, found_in: Path, case: Case) -> None:
+    held = json.loads((found_in / f"{case.name}.json").read_text())["bytes"]
     # The constant key is passed through, which some versions count as an alias and some do not.
-    assert hlo.donated(program(out, case)) >= len(held) - 1
+    assert hlo.donated(program(found_in, case)) >= len(held) - 1
     assert hlo.donated((out / "copied.hlo").read_text()) == 0
 
 
@@ -166,9 +187,9 @@ def test_the_states_buffers_are_reused(out: Path, case: Case) -> None:
 
 
 @every_case
-def test_only_parameters_and_sums_are_sent(out: Path, case: Case) -> None:
-    text, split = program(out, case), case.fsdp > 1
-    assert hlo.unexpected(text, parameter_shapes(out, case), split) == []
+def test_only_parameters_and_sums_are_sent(found_in: Path, case: Case) -> None:
+    text, split = program(found_in, case), case.fsdp > 1
+    assert hlo.unexpected(text, parameter_shapes(found_in, case), split) == []
     kinds = {kind for kind, _ in hlo.collectives(text)}
     assert kinds == ({"all-gather", "reduce-scatter", "all-reduce"} if split else {"all-reduce"})
 

@@ -13,11 +13,10 @@ import pytest
 
 from qrag_jax.runtime.sharding import LEAST_SPLIT
 from tests.algorithms import hlo
-from tests.algorithms.sharded_steps import FAMILIES, TENSOR_CASES, Case
-from tests.algorithms.test_sharded_steps import arrays, check_equal, finish, moments, start
+from tests.algorithms.sharded_steps import FAMILIES, SLOW_TENSOR_CASES, TENSOR_CASES, Case
+from tests.algorithms.test_sharded_steps import arrays, check_equal, each, finish, moments, start
 
-SPLIT = [case for case in TENSOR_CASES if case.tensor > 1]
-every_case = pytest.mark.parametrize("case", SPLIT, ids=[case.name for case in SPLIT])
+every_case = each(TENSOR_CASES, SLOW_TENSOR_CASES)
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +26,24 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def slow_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tensor_slow")
+    finish(start(8, str(folder), "tensor", "slow"))
+    return folder
+
+
+@pytest.fixture
+def found_in(case: Case, request: pytest.FixtureRequest) -> Path:
+    """The folder with what was found of the case."""
+    return request.getfixturevalue("slow_out" if case in SLOW_TENSOR_CASES else "out")
+
+
 @every_case
-def test_ten_steps_are_those_of_one_device(out: Path, case: Case) -> None:
+def test_ten_steps_are_those_of_one_device(out: Path, found_in: Path, case: Case) -> None:
     whole = arrays(out / f"{Case(1, 1, 1, family=case.family).name}.npz")
     assert len(set(whole["losses"].tolist())) == 10
-    found = arrays(out / f"{case.name}.npz")
+    found = arrays(found_in / f"{case.name}.npz")
     check_equal(found, whole)
     for moment, atol in (("mu", 1e-6), ("nu", 1e-9)):
         for ours, theirs in zip(moments(found, moment), moments(whole, moment), strict=True):
@@ -39,8 +51,8 @@ def test_ten_steps_are_those_of_one_device(out: Path, case: Case) -> None:
 
 
 @every_case
-def test_a_device_holds_its_part_alone(out: Path, case: Case) -> None:
-    held = json.loads((out / f"{case.name}.json").read_text())["bytes"]
+def test_a_device_holds_its_part_alone(found_in: Path, case: Case) -> None:
+    held = json.loads((found_in / f"{case.name}.json").read_text())["bytes"]
     split = 0
     for name, (total, own) in held.items():
         large = total >= 4 * LEAST_SPLIT
@@ -52,13 +64,13 @@ def test_a_device_holds_its_part_alone(out: Path, case: Case) -> None:
 
 
 @every_case
-def test_only_parameters_and_sums_are_sent(out: Path, case: Case) -> None:
-    found = json.loads((out / f"{case.name}.json").read_text())
+def test_only_parameters_and_sums_are_sent(found_in: Path, case: Case) -> None:
+    found = json.loads((found_in / f"{case.name}.json").read_text())
     shapes: set[tuple[int, ...]] = set()
     for whole, part in zip(found["shapes"], found["parts"], strict=True):
         # Gathered over one axis after the other.
         shapes |= set(itertools.product(*map(set, zip(whole, part, strict=True))))
-    assert hlo.unexpected((out / f"{case.name}.hlo").read_text(), shapes, split=True) == []
+    assert hlo.unexpected((found_in / f"{case.name}.hlo").read_text(), shapes, split=True) == []
 
 
 def test_rules_name_every_kernel() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,6 +35,7 @@ from tests.algorithms.three_steps import (
     flat,
     three_steps,
 )
+from tests.devices import virtual_devices
 
 CHUNKS = episodes(0).chunk_mask.sum(1)
 NAMES = {
@@ -70,11 +70,10 @@ def step(mesh):
 def eight_devices(tmp_path_factory) -> Iterator[tuple[subprocess.Popen, Path]]:
     """Three steps in a process with eight virtual devices, which runs beside the first tests."""
     out = tmp_path_factory.mktemp("eight") / "steps.npz"
-    eight = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.algorithms.three_steps", "4", "2", "1", str(out)],
         cwd=Path(__file__).parents[2],
-        env=os.environ | eight,
+        env=virtual_devices(8),
         stderr=subprocess.PIPE,
         text=True,
     )

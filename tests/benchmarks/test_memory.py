@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +11,15 @@ from typing import Any
 import pytest
 
 from benchmarks.memory import GIB, fits, total
+from tests.devices import virtual_devices
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
-    flags = "--xla_force_host_platform_device_count=8"
     done = subprocess.run(
         [sys.executable, "-m", "tests.benchmarks.memory_bytes"],
         cwd=Path(__file__).parents[2],
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        env=virtual_devices(8),
         capture_output=True,
         text=True,
         timeout=600,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from qrag_jax.policies.document_scores import BLOCK, make_best_chunks, padded_ch
 from qrag_jax.policies.soft_q import MASKED
 from qrag_jax.runtime.compilation import CompilationCounter
 from tests import reference
+from tests.devices import virtual_devices
 from tests.long_documents import one_device
 from tests.policies.score_cases import CASES, STEPS, WIDTH, Case, case
 from tests.policies.sharded_scores import found, keys
@@ -61,11 +61,10 @@ def test_best_chunks(name: str, k: int) -> None:
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scores")
-    flags = "--xla_force_host_platform_device_count=8"
     subprocess.run(
         [sys.executable, "-m", "tests.policies.sharded_scores", str(folder)],
         cwd=Path(__file__).parents[2],
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        env=virtual_devices(8),
         check=True,
         timeout=300,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.mesh import AXES, make_mesh, replicate, shard_batch
+from tests.devices import virtual_devices
 
 DEVICES = len(jax.devices())
 
@@ -78,11 +78,10 @@ print("as it should be")
 
 
 def test_eight_devices() -> None:
-    eight = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     done = subprocess.run(
         [sys.executable, "-c", EIGHT],
         cwd=Path(__file__).parents[2],
-        env=os.environ | eight,
+        env=virtual_devices(8),
         capture_output=True,
         text=True,
         timeout=120,
