@@ -92,7 +92,8 @@ def main() -> int:
         **{field.name: LLM.value[field.name] for field in dataclasses.fields(ClientConfig)}
     )
     try:
-        with log_locks(out):
+        # Files of two names that differ in their ending have one file of verdicts.
+        with log_locks(*dict.fromkeys((out, _verdict_file(out)))):
             _begin(out, meta, len(all_questions))
             return _run(out, asked, generation, meta, client_config)
     except OSError as error:

@@ -20,6 +20,7 @@ from absl import flags
 from tqdm import tqdm
 
 from qrag_jax import evaluation, experiment, planned, run_flags, saved_config
+from qrag_jax.data import book_record
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
@@ -79,6 +80,7 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
     loaded_samples = experiment.read_samples(config, "dev", hold_out=hold_out)
     for line in loaded_samples.report:
         print(line)
+    book_record.check_unseen(workdir, experiment.backgrounds(config, "dev"))
     run = SavedRun.open(workdir, config)
     scene = _scene(run, loaded_samples.all)
     out = Path(OUT.value) if OUT.value else workdir / "eval"
@@ -257,7 +259,7 @@ def _plan(scene: Scene, params: Params, folder: Path, retriever: Retriever) -> l
     log = folder / f"planned_{name}"
     shown = LazySamples(len(scene.indices), lambda i: scene.samples[scene.indices[i]])
     meta = log_record(scene.run, retriever, scene.fingerprint, planned=True)
-    return planned.play_to_log(planner, config, shown, log, meta, restart=RESTART.value)
+    return planned.play_to_log(planner, config, shown, log, meta, restart=RESTART.value)[0]
 
 
 def _gains(played: dict[str, list[Row]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from absl import flags
 
 from qrag_jax.errors import InputError
+from qrag_jax.locks import log_locks
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.chunk_filters import FILTERS, chunk_filter
 from qrag_jax.metrics.facts import fact_columns, with_intervals
@@ -35,15 +36,16 @@ def main() -> int:
     keep = chunk_filter(FILTER.value, parameters)
     rows = retrieval_log.read(log)
     meta = retrieval_log.read_meta(log)
-    for path in (out, retrieval_log.meta_path(out)):
-        if path.exists():
-            raise InputError(f"{path} exists already; delete it or give another --out")
     kept = [keep(row) for row in rows]
     applied = {"name": FILTER.value} | {k: v for k, v in parameters.items() if v is not None}
     meta |= {"filtered_from": str(log), "filters": [*meta.get("filters", []), applied]}
     try:
-        retrieval_log.check_meta(out, meta)
-        retrieval_log.append(out, kept)
+        with log_locks(out):
+            for path in (out, retrieval_log.meta_path(out)):
+                if path.exists():
+                    raise InputError(f"{path} exists already; delete it or give another --out")
+            retrieval_log.check_meta(out, meta)
+            retrieval_log.append(out, kept)
     except OSError as error:
         raise InputError(
             f"{out} cannot be written ({error.strerror}); give another --out"

@@ -90,11 +90,14 @@ def play_to_log(
     meta: dict[str, Any],
     *,
     restart: bool,
-) -> list[Row]:
-    """Plays the samples that the log does not hold yet; returns all rows.
+) -> tuple[list[Row], int]:
+    """Plays the samples that the log does not hold yet.
 
     Args:
         meta: `log_record` of the planner.
+
+    Returns:
+        all rows, and how many of them were played now, which are the last ones.
 
     Raises:
         InputError: the log was begun with other settings, another process writes to it, or it is
@@ -109,7 +112,7 @@ def play_to_log(
 
 def _play_missing(
     planner: Planner, config: ml_collections.ConfigDict, samples: Sequence[Sample], log: Path
-) -> list[Row]:
+) -> tuple[list[Row], int]:
     rows = retrieval_log.read_partial(log)
     retrieval_log.check_count(log, len(rows), len(samples))
     todo = samples[len(rows) :]
@@ -123,7 +126,7 @@ def _play_missing(
             retrieval_log.append(log, [row])
             rows.append(row)
             bar.update()
-    return rows
+    return rows, len(todo)
 
 
 def _return(config: ml_collections.ConfigDict, sample: Sample, taken: Sequence[int]) -> float:

@@ -216,6 +216,10 @@ def test_a_file_that_another_process_writes_or_wrote_to(
         text = refusal(commands.run("answer", *given))
     assert f"{out} is being written by process {os.getpid()} on " in text
     assert "give another --out" in text
+    # Two names that differ in their ending alone have one file of verdicts.
+    with log_locks(out.with_name("answers.judge.jsonl")):
+        text = refusal(commands.run("answer", *options(server, log, tmp_path / "answers.json")))
+    assert "answers.judge.jsonl is being written by process" in text
     assert server.calls == []
     assert not out.exists()
     commands.succeed("answer", *given)

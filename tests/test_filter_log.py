@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from qrag_jax.locks import log_locks
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.chunk_filters import chunk_filter
 from qrag_jax.metrics.facts import summarise
@@ -54,6 +56,14 @@ def test_writes_the_filtered_rows_with_their_origin(
     )
     assert "has 0 Q values for" in text
     assert not (tmp_path / "x").exists()
+
+
+def test_two_at_once_are_refused(log: Path, tmp_path: Path, commands: Commands) -> None:
+    out = tmp_path / "new.jsonl"
+    with log_locks(out):
+        text = refusal(commands.run("filter_log", f"--log={log}", "--filter=gt", f"--out={out}"))
+    assert f"{out} is being written by process {os.getpid()} on " in text
+    assert not out.exists()
 
 
 def test_refusals(log: Path, tmp_path: Path, commands: Commands) -> None:
