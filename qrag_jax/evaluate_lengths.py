@@ -10,6 +10,7 @@ length. Fields of the run's config can be overridden, for example `--config.eval
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from typing import Any
 from absl import flags
 
 from qrag_jax import experiment, planned, run_flags
+from qrag_jax.data import book_record
+from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
 from qrag_jax.document_lengths import Documents, documents_of_lengths
 from qrag_jax.errors import InputError
@@ -61,6 +64,7 @@ COLUMNS = {
     "fact_precision": ".3f",
     "fact_recall": ".3f",
     "f1_until_found": ".3f",
+    "precision_until_found": ".3f",
     "steps": ".2f",
     "embedded": "d",
     "embed_seconds": ".1f",
@@ -86,6 +90,7 @@ def evaluate_lengths(run: SavedRun, chunks: Sequence[int], samples: Sequence[int
         print("best = untrained: no evaluation during training scored above the first weights")
     out = Path(OUT.value) if OUT.value else run.workdir / "lengths"
     # Refused before anything is computed, whichever length it is.
+    book_record.check_unseen(run.workdir, experiment.backgrounds(config, "dev"))
     sets = documents_of_lengths(config, chunks, samples, every_story=EVERY_STORY.value)
     shortest = sets[chunks[0]]
     for length, documents in sets.items():
@@ -113,6 +118,7 @@ def evaluate_lengths(run: SavedRun, chunks: Sequence[int], samples: Sequence[int
         # With the answer key: an episode ends once all facts are found.
         cut_means, cut_scores = _scores([until_found(row) for row in rows])
         means["f1_until_found"] = cut_means["fact_f1"]
+        means["precision_until_found"] = cut_means["fact_precision"]
         cut = {"until_found": cut_means | {"intervals": cut_scores}}
         results.append(
             about | {"samples": len(rows)} | means | result | {"intervals": scores} | cut
@@ -137,13 +143,12 @@ def _play(
 ) -> tuple[dict[str, Any], list[Row]]:
     samples = documents.samples
     before = dataclasses.replace(planner.table.counts)
-    played = len(retrieval_log.read_partial(log)) if log.exists() and not RESTART.value else 0
-    memory = PeakMemory()
-    started = time.perf_counter()
     fingerprint = f"{_fingerprint(samples)} of {documents.fit}"
     meta = log_record(run, retriever, fingerprint, planned=True)
-    rows = planned.play_to_log(planner, run.config, samples, log, meta, restart=RESTART.value)
-    seconds, new = time.perf_counter() - started, len(samples) - played
+    memory = PeakMemory()
+    started = time.perf_counter()
+    rows, new = planned.play_to_log(planner, run.config, samples, log, meta, restart=RESTART.value)
+    seconds = time.perf_counter() - started
     counts = planner.table.counts
     return {
         "embedded": counts.embedded - before.embedded,
@@ -161,8 +166,11 @@ def _mean(scores: Sequence[float | None]) -> float | None:
 
 
 def _fingerprint(documents: Sequence[Sample]) -> str:
-    """Of the first and the last one: making them all would take as long as playing them."""
-    return f"{len(documents)} {experiment.fingerprint([documents[0], documents[-1]])}"
+    """Of the first and the last one, and of all texts that documents are made of: making them all
+    would take as long as playing them."""
+    content = documents.content if isinstance(documents, LazySamples) else ""
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return f"{len(documents)} {experiment.fingerprint([documents[0], documents[-1]])} {digest}"
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
@@ -185,7 +193,10 @@ def _write(out: Path, label: str, results: Sequence[dict], config: Any) -> None:
     path = out / label / f"{Path(retrieval_log.log_name(config.eval.seed)).stem}_lengths"
     write_whole(path.with_suffix(".json"), json.dumps(results, indent=2) + "\n")
     plot_lengths(results, path.with_suffix(".png"), f"{out.parent.name}, {label}")
-    print("f1_until_found uses the answer key: an episode ends once all supporting facts are found")
+    print(
+        "f1_until_found and precision_until_found use the answer key: an episode ends once all "
+        "supporting facts are found"
+    )
     print(f"table: {path.with_suffix('.json')}\nplot: {path.with_suffix('.png')}")
 
 

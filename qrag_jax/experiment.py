@@ -17,13 +17,15 @@ from qrag_jax.adaptation import lora_config, with_first_adapters
 from qrag_jax.algorithms.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.algorithms.pqn import Feedback, PQNConfig
 from qrag_jax.algorithms.rollout import RolloutConfig
+from qrag_jax.data import babilong, niah
 from qrag_jax.data.babilong import BabilongConfig
 from qrag_jax.data.episodes import EpisodeShape, check_steps
-from qrag_jax.data.loading import DataConfig, LoadedSamples, load_split
+from qrag_jax.data.loading import SYNTHETIC, DataConfig, LoadedSamples, load_split
 from qrag_jax.data.niah_generator import NiahConfig
+from qrag_jax.data.noise import NoiseConfig
 from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.sources import BY_SIZE, MIXTURES, mix_weights
+from qrag_jax.data.sources import BY_SIZE, MIXTURES, Split, mix_weights
 from qrag_jax.data.synthetic import SyntheticConfig
 from qrag_jax.data.tokens import TextTokenizer, Tokens, TokenStore, default_cache, tokenise
 from qrag_jax.encoder_settings import encoder_settings, trunk_dropout
@@ -211,13 +213,15 @@ def cache_folder(config: ml_collections.ConfigDict) -> Path:
     return Path(config.data.cache).expanduser() if config.data.cache else default_cache()
 
 
-def read_samples(config: ml_collections.ConfigDict, split: Any, *, hold_out: bool) -> LoadedSamples:
+def read_samples(
+    config: ml_collections.ConfigDict, split: Split, *, hold_out: bool
+) -> LoadedSamples:
     """The samples of a split; for "dev", `eval.path` goes before `data.path`."""
     data = config.data
     made = data.synthetic
     settings = DataConfig(
         sources=data.sources.to_dict(),
-        path=(config.eval.path or data.path) if split == "dev" else data.path,
+        path=_path(config, split),
         limit=data.limit if split == "train" else 0,
         synthetic=SyntheticConfig(made.hops, made.comparison, made.chunks, made.seed),
         synthetic_train=made.train,
@@ -227,6 +231,19 @@ def read_samples(config: ml_collections.ConfigDict, split: Any, *, hold_out: boo
     )
     hold_out = hold_out and not config.eval.path
     return load_split(settings, split, cache_folder(config), hold_out=hold_out)
+
+
+def backgrounds(config: ml_collections.ConfigDict, split: Split) -> list[NoiseConfig]:
+    """Where the documents of a split have their background from, of sources that make them."""
+    data, names = config.data, config.data.sources
+    path = _path(config, split)
+    found = [BabilongConfig(**data.babilong).background] if babilong.NAME in names else []
+    own = NiahConfig(**data.niah).background if niah.NAME in names else None
+    return [*found, own] if own is not None and path in ("", SYNTHETIC) else found
+
+
+def _path(config: ml_collections.ConfigDict, split: Split) -> str:
+    return (config.eval.path or config.data.path) if split == "dev" else config.data.path
 
 
 def prepare_encoder(

@@ -25,6 +25,7 @@ from ml_collections import config_flags
 from qrag_jax import experiment, files, leftovers, locks, saved_config
 from qrag_jax.algorithms import placement
 from qrag_jax.algorithms.optimizers import make_optimizer
+from qrag_jax.data import book_record
 from qrag_jax.data.episodes import EpisodeShape, training_batches
 from qrag_jax.data.loading import without_questions
 from qrag_jax.data.sample import Sample
@@ -110,6 +111,7 @@ def _train(
     inputs = load_inputs(config, workdir, opening.check if opening else lambda samples: None)
     config_path = workdir / saved_config.CONFIG_NAME
     if not config_path.exists():  # once: a start that fails must not cost the run its config
+        book_record.write_books(workdir, experiment.backgrounds(config, "train"))
         saved_config.save_config(settled(config, inputs.encoder.encoder), config_path)
     shares = experiment.mixture_shares(config, inputs.stores)
     if len(shares) > 1:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,17 +12,26 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qrag_jax.data.noise import NoiseConfig, books_of
+from qrag_jax.locks import log_locks
+from tests.data.test_noise import shelf
 from tests.entry_points import Commands, refusal
 
 CHUNKS, SAMPLES = 20, 16  # what the tiny run is trained and scored on
 LENGTHS = {12: 16, CHUNKS: 16, 300: 3}
 
 
+BOOKS = {"ada": 300, "bob": 280, "cleo": 260, "dora": 240, "emil": 220}  # sentences of each
+
+
 @pytest.fixture(scope="module")
 def trained(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
     workdir = tmp_path_factory.mktemp("babilong") / "run"
+    books = workdir.parent / "books"
+    books.mkdir()
     commands.succeed(
         *("train", "--config=configs/babilong.py:tiny", f"--workdir={workdir}"),
+        f"--config.data.babilong.noise={shelf(books, BOOKS)}",
         *("--config.train.steps=4", "--config.train.eval_every=4"),
         "--config.encoder.length_buckets=1",
         "--config.encoder.block_sizes=1",
@@ -161,6 +172,61 @@ def test_other_settings_into_the_same_log(scored: tuple[Path, str], commands: Co
     text = refusal(commands.run("evaluate_lengths", *arguments, "--config.eval.beam=3"))
     assert "was begun with other settings, config.eval.beam (was 1, now 3)" in text
     assert "--restart" in text
+
+
+def test_a_log_that_another_process_writes_is_left_alone(
+    scored: tuple[Path, str], commands: Commands, tmp_path: Path
+) -> None:
+    workdir = Path(shutil.copytree(scored[0], tmp_path / "run"))
+    log = folder(workdir) / "eval_seed42_ns12.jsonl"
+    torn = log.read_bytes() + b'{"id": "qa1'  # a row that the other one is writing
+    log.write_bytes(torn)
+    arguments = (f"--workdir={workdir}", "--chunks=12", "--samples=16")
+    with log_locks(log):
+        text = refusal(commands.run("evaluate_lengths", *arguments))
+        assert log.read_bytes() == torn
+    assert f"{log} is being written by process {os.getpid()} on " in text
+    lines = torn.splitlines(keepends=True)
+    log.write_bytes(b"".join((*lines[:-1], lines[0])))  # as two processes would leave it
+    text = refusal(commands.run("evaluate_lengths", *arguments))
+    assert f"{log} has 17 rows, but there are 16 questions" in text
+
+
+def test_texts_that_changed_are_other_documents(
+    scored: tuple[Path, str], commands: Commands, tmp_path: Path
+) -> None:
+    """One sentence in the middle of the books, which neither end of the set shows."""
+    workdir = Path(shutil.copytree(scored[0], tmp_path / "run"))
+    books = scored[0].parent / "books"
+    trained = json.loads((workdir / "books.json").read_text())["babilong"]
+    changed = books / min({f"{name}.txt.gz" for name in BOOKS} - set(trained))  # one of dev
+    before = changed.read_bytes()
+    text = gzip.decompress(before).decode().replace("Sentence 100 of", "Sentence 1000 of")
+    changed.write_bytes(gzip.compress(text.encode()))
+    try:
+        arguments = (f"--workdir={workdir}", "--chunks=12", "--samples=16")
+        told = refusal(commands.run("evaluate_lengths", *arguments))
+    finally:
+        changed.write_bytes(before)
+    assert "was begun with other settings, samples (was" in told
+
+
+def test_books_of_training_are_never_scored_on(
+    scored: tuple[Path, str], commands: Commands, tmp_path: Path
+) -> None:
+    workdir = scored[0]
+    books = Path(shutil.copytree(workdir.parent / "books", tmp_path / "books"))
+    shelf(books, {"frida": 290})  # with it bob, a book of training, is one for dev
+    moved = f"--config.data.babilong.noise={books}"
+    more = (moved, f"--out={tmp_path / 'out'}")
+    trained = set(json.loads((workdir / "books.json").read_text())["babilong"])
+    now = {book.name for book in books_of(NoiseConfig(str(books)), "dev")}
+    assert trained & now  # the split has changed
+    for command in (("evaluate_lengths", "--chunks=12"), ("evaluate",)):
+        text = refusal(commands.run(command[0], f"--workdir={workdir}", *command[1:], *more))
+        assert f"would be scored on, but {workdir} was trained among them (books.json)" in text
+        assert "config.data.babilong.noise_dev" in text
+        assert all(name in text for name in trained & now)
 
 
 def test_refusals(

@@ -184,7 +184,8 @@ def read_documents(
         places, drawn = layout(index)
         return composed(parts[index], places, pool.sentences[drawn])
 
-    return LazySamples(len(kept), make), line
+    told_digest = hashlib.sha256(repr(told.items).encode()).hexdigest()
+    return LazySamples(len(kept), make, f"{told_digest} {pool.content}"), line
 
 
 def _facts(config: BabilongConfig, told: Stories, number: int) -> Sample:

@@ -16,11 +16,12 @@ class LazySamples(Sequence[Sample]):
     Args:
         count: number of samples.
         make: sample of an index from 0 to count - 1, the same at every call.
+        content: digest of the texts that samples are made of, "" where it is not known.
     """
 
-    def __init__(self, count: int, make: Callable[[int], Sample]) -> None:
+    def __init__(self, count: int, make: Callable[[int], Sample], content: str = "") -> None:
         self._indices: range = range(count)
-        self._make = make
+        self._make, self.content = make, content
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -34,7 +35,7 @@ class LazySamples(Sequence[Sample]):
     def __getitem__(self, index: int | slice) -> Sample | LazySamples:
         """The sample of an index, or the lazy samples of a slice."""
         if isinstance(index, slice):
-            part = LazySamples(0, self._make)
+            part = LazySamples(0, self._make, self.content)
             part._indices = self._indices[index]
             return part
         return self._make(self._indices[index])

@@ -129,6 +129,13 @@ class NiahConfig:
         knobs = PRESETS[self.preset]._replace(**{n: v for n, v in given.items() if v})
         return knobs._replace(keys=max(knobs.keys, knobs.queries))
 
+    @property
+    def background(self) -> NoiseConfig | None:
+        """Where the haystack comes from; None if it is no text of books or of an invented world."""
+        if self.knobs.haystack != "essay":
+            return None
+        return NoiseConfig(self.noise, self.noise_dev, self.noise_repeats, self.seed, source=NAME)
+
 
 def documents(config: NiahConfig, split: Split, chunks: int = 0, count: int = 0) -> LazySamples:
     """Documents of one length, each with one question; see `read_documents`."""
@@ -179,7 +186,8 @@ def read_documents(
         places, hay = layout.drawn(rng)
         return composed(facts, places, background[hay])
 
-    return LazySamples(made, make), line
+    content = "" if shelf is None else books.content
+    return LazySamples(made, make, content), line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,9 +220,8 @@ class _Layout:
 
 
 def _books(config: NiahConfig, split: Split, count: int) -> Noise:
-    settings = NoiseConfig(
-        config.noise, config.noise_dev, config.noise_repeats, config.seed, source=NAME
-    )
+    settings = config.background
+    assert settings is not None
     if split == "dev":
         chunks = config.chunks or _chunks_of_tokens(config, "train")
         settings = dataclasses.replace(settings, train_chunks=chunks)

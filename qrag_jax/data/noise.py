@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -50,6 +51,11 @@ class NoiseConfig:
         """The part of the config that these fields are in."""
         return f"config.data.{self.source}"
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether both splits draw from all books."""
+        return self.dev == SHARED
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Noise:
@@ -72,6 +78,14 @@ class Noise:
     def shelf(self) -> Shelf:
         """The places of the sentences."""
         return Shelf(self.starts)
+
+    @functools.cached_property
+    def content(self) -> str:
+        """A digest of the sentences and of where books begin."""
+        digest = hashlib.sha256(self.starts.tobytes())
+        for sentence in self.sentences:
+            digest.update(sentence.encode() + b"\n")
+        return digest.hexdigest()
 
     @property
     def summary(self) -> str:
@@ -116,6 +130,17 @@ def noise(config: NoiseConfig, split: Split, count: int) -> Noise:
     pool = _train(config, count) if split == "train" else _dev(config, count)
     pool.check(count, config.repeats)
     return pool
+
+
+def books_of(config: NoiseConfig, split: Split) -> tuple[Book, ...]:
+    """The books that documents of a split draw from; none where the noise is invented.
+
+    Raises:
+        InputError: a folder has no books or not a sentence, a book cannot be read, or one book is
+            to serve both splits.
+    """
+    own = split == "dev" and config.dev not in ("", SHARED)
+    return _books(config, split)[1] if own or config.train else ()
 
 
 def _train(config: NoiseConfig, count: int) -> Noise:

@@ -16,6 +16,7 @@ from pathlib import Path
 from qrag_jax.data import babi, babilong
 from qrag_jax.data.sources import SOURCES, load_samples
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.output import lasting_output
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,4 +71,5 @@ def _spread(what: str, counts: list[int]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with lasting_output():
+        sys.exit(main())
