@@ -25,7 +25,7 @@ from qrag_jax.feedback.questions import AUTO, Asking, Question
 from qrag_jax.llm import prompts
 from qrag_jax.llm.client_config import ClientConfig
 from qrag_jax.llm.generation import Generation
-from qrag_jax.llm.model_digest import model_digest
+from qrag_jax.llm.model_digest import served_version
 from qrag_jax.llm.server import Server
 from qrag_jax.llm.sidecar import Existing, sidecar
 from qrag_jax.metrics.answer_table import causes_text
@@ -162,7 +162,7 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
     if not llm["url"] and not llm["version"]:
         # Folders of one name hold different weights, whose answers must not be confused.
         kept = Path(config.data.cache).expanduser() if config.data.cache else default_cache()
-        llm["version"] = model_digest(Path(llm["server"]["model"]).expanduser(), kept, say)
+        llm["version"] = served_version(llm["server"], kept, say)
     server = sidecar(llm | {"server": server_fields}, workdir, _api_key(llm), say=say)
     generation = _generation(config, llm)
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")

@@ -59,6 +59,27 @@ def test_answers_that_cannot_fit_are_refused(
     assert stand_in.starts() == []
 
 
+def test_answers_are_kept_by_what_is_served(
+    stand_in: StandIn, model_folder: Path, tmp_path: Path
+) -> None:
+    """Other weights in the same folder, or other arguments, are another version of the model."""
+
+    def version(**server: Any) -> str:
+        made = config(max_tokens=8)
+        made.data.cache = str(tmp_path / "cache")
+        made.llm.server.update(model=str(model_folder), python=str(stand_in.python), **server)
+        made.llm.server.max_model_len = 0  # no budget: the folder has no tokenizer
+        with open_rewards(made, tmp_path, print) as opening:
+            return opening.made_with["config.llm.version"]
+
+    first = version()
+    assert first
+    assert version() == first
+    other = version(arguments=("--revision", "v2"))
+    (model_folder / "model.safetensors").write_bytes(b"other weights")
+    assert len({first, other, version()}) == 3
+
+
 def test_a_wait_ends_when_the_server_is_given_up_or_the_run_is_to_stop() -> None:
     lost = ""
     waiting = Rewards(None, Asking(), 0.5, print, lost=lambda: lost)  # type: ignore[arg-type]

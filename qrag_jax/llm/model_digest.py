@@ -13,14 +13,18 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
+from qrag_jax.files import write_whole
 
 # What a server reads: weights, and what says how they are put together, fed and asked.
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".npz")
+_WEIGHTS = (
+    *(".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".npz"),
+    *(".tensors", ".distcp"),
+)
 _OTHERS = (".json", ".jinja", ".model", ".txt", ".vocab", ".tiktoken", ".yaml", ".yml", ".py")
 _BLOCK = 1 << 22  # bytes read at a time
 _THREADS = 8
@@ -63,6 +67,35 @@ def model_digest(
     for path, own in known.items():
         digest.update(f"{path.relative_to(folder)} {own}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:16]
+
+
+def served_version(
+    server: Mapping[str, Any],
+    cache: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> str:
+    """Tells what a server of our own answers with: weights, number format, vLLM's own arguments.
+
+    Arguments name other revisions, templates, ways to load or to round; some change no answer, but
+    to ask again costs less than an answer of other weights.
+
+    Args:
+        server: fields of `config.llm.server`; of them `model`, `dtype` and `arguments` are read.
+        cache, say: as of `model_digest`.
+
+    Returns:
+        the folder's digest, and that of the settings where they are not the usual ones. Of a model
+        on the hub the settings' alone: which weights it has today is not known here.
+
+    Raises:
+        InputError: a file cannot be read; names it.
+    """
+    weights = model_digest(Path(server["model"]).expanduser(), cache, say)
+    dtype, arguments = server.get("dtype", "auto"), list(server.get("arguments", ()))
+    if dtype == "auto" and not arguments:
+        return weights
+    own = hashlib.sha256(json.dumps([dtype, arguments]).encode()).hexdigest()[:8]
+    return f"{weights}+{own}" if weights else own
 
 
 def _size(path: Path) -> int:
@@ -122,13 +155,6 @@ def _kept(path: Path, cache: Path | None) -> str:
 
 
 def _keep(path: Path, cache: Path, note: dict[str, Any]) -> None:
-    """Writes a note whole or not at all; without room for it the file is read again next time."""
-    target = _note(path, cache)
-    partial = target.with_suffix(f".{os.getpid()}.part")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(note))
-        os.replace(partial, target)
-    except (OSError, UnicodeError):
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    """Writes a note; without room for it the file is read again next time."""
+    with contextlib.suppress(OSError, UnicodeError):
+        write_whole(_note(path, cache), json.dumps(note))
