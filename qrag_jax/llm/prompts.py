@@ -31,6 +31,8 @@ FOLDER = Path(__file__).parent / "templates"
 _ROLE = re.compile(r"^\[(system|user|assistant)\]\n", re.MULTILINE)
 _SLOT = re.compile(r"\{([a-z_]+)\}")
 _WORD = re.compile(r"\S+")
+# Signs without width, which may stand in a word that looks as it does without them.
+_UNSEEN = "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]*"
 _FENCED = re.compile(r"<([a-z_]+)>\{\1\}</\1>")
 # How chat templates mark turns and thoughts; a tokenizer would read them out of any text.
 _CONTROL = re.compile(
@@ -147,10 +149,12 @@ def load(name: str) -> Prompt:
 @functools.cache
 def _marks(names: tuple[str, ...]) -> re.Pattern[str] | None:
     """What a model could take for a mark of these names: an opening bracket before one of them,
-    whatever stands between that is no letter."""
+    whatever stands between that is no letter, and whatever in the name that cannot be seen."""
     if not names:
         return None
-    words = "|".join(r"[\W_]*".join(name.split("_")) for name in names)
+    words = "|".join(
+        r"[\W_]*".join(_UNSEEN.join(part) for part in name.split("_")) for name in names
+    )
     return re.compile(rf"[<＜‹〈⟨](?=[\W_]*(?:{words})(?![^\W_]))", re.IGNORECASE)
 
 
