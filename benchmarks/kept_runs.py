@@ -50,12 +50,13 @@ class Kept:
 
     Attributes:
         suite: its name. runs: folder of trainings, of this version of the trainer. results: folder
-            of the parts' results, of this version of trainer and suites.
+            of the parts' results, of this version of trainer and suites. root: of the code.
     """
 
     suite: str
     runs: Path
     results: Path
+    root: Path = ROOT
 
     @classmethod
     def of(cls, suite: str, root: Path = ROOT, under: Path = RUNS) -> Kept:
@@ -63,7 +64,7 @@ class Kept:
         runs = under / suite / code_version(root)
         others = sum(entry.is_dir() for entry in runs.parent.glob("*")) - runs.is_dir()
         print(f"runs: {runs}" + (f" ({others} of other versions beside it)" if others else ""))
-        return cls(suite, runs, runs / f"results-{code_version(root, SUITES)}")
+        return cls(suite, runs, runs / f"results-{code_version(root, SUITES)}", root)
 
     def finish(
         self, parts: Mapping[str, Part], only: Sequence[str] = ()
@@ -83,8 +84,13 @@ class Kept:
             if path.exists():
                 print(f"{name}: finished before, {path}", flush=True)
                 continue
-            started = time.monotonic()
+            started, version = time.monotonic(), self._version()
             result = parts[name]()
+            if self._version() != version:
+                raise InputError(
+                    f"the code has changed while {name} was run, so that its figures are of no one "
+                    "version; run it again."
+                )
             result |= {
                 "part_seconds": time.monotonic() - started,
                 "machine": report.machine(),
@@ -96,6 +102,9 @@ class Kept:
             os.replace(building, path)
         paths = {name: self.results / f"{name}.json" for name in parts}
         return {name: json.loads(p.read_text()) for name, p in paths.items() if p.exists()}
+
+    def _version(self) -> str:
+        return code_version(self.root, TRAINER + SUITES)
 
     def write_tables(
         self, results: Mapping[str, Mapping[str, Any]], note: str, tables: Sequence[str]

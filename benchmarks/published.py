@@ -1,13 +1,15 @@
 """Q-RAG's published runs: our config of each beside its constants, and a model of its real shape.
 
 Every config of configs/published.py is compared with `published_constants`, and its training step
-is built for an encoder of the real widths and layer counts, of shapes alone: no weight is read.
-Without `--quick` the encoder is made of random weights, too, and embeds the longest rows there are.
+is built for an encoder of the real widths and layer counts, whose weights are random: no model is
+read. It embeds a short row with `--quick`, else the longest rows there are.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import time
 from typing import Any
 
@@ -94,6 +96,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "logn_attention_scale": False,
     },
 }
+QUICK_ROW = 32  # tokens
 CHUNKS = 16  # of a document in the built step; nothing but its time depends on them
 
 
@@ -169,8 +172,8 @@ def build(config: ConfigDict, quick: bool) -> Built:
     encoder = encoder_of(config, model)
     tower = jax.eval_shape(encoder.init, jax.random.key(0))
     _trace_step(config, encoder, tower)
-    if not quick:
-        _embed(config, encoder)
+    rows = (QUICK_ROW,) if quick else (_state_row(config, encoder), config.data.max_chunk_tokens)
+    _embed(encoder, rows)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(tower))
     return Built(parameters, time.monotonic() - began)
 
@@ -232,6 +235,19 @@ def _trace_step(config: ConfigDict, encoder: TextEncoder, tower: Any) -> None:
     jax.eval_shape(step, placement.state_shapes(tower, optimizer), batch)
 
 
+def _random_weights(tower: Any) -> Any:
+    """Weights of the shapes of one tower, uniform in ±0.035, by a multiplicative hash of their
+    places (Knuth, TAOCP 3, 6.4): half a billion draws of JAX's own would take a minute."""
+
+    def leaf_of(shape: jax.ShapeDtypeStruct) -> jax.Array:
+        place = jnp.arange(math.prod(shape.shape), dtype=jnp.uint32)
+        mixed = (place ^ (place >> 15)) * jnp.uint32(2_654_435_761)
+        drawn = (mixed >> 8).astype(jnp.float32) * 2.0**-24 - 0.5
+        return (0.07 * drawn).reshape(shape.shape).astype(shape.dtype)
+
+    return jax.tree.map(leaf_of, tower)
+
+
 def _batch(config: ConfigDict, count: int) -> EpisodeBatch:
     shape = _shape(config)
 
@@ -250,16 +266,16 @@ def _batch(config: ConfigDict, count: int) -> EpisodeBatch:
     )
 
 
-def _embed(config: ConfigDict, encoder: TextEncoder) -> None:
-    """Random weights embed the longest state and the longest chunk."""
-    for length in (_state_row(config, encoder), config.data.max_chunk_tokens):
-        tokens = np.random.default_rng(0).integers(5, 1000, (1, length), np.int32)
+@functools.cache  # several runs have one encoder
+def _embed(encoder: TextEncoder, rows: tuple[int, ...]) -> None:
+    """Random weights embed a row of each of these lengths."""
+    tower = jax.eval_shape(encoder.init, jax.random.key(0))
 
-        @jax.jit
-        def embedded(tokens: jax.Array) -> jax.Array:
-            params = encoder.init(jax.random.key(0))
-            return encoder.embed(params, tokens, jnp.array([tokens.shape[1]]))
+    @jax.jit
+    def embedded(tokens: jax.Array) -> jax.Array:
+        return encoder.embed(_random_weights(tower), tokens, jnp.array([tokens.shape[1]]))
 
-        found = np.asarray(embedded(tokens))
+    for length in rows:
+        found = np.asarray(embedded(np.random.default_rng(0).integers(5, 1000, (1, length))))
         if found.shape != (1, encoder.width) or not np.isfinite(found).all():
-            raise RuntimeError(f"{config.encoder.path}: {length} tokens are not embedded")
+            raise RuntimeError(f"{length} tokens are not embedded")

@@ -168,11 +168,18 @@ def _environment(
     )
 
 
-def _lengths(source: str, chunk: int, in_state: int) -> tuple[Constant, ...]:
+def _lengths(
+    source: str, chunk: int, in_state: int, of_state: str = "", special: int = 2
+) -> tuple[Constant, ...]:
+    """Args:
+    of_state: source of the length inside a state, where it is another.
+    special: tokens that the tokenizer adds to a text, which theirs counts in.
+    """
+    ours, why = in_state - special, "theirs counts the special tokens of each part, ours its text"
     return (
         Constant("data.max_chunk_tokens", chunk, source),
-        Constant("data.max_chunk_tokens_in_state", in_state, source),
-        Constant("data.max_question_tokens", in_state, source),
+        Constant("data.max_chunk_tokens_in_state", in_state, of_state or source, ours, why),
+        Constant("data.max_question_tokens", in_state, of_state or source, ours, why),
     )
 
 
@@ -180,6 +187,9 @@ def _evaluation(source: str, every: int, samples: int = 300) -> tuple[Constant, 
     return (
         Constant("train.eval_every", every, source),
         Constant("eval.samples", samples, source),
+        Constant(
+            "eval.best_by", "return_until_found", "train_q_rag.py and the test_env of configs"
+        ),
     )
 
 
@@ -201,10 +211,10 @@ BABILONG = (
     Constant("sources", "babilong", BABILONG_ENV),
     Constant("data.babilong.task", "qa3", BABILONG_ENV),
     Constant("data.babilong.chunks", 100, BABILONG_ENV),
-    *_lengths(TRAINING, 256, 64),
     *_updates(TRAINING, 64, 2, 50_000, ours=66),
     *_evaluation(TRAINING, 500),
 )
+BABILONG_LENGTHS = _lengths(TRAINING, 256, 64)
 QWEN3_FILE = "configs/algo/pqn_qwen3.yaml"
 E5 = "intfloat/multilingual-e5-large"
 HOTPOTQA_FILE, MUSIQUE_FILE = (
@@ -236,10 +246,11 @@ def _gte(sources: str, where: str) -> tuple[Constant, ...]:
 
 
 RUNS: dict[str, tuple[Constant, ...]] = {
-    "contriever-babilong": (*CONTRIEVER, *BABILONG, *NEVER_TERMINATE),
+    "contriever-babilong": (*CONTRIEVER, *BABILONG, *BABILONG_LENGTHS, *NEVER_TERMINATE),
     "contriever-babilong-em": (
         *CONTRIEVER,
         *BABILONG,
+        *BABILONG_LENGTHS,
         Constant("env.never_terminate", False, FEEDBACK),
         Constant("reward.name", "babilong_em", FEEDBACK),
         Constant("reward.scale", 1.0, FEEDBACK),
@@ -274,7 +285,7 @@ RUNS: dict[str, tuple[Constant, ...]] = {
         *_dropout(0.1, 0.1),
         *_environment(HOTPOTQA_ENV, 2, "none", False, False),
         Constant("sources", "hotpotqa", HOTPOTQA_ENV),
-        *_lengths(README, 220, 220),
+        *_lengths(README, 220, 128, of_state=HOTPOTQA_FILE),
         *_updates(HOTPOTQA_TRAINING, 12, 8, 10_000, of_steps=E5_STEPS),
         *_evaluation(HOTPOTQA_TRAINING, 100),
         *NEVER_TERMINATE,
@@ -286,7 +297,7 @@ RUNS: dict[str, tuple[Constant, ...]] = {
         *_dropout(0.1, 0.1),
         *_environment(MUSIQUE_ENV, 4, "none", False, False),
         Constant("sources", "musique", MUSIQUE_ENV),
-        *_lengths(HOTPOTQA_TRAINING, 110, 110),
+        *_lengths(HOTPOTQA_TRAINING, 110, 128, of_state=MUSIQUE_FILE),
         *_updates(HOTPOTQA_TRAINING, 12, 8, 10_000, of_steps=E5_STEPS),
         *_evaluation(HOTPOTQA_TRAINING, 100),
         *NEVER_TERMINATE,
@@ -298,6 +309,7 @@ RUNS: dict[str, tuple[Constant, ...]] = {
         Constant("encoder.normalise", True, MODEL),
         Constant("encoder.scale", 1.0, MODEL),
         *BABILONG,
+        *_lengths(TRAINING, 256, 64, special=1),
         *NEVER_TERMINATE,
     ),
     "gte-hotpotqa-musique": _gte("hotpotqa+musique", COMBINED),

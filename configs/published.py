@@ -35,14 +35,19 @@ def base() -> ConfigDict:
     config.pqn.update(gamma=0.99, learning_start=200)
     config.optimizer.update(beta1=0.9, beta2=0.98, eps=1e-6, clip_norm=2.0, warmup_steps=1000)
     config.eval.samples = 300
+    config.eval.best_by = "return_until_found"  # their reward of an evaluation
     return config
 
 
-def lengths(config: ConfigDict, chunk: int, in_state: int) -> None:
-    """Tokens of a chunk row, and of each part of a state, the question among them."""
+def lengths(config: ConfigDict, chunk: int, in_state: int, special: int = 2) -> None:
+    """Tokens of a chunk row, and of each part of a state, the question among them.
+
+    Args:
+        special: tokens that theirs counts in a part of a state, [CLS] and [SEP]; ours counts text.
+    """
     config.data.max_chunk_tokens = chunk
-    config.data.max_chunk_tokens_in_state = in_state
-    config.data.max_question_tokens = in_state
+    config.data.max_chunk_tokens_in_state = in_state - special
+    config.data.max_question_tokens = in_state - special
 
 
 def updates(config: ConfigDict, micro: int, accumulation: int, steps: int, every: int) -> None:
@@ -70,12 +75,12 @@ def contriever(config: ConfigDict) -> None:
     )
 
 
-def babilong(config: ConfigDict) -> None:
-    """configs/envs/babilong.yaml and configs/training.yaml."""
+def babilong(config: ConfigDict, special: int = 2) -> None:
+    """configs/envs/babilong.yaml and configs/training.yaml; `special` as of `lengths`."""
     config.data.sources.babilong = 1.0
     config.data.babilong.update(task="qa3", chunks=100)
     config.env.update(max_steps=6, sort_by_index=True, positions="relative")
-    lengths(config, 256, 64)
+    lengths(config, 256, 64, special)
     updates(config, micro=64, accumulation=2, steps=50_000, every=500)
 
 
@@ -121,7 +126,7 @@ def e5_hotpotqa() -> ConfigDict:
     config.data.sources.hotpotqa = 1.0
     config.env.max_steps = 2
     config.reward.penalize_extra_steps = False
-    lengths(config, 220, 220)
+    lengths(config, 220, 128)
     config.policy.alpha = 0.05
     config.pqn.update(lambda_=0.5, tau=0.02)
     config.optimizer.update(
@@ -138,7 +143,7 @@ def e5_musique() -> ConfigDict:
     config.data.sources.musique = 1.0
     config.env.max_steps = 4
     config.reward.penalize_extra_steps = False
-    lengths(config, 110, 110)
+    lengths(config, 110, 128)
     config.policy.alpha = 0.005
     config.pqn.update(lambda_=0.6, tau=0.02)
     config.optimizer.update(
@@ -158,7 +163,7 @@ def qwen3_babilong() -> ConfigDict:
     config.optimizer.update(
         learning_rate=5e-5, weight_decay=0.01, schedule="linear", final_ratio=0.0
     )
-    babilong(config)
+    babilong(config, special=1)  # its tokenizer ends a text and does not open it
     return config
 
 
