@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import ml_collections
 
-SHOWN = 8  # questions named in a sentence
+SHOWN = 8  # questions named in the sentence of one skipped step
 
 
 class NotFinite(RuntimeError):
@@ -40,7 +40,7 @@ def stop_error(
     wider = "" if dtype == "float32" else f"with --config.encoder.dtype=float32 (it is {dtype}), "
     return NotFinite(
         f"the loss or its gradient was not finite in {in_a_row} steps in a row, the last of them "
-        f"step {step} ({_some(questions)}); {kept}, the "
+        f"step {step} (questions {', '.join(questions)}); {kept}, the "
         "checkpoints hold finite numbers alone: begin again in another --workdir with a lower "
         f"--config.optimizer.learning_rate (it is {config.optimizer.learning_rate:g}), {wider}or "
         "without such questions (--config.train.max_skipped_steps=0 never stops)."

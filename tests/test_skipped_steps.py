@@ -74,6 +74,7 @@ def test_sentences_name_some_questions_and_no_dtype_that_is_wide_already() -> No
     config.encoder.dtype = "float32"
     ids = [f"q{number}" for number in range(11)]
     assert "(questions q0, q1, q2, q3, q4, q5, q6, q7 and 3 more)" in skip_line(4, ids, 1)
+    assert f"(questions {', '.join(ids)})" in str(stop_error(config, 10, 10, ids))
     text = str(stop_error(config, 10, 10, ids[:1]))
     assert "(questions q0); nothing was learned before" in text
     assert "dtype" not in text

@@ -99,6 +99,26 @@ def test_killed_before_the_first_checkpoint(
     assert_same_run(workdir, finished_run)
 
 
+def test_documents_drawn_anew_go_on_in_their_epoch(commands: Commands, tmp_path: Path) -> None:
+    """Two steps an epoch; the run goes on at the border of two."""
+    arguments = (
+        *("train", "--config=configs/babilong.py:tiny", "--config.train.steps=4"),
+        *("--config.data.babilong.train=16", "--config.train.checkpoint_every=2"),
+        *("--config.train.eval_every=4", "--config.encoder.length_buckets=1"),
+        "--config.encoder.block_sizes=1",
+    )
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    commands.succeed(*arguments, f"--workdir={whole}")
+    shutil.copytree(whole, parts)
+    shutil.rmtree(parts / "checkpoints" / "last" / "4")
+    commands.succeed(*arguments, f"--workdir={parts}")
+    expected, found = saved_state(whole, 4), saved_state(parts, 4)
+    assert found.keys() == expected.keys()
+    for name, leaf in expected.items():
+        assert np.array_equal(found[name], leaf), name
+    assert not np.array_equal(saved_state(whole, 2)["env_steps"], expected["env_steps"])
+
+
 def test_signals_stop_in_good_order(commands: Commands, finished_run: Path, tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     for number, name, step in ((signal.SIGTERM, "SIGTERM", 3), (signal.SIGINT, "SIGINT", 8)):

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qrag_jax.files import replacing
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -38,8 +40,8 @@ def plot_curve(metrics: Sequence[Mapping[str, float | None]], out: Path, title: 
     _draw_evaluation(top, metrics)
     _draw_training(bottom, metrics)
     bottom.set_xlabel("optimizer step")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, format="png")
+    with replacing(out) as file:
+        figure.savefig(file, format="png")
 
 
 def _draw_evaluation(axes: Axes, metrics: Sequence[Mapping[str, float | None]]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from qrag_jax.files import replacing
+
 
 def plot_lengths(results: Sequence[Mapping[str, Any]], out: Path, title: str) -> None:
     """Draws three panels over a logarithmic axis of chunks, as a PNG. Needs no display.
@@ -46,5 +48,5 @@ def plot_lengths(results: Sequence[Mapping[str, Any]], out: Path, title: str) ->
         axes.grid(alpha=0.3)
     memory.set_xlabel("chunks of a document")
     memory.set_ylim(bottom=0)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, format="png")
+    with replacing(out) as file:
+        figure.savefig(file, format="png")

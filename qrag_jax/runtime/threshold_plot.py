@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from qrag_jax.files import replacing
+
 _SCORES = {
     "fact_f1": ("Fact F1", "#2ca02c", 2.0),
     "fact_precision": ("Fact precision", "#7f4fbf", 1.2),
@@ -57,5 +59,5 @@ def plot_thresholds(
         axes.axvline(chosen, color=_CHOSEN, linestyle="--", label=f"chosen: {chosen:.4g}")
         axes.grid(alpha=0.3)
     top.legend(loc="best", fontsize="small")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, format="png")
+    with replacing(out) as file:
+        figure.savefig(file, format="png")
