@@ -212,9 +212,10 @@ class Run:
         )
         without = f", {share:.0%} without reward" if (share := scores.get("unscored_share")) else ""
         say(
-            f"step {step}: fact EM {scores['fact_em']:.3f}, F1 {scores['fact_f1']:.3f} "
-            f"({scores['fact_f1_until_found']:.3f} until found), precision "
-            f"{scores['fact_precision']:.3f}, recall {scores['fact_recall']:.3f}, "
+            f"step {step}: fact EM {scores['fact_em']:.3f}, F1 {scores['fact_f1']:.3f}, precision "
+            f"{scores['fact_precision']:.3f}, recall {scores['fact_recall']:.3f} (until found, by "
+            f"the answer key: F1 {scores['fact_f1_until_found']:.3f}, precision "
+            f"{scores['fact_precision_until_found']:.3f}), "
             f"return {scores['return']:.3f}{without} on {len(multi)} questions"
         )
         score = scores[self.config.eval.best_by]
