@@ -141,6 +141,8 @@ def table(summary: dict[str, Any]) -> str:
         "* uses the answer key: an episode ends once all supporting facts are found, and returns "
         "1, as in Q-RAG's own evaluation"
     )
+    if PLANNED in cut and summary["mode"] == FULL_BUDGET:
+        text.append("planned: the path that was best for all steps, cut at its last fact")
     if summary["mode"] == UNTIL_FOUND:
         text.append("no full budget: with config.env.never_terminate=False it is never played")
     for other, gains in summary["gains"].items():

@@ -316,10 +316,12 @@ def test_planned_greedily_the_run_scores_the_same(
 def test_a_beam_is_played_by_the_trained_retriever(
     run_copy: Path, commands: Commands, tmp_path: Path
 ) -> None:
-    commands.succeed(
+    told = commands.succeed(
         *("evaluate", f"--workdir={run_copy}", f"--out={tmp_path / 'out'}"),
         *("--config.eval.beam=4", "--config.eval.beam_score=sum"),
     )
+    # Cutting what was searched for all steps is not a search that ends at the last fact.
+    assert "planned: the path that was best for all steps, cut at its last fact" in told
     (log,) = (tmp_path / "out").glob("best-*/planned_eval_seed42.jsonl")
     beam, greedy = rows(log), rows(best(run_copy) / "eval_seed42.jsonl")
     assert [row["id"] for row in beam] == [row["id"] for row in greedy]
