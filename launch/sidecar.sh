@@ -11,5 +11,5 @@ for word in "$@"; do
     --config | --config=*) config= ;;
     esac
 done
-exec "${QRAG_PYTHON:-$root/.venv/bin/python}" -m qrag_jax.llm.serve ${config:+"$config"} \
+exec "${QRAG_PYTHON:-$root/.venv/bin/python}" -m qrag_jax.serve_llm ${config:+"$config"} \
     --config.llm.server.python="$root/.venv-vllm/bin/python" "$@"

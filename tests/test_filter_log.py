@@ -49,7 +49,7 @@ def test_writes_the_filtered_rows_with_their_origin(
     assert [row.pred_idx for row in retrieval_log.read(facts)] == [
         sorted(row.sf_idx) for row in rows
     ]
-    text = refusal(commands.run("stopping", f"--log={new}"))
+    text = refusal(commands.run("tune_stopping", f"--log={new}"))
     assert f"{new} is a filtered log; give the log that it was made from" in text
     text = refusal(
         commands.run("filter_log", f"--log={facts}", *arguments, f"--out={tmp_path / 'x'}")

@@ -153,7 +153,7 @@ def load_samples(
         raise InputError(
             f"{', '.join(report.files)} has no usable {source} record among {report.read} "
             f"(skipped: {report.losses()}; the first is {where}: {reason}); check that it is "
-            f"{source} data, with python -m qrag_jax.data.validate --source {source} --path FILE"
+            f"{source} data, with python -m qrag_jax.validate_data --source {source} --path FILE"
         )
     return samples, report
 

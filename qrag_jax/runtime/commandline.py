@@ -13,9 +13,11 @@ from absl import app, flags, logging
 
 from qrag_jax.errors import InputError
 from qrag_jax.files import NOT_WRITABLE, disk_is_full, reason
+from qrag_jax.runtime import config_files
 from qrag_jax.runtime.output import lasting_output
 
 BAD_INPUT = 2
+HELP = {"--help", "-h", "-help"}
 
 
 def run(main: Callable[[], int], define: Callable[[Sequence[str]], None] | None = None) -> None:
@@ -30,6 +32,7 @@ def run(main: Callable[[], int], define: Callable[[Sequence[str]], None] | None 
     with lasting_output():
         app.run(
             lambda _argv: _main_or_sentence(main),
+            argv=config_files.resolved(sys.argv),
             flags_parser=lambda argv: parse_flags(argv, define),
         )
 
@@ -61,10 +64,14 @@ def writing(place: Path | str, flag: str) -> Iterator[None]:
 def parse_flags(
     argv: Sequence[str], define: Callable[[Sequence[str]], None] | None = None
 ) -> list[str]:
-    """Parses flags as absl does; leaves with one sentence when they are wrong."""
+    """Parses flags as absl does; leaves with one sentence when they are wrong, and with status 0
+    where help is asked for."""
     try:
         if define is not None:
             define(argv[1:])
+        if HELP & set(argv[1:]):
+            print(_help())
+            raise SystemExit(0)
         rest = flags.FLAGS(list(argv))
     except InputError as error:
         _leave(str(error))
@@ -73,6 +80,17 @@ def parse_flags(
     if len(rest) > 1:
         _leave(f"unexpected argument {rest[1]!r}; options are written --name=value.")
     return rest
+
+
+def _help() -> str:
+    """What the command is for, and its flags."""
+    about = sys.modules["__main__"].__doc__ or ""
+    own = [
+        flags.FLAGS.module_help(module)
+        for module in flags.FLAGS.flags_by_module_dict()
+        if module == sys.argv[0] or module.startswith("qrag_jax.")
+    ]
+    return "\n\n".join([about.strip(), *own])
 
 
 def _main_or_sentence(main: Callable[[], int]) -> int:

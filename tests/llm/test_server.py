@@ -351,7 +351,7 @@ def test_the_command(
 
 def test_the_command_refuses_in_one_sentence(commands: Commands) -> None:
     config_file = "--config=configs/quickstart.py"
-    result = commands.run("llm.serve", config_file, "--config.llm.server.model=/no/such")
+    result = commands.run("serve_llm", config_file, "--config.llm.server.model=/no/such")
     assert "server.model: no folder /no/such" in refusal(result)
-    result = commands.run("llm.serve", config_file, "--config.llm.url=http://127.0.0.1:1/v1")
+    result = commands.run("serve_llm", config_file, "--config.llm.url=http://127.0.0.1:1/v1")
     assert "names a server that is there already" in refusal(result)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qrag_jax.data import hotpotqa
-from qrag_jax.data.validate import main
+from qrag_jax.validate_data import main
 from tests.data.real_data import ROOT, real
 
 
@@ -99,7 +99,7 @@ def test_needle_files(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_as_a_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "qrag_jax.data.validate", "--source", "hotpotqa", "--path"]
+    command = [sys.executable, "-m", "qrag_jax.validate_data", "--source", "hotpotqa", "--path"]
     missing = tmp_path / "none.jsonl"
     done = subprocess.run(
         [*command, str(missing)], cwd=ROOT, capture_output=True, text=True, check=False

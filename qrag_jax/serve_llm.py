@@ -1,4 +1,4 @@
-"""Serves a language model until it is told to stop: python -m qrag_jax.llm.serve
+"""Serves a language model until it is told to stop: python -m qrag_jax.serve_llm
 --config=configs/quickstart.py --config.llm.server.model=FOLDER
 
 For trainers on other terminals; one that has no --config.llm.url starts a server of its own.

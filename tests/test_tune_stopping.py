@@ -57,7 +57,7 @@ def test_tuned_on_one_log_and_reported_on_both(
     held_out, other = retrieval_log.read(log), played_rows(40, seed=2, prefix="t")
     test = write_log(tmp_path / "test.jsonl", other)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.json*")}
-    out = commands.succeed("stopping", f"--log={log}", f"--test={test}")
+    out = commands.succeed("tune_stopping", f"--log={log}", f"--test={test}")
     assert all(path.read_bytes() == content for path, content in before.items())
 
     found = summary(log.parent)
@@ -91,7 +91,9 @@ def test_tuned_on_one_log_and_reported_on_both(
 def test_without_a_test_log_the_ids_are_split(log: Path, tmp_path: Path, commands: Commands):
     rows = retrieval_log.read(log)
     out = tmp_path / "out"
-    printed = commands.succeed("stopping", f"--log={log}", f"--out={out}", "--objective=fact_em")
+    printed = commands.succeed(
+        "tune_stopping", f"--log={log}", f"--out={out}", "--objective=fact_em"
+    )
     found = summary(out)
     tuned, reported = found["tuned_on"]["samples"], found["reported_on"]["samples"]
     assert tuned + reported == len(rows)
@@ -101,7 +103,7 @@ def test_without_a_test_log_the_ids_are_split(log: Path, tmp_path: Path, command
     # The halves follow the ids, not the order of the rows.
     shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
     again = write_log(tmp_path / "shuffled.jsonl", shuffled)
-    commands.succeed("stopping", f"--log={again}", f"--out={tmp_path}", "--objective=fact_em")
+    commands.succeed("tune_stopping", f"--log={again}", f"--out={tmp_path}", "--objective=fact_em")
     assert summary(tmp_path)["threshold"] == found["threshold"]
     for rule, scores in summary(tmp_path)["reported_on"]["scores"].items():
         for name, interval in scores.items():
@@ -122,7 +124,7 @@ def test_budgets_shared_ids_and_a_torn_line(log: Path, tmp_path: Path, commands:
     with test.open("ab") as file:
         file.write(b'{"id": "being writ')
     before = test.read_bytes()
-    out = commands.succeed("stopping", f"--log={log}", f"--test={test}", "--budgets=3,2,9")
+    out = commands.succeed("tune_stopping", f"--log={log}", f"--test={test}", "--budgets=3,2,9")
     assert test.read_bytes() == before
     assert "note: 3 ids are in both logs" in out
     found = summary(log.parent)
@@ -135,7 +137,7 @@ def test_budgets_shared_ids_and_a_torn_line(log: Path, tmp_path: Path, commands:
 
 def test_refusals(log: Path, tmp_path: Path, commands: Commands) -> None:
     def says(*arguments: str) -> str:
-        return refusal(commands.run("stopping", *arguments))
+        return refusal(commands.run("tune_stopping", *arguments))
 
     assert "give the held-out log, for example --log=" in says()
     missing = tmp_path / "no.jsonl"
@@ -160,7 +162,7 @@ def test_logs_that_cannot_be_tuned_on(tmp_path: Path, commands: Commands) -> Non
             log.write_bytes(content)
         else:
             write_log(log, content)
-        return refusal(commands.run("stopping", f"--log={log}"))
+        return refusal(commands.run("tune_stopping", f"--log={log}"))
 
     rows = played_rows(6, seed=4)
     nothing = {"pred_idx": [], "q_values": [], "pred_texts": []}

@@ -1,4 +1,4 @@
-"""When to stop: python -m qrag_jax.stopping --log=HELD_OUT_LOG --test=OTHER_LOG
+"""When to stop: python -m qrag_jax.tune_stopping --log=HELD_OUT_LOG --test=OTHER_LOG
 
 Tunes the threshold on Q with one retrieval log and reports it beside every fixed budget, the full
 budget and the oracle `early_stop`, on that log and on the other. Without `--test` the log is cut

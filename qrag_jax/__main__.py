@@ -1,0 +1,52 @@
+"""`qrag NAME` is `python -m qrag_jax.NAME`; without a name the commands are listed."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+COMMANDS = {
+    "train": "train a retriever, or go on with a training that was interrupted",
+    "evaluate": "score a trained retriever beside the untrained one",
+    "evaluate_lengths": "score it on documents of several lengths",
+    "tune_stopping": "find the Q-value below which to stop",
+    "filter_log": "cut a retrieval log down",
+    "answer": "have a language model answer with the chunks taken, and score the answers",
+    "export": "write the towers as sentence-transformers models",
+    "validate_data": "check a data file before a training does",
+    "serve_llm": "serve a language model for trainers on other terminals",
+}
+HELP = ("--help", "-h", "help")
+
+
+def usage() -> str:
+    """The commands, a line each."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name.ljust(width)}  {line}" for name, line in COMMANDS.items()]
+    return "\n".join(
+        [
+            "qrag NAME --flag=value …   (or python -m qrag_jax.NAME)",
+            "",
+            *lines,
+            "",
+            "qrag NAME --help lists the flags of a command.",
+        ]
+    )
+
+
+def main() -> int:
+    """Runs the command that the first word names."""
+    name, *_ = [*sys.argv[1:], "--help"]
+    if name in HELP:
+        print(usage())
+        return 0
+    if name not in COMMANDS:
+        print(f"error: {name!r} is no command; use one of {', '.join(COMMANDS)}.", file=sys.stderr)
+        return 2
+    del sys.argv[1]
+    runpy.run_module(f"qrag_jax.{name}", run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""The console script, the help of commands, and a wheel that works where there is no checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qrag_jax import __main__ as console
+from qrag_jax.runtime import config_files
+from tests.entry_points import ROOT, Commands
+
+
+def test_every_command_is_listed_and_is_a_module(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments in ([], ["--help"], ["help"]):
+        monkeypatch.setattr(sys, "argv", ["qrag", *arguments])
+        assert console.main() == 0
+        listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:-2]]
+        assert listed == list(console.COMMANDS)
+    for name in console.COMMANDS:
+        text = (ROOT / "qrag_jax" / f"{name}.py").read_text()
+        assert 'if __name__ == "__main__":' in text
+        assert f"python -m qrag_jax.{name}" in text
+    # Every module at the top that a user can run is one of them.
+    found = {path.stem for path in (ROOT / "qrag_jax").glob("*.py")}
+    runnable = {n for n in found if "def main(" in (ROOT / "qrag_jax" / f"{n}.py").read_text()}
+    assert runnable == {*console.COMMANDS, "__main__"}
+
+
+def test_an_unknown_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["qrag", "trian"])
+    assert console.main() == 2
+    assert "'trian' is no command; use one of train, evaluate," in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_help_is_no_error(command: str, commands: Commands) -> None:
+    told = commands.succeed(command, "--help")
+    assert told.startswith("Trains a" if command == "train" else "Scores a")
+    assert "--workdir: Folder of " in told
+    assert "Traceback" not in told
+
+
+def test_experiments_are_found_in_the_working_folder_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = config_files.own_folder()
+    assert own == ROOT / "configs"
+    argv = ["train", "--config=configs/hotpotqa.py:tiny", "--config.path=configs/hotpotqa.py"]
+    packaged = f"{own / 'hotpotqa.py'}:tiny"
+    assert config_files.resolved(argv) == ["train", f"--config={packaged}", argv[2]]
+    split = ["evaluate", "--eval_config", "configs/niah.py", "--x"]
+    assert config_files.resolved(split) == [*split[:2], str(own / "niah.py"), "--x"]
+    for other in ("configs/none.py", "mine/hotpotqa.py", "hotpotqa.py"):
+        assert config_files.resolved(["train", f"--config={other}"])[1] == f"--config={other}"
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "hotpotqa.py").touch()
+    assert config_files.resolved(argv) == argv
+
+
+def test_a_wheel_trains_where_there_is_no_checkout(tmp_path: Path, commands: Commands) -> None:
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(tmp_path)]
+    subprocess.run([*pip, *build, str(ROOT)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    install = ["install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run([*pip, *install], check=True)
+    empty.mkdir()
+    environment = commands.environment
+    path = [str(site), str(ROOT / "tests" / "without_torch")]
+
+    def qrag(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(site / "bin" / "qrag"), *arguments],
+            cwd=empty,
+            env=environment | {"PYTHONPATH": os.pathsep.join(path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    done = qrag(
+        *("train", "--config=configs/quickstart.py:tiny", "--config.train.steps=1"),
+        *("--config.encoder.length_buckets=1", "--config.encoder.block_sizes=1"),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (empty / "runs" / "quickstart-tiny" / "checkpoints" / "last" / "1").is_dir()
+    # An experiment of the user's own may build on the package's.
+    (empty / "mine.py").write_text(
+        "from configs import common\n"
+        "def get_config():\n"
+        "    config = common.get_config()\n"
+        "    config.train.steps = 0\n"
+        "    return config\n"
+    )
+    refused = qrag("train", "--config=mine.py")
+    assert refused.returncode == 2
+    assert "config.train.steps is 0; it must be at least 1." in refused.stderr
