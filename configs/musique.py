@@ -5,8 +5,9 @@
 FOLDER holds `musique_ans_v1.0_train.jsonl` and `musique_ans_v1.0_dev.jsonl`, or `train*`/`dev*`
 files in their format; without a path the data come from the hub. Lengths as in Q-RAG's MuSiQue
 evaluation: 110 tokens, 4 steps. `:tiny` runs in seconds, offline.
-`:minilm` trains MiniLM on a CPU: 960 environment steps take 7 minutes on 2 cores and bring fact EM
-on 221 dev questions from 0.24 to 0.39 (mean of seeds 42, 43, 44; 552 training questions).
+`:minilm` trains MiniLM on a CPU: 960 environment steps take 9 minutes on 2 cores and bring fact EM
+on 124 dev questions, which choose no checkpoint, from 0.20 to 0.38 (mean of seeds 42, 43, 44; 552
+training questions; AMD EPYC, 2026-11-22).
 `:contriever`, `:e5` and `:qwen3` train those encoders, from the hub or from
 `--config.encoder.path=FOLDER`.
 """
