@@ -16,13 +16,13 @@ from benchmarks.llm_client import echo_server
 from benchmarks.report import Case
 from configs import quickstart
 from qrag_jax import experiment, train
-from qrag_jax.algorithms import placement
-from qrag_jax.algorithms.optimizers import make_optimizer
-from qrag_jax.algorithms.pqn import TrainState
 from qrag_jax.data.episodes import training_batches
 from qrag_jax.deferred_steps import DeferredSteps
+from qrag_jax.feedback.service import open_rewards
+from qrag_jax.learners import placement
+from qrag_jax.learners.optimizers import make_optimizer
+from qrag_jax.learners.pqn import TrainState
 from qrag_jax.programs import Programs
-from qrag_jax.rewards import open_rewards
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.steps import Batches, FusedSteps, Steps

@@ -45,7 +45,7 @@ def _parity(quick: bool, folder: Path) -> Iterator[Case]:
 
     from benchmarks.encoder_cases.parity import equality, stability
     from benchmarks.encoder_cases.small_models import FAMILIES, write_small_model
-    from qrag_jax.encoders.minilm import find_minilm
+    from qrag_jax.runtime.minilm import find_minilm
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -61,7 +61,7 @@ def _parity(quick: bool, folder: Path) -> Iterator[Case]:
 
 def _table(name: str, path: Path, measured: Sequence[Callable[..., Any]]) -> Iterator[Case]:
     from benchmarks.encoder_cases.parity import hugging_face
-    from qrag_jax.encoders.pretrained import load_encoder
+    from qrag_jax.models.pretrained import load_encoder
 
     theirs, ours = hugging_face(path), load_encoder(path, scale=1.0)
     for figure in (figure for measure in measured for figure in measure(theirs, ours)):

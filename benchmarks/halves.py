@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qrag_jax.data.records import read_records, split_files
-from qrag_jax.data.sources import SOURCES
+from qrag_jax.data.files.records import read_records, split_files
+from qrag_jax.data.sources.registry import SOURCES
 
 
 class Halves(NamedTuple):

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import openai
 
 from benchmarks.report import Case
-from qrag_jax.llm.client import Client
-from qrag_jax.llm.client_config import ClientConfig
+from qrag_jax.llm.client.client import Client
+from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.outcomes import Answer, ChatRequest
 
 CONCURRENCY = 32

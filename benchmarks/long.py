@@ -22,8 +22,8 @@ from benchmarks import report
 from benchmarks.kept_runs import Kept, Part, begin_anew, command, metrics, train
 from benchmarks.learn import DATA
 from benchmarks.report import Case
-from qrag_jax.data.noise import NoiseConfig, noise
-from qrag_jax.data.sources import load_samples
+from qrag_jax.data.generators.noise import NoiseConfig, noise
+from qrag_jax.data.sources.registry import load_samples
 
 TASKS = ("qa1", "qa2")
 LENGTHS = {50: 200, 160: 200, 1200: 100, 4600: 100, 40_000: 20}  # chunks: documents played

@@ -11,13 +11,14 @@ import numpy as np
 
 from benchmarks.measure import peak_memory, reset_peak_memory
 from benchmarks.report import Case
-from qrag_jax import experiment, planned, saved_config
-from qrag_jax.algorithms import pqn
+from qrag_jax import experiment, saved_config
 from qrag_jax.data.episodes import EpisodeShape, EpisodeSource, stack
 from qrag_jax.data.sample import Sample
-from qrag_jax.document_lengths import documents_of_length
-from qrag_jax.encoders.text_encoder import Params
-from qrag_jax.planning import Planner
+from qrag_jax.evaluators import beam
+from qrag_jax.evaluators.lengths import documents_of_length
+from qrag_jax.learners import pqn
+from qrag_jax.models.heads.embedding import Params
+from qrag_jax.rollouts.beam_search import Planner
 from qrag_jax.saved_run import SavedRun
 
 
@@ -29,7 +30,7 @@ def cost_cases(
     params, _ = run.trained("best")
     shown = documents_of_length(run.config, length, 2 * documents)
     store = experiment.tokenise_samples(run.config, run.loaded.tokenizer, list(shown[:2]))
-    planner = planned.make_planner(run, params, [store])
+    planner = beam.make_planner(run, params, [store])
     list(planner.play(shown[documents:]))  # compiles
     return [
         *_peer_cases(run, params, planner, list(shown[:documents]), length),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from benchmarks.report import Case
 from qrag_jax import saved_config
 from qrag_jax.data.tokens import TextTokenizer
-from qrag_jax.document_lengths import documents_of_length
+from qrag_jax.evaluators.lengths import documents_of_length
 
 AT_ONCE = 20_000  # texts tokenised together
 

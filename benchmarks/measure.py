@@ -12,8 +12,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from qrag_jax.encoders.bert import BertConfig
-from qrag_jax.encoders.qwen3 import Qwen3Config
+from qrag_jax.models.trunks.bert import BertConfig
+from qrag_jax.models.trunks.qwen3 import Qwen3Config
 
 CLEAR_PEAK = Path("/proc/self/clear_refs")
 STATUS = Path("/proc/self/status")

@@ -21,23 +21,23 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from configs import hotpotqa
 from qrag_jax import experiment
-from qrag_jax.algorithms import placement
-from qrag_jax.algorithms.optimizers import learning_rate_schedule, make_optimizer
-from qrag_jax.algorithms.train_step import make_train_step
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.encoders.adapters import ALL_LINEAR, kernel_shapes, target_modules
-from qrag_jax.encoders.bert import BertConfig
-from qrag_jax.encoders.gte import GteConfig
-from qrag_jax.encoders.linear import LORA_A, LORA_B
-from qrag_jax.encoders.packing import Blocks
-from qrag_jax.encoders.precision import Precision
-from qrag_jax.encoders.pretrained import FAMILIES, Family
-from qrag_jax.encoders.qwen3 import Qwen3Config
-from qrag_jax.encoders.ragged import Plan
-from qrag_jax.encoders.text_encoder import Params, TextEncoder
-from qrag_jax.encoders.trunk import TrunkConfig
-from qrag_jax.encoders.xlm_roberta import XlmRobertaConfig
 from qrag_jax.environments.chunks import state_width
+from qrag_jax.learners import placement
+from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.learners.step import make_train_step
+from qrag_jax.models.adapters import ALL_LINEAR, kernel_shapes, target_modules
+from qrag_jax.models.compute.linear import LORA_A, LORA_B
+from qrag_jax.models.compute.packing import Blocks
+from qrag_jax.models.compute.precision import Precision
+from qrag_jax.models.compute.ragged import Plan
+from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.pretrained import FAMILIES, Family
+from qrag_jax.models.trunks.bert import BertConfig
+from qrag_jax.models.trunks.gte import GteConfig
+from qrag_jax.models.trunks.qwen3 import Qwen3Config
+from qrag_jax.models.trunks.trunk import TrunkConfig
+from qrag_jax.models.trunks.xlm_roberta import XlmRobertaConfig
 from qrag_jax.runtime.mesh import AXES
 
 RANK = 16

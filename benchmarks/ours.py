@@ -13,28 +13,29 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from qrag_jax import evaluation, experiment
-from qrag_jax.algorithms.optimizers import learning_rate_schedule, make_optimizer
-from qrag_jax.algorithms.placement import (
+from qrag_jax import experiment
+from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, EpisodeSource, stack
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.tokens import TextTokenizer, TokenStore
+from qrag_jax.encoder_settings import OF_MINILM, encoder_settings
+from qrag_jax.environments import chunks
+from qrag_jax.evaluators import episodes
+from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.learners.placement import (
     both_towers,
     first_state,
     params_shardings,
     state_shardings,
 )
-from qrag_jax.algorithms.train_step import make_train_step
-from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, EpisodeSource, stack
-from qrag_jax.data.sample import Sample
-from qrag_jax.data.tokens import TextTokenizer, TokenStore
-from qrag_jax.encoder_settings import OF_MINILM, encoder_settings
-from qrag_jax.encoders.bert import Bert, BertConfig
-from qrag_jax.encoders.packing import Blocks
-from qrag_jax.encoders.precision import precision
-from qrag_jax.encoders.pretrained import UNNORMALISED_SCALE, load_encoder
-from qrag_jax.encoders.ragged import count_tokens, embed_rows
-from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
-from qrag_jax.encoders.text_encoder import Params, TextEncoder
-from qrag_jax.environments import chunks
+from qrag_jax.learners.step import make_train_step
 from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.models.compute.packing import Blocks
+from qrag_jax.models.compute.precision import precision
+from qrag_jax.models.compute.ragged import count_tokens, embed_rows
+from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.pretrained import UNNORMALISED_SCALE, load_encoder
+from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.trunks.bert import Bert, BertConfig
 from qrag_jax.plan import make_plan
 from qrag_jax.runtime.mesh import make_mesh, shard_batch
 
@@ -199,7 +200,7 @@ class Player:
         self.plan = make_plan(config, encoder.encoder, texts.shape, [texts.store])
         rules = experiment.sharding_rules(config)
         shardings = params_shardings(self.mesh, rules, encoder.params)
-        self.play = evaluation.make_play(
+        self.play = episodes.make_play(
             self.mesh,
             shardings,
             encoder.encoder,
@@ -213,7 +214,7 @@ class Player:
     def rows(self, indices: Sequence[int], batch_size: int) -> list[Row]:
         """The retrieval log's rows of some questions."""
         texts = self.texts
-        played = evaluation.play_samples(
+        played = episodes.play_samples(
             self.play,
             self.mesh,
             self.params,

@@ -22,17 +22,17 @@ from benchmarks.published_constants import RUNS, Constant, value
 from benchmarks.report import Case, print_table
 from configs import published
 from qrag_jax import experiment
-from qrag_jax.algorithms import placement
-from qrag_jax.algorithms.deferred import Played, ScoredEpisodes, make_learn_step
-from qrag_jax.algorithms.optimizers import learning_rate_schedule, make_optimizer
-from qrag_jax.algorithms.train_step import make_train_step
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape
-from qrag_jax.encoders.packing import Blocks
-from qrag_jax.encoders.precision import precision
-from qrag_jax.encoders.pretrained import FAMILIES
-from qrag_jax.encoders.ragged import Plan
-from qrag_jax.encoders.text_encoder import TextEncoder
 from qrag_jax.environments.chunks import state_width
+from qrag_jax.learners import placement
+from qrag_jax.learners.deferred import Played, ScoredEpisodes, make_learn_step
+from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.learners.step import make_train_step
+from qrag_jax.models.compute.packing import Blocks
+from qrag_jax.models.compute.precision import precision
+from qrag_jax.models.compute.ragged import Plan
+from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.models.pretrained import FAMILIES
 from qrag_jax.runtime.mesh import make_mesh
 
 # What the models' own config.json say of their sizes, by their names on the hub.

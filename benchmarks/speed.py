@@ -52,8 +52,8 @@ def _cases(quick: bool, folder: Path) -> Iterator[Case]:
     from benchmarks.speed_cases.setting import Setting
     from benchmarks.speed_cases.training import COMPILED, SEQUENTIAL, SORTED, TORCH, step_cases
     from configs import hotpotqa, musique
-    from qrag_jax.encoders.minilm import find_minilm
-    from qrag_jax.encoders.precision import precision
+    from qrag_jax.models.compute.precision import precision
+    from qrag_jax.runtime.minilm import find_minilm
 
     gpu = on_gpu()
     if gpu and not torch.cuda.is_available():

@@ -121,7 +121,7 @@ def get_config() -> ConfigDict:
     config.reward.step_cost = 0.0  # of a chunk that is no supporting fact; gives STOP its sense
     # Of the language model:
     config.reward.scale = 1.0  # factor on the reward
-    config.reward.prompt = "auto"  # in qrag_jax/llm/templates, or a .txt file; auto: by the data
+    config.reward.prompt = "auto"  # in qrag_jax/llm/text/templates, or a .txt file; auto: by data
     # None: the model is asked once, at the end. A number: after every step, and the first reward
     # (with its scale) that is not below completes the episode: no step after it has one.
     config.reward.completion_threshold = placeholder(float)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import ml_collections
 
-from qrag_jax.encoders.adapters import LoraConfig
-from qrag_jax.encoders.pretrained import (
+from qrag_jax.errors import InputError
+from qrag_jax.models.adapters import LoraConfig
+from qrag_jax.models.pretrained import (
     LoadedEncoder,
     with_adapters,
     with_lora,
     with_new_adapters,
 )
-from qrag_jax.errors import InputError
 
 
 def lora_config(config: ml_collections.ConfigDict) -> LoraConfig | None:

@@ -21,22 +21,22 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 from tqdm import tqdm
 
-from qrag_jax import answering
-from qrag_jax.answering import Gold
-from qrag_jax.data import fields
-from qrag_jax.data.records import read_records
+from qrag_jax.data.files.records import read_records
 from qrag_jax.data.sample import BadRecord
+from qrag_jax.data.sources import fields
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators import answers as answering
+from qrag_jax.evaluators.answers import Gold
 from qrag_jax.feedback.questions import AUTO, JUDGE, Question
-from qrag_jax.files import reason, write_whole
-from qrag_jax.llm import prompts
-from qrag_jax.llm.client_config import ClientConfig
-from qrag_jax.llm.generation import FAIL, SCORE, Generation
-from qrag_jax.locks import log_locks
+from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.generation import FAIL, SCORE, Generation
 from qrag_jax.metrics import answer_log, answer_table, answers, retrieval_log
 from qrag_jax.metrics.answer_log import AnswerRow, Miss
 from qrag_jax.metrics.chunk_filters import FILTERS, chunk_filter
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.locks import log_locks
+from qrag_jax.runtime.whole_files import reason, write_whole
 
 NOTHING_ANSWERED = 1
 
@@ -123,7 +123,9 @@ def _run(
     meta: dict[str, Any],
     client_config: ClientConfig,
 ) -> int:
-    from qrag_jax.llm.client import Client  # imports openai, which bad flags need not wait for
+    from qrag_jax.llm.client.client import (
+        Client,  # imports openai, which bad flags need not wait for
+    )
 
     batch = BATCH.value or client_config.concurrency
     verdicts: dict[str, bool] | None = None

@@ -18,14 +18,14 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from qrag_jax.algorithms.deferred import Played, PlayStep, ScoredEpisodes
-from qrag_jax.algorithms.pqn import TrainState
-from qrag_jax.algorithms.train_step import Metrics, TrainStep
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.data.lazy_samples import drawn
 from qrag_jax.data.sample import Sample
 from qrag_jax.feedback.language_model import Unscored
-from qrag_jax.rewards import Asked, Rewards
+from qrag_jax.feedback.service import Asked, Rewards
+from qrag_jax.learners.deferred import Played, PlayStep, ScoredEpisodes
+from qrag_jax.learners.pqn import TrainState
+from qrag_jax.learners.step import Metrics, TrainStep
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import replicate, shard_batch
 from qrag_jax.steps import Batches, is_done

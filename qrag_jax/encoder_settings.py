@@ -11,11 +11,11 @@ from typing import Any
 
 import ml_collections
 
-from qrag_jax.encoders.minilm import MINILM, MINILM_OR_SCRATCH
-from qrag_jax.encoders.model_files import read_config
-from qrag_jax.encoders.pretrained import UNNORMALISED_SCALE, family_of
-from qrag_jax.encoders.text_encoder import MEAN, TextEncoder
 from qrag_jax.errors import InputError
+from qrag_jax.models.files.model_folder import read_config
+from qrag_jax.models.heads.embedding import MEAN, TextEncoder
+from qrag_jax.models.pretrained import UNNORMALISED_SCALE, family_of
+from qrag_jax.runtime.minilm import MINILM, MINILM_OR_SCRATCH
 
 LEFT_OPEN: dict[str, Any] = {"pooling": "", "normalise": None, "scale": None}
 # MiniLM was published with normalised vectors; here it is used as Q-RAG uses BERTs.

@@ -19,24 +19,25 @@ import numpy as np
 from absl import flags
 from tqdm import tqdm
 
-from qrag_jax import evaluation, experiment, planned, run_flags, saved_config
-from qrag_jax.data import book_record
+from qrag_jax import experiment, run_flags, saved_config
 from qrag_jax.data.episodes import EpisodeShape
+from qrag_jax.data.generators import book_record
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TokenStore
-from qrag_jax.encoders.text_encoder import Params
-from qrag_jax.files import write_whole
-from qrag_jax.locks import log_locks
-from qrag_jax.log_record import LATER, Retriever, log_record
+from qrag_jax.evaluators import beam, episodes
+from qrag_jax.evaluators.log_record import LATER, Retriever, log_record
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.bootstrap import paired_interval
 from qrag_jax.metrics.facts import summarise
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.score_table import columns_text, interval_text
 from qrag_jax.metrics.until_found import FULL_BUDGET, UNTIL_FOUND, until_found
+from qrag_jax.models.heads.embedding import Params
 from qrag_jax.plan import make_plan
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.locks import log_locks
+from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.saved_run import SavedRun
 
 SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to score, 0 for all.", lower_bound=0)
@@ -59,7 +60,7 @@ class Scene:
     """All that is shared by the encoders scored: the questions and the compiled program."""
 
     run: SavedRun
-    play: evaluation.Play
+    play: episodes.Play
     samples: Sequence[Sample]
     store: TokenStore
     shape: EpisodeShape
@@ -189,7 +190,7 @@ def _scene(run: SavedRun, samples: Sequence[Sample]) -> Scene:
     shape = EpisodeShape.holding([store])
     experiment.check_fit(config, loaded.encoder, shape, {"evaluation": store})
     plan = make_plan(config, loaded.encoder, shape, [store])
-    play = evaluation.make_play(
+    play = episodes.make_play(
         run.mesh,
         run.shardings,
         loaded.encoder,
@@ -233,7 +234,7 @@ def _score_missing(
     todo = scene.indices[done:]
     started = time.monotonic()
     with tqdm(total=len(todo), unit="episode", desc=label, disable=not todo) as bar:
-        for multi, single in evaluation.play_samples(
+        for multi, single in episodes.play_samples(
             scene.play,
             scene.run.mesh,
             params,
@@ -256,12 +257,12 @@ def _score_missing(
 def _plan(scene: Scene, params: Params, folder: Path, retriever: Retriever) -> list[Row]:
     """Plays the questions by beam search, with the config's rule for stopping."""
     config = scene.run.config
-    planner = planned.make_planner(scene.run, params, [scene.store])
+    planner = beam.make_planner(scene.run, params, [scene.store])
     name = retrieval_log.log_name(config.eval.seed)
     log = folder / f"planned_{name}"
     shown = LazySamples(len(scene.indices), lambda i: scene.samples[scene.indices[i]])
     meta = log_record(scene.run, retriever, scene.fingerprint, planned=True)
-    return planned.play_to_log(planner, config, shown, log, meta, restart=RESTART.value)[0]
+    return beam.play_to_log(planner, config, shown, log, meta, restart=RESTART.value)[0]
 
 
 def _gains(played: dict[str, list[Row]]) -> dict[str, Any]:

@@ -19,22 +19,23 @@ from typing import Any
 
 from absl import flags
 
-from qrag_jax import experiment, planned, run_flags
-from qrag_jax.data import book_record
+from qrag_jax import experiment, run_flags
+from qrag_jax.data.generators import book_record
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
-from qrag_jax.document_lengths import Documents, documents_of_lengths
 from qrag_jax.errors import InputError
-from qrag_jax.files import write_whole
-from qrag_jax.log_record import Retriever, log_record
+from qrag_jax.evaluators import beam
+from qrag_jax.evaluators.lengths import Documents, documents_of_lengths
+from qrag_jax.evaluators.log_record import Retriever, log_record
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.facts import summarise
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.until_found import until_found
-from qrag_jax.planning import Planner
+from qrag_jax.rollouts.beam_search import Planner
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.length_plot import plot_lengths
 from qrag_jax.runtime.process import PeakMemory
+from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.saved_run import SavedRun
 
 CHUNKS = flags.DEFINE_list(
@@ -99,7 +100,7 @@ def evaluate_lengths(run: SavedRun, chunks: Sequence[int], samples: Sequence[int
             print(f"{length} chunks: {documents.fit} stories")
     store = experiment.tokenise_samples(config, run.loaded.tokenizer, list(shortest.samples[:64]))
     kept = Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None
-    planner = planned.make_planner(run, params, [store], kept)
+    planner = beam.make_planner(run, params, [store], kept)
     tokens_per_chunk = float(store.chunk_lengths.mean())
     results: list[dict] = []
     at_shortest: dict[str, float] = {}
@@ -147,7 +148,7 @@ def _play(
     meta = log_record(run, retriever, fingerprint, planned=True)
     memory = PeakMemory()
     started = time.perf_counter()
-    rows, new = planned.play_to_log(planner, run.config, samples, log, meta, restart=RESTART.value)
+    rows, new = beam.play_to_log(planner, run.config, samples, log, meta, restart=RESTART.value)
     seconds = time.perf_counter() - started
     counts = planner.table.counts
     return {

@@ -14,43 +14,43 @@ from typing import Any
 import ml_collections
 
 from qrag_jax.adaptation import lora_config, with_first_adapters
-from qrag_jax.algorithms.optimizers import OptimizerConfig, learning_rate_schedule
-from qrag_jax.algorithms.pqn import Feedback, PQNConfig
-from qrag_jax.algorithms.rollout import RolloutConfig
-from qrag_jax.data import babilong, niah
-from qrag_jax.data.babilong import BabilongConfig
 from qrag_jax.data.episodes import EpisodeShape, check_steps
+from qrag_jax.data.generators.haystacks import NiahConfig
+from qrag_jax.data.generators.noise import NoiseConfig
+from qrag_jax.data.generators.synthetic import SyntheticConfig
 from qrag_jax.data.loading import SYNTHETIC, DataConfig, LoadedSamples, load_split
-from qrag_jax.data.niah_generator import NiahConfig
-from qrag_jax.data.noise import NoiseConfig
 from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.sources import BY_SIZE, MIXTURES, Split, mix_weights
-from qrag_jax.data.synthetic import SyntheticConfig
+from qrag_jax.data.sources import babilong, niah
+from qrag_jax.data.sources.babilong import BabilongConfig
+from qrag_jax.data.sources.registry import BY_SIZE, MIXTURES, Split, mix_weights
 from qrag_jax.data.tokens import TextTokenizer, Tokens, TokenStore, default_cache, tokenise
 from qrag_jax.encoder_settings import encoder_settings, trunk_dropout
-from qrag_jax.encoders.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
-from qrag_jax.encoders.model_files import resolve_folder
-from qrag_jax.encoders.pretrained import (
+from qrag_jax.environments import positions
+from qrag_jax.environments.chunks import chunk_width, state_width
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.ground_truth import ground_truth
+from qrag_jax.feedback.language_model import METRICS as LANGUAGE_MODEL
+from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule
+from qrag_jax.learners.pqn import Feedback, PQNConfig
+from qrag_jax.models.files.model_folder import resolve_folder
+from qrag_jax.models.files.sentence_transformers import prompts
+from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.models.pretrained import (
     LoadedEncoder,
     load_encoder,
     save_adapters,
     save_encoder,
     with_adapters,
 )
-from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
-from qrag_jax.encoders.sentence_transformers_files import prompts
-from qrag_jax.encoders.text_encoder import TextEncoder
-from qrag_jax.environments import positions
-from qrag_jax.environments.chunks import chunk_width, state_width
-from qrag_jax.errors import InputError
-from qrag_jax.feedback.ground_truth import ground_truth
-from qrag_jax.feedback.language_model import METRICS as LANGUAGE_MODEL
-from qrag_jax.files import new_folder
-from qrag_jax.leftovers import BUILDING_ENCODER
-from qrag_jax.planning import BEAM_SCORES, PlanConfig
+from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.policies.document_scores import LEAST_BLOCK
+from qrag_jax.rollouts.beam_search import BEAM_SCORES, PlanConfig
+from qrag_jax.rollouts.chunks import RolloutConfig
+from qrag_jax.runtime.leftovers import BUILDING_ENCODER
+from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 from qrag_jax.runtime.sharding import ALL_SPLIT, Rules, check_rules, resolve
+from qrag_jax.runtime.whole_files import new_folder
 from qrag_jax.saved_config import CONFIG_NAME, ENCODER
 
 GROUND_TRUTH = ("ground_truth", "gt")

@@ -21,21 +21,21 @@ import numpy as np
 from absl import flags
 
 from qrag_jax import model_card, run_flags
-from qrag_jax.algorithms.rollout import CHUNK, STATE
-from qrag_jax.encoders.lora import Adapted, merge
-from qrag_jax.encoders.pretrained import LoadedEncoder, family_of, save_adapters
-from qrag_jax.encoders.sentence_transformers_files import write_modules
-from qrag_jax.encoders.sentence_transformers_tokenizer import (
+from qrag_jax.environments.chunks import state_width
+from qrag_jax.errors import InputError
+from qrag_jax.models.compute.lora import Adapted, merge
+from qrag_jax.models.files.sentence_transformers import write_modules
+from qrag_jax.models.files.sentence_transformers_tokenizer import (
     check_tokenizer,
     token_name,
     write_tokenizer,
 )
-from qrag_jax.encoders.text_encoder import Params
-from qrag_jax.encoders.weights import save_folder
-from qrag_jax.environments.chunks import state_width
-from qrag_jax.errors import InputError
-from qrag_jax.files import new_folder, write_whole
+from qrag_jax.models.files.weight_names import save_folder
+from qrag_jax.models.heads.embedding import Params
+from qrag_jax.models.pretrained import LoadedEncoder, family_of, save_adapters
+from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.whole_files import new_folder, write_whole
 from qrag_jax.saved_run import SavedRun
 
 CARD = "README.md"

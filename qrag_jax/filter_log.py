@@ -11,12 +11,12 @@ from pathlib import Path
 from absl import flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.locks import log_locks
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.chunk_filters import FILTERS, chunk_filter
 from qrag_jax.metrics.facts import fact_columns, with_intervals
 from qrag_jax.metrics.score_table import columns_text, interval_text
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.locks import log_locks
 
 LOG = flags.DEFINE_string("log", None, "Retrieval log to read.")
 OUT = flags.DEFINE_string("out", None, "Retrieval log to write; must not exist.")

@@ -11,12 +11,12 @@ from typing import Any
 import ml_collections
 
 from qrag_jax import experiment
-from qrag_jax.data.sources import BY_SIZE
-from qrag_jax.encoders.adapters import LoraConfig
-from qrag_jax.encoders.minilm import HUB_NAME, MINILM
-from qrag_jax.encoders.rope import THETA
+from qrag_jax.data.sources.registry import BY_SIZE
 from qrag_jax.environments import positions
 from qrag_jax.metrics.until_found import FULL_BUDGET, UNTIL_FOUND
+from qrag_jax.models.adapters import LoraConfig
+from qrag_jax.models.compute.rope import THETA
+from qrag_jax.runtime.minilm import HUB_NAME, MINILM
 
 RETRIEVERS = ("untrained", "single_step", "single_step_trained", "trained", "planned")
 HEAD = """---
@@ -186,7 +186,7 @@ Each half of a vector (width D) is rotated by itself: the pair (2j, 2j+1) turns 
 p·{THETA:.0f}^(-2j/D). Positions are `{kind}`: {NUMBERING[kind]}.
 Rotating the state by -p instead gives the same products, so stored chunk vectors can stay as they \
 are.
-`qrag_jax.encoders.rope.rotate` and `qrag_jax.environments.positions` compute both."""
+`qrag_jax.models.compute.rope.rotate` and `qrag_jax.environments.positions` compute both."""
 
 
 def _training(facts: Facts) -> str:

@@ -10,10 +10,10 @@ import numpy as np
 
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.tokens import Tokens
-from qrag_jax.encoders.packing import choose_blocks
-from qrag_jax.encoders.ragged import Plan
-from qrag_jax.encoders.text_encoder import TextEncoder
 from qrag_jax.environments.chunks import chunk_width, state_width
+from qrag_jax.models.compute.packing import choose_blocks
+from qrag_jax.models.compute.ragged import Plan
+from qrag_jax.models.heads.embedding import TextEncoder
 
 # Tokens computed at a time: on CPU what the caches hold, on accelerators what fills them.
 CPU_BLOCK_TOKENS, ACCELERATOR_BLOCK_TOKENS = 512, 8192

@@ -10,13 +10,14 @@ from typing import Any
 import ml_collections
 from jax.sharding import Mesh
 
-from qrag_jax import evaluation, experiment
-from qrag_jax.algorithms import placement, pqn
-from qrag_jax.algorithms.deferred import PlayStep, make_learn_step, make_play_step
-from qrag_jax.algorithms.optimizers import learning_rate_schedule, make_optimizer
-from qrag_jax.algorithms.train_step import TrainStep, make_train_step
-from qrag_jax.encoders.lora import Adapted
-from qrag_jax.encoders.text_encoder import Params
+from qrag_jax import experiment
+from qrag_jax.evaluators import episodes
+from qrag_jax.learners import placement, pqn
+from qrag_jax.learners.deferred import PlayStep, make_learn_step, make_play_step
+from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.learners.step import TrainStep, make_train_step
+from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.heads.embedding import Params
 from qrag_jax.plan import make_plan
 from qrag_jax.training import Inputs
 
@@ -107,12 +108,12 @@ class Programs:
         return self._with_base(program)
 
     @cached_property
-    def play(self) -> evaluation.Play:
-        """`evaluation.make_play`."""
+    def play(self) -> episodes.Play:
+        """`episodes.make_play`."""
         of_params: Any = self.shardings.params
         if self.base is not None:
             of_params = Adapted(self.base_shardings, of_params)
-        program = evaluation.make_play(
+        program = episodes.make_play(
             self.mesh,
             of_params,
             self.inputs.encoder.encoder,

@@ -11,13 +11,13 @@ from typing import Any
 
 import ml_collections
 
-from qrag_jax import files
-from qrag_jax.data import babilong, niah
-from qrag_jax.data.babilong import BabilongConfig
-from qrag_jax.data.niah_generator import NiahConfig
-from qrag_jax.data.noise import SHARED
+from qrag_jax.data.generators.haystacks import NiahConfig
+from qrag_jax.data.generators.noise import SHARED
+from qrag_jax.data.sources import babilong, niah
+from qrag_jax.data.sources.babilong import BabilongConfig
 from qrag_jax.encoder_settings import settle_older_run
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import whole_files
 
 CONFIG_NAME = "config.json"
 ENCODER = "encoder"  # folder of the model that a run starts from
@@ -97,7 +97,7 @@ REMOVED_FIELDS = ("encoder.block_rows",)
 
 def save_config(config: ml_collections.ConfigDict, path: Path) -> None:
     """Writes the config as JSON, whole or not at all; raises `OSError`."""
-    files.write_whole(path, json.dumps(config.to_dict(), indent=2) + "\n")
+    whole_files.write_whole(path, json.dumps(config.to_dict(), indent=2) + "\n")
 
 
 def refuse_lost_config(workdir: Path) -> None:

@@ -12,11 +12,11 @@ import ml_collections
 from jax.sharding import Mesh
 
 from qrag_jax import experiment
-from qrag_jax.algorithms import placement
-from qrag_jax.encoders.lora import Adapted
-from qrag_jax.encoders.pretrained import LoadedEncoder
-from qrag_jax.encoders.text_encoder import Params
 from qrag_jax.errors import InputError
+from qrag_jax.learners import placement
+from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.heads.embedding import Params
+from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import enable_persistent_cache
 from qrag_jax.runtime.mesh import make_mesh

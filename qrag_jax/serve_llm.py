@@ -15,8 +15,8 @@ from types import FrameType
 from ml_collections import config_flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.server import Server
-from qrag_jax.llm.sidecar import sidecar
+from qrag_jax.llm.server.server import Server
+from qrag_jax.llm.server.sidecar import sidecar
 from qrag_jax.runtime import commandline
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "Experiment, FILE or FILE:VARIANT.")

@@ -1,6 +1,6 @@
 """Steps that learned nothing, since loss or gradient was not finite: counted, told, and limited.
 
-The step itself sees to it that nothing is learned (`algorithms.pqn.apply_update`); what it tells of
+The step itself sees to it that nothing is learned (`learners.pqn.apply_update`); what it tells of
 that comes with its metrics, so nothing here waits for a device.
 """
 

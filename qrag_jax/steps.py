@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.algorithms.pqn import TrainState
-from qrag_jax.algorithms.train_step import Metrics, TrainStep
 from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.learners.pqn import TrainState
+from qrag_jax.learners.step import Metrics, TrainStep
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 

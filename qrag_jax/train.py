@@ -22,19 +22,19 @@ from absl import flags
 from jax.sharding import Mesh
 from ml_collections import config_flags
 
-from qrag_jax import experiment, files, leftovers, locks, saved_config
-from qrag_jax.algorithms import placement
-from qrag_jax.algorithms.optimizers import make_optimizer
-from qrag_jax.data import book_record
+from qrag_jax import experiment, saved_config
 from qrag_jax.data.episodes import EpisodeShape, training_batches
+from qrag_jax.data.generators import book_record
 from qrag_jax.data.loading import without_questions
 from qrag_jax.data.sample import Sample
 from qrag_jax.deferred_steps import DeferredSteps
 from qrag_jax.encoder_settings import settle_as, settled
 from qrag_jax.errors import InputError
+from qrag_jax.feedback.service import Opening, RewardsLost, leave_room, open_rewards
+from qrag_jax.learners import placement
+from qrag_jax.learners.optimizers import make_optimizer
 from qrag_jax.programs import Programs
-from qrag_jax.rewards import Opening, RewardsLost, leave_room, open_rewards
-from qrag_jax.runtime import commandline
+from qrag_jax.runtime import commandline, leftovers, locks, whole_files
 from qrag_jax.runtime.checkpoints import Checkpoints, SaveError
 from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
 from qrag_jax.runtime.curve import plot_curve
@@ -278,7 +278,7 @@ def _finish(workdir: Path, progress: Progress) -> None:
         rows = read_metrics(workdir / METRICS_NAME)
         plot_curve(rows, workdir / "learning_curve.png", workdir.name)
         seconds = json.dumps({"seconds": progress.seconds}) + "\n"
-        files.write_whole(workdir / "training.json", seconds)
+        whole_files.write_whole(workdir / "training.json", seconds)
 
 
 def _make_folder(workdir: Path) -> None:
@@ -320,11 +320,11 @@ def main() -> int:
     except InputError:
         raise
     except Exception as error:  # libraries tell a full disk by many classes
-        if not files.disk_is_full(error):
+        if not whole_files.disk_is_full(error):
             raise
         _leave_at_once(
-            f"{workdir} cannot be written ({files.reason(error)}); free space there and give the "
-            "same command to go on from the last checkpoint."
+            f"{workdir} cannot be written ({whole_files.reason(error)}); free space there and "
+            "give the same command to go on from the last checkpoint."
         )
 
 

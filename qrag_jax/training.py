@@ -17,18 +17,18 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from qrag_jax import evaluation
-from qrag_jax.algorithms import pqn
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import Tokens, TokenStore
-from qrag_jax.encoders.pretrained import LoadedEncoder
+from qrag_jax.evaluators import episodes
 from qrag_jax.feedback.completion import EpisodeRewards
 from qrag_jax.feedback.language_model import Unscored
+from qrag_jax.feedback.service import Rewards, RewardsLost
+from qrag_jax.learners import pqn
 from qrag_jax.metrics.facts import fact_columns
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.until_found import until_found
-from qrag_jax.rewards import Rewards, RewardsLost
+from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import CompilationCounter
 from qrag_jax.runtime.interrupt import StopSignal
@@ -95,7 +95,7 @@ class Run:
     mesh: Mesh
     inputs: Inputs
     steps: Steps
-    play: evaluation.Play
+    play: episodes.Play
     workdir: Path
     checkpoints: Checkpoints
     writer: MetricWriter
@@ -176,7 +176,7 @@ class Run:
         """
         multi: list[Row] = []
         single: list[Row] = []
-        for rows, single_rows in evaluation.play_samples(
+        for rows, single_rows in episodes.play_samples(
             self.play,
             self.mesh,
             state.params,

@@ -18,7 +18,6 @@ import numpy as np
 from absl import flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.files import reason, write_whole
 from qrag_jax.metrics import retrieval_log, stop_threshold
 from qrag_jax.metrics.bootstrap import paired_interval
 from qrag_jax.metrics.chunk_filters import Filter, chunk_filter
@@ -27,6 +26,7 @@ from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.score_table import columns_text, interval_text
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.threshold_plot import plot_thresholds
+from qrag_jax.runtime.whole_files import reason, write_whole
 
 LOG = flags.DEFINE_string("log", None, "Retrieval log to tune the threshold on (held out).")
 TEST = flags.DEFINE_string("test", None, "Log to report on; default: half of the held-out one.")

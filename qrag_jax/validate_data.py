@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from qrag_jax.data import babi, babilong
-from qrag_jax.data.sources import SOURCES, load_samples
+from qrag_jax.data.files import babi
+from qrag_jax.data.sources import babilong
+from qrag_jax.data.sources.registry import SOURCES, load_samples
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.output import lasting_output
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode, stack
 from qrag_jax.data.tokens import TokenStore
-from qrag_jax.encoders.bert import Bert, BertConfig
-from qrag_jax.encoders.precision import Precision
-from qrag_jax.encoders.text_encoder import Params, TextEncoder
+from qrag_jax.models.compute.precision import Precision
+from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.trunks.bert import Bert, BertConfig
 
 PAD, CLS, SEP, FIRST_WORD = 0, 2, 3, 5
 VOCAB, POSITIONS = 40, 48

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qrag_jax.algorithms.rollout import CHUNK, STATE, RolloutConfig
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.encoders.text_encoder import TextEncoder
+from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
 from tests.episodes_maker import CLS, PAD, SEP
 
 

@@ -11,11 +11,11 @@ import pytest
 from configs import hotpotqa
 from qrag_jax import experiment
 from qrag_jax.adaptation import lora_config
-from qrag_jax.encoders.adapters import LoraConfig
-from qrag_jax.encoders.lora import Adapted, merge
-from qrag_jax.encoders.model_files import read_safetensors
-from qrag_jax.encoders.pretrained import load_encoder, with_adapters
 from qrag_jax.errors import InputError
+from qrag_jax.models.adapters import LoraConfig
+from qrag_jax.models.compute.lora import Adapted, merge
+from qrag_jax.models.files.model_folder import read_safetensors
+from qrag_jax.models.pretrained import load_encoder, with_adapters
 from tests.entry_points import Commands, losses, refusal, saved_state
 
 TINY = (

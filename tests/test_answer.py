@@ -15,12 +15,12 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from qrag_jax.locks import log_locks
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.bootstrap import mean_interval
 from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.runtime.locks import log_locks
 from tests.entry_points import Commands, refusal
-from tests.llm.server import Call, ModelServer, Reply
+from tests.llm.model_server import Call, ModelServer, Reply
 from tests.retrieval_logs import write_log
 
 KINDS = ("2hop__{}_9", "3hop1__{}_8_9")

@@ -13,7 +13,8 @@ import pytest
 
 from configs import common
 from qrag_jax import experiment, saved_config
-from tests.encoders.conftest import (
+from tests.entry_points import ROOT, Commands, metric_lines, refusal
+from tests.models.conftest import (
     torch_bert,
     torch_gte,
     torch_qwen3,
@@ -22,7 +23,6 @@ from tests.encoders.conftest import (
     write_tokenizer,
     write_unigram_tokenizer,
 )
-from tests.entry_points import ROOT, Commands, metric_lines, refusal
 
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "common")
 

@@ -12,21 +12,21 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.algorithms.deferred import Played
-from qrag_jax.data import babilong
-from qrag_jax.data.babilong import BabilongConfig
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, training_batches
 from qrag_jax.data.lazy_samples import joined
 from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
 from qrag_jax.data.sample import Sample
+from qrag_jax.data.sources import babilong
+from qrag_jax.data.sources.babilong import BabilongConfig
 from qrag_jax.data.tokens import tokenise
 from qrag_jax.deferred_steps import DeferredSteps
 from qrag_jax.feedback.completion import EpisodeRewards
-from qrag_jax.rewards import Asked
+from qrag_jax.feedback.service import Asked
+from qrag_jax.learners.deferred import Played
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.steps import Batches
-from tests import long_documents
+from tests.rollouts import long_documents
 
 STEPS, BATCH, TAKEN = 9, 4, 3
 

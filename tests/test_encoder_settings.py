@@ -12,10 +12,10 @@ import pytest
 from configs import common, hotpotqa, quickstart
 from qrag_jax import experiment, run_flags, saved_config
 from qrag_jax.encoder_settings import encoder_settings, settle_as, settled
-from qrag_jax.encoders.pretrained import load_encoder
 from qrag_jax.errors import InputError
-from tests.encoders.conftest import torch_bert, torch_qwen3, write_bpe_tokenizer, write_tokenizer
-from tests.encoders.test_sentence_transformers_files import write_modules
+from qrag_jax.models.pretrained import load_encoder
+from tests.models.conftest import torch_bert, torch_qwen3, write_bpe_tokenizer, write_tokenizer
+from tests.models.files.test_sentence_transformers import write_modules
 
 QRAG = {"pooling": "mean", "normalise": False, "scale": 0.1}
 OPEN = {"pooling": "", "normalise": None, "scale": None}

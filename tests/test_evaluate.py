@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qrag_jax import locks
-from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.runtime import locks
 from tests.entry_points import SHARED, STEPS, Commands, refusal
 
 SAMPLES = 16  # what the shared run's data hold for evaluation

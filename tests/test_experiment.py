@@ -13,14 +13,14 @@ import pytest
 
 from configs import hotpotqa, hotpotqa_musique
 from qrag_jax import experiment, saved_config, train
-from qrag_jax.data import synthetic
 from qrag_jax.data.episodes import EpisodeShape
+from qrag_jax.data.generators import synthetic
+from qrag_jax.data.generators.synthetic import SyntheticConfig
 from qrag_jax.data.lazy_samples import LazySamples, drawn
 from qrag_jax.data.redrawn import RedrawnSamples
-from qrag_jax.data.sources import SOURCES
-from qrag_jax.data.synthetic import SyntheticConfig
-from qrag_jax.document_lengths import documents_of_length
+from qrag_jax.data.sources.registry import SOURCES
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.lengths import documents_of_length
 
 
 @pytest.fixture

@@ -19,12 +19,13 @@ import pytest
 from benchmarks.encoder_cases.round_trip import our_vectors
 from configs import hotpotqa
 from qrag_jax import experiment, export, model_card, saved_config
-from qrag_jax.encoders.adapters import LoraConfig
-from qrag_jax.encoders.lora import Adapted
-from qrag_jax.encoders.pretrained import LoadedEncoder, load_encoder, with_new_adapters
 from qrag_jax.errors import InputError
+from qrag_jax.models.adapters import LoraConfig
+from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, with_new_adapters
 from qrag_jax.saved_run import SavedRun
-from tests.encoders.conftest import (
+from tests.entry_points import Commands, refusal
+from tests.models.conftest import (
     torch_bert,
     torch_qwen3,
     torch_xlm_roberta,
@@ -32,7 +33,6 @@ from tests.encoders.conftest import (
     write_tokenizer,
     write_unigram_tokenizer,
 )
-from tests.entry_points import Commands, refusal
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 

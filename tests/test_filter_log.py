@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax.locks import log_locks
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.chunk_filters import chunk_filter
 from qrag_jax.metrics.facts import summarise
+from qrag_jax.runtime.locks import log_locks
 from tests.entry_points import Commands, refusal
 from tests.retrieval_logs import played_rows, write_log
 

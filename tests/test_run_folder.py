@@ -12,8 +12,9 @@ import ml_collections
 import pytest
 
 from configs import hotpotqa
-from qrag_jax import locks, saved_config, train
+from qrag_jax import saved_config, train
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import locks
 from qrag_jax.saved_run import SavedRun
 from tests import disks
 from tests.entry_points import CHECKPOINT_EVERY, SHARED, STEPS, Commands, refusal

@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qrag_jax.llm import prompts
-from qrag_jax.llm.client import Client
-from qrag_jax.llm.client_config import ClientConfig
+from qrag_jax.llm.client.client import Client
+from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, Failure
-from qrag_jax.llm.server import Server
-from qrag_jax.llm.token_count import token_counter
+from qrag_jax.llm.server.server import Server
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.token_count import token_counter
 from tests.entry_points import Commands, losses, metric_lines, saved_state
 from tests.llm import tiny_qwen3
+from tests.llm.server.test_sidecar import PYTHON, family, pytestmark, settings
 from tests.llm.stand_in import running
-from tests.llm.test_sidecar import PYTHON, family, pytestmark, settings
 from tests.retrieval_logs import write_log
 from tests.test_answer import ROWS
 

@@ -18,7 +18,7 @@ from qrag_jax import experiment, train
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from tests.entry_points import Commands, losses, metric_lines, saved_state
-from tests.llm.server import Call, ModelServer, Reply
+from tests.llm.model_server import Call, ModelServer, Reply
 
 STEPS = 8
 FIELDS = (

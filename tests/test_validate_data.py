@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data import hotpotqa
+from qrag_jax.data.sources import hotpotqa
 from qrag_jax.validate_data import main
 from tests.data.real_data import ROOT, real
 

@@ -21,14 +21,14 @@ from transformers import AutoModel
 
 from benchmarks.encoder_cases.peer import embed_rows as their_embed_rows
 from benchmarks.encoder_cases.peer import model_options
-from qrag_jax.encoders.model_files import read_config
-from qrag_jax.encoders.packing import Blocks, choose_blocks
-from qrag_jax.encoders.precision import Precision
-from qrag_jax.encoders.pretrained import LoadedEncoder, family_of
-from qrag_jax.encoders.ragged import embed_rows, pull_back
-from qrag_jax.encoders.text_encoder import TextEncoder
-from qrag_jax.encoders.trunk import LAYERS
-from qrag_jax.encoders.weights import tensors_from_params
+from qrag_jax.models.compute.packing import Blocks, choose_blocks
+from qrag_jax.models.compute.precision import Precision
+from qrag_jax.models.compute.ragged import embed_rows, pull_back
+from qrag_jax.models.files.model_folder import read_config
+from qrag_jax.models.files.weight_names import tensors_from_params
+from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.models.pretrained import LoadedEncoder, family_of
+from qrag_jax.models.trunks.trunk import LAYERS
 
 EQUAL = 1e-4  # of hidden states and vectors; of gradients relative to each one's largest entry
 SAME = 1e-5  # of a vector in other company: the order of sums alone changes

@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.report import Case
 from qrag_jax import export, saved_config
-from qrag_jax.encoders.pretrained import LoadedEncoder
-from qrag_jax.encoders.sentence_transformers_tokenizer import token_name
+from qrag_jax.models.files.sentence_transformers_tokenizer import token_name
+from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.saved_run import SavedRun
 
 TOLERANCE = 1e-5

@@ -28,7 +28,7 @@ from transformers import RobertaConfig as TorchRobertaConfig
 from transformers import XLMRobertaConfig as TorchXlmRobertaConfig
 
 from benchmarks.encoder_cases.torch_gte import NewConfig, NewModel
-from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 
 
 def torch_bert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> BertModel:

@@ -34,12 +34,12 @@ from benchmarks.matmul import measure_peaks
 from benchmarks.measure import Work, details, forward_flops, interleave, ratio
 from benchmarks.report import Case
 from benchmarks.speed_cases.setting import Setting, verdict
-from qrag_jax.encoders.packing import choose_blocks
-from qrag_jax.encoders.precision import precision
-from qrag_jax.encoders.pretrained import family_of
-from qrag_jax.encoders.ragged import count_tokens, embed_rows, pull_back
-from qrag_jax.encoders.text_encoder import Params, TextEncoder
-from qrag_jax.encoders.weights import params_from_tensors
+from qrag_jax.models.compute.packing import choose_blocks
+from qrag_jax.models.compute.precision import precision
+from qrag_jax.models.compute.ragged import count_tokens, embed_rows, pull_back
+from qrag_jax.models.files.weight_names import params_from_tensors
+from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.pretrained import family_of
 from qrag_jax.plan import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
 
 TRAIN_SHARE = 0.40  # of the measured matmul peak, asked of Qwen3-Embedding-0.6B on a GPU

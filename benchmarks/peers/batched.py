@@ -12,7 +12,7 @@ from benchmarks.peers import soft_q
 from benchmarks.peers.learner import Learner, Settings, StepResult
 from benchmarks.peers.towers import Pair, Rows, Tower
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.encoders.text_encoder import Params, TextEncoder
+from qrag_jax.models.heads.embedding import Params, TextEncoder
 
 SORTED_ROWS = 32  # rows a mini-batch where rows are sorted by length
 

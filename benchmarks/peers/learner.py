@@ -10,10 +10,10 @@ import torch
 
 from benchmarks.peers import soft_q
 from benchmarks.peers.towers import Counter, Pair
-from qrag_jax.algorithms.optimizers import OptimizerConfig
-from qrag_jax.algorithms.pqn import PQNConfig
-from qrag_jax.algorithms.rollout import RolloutConfig
-from qrag_jax.encoders.text_encoder import Params, TextEncoder
+from qrag_jax.learners.optimizers import OptimizerConfig
+from qrag_jax.learners.pqn import PQNConfig
+from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.rollouts.chunks import RolloutConfig
 
 
 @dataclasses.dataclass(frozen=True)

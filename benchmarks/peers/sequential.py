@@ -15,7 +15,7 @@ from benchmarks.peers import soft_q
 from benchmarks.peers.learner import Learner, Settings, StepResult
 from benchmarks.peers.towers import Rows, Tower, pad_rows
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.encoders.text_encoder import Params
+from qrag_jax.models.heads.embedding import Params
 
 SHORTEST, LONGEST = 16, 512  # tokens that batches of rows are padded to
 AT_ONCE = 1024  # rows embedded at once

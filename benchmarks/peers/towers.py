@@ -14,10 +14,10 @@ import torch
 from transformers import BertConfig as TorchBertConfig
 from transformers import BertModel
 
-from qrag_jax.algorithms.rollout import CHUNK, STATE
-from qrag_jax.encoders.bert import Bert, BertConfig
-from qrag_jax.encoders.bert_weights import tensors_from_params
-from qrag_jax.encoders.text_encoder import Params, TextEncoder
+from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.trunks.bert import Bert, BertConfig
+from qrag_jax.models.trunks.bert_weights import tensors_from_params
+from qrag_jax.rollouts.chunks import CHUNK, STATE
 
 
 class Rows(NamedTuple):

@@ -1,7 +1,7 @@
 """What attention computes without text: its rows are padded, though linear maps see none of that.
 
 Rows stand end to end in blocks of T places; attention looks at R rows of L places of each block,
-whether they are there and as long or not (`encoders.packing`). Counted on the host, by the
+whether they are there and as long or not (`models.compute.packing`). Counted on the host, by the
 trainer's own choice of blocks; nothing is computed.
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks.ours import MINILM, Encoder, Texts
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.encoders.bert import BertConfig
-from qrag_jax.encoders.packing import Blocks, Filling, next_block
-from qrag_jax.encoders.ragged import Plan
+from qrag_jax.models.compute.packing import Blocks, Filling, next_block
+from qrag_jax.models.compute.ragged import Plan
+from qrag_jax.models.trunks.bert import BertConfig
 
 FORWARD, BOTH_WAYS = 1, 3  # a gradient costs two forward passes more
 

@@ -14,7 +14,7 @@ from benchmarks.speed_cases.attention_padding import Shares, count_places, share
 from benchmarks.speed_cases.setting import Setting
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape
 from qrag_jax.data.tokens import TokenStore
-from qrag_jax.encoders.ragged import Plan
+from qrag_jax.models.compute.ragged import Plan
 
 BATCHES = 5
 MOST = 0.10

@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from qrag_jax.encoders.text_encoder import Params
-
 
 def keep_unless(condition: jax.Array | bool, new: Any, old: Any) -> Any:
     """The leaves of `new` where the condition (a scalar) holds, else those of `old`, bit for bit.
@@ -28,13 +26,13 @@ def scale_by_adam(beta1: float, beta2: float, eps: float) -> optax.GradientTrans
     """
 
     def update(
-        gradient: Params,
+        gradient: Any,
         state: Any,
-        params: Params | None = None,
+        params: Any | None = None,
         *,
         finite: jax.Array | bool = True,
         **_: Any,
-    ) -> tuple[Params, optax.ScaleByAdamState]:
+    ) -> tuple[Any, optax.ScaleByAdamState]:
         mu = optax.tree.update_moment(gradient, state.mu, beta1, 1)
         nu = optax.tree.update_moment_per_elem_norm(gradient, state.nu, beta2, 2)
         count = state.count + jnp.asarray(finite, jnp.int32)

@@ -8,14 +8,15 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from qrag_jax.data import babilong, niah, niah_generator, synthetic
-from qrag_jax.data.babilong import BabilongConfig
+from qrag_jax.data.generators import haystacks, synthetic
+from qrag_jax.data.generators.haystacks import NiahConfig
 from qrag_jax.data.lazy_samples import LazySamples, joined
-from qrag_jax.data.niah_generator import NiahConfig
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.sources import SOURCES, Split, load_samples, mix_weights
+from qrag_jax.data.sources import babilong, niah
+from qrag_jax.data.sources.babilong import BabilongConfig
+from qrag_jax.data.sources.registry import SOURCES, Split, load_samples, mix_weights
 from qrag_jax.errors import InputError
-from qrag_jax.files import new_folder, reason
+from qrag_jax.runtime.whole_files import new_folder, reason
 
 SYNTHETIC = "synthetic"
 HELD_OUT_SHARE = 0.1
@@ -84,9 +85,7 @@ def load_split(config: DataConfig, split: Split, cache: Path, *, hold_out: bool)
             settings = dataclasses.replace(config.babilong, stories=stories)
             by_source[name], line = babilong.read_documents(settings, split, count=config.limit)
         elif name == niah.NAME and paths[name] in ("", SYNTHETIC):
-            by_source[name], line = niah_generator.read_documents(
-                config.niah, split, count=config.limit
-            )
+            by_source[name], line = haystacks.read_documents(config.niah, split, count=config.limit)
         else:
             path = paths[name]
             samples, read = load_samples(name, path, split, config.limit)

@@ -16,7 +16,7 @@ import tokenizers
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
-from qrag_jax.files import new_folder, reason, write_whole
+from qrag_jax.runtime.whole_files import new_folder, reason, write_whole
 
 FORMAT = 1  # raise it when the files below change meaning
 _SAMPLES_AT_ONCE = 512

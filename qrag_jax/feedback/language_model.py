@@ -19,10 +19,10 @@ from qrag_jax.feedback.questions import (
     judge_request,
     read_answer,
 )
-from qrag_jax.llm import prompts
-from qrag_jax.llm.extraction import NO_ANSWER_CAUSES, NoAnswer
-from qrag_jax.llm.generation import Generation
 from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.extraction import NO_ANSWER_CAUSES, NoAnswer
+from qrag_jax.llm.text.generation import Generation
 from qrag_jax.metrics.answers import Scores
 
 BABILONG = "babilong"  # the rule of `metrics.answers`

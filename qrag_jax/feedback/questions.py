@@ -10,11 +10,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm import prompts
-from qrag_jax.llm.extraction import NoAnswer
-from qrag_jax.llm.generation import Generation
 from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome
-from qrag_jax.llm.prompts import Prompt
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.extraction import NoAnswer
+from qrag_jax.llm.text.generation import Generation
+from qrag_jax.llm.text.prompts import Prompt
 from qrag_jax.metrics import answers
 from qrag_jax.metrics.answers import Scores
 

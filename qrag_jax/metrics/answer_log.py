@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from qrag_jax import bounded_files
 from qrag_jax.errors import InputError
-from qrag_jax.files import write_whole
+from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime.whole_files import write_whole
 
 _BEGIN_ANEW = "pass --restart, or delete the file, to begin anew"
 

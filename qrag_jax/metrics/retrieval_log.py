@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from qrag_jax import bounded_files
 from qrag_jax.errors import InputError
-from qrag_jax.files import write_whole
+from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime.whole_files import write_whole
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Q-values of every chunk of long documents, in blocks over the chunks and sharded over the mesh.
 
-A document is `[C]` rows of a table of embeddings (`encoders.text_table`), whatever its length:
+A document is `[C]` rows of a table of embeddings (`rollouts.text_table`), whatever its length:
 blocks are gathered, placed (rotated at their positions) and scored, and only the k best survive.
 """
 
@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.encoders.rope import rotate
 from qrag_jax.environments import positions
+from qrag_jax.models.compute.rope import rotate
 from qrag_jax.policies.soft_q import MASKED
 from qrag_jax.runtime.sharding import BATCH_AXES
 

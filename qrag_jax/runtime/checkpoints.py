@@ -11,8 +11,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from qrag_jax.errors import InputError
-from qrag_jax.leftovers import UNFINISHED_STEP
 from qrag_jax.runtime import digests
+from qrag_jax.runtime.leftovers import UNFINISHED_STEP
 
 
 class SaveError(RuntimeError):

@@ -12,9 +12,9 @@ from typing import NoReturn
 from absl import app, flags, logging
 
 from qrag_jax.errors import InputError
-from qrag_jax.files import NOT_WRITABLE, disk_is_full, reason
 from qrag_jax.runtime import config_files
 from qrag_jax.runtime.output import lasting_output
+from qrag_jax.runtime.whole_files import NOT_WRITABLE, disk_is_full, reason
 
 BAD_INPUT = 2
 HELP = {"--help", "-h", "-help"}

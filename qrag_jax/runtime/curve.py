@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qrag_jax.files import replacing
+from qrag_jax.runtime.whole_files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

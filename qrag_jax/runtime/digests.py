@@ -12,7 +12,7 @@ import json
 import os
 from pathlib import Path
 
-from qrag_jax import files
+from qrag_jax.runtime import whole_files
 
 NAME = "digests.json"
 # Orbax writes these at the top of a step as it puts the step in its place, after the digests.
@@ -32,7 +32,7 @@ def write_digests(folder: Path) -> None:
         OSError: a file cannot be read, or the digests not be written.
     """
     found = {name: [size, _sha256(folder / name)] for name, size in _sizes(folder).items()}
-    files.write_whole(folder / NAME, json.dumps(found, indent=1, sort_keys=True) + "\n")
+    whole_files.write_whole(folder / NAME, json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
 def has_digests(folder: Path) -> bool:
@@ -63,7 +63,7 @@ def damage(folder: Path) -> str:
     try:
         sizes = _sizes(folder)
     except OSError as error:
-        return f"its files cannot be listed: {files.reason(error)}"
+        return f"its files cannot be listed: {whole_files.reason(error)}"
     for name in sorted(expected):
         if name not in sizes:
             return f"file {name} is missing"
@@ -99,4 +99,4 @@ def _read(path: Path) -> str:
     try:
         return _sha256(path)
     except OSError as error:
-        return f"cannot be read: {files.reason(error)}"
+        return f"cannot be read: {whole_files.reason(error)}"

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.files import reason, write_whole
+from qrag_jax.runtime.whole_files import reason, write_whole
 
 _SUFFIX = ".rows"
 _NAME_BYTES = 16

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qrag_jax.files import replacing
+from qrag_jax.runtime.whole_files import replacing
 
 
 def plot_lengths(results: Sequence[Mapping[str, Any]], out: Path, title: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from qrag_jax.files import replacing
+from qrag_jax.runtime.whole_files import replacing
 
 _SCORES = {
     "fact_f1": ("Fact F1", "#2ca02c", 2.0),

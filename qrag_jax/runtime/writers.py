@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsFloat
 
-from qrag_jax import bounded_files
 from qrag_jax.errors import InputError
-from qrag_jax.files import replacing
+from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime.whole_files import replacing
 
 METRICS_NAME = "metrics.jsonl"
 TENSORBOARD_NAME = "tensorboard"

@@ -8,8 +8,8 @@ import jax
 
 from benchmarks import memory_cases
 from benchmarks.memory_cases import Model, Step, mesh_of, part_bytes
-from qrag_jax.encoders.bert import BertConfig
-from qrag_jax.encoders.qwen3 import Qwen3Config
+from qrag_jax.models.trunks.bert import BertConfig
+from qrag_jax.models.trunks.qwen3 import Qwen3Config
 
 TINY = (
     Model("tiny BERT", "bert", BertConfig(512, 128, 2, 2, 256)),

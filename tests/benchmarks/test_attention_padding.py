@@ -8,7 +8,7 @@ import pytest
 from benchmarks.measure import forward_flops
 from benchmarks.ours import MINILM, computed_tokens
 from benchmarks.speed_cases.attention_padding import Places, shares
-from qrag_jax.encoders.packing import Blocks, choose_blocks
+from qrag_jax.models.compute.packing import Blocks, choose_blocks
 
 
 def test_one_block_by_hand() -> None:

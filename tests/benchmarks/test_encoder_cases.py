@@ -16,10 +16,10 @@ from benchmarks.encoder_cases.training import training_texts
 from benchmarks.matmul import Peaks
 from benchmarks.measure import forward_flops
 from benchmarks.speed_cases.setting import Setting
-from qrag_jax.encoders.bert import BertConfig
-from qrag_jax.encoders.pretrained import family_of, load_encoder
-from qrag_jax.encoders.qwen3 import Qwen3Config
-from qrag_jax.encoders.weights import tensors_from_params
+from qrag_jax.models.files.weight_names import tensors_from_params
+from qrag_jax.models.pretrained import family_of, load_encoder
+from qrag_jax.models.trunks.bert import BertConfig
+from qrag_jax.models.trunks.qwen3 import Qwen3Config
 
 SMALL = {
     "vocab_size": 50,

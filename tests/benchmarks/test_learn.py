@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import learn
 from benchmarks.halves import half, write_halves
-from qrag_jax.data.sources import SOURCES, load_samples
+from qrag_jax.data.sources.registry import SOURCES, load_samples
 
 PARAGRAPHS = [("Dusk", ["By Ada."]), ("Dawn", ["A film."]), ("Ada", ["Born in Oslo."])]
 

@@ -11,8 +11,8 @@ from benchmarks import long
 from benchmarks.long_texts import Texts, count_texts, different_cases
 from qrag_jax import saved_config
 from qrag_jax.data.tokens import TextTokenizer
-from qrag_jax.document_lengths import documents_of_length
-from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.evaluators.lengths import documents_of_length
+from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 
 PARTS = ["qa1", "qa2", "qa1-beam", "qa2-beam", "cost", "different", "needles"]
 

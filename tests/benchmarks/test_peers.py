@@ -17,15 +17,16 @@ from benchmarks.peers.batched import BatchedPeer
 from benchmarks.peers.learner import Learner, Settings
 from benchmarks.peers.sequential import SequentialPeer
 from benchmarks.peers.towers import Tower, pad_rows, tower_params
-from qrag_jax.algorithms import pqn
-from qrag_jax.algorithms.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
-from qrag_jax.algorithms.placement import params_shardings, state_shardings
-from qrag_jax.algorithms.rollout import CHUNK, STATE, RolloutConfig
-from qrag_jax.algorithms.train_step import make_train_step
-from qrag_jax.encoders.bert_weights import tensors_from_params
-from qrag_jax.evaluation import Played, make_play
+from qrag_jax.evaluators.episodes import Played, make_play
+from qrag_jax.learners import pqn
+from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
+from qrag_jax.learners.placement import params_shardings, state_shardings
+from qrag_jax.learners.step import make_train_step
+from qrag_jax.models.trunks.bert_weights import tensors_from_params
+from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
 from qrag_jax.runtime.mesh import make_mesh, replicate, shard_batch
-from tests.algorithms.play_setup import (
+from tests.episodes_maker import tiny_encoder, tower, towers
+from tests.rollouts.play_setup import (
     CONFIG,
     ONE_BUCKET,
     PQN,
@@ -33,7 +34,6 @@ from tests.algorithms.play_setup import (
     feedback,
     jitted_rollout,
 )
-from tests.episodes_maker import tiny_encoder, tower, towers
 
 ENCODER = tiny_encoder(layers=2, hidden=32)
 OPTIMIZER = OptimizerConfig(

@@ -11,7 +11,7 @@ from benchmarks import published as suite
 from benchmarks import published_constants, published_table
 from configs import published
 from qrag_jax import experiment
-from qrag_jax.encoders.pretrained import FAMILIES
+from qrag_jax.models.pretrained import FAMILIES
 
 every_run = pytest.mark.parametrize("run", published.RUNS)
 

@@ -25,7 +25,7 @@ from qrag_jax.data.episodes import (
     evaluation_batches,
     training_batches,
 )
-from qrag_jax.data.sources import mix_weights
+from qrag_jax.data.sources.registry import mix_weights
 from qrag_jax.errors import InputError
 from tests.episodes_maker import random_store
 

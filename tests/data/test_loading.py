@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.babilong import BabilongConfig
+from qrag_jax.data.generators.haystacks import NiahConfig
+from qrag_jax.data.generators.synthetic import SyntheticConfig
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.loading import DataConfig, LoadedSamples, load_split, without_questions
-from qrag_jax.data.niah_generator import NiahConfig
-from qrag_jax.data.sources import SOURCES
-from qrag_jax.data.synthetic import SyntheticConfig
+from qrag_jax.data.sources.babilong import BabilongConfig
+from qrag_jax.data.sources.registry import SOURCES
 from qrag_jax.errors import InputError
 
 PARAGRAPHS = [("Dusk", ["By Ada."]), ("Dawn", ["A film."]), ("Ada", ["Born in Oslo."])]

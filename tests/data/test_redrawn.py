@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 from absl import flags
 
-from qrag_jax.data import babilong, niah_generator
-from qrag_jax.data.babilong import BabilongConfig
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, training_batches
+from qrag_jax.data.generators import haystacks
+from qrag_jax.data.generators.haystacks import NiahConfig
 from qrag_jax.data.lazy_samples import LazySamples, drawn, joined
-from qrag_jax.data.niah_generator import NiahConfig
 from qrag_jax.data.redrawn import RedrawnSamples, RedrawnStore, tokenise_redrawn
+from qrag_jax.data.sources import babilong
+from qrag_jax.data.sources.babilong import BabilongConfig
 from qrag_jax.data.tokens import TextTokenizer
-from qrag_jax.encoders.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 
 STORIES = BabilongConfig("qa2", chunks=32, train=10)  # so that all of them fit
 NEEDLES = NiahConfig("multivalue", chunks=24, train=6)
@@ -30,7 +31,7 @@ def _flags() -> None:
 
 
 def samples(config: BabilongConfig | NiahConfig) -> RedrawnSamples:
-    made = (babilong if isinstance(config, BabilongConfig) else niah_generator).documents(
+    made = (babilong if isinstance(config, BabilongConfig) else haystacks).documents(
         config,  # type: ignore[arg-type]
         "train",
     )

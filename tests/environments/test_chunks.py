@@ -12,10 +12,10 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
-from qrag_jax.data import hotpotqa
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, evaluation_batches
-from qrag_jax.data.records import read_records
+from qrag_jax.data.files.records import read_records
 from qrag_jax.data.sample import Sample
+from qrag_jax.data.sources import hotpotqa
 from qrag_jax.data.tokens import TextTokenizer, tokenise
 from qrag_jax.environments import chunks as env
 from tests.data.real_data import real

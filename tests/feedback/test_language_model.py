@@ -9,8 +9,8 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.language_model import LanguageModelFeedback, Unscored
 from qrag_jax.feedback.questions import Asking, Question
-from qrag_jax.llm.generation import Generation
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
+from qrag_jax.llm.text.generation import Generation
 
 GOLD = ("Ada Lovelace", "Countess of Lovelace")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.llm.client import Client
-from qrag_jax.llm.client_config import ClientConfig
-from tests.llm.server import ModelServer
+from qrag_jax.llm.client.client import Client
+from qrag_jax.llm.client.client_config import ClientConfig
+from tests.llm.model_server import ModelServer
 from tests.llm.stand_in import model_folder, stand_in
 
 __all__ = ["model_folder", "stand_in"]

@@ -16,13 +16,13 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm import listener
-from qrag_jax.llm.client import Client
-from qrag_jax.llm.client_config import ClientConfig
+from qrag_jax.llm.client.client import Client
+from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.listener import NotOurs, described, family, held_by, listeners
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.server import Server
-from qrag_jax.llm.server_config import ServerConfig
+from qrag_jax.llm.server.server import Server
+from qrag_jax.llm.server.server_config import ServerConfig
 from tests.llm.asking import chat, texts
 from tests.llm.foreign import Foreign
 from tests.llm.stand_in import StandIn, running, wait_until

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from qrag_jax.llm.client.replies import LONGEST_WAIT, read_error, read_reply, retry_after, shorten
 from qrag_jax.llm.outcomes import (
     Answer,
     ChatRequest,
@@ -18,7 +19,6 @@ from qrag_jax.llm.outcomes import (
     Request,
     request_key,
 )
-from qrag_jax.llm.replies import LONGEST_WAIT, read_error, read_reply, retry_after, shorten
 
 MESSAGES = (("user", "a"),)
 WHOLE = {"text": "a", "finish_reason": "stop"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data import babi_stories
+from qrag_jax.data.generators import babi_stories
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import answers
 from qrag_jax.metrics.answers import BABILONG_LABELS, RULES, normalise, rule_of, score

@@ -10,16 +10,17 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.algorithms.rollout import RolloutConfig
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.tokens import tokenise
 from qrag_jax.environments.chunks import state_width
-from qrag_jax.evaluation import make_play, play_samples
+from qrag_jax.evaluators.episodes import make_play, play_samples
 from qrag_jax.feedback.ground_truth import ground_truth
 from qrag_jax.metrics.facts import fact_columns
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.until_found import until_found
-from tests.long_documents import (
+from qrag_jax.rollouts.chunks import RolloutConfig
+from tests.retrieval_logs import played_rows
+from tests.rollouts.long_documents import (
     QUESTION_TOKENS,
     ROW_TOKENS,
     loaded,
@@ -29,7 +30,6 @@ from tests.long_documents import (
     sample,
     shardings,
 )
-from tests.retrieval_logs import played_rows
 
 FULL = RolloutConfig(
     max_steps=4,

@@ -16,9 +16,9 @@ from qrag_jax.policies.soft_q import MASKED
 from qrag_jax.runtime.compilation import CompilationCounter
 from tests import reference
 from tests.devices import virtual_devices
-from tests.long_documents import one_device
 from tests.policies.score_cases import CASES, STEPS, WIDTH, Case, case
 from tests.policies.sharded_scores import found, keys
+from tests.rollouts.long_documents import one_device
 
 every_case = pytest.mark.parametrize("name", CASES)
 

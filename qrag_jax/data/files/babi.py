@@ -1,0 +1,142 @@
+"""The bAbI tasks (Weston et al., 2015): their story files, and one question as a `Story`.
+
+A line is `ID sentence` or `ID question<TAB>answer<TAB>supporting ids`; ids start again at 1 with
+each story, and a story has several questions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from qrag_jax.data.files.text_files import read_text, text_files
+from qrag_jax.errors import InputError
+
+Split = Literal["train", "dev"]
+
+TASKS = tuple(f"qa{number}" for number in range(1, 21))
+FOLDER = "babi"  # what the stories' folder may be called under a parent shared by sources
+# The names of each split's part, the first found is read. The official 1k and 10k sets have no
+# part for validation, only their `en-valid` forms do.
+PARTS: dict[str, tuple[str, ...]] = {"train": ("train",), "dev": ("valid", "dev", "test")}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Story:
+    """One question with what was told before it.
+
+    Attributes:
+        facts: the statements before the question, in order; questions asked in between left out.
+        question, answer: their texts.
+        support: indices into `facts`, in the order in which the file refers to them.
+    """
+
+    facts: tuple[str, ...]
+    question: str
+    answer: str
+    support: tuple[int, ...]
+
+
+def story_file(folder: Path, task: str, split: Split) -> tuple[Path, str]:
+    """Returns the file of a task's split, and the name of the part: train, valid, dev or test.
+
+    Raises:
+        InputError: the task is unknown, the folder is none, or it has no such file.
+    """
+    if task not in TASKS:
+        raise InputError(f"the bAbI task is {task!r}; give one from qa1 to qa20.")
+    found = find_story_file(folder, task, split)
+    if found is None:
+        wanted = " or ".join(f"{task}_{part}.txt" for part in PARTS[split])
+        raise InputError(f"the folder {folder} has no {wanted} (or .txt.gz); put the file there.")
+    return found
+
+
+def find_story_file(folder: Path, task: str, split: Split) -> tuple[Path, str] | None:
+    """Returns what `story_file` does, or None if the folder has no such file.
+
+    Both `qa1_train.txt` and the official `qa1_single-supporting-fact_train.txt` are found, gzip'd
+    or not, in `folder` or in its sub-folder `babi`.
+
+    Raises:
+        InputError: the folder is none.
+    """
+    for place in (folder, folder / FOLDER):
+        files = text_files(place) if place == folder or place.is_dir() else []
+        for part in PARTS[split]:
+            pattern = re.compile(rf"{task}(_.*)?_{part}\.txt(\.gz)?")
+            found = [file for file in files if pattern.fullmatch(file.name)]
+            if found:
+                return found[0], part
+    return None
+
+
+def read_stories(path: Path) -> list[Story]:
+    """Returns one story for each question of a file, in its order.
+
+    Raises:
+        InputError: the file cannot be read, has no question, or a line is not as the format has
+            it: no number, a number out of order, a question without tab, answer or supporting
+            ids, or a supporting id that is not a statement before the question.
+    """
+    stories = list(_stories(path))
+    if not stories:
+        raise InputError(f"{path} has no question; give a bAbI file.")
+    return stories
+
+
+def _stories(path: Path) -> Iterator[Story]:
+    facts: list[str] = []
+    places: dict[int, int] = {}  # id of a statement → its index among the facts
+    last = 0
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        id_text, _, text = line.strip(" ").partition(" ")
+        if not id_text.isdecimal() or not text.strip():
+            raise InputError(f"{where}, is not a number and a text; start it with its story's id.")
+        this = int(id_text)
+        if this == 1:
+            facts, places = [], {}
+        elif not last:
+            raise InputError(f"{where}, has the id {this}; the first story must start at 1.")
+        elif this <= last:
+            raise InputError(
+                f"{where}, has the id {this} after {last}; number a story's lines upwards from 1."
+            )
+        last = this
+        if "\t" in text:
+            yield _story(where, text, tuple(facts), places)
+        elif text.rstrip().endswith("?"):
+            raise InputError(
+                f"{where}, is a question without an answer; write question, tab, answer, tab, "
+                "supporting ids."
+            )
+        else:
+            places[this] = len(facts)
+            facts.append(text.strip())
+
+
+def _story(where: str, text: str, facts: tuple[str, ...], places: dict[int, int]) -> Story:
+    question, answer, *rest = (part.strip() for part in text.split("\t"))
+    named = rest[0].split() if rest else []
+    if not question or not answer or not named:
+        missing = "question" if not question else "answer" if not answer else "supporting ids"
+        raise InputError(
+            f"{where}, is a question line without {missing}; write question, tab, answer, tab, "
+            "supporting ids."
+        )
+    support = []
+    for id_text in named:
+        place = places.get(int(id_text)) if id_text.isdecimal() else None
+        if place is None:
+            raise InputError(
+                f"{where}, names the supporting id {id_text}, which is no statement before it in "
+                "its story; give the id of one."
+            )
+        support.append(place)
+    return Story(facts, question, answer, tuple(support))

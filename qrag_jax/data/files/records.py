@@ -1,0 +1,170 @@
+"""Records out of JSON and JSON-lines files, gzip'd or not, and which files make up a split."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from qrag_jax.errors import InputError
+from qrag_jax.runtime import bounded_files
+
+SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+
+
+def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields (where, record), `where` being "file.jsonl.gz:17".
+
+    A `.jsonl` file holds one object a line and is read line by line, so that it need not fit in
+    memory. A `.json` file holds one list of objects, an object with that list under "data", or
+    JSON lines after all; it is read whole. Both within the limits of `bounded_files`. The number
+    in `where` counts lines, in a list records.
+
+    Raises:
+        InputError: the file is missing, empty, cut short, not gzip, not UTF-8, not JSON, has a
+            line that is far too long, or holds something that is not an object.
+    """
+    if not path.exists():
+        raise InputError(f"{path} does not exist; give the path of a data file or folder")
+    if not path.name.endswith(SUFFIXES):
+        raise InputError(f"the name of {path} ends in none of {', '.join(SUFFIXES)}; rename it")
+    lines = path.name.removesuffix(".gz").endswith(".jsonl")
+    count = 0
+    try:
+        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as opened:
+            file = cast(BinaryIO, opened)
+            for where, record in _lines(path, file) if lines else _document(path, file):
+                yield where, record
+                count += 1
+    except EOFError:
+        raise InputError(f"{path} is truncated after record {count}; download it again") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(
+            f"{path} is not sound gzip after record {count} ({error}); download it again"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    if count == 0:
+        raise InputError(f"{path} is empty; it should hold one record at least")
+
+
+def split_files(path: Path, split: str, official: tuple[str, ...]) -> list[Path]:
+    """Returns the files of one split, in the order in which they are to be read.
+
+    Args:
+        path: one file, which is then the answer, or a folder.
+        split: "train" or "dev".
+        official: names of the split's official files; any of them in the folder, as `.json` or
+            `.jsonl`, gzip'd or not, and nothing else is read. Else all files named `{split}*`.
+
+    Raises:
+        InputError: `path` is missing, or a folder without a file for this split.
+    """
+    if not path.exists():
+        raise InputError(f"{path} does not exist; give the path of a data file or folder")
+    if not path.is_dir():
+        return [path]
+    found = find_split(path, split, official)
+    if found:
+        return found
+    there = sorted(entry.name for entry in path.iterdir())
+    if not there:
+        raise InputError(f"the folder {path} is empty; put {' or '.join(official)} there")
+    listed = ", ".join(there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "")
+    raise InputError(
+        f"the folder {path} has no {split} file: looked for {', '.join(official)} and "
+        f"{split}*.json or .jsonl (.gz), found {listed}"
+    )
+
+
+def find_split(folder: Path, split: str, official: Sequence[str]) -> list[Path]:
+    """Returns the files of one split in `folder` as `split_files` does, none if there are none."""
+    stems = [name.removesuffix(".jsonl").removesuffix(".json") for name in official]
+    if not any(_stem_files(folder, stem) for stem in stems):
+        names = (entry.name for entry in folder.glob(f"{split}*"))
+        stems = sorted({_stem(name) for name in names if name.endswith(SUFFIXES)})
+    # One stem is one file: a folder often holds both a download and what was unpacked from it.
+    return [files[0] for stem in stems if (files := _stem_files(folder, stem))]
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
+
+
+def _stem_files(folder: Path, stem: str) -> list[Path]:
+    return [file for suffix in SUFFIXES if (file := folder / (stem + suffix)).is_file()]
+
+
+def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]:
+    fix = "write one record a line"
+    for number, line in enumerate(bounded_files.lines(file, path, fix), 1):
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
+        if line.strip():
+            yield f"{path.name}:{number}", _object(path, number, _loads(path, number, line))
+
+
+def _document(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]:
+    data = bounded_files.whole(file, path).removeprefix(codecs.BOM_UTF8)
+    if _is_record(data.lstrip().partition(b"\n")[0]):
+        file.seek(0)
+        yield from _lines(path, file)
+        return
+    records = _whole(path, data)
+    del data
+    records.reverse()
+    for number in range(1, len(records) + 1):
+        # Popped, so that what has been read is freed: official files hold half a gigabyte.
+        yield f"{path.name}:{number}", _object(path, number, records.pop())
+
+
+def _is_record(line: bytes) -> bool:
+    """Whether the first line of a `.json` file shows that it holds JSON lines."""
+    if not line.startswith(b"{"):
+        return False
+    try:
+        first = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return not isinstance(first.get("data"), list)
+
+
+def _whole(path: Path, data: bytes) -> list[Any]:
+    if not data.strip():
+        return []
+    value = _loads(path, None, data)
+    if isinstance(value, dict):
+        value = value.get("data")
+    if not isinstance(value, list):
+        raise InputError(
+            f'{path} holds neither a list of records nor an object with one under "data"; '
+            "write one of them, or one record a line"
+        )
+    return value
+
+
+def _loads(path: Path, number: int | None, data: bytes) -> Any:
+    place = f"{path}" if number is None else f"{path}, line {number},"
+    try:
+        return json.loads(data.decode())
+    except UnicodeDecodeError as error:
+        raise InputError(f"{place} is not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    except json.JSONDecodeError as error:
+        spot = f"line {error.lineno} " * (number is None) + f"column {error.colno}"
+        raise InputError(
+            f"{place} is not JSON ({error.msg} at {spot}); mend it, or download it again"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{place} is not JSON that can be read ({error}); mend it") from None
+
+
+def _object(path: Path, number: int, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(
+            f"{path}, record {number}, is not a JSON object; write each record as one object"
+        )
+    return value

@@ -1,0 +1,1 @@
+"""Documents and questions that the program makes itself."""

@@ -1,0 +1,79 @@
+"""Which books a run was trained among, so that none of them is scored on later.
+
+Which books of a folder are for dev depends on all of them: with one book more, a book of training
+may become one of dev. So a run keeps the digests of its training books, and scoring compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from qrag_jax.data.generators.books import Book
+from qrag_jax.data.generators.noise import NoiseConfig, books_of
+from qrag_jax.errors import InputError
+from qrag_jax.runtime.whole_files import write_whole
+
+NAME = "books.json"  # in the run's folder
+SHOWN = 5  # books named in one sentence
+
+
+def write_books(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
+    """Keeps the digests of the books that training documents draw from; without books nothing.
+
+    Raises:
+        InputError: see `noise.books_of`.
+        OSError: the file cannot be written.
+    """
+    found = {config.source: _digests(books_of(config, "train")) for config in backgrounds}
+    if any(found.values()):
+        write_whole(workdir / NAME, json.dumps(found, indent=1) + "\n")
+
+
+def check_unseen(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
+    """Refuses books for dev that the run in `workdir` was trained among.
+
+    A run of before such records, and one whose config lets both splits share all books, is not
+    looked at.
+
+    Raises:
+        InputError: there are such books, the record is broken, or see `noise.books_of`.
+    """
+    path = workdir / NAME
+    if not path.exists():
+        return
+    trained = _read(path)
+    for config in backgrounds:
+        if config.is_shared:
+            continue
+        # Of a book that training still has no sentence is scored on: see `noise`.
+        now = set(_digests(books_of(config, "train")).values())
+        known = set(trained.get(config.source, {}).values()) - now
+        dev = _digests(books_of(config, "dev"))
+        if seen := [name for name, digest in dev.items() if digest in known]:
+            more = f" and {len(seen) - SHOWN} more" if len(seen) > SHOWN else ""
+            raise InputError(
+                f"the books {', '.join(seen[:SHOWN])}{more} would be scored on, but {workdir} was "
+                f"trained among them ({NAME}): which books are for evaluation depends on all books "
+                f"of {config.section}.noise; give that folder as it was in training, and others "
+                f"as {config.section}.noise_dev."
+            )
+
+
+def _digests(books: Sequence[Book]) -> dict[str, str]:
+    return {
+        book.name: hashlib.sha256("\n".join(book.sentences).encode()).hexdigest()[:32]
+        for book in books
+    }
+
+
+def _read(path: Path) -> Mapping[str, Mapping[str, str]]:
+    try:
+        found = json.loads(path.read_bytes())
+        if all(isinstance(books, dict) for books in found.values()):
+            return found
+    except (ValueError, AttributeError):
+        pass
+    raise InputError(f"{path} is broken; restore it from a backup, or train anew.")

@@ -1,0 +1,302 @@
+"""Needle-in-a-haystack documents of any length, with the knobs of RULER (Hsieh et al., 2024)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+
+from qrag_jax.data.files.babi import Split
+from qrag_jax.data.generators.niah_words import SINGULAR, TYPES, distinct
+from qrag_jax.data.generators.noise import Noise, NoiseConfig, noise
+from qrag_jax.data.generators.shelf import Shelf
+from qrag_jax.data.lazy_samples import LazySamples
+from qrag_jax.data.redrawn import RedrawnSamples, composed
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.sources.niah import NAME
+from qrag_jax.errors import InputError
+
+SPLITS: tuple[Split, ...] = ("train", "dev")
+HAYSTACKS = ("noise", "essay", "needle")
+CHARACTERS_PER_TOKEN = 4  # of English prose, roughly
+# The haystack "noise": always the same, in this order.
+FILLER = (
+    "The kettle is on the stove.",
+    "Rain falls on the roof.",
+    "The road leads up the hill.",
+    "Nothing happens for a while.",
+    "Then all of it begins once more.",
+)
+
+
+class Preset(NamedTuple):
+    """One of RULER's tasks.
+
+    haystack: what is between the needles: "noise" (the same sentences over and over), "essay"
+    (book sentences) or "needle" (needles of other keys). keys, values, queries: RULER's
+    num_needle_k, num_needle_v and num_needle_q: keys hidden, values of each, keys asked for.
+    key_type, value_type: words, numbers or uuids.
+    """
+
+    haystack: str = "essay"
+    keys: int = 1
+    values: int = 1
+    queries: int = 1
+    key_type: str = "words"
+    value_type: str = "numbers"
+
+
+PRESETS = {
+    "single_1": Preset("noise"),
+    "single_2": Preset(),
+    "single_3": Preset(value_type="uuids"),
+    "multikey_1": Preset(keys=4),
+    "multikey_2": Preset("needle"),
+    "multikey_3": Preset("needle", key_type="uuids", value_type="uuids"),
+    "multivalue": Preset(values=4),
+    "multiquery": Preset(keys=4, queries=4),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class NiahConfig:
+    """What documents to make.
+
+    Attributes:
+        preset: a name in `PRESETS`; the fields that follow go before it unless they are 0 or "".
+        keys, values, queries, haystack, key_type, value_type: as in `Preset`; keys are at least
+            as many as queries.
+        chunks: C, sentences of a document; 0: as many as make up `tokens`.
+        tokens: length of a document, roughly.
+        noise: folder of books for the haystack "essay"; "" for sentences of an invented world.
+        noise_dev: folder of books for dev documents, "" to split those of `noise`; see
+            `NoiseConfig`.
+        noise_repeats: times that one document may use one book sentence, 0: any number.
+        seed: of everything drawn.
+        train, dev: documents made.
+        redraw: training documents have another haystack and places in every epoch; else a number's
+            document is always the same.
+
+    Raises:
+        InputError: a field is outside its range.
+    """
+
+    preset: str = "multivalue"
+    keys: int = 0
+    values: int = 0
+    queries: int = 0
+    haystack: str = ""
+    key_type: str = ""
+    value_type: str = ""
+    chunks: int = 0
+    tokens: int = 4096
+    noise: str = ""
+    noise_repeats: int = 1
+    seed: int = 0
+    train: int = 10_000
+    dev: int = 1_000
+    noise_dev: str = ""
+    redraw: bool = True
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            least = 1 if field.name in ("tokens", "train", "dev") else 0
+            if field.type == "int" and (
+                not isinstance(value, int) or isinstance(value, bool) or value < least
+            ):
+                raise InputError(
+                    f"config.data.niah.{field.name} is {value!r}; give an integer from {least} up."
+                )
+        for name, known in (
+            ("preset", tuple(PRESETS)),
+            ("haystack", (*HAYSTACKS, "")),
+            ("key_type", (*TYPES, "")),
+            ("value_type", (*TYPES, "")),
+        ):
+            if getattr(self, name) not in known:
+                raise InputError(
+                    f"config.data.niah.{name} is {getattr(self, name)!r}; give one of "
+                    f"{', '.join(filter(None, known))}."
+                )
+
+    @property
+    def knobs(self) -> Preset:
+        """The preset with what the config says otherwise."""
+        given = {name: getattr(self, name) for name in Preset._fields}
+        knobs = PRESETS[self.preset]._replace(**{n: v for n, v in given.items() if v})
+        return knobs._replace(keys=max(knobs.keys, knobs.queries))
+
+    @property
+    def background(self) -> NoiseConfig | None:
+        """Where the haystack comes from; None if it is no text of books or of an invented world."""
+        if self.knobs.haystack != "essay":
+            return None
+        return NoiseConfig(self.noise, self.noise_dev, self.noise_repeats, self.seed, source=NAME)
+
+
+def documents(config: NiahConfig, split: Split, chunks: int = 0, count: int = 0) -> LazySamples:
+    """Documents of one length, each with one question; see `read_documents`."""
+    return read_documents(config, split, chunks, count)[0]
+
+
+def read_documents(
+    config: NiahConfig, split: Split, chunks: int = 0, count: int = 0
+) -> tuple[LazySamples, str]:
+    """Documents of one length, each with one question, and one line on what was made of what.
+
+    A document depends on the config, the split, the length, its number and, of `train` where the
+    config redraws, the epoch: haystack and places are others then, the needles stay. The question
+    of a dev document is the same at every length.
+
+    Args:
+        chunks: sentences of a document, 0 for what the config says.
+        count: the first so many, 0 for all.
+
+    Raises:
+        InputError: the needles are more than the sentences, or the noise is too little.
+    """
+    knobs = config.knobs
+    chunks = chunks or config.chunks or _chunks_of_tokens(config, split)
+    needles = knobs.keys * knobs.values
+    if needles > chunks:
+        raise InputError(
+            f"{needles} needles (keys × values) do not fit {chunks} chunks; raise "
+            "config.data.niah.chunks or config.data.niah.tokens."
+        )
+    made = config.train if split == "train" else config.dev
+    made = min(made, count) if count else made
+    redraws = split == "train" and config.redraw
+    line = f"{NAME}: made {made:,} {split} documents" + ", drawn anew in every epoch" * redraws
+    background, shelf = np.array(FILLER, object), None
+    if knobs.haystack == "essay":
+        books = _books(config, split, chunks - needles)
+        background, shelf = books.sentences, books.shelf
+        line += f"; {books.summary}"
+    hidden = chunks if knobs.haystack == "needle" else needles
+    layout = _Layout(config, split, chunks, hidden, shelf)
+    if redraws:
+        parts = LazySamples(made, lambda index: _facts(config, split, chunks, index)[0])
+        return RedrawnSamples(parts, background, layout), line
+
+    def make(index: int) -> Sample:
+        facts, rng = _facts(config, split, chunks, index)
+        places, hay = layout.drawn(rng)
+        return composed(facts, places, background[hay])
+
+    content = "" if shelf is None else books.content
+    return LazySamples(made, make, content), line
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """See `redrawn.Layout`: `needles` of them at random places; no shelf: among `FILLER`."""
+
+    config: NiahConfig
+    split: Split
+    chunks: int
+    needles: int
+    shelf: Shelf | None
+
+    @property
+    def key(self) -> str:
+        starts = None if self.shelf is None else self.shelf.starts.tolist()
+        fields = (self.config.seed, self.split, self.chunks, self.config.noise_repeats, starts)
+        return hashlib.sha256(repr(fields).encode()).hexdigest()
+
+    def __call__(self, index: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        words = (self.config.seed, SPLITS.index(self.split), self.chunks, index, 1 + epoch)
+        return self.drawn(np.random.default_rng(words))
+
+    def drawn(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Places of the needles, and what is between them."""
+        places = rng.choice(self.chunks, size=self.needles, replace=False)
+        hay = self.chunks - self.needles
+        if self.shelf is None:
+            return places, np.arange(hay) % len(FILLER)
+        return places, self.shelf.draw(rng, hay, self.config.noise_repeats)
+
+
+def _books(config: NiahConfig, split: Split, count: int) -> Noise:
+    settings = config.background
+    assert settings is not None
+    if split == "dev":
+        chunks = config.chunks or _chunks_of_tokens(config, "train")
+        settings = dataclasses.replace(settings, train_chunks=chunks)
+    return noise(settings, split, count)
+
+
+def _chunks_of_tokens(config: NiahConfig, split: Split) -> int:
+    """How many sentences of the haystack make up `config.tokens`."""
+    knobs = config.knobs
+    if knobs.haystack == "essay":
+        texts = _books(config, split, 1).sentences
+    elif knobs.haystack == "noise":
+        texts = np.array(FILLER, object)
+    else:
+        texts = np.array(_needles(knobs, *_hidden(knobs, np.random.default_rng(0), 100)), object)
+    characters = sum(map(len, texts)) / len(texts) + 1  # and a space
+    return max(round(config.tokens * CHARACTERS_PER_TOKEN / characters), 1)
+
+
+def _facts(
+    config: NiahConfig, split: Split, chunks: int, index: int
+) -> tuple[Sample, np.random.Generator]:
+    """A document's needles and question, and a generator for all else that is drawn of it."""
+    knobs = config.knobs
+    meant = knobs.keys * knobs.values
+    others = chunks - meant if knobs.haystack == "needle" else 0
+    rng = np.random.default_rng((config.seed, SPLITS.index(split), chunks, index))
+    if split == "train":
+        keys, values = _hidden(knobs, rng, others)
+    else:
+        # By themselves, so that documents of every length ask the same.
+        alone = np.random.default_rng((config.seed, SPLITS.index(split), 0, index))
+        keys, values = _hidden(knobs, alone, 0)
+        keys += _further(knobs.key_type, rng, others, keys)
+        values += _further(knobs.value_type, rng, others, values)
+    asked = keys[: knobs.queries]
+    support = tuple(place for place in range(meant) if keys[place] in asked)
+    facts = Sample(
+        id=f"niah_{config.preset}-{split}-{index}",
+        question=_question(knobs, asked),
+        chunks=tuple(_needles(knobs, keys, values)),
+        support=support,
+        answers=(", ".join(values[i] for i in support),),
+        source=NAME,
+    )
+    return facts, rng
+
+
+def _further(kind: str, rng: np.random.Generator, count: int, known: list[str]) -> list[str]:
+    """So many texts more that are different, too."""
+    if not count:
+        return []
+    return [text for text in distinct(kind, rng, count + len(known)) if text not in known][:count]
+
+
+def _hidden(knobs: Preset, rng: np.random.Generator, others: int) -> tuple[list[str], list[str]]:
+    """Key and value of each needle: of those meant, then of `others` with keys of their own."""
+    keys = distinct(knobs.key_type, rng, knobs.keys + others)
+    keys = keys[: knobs.keys] * knobs.values + keys[knobs.keys :]
+    return keys, distinct(knobs.value_type, rng, len(keys))
+
+
+def _needles(knobs: Preset, keys: list[str], values: list[str]) -> list[str]:
+    kind = knobs.value_type
+    return [
+        f"One of the special magic {kind} for {key} is: {value}."
+        for key, value in zip(keys, values, strict=True)
+    ]
+
+
+def _question(knobs: Preset, asked: list[str]) -> str:
+    *first, last = asked
+    query = f"{', '.join(first)}{',' * (len(first) > 1)} and {last}" if first else last
+    if knobs.values * len(asked) == 1:
+        kind = SINGULAR[knobs.value_type]
+        return f"What is the special magic {kind} for {query} mentioned in the provided text?"
+    kind = knobs.value_type
+    return f"What are all the special magic {kind} for {query} mentioned in the provided text?"

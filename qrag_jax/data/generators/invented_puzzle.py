@@ -1,0 +1,343 @@
+"""One question over the invented world: its chain of passages and the rivals that hide them.
+
+The rule that makes later passages unfindable from the question alone: every passage about a kind
+of thing states all that the question asks of that kind, whether it is in the chain or not. What a
+passage is there for shows only in the names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+from qrag_jax.data.generators.invented_names import Draw, invented_word
+from qrag_jax.data.generators.invented_world import KINDS, NUMBER, RELATIONS, Relation
+
+RIVALS = 2
+NAMESAKE_RIVALS = 0.1  # with 0.3 an untrained MiniLM is lost among look-alikes
+PLAIN = 6  # plain rivals for each turn of the other sorts of distractors
+_ENGLISH = frozenset(
+    word
+    for text in (
+        *(t for r in RELATIONS for t in (*r.predicates, *r.phrases, *r.questions)),
+        *(t for kind in KINDS.values() for t in (*kind.forms, *kind.asides)),
+    )
+    for word in text.lower().split()
+)
+
+
+def _title(mention: str) -> str:
+    return mention.removeprefix("the ")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Entity:
+    """A thing of the world: `title` heads its passage, `mention` is how a sentence names it."""
+
+    kind: str
+    words: tuple[str, ...]
+    mention: str
+
+    @property
+    def title(self) -> str:
+        return _title(self.mention)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Passage:
+    """A passage about `entity` that states `facts` and perhaps an aside."""
+
+    entity: Entity
+    facts: dict[Relation, Entity | int]
+    sentences: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Puzzle:
+    """A question with its passages in shuffled order.
+
+    Attributes:
+        chain: positions in `passages` of the supporting ones, in the order of the hops.
+        path: the relation asked of each of them.
+        comparison: whether two entities are compared instead of a chain followed to its end.
+    """
+
+    question: str
+    answer: str
+    passages: tuple[Passage, ...]
+    chain: tuple[int, ...]
+    path: tuple[Relation, ...]
+    comparison: bool
+
+
+@functools.cache
+def paths(hops: int, room: int) -> tuple[tuple[Relation, ...], ...]:
+    """All chains of `hops` relations whose second to last subjects are of at most `room` kinds.
+
+    No relation is used twice, and at most two are asked of one kind (three if `room` is one), so
+    that passages stay short.
+    """
+    asked_at_most = 3 if room == 1 else 2
+
+    def grow(path: tuple[Relation, ...]) -> list[tuple[Relation, ...]]:
+        if len(path) == hops:
+            return [path]
+        at = path[-1].object
+        if at == NUMBER or path[-1].last:
+            return []
+        asked = sum(r.subject == at for r in path)
+        if asked == asked_at_most or len({at, *(r.subject for r in path[1:])}) > room:
+            return []
+        return [p for r in RELATIONS if r.subject == at and r not in path for p in grow((*path, r))]
+
+    return tuple(path for first in RELATIONS for path in grow((first,)))
+
+
+class _Pool:
+    """The passages of one puzzle as they are made; chain first, then distractors."""
+
+    def __init__(self, draw: Draw, stream: int, asked: tuple[Relation, ...], later: set[str]):
+        self.draw, self.stream, self.asked, self.later = draw, stream, asked, later
+        self.passages: list[Passage] = []
+        self._words: set[str] = set()
+        self._titles: set[str] = set()
+
+    def word(self, syllables: int) -> str:
+        """A word that nothing else in this puzzle has, and that no template uses."""
+        while True:
+            word = invented_word(self.draw, self.stream, syllables)
+            if word not in self._words and word.lower() not in _ENGLISH:
+                self._words.add(word)
+                return word
+
+    def entity(self, kind: str, word: str = "", first: bool = False) -> Entity:
+        """A new entity; with `word`, one that has this word in its name (`first`: of a person)."""
+        w = word or self.word(KINDS[kind].syllables)
+        words: tuple[str, ...] = (w,)
+        if kind == "person":
+            words = (w, self.word(2)) if first else (self.word(2), w)
+            mention = " ".join(words)
+        else:
+            mention = self.draw.choice(self._free_forms(kind, w))
+        self._titles.add(_title(mention))
+        return Entity(kind, words, mention)
+
+    def named_after(self, model: Entity, kinds: list[str]) -> Entity | None:
+        """A new entity, best of the model's kind, with a word of its name; None where none fits."""
+        word = self.draw.choice(model.words)
+        free = [kind for kind in kinds if self._can_be_named(kind, model, word)]
+        if not free:
+            return None
+        own = model.kind in free and self.draw.chance(0.5)
+        kind = model.kind if own else self.draw.choice(free)
+        return self.entity(kind, word, first=word == model.words[0])
+
+    def _can_be_named(self, kind: str, model: Entity, word: str) -> bool:
+        """Whether a name of this kind with this word of the model's name is free."""
+        if kind == "person" or model.kind == "person":
+            return kind == model.kind
+        return bool(self._free_forms(kind, word))
+
+    def _free_forms(self, kind: str, word: str) -> list[str]:
+        """Names of the kind with the word whose title is not taken ("the X" is entitled "X")."""
+        mentions = [form.format(w=word) for form in KINDS[kind].forms]
+        return [mention for mention in mentions if _title(mention) not in self._titles]
+
+    def number(self, relation: Relation) -> int:
+        low, high = relation.span
+        return low + self.draw.below(high - low)
+
+    def object_of(self, relation: Relation) -> Entity | int:
+        """A new object for a relation."""
+        if relation.object == NUMBER:
+            return self.number(relation)
+        return self.entity(relation.object)
+
+    def add(self, entity: Entity, given: dict[Relation, Entity | int]) -> None:
+        """Write the passage of an entity: the given facts, all that is asked of its kind, more."""
+        facts = dict(given)
+        known = [r for r in RELATIONS if r.subject == entity.kind]
+        for r in known:
+            if r in self.asked and r not in facts:
+                facts[r] = self.object_of(r)
+        if len(facts) < 2:
+            links = [r for r in known if r.object != NUMBER and r not in facts]
+            more = self.draw.choice(links)
+            facts[more] = self.object_of(more)
+        numbers = [r for r in known if r.object == NUMBER and r not in facts]
+        if numbers and self.draw.chance(0.5):
+            facts[numbers[0]] = self.number(numbers[0])
+        predicates = [
+            self.draw.choice(r.predicates).format(o=o.mention if isinstance(o, Entity) else o)
+            for r, o in facts.items()
+        ]
+        if len(predicates) < 3 or self.draw.chance(0.3):
+            predicates.append(self.draw.choice(KINDS[entity.kind].asides))
+        self.passages.append(Passage(entity, facts, self._sentences(entity, predicates)))
+
+    def _sentences(self, entity: Entity, predicates: list[str]) -> tuple[str, ...]:
+        rest = self.draw.shuffled(predicates)
+        subject = entity.mention[0].upper() + entity.mention[1:]
+        again = ("She", "He") if entity.kind == "person" else ("It", f"The {entity.kind}")
+        sentences, then = [], self.draw.choice(again)
+        while rest:
+            take = 1 if len(rest) == 3 and self.draw.chance(0.5) else 2
+            sentences.append(f"{subject} {' and '.join(rest[:take])}.")
+            rest, subject = rest[take:], then
+        return tuple(sentences)
+
+    # Distractors. Each returns whether it could add a passage.
+
+    def rival(self, kind: str, models: list[Entity]) -> bool:
+        """Another entity of the kind, now and then with a word of a model's name."""
+        alike = [m for m in models if m.kind == kind]
+        entity = None
+        if alike and self.draw.chance(NAMESAKE_RIVALS):
+            entity = self.named_after(self.draw.choice(alike), [kind])
+        self.add(entity or self.entity(kind), {})
+        return True
+
+    def namesake(self, model: Entity, kinds: list[str]) -> bool:
+        """An entity of one of the kinds with a word of the model's name."""
+        entity = self.named_after(model, kinds)
+        if entity is None:
+            return False
+        self.add(entity, {})
+        return True
+
+    def colleague(self, chain: list[Passage], path: tuple[Relation, ...]) -> bool:
+        """Another subject of a chain's fact: names what the next passage is about, is no fact."""
+        shareable = [(p, r) for p, r in zip(chain, path) if r.shared and r.object != NUMBER]
+        if not shareable:
+            return False
+        passage, relation = self.draw.choice(shareable)
+        self.add(self.entity(relation.subject), {relation: passage.facts[relation]})
+        return True
+
+    def reference(self, model: Entity) -> bool:
+        """Something that names an entity of the question in a fact of its own."""
+        links = [
+            r
+            for r in RELATIONS
+            if r.object == model.kind and r.shared and not r.last and r.subject not in self.later
+        ]
+        if not links:
+            return False
+        link = self.draw.choice(links)
+        self.add(self.entity(link.subject), {link: model})
+        return True
+
+    def decoy(self, chain: list[Passage]) -> bool:
+        """The passage of something a chain's passage names in a fact that was not asked."""
+        told = {p.entity for p in self.passages}
+        aside = [
+            o
+            for p in chain
+            for r, o in p.facts.items()
+            if isinstance(o, Entity) and o not in told and not r.last and r not in self.asked
+        ]
+        if not aside:
+            return False
+        self.add(self.draw.choice(aside), {})
+        return True
+
+    def puzzle(
+        self, question: str, answer: str, path: tuple[Relation, ...], comparison: bool
+    ) -> Puzzle:
+        """Shuffle; the first passages added, one for each relation of the path, are the chain."""
+        order = self.draw.shuffled(range(len(self.passages)))
+        chain = tuple(order.index(k) for k in range(len(path)))
+        passages = tuple(self.passages[i] for i in order)
+        return Puzzle(question[0].upper() + question[1:], answer, passages, chain, path, comparison)
+
+
+def bridge(draw: Draw, stream: int, hops: int, chunks: int) -> Puzzle:
+    """A question that names one entity and a chain of `hops` relations from it to the answer.
+
+    `chunks` must be at least `hops + RIVALS`.
+    """
+    path = draw.choice(paths(hops, min((chunks - hops) // RIVALS, hops - 1)))
+    later = [r.subject for r in path[1:]]
+    pool = _Pool(draw, stream, path, set(later))
+    entities = [pool.entity(r.subject) for r in path]
+    last = pool.object_of(path[-1])
+    for entity, relation, target in zip(entities, path, [*entities[1:], last]):
+        pool.add(entity, {relation: target})
+    chain = pool.passages[:hops]
+    kinds = list(dict.fromkeys(later))
+    for kind in kinds * RIVALS:
+        pool.rival(kind, entities[1:])
+    elsewhere = [kind for kind in KINDS if kind not in pool.later]
+    makers: list[Callable[[], bool]] = [
+        lambda: pool.colleague(chain, path),
+        lambda: pool.decoy(chain),
+        lambda: pool.namesake(entities[0], elsewhere),
+        lambda: pool.namesake(draw.choice(entities[1:]), list(KINDS)),
+        lambda: pool.reference(entities[0]),
+        *[lambda: pool.rival(draw.choice(later), entities[1:])] * PLAIN,
+    ]
+    _fill(pool, chunks, makers, lambda: pool.rival(draw.choice(later), entities[1:]))
+    phrase = entities[0].mention
+    for relation in path[:-1]:
+        phrase = draw.choice(relation.phrases).format(x=phrase)
+    question = draw.choice(path[-1].questions).format(x=phrase)
+    return pool.puzzle(question, last.title if isinstance(last, Entity) else str(last), path, False)
+
+
+def comparison(draw: Draw, stream: int, hops: int, chunks: int) -> Puzzle:
+    """A question that compares two entities: named in it (2 hops), or each behind a bridge (4).
+
+    `chunks` must be at least `hops + RIVALS`.
+    """
+    contests = [r for r in RELATIONS if r.contests]
+    links: tuple[Relation, ...] = ()
+    if hops == 2:
+        contest = draw.choice(contests)
+    else:
+        bridges = [(p[0], p[1]) for p in paths(2, 1) if p[1].contests]
+        link, contest = draw.choice(bridges)
+        links = (link, link)
+    kind = contest.subject
+    path = (*links, contest, contest)
+    pool = _Pool(draw, stream, path, {kind} if links else set())
+    named = [pool.entity(r.subject) for r in links or path]
+    compared = [pool.entity(kind) for _ in named] if links else named
+    first = pool.number(contest)
+    while (second := pool.number(contest)) == first:
+        pass
+    for entity, link, target in zip(named, links, compared):
+        pool.add(entity, {link: target})
+    for entity, value in zip(compared, (first, second)):
+        pool.add(entity, {contest: value})
+    chain = pool.passages[:hops]
+    for _ in range(RIVALS):
+        pool.rival(kind, compared)
+    elsewhere = [k for k in KINDS if k not in pool.later]
+    makers: list[Callable[[], bool]] = [
+        lambda: pool.namesake(named[0], elsewhere),
+        lambda: pool.namesake(named[1], elsewhere),
+        lambda: pool.colleague(chain, path),
+        lambda: pool.decoy(chain),
+        lambda: pool.reference(named[0]),
+        lambda: pool.reference(named[1]),
+        *[lambda: pool.rival(kind, compared)] * PLAIN,
+    ]
+    _fill(pool, chunks, makers, lambda: pool.rival(kind, compared))
+    a, b = (e.mention for e in named)
+    if links:
+        a, b = (draw.choice(links[0].phrases).format(x=x) for x in (a, b))
+    wording, greater = draw.choice(contest.contests)
+    winner = compared[0] if (first > second) == greater else compared[1]
+    return pool.puzzle(wording.format(a=a, b=b), winner.title, path, True)
+
+
+def _fill(
+    pool: _Pool, chunks: int, makers: list[Callable[[], bool]], otherwise: Callable[[], bool]
+) -> None:
+    """Add distractors of every sort in turn, in random order, until there are enough passages."""
+    turns: list[Callable[[], bool]] = []
+    while len(pool.passages) < chunks:
+        turns = turns or pool.draw.shuffled(makers)
+        if not turns.pop()():
+            otherwise()

@@ -1,0 +1,194 @@
+"""Multi-hop questions over an invented world: unlimited, seeded, with nothing to download.
+
+A bridge question names one entity and a chain of relations ("In which city is the company based
+that employs Velmora Tashkin?"); each supporting passage but the last names the entity the next one
+is about, and the last has the answer. A comparison question asks for the earlier, longer, deeper
+... of two entities, either named in it (2 hops) or each behind a bridge (4 hops). The train and
+dev splits share no invented word.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from qrag_jax.data.generators.invented_names import Draw
+from qrag_jax.data.generators.invented_puzzle import RIVALS, Puzzle, bridge, comparison
+from qrag_jax.data.sample import Sample
+from qrag_jax.errors import InputError
+
+Split = Literal["train", "dev"]
+SPLITS: tuple[Split, ...] = ("train", "dev")
+
+
+@dataclasses.dataclass(frozen=True)
+class SyntheticConfig:
+    """What questions to make.
+
+    Attributes:
+        hops: numbers of supporting passages, each as likely as the others; 2 to 4.
+        comparison: share of comparisons among the questions of 2 or 4 hops; in [0, 1].
+        chunks: passages per question, at least max(hops) + 2.
+        seed: 0 or greater, below 2^63; another seed is another world.
+
+    Raises:
+        InputError: when a field is outside its range.
+    """
+
+    hops: tuple[int, ...] = (2, 3, 4)
+    comparison: float = 0.2
+    chunks: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "hops", tuple(self.hops))
+        except TypeError:
+            raise InputError(
+                f"synthetic data: hops is {self.hops!r}, give a sequence such as (2, 3)."
+            ) from None
+        for field in ("chunks", "seed"):
+            if not _is_int(getattr(self, field)):
+                raise InputError(
+                    f"synthetic data: {field} is {getattr(self, field)!r}, give an integer."
+                )
+        if not self.hops or not all(_is_int(h) and 2 <= h <= 4 for h in self.hops):
+            raise InputError(
+                f"synthetic data: hops is {self.hops!r}, give one or more integers from 2 to 4."
+            )
+        if isinstance(self.comparison, bool) or not (
+            isinstance(self.comparison, (int, float)) and 0 <= self.comparison <= 1
+        ):
+            raise InputError(
+                f"synthetic data: comparison is {self.comparison!r}, give a share from 0 to 1."
+            )
+        least = max(self.hops) + RIVALS
+        if self.chunks < least:
+            raise InputError(
+                f"synthetic data: chunks is {self.chunks}, give at least {least} "
+                f"for questions of {max(self.hops)} hops."
+            )
+        if not 0 <= self.seed < 1 << 63:
+            raise InputError(
+                f"synthetic data: seed is {self.seed}, give an integer from 0 to 2^63 - 1."
+            )
+
+
+class Question(NamedTuple):
+    """A question before it takes the shape of a `Sample` or of an official record.
+
+    Attributes:
+        paragraphs: (title, sentences) in document order; titles are distinct.
+        support: indices into `paragraphs` of the supporting facts, sorted.
+    """
+
+    id: str
+    question: str
+    answer: str
+    paragraphs: list[tuple[str, list[str]]]
+    support: list[int]
+
+
+def puzzle_at(config: SyntheticConfig, split: Split, index: int) -> Puzzle:
+    """The `index`-th question of a split with all that is known of it: chain, relations, facts.
+
+    Depends on the config, the split and the index alone: the same in every process, under every
+    release of Python and numpy.
+
+    Raises:
+        InputError: when the split is unknown or the index negative.
+    """
+    if split not in SPLITS:
+        raise InputError(f"synthetic data: split is {split!r}, give 'train' or 'dev'.")
+    if not 0 <= index < 1 << 63:
+        raise InputError(f"synthetic data: index is {index}, give an integer from 0 to 2^63 - 1.")
+    stream = SPLITS.index(split)
+    draw = Draw(config.seed, stream, index)
+    hops = draw.choice(config.hops)
+    make = comparison if hops != 3 and draw.chance(config.comparison) else bridge
+    return make(draw, stream, hops, config.chunks)
+
+
+def passages_at(config: SyntheticConfig, split: Split, index: int) -> Question:
+    """The `index`-th question of a split with its passages as titles and sentences.
+
+    Raises:
+        InputError: when the split is unknown or the index negative.
+    """
+    puzzle = puzzle_at(config, split, index)
+    return Question(
+        f"synthetic-{split}-{config.seed}-{index}",
+        puzzle.question,
+        puzzle.answer,
+        [(p.entity.title, list(p.sentences)) for p in puzzle.passages],
+        sorted(puzzle.chain),
+    )
+
+
+def sample_at(config: SyntheticConfig, split: Split, index: int) -> Sample:
+    """The `index`-th question of a split as a `Sample` of `config.chunks` chunks.
+
+    Raises:
+        InputError: when the split is unknown or the index negative.
+    """
+    q = passages_at(config, split, index)
+    return Sample(
+        id=q.id,
+        question=q.question,
+        chunks=tuple(title + " " + " ".join(sentences) for title, sentences in q.paragraphs),
+        support=tuple(q.support),
+        answers=(q.answer,),
+        source="synthetic",
+    )
+
+
+def generate(config: SyntheticConfig, split: Split, count: int) -> list[Sample]:
+    """The first `count` questions of a split.
+
+    Raises:
+        InputError: when the split is unknown or the count negative.
+    """
+    return [sample_at(config, split, i) for i in range(_counted(count, "count"))]
+
+
+def write_corpus(folder: Path, source: Any, config: SyntheticConfig, train: int, dev: int) -> None:
+    """Write `train.jsonl` and `dev.jsonl` in the official schema of another source.
+
+    Args:
+        folder: made when absent; files of these names in it are replaced.
+        source: has `to_record(id, question, answer, paragraphs, support) -> dict`, as the modules
+            of the sources have.
+        train: questions in `train.jsonl`.
+        dev: questions in `dev.jsonl`.
+
+    Raises:
+        InputError: when the source has no `to_record`, a count is negative, or the folder cannot
+            be written to.
+    """
+    if not callable(getattr(source, "to_record", None)):
+        name = getattr(source, "__name__", repr(source))
+        raise InputError(f"{folder}: source {name} has no to_record, give a module that has one.")
+    counts: dict[Split, int] = {"train": _counted(train, "train"), "dev": _counted(dev, "dev")}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for split, count in counts.items():
+            with (folder / f"{split}.jsonl").open("w", encoding="utf-8", newline="\n") as file:
+                for index in range(count):
+                    record = source.to_record(*passages_at(config, split, index))
+                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise InputError(
+            f"{folder}: folder cannot be written to ({error.strerror}), name another one."
+        ) from error
+
+
+def _counted(count: int, field: str) -> int:
+    if not _is_int(count) or count < 0:
+        raise InputError(f"synthetic data: {field} is {count!r}, give an integer from 0 up.")
+    return count
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,240 @@
+"""BABILong (Kuratov et al., 2024): bAbI stories scattered over background text, at any length."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from qrag_jax.data.files.babi import Split, Story, read_stories, story_file
+from qrag_jax.data.generators import babi_stories
+from qrag_jax.data.generators.noise import NoiseConfig, noise
+from qrag_jax.data.generators.shelf import Shelf
+from qrag_jax.data.lazy_samples import LazySamples
+from qrag_jax.data.redrawn import RedrawnSamples, composed
+from qrag_jax.data.sample import Sample
+from qrag_jax.errors import InputError
+
+NAME = "babilong"
+SPLITS: tuple[Split, ...] = ("train", "dev")
+
+
+@dataclasses.dataclass(frozen=True)
+class BabilongConfig:
+    """What documents to make.
+
+    Attributes:
+        task: qa1 to qa20; without files qa1 to qa5.
+        chunks: C, sentences of a document, facts included.
+        noise: folder of books; "" for sentences of an invented world.
+        noise_dev: folder of books for dev documents, "" to split those of `noise`; see
+            `NoiseConfig`.
+        noise_repeats: times that one document may use one background sentence, 0: any number.
+        seed: of the places, the background and the generated stories.
+        train, dev: generated stories; of files all stories are taken.
+        most_facts: stories with more facts are left out, 0: those that exceed `chunks`. With the
+            smallest of several lengths here all of them have the same stories.
+        stories: folder of bAbI files; "" for generated stories.
+        redraw: training documents have other noise and places in every epoch, as in Q-RAG; else
+            a story's document is always the same.
+
+    Raises:
+        InputError: a field is outside its range.
+    """
+
+    task: str = "qa1"
+    chunks: int = 100
+    noise: str = ""
+    noise_repeats: int = 1
+    seed: int = 0
+    train: int = 10_000
+    dev: int = 1_000
+    most_facts: int = 0
+    stories: str = ""
+    noise_dev: str = ""
+    redraw: bool = True
+
+    def __post_init__(self) -> None:
+        least = {"chunks": 1, "noise_repeats": 0, "seed": 0, "train": 1, "dev": 1, "most_facts": 0}
+        for field, low in least.items():
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+                raise InputError(
+                    f"config.data.babilong.{field} is {value!r}; give an integer from {low} up."
+                )
+
+    @property
+    def background(self) -> NoiseConfig:
+        """Where the background comes from."""
+        return NoiseConfig(
+            self.noise, self.noise_dev, self.noise_repeats, self.seed, self.chunks, NAME
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Stories:
+    """The stories of one split.
+
+    Attributes:
+        origin: file they were read from, or "the generator".
+        part: what ids say of the split: train, valid, dev or test.
+        items: the stories; the number in an id is a story's place here.
+    """
+
+    origin: str
+    part: str
+    items: Sequence[Story]
+
+
+def stories(config: BabilongConfig, split: Split) -> Stories:
+    """All stories of a split, however long.
+
+    Raises:
+        InputError: the files cannot be used (see `babi`), or the task cannot be generated.
+    """
+    if not config.stories:
+        count = config.train if split == "train" else config.dev
+        made = babi_stories.generate(config.task, split, count, config.seed)
+        return Stories("the generator", split, made)
+    path, part = story_file(Path(config.stories), config.task, split)
+    stat = path.stat()
+    return Stories(str(path), part, _read(path, stat.st_mtime_ns, stat.st_size))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """How many stories of a split are short enough: `fits` of `stories` have `most` facts at most.
+
+    Where several lengths are scored, `most` is the smallest of them at all lengths.
+    """
+
+    fits: int
+    stories: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"fits {self.fits:,} of {self.stories:,}"
+
+
+def fit(config: BabilongConfig, split: Split, chunks: int) -> Fit:
+    """How many stories fit documents of `chunks` chunks, the config's limit taken into account.
+
+    Raises:
+        InputError: see `stories`.
+    """
+    told = stories(config, split)
+    most = min(chunks, config.most_facts or chunks)
+    return Fit(sum(len(s.facts) <= most for s in told.items), len(told.items), most)
+
+
+def documents(config: BabilongConfig, split: Split, chunks: int = 0, count: int = 0) -> LazySamples:
+    """Documents of exactly `chunks` chunks, one for each story that fits, in the stories' order.
+
+    Args:
+        chunks: length of a document, 0 for `config.chunks`.
+        count: the first so many that fit, 0 for all.
+
+    Returns:
+        Samples that depend on the config, the split, the length, their story's number and, of
+        `train` where the config redraws, the epoch: noise and places are others then, the story
+        and the order of its facts stay.
+
+    Raises:
+        InputError: see `stories` and `noise`; or no story fits.
+    """
+    return read_documents(config, split, chunks, count)[0]
+
+
+def read_documents(
+    config: BabilongConfig, split: Split, chunks: int = 0, count: int = 0
+) -> tuple[LazySamples, str]:
+    """As `documents`, with one line on what was read and left out."""
+    chunks = chunks or config.chunks
+    told = stories(config, split)
+    most = fit(config, split, chunks).most
+    kept = [i for i, story in enumerate(told.items) if len(story.facts) <= most]
+    if not kept:
+        least = min(len(story.facts) for story in told.items)
+        raise InputError(
+            f"no {config.task} story of {told.origin} fits {most} chunks (the shortest has {least} "
+            "facts); raise config.data.babilong.chunks or config.data.babilong.most_facts."
+        )
+    line = f"{NAME}: {len(kept):,} of {len(told.items):,} {config.task} stories"
+    line += f" of {Path(told.origin).name}, {chunks} chunks each"
+    if len(kept) < len(told.items):
+        line += f" (left out: {len(told.items) - len(kept):,} with more than {most} facts)"
+    if 0 < count < len(kept):
+        kept = kept[:count]
+        line += f"; the first {count}"
+    redraws = split == "train" and config.redraw
+    line += "; drawn anew in every epoch" * redraws
+    counts = tuple(len(told.items[i].facts) for i in kept)
+    pool = noise(config.background, split, chunks - min(counts))
+    line += f"; {pool.summary}"
+    parts = LazySamples(len(kept), lambda index: _facts(config, told, kept[index]))
+    layout = _Layout(config, split, chunks, tuple(kept), counts, pool.shelf)
+    if redraws:
+        return RedrawnSamples(parts, pool.sentences, layout), line
+
+    def make(index: int) -> Sample:
+        places, drawn = layout(index)
+        return composed(parts[index], places, pool.sentences[drawn])
+
+    told_digest = hashlib.sha256(repr(told.items).encode()).hexdigest()
+    return LazySamples(len(kept), make, f"{told_digest} {pool.content}"), line
+
+
+def _facts(config: BabilongConfig, told: Stories, number: int) -> Sample:
+    """A story without noise."""
+    story = told.items[number]
+    return Sample(
+        id=f"{config.task}-{told.part}-{number}",
+        question=story.question,
+        chunks=tuple(story.facts),
+        support=tuple(sorted(set(story.support))),
+        answers=(story.answer,),
+        source=NAME,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """See `redrawn.Layout`: facts in order at random places, among noise as it was drawn.
+
+    Attributes:
+        numbers: of the stories, by sample; facts: how many they have.
+    """
+
+    config: BabilongConfig
+    split: Split
+    chunks: int
+    numbers: tuple[int, ...]
+    facts: tuple[int, ...]
+    shelf: Shelf
+
+    @property
+    def key(self) -> str:
+        fields = (*self._words, self.config.noise_repeats, self.numbers, self.shelf.starts.tolist())
+        return hashlib.sha256(repr(fields).encode()).hexdigest()
+
+    @property
+    def _words(self) -> tuple[int, ...]:
+        task = int(self.config.task.removeprefix("qa"))
+        return self.config.seed, SPLITS.index(self.split), task, self.chunks
+
+    def __call__(self, index: int, epoch: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """None: of a document that is drawn once for all epochs."""
+        again = () if epoch is None else (1 + epoch,)
+        rng = np.random.default_rng((*self._words, self.numbers[index], *again))
+        places = np.sort(rng.choice(self.chunks, size=self.facts[index], replace=False))
+        count = self.chunks - len(places)
+        return places, self.shelf.draw(rng, count, self.config.noise_repeats)
+
+
+@functools.lru_cache(maxsize=4)
+def _read(path: Path, modified: int, size: int) -> list[Story]:
+    return read_stories(path)

@@ -1,0 +1,130 @@
+"""MuSiQue-Ans (Trivedi et al., TACL 2022): its files and its record layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from qrag_jax.data.sample import BadRecord, Sample
+from qrag_jax.data.sources import fields
+
+NAME = "musique"
+FOLDERS: tuple[str, ...] = ("musique",)
+OFFICIAL: dict[str, tuple[str, ...]] = {
+    "train": ("musique_ans_v1.0_train.jsonl",),
+    "dev": ("musique_ans_v1.0_dev.jsonl",),
+}
+HUB: tuple[str, str | None, dict[str, str]] = (
+    "dgslibisey/MuSiQue",
+    None,
+    {"train": "train", "dev": "validation"},
+)
+
+
+def parse(record: dict[str, Any]) -> Sample:
+    """Turns one record into a sample; a chunk is `title + ". " + paragraph_text`.
+
+    The supporting facts are the paragraphs whose `idx` a step of `question_decomposition` names;
+    without a decomposition, those marked `is_supporting`.
+
+    Raises:
+        BadRecord: the question is not answerable from its paragraphs (MuSiQue-Full), a field is
+            missing or has the wrong type, the question or a paragraph is empty, or the supporting
+            facts are none or out of range.
+    """
+    answerable = record.get("answerable", True)
+    if not isinstance(answerable, bool):
+        raise BadRecord("field 'answerable' is not true or false")
+    if not answerable:
+        raise BadRecord("not answerable")
+    record_id = fields.text(fields.present(record, "id"), "id")
+    question = fields.text(fields.present(record, "question"), "question")
+    paragraphs = _objects(fields.present(record, "paragraphs"), "paragraphs")
+    if not paragraphs:
+        raise BadRecord("no chunks")
+    answers = fields.answers(record)
+    chunks = [_chunk(paragraph) for paragraph in paragraphs]
+    support = _support(record, paragraphs)
+    return fields.make_sample(NAME, record_id, question, chunks, support, answers)
+
+
+def mended(record: dict[str, Any]) -> str:
+    """Nothing: `parse` refuses a record with anything wrong."""
+    return ""
+
+
+def to_record(
+    id: str,
+    question: str,
+    answer: str,
+    paragraphs: Sequence[tuple[str, Sequence[str]]],
+    support: Sequence[int],
+) -> dict[str, Any]:
+    """Makes an official record, the inverse of `parse`.
+
+    Args:
+        id: id, unique in its file.
+        question: question text.
+        answer: answer text, may be empty.
+        paragraphs: (title, sentences) in document order.
+        support: positions in `paragraphs`; the decomposition has one step for each, in this order,
+            with an empty sub-question and sub-answer.
+    """
+    steps = [
+        {"id": step, "question": "", "answer": "", "paragraph_support_idx": place}
+        for step, place in enumerate(support)
+    ]
+    return {
+        "id": id,
+        "paragraphs": [
+            {
+                "idx": place,
+                "title": title,
+                "paragraph_text": " ".join(sentence.strip() for sentence in sentences),
+                "is_supporting": place in support,
+            }
+            for place, (title, sentences) in enumerate(paragraphs)
+        ],
+        "question": question,
+        "question_decomposition": steps,
+        "answer": answer,
+        "answer_aliases": [],
+        "answerable": True,
+    }
+
+
+def _objects(value: Any, name: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise BadRecord(f"field '{name}' is not a list of objects")
+    return value
+
+
+def _chunk(paragraph: dict[str, Any]) -> str:
+    title = fields.text(fields.present(paragraph, "title"), "title").strip()
+    body = fields.text(fields.present(paragraph, "paragraph_text"), "paragraph_text").strip()
+    return f"{title}. {body}" if title else body
+
+
+def _support(record: dict[str, Any], paragraphs: list[dict[str, Any]]) -> list[int]:
+    """Returns positions in `paragraphs`; `idx` need not be the position."""
+    steps = _objects(record.get("question_decomposition") or [], "question_decomposition")
+    if not steps:
+        return [
+            place
+            for place, paragraph in enumerate(paragraphs)
+            if paragraph.get("is_supporting") is True
+        ]
+    position = {
+        fields.index(fields.present(paragraph, "idx"), "idx"): place
+        for place, paragraph in enumerate(paragraphs)
+    }
+    if len(position) < len(paragraphs):
+        raise BadRecord("two paragraphs have one idx")
+    support = []
+    for step in steps:
+        named = fields.present(step, "paragraph_support_idx")
+        place = position.get(fields.index(named, "paragraph_support_idx"))
+        if place is None:
+            raise BadRecord("support index out of range")
+        support.append(place)
+    return support

@@ -1,0 +1,122 @@
+"""RULER's needle-in-a-haystack tasks (Hsieh et al., 2024): the records of its data files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from qrag_jax.data.generators.books import sentences_of
+from qrag_jax.data.sample import BadRecord, Sample
+from qrag_jax.data.sources import fields
+
+NAME = "niah"
+FOLDERS: tuple[str, ...] = ("niah", "ruler_niah")
+OFFICIAL: dict[str, tuple[str, ...]] = {
+    "train": ("train.jsonl",),
+    "dev": ("validation.jsonl",),  # as RULER's generator calls it
+}
+HUB = None  # RULER has a generator, no data
+# The sentence of RULER's prompt with which its instruction ends and the text begins.
+_INSTRUCTION = "I will quiz you about"
+
+
+def parse(record: dict[str, Any]) -> Sample:
+    """Turns one record into a sample whose chunks are sentences and whose answer is all outputs.
+
+    Two layouts are read. RULER's own: `input` is instruction, text, question and perhaps the
+    beginning of an answer. It is split into sentences; those that hold one of the `outputs` are
+    the supporting facts. Or already split: `sentences` with `input_suffix`, which has the
+    question, and `supporting`, indices of the sentences.
+
+    Raises:
+        BadRecord: a field is missing or has the wrong type, there is no question or no sentence,
+            an output is in no sentence, or the supporting facts are none or out of range.
+    """
+    outputs = fields.texts(fields.present(record, "outputs"), "outputs")
+    if record.get("sentences") is not None:
+        chunks = fields.texts(record["sentences"], "sentences")
+        question = _question(fields.text(fields.present(record, "input_suffix"), "input_suffix"))
+    else:
+        chunks, question = _split(fields.text(fields.present(record, "input"), "input"))
+    if not chunks:
+        raise BadRecord("no chunks")
+    if record.get("supporting") is not None:
+        support = [
+            fields.index(i, "supporting") for i in fields.items(record["supporting"], "supporting")
+        ]
+        if not all(0 <= place < len(chunks) for place in support):
+            raise BadRecord("support index out of range")
+    else:
+        support = _holding(chunks, outputs)
+    answers = (", ".join(outputs),) if outputs else ()
+    return fields.make_sample(NAME, _id(record), question, chunks, support, answers)
+
+
+def mended(record: dict[str, Any]) -> str:
+    """Nothing: `parse` refuses a record with anything wrong."""
+    return ""
+
+
+def to_record(
+    id: str,
+    question: str,
+    answer: str,
+    paragraphs: Sequence[tuple[str, Sequence[str]]],
+    support: Sequence[int],
+) -> dict[str, Any]:
+    """Makes a record of the layout that is already split, the inverse of `parse`.
+
+    Args:
+        id: id, unique in its file.
+        question: question text, one line.
+        answer: answer text, may be empty.
+        paragraphs: (title, sentences) in document order; each is one chunk.
+        support: positions in `paragraphs`.
+    """
+    chunks = [" ".join([title, *sentences]).strip() for title, sentences in paragraphs]
+    return {
+        "id": id,
+        "input_prefix": "",
+        "sentences": chunks,
+        "input_suffix": f"\n{question}",
+        "outputs": [answer] if answer else [],
+        "supporting": list(support),
+    }
+
+
+def _id(record: dict[str, Any]) -> str:
+    if record.get("id") is not None:
+        return fields.text(record["id"], "id")
+    task = fields.text(record.get("task") or NAME, "task")
+    return f"{task}-{fields.index(fields.present(record, 'index'), 'index')}"
+
+
+def _question(suffix: str) -> str:
+    """The question of what follows the text, without the beginning of an answer after it."""
+    line = next((line for line in reversed(suffix.splitlines()) if line.strip()), "")
+    head, mark, _ = line.rpartition("?")
+    return (head + mark if mark else line).strip()
+
+
+def _split(prompt: str) -> tuple[list[str], str]:
+    """The sentences of the text in a prompt, and the question at its end."""
+    # RULER separates sentences by line breaks where it does not take them from essays.
+    sentences = [text for line in prompt.splitlines() for text in sentences_of(line)]
+    asked = [place for place, text in enumerate(sentences) if text.endswith("?")]
+    if not asked:
+        raise BadRecord("no question")
+    said = [place for place, text in enumerate(sentences[:5]) if _INSTRUCTION in text]
+    return sentences[said[-1] + 1 if said else 0 : asked[-1]], sentences[asked[-1]]
+
+
+def _holding(chunks: Sequence[str], outputs: Sequence[str]) -> list[int]:
+    """The places of the chunks that hold an output as a word of its own."""
+    found = []
+    for output in outputs:
+        pattern = re.compile(rf"(?<![\w-]){re.escape(output)}(?![\w-])")
+        holding = [place for place, chunk in enumerate(chunks) if pattern.search(chunk)]
+        if not holding:
+            raise BadRecord("an expected output is in no sentence")
+        found += holding
+    return found

@@ -1,0 +1,212 @@
+"""The registry of data sources, and loading the samples of one of them with every loss counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from qrag_jax.data.files.hub import load_hub
+from qrag_jax.data.files.records import find_split, read_records, split_files
+from qrag_jax.data.sample import BadRecord, Sample
+from qrag_jax.data.sources import hotpotqa, musique, niah, two_wiki
+from qrag_jax.errors import InputError
+
+Split = Literal["train", "dev"]
+
+
+class Source(Protocol):
+    """What a source's module has; a new one is a module like these and a line in `SOURCES`."""
+
+    NAME: str
+    FOLDERS: tuple[str, ...]  # what its folder may be called under a parent shared by sources
+    OFFICIAL: dict[str, tuple[str, ...]]  # split -> official file names
+
+    @property
+    def HUB(self) -> tuple[str, str | None, dict[str, str]] | None:
+        """Repository, configuration, split -> hub split; None if the hub does not have it."""
+
+    def parse(self, record: dict[str, Any]) -> Sample:
+        """Turns one record into a sample, or raises BadRecord."""
+
+    def mended(self, record: dict[str, Any]) -> str:
+        """What is wrong with a record that `parse` takes and does not matter, "" for nothing."""
+
+    def to_record(
+        self,
+        id: str,
+        question: str,
+        answer: str,
+        paragraphs: Sequence[tuple[str, Sequence[str]]],
+        support: Sequence[int],
+    ) -> dict[str, Any]:
+        """Makes a record in the official layout, the inverse of `parse`."""
+
+
+SOURCES: dict[str, Source] = {
+    hotpotqa.NAME: hotpotqa,
+    musique.NAME: musique,
+    two_wiki.NAME: two_wiki,
+    niah.NAME: niah,
+}
+
+
+@dataclasses.dataclass
+class ReadReport:
+    """What became of the records of one source.
+
+    Attributes:
+        source: the source's name.
+        files: paths read, or one "hub:REPOSITORY".
+        read: records looked at.
+        kept: samples made; `read` is `kept` plus all of `skipped`.
+        skipped: reason -> number of records.
+        mended: what is wrong with records that were kept -> number of them.
+        first: reason -> where the first such record stands, e.g. "train.jsonl:17".
+    """
+
+    source: str
+    files: tuple[str, ...]
+    read: int = 0
+    kept: int = 0
+    skipped: dict[str, int] = dataclasses.field(default_factory=dict)
+    mended: dict[str, int] = dataclasses.field(default_factory=dict)
+    first: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def skip(self, reason: str, where: str) -> None:
+        """Counts one record as skipped."""
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        self.first.setdefault(reason, where)
+
+    def mend(self, reason: str, where: str) -> None:
+        """Counts one record as kept in spite of something."""
+        self.mended[reason] = self.mended.get(reason, 0) + 1
+        self.first.setdefault(reason, where)
+
+    def losses(self) -> str:
+        """Returns "3 no supporting facts, 1 duplicate id", empty when nothing was skipped."""
+        return ", ".join(f"{count} {reason}" for reason, count in self.skipped.items())
+
+    def summary(self) -> str:
+        """Returns one line for the screen."""
+        names = ", ".join(
+            file if file.startswith("hub:") else Path(file).name for file in self.files
+        )
+        line = f"{self.source}: kept {self.kept} of {self.read} records of {names}"
+        line += f" (skipped: {self.losses()})" if self.skipped else ""
+        return line + "".join(f"; {count} with {what}" for what, count in self.mended.items())
+
+
+def load_samples(
+    source: str, path: str, split: Split, limit: int = 0
+) -> tuple[list[Sample], ReadReport]:
+    """Returns the samples of one split and the report of what was skipped.
+
+    Args:
+        source: a name in `SOURCES`.
+        path: a data file, a folder with the split's files, or a folder whose sub-folder named
+            after the source has them (so that one folder serves a mixture); empty: the hub.
+        split: "train" or "dev".
+        limit: stop after this many samples; 0 is no limit.
+
+    Raises:
+        InputError: the source is unknown, the files cannot be read (see `read_records`), or not
+            one record is usable.
+    """
+    module = _module(source)
+    if limit < 0:
+        raise InputError(f"data.limit is {limit}; give 0 for no limit, or a positive number")
+    records: Iterator[tuple[str, dict[str, Any]]]
+    if path:
+        files = split_files(
+            _source_folder(Path(path), split, module), split, module.OFFICIAL[split]
+        )
+        report = ReadReport(source, tuple(str(file) for file in files))
+        records = (pair for file in files for pair in read_records(file))
+    elif module.HUB is None:
+        raise InputError(f"the data source '{source}' is not on the hub; set data.path to files")
+    else:
+        report = ReadReport(source, (f"hub:{module.HUB[0]}",))
+        records = _hub_records(*module.HUB, split)
+    samples: list[Sample] = []
+    seen: set[str] = set()
+    for where, record in records:
+        report.read += 1
+        try:
+            sample = module.parse(record)
+            if sample.id in seen:
+                raise BadRecord("duplicate id")
+        except BadRecord as bad:
+            report.skip(str(bad), where)
+            continue
+        if wrong := module.mended(record):
+            report.mend(wrong, where)
+        seen.add(sample.id)
+        samples.append(sample)
+        if len(samples) == limit:
+            break
+    report.kept = len(samples)
+    if not samples:
+        reason, where = next(iter(report.first.items()), ("no record", report.files[0]))
+        raise InputError(
+            f"{', '.join(report.files)} has no usable {source} record among {report.read} "
+            f"(skipped: {report.losses()}; the first is {where}: {reason}); check that it is "
+            f"{source} data, with python -m qrag_jax.validate_data --source {source} --path FILE"
+        )
+    return samples, report
+
+
+BY_WEIGHTS, BY_SIZE = MIXTURES = ("weights", "size")
+
+
+def mix_weights(
+    weights: Mapping[str, float], sizes: Mapping[str, int] | None = None
+) -> dict[str, float]:
+    """Returns the shares of a mixture of sources, which sum to 1.
+
+    Args:
+        weights: by source.
+        sizes: training questions by source; with them a share is as weight times size, so that
+            equal weights make the sources one after the other in one heap (Q-RAG's combined runs).
+
+    Raises:
+        InputError: there is no weight, or one is not a positive finite number.
+    """
+    if not weights:
+        raise InputError("data.sources names no source; give one weight at least")
+    for name, weight in weights.items():
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not number or not math.isfinite(weight) or weight <= 0:
+            raise InputError(
+                f"the weight of data source '{name}' is {weight!r}; give a positive number"
+            )
+    parts = {name: weight * (sizes[name] if sizes else 1) for name, weight in weights.items()}
+    total = math.fsum(parts.values())
+    return {name: part / total for name, part in parts.items()}
+
+
+def _module(source: str) -> Source:
+    if source == "synthetic":
+        raise InputError("the data source 'synthetic' is made by the program, it has no files")
+    if source == "babilong":
+        raise InputError("the data source 'babilong' has stories and books, no files of records")
+    if source not in SOURCES:
+        known = ", ".join([*SOURCES, "babilong", "synthetic"])
+        raise InputError(f"unknown data source '{source}'; the known ones are {known}")
+    return SOURCES[source]
+
+
+def _source_folder(path: Path, split: str, module: Source) -> Path:
+    """Returns the source's sub-folder of `path` where `path` itself has no file of the split."""
+    if not path.is_dir() or find_split(path, split, module.OFFICIAL[split]):
+        return path
+    return next((path / name for name in module.FOLDERS if (path / name).is_dir()), path)
+
+
+def _hub_records(
+    repo: str, config: str | None, splits: dict[str, str], split: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, record in enumerate(load_hub(repo, config, splits[split]), 1):
+        yield f"hub:{repo}:{number}", record

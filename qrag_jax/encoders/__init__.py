@@ -1,1 +1,0 @@
-"""Flax text encoders and their pretrained weights."""

@@ -1,0 +1,1 @@
+"""From parameters to named scores."""

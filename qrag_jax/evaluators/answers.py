@@ -1,0 +1,261 @@
+"""From retrieved chunks to scored answers: what is asked of a language model, and what came back.
+
+Nothing here knows a server: whoever asks is an `Asks`. A question without an answer (the call
+failed, the prompt is too long, the text cannot be read) is a `Miss`, never an answer that is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.questions import (
+    AUTO,
+    JUDGE,
+    Asking,
+    Question,
+    fitted,
+    judge_request,
+    read_answer,
+)
+from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.extraction import NoAnswer
+from qrag_jax.llm.text.generation import Generation
+from qrag_jax.llm.text.prompts import Cut, Prompt
+from qrag_jax.metrics import answer_log
+from qrag_jax.metrics.answer_log import AnswerRow, Miss, VerdictRow
+from qrag_jax.metrics.chunk_filters import Filter
+from qrag_jax.metrics.retrieval_log import Row
+
+_AHEAD = 2  # batches asked while one is waited for, so that a slow answer does not stop the rest
+
+
+class Asks(Protocol):
+    """Asks a language model: one outcome a request, in their order; never raises for a failure."""
+
+    def submit(self, requests: Sequence[ChatRequest]) -> Future[list[Outcome]]:
+        """Begins to ask."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Gold:
+    """What a data set's record says of a question beyond the log: its answers and its type."""
+
+    answers: tuple[str, ...]
+    type: str = ""
+
+
+def questions(
+    log: Path,
+    rows: Sequence[Row],
+    keep: Filter,
+    prompt: str = AUTO,
+    metric: str = AUTO,
+    golds: Mapping[str, Gold] | None = None,
+) -> list[Question]:
+    """The questions of a retrieval log, with the chunks that a filter keeps.
+
+    Args:
+        log: where the rows come from, for errors.
+        prompt: name of a prompt or a file; "auto": of BABILong documents that of their task, else
+            "open_qa". metric: a rule of `answers`; "auto": that of the data set, told by the id.
+        golds: by id; what is not in it has the log's own answers.
+
+    Raises:
+        InputError: an id is there twice, a question has no right answer, or the prompt or the rule
+            cannot be used.
+    """
+    asking = Asking(prompt, metric)
+    asked: dict[str, Question] = {}
+    for row in rows:
+        if row.id in asked:
+            raise InputError(f"{log} holds sample {row.id} twice; give a log of one evaluation")
+        gold = (golds or {}).get(row.id, Gold((row.answer, *row.aliases)))
+        kept = keep(row)
+        asked[row.id] = asking.question(
+            str(log),
+            row.id,
+            row.question,
+            list(zip(kept.pred_idx, kept.pred_texts, strict=True)),
+            gold.answers,
+            len(set(row.sf_idx)),
+            gold.type,
+        )
+    return list(asked.values())
+
+
+def answer(
+    asks: Asks,
+    generation: Generation,
+    asked: Sequence[Question],
+    out: Path,
+    batch: int,
+    told: Callable[[int], object] = lambda number: None,
+) -> tuple[list[AnswerRow], list[Miss]]:
+    """Asks what the file `out` has no answer to yet, and adds the answers to it, batch by batch.
+
+    Args:
+        batch: questions asked together; at most three batches are under way.
+        told: called with the number of questions that a batch settled.
+
+    Returns:
+        the answers, those of the file first, and the questions without one.
+
+    Raises:
+        InputError: the file is broken.
+        OSError: it cannot be written.
+    """
+    rows = answer_log.read_partial(out, AnswerRow)
+    known = {row.id for row in rows}
+    todo = [question for question in asked if question.id not in known]
+    misses: list[Miss] = []
+
+    def request(question: Question) -> tuple[ChatRequest | Failure, Cut]:
+        made = fitted(question, generation)
+        if isinstance(made, Failure):
+            return made, Cut()
+        return generation.request(made.messages), made.cut
+
+    for settled in _outcomes(asks, todo, request, batch):
+        new = []
+        for question, cut, outcome in settled:
+            row = _answer_row(question, cut, outcome, generation)
+            if isinstance(row, AnswerRow):
+                new.append(row)
+            else:
+                misses.append(_miss(question, row))
+        answer_log.append(out, new)
+        rows += new
+        told(len(settled))
+    return rows, misses
+
+
+def judge(
+    asks: Asks,
+    generation: Generation,
+    rows: Sequence[AnswerRow],
+    out: Path,
+    batch: int,
+    told: Callable[[int], object] = lambda number: None,
+) -> tuple[dict[str, bool], list[Miss]]:
+    """Asks whether each prediction is right, unless the file `out` has a verdict on it already.
+
+    Returns:
+        the verdicts by id, and the predictions without one.
+
+    Raises:
+        InputError, OSError: as for `answer`.
+    """
+    prompt = prompts.load(JUDGE)
+    said = {(row.id, row.prediction): row.right for row in answer_log.read_partial(out, VerdictRow)}
+    verdicts = {row.id: said[key] for row in rows if (key := (row.id, row.prediction)) in said}
+    misses: list[Miss] = []
+
+    def request(row: AnswerRow) -> tuple[ChatRequest | Failure, Cut]:
+        asked = judge_request(prompt, row.question, row.answers, row.prediction, generation)
+        return asked, Cut()
+
+    todo = [row for row in rows if row.id not in verdicts]
+    for settled in _outcomes(asks, todo, request, batch):
+        new = []
+        for row, _, outcome in settled:
+            if isinstance(outcome, Failure):
+                misses.append(_miss(row, outcome))
+                continue
+            found = generation.verdict(outcome)
+            if isinstance(found, NoAnswer):
+                misses.append(_miss(row, found))
+                continue
+            new.append(VerdictRow(row.id, row.prediction, found, outcome.text, outcome.version))
+            verdicts[row.id] = found
+        answer_log.append(out, new)
+        told(len(settled))
+    return verdicts, misses
+
+
+def settings(generation: Generation, used: Sequence[Prompt]) -> dict[str, Any]:
+    """What a file of answers depends on besides model and log, for its record."""
+    made = {prompt.name: prompt.fingerprint for prompt in used}
+    drawn = {
+        field.name: getattr(generation, field.name)
+        for field in dataclasses.fields(generation)
+        if field.name != "count"
+    }
+    return {"prompts": made} | drawn
+
+
+Item = TypeVar("Item", Question, AnswerRow)
+_Made = list[tuple[Any, ChatRequest | Failure, Cut]]  # item, its request or why there is none, …
+
+
+def _outcomes(
+    asks: Asks,
+    items: Sequence[Item],
+    request: Callable[[Item], tuple[ChatRequest | Failure, Cut]],
+    batch: int,
+) -> Iterator[list[tuple[Item, Cut, Outcome]]]:
+    """What became of each item, batch by batch, in their order; a `Failure` is not asked."""
+    waiting: deque[tuple[_Made, Future[list[Outcome]]]] = deque()
+
+    def settle() -> list[tuple[Item, Cut, Outcome]]:
+        asked, future = waiting.popleft()
+        came = iter(future.result())
+        return [
+            (item, cut, each if isinstance(each, Failure) else next(came))
+            for item, each, cut in asked
+        ]
+
+    try:
+        for start in range(0, len(items), batch):
+            made: _Made = []
+            for item in items[start : start + batch]:
+                wanted, cut = request(item)
+                made.append((item, wanted, cut))
+            sent = [each for _, each, _ in made if not isinstance(each, Failure)]
+            waiting.append((made, asks.submit(sent)))
+            if len(waiting) > _AHEAD:
+                yield settle()
+        while waiting:
+            yield settle()
+    finally:
+        for _, future in waiting:
+            future.cancel()
+
+
+def _miss(item: Question | AnswerRow, why: Failure | NoAnswer) -> Miss:
+    attempts = why.attempts if isinstance(why, Failure) else 1
+    return Miss(item.id, why.cause, why.message, attempts, item.hops, item.type)
+
+
+def _answer_row(
+    question: Question, cut: Cut, outcome: Outcome, generation: Generation
+) -> AnswerRow | Failure | NoAnswer:
+    read = read_answer(question, outcome, generation)
+    if isinstance(read, Failure | NoAnswer):
+        return read
+    assert isinstance(outcome, Answer)
+    found, scores = read
+    return AnswerRow(
+        id=question.id,
+        question=question.question,
+        answers=list(question.gold),
+        prediction=found,
+        text=outcome.text,
+        em=scores.em,
+        f1=scores.f1,
+        rule=question.rule,
+        chunks=[index for index, _ in question.chunks],
+        cut_chunks=cut.chunks,
+        cut_characters=cut.characters,
+        version=outcome.version,
+        finish_reason=outcome.finish_reason,
+        hops=question.hops,
+        type=question.type,
+    )

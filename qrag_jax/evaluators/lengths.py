@@ -1,0 +1,87 @@
+"""Evaluation documents of a run's source at other lengths, with the same questions at each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import ml_collections
+
+from qrag_jax.data.generators import haystacks
+from qrag_jax.data.generators.haystacks import NiahConfig
+from qrag_jax.data.loading import SYNTHETIC
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.sources import babilong, niah
+from qrag_jax.data.sources.babilong import BabilongConfig, Fit
+from qrag_jax.errors import InputError
+from qrag_jax.experiment import check_positions
+
+
+class Documents(NamedTuple):
+    """Documents of one length.
+
+    fit: how many of the split's stories they could be made of. line: what was read and left out.
+    """
+
+    samples: Sequence[Sample]
+    fit: Fit
+    line: str
+
+
+def documents_of_lengths(
+    config: ml_collections.ConfigDict,
+    lengths: Sequence[int],
+    counts: Sequence[int],
+    *,
+    every_story: bool = False,
+) -> dict[int, Documents]:
+    """The first documents of each length; all of them have the stories that fit the smallest one.
+
+    Short documents have room for short stories alone, which are the easy ones: scored on all that
+    fit, a retriever would look worse the longer the documents are.
+
+    Args:
+        lengths: in chunks; counts: documents of each.
+        every_story: of a length all stories that fit it, so that questions differ.
+
+    Raises:
+        InputError: see `documents_of_length`.
+    """
+    shortest = 0 if every_story else min(lengths)
+    return {
+        length: _documents(config, length, count, shortest)
+        for length, count in zip(lengths, counts, strict=True)
+    }
+
+
+def documents_of_length(
+    config: ml_collections.ConfigDict, chunks: int, count: int
+) -> Sequence[Sample]:
+    """The first `count` evaluation documents of the config's source, made `chunks` chunks long.
+
+    Raises:
+        InputError: the source has no such documents, or see `babilong`, `haystacks`.
+    """
+    return _documents(config, chunks, count, 0).samples
+
+
+def _documents(
+    config: ml_collections.ConfigDict, chunks: int, count: int, most_facts: int
+) -> Documents:
+    check_positions(config, chunks)
+    names = [name for name, weight in config.data.sources.items() if weight]
+    path = config.eval.path or config.data.path
+    if names == [babilong.NAME]:
+        fields = config.data.babilong.to_dict() | {"stories": "" if path == SYNTHETIC else path}
+        limits = [limit for limit in (fields["most_facts"], most_facts) if limit]
+        made = BabilongConfig(**fields | {"most_facts": min(limits, default=0)})
+        samples, line = babilong.read_documents(made, "dev", chunks, count)
+        return Documents(samples, babilong.fit(made, "dev", chunks), line)
+    if names == [niah.NAME] and path in ("", SYNTHETIC):
+        needles = NiahConfig(**config.data.niah)
+        samples, line = haystacks.read_documents(needles, "dev", chunks, count)
+        return Documents(samples, Fit(needles.dev, needles.dev, chunks), line)
+    raise InputError(
+        f"documents of {', '.join(names)} cannot be made longer or shorter; score runs of "
+        "babilong, or of niah without data files, at several lengths."
+    )

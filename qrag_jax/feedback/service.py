@@ -1,0 +1,301 @@
+"""The rewards that a run has from a language model: its server, its client, what it is asked."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+
+from qrag_jax.data.lazy_samples import LazySamples
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.tokens import default_cache
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.completion import Completion, EpisodeRewards
+from qrag_jax.feedback.language_model import BABILONG, LanguageModelFeedback, Reward, Unscored
+from qrag_jax.feedback.questions import AUTO, Asking, Question
+from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.server.model_digest import served_version
+from qrag_jax.llm.server.server import Server
+from qrag_jax.llm.server.sidecar import Existing, sidecar
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.generation import Generation
+from qrag_jax.metrics.answer_table import causes_text
+from qrag_jax.runtime.interrupt import StopSignal
+
+LAZY_SAMPLES = 20  # checked before
+LOOK_EVERY = 0.1  # seconds, for a signal to stop
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds, before asking again
+
+Say = Callable[[str], None]
+
+
+class RewardsLost(RuntimeError):
+    """No more rewards can be had; the message is one sentence for the user."""
+
+
+@dataclasses.dataclass
+class Asked:
+    """Episodes whose rewards are on their way; steps: of each episode."""
+
+    questions: list[Question]
+    future: Future[list[Reward]]
+    steps: list[int] = dataclasses.field(default_factory=list)
+
+    def ready(self) -> bool:
+        """Whether they are all there, or failed."""
+        return self.future.done()
+
+
+class Rewards:
+    """Asks for the rewards of episodes, and waits until enough of a batch are there."""
+
+    def __init__(
+        self,
+        feedback: LanguageModelFeedback,
+        asking: Asking,
+        max_failure_share: float,
+        say: Say,
+        lost: Callable[[], str] = lambda: "",
+        counts: Callable[[], dict[str, float]] = dict,
+        completion: Completion | None = None,
+    ) -> None:
+        """
+        Args:
+            max_failure_share: of a batch, above which the run pauses and asks again.
+            lost: why the server was given up, "" as long as it was not.
+            counts: metrics of the client.
+            completion: after which steps the model is asked, and when an episode is complete.
+        """
+        self.counts, self._completion = counts, completion or Completion()
+        self._feedback, self._asking, self._say = feedback, asking, say
+        self._max_failure_share, self._lost = max_failure_share, lost
+
+    def begin(self, samples: Sequence[Sample], taken: Sequence[Sequence[int]]) -> Asked:
+        """Asks for the rewards of episodes.
+
+        Args:
+            taken: chunks in the order taken; numbers beyond a sample's chunks are STOP.
+        """
+        questions = [
+            _question(self._asking, sample, part)
+            for sample, chunks in zip(samples, taken, strict=True)
+            for part in self._completion.parts(chunks)
+        ]
+        return Asked(questions, self._feedback.begin(questions), list(map(len, taken)))
+
+    def wait(self, asked: Asked, stop: StopSignal) -> list[EpisodeRewards | Unscored] | None:
+        """The rewards of each episode in order, at most the share allowed of them `Unscored`; None
+        if the run is to stop first.
+
+        Raises:
+            RewardsLost: the server was given up, or too many failures would be so again.
+        """
+        pause = FIRST_PAUSE
+        while True:
+            while not concurrent.futures.wait([asked.future], LOOK_EVERY).done:
+                if stop.requested:
+                    return None
+                if lost := self._lost():
+                    raise RewardsLost(lost)
+            rewards = asked.future.result()
+            episodes = self._completion.episodes(rewards, asked.steps)
+            failed = [episode for episode in episodes if isinstance(episode, Unscored)]
+            if len(failed) <= self._max_failure_share * len(episodes):
+                return episodes
+            for_ever = [reward for reward in failed if reward.permanent]
+            if len(for_ever) > self._max_failure_share * len(episodes):
+                raise RewardsLost(
+                    f"{len(for_ever)} of {len(episodes)} episodes have no reward, and asking again "
+                    f"would change nothing ({causes_text(for_ever)}; for example: "
+                    f"{for_ever[0].message.rstrip('.')}); change config.llm.max_tokens, "
+                    "config.llm.cut_off, config.llm.max_prompt_tokens or config.reward.prompt"
+                )
+            self._say(
+                f"paused: {len(failed)} of {len(episodes)} episodes have no reward "
+                f"({causes_text(failed)}; for example: {failed[0].message.rstrip('.')}); asking "
+                f"again in {pause:.0f} s. Stopped and given again, the command goes on from here, "
+                "with other values of config.llm too."
+            )
+            ends = time.monotonic() + pause
+            while time.monotonic() < ends:
+                if stop.requested:
+                    return None
+                time.sleep(LOOK_EVERY)
+            pause = min(2 * pause, LONGEST_PAUSE)
+            asked.future = self._feedback.begin(asked.questions, rewards)
+
+
+def leave_room(llm: Mapping[str, Any]) -> None:
+    """Keeps JAX from taking the GPU memory of a server of our own on the same GPUs.
+
+    Without effect once a device was used, and where the user has set the variable.
+    """
+    server = llm["server"]
+    if not llm["url"] and not server["devices"]:
+        left = max(0.95 - server["memory_share"], 0.05)
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{left:.2f}")
+
+
+@contextlib.contextmanager
+def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> Iterator[Opening]:
+    """The server that `config.llm` asks for, which starts while the caller goes on, and its client;
+    both end with the block.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+    llm = config.llm.to_dict()
+    _client_config(llm | {"url": llm["url"] or "http://127.0.0.1:1"}, "any", None)  # can be used
+    metric = config.reward.name
+    asking = Asking(config.reward.prompt, BABILONG if metric == "babilong_em" else AUTO)
+    host = f"-{jax.process_index()}" if jax.process_index() else ""
+    server_fields = llm["server"] | {"log": _of_host(llm["server"]["log"], host)}
+    if not llm["url"] and not llm["version"]:
+        # Folders of one name hold different weights, whose answers must not be confused.
+        kept = Path(config.data.cache).expanduser() if config.data.cache else default_cache()
+        llm["version"] = served_version(llm["server"], kept, say)
+    server = sidecar(llm | {"server": server_fields}, workdir, _api_key(llm), say=say)
+    generation = _generation(config, llm)
+    pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
+    if isinstance(server, Existing):
+        server.start()  # a look at it: whatever is wrong is told at once
+    starting = pool.submit(server.start)
+    with contextlib.ExitStack() as stack:
+        stack.callback(_end, server, starting, pool)
+
+        def ready(stop: StopSignal) -> Rewards | None:
+            from qrag_jax.llm.client.client import (
+                Client,  # openai, which runs without a model need not
+            )
+
+            while not concurrent.futures.wait([starting], LOOK_EVERY).done:
+                if stop.requested:
+                    return None
+            starting.result()
+            cache = workdir / _of_host(llm["cache"], host) if llm["cache"] else None
+            llm["url"] = server.url
+            own = server if isinstance(server, Server) else None
+            client = Client(_client_config(llm, server.name, cache), say, own)
+            stack.callback(client.close)
+            feedback = LanguageModelFeedback(
+                client, generation, metric, config.reward.scale, config.reward.staleness + 1
+            )
+            stack.callback(feedback.close)
+            return Rewards(
+                feedback,
+                asking,
+                config.reward.max_failure_share,
+                say,
+                lambda: server.failure,
+                lambda: client.counters().as_metrics(),
+                Completion(config.reward.completion_threshold, not config.env.never_terminate),
+            )
+
+        yield Opening(ready, asking, _made_with(config, llm, server.name, generation))
+
+
+@dataclasses.dataclass(frozen=True)
+class Opening:
+    """A server that may still be starting.
+
+    Attributes:
+        ready: waits for it; None if the run is to stop first. asking: how questions are asked.
+        made_with: what answers depend on besides the questions, as JSON.
+    """
+
+    ready: Callable[[StopSignal], Rewards | None]
+    asking: Asking
+    made_with: dict[str, Any]
+
+    def check(self, samples: Sequence[Sample]) -> None:
+        """Refuses samples of one source whose answers cannot be scored, before any is played.
+
+        Of samples made as they are needed, which are all alike, the first few are looked at.
+
+        Raises:
+            InputError: names the first.
+        """
+        few = slice(LAZY_SAMPLES if isinstance(samples, LazySamples) else None)
+        for sample in samples[few]:
+            _question(self.asking, sample, ())
+
+
+def _question(asking: Asking, sample: Sample, taken: Sequence[int]) -> Question:
+    return asking.question(
+        sample.source,
+        sample.id,
+        sample.question,
+        [(index, sample.chunks[index]) for index in taken if index < len(sample.chunks)],
+        sample.answers,
+        len(sample.support),
+    )
+
+
+def _end(server: Server | Existing, starting: Future[Any], pool: Any) -> None:
+    starting.cancel()
+    server.stop()  # one that is starting hears of it, one that has not begun does not begin
+    pool.shutdown()
+    server.stop()
+
+
+def _made_with(
+    config: ml_collections.ConfigDict, llm: dict[str, Any], model: str, generation: Generation
+) -> dict[str, Any]:
+    prompt = config.reward.prompt
+    own_prompt = prompts.load(prompt).fingerprint if prompt != AUTO else ""
+    drawn = dataclasses.asdict(dataclasses.replace(generation, count=None))
+    drawn = {f"config.llm.{name}": value for name, value in drawn.items() if name != "count"}
+    return {
+        "the model": model,
+        "config.llm.version": llm["version"],
+        "config.reward.prompt": f"{prompt} {own_prompt}".strip(),
+        **drawn,
+    }
+
+
+def _of_host(name: str, host: str) -> str:
+    """A file's name, apart from that of other hosts."""
+    path = Path(name)
+    return str(path.with_name(f"{path.stem}{host}{path.suffix}")) if name and host else name
+
+
+def _api_key(llm: dict[str, Any]) -> str:
+    """The key of a server that is there already."""
+    if not llm["url"]:
+        return ""
+    return ClientConfig(llm["url"], llm["model"], api_key_env=llm["api_key_env"]).api_key()
+
+
+def _client_config(llm: dict[str, Any], model: str, cache: Path | None) -> ClientConfig:
+    names = ("version", "concurrency", "deadline", "attempt_timeout", "attempts", "api_key_env")
+    fields = {name: llm[name] for name in names}
+    return ClientConfig(llm["url"], model, cache=str(cache or ""), **fields)
+
+
+def _generation(config: ml_collections.ConfigDict, llm: dict[str, Any]) -> Generation:
+    drawn = dict(llm)
+    if drawn["temperature"] > 0 and drawn["seed"] is None:
+        drawn["seed"] = config.seed
+    if not llm["url"]:
+        room, answer = llm["server"]["max_model_len"], drawn["max_tokens"]
+        if answer >= room > 0:
+            raise InputError(
+                f"config.llm.max_tokens is {answer}, but the server is to hold {room} tokens of "
+                "prompt and answer together (config.llm.server.max_model_len); lower the one or "
+                "raise the other."
+            )
+        if room and not drawn["max_prompt_tokens"]:
+            drawn["max_prompt_tokens"] = room - answer
+        drawn["tokenizer"] = drawn["tokenizer"] or llm["server"]["model"]
+        if drawn["enable_thinking"] is None:
+            drawn["enable_thinking"] = False
+    return Generation.of(drawn, prefix="config.llm.")

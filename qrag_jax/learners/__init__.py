@@ -1,0 +1,1 @@
+"""A formula becomes an update on the mesh."""

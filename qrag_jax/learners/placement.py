@@ -1,0 +1,118 @@
+"""The training state on the mesh: where its arrays live, and the first one built in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from qrag_jax.learners.pqn import TrainState, init_state
+from qrag_jax.models.files.stored_tensors import StoredLeaf
+from qrag_jax.models.heads.embedding import Params
+from qrag_jax.runtime.sharding import Rules, shardings_of
+
+
+def params_shardings(mesh: Mesh, rules: Rules, tower: Params) -> Params:
+    """The shardings of both towers' parameters, from the arrays or shapes of one tower."""
+    shapes = jax.eval_shape(_both, tower)
+    return shardings_of(mesh, rules, shapes, shapes)
+
+
+def base_shardings(mesh: Mesh, rules: Rules, base: Params) -> Params:
+    """The shardings of the one frozen tower that adapters stand on."""
+    return shardings_of(mesh, rules, base, base)
+
+
+def state_shardings(
+    mesh: Mesh, rules: Rules, tower: Params, optimizer: optax.GradientTransformation
+) -> TrainState:
+    """The sharding of every array of the training state; moments and targets follow parameters."""
+    state = state_shapes(tower, optimizer)
+    return shardings_of(mesh, rules, state, state.params)
+
+
+def state_shapes(tower: Params, optimizer: optax.GradientTransformation) -> TrainState:
+    """Shape and dtype of every array of the training state, from arrays or shapes of one tower."""
+    key = jax.eval_shape(jax.random.key, 0)
+    return jax.eval_shape(lambda tower, key: init_state(_both(tower), optimizer, key), tower, key)
+
+
+def first_state(
+    shardings: TrainState, tower: Params, optimizer: optax.GradientTransformation, seed: int
+) -> TrainState:
+    """Both towers start from the same one; no device ever holds more than its part of an array.
+
+    Args:
+        tower: of one tower, or of its adapters: host arrays, the same on every host, or leaves in
+            files.
+    """
+
+    def build(tower: Params) -> TrainState:
+        return init_state(_both(tower), optimizer, jax.random.key(seed))
+
+    return jax.jit(build, out_shardings=shardings)(_place_one(shardings.params, tower))
+
+
+def both_towers(shardings: Params, tower: Params) -> Params:
+    """Two copies of one tower, or of its adapters (as in `place`), placed as in training."""
+    return jax.jit(_both, out_shardings=shardings)(_place_one(shardings, tower))
+
+
+def _both(tower: Params) -> Params:
+    return jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), tower)
+
+
+def _place_one(shardings: Params, tower: Params) -> Params:
+    def without_towers_axis(sharding: NamedSharding) -> NamedSharding:
+        return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+
+    return place(tower, jax.tree.map(without_towers_axis, shardings))
+
+
+def place(tower: Params, shardings: Params) -> Params:
+    """One tower on the mesh, each device getting its part alone.
+
+    Leaves in files are read as many layers at a time as are not larger than the largest tensor,
+    each device's part by itself, so that the host never holds more than about that.
+
+    Args:
+        tower: host arrays, the same on every host, or `StoredLeaf`s.
+    """
+    stored = [leaf for leaf in jax.tree.leaves(tower) if isinstance(leaf, StoredLeaf)]
+    most = max((leaf.tensor_bytes for leaf in stored), default=0)
+
+    def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+        if not isinstance(leaf, StoredLeaf):
+            return jax.device_put(leaf, sharding)
+        layers, together = len(leaf.tensors), max(1, most // max(1, leaf.tensor_bytes))
+        split_by_layers = leaf.stacked and sharding.spec and sharding.spec[0] is not None
+        if layers <= together or split_by_layers:
+            return _read_parts(leaf, sharding)
+        whole = jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
+        for start in range(0, layers, together):
+            part = _read_parts(leaf.layers(start, start + together), sharding)
+            # In place: there is never a second copy of the leaf on a device.
+            update = jax.jit(_put_layers, donate_argnums=0, out_shardings=sharding)
+            whole = update(whole, part, start).block_until_ready()
+        return whole
+
+    return jax.tree.map(put, tower, shardings)
+
+
+def _put_layers(whole: jax.Array, part: jax.Array, start: int) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(whole, part, start, axis=0)
+
+
+def _read_parts(leaf: StoredLeaf, sharding: NamedSharding) -> jax.Array:
+    """A leaf of which the host holds one device's part at a time."""
+    parts: dict[str, np.ndarray] = {}
+    arrays = []
+    for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
+        if str(index) not in parts:  # devices of the same part mostly stand side by side
+            parts = {str(index): leaf.read(index or ())}
+        arrays.append(jax.device_put(parts[str(index)], device).block_until_ready())
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays)

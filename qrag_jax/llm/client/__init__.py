@@ -1,0 +1,1 @@
+"""Asks a model server, on pooled connections, with retries and a cache."""

@@ -1,0 +1,327 @@
+"""One event loop's work: requests go out, each comes back as an answer or a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import openai
+
+from qrag_jax.llm.client.breaker import CircuitBreaker, Server
+from qrag_jax.llm.client.cache import AnswerCache
+from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.client.connections import TooLarge, connect
+from qrag_jax.llm.client.counters import Counters
+from qrag_jax.llm.client.replies import read_error, read_reply, retry_after, shorten
+from qrag_jax.llm.listener import OwnServer
+from qrag_jax.llm.outcomes import Answer, Failure, Outcome, Request, request_key
+
+_LONGEST_RETRY_PAUSE = 8.0
+_PROBE_SECONDS = 5.0
+_FLUSH_SECONDS = 0.2  # of answers that a crash may cost
+_SETTLE_SECONDS = 1.0  # that answers wait to be written before they are handed out
+_OUTAGES_SPARED = 3  # attempts of one request that a dying server cost, not counted
+_REQUESTS_AT_A_TIME = 500  # looked up before others on the loop have their turn
+
+# Causes after which the same request may well be answered; not: what the server's filter withheld,
+# and a tool that the model called, which it would do again.
+_PASSING = (
+    *("timeout", "connection", "server", "rate_limit", "broken_off"),
+    *("malformed", "empty", "unknown_end"),
+)
+_BAD_ANSWERS = ("malformed", "empty", "unknown_end")
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """The model asked for, and which weights it has by now."""
+
+    model: str
+    version: str
+
+
+@dataclasses.dataclass
+class _Attempt:
+    """How one attempt ended: seconds the server asks to wait, no connection at all."""
+
+    outcome: Outcome
+    pause: float = 0.0
+    refused: bool = False
+
+
+class Asker:
+    """Asks a server; all methods belong to one event loop.
+
+    Attributes:
+        served: what requests ask for from now on.
+        counters: what has happened so far.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        cache: AnswerCache | None,
+        say: Callable[[str], None],
+        own: OwnServer | None = None,
+    ) -> None:
+        self.served = Served(config.model, config.version)
+        self.counters = Counters()
+        self._config, self._cache, self._say = config, cache, say
+        # The cache waits for the disk and for other processes; nothing else on the loop shall.
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="llm-cache")
+        self._key, self._own, self._url = config.api_key(), own, config.url
+        self._api = connect(config, self._key, own)
+        self._slots = asyncio.Semaphore(config.concurrency)
+        self._breaker = CircuitBreaker(
+            config.url,
+            self._probe,
+            config.breaker_failures,
+            config.probe_pause,
+            config.wait_limit,
+            say,
+            self.counters.waited,
+        )
+        self._in_flight: dict[bytes, asyncio.Future[Outcome | None]] = {}
+        self._flusher: asyncio.TimerHandle | None = None
+        self._flushing: asyncio.Future[None] | None = None
+        self._random = random.Random()
+
+    async def ask(self, requests: Sequence[Request]) -> list[Outcome]:
+        """The outcomes in the order of the requests; returns when there is one for each."""
+        served = self.served
+        outcomes: list[Outcome | None] = [None] * len(requests)
+        keys = await self._look_up(requests, outcomes, served)
+        left = iter([index for index, outcome in enumerate(outcomes) if outcome is None])
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self._config.concurrency, len(requests))):
+                    group.create_task(self._work(requests, keys, left, outcomes, served))
+        except ExceptionGroup as errors:  # a mistake in the program: tell the first
+            raise errors.exceptions[0] from None
+        if any(key is not None for key in keys):
+            await self._settle()
+        complete = [outcome for outcome in outcomes if outcome is not None]
+        assert len(complete) == len(requests)
+        return complete
+
+    async def close(self) -> None:
+        """Ends the connections; what was answered is in the cache."""
+        if self._flusher is not None:
+            self._flusher.cancel()
+        if self._cache is not None:
+            await self._on_disk(self._cache.close)
+        self._disk.shutdown(wait=False)
+        await self._api.close()
+
+    # ------------------------------------------------------------------ requests of one `ask`
+
+    async def _look_up(
+        self, requests: Sequence[Request], outcomes: list[Outcome | None], served: Served
+    ) -> list[bytes | None]:
+        """The keys of greedy requests; fills in the outcomes that the cache has."""
+        keys: list[bytes | None] = []
+        for start in range(0, len(requests), _REQUESTS_AT_A_TIME):
+            part = [
+                request_key(request, served.model, served.version) if request.greedy else None
+                for request in requests[start : start + _REQUESTS_AT_A_TIME]
+            ]
+            keys += part
+            wanted = list({key for key in part if key is not None})
+            if self._cache is not None and wanted:
+                known = await self._on_disk(functools.partial(self._cache.get, wanted))
+                self.counters.skipped(self._cache.skipped)
+                for index, key in enumerate(part, start):
+                    outcomes[index] = known.get(key) if key is not None else None
+            await asyncio.sleep(0)
+        self.counters.found(sum(outcome is not None for outcome in outcomes))
+        return keys
+
+    async def _work(
+        self,
+        requests: Sequence[Request],
+        keys: Sequence[bytes | None],
+        left: Iterator[int],
+        outcomes: list[Outcome | None],
+        served: Served,
+    ) -> None:
+        """Takes requests off `left`, which other workers share, until none is left."""
+        for index in left:
+            key = keys[index]
+            if key is None:
+                outcomes[index] = await self._call(requests[index])
+            else:
+                outcomes[index] = await self._call_once(requests[index], key, served)
+
+    async def _call_once(self, request: Request, key: bytes, served: Served) -> Outcome:
+        """Joins an identical request that is being asked, or asks and lets others join."""
+        while (joined := self._in_flight.get(key)) is not None:
+            if (outcome := await asyncio.shield(joined)) is not None:
+                self.counters.joined(outcome)
+                return outcome
+            # It was cancelled with the `ask` that it belonged to: this one may ask now.
+        self._in_flight[key] = own = asyncio.get_running_loop().create_future()
+        outcome = None
+        try:
+            outcome = await self._call(request)
+        finally:
+            del self._in_flight[key]
+            own.set_result(outcome)
+        # Not where `served` changed meanwhile: the key is that of the weights before.
+        if self._cache is not None and isinstance(outcome, Answer) and self.served is served:
+            self._keep(key, outcome)
+        return outcome
+
+    def _keep(self, key: bytes, answer: Answer) -> None:
+        assert self._cache is not None
+        self._cache.put(key, answer)
+        if self._cache.pending >= _REQUESTS_AT_A_TIME:
+            self._flush()
+        elif self._flusher is None:
+            loop = asyncio.get_running_loop()
+            self._flusher = loop.call_later(_FLUSH_SECONDS, self._flush)
+
+    def _flush(self) -> asyncio.Future[None] | None:
+        """Begins to write what is pending, unless that is under way already."""
+        if self._flusher is not None:
+            self._flusher.cancel()
+            self._flusher = None
+        if self._cache is not None and (self._flushing is None or self._flushing.done()):
+            self._flushing = self._on_disk(self._cache.flush)
+        return self._flushing
+
+    async def _settle(self) -> None:
+        """Waits until the answers are on disk, but not for one who holds the file for long."""
+        clock = asyncio.get_running_loop().time
+        ends = clock() + _SETTLE_SECONDS
+        for _ in range(2):  # what is under way may have begun before the last answers came
+            if self._cache is None or not self._cache.pending:
+                return
+            if (flushing := self._flush()) is not None:
+                await asyncio.wait([flushing], timeout=max(ends - clock(), 0.0))
+
+    def _on_disk(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._disk, work)
+
+    # ------------------------------------------------------------------ one request
+
+    async def _call(self, request: Request) -> Outcome:
+        """Attempts until there is an answer, or the attempts or the deadline are used up."""
+        async with self._slots:
+            outcome, seconds, attempts = await self._attempts(request)
+        if isinstance(outcome, Failure):
+            outcome = dataclasses.replace(outcome, attempts=attempts)
+        self.counters.called(outcome, seconds, attempts)
+        return outcome
+
+    async def _attempts(self, request: Request) -> tuple[Outcome, float, int]:
+        """The outcome, the seconds of the deadline it took, the attempts that count."""
+        config, clock = self._config, asyncio.get_running_loop().time
+        seconds, attempts, bad, spared = 0.0, 0, 0, 0
+        while True:
+            if self._breaker.is_open and await self._breaker.wait() is Server.STILL_DOWN:
+                return self._gave_up(), seconds, attempts
+            began = clock()
+            limit = min(config.attempt_timeout, config.deadline - seconds)
+            attempt = await self._attempt(request, limit)
+            outcome, took = attempt.outcome, clock() - began
+            seconds, attempts = seconds + took, attempts + 1
+            if isinstance(outcome, Answer):
+                self._breaker.succeeded()
+                return outcome, seconds, attempts
+            if outcome.cause in ("connection", "server"):
+                self._breaker.failed(attempt.refused)
+                if self._breaker.is_open:
+                    found = await self._breaker.wait()
+                    if found is Server.STILL_DOWN:
+                        return self._gave_up(), seconds, attempts
+                    # That attempt was the outage's fault, or, if it happens again and again, the
+                    # outage was the request's.
+                    if found is Server.CAME_BACK and spared < _OUTAGES_SPARED:
+                        spared += 1
+                        seconds, attempts = seconds - took, attempts - 1
+                        continue
+            elif outcome.cause != "timeout":
+                self._breaker.succeeded()
+            bad += outcome.cause in _BAD_ANSWERS
+            pause = max(self._retry_pause(attempts), attempt.pause)
+            if (
+                outcome.cause not in _PASSING
+                or attempts >= config.attempts
+                or bad >= config.bad_answer_attempts
+                or seconds + pause >= config.deadline
+            ):
+                return outcome, seconds, attempts
+            await asyncio.sleep(pause)
+            seconds += pause
+
+    def _retry_pause(self, attempts: int) -> float:
+        longest = min(self._config.retry_pause * 2 ** (attempts - 1), _LONGEST_RETRY_PAUSE)
+        return longest * self._random.uniform(0.5, 1.0)
+
+    def _gave_up(self) -> Failure:
+        return Failure(
+            "connection",
+            f"the LLM server at {self._config.url} has not answered for "
+            f"{self._config.wait_limit:g} s (config.llm.wait_limit)",
+        )
+
+    # ------------------------------------------------------------------ one attempt
+
+    async def _attempt(self, request: Request, limit: float) -> _Attempt:
+        """Sends the request once; never raises for what the server or the network does."""
+        served = self.served
+        self._follow()
+        try:
+            # Replies are read by replies.py: the package's typed objects take longer to make
+            # than everything else here, and its retries know no deadline.
+            async with asyncio.timeout(limit):
+                text = await self._api.post(
+                    request.path, cast_to=str, body=request.body(served.model)
+                )
+        except TimeoutError:
+            return _Attempt(Failure("timeout", f"no reply within {limit:.3g} s"))
+        except openai.APIStatusError as error:
+            reply = error.response
+            failure = read_error(reply.status_code, self._without_key(reply.text))
+            return _Attempt(failure, retry_after(reply.headers))
+        except openai.APIConnectionError as error:
+            reason = error.__cause__ or error
+            kind = type(reason).__name__
+            message = self._without_key(f"{kind}: {reason}" if str(reason) else kind)
+            return _Attempt(Failure("connection", shorten(message)), refused="Connect" in kind)
+        except OSError as error:  # above all: not our server
+            return _Attempt(Failure("connection", shorten(str(error))), refused=True)
+        except TooLarge as error:
+            return _Attempt(Failure("malformed", str(error)))
+        except UnicodeEncodeError:
+            return _Attempt(Failure("request", "the prompt holds half a surrogate pair"))
+        # Whoever put new weights under the same name did so while this was being answered.
+        unsure = self.served is not served and self.served.model == served.model
+        return _Attempt(read_reply(text, "" if unsure else served.version))
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "[the API key]") if self._key else text
+
+    def _follow(self) -> None:
+        """Asks a server of our own where it is now: started anew it may have another port."""
+        if self._own is not None and (url := self._own.url) != self._url:
+            self._url = self._api.base_url = url
+
+    async def _probe(self) -> bool:
+        """Whether the server answers at all, be it with a refusal."""
+        self._follow()
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                await self._api.get("/models", cast_to=str)
+        except openai.APIStatusError as error:
+            return error.status_code < 500
+        except Exception:  # whatever it is, the calls that wait must not wait for ever
+            return False
+        return True

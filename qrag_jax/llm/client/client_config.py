@@ -1,0 +1,104 @@
+"""How to reach a model server and how long to bear with it, checked as it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import re
+import urllib.parse
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm.client.api_key import check_variable, read_key
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientConfig:
+    """Settings of a `Client`; the fields of `config.llm` with the same names.
+
+    Attributes:
+        url: of the server, such as http://127.0.0.1:8000/v1; without a path, /v1 is meant.
+        model: name it serves. version: of the weights, part of the cache's key and of answers.
+        concurrency: requests sent at once.
+        deadline: seconds for one request with all its attempts and the pauses between them, from
+            the first attempt; time in which a dead server is waited for does not count.
+        attempt_timeout: seconds for one attempt. attempts: of one request at most.
+        bad_answer_attempts: of them, those that may end in an answer that is malformed, empty or
+            without a known end.
+        retry_pause: seconds before the second attempt; doubles, with jitter, up to 8 s.
+        breaker_failures: failed calls in a row after which the server counts as down.
+        probe_pause: seconds between the first two looks whether it is back; doubles up to 30 s.
+        wait_limit: seconds of an outage after which requests fail, None: they wait for ever.
+        cache: SQLite file of answers at temperature 0, "" for none; on a local disk, any number
+            of processes may share it.
+        api_key_env: name of the environment variable with the API key, "" where none is needed.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    url: str
+    model: str
+    version: str = ""
+    concurrency: int = 32
+    deadline: float = 300.0
+    attempt_timeout: float = 120.0
+    attempts: int = 5
+    bad_answer_attempts: int = 2
+    retry_pause: float = 0.5
+    breaker_failures: int = 5
+    probe_pause: float = 1.0
+    wait_limit: float | None = None
+    cache: str = ""
+    api_key_env: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", _checked_url(self.url))
+        if not self.model:
+            raise InputError("config.llm.model is empty; give the name that the server serves.")
+        for name in ("concurrency", "attempts", "bad_answer_attempts", "breaker_failures"):
+            if (value := getattr(self, name)) < 1:
+                raise InputError(f"config.llm.{name} is {value}; use 1 or more.")
+        for name in ("deadline", "attempt_timeout", "probe_pause"):
+            if not (value := getattr(self, name)) > 0:
+                raise InputError(f"config.llm.{name} is {value}; use seconds above 0.")
+        for name in ("retry_pause", "wait_limit"):
+            if (value := getattr(self, name)) is not None and not value >= 0:
+                raise InputError(f"config.llm.{name} is {value}; use seconds of 0 or more.")
+        check_variable(self.api_key_env, "config.llm.api_key_env")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server is on this machine, so that no proxy lies between."""
+        host = urllib.parse.urlsplit(self.url).hostname or ""
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
+
+    def api_key(self) -> str:
+        """The key from the environment, "" where none is needed.
+
+        Raises:
+            InputError: the variable is not set.
+        """
+        return read_key(self.api_key_env, "config.llm.api_key_env")
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is no number
+        usable = False
+    if not usable or re.search(r"\s", url):
+        # What stands before an @ may be a password.
+        raise InputError(
+            f"config.llm.url is {url.rpartition('@')[2]!r}; give a server such as "
+            "http://127.0.0.1:8000/v1."
+        )
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise InputError(
+            f"config.llm.url has more than server and path ({parts.hostname}); give a key "
+            "through config.llm.api_key_env."
+        )
+    return (url if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1").rstrip("/")

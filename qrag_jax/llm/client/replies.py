@@ -1,0 +1,141 @@
+"""What a server's reply means: an answer, or the cause for which there is none."""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from qrag_jax.llm.outcomes import ENDS, Answer, Failure, Outcome, Usage
+from qrag_jax.llm.text.well_formed import well_formed
+
+_LONGEST_MESSAGE = 300
+LONGEST_WAIT = 365 * 86_400.0  # seconds
+
+# As vLLM, SGLang, llama.cpp and OpenAI say that prompt and answer do not fit.
+_TOO_LONG = re.compile(
+    r"context.?(length|window|size)|maximum model length|max_model_len|longer than the model",
+    re.IGNORECASE,
+)
+
+
+def read_reply(text: str, version: str) -> Outcome:
+    """The one choice of a chat or plain completion, or why it is no answer."""
+    try:
+        reply = json.loads(text)
+    except (ValueError, RecursionError):
+        return Failure("malformed", f"the reply is no JSON: {shorten(text)}")
+    try:
+        choices = reply["choices"]
+        if isinstance(choices, list) and len(choices) > 1:
+            return Failure("malformed", f"the reply has {len(choices)} choices instead of one")
+        choice = choices[0]
+        content = choice["message"]["content"] if "message" in choice else choice["text"]
+        if failure := _ended_otherwise(choice.get("finish_reason")):
+            return failure
+        answer = Answer(
+            text=well_formed(content) if isinstance(content, str) else content or "",
+            version=version,
+            finish_reason=choice["finish_reason"],
+            usage=_usage(reply.get("usage") or {}),
+            token_ids=tuple(map(int, choice.get("token_ids") or ())),
+            **_log_probs(choice.get("logprobs") or {}),
+        )
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
+        return Failure("malformed", f"the reply is no completion: {shorten(text)}")
+    if not isinstance(answer.text, str):
+        return Failure("malformed", f"the reply's text is no string: {shorten(text)}")
+    if not answer.text.strip():
+        return Failure("empty", f"the answer is blank (finish_reason {answer.finish_reason})")
+    return answer
+
+
+def _ended_otherwise(reason: Any) -> Failure | None:
+    """The failure that a text is which ended otherwise than an answer does."""
+    if reason in ENDS:
+        return None
+    told = f"finish_reason {shorten(str(reason))}"
+    if reason in ("abort", "error"):
+        return Failure("broken_off", f"the server broke the answer off ({told})")
+    if reason == "content_filter":
+        return Failure("filtered", f"the server's filter withheld the answer ({told})")
+    if reason in ("tool_calls", "function_call"):
+        return Failure("tool_call", f"the model called a tool, and none was offered ({told})")
+    return Failure("unknown_end", f"the server does not say that the answer is whole ({told})")
+
+
+def read_error(status: int, text: str) -> Failure:
+    """The failure that an HTTP status of 300 or more stands for."""
+    message = f"HTTP {status}: {_error_message(text)}"
+    if status >= 500:
+        return Failure("server", message)
+    if status == 429:
+        return Failure("rate_limit", message)
+    if status == 413 or (status in (400, 422) and _TOO_LONG.search(text)):
+        return Failure("too_long", message)
+    return Failure("request", message)
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds that the server asks to wait (RFC 9110, 10.2.3), 0 where it does not say.
+
+    At most `LONGEST_WAIT`, however large the number or far the date: longer than any deadline, so
+    that it is not waited for.
+    """
+    value = headers.get("retry-after", "")[:_LONGEST_MESSAGE].strip()
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = _seconds_until(value)
+    return 0.0 if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_WAIT)
+
+
+def _seconds_until(date: str) -> float:
+    try:
+        when = email.utils.parsedate_to_datetime(date)
+        if when.tzinfo is None:
+            when = when.replace(tzinfo=datetime.UTC)
+        return (when - datetime.datetime.now(datetime.UTC)).total_seconds()
+    except (ValueError, TypeError, IndexError):
+        return 0.0
+    except OverflowError:  # a year that no calendar has
+        return LONGEST_WAIT
+
+
+def shorten(text: str) -> str:
+    """The text on one line, cut to a length that a log bears, and fit to be printed."""
+    text = " ".join(well_formed(text[: 100 * _LONGEST_MESSAGE]).split())
+    return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…"
+
+
+def _error_message(text: str) -> str:
+    try:
+        reply = json.loads(text)
+        error = reply.get("error", reply)
+        return shorten(str(error["message"] if isinstance(error, dict) else error))
+    except (ValueError, RecursionError, KeyError, AttributeError):
+        return shorten(text)
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    return Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
+
+
+def _log_probs(log_probs: Mapping[str, Any]) -> dict[str, Any]:
+    """`tokens` and `log_probs` of an Answer; chat and plain completions write them differently."""
+    if "token_logprobs" in log_probs:
+        tokens, values = log_probs["tokens"], log_probs["token_logprobs"]
+    else:
+        content = log_probs.get("content") or []
+        tokens = [entry["token"] for entry in content]
+        values = [entry["logprob"] for entry in content]
+    # The first token of a prompt that is echoed has none.
+    values = [math.nan if value is None else float(value) for value in values]
+    return {
+        "tokens": tuple(well_formed(str(token)) for token in tokens),
+        "log_probs": tuple(values),
+    }

@@ -1,0 +1,1 @@
+"""Starts, watches and stops a model server, and hands it weights."""

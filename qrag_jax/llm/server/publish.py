@@ -1,0 +1,292 @@
+"""Hands newer weights to a running vLLM server, and says which ones an answer was sampled with.
+
+Needs a server started with `config.llm.server.publish`. What vLLM tells about versions:
+
+- Adapters: each version has a name of its own, "MODEL@VERSION", which clients ask for as the model
+  and which the answer repeats: the version is exact. Names and folders are never used twice, since
+  vLLM would answer from prefixes cached with the earlier weights.
+- All weights: vLLM keeps one version for the whole engine (/update_weight_version, /weight_info).
+  Answers of /v1/chat/completions and /v1/completions do not carry it; only those of
+  /inference/v1/generate, which takes and gives token ids, do (`weight_versions`, span by span;
+  vLLM wants --enable-scale-out for it). So weights are exchanged while no answer is being
+  sampled, and `version_since` tells whether the version was one and the same from before a
+  request was sent until after its answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import ml_dtypes  # noqa: F401  (gives numpy the bfloat16 that weights may be in)
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm.endpoint import Endpoint, Reply
+from qrag_jax.llm.listener import OwnServer
+from qrag_jax.runtime.leftovers import MEMORY, weights_folder
+
+VERSION = re.compile(r"[\w.-]+")
+# Where a model's head is its word vectors, vLLM's reload on CPU leaves the head, which it keeps
+# packed, as it was, without an error: a mixture would answer. Under its own name it is renewed.
+WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+WEIGHTS = "*.safetensors"
+
+
+class PublishError(RuntimeError):
+    """The server did not take the weights; the message says in which state it was left."""
+
+
+class Published(NamedTuple):
+    """What a server serves.
+
+    Attributes:
+        model: the name to ask for. version: of its weights, "" where unknown.
+    """
+
+    model: str
+    version: str
+
+
+class Publisher:
+    """Puts versions of one model on one server, one after the other. Threads may share it.
+
+    Attributes:
+        current: what is served now; clients read it before each request.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        api_key: str = "",
+        base: Path | None = None,
+        folder: Path | None = None,
+        timeout: float = 600.0,
+        own: OwnServer | None = None,
+    ) -> None:
+        """
+        Args:
+            url: the server's. model: the name it serves its own weights by.
+            base: folder of those weights; where given, others must have the same names and shapes,
+                which vLLM itself does not insist on.
+            folder: where versions are written, a private one below it; None: in memory (/dev/shm),
+                or the usual temporary folder where there is no such thing.
+            timeout: seconds for one step of the hand-over, waiting for running answers included.
+            own: the server, where it is one that we started (`Server`): it is followed, and nothing
+                is sent unless it is proven to be what listens.
+        """
+        self.current = Published(model, "")
+        self._endpoint, self._model, self._timeout = Endpoint(url, api_key, own=own), model, timeout
+        self._shapes = _shapes(base) if base else None
+        if folder is None and MEMORY.is_dir() and os.access(MEMORY, os.W_OK):
+            folder = MEMORY
+        self._closing = contextlib.ExitStack()
+        self._folder = self._closing.enter_context(weights_folder(folder))
+        self._count = 0
+        self._version, self._used = "", set[str]()
+        self._last: Path | None = None  # where the present version lies, to be published again
+        self._adapters: list[Published] = []  # loaded, the oldest first
+        self._lock = threading.Lock()
+
+    def publish(self, source: Path | Mapping[str, np.ndarray], version: str) -> Published:
+        """Makes the server answer with these weights; returns what to ask for.
+
+        Answers under way are waited for; questions that come meanwhile wait.
+
+        Args:
+            source: all weights, as arrays by their names in the model's files or a folder of
+                safetensors files; or a PEFT folder (adapter_config.json): an adapter.
+            version: letters, digits, ".", "-" and "_"; never one that was published before.
+
+        Raises:
+            InputError: the source or the version cannot be used; nothing was changed.
+            PublishError: the server refused, or does not answer.
+        """
+        if not VERSION.fullmatch(version):
+            raise InputError(f"the version {version!r} has other signs than letters, digits, .-_")
+        with self._lock:
+            if version in self._used:
+                raise InputError(f"the version {version!r} was published before; use another.")
+            adapter = isinstance(source, Path) and (source / ADAPTER_FILES[0]).is_file()
+            if not adapter:
+                self._check_weights(source)
+            written = self._write(source, adapter)
+            try:
+                self._hand_over(written, version, adapter)
+            except BaseException:
+                shutil.rmtree(written, ignore_errors=True)
+                raise
+            self._used.add(version)
+            last, self._last = self._last, written
+            if last is not None:
+                shutil.rmtree(last, ignore_errors=True)
+            return self.current
+
+    def version_since(self, before: Published) -> str:
+        """The version of an answer asked for while `before` was current: "" if another has come."""
+        return before.version if self.current == before else ""
+
+    def forget(self) -> None:
+        """The server died: until `republish`, versions are unknown. For `Server`'s `on_down`."""
+        self.current = Published(self.current.model, "")
+
+    def republish(self) -> None:
+        """Hands the last version over to a server that started anew. For `Server`'s `on_up`.
+
+        Raises:
+            PublishError: as `publish`.
+        """
+        with self._lock:
+            if self._last is None:
+                return
+            adapter = (self._last / ADAPTER_FILES[0]).is_file()
+            self._adapters.clear()  # it knows none of them
+            self._hand_over(self._last, self._version, adapter)
+
+    def close(self) -> None:
+        """Removes the files; the server keeps what it has."""
+        self._closing.close()
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------- files
+
+    def _check_weights(self, source: Path | Mapping[str, np.ndarray]) -> None:
+        found = _shapes(source) if isinstance(source, Path) else _array_shapes(source)
+        if self._shapes is None:
+            return
+        differing = sorted(
+            name
+            for name in found.keys() | self._shapes.keys()
+            if found.get(name) != self._shapes.get(name)
+        )
+        if differing:
+            name = differing[0]
+            raise InputError(
+                f"the weights do not fit the served model: {name} is {found.get(name, 'missing')} "
+                f"instead of {self._shapes.get(name, 'absent')} ({len(differing)} such tensors)."
+            )
+
+    def _write(self, source: Path | Mapping[str, np.ndarray], adapter: bool) -> Path:
+        """A folder of our own with the weights, under a name that was not used before."""
+        self._count += 1
+        target = self._folder / str(self._count)
+        building = target.with_suffix(".part")
+        try:
+            building.mkdir()
+            if isinstance(source, Path):
+                names = ADAPTER_FILES if adapter else sorted(p.name for p in source.glob(WEIGHTS))
+                for name in names:
+                    shutil.copyfile(source / name, building / name)
+                if not adapter:
+                    _add_tied_head(building)
+            else:
+                tensors = {n: np.ascontiguousarray(array) for n, array in source.items()}
+                if HEAD not in tensors and WORDS in tensors:
+                    tensors[HEAD] = tensors[WORDS].copy()
+                save_file(tensors, building / "model.safetensors", metadata={"format": "pt"})
+            building.rename(target)
+        except OSError as error:
+            shutil.rmtree(building, ignore_errors=True)
+            raise InputError(
+                f"{error.filename or self._folder}: {error.strerror}; give the publisher a folder "
+                "with room for the weights."
+            ) from error
+        return target
+
+    # ---------------------------------------------------------------- the server
+
+    def _hand_over(self, folder: Path, version: str, adapter: bool) -> None:
+        if adapter:
+            self._load_adapter(folder, version)
+        else:
+            self._exchange(folder, version)
+        self._version = version
+
+    def _load_adapter(self, folder: Path, version: str) -> None:
+        name = f"{self._model}@{version}"
+        body = {"lora_name": name, "lora_path": str(folder)}
+        self._post("/v1/load_lora_adapter", body, "the weights served are as before")
+        self.current = Published(name, version)
+        self._adapters.append(self.current)
+        # The last but one may still be asked for; an older one is not needed any more.
+        while len(self._adapters) > 2:
+            old = self._adapters.pop(0)
+            self._endpoint.post("/v1/unload_lora_adapter", {"lora_name": old.model}, self._timeout)
+
+    def _exchange(self, folder: Path, version: str) -> None:
+        paused = "the server is left paused: publish again, or restart it"
+        try:
+            self._post("/pause?mode=wait", None, "the weights served are as before")
+        except PublishError:
+            self._endpoint.post("/resume")  # it may have begun to wait
+            raise
+        self.current = Published(self._model, "")
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        # If it fails in the middle, half of the weights may be new: nothing shall be sampled.
+        self._post("/collective_rpc", reload, paused)
+        reply = self._post("/reset_prefix_cache", None, paused)
+        if isinstance(reply.json, dict) and reply.json.get("success") is False:
+            raise PublishError(f"vLLM did not empty its prefix cache; {paused}.")
+        self._post("/update_weight_version", {"new_version": version}, paused)
+        self._post("/resume", None, paused)
+        self.current = Published(self._model, version)
+
+    def _post(self, path: str, body: object, state: str) -> Reply:
+        reply = self._endpoint.post(path, body, self._timeout)
+        if reply.status == 200:
+            return reply
+        hint = ""
+        if reply.status == 404 and not path.startswith("/v1"):
+            hint = " (start it with config.llm.server.publish=True)"
+        raise PublishError(f"vLLM answered {path} with {reply.reason}{hint}; {state}.")
+
+
+def _array_shapes(tensors: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in tensors.items()}
+
+
+def _add_tied_head(folder: Path) -> None:
+    """Writes the word vectors once more, as the head, where the folder's model has none."""
+    found: np.ndarray | None = None
+    for path in sorted(folder.glob(WEIGHTS)):
+        with safe_open(path, framework="numpy") as file:
+            names = file.keys()
+            if HEAD in names:
+                return
+            if WORDS in names:
+                found = file.get_tensor(WORDS)
+    if found is not None:
+        save_file({HEAD: found}, folder / "head.safetensors", metadata={"format": "pt"})
+
+
+def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes by name of all tensors in a folder's safetensors files, read from their headers.
+
+    Raises:
+        InputError: there are none, or one is broken.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob(WEIGHTS)):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{path}: cannot be read as safetensors ({error}).") from error
+    if not shapes:
+        raise InputError(f"{folder}: no safetensors files; give a folder with weights.")
+    return shapes

@@ -1,0 +1,396 @@
+"""The life of a vLLM server beside the trainer: started, waited for, restarted, stopped.
+
+It runs in an environment and processes of its own, below `watchdog`, which ends it when this
+process is gone; all talk goes over HTTP on 127.0.0.1. Nothing is sent to a server, the API key
+least of all, before it is proven that what listens is the one started here (see `listener`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm import listener
+from qrag_jax.llm.endpoint import Endpoint
+from qrag_jax.llm.listener import HOST, NotOurs
+from qrag_jax.llm.server import watchdog
+from qrag_jax.llm.server.server_config import ServerConfig, interpreter
+
+LOOK_EVERY = 0.2  # seconds
+LONGEST_BACKOFF = 60.0
+PORT_TRIES = 3
+PORT_LOST = "Address already in use"
+LAST_LINES = 15  # of the log, shown when it dies at start
+
+
+class _NotReady(Exception):
+    """Why a start did not lead to a server that answers."""
+
+
+class _PortLost(_NotReady):
+    """Another process has the port."""
+
+
+class Server:
+    """A vLLM process and what keeps it there; started once, and once stopped not again.
+
+    Entered, it is ready; left, none of its processes is. In between a thread restarts it when it
+    dies, with growing pauses. After a restart it serves the weights it was first started with:
+    `on_up` is the place to hand over newer ones. The port stays the same, unless another process
+    took it meanwhile and it was chosen freely: then `url` is another one. Who talks to the server
+    takes it as a `listener.OwnServer`, and so follows it, and never talks to anybody else.
+
+    Attributes:
+        name: of the model, as clients ask for it.
+        restarts: times it was started again.
+        failure: why it was given up; "" as long as it was not.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        say: Callable[[str], None] = print,
+        *,
+        say_every: float = 10.0,
+        on_down: Callable[[], None] | None = None,
+        on_up: Callable[[], None] | None = None,
+        may_move: bool = True,
+    ) -> None:
+        """
+        Args:
+            say: takes lines about its progress. say_every: seconds between two while it starts.
+            on_down, on_up: called in the watching thread when it has died, and when it answers
+                again, before `alive` says so.
+            may_move: to another port, where the present one was taken by another process while it
+                was down and the config names none; not for those who know it by its URL.
+        """
+        self.config, self.name = config, config.served_name
+        self.restarts, self.failure = 0, ""
+        self._say, self._say_every = say, say_every
+        self._on_down, self._on_up = on_down, on_up
+        self._port, self._may_move = config.port, may_move and not config.port
+        self._told = True  # whether this system tells who listens
+        self._proof: tuple[int, Path] | None = None  # the socket found last, and where
+        self._log = Path(config.log).expanduser().absolute()
+        self._log_start = 0  # where in the log the present process began
+        self._process: subprocess.Popen[bytes] | None = None
+        self._up, self._stopping = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """Base URL for clients, such as http://127.0.0.1:8000/v1; known once it is started."""
+        return f"http://{HOST}:{self._port}/v1"
+
+    def alive(self) -> bool:
+        """Whether the server is up and ready; False while it starts anew."""
+        return self._up.is_set()
+
+    def check(self) -> tuple[int, ...]:
+        """Proves that what listens at `url` is this server; see `listener.OwnServer`.
+
+        Raises:
+            NotOurs: nothing listens there, or another process does.
+        """
+        if not self._told:
+            return ()
+        process, place = self._process, f"port {self._port} on {HOST}"
+        found = listener.listeners(self._port)
+        if not found:
+            raise NotOurs(f"nothing listens on {place}")
+        inodes, proof = tuple(each.inode for each in found), self._proof
+        if proof and inodes == (proof[0],) and listener.still_held(*proof):
+            return inodes
+        pids = listener.family(process.pid) if process else []
+        links = [listener.held_by(inode, pids) for inode in inodes]
+        if not all(links):
+            who = listener.described(self._port) or "another process"
+            raise NotOurs(f"{who} listens on {place}, which is not the vLLM that was started")
+        if links[0] is not None:
+            self._proof = (inodes[0], links[0])
+        return inodes
+
+    def start(self) -> Server:
+        """Starts the server and waits until it answers.
+
+        Raises:
+            InputError: its environment, port or log cannot be used, it died at start, or it did not
+                answer within `start_timeout`; or there is an API key, and this system does not tell
+                who would get it. Nothing is left running.
+        """
+        interpreter(self.config.python)
+        self._told = listener.can_be_told()
+        if not self._told and self.config.api_key_env:
+            raise InputError(
+                "config.llm.api_key_env: this system does not tell which process listens on a port "
+                "(no /proc), so that the key might go to another server than ours; start "
+                "vLLM yourself and give its config.llm.url, or use no key."
+            )
+        if not self._told:
+            self._say("This system does not tell which process listens on vLLM's port (no /proc).")
+        for tries_left in reversed(range(PORT_TRIES)):
+            if self._stopping.is_set():
+                raise InputError("vLLM was told to stop before it had started.")
+            self._port = _free_port(self.config.port)
+            try:
+                self._launch()
+                self._await_ready()
+                break
+            except _NotReady as error:
+                self._end()
+                # Between our look and its start another process may have taken a free port.
+                lost = isinstance(error, _PortLost)
+                if self.config.port or not lost or not tries_left:
+                    raise InputError(str(error)) from None
+                self._say(f"{error.args[0].partition(';')[0]}; another port is taken.")
+            except BaseException:
+                self._end()
+                raise
+        self._up.set()
+        self._thread = threading.Thread(target=self._watch, name="vllm-watch", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ends the server: SIGTERM, and SIGKILL after `stop_grace`. Again, it does nothing."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()  # it may be in the middle of a restart
+            self._thread = None
+        self._up.clear()
+        self._end()
+
+    def __enter__(self) -> Server:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # ---------------------------------------------------------------- one process
+
+    def _launch(self) -> None:
+        guard = [sys.executable, "-I", watchdog.__file__, str(self.config.stop_grace)]
+        environment = self.config.environment()
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with self._log.open("ab") as log:
+                log.write(f"==== {time.strftime('%Y-%m-%d %H:%M:%S')} start\n".encode())
+                log.flush()
+                self._log_start = log.tell()
+                self._process = subprocess.Popen(  # noqa: S603  (a list, no shell)
+                    [*guard, *self.config.command(self._port)],
+                    stdin=subprocess.PIPE,  # closed, by us or by our end, it says: stop
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise InputError(f"config.llm.server.log: {self._log}: {error.strerror}.") from error
+
+    def _await_ready(self) -> None:
+        assert self._process is not None
+        began = said = time.monotonic()
+        endpoint = Endpoint(self.url, self.config.api_key(), own=self)
+        while not self._stopping.is_set():
+            if _ended(self._process):
+                if any(PORT_LOST in line for line in self._tail(LAST_LINES)):
+                    raise self._port_lost(listener.described(self._port) or "another process")
+                raise _NotReady(f"vLLM died at start; {self._last_words()}")
+            self._check_no_other()
+            # Not only alive but as wanted: the model's name is among those it serves.
+            if endpoint.get("/health").status == 200 and self.name in endpoint.model_names():
+                self._say(f"vLLM serves {self.name} at {self.url} ({_since(began)}).")
+                return
+            now = time.monotonic()
+            if now - began > self.config.start_timeout:
+                raise _NotReady(
+                    f"vLLM did not answer within {self.config.start_timeout:g} s; raise "
+                    f"config.llm.server.start_timeout if that is too short; {self._last_words()}"
+                )
+            if now - said >= self._say_every:
+                said = now
+                self._say(f"vLLM is starting, {_since(began)}: {(self._tail(1) or ['…'])[0]}")
+            self._stopping.wait(LOOK_EVERY)
+        raise _NotReady("stopped while vLLM was starting")
+
+    def _check_no_other(self) -> None:
+        """While it starts nobody may listen on its port, or it alone.
+
+        Raises:
+            _PortLost: another process does.
+        """
+        if self._told and listener.listeners(self._port):
+            try:
+                self.check()
+            except NotOurs:
+                if who := listener.described(self._port):  # else it is gone again
+                    raise self._port_lost(who) from None
+
+    def _port_lost(self, who: str) -> _PortLost:
+        return _PortLost(
+            f"config.llm.server.port: {who} listens on {self._port} at {HOST}, where vLLM was to; "
+            f"give another port, or 0 for any that is free; {self._last_words()}"
+        )
+
+    def _end(self) -> None:
+        """Ends the present process and all that it made."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        limit = time.monotonic() + self.config.stop_grace + 5.0
+        while not _ended(process) and time.monotonic() < limit:
+            time.sleep(LOOK_EVERY / 4)
+        # Not yet waited for, the leader keeps its group's number from being another's.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        # The killed ones take a moment to be gone, and their GPU memory with them.
+        limit = time.monotonic() + 5.0
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            while time.monotonic() < limit:
+                os.killpg(process.pid, 0)
+                time.sleep(LOOK_EVERY / 4)
+
+    # ---------------------------------------------------------------- the watching thread
+
+    def _watch(self) -> None:
+        try:
+            self._keep_up()
+        except Exception as error:  # nobody watches the watcher
+            self.failure = f"vLLM was given up: {type(error).__name__}: {error}"
+            self._say(self.failure)
+            raise
+
+    def _keep_up(self) -> None:
+        attempts, began = 0, time.monotonic()
+        while self._until_ended():
+            self._up.clear()
+            self._end()
+            if self._on_down:
+                self._on_down()
+            if time.monotonic() - began > self.config.healthy_after:
+                attempts = 0
+            last, up = "it died", False
+            while not up:
+                if attempts >= self.config.restarts:
+                    self.failure = (
+                        f"vLLM was given up after {self.restarts} restarts: {last}; see {self._log}"
+                    )
+                    self._say(self.failure)
+                    return
+                pause = min(self.config.backoff * 2**attempts, LONGEST_BACKOFF)
+                attempts += 1
+                self._say(
+                    f"vLLM is down ({last}); restart {attempts} of {self.config.restarts} in "
+                    f"{pause:g} s. {self._last_words()}"
+                )
+                if self._stopping.wait(pause):
+                    return
+                last = self._restart()
+                up = not last
+                if self._stopping.is_set():
+                    return
+            began = time.monotonic()
+
+    def _until_ended(self) -> bool:
+        """Waits until the server died (True) or is to be stopped (False)."""
+        assert self._process is not None
+        while not self._stopping.wait(LOOK_EVERY):
+            if _ended(self._process):
+                return True
+        return False
+
+    def _restart(self) -> str:
+        """Starts it once more; returns why that failed, "" if it did not."""
+        self.restarts += 1
+        try:
+            self._take_port()
+            self._launch()
+            self._await_ready()
+            if self._on_up:
+                self._on_up()
+        except Exception as error:  # a hand-over that fails leaves no server to be trusted either
+            self._end()
+            return str(error).partition("\n")[0]
+        self._up.set()
+        return ""
+
+    def _take_port(self) -> None:
+        """The port of before; a free one where another process has it and we may move.
+
+        Raises:
+            InputError: another process has it, and we may not.
+        """
+        try:
+            _free_port(self._port)
+        except InputError as error:
+            if not self._may_move:
+                raise
+            self._port = _free_port(0)
+            self._say(f"{str(error).partition(';')[0]}; vLLM starts at {self.url} instead.")
+
+    # ---------------------------------------------------------------- its log
+
+    def _tail(self, count: int) -> list[str]:
+        """The present process's last lines, blank ones left out."""
+        with contextlib.suppress(OSError), self._log.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, size - 65536))
+            lines = log.read().decode("utf-8", "replace").splitlines()
+            return [line.strip() for line in lines if line.strip()][-count:]
+        return []
+
+    def _last_words(self) -> str:
+        lines = "".join(f"\n    {line}" for line in self._tail(LAST_LINES))
+        return f"the last lines of its log {self._log}:{lines}"
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process ended, without taking its number away as `poll` does."""
+    if process.returncode is not None:
+        return True
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, process.pid, options) is not None
+
+
+def _free_port(port: int) -> int:
+    """The port, or a free one for 0.
+
+    Raises:
+        InputError: another process has it, or it may not be taken.
+    """
+    with socket.socket() as probe:
+        # As servers do: a port whose connections are merely fading counts as free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            who = listener.described(port)
+            reason = f"{who} listens there" if who else error.strerror
+            raise InputError(
+                f"config.llm.server.port: {port} on {HOST} cannot be taken ({reason}); give "
+                "another one, or 0 for any that is free."
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+def _since(began: float) -> str:
+    return f"{time.monotonic() - began:.0f} s"

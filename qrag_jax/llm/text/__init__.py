@@ -1,0 +1,1 @@
+"""What a model is asked, and what is read from its answers."""

@@ -1,0 +1,97 @@
+"""How texts are drawn and read: what a request carries besides its messages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm.outcomes import Answer, ChatRequest
+from qrag_jax.llm.text import extraction
+from qrag_jax.llm.text.extraction import NoAnswer
+from qrag_jax.llm.text.prompts import Messages
+from qrag_jax.llm.text.token_count import token_counter
+
+FAIL, SCORE = "fail", "score"  # what an answer is that max_tokens cut off
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """How texts are drawn and read.
+
+    Attributes:
+        temperature, max_tokens, top_p, seed: as in `ChatRequest`.
+        enable_thinking: switches a thinking model's thinking; None leaves it to the model.
+        max_prompt_tokens: longest prompt, 0 for no limit. count: tokens of messages.
+        score_cut_off: read an answer that max_tokens cut off as if it were whole.
+    """
+
+    temperature: float = 0.0
+    max_tokens: int = 256
+    top_p: float | None = None
+    seed: int | None = None
+    enable_thinking: bool | None = None
+    max_prompt_tokens: int = 0
+    count: Callable[[Messages], int] | None = None
+    score_cut_off: bool = False
+
+    @classmethod
+    def of(cls, llm: Mapping[str, Any], prefix: str) -> Generation:
+        """From the fields of the same names, `tokenizer` and `cut_off`.
+
+        Args:
+            prefix: what the fields' names begin with for the user, such as "--llm.".
+
+        Raises:
+            InputError: a field cannot be used.
+        """
+        if llm["max_prompt_tokens"] and not llm["tokenizer"]:
+            raise InputError(
+                f"{prefix}max_prompt_tokens needs {prefix}tokenizer=FOLDER, that of the model "
+                "served."
+            )
+        if llm["max_tokens"] < 1 or llm["max_prompt_tokens"] < 0 or not llm["temperature"] >= 0:
+            raise InputError(
+                f"{prefix}max_tokens must be at least 1, {prefix}max_prompt_tokens and "
+                f"{prefix}temperature at least 0."
+            )
+        if llm["top_p"] is not None and not 0 < llm["top_p"] <= 1:
+            raise InputError(f"{prefix}top_p is {llm['top_p']}; use a share above 0 and up to 1.")
+        if llm["cut_off"] not in (FAIL, SCORE):
+            raise InputError(f"{prefix}cut_off is {llm['cut_off']!r}; use {FAIL} or {SCORE}.")
+        budget, thinks = llm["max_prompt_tokens"], llm["enable_thinking"]
+        return cls(
+            temperature=llm["temperature"],
+            max_tokens=llm["max_tokens"],
+            top_p=llm["top_p"],
+            seed=llm["seed"],
+            enable_thinking=thinks,
+            max_prompt_tokens=budget,
+            count=token_counter(llm["tokenizer"], thinks) if budget else None,
+            score_cut_off=llm["cut_off"] == SCORE,
+        )
+
+    def request(self, messages: Messages) -> ChatRequest:
+        """The request for one answer."""
+        return ChatRequest(
+            messages,
+            temperature=self.temperature,
+            max_tokens=self.max_tokens,
+            top_p=self.top_p,
+            seed=self.seed,
+            extra=extraction.thinking(self.enable_thinking),
+        )
+
+    def final_answer(self, answer: Answer) -> str | NoAnswer:
+        """The answer that the model's text ends with."""
+        return extraction.final_answer(*self._read(answer))
+
+    def verdict(self, answer: Answer) -> bool | NoAnswer:
+        """A judge's yes or no."""
+        return extraction.verdict(*self._read(answer))
+
+    def _read(self, answer: Answer) -> tuple[str, str, bool]:
+        """Text, finish reason, whether the prompt opened the thinking."""
+        reason = "stop" if self.score_cut_off else answer.finish_reason
+        return answer.text, reason, self.enable_thinking is True

@@ -1,0 +1,240 @@
+"""Prompts: text files with named slots, filled with texts and fitted to a budget of tokens.
+
+A file has the messages one after the other, each below a line `[system]`, `[user]` or
+`[assistant]`. `{name}` is a slot; any other brace is text. The files of the package lie in
+`templates/`. A slot's text is never looked at again: a chunk that holds "{question}" stays as it
+is.
+
+A slot between marks, `<name>{name}</name>`, is fenced: its text is put on one line and loses every
+`<` before the name of a mark of this prompt, so that it can neither end its slot nor begin another.
+No text keeps what chat templates say turns with (`<|im_end|>`, `[INST]`, `</think>` …): a blank is
+put behind the bracket. Half surrogate pairs become U+FFFD.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.well_formed import well_formed
+
+Messages = tuple[tuple[str, str], ...]  # (role, content) pairs
+
+FOLDER = Path(__file__).parent / "templates"
+_ROLE = re.compile(r"^\[(system|user|assistant)\]\n", re.MULTILINE)
+_SLOT = re.compile(r"\{([a-z_]+)\}")
+_WORD = re.compile(r"\S+")
+# Signs without width, which may stand in a word that looks as it does without them.
+_UNSEEN = "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]*"
+_FENCED = re.compile(r"<([a-z_]+)>\{\1\}</\1>")
+# How chat templates mark turns and thoughts; a tokenizer would read them out of any text.
+_CONTROL = re.compile(
+    r"(<(?=\||/?s>|/?think>|(?:start|end)_of_turn>|/?SYS>>)|\[(?=/?INST\]))", re.IGNORECASE
+)
+
+# The slot that takes chunks says how they are joined.
+CHUNK_SLOTS: dict[str, Callable[[Sequence[str]], str]] = {
+    "passages": lambda chunks: "\n\n".join(
+        f"[{number}] {chunk.strip()}" for number, chunk in enumerate(chunks, 1)
+    ),
+    "facts": lambda chunks: "\n".join(chunk.strip() for chunk in chunks),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """The messages of one prompt, with slots.
+
+    Attributes:
+        path: the file it comes from. fingerprint: of the file's text.
+        messages: (role, content) pairs, the contents with their slots.
+        slots: the names of all slots.
+    """
+
+    path: Path
+    fingerprint: str
+    messages: Messages
+    slots: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return self.path.stem
+
+    @property
+    def chunk_slot(self) -> str:
+        """The slot that takes the chunks.
+
+        Raises:
+            InputError: the prompt has none, or both.
+        """
+        found = sorted(self.slots & set(CHUNK_SLOTS))
+        if len(found) != 1:
+            wanted = " or ".join(f"{{{slot}}}" for slot in CHUNK_SLOTS)
+            raise InputError(
+                f"{self.path} has {len(found)} slots for chunks; write exactly one, {wanted}"
+            )
+        return found[0]
+
+    def fill(self, texts: Mapping[str, str]) -> Messages:
+        """The messages with each slot replaced by its text.
+
+        Raises:
+            InputError: a slot has no text, or a text no slot; names file and slot.
+        """
+        for slot in sorted(self.slots - set(texts)):
+            raise InputError(
+                f"{self.path} has the slot {{{slot}}}, for which there is no text; remove it"
+            )
+        for slot in sorted(set(texts) - self.slots):
+            raise InputError(f"{self.path} has no slot {{{slot}}}; write it where its text goes")
+        fenced = {name for _, content in self.messages for name in _FENCED.findall(content)}
+        marks = _marks(tuple(sorted(fenced)))
+        safe: dict[str, str] = {}
+        for slot, text in texts.items():
+            safe[slot] = _CONTROL.sub(r"\1 ", well_formed(text))
+            if marks is not None:
+                safe[slot] = marks.sub("", safe[slot])
+            if slot in fenced:
+                safe[slot] = " ".join(safe[slot].split())
+        return tuple(
+            (role, _SLOT.sub(lambda slot: safe[slot[1]], content))
+            for role, content in self.messages
+        )
+
+    def with_chunks(self, question: str, chunks: Sequence[str]) -> Messages:
+        """The messages with the question and the chunks, in the order given.
+
+        Raises:
+            InputError: the prompt has other slots than these two.
+        """
+        joined = CHUNK_SLOTS[self.chunk_slot](chunks)
+        return self.fill({"question": question, self.chunk_slot: joined})
+
+
+def load(name: str) -> Prompt:
+    """The package's prompt called `name`, or the one in the file `name` if it ends in `.txt`.
+
+    Raises:
+        InputError: there is no such prompt or file, or it has no messages.
+    """
+    path = Path(name) if name.endswith(".txt") else FOLDER / f"{name}.txt"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        own = ", ".join(sorted(file.stem for file in FOLDER.glob("*.txt")))
+        raise InputError(
+            f"the prompt {path} cannot be read ({reason}); give one of {own}, or a .txt file"
+        ) from None
+    before, *parts = _ROLE.split(text)
+    messages = tuple(
+        (role, content.strip()) for role, content in zip(parts[::2], parts[1::2], strict=True)
+    )
+    if not messages or before.strip():
+        raise InputError(f"{path} does not begin with a message; start it with a line [user]")
+    if messages[-1][0] != "user":
+        raise InputError(f"{path} ends with a message of the {messages[-1][0]}; end with [user]")
+    slots = frozenset(slot for _, content in messages for slot in _SLOT.findall(content))
+    return Prompt(path, hashlib.sha256(text.encode()).hexdigest()[:16], messages, slots)
+
+
+@functools.cache
+def _marks(names: tuple[str, ...]) -> re.Pattern[str] | None:
+    """What a model could take for a mark of these names: an opening bracket before one of them,
+    whatever stands between that is no letter, and whatever in the name that cannot be seen."""
+    if not names:
+        return None
+    words = "|".join(
+        r"[\W_]*".join(_UNSEEN.join(part) for part in name.split("_")) for name in names
+    )
+    return re.compile(rf"[<＜‹〈⟨](?=[\W_]*(?:{words})(?![^\W_]))", re.IGNORECASE)
+
+
+class Cut(NamedTuple):
+    """What was left out: whole chunks, and characters in all (those chunks and a part of one)."""
+
+    chunks: int = 0
+    characters: int = 0
+
+
+class Fitted(NamedTuple):
+    """A prompt that fits, and what had to be left out of it."""
+
+    messages: Messages
+    cut: Cut
+
+
+def fit(
+    prompt: Prompt,
+    question: str,
+    chunks: Sequence[str],
+    max_prompt_tokens: int,
+    count: Callable[[Messages], int],
+) -> Fitted | Failure:
+    """The prompt with as much of the chunks as fits, the oldest cut first, the question whole.
+
+    Whole chunks are left out from the first one on, as few as it takes; of the last of them the
+    beginning is put back as far as it fits, word by word.
+
+    Args:
+        chunks: the oldest first; they are shown in this order.
+        max_prompt_tokens: the budget; 0 is none.
+        count: tokens of the messages as the model reads them. More text must not have fewer.
+
+    Returns:
+        `Failure` of cause "too_long" if the question does not fit even without any chunk.
+
+    Raises:
+        InputError: the prompt has other slots than `question` and one for chunks.
+    """
+
+    def shown(left_out: int, words: int = 0) -> Messages:
+        kept = list(chunks[left_out:])
+        if words:
+            kept.insert(0, _beginning(chunks[left_out - 1], words))
+        return prompt.with_chunks(question, kept)
+
+    def fits(messages: Messages) -> bool:
+        return not max_prompt_tokens or count(messages) <= max_prompt_tokens
+
+    if fits(whole := shown(0)):
+        return Fitted(whole, Cut())
+    if not chunks or not fits(shown(len(chunks))):
+        tokens = count(shown(len(chunks)))
+        message = f"the question alone makes {tokens} tokens, and {max_prompt_tokens} are allowed."
+        return Failure("too_long", message, attempts=0)
+    left_out = _least(1, len(chunks), lambda number: fits(shown(number)))
+    partial = chunks[left_out - 1]
+    words = len(_WORD.findall(partial))
+    lost = _least(0, words, lambda number: fits(shown(left_out, words - number)))
+    kept = _beginning(partial, words - lost)
+    cut = Cut(
+        chunks=left_out - bool(kept),
+        characters=sum(map(len, chunks[:left_out])) - len(kept),
+    )
+    return Fitted(shown(left_out, words - lost), cut)
+
+
+def _beginning(text: str, words: int) -> str:
+    """The text up to the end of its word number `words`."""
+    ends = [word.end() for word in _WORD.finditer(text)]
+    return text[: ends[words - 1]] if words else ""
+
+
+def _least(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The smallest number in `low` … `high` for which it holds, if it does from there on."""
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low

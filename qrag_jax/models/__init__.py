@@ -1,0 +1,1 @@
+"""Encoders: trunks, heads, what they compute with, and their files."""

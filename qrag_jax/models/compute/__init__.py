@@ -1,0 +1,1 @@
+"""What trunks are computed with: packing, attention, rotations, adapters, dropout."""

@@ -1,0 +1,134 @@
+"""Attention over right-padded rows, in the form each platform runs fastest."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from qrag_jax.models.compute.dropout import KeptWeights
+
+MASKED = -1e9
+
+
+def padded_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    lengths: jax.Array,
+    products: jnp.dtype | None = None,
+    causal: bool = False,
+    *,
+    kept: KeptWeights | None = None,
+) -> jax.Array:
+    """softmax(QKᵀ/√d)·V over the first `lengths[b]` keys of each row (Vaswani et al., 2017).
+
+    Args:
+        query: `[B, L, heads, d]`. key, value: `[B, L, groups, d]`; query heads i·heads/groups to
+            (i+1)·heads/groups - 1 share those of group i (Ainslie et al., arXiv 2305.13245).
+        lengths: `[B]`, at least 1.
+        causal: a query sees no key behind it. Cotangents at positions ≥ length must then be 0.
+        products: dtype that the products' factors are rounded to; None: that of query.
+        kept: the weights that dropout leaves.
+
+    Returns:
+        `[B, L, heads, d]`; what stands at positions ≥ length means nothing. NVIDIA GPUs take
+        cuDNN's fused kernel, with lengths rather than a mask, in the dtypes it knows. On CPU the
+        library's einsums, and above all their gradients, are slower than plain batched products.
+        Dropout is computed by these everywhere: no fused kernel takes masks of ours.
+    """
+    if kept is not None:
+        arguments = lengths, products or query.dtype, causal
+        return _batched_products(query, key, value, *arguments, kept)
+    match jax.default_backend():
+        case "cpu":
+            return _batched_products(query, key, value, lengths, products or query.dtype, causal)
+        case "gpu" if _fused_kernel_takes(query):
+            return _library(query, key, value, lengths, causal, "cudnn")
+        case _:
+            return _library(query, key, value, lengths, causal, "xla")
+
+
+def _fused_kernel_takes(query: jax.Array) -> bool:
+    """cuDNN's flash attention: half precision, heads of at most 128 by steps of 8."""
+    width = query.shape[-1]
+    nvidia = "cuda" in jax.devices()[0].client.platform_version.lower()
+    half = query.dtype in (jnp.bfloat16, jnp.float16)
+    return nvidia and half and width <= 128 and width % 8 == 0
+
+
+def _library(query, key, value, lengths, causal, implementation):
+    lengths = lengths.astype(jnp.int32)
+    return jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        query_seq_lengths=lengths,
+        key_value_seq_lengths=lengths,
+        is_causal=causal,
+        implementation=implementation,
+    )
+
+
+def _batched_products(query, key, value, lengths, products, causal, kept=None):
+    batch, length, heads, width = query.shape
+    groups = key.shape[2]
+
+    def by_group(x: jax.Array) -> jax.Array:
+        """`[B, L, heads, d]` → `[B·groups, heads/groups·L, d]`."""
+        return x.transpose(0, 2, 1, 3).reshape(batch * groups, -1, width)
+
+    position = jnp.arange(length)
+    if causal:  # no key of the padding stands before a query of the row
+        bias = jnp.where(position <= position[:, None], 0.0, MASKED)
+        bias = jnp.tile(bias, (heads // groups, 1))[None]
+    else:
+        bias = jnp.where(position < lengths[:, None], 0.0, MASKED)
+        bias = jnp.repeat(bias, groups, axis=0)[:, None]
+    scaled = query * jnp.asarray(width**-0.5, query.dtype)
+    mask, rate = (kept.mask.reshape(batch * groups, -1, length), kept.rate) if kept else (None, 0.0)
+    factors = by_group(scaled), by_group(key), by_group(value)
+    result = _attend(products, rate, *factors, bias, mask)
+    return result.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(products, rate, query, key, value, bias, kept):
+    """query `[N, Q, d]`, key, value `[N, L, d]`, bias of the scores → `[N, Q, d]`.
+
+    The bias is `[N, 1, L]` or `[1, Q, L]`; the softmax is taken in float32. kept `[N, Q, L]`: the
+    weights that dropout leaves, None: all.
+    """
+    return _attend_forward(products, rate, query, key, value, bias, kept)[0]
+
+
+def _dropped(rate, weights, kept):
+    return weights if kept is None else jnp.where(kept, weights / (1 - rate), 0)
+
+
+def _product(products, subscripts, one, other, result):
+    one, other = one.astype(products), other.astype(products)
+    return jnp.einsum(subscripts, one, other, preferred_element_type=result)
+
+
+def _attend_forward(products, rate, query, key, value, bias, kept):
+    scores = _product(products, "nqd,nkd->nqk", query, key, jnp.float32) + bias
+    weights = jax.nn.softmax(scores).astype(query.dtype)
+    result = _product(products, "nqk,nkd->nqd", _dropped(rate, weights, kept), value, query.dtype)
+    return result, (query, key, value, bias, kept, weights, result)
+
+
+def _attend_backward(products, rate, saved, gradient):
+    query, key, value, bias, kept, weights, result = saved
+    product = partial(_product, products, result=query.dtype)
+    d_value = product("nqk,nqd->nkd", _dropped(rate, weights, kept), gradient)
+    d_weights = _dropped(rate, product("nqd,nkd->nqk", gradient, value), kept)
+    # Σ_k weights·d_weights equals Σ_d result·gradient, which is L/d times cheaper, dropout or not.
+    d_scores = weights * (d_weights - (result * gradient).sum(-1, keepdims=True))
+    d_query = product("nqk,nkd->nqd", d_scores, key)
+    d_key = product("nqk,nqd->nkd", d_scores, query)
+    return d_query, d_key, d_value, jnp.zeros_like(bias), None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)

@@ -1,0 +1,145 @@
+"""The linear map of every encoder, with a gradient in the form the hardware runs fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from qrag_jax.models.compute.dropout import TokenDropout, drop
+
+# Leaves that stand beside a kernel where the map has a low-rank adapter (`lora`).
+LORA_A, LORA_B = ADAPTER = ("lora_a", "lora_b")
+LORA_KEY = "lora_key"  # and where there is dropout on what enters it
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def linear(products: jnp.dtype, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+    """x·W + b over the last axis: x `[..., I]`, kernel `[I, O]`, bias `[O]` → `[..., O]`.
+
+    The factors of every product are rounded to the dtype `products`, sums are float32, the result
+    has x's dtype. Gradients of kernel and bias come in the dtype of these. They are products of x
+    and the cotangent as they lie in memory: autodiff asks for their transposes, and on CPU those
+    copies cost a tenth of a training step.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    product = _product(products, rows, kernel, ((1,), (0,)), x.dtype) + bias.astype(x.dtype)
+    return product.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def _product(products, one, other, contracted, result):
+    return jax.lax.dot_general(
+        one.astype(products),
+        other.astype(products),
+        (contracted, ((), ())),
+        preferred_element_type=result,
+    )
+
+
+def _forward(products, x, kernel, bias):
+    return linear(products, x, kernel, bias), (x, kernel, bias)
+
+
+def _backward(products, saved, gradient):
+    x, kernel, bias = saved
+    rows = x.reshape(-1, x.shape[-1])
+    gradient = gradient.reshape(-1, gradient.shape[-1])
+    d_x = _product(products, gradient, kernel, ((1,), (1,)), x.dtype).reshape(x.shape)
+    d_kernel = _product(products, rows, gradient, ((0,), (0,)), jnp.float32).astype(kernel.dtype)
+    if bias is None:
+        return d_x, d_kernel, None
+    d_bias = gradient.astype(jnp.float32).sum(axis=0).astype(bias.dtype)
+    return d_x, d_kernel, d_bias
+
+
+linear.defvjp(_forward, _backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def linear_without_bias(products: jnp.dtype, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """x·W over the last axis, as `linear` computes it: x `[..., I]`, kernel `[I, O]`."""
+    product = _product(products, x.reshape(-1, x.shape[-1]), kernel, ((1,), (0,)), x.dtype)
+    return product.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def _backward_without_bias(products, saved, gradient):
+    return _backward(products, (*saved, None), gradient)[:2]
+
+
+linear_without_bias.defvjp(
+    lambda products, x, kernel: (linear_without_bias(products, x, kernel), (x, kernel)),
+    _backward_without_bias,
+)
+
+
+class Linear(nn.Module):
+    """`linear` as a Flax module with the parameters of `nn.Dense`.
+
+    With the further leaves `lora_a` `[I, r]` and `lora_b` `[r, O]` it adds (x·A)·B. With
+    `lora_key` `[k, 2]` as well, A is k matrices side by side, and each sees x through a mask of
+    its own (`dropout.drop`); x·W sees all of x.
+    """
+
+    features: int
+    products: jnp.dtype = jnp.float32
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array, dropout: TokenDropout | None = None) -> jax.Array:
+        """`[..., I]` → `[..., features]` in x's dtype.
+
+        Raises:
+            ValueError: there is a key, but nothing is known of the tokens.
+        """
+        kernel = self.param(
+            "kernel", nn.initializers.lecun_normal(), (x.shape[-1], self.features), jnp.float32
+        )
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros_init(), (self.features,), jnp.float32)
+            result = linear(self.products, x, kernel, bias)
+        else:
+            result = linear_without_bias(self.products, x, kernel)
+        if not self.has_variable("params", LORA_A):
+            return result
+        a: jax.Array = self.get_variable("params", LORA_A)
+        b: jax.Array = self.get_variable("params", LORA_B)
+        if self.has_variable("params", LORA_KEY):
+            keys: jax.Array = self.get_variable("params", LORA_KEY)
+            if dropout is None:
+                raise ValueError("dropout needs rows with digests: encode them by `ragged`")
+            parts = zip(keys, jnp.split(a, len(keys), axis=1), strict=True)
+            dropped = [
+                linear_without_bias(self.products, drop(x, key, dropout), part)
+                for key, part in parts
+            ]
+            narrow = jnp.concatenate(dropped, axis=1)
+        else:
+            narrow = linear_without_bias(self.products, x, a)
+        return result + linear_without_bias(self.products, narrow, b)
+
+
+def side_by_side(parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
+    """The parameters of one `Linear` that computes what several compute from the same x.
+
+    Kernels and biases are joined. Adapters, which not every part needs to have, become one of the
+    sum of their ranks: the A's stand side by side, the B's on a diagonal of blocks. Each keeps its
+    own key of dropout, as each has a mask of its own where they are computed one by one.
+    """
+    own = (*ADAPTER, LORA_KEY)
+    plain = [{n: leaf for n, leaf in part.items() if n not in own} for part in parts]
+    joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *plain)
+    before, width = 0, joined["kernel"].shape[-1]
+    a, b, keys = [], [], []
+    for part in parts:
+        after = before + part["kernel"].shape[-1]
+        if LORA_A in part:
+            a.append(part[LORA_A])
+            b.append(jnp.pad(part[LORA_B], ((0, 0), (before, width - after))))
+            keys += [part[LORA_KEY]] if LORA_KEY in part else []
+        before = after
+    if a:
+        joined |= {LORA_A: jnp.concatenate(a, axis=-1), LORA_B: jnp.concatenate(b, axis=0)}
+    return joined | ({LORA_KEY: jnp.concatenate(keys)} if keys else {})

@@ -1,0 +1,82 @@
+"""Low-rank adapters (LoRA; Hu et al., arXiv 2106.09685): what is trained beside a frozen encoder.
+
+A linear map becomes x·W + s·(x·A)·B with s = alpha / rank. W, and all else of the base, is frozen:
+one copy serves both towers, online and target. In the tree of an adapter, maps that have one keep
+their place in the parameters at rest: `layers/query/lora_a` `[n, in, r]`, `lora_b` `[n, r, out]`.
+
+With dropout the map is x·W + s·(d(x)·A)·B, d being `dropout.drop` with a mask of its own for every
+map, as in the library PEFT. It acts where there is a key alone, that is in the online towers of a
+training step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from qrag_jax.models.compute.linear import ADAPTER, LORA_A, LORA_B, LORA_KEY
+from qrag_jax.models.trunks.trunk import Params
+
+Leaves = dict[tuple[str, ...], jax.Array]  # by their paths
+
+
+class Adapted(NamedTuple):
+    """A frozen base (one tower, as it rests) and the adapters of one tower, or of several stacked
+    on axis 0.
+
+    dropout_key: PRNG key of the masks, one a tower; None: nothing is dropped.
+    """
+
+    base: Params
+    adapters: Params
+    dropout_key: jax.Array | None = None
+
+
+def attach(params: Adapted, scale: float) -> Params:
+    """One tower's parameters with the adapters beside the kernels, as `Linear` takes them.
+
+    The factor `scale` is put on B. Where there is a key, every map gets one of its own.
+    """
+    adapters: Leaves = flatten_dict(params.adapters)
+    leaves = flatten_dict(params.base) | {
+        path: leaf * scale if path[-1] == LORA_B else leaf for path, leaf in adapters.items()
+    }
+    if params.dropout_key is not None:
+        leaves |= _keys(params.dropout_key, adapters)
+    return unflatten_dict(leaves)
+
+
+def _keys(key: jax.Array, adapters: Leaves) -> Leaves:
+    """The keys, uint32 `[n, 1, 2]`, of every map that has an adapter, one a layer: the tower's key
+    with the map's number, in the order of their names, and the layer's folded in."""
+    leaves: Leaves = {}
+    for number, path in enumerate(sorted(path for path in adapters if path[-1] == LORA_A)):
+        of_map, layers = jax.random.fold_in(key, number), jnp.arange(len(adapters[path]))
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(of_map, layers)
+        leaves[*path[:-1], LORA_KEY] = jax.random.key_data(keys)[:, None, :2]
+    return leaves
+
+
+def has_keys(attached: Params) -> bool:
+    """Whether `attach` was given a key of dropout."""
+    return any(path[-1] == LORA_KEY for path in flatten_dict(attached))
+
+
+def detach(attached: Params) -> tuple[Leaves, Leaves]:
+    """The leaves of adapters and all others, of parameters at rest or prepared."""
+    leaves = flatten_dict(attached)
+    adapters = {path: leaf for path, leaf in leaves.items() if path[-1] in ADAPTER}
+    return adapters, {path: leaf for path, leaf in leaves.items() if path not in adapters}
+
+
+def merge(params: Adapted, scale: float) -> Params:
+    """One tower's parameters without adapters that compute the same: W + s·A·B for W."""
+    leaves, adapters = flatten_dict(params.base), flatten_dict(params.adapters)
+    for path, b in adapters.items():
+        if path[-1] == LORA_B:
+            kernel = (*path[:-1], "kernel")
+            leaves[kernel] = leaves[kernel] + scale * (adapters[*path[:-1], LORA_A] @ b)
+    return unflatten_dict(leaves)

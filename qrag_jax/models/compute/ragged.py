@@ -1,0 +1,343 @@
+"""Rows of unequal length encoded, and differentiated, with little padding in ONE compiled program.
+
+Rows are sorted by length on the device and packed into blocks (`packing`) that a loop computes one
+by one, a switch choosing the block's static shape. Absent rows cost nothing, and a row that occurs
+twice is computed once.
+
+The gradient is pulled back block by block from cotangents of the embeddings (Gao et al., 2021,
+"Scaling Deep Contrastive Learning Batch Size", GradCache), so memory is that of one block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from qrag_jax.models.compute.dropout import (
+    TokenDropout,
+    row_digests,
+    token_digests,
+    trunk_keys,
+    without_key,
+)
+from qrag_jax.models.compute.lora import Adapted, attach, detach, has_keys
+from qrag_jax.models.compute.packing import (
+    Blocks,
+    Filling,
+    Layout,
+    Shape,
+    layout,
+    next_block,
+    rows_of_block,
+)
+from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.models.trunks.trunk import WORDS, Params
+
+
+class Plan(NamedTuple):
+    """The blocks of each place rows are encoded: all chunks, the states, and with gradients."""
+
+    chunks: Blocks
+    states: Blocks
+    gradients: Blocks
+
+
+class TokenCount(NamedTuple):
+    """Tokens that carry text and tokens computed: float32 scalars, counts can exceed int32.
+
+    A row that occurs more than once counts once, as it is computed once.
+    """
+
+    real: jax.Array
+    computed: jax.Array
+
+    @classmethod
+    def total(cls, counts: Iterable[TokenCount]) -> TokenCount:
+        """Their sum, over any axes they have as well."""
+        real, computed = zip(*counts, strict=True)
+        return cls(*(jnp.stack(list(map(jnp.sum, field))).sum() for field in (real, computed)))
+
+
+class _Rows(NamedTuple):
+    """Rows in the order of their length; absent and repeated ones, of length 0, come first."""
+
+    order: jax.Array  # [N] the row at each place of the order
+    first: jax.Array  # [N] the first row of the same content, itself if there is none before
+    tokens: jax.Array  # [N, L] in order
+    lengths: jax.Array  # [N] in order
+    dropout: TokenDropout | None  # with the digests of the rows, [N] in order
+
+
+class _Packed(NamedTuple):
+    """One block, ready to compute."""
+
+    tokens: jax.Array  # [T]
+    layout: Layout
+    place: jax.Array  # [R] in the order by length, N for a row that is not present
+
+
+def embed_rows(
+    encoder: TextEncoder, blocks: Blocks, params: Params, tokens: jax.Array, lengths: jax.Array
+) -> tuple[jax.Array, TokenCount]:
+    """tokens `[N, L]`, lengths `[N]` (0 = no row) → float32 `[N, D]`; absent rows give zeros.
+
+    Equal to `encoder.embed(params, tokens, lengths)` on present rows, up to float rounding. Where
+    `params` have keys of dropout, the trunk drops, or adapters see their inputs, through the masks
+    of `dropout`.
+
+    Raises:
+        ValueError: rows are wider than the longest row length of `blocks`.
+    """
+    params, key = without_key(params)
+    rows = _sorted(blocks, tokens, lengths, _masks(encoder, key, has_keys(params)))
+    prepared = encoder.module.prepare(params, encoder.module.precision.products)
+
+    def compute(embedded: jax.Array, block: _Packed) -> jax.Array:
+        result = encoder.embed_words(prepared, prepared[WORDS][block.tokens], block.layout)
+        return embedded.at[block.place].set(result, mode="drop")
+
+    nothing = jnp.zeros((tokens.shape[0], encoder.width), jnp.float32)
+    embedded, count = _over_blocks(blocks, rows, compute, nothing)
+    return jnp.zeros_like(embedded).at[rows.order].set(embedded)[rows.first], count
+
+
+def pull_back(
+    encoder: TextEncoder,
+    blocks: Blocks,
+    params: Params | Adapted,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    cotangents: jax.Array,
+) -> tuple[Params, TokenCount]:
+    """Gradient of `Σ_n <cotangents[n], embed(tokens[n])>` with respect to `params`, in float32;
+    of one tower's adapters where `params` has them; through the masks of its key if it has one.
+
+    tokens `[N, L]`, lengths `[N]`, cotangents `[N, D]`; rows of length 0 contribute nothing.
+
+    Raises:
+        ValueError: rows are wider than the longest row length of `blocks`.
+    """
+    rows = _rows_to_pull_back(encoder, blocks, params, tokens, lengths)
+    # A row that occurs twice is pulled back once, with the sum of its cotangents.
+    cotangents = jnp.zeros_like(cotangents).at[rows.first].add(cotangents)[rows.order]
+
+    def cotangent_of(carry: Any, embedded: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:
+        return cotangents.at[place].get(mode="fill", fill_value=0), carry
+
+    gradient, _, count = _pull_back(encoder, blocks, params, rows, cotangent_of, ())
+    return gradient, count
+
+
+def embed_and_pull_back(
+    encoder: TextEncoder,
+    blocks: Blocks,
+    params: Params | Adapted,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    cotangent_of: Callable[[jax.Array, jax.Array], jax.Array],
+) -> tuple[Params, jax.Array, TokenCount]:
+    """As `pull_back`, where a row's cotangent is known once the row is embedded.
+
+    Args:
+        cotangent_of: from embeddings `[R, D]` and the rows they are of `[R]`, N where there is
+            none, to their cotangents `[R, D]`.
+
+    Returns:
+        the gradient, the embeddings `[N, D]`, and the tokens; a row that occurs twice is computed
+        twice.
+    """
+    rows = _rows_to_pull_back(encoder, blocks, params, tokens, lengths, repeats=True)
+    count = tokens.shape[0]
+
+    def of_block(carry: Any, embedded: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:
+        row = rows.order.at[place].get(mode="fill", fill_value=count)
+        carry = carry.at[row].set(embedded, mode="drop")
+        return cotangent_of(embedded, row), carry
+
+    nothing = jnp.zeros((count, encoder.width), jnp.float32)
+    return _pull_back(encoder, blocks, params, rows, of_block, nothing)
+
+
+def _rows_to_pull_back(
+    encoder: TextEncoder,
+    blocks: Blocks,
+    params: Params | Adapted,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    repeats: bool = False,
+) -> _Rows:
+    if isinstance(params, Adapted):
+        masks = _masks(encoder, None, params.dropout_key is not None)
+    else:
+        masks = _masks(encoder, without_key(params)[1], False)
+    return _sorted(blocks, tokens, lengths, masks, repeats)
+
+
+_Masks = Callable[[jax.Array], TokenDropout]  # from digests
+
+
+def _masks(encoder: TextEncoder, key: jax.Array | None, of_adapters: bool) -> _Masks | None:
+    """What drops: the trunk of a tower with a key, or adapters with keys of their own."""
+    if key is not None:
+        keys = trunk_keys(key, encoder.module.config.num_hidden_layers)
+        hidden, attention = encoder.dropout, encoder.attention_dropout
+        return partial(TokenDropout, keys=keys, hidden=hidden, attention=attention)
+    return partial(TokenDropout, rate=encoder.lora_dropout) if of_adapters else None
+
+
+# From a carry, a block's embeddings `[R, D]` and their places in the order by length `[R]` to the
+# cotangents and the new carry.
+_CotangentOf = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
+
+
+def _pull_back(
+    encoder: TextEncoder,
+    blocks: Blocks,
+    params: Params | Adapted,
+    rows: _Rows,
+    cotangent_of: _CotangentOf,
+    carry: Any,
+) -> tuple[Params, Any, TokenCount]:
+    """The gradient and the last carry."""
+    if isinstance(params, Adapted):
+        return _pull_back_to_adapters(encoder, blocks, params, rows, cotangent_of, carry)
+    apart = encoder.module.prepare(without_key(params)[0])
+    table = apart.pop(WORDS)
+
+    def compute(total: tuple[Params, jax.Array, Any], block: _Packed):
+        def embed(apart: Params, words: jax.Array) -> jax.Array:
+            return encoder.embed_words(apart | {WORDS: table}, words, block.layout)
+
+        embedded, back = jax.vjp(embed, apart, table[block.tokens])
+        cotangent, carry = cotangent_of(total[2], embedded, block.place)
+        gradient, of_words = back(cotangent)
+        # Few rows of the word table are touched: added in place, not through a whole table.
+        of_table = total[1].at[block.tokens].add(of_words)
+        return jax.tree.map(jnp.add, total[0], gradient), of_table, carry
+
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (apart, table))
+    start = (*zeros, carry)
+    (gradient, of_table, carry), count = _over_blocks(blocks, rows, compute, start)
+    return encoder.module.rest(gradient | {WORDS: of_table}), carry, count
+
+
+def _pull_back_to_adapters(
+    encoder: TextEncoder,
+    blocks: Blocks,
+    params: Adapted,
+    rows: _Rows,
+    cotangent_of: _CotangentOf,
+    carry: Any,
+) -> tuple[Params, Any, TokenCount]:
+    """As `_pull_back`; the base is a constant."""
+    module = encoder.module
+
+    def prepare(adapters: Params) -> tuple[Params, Params]:
+        attached = attach(params._replace(adapters=adapters), encoder.lora_scale)
+        return detach(module.prepare(attached, module.precision.products))
+
+    apart, to_rest, frozen = jax.vjp(prepare, params.adapters, has_aux=True)
+
+    def compute(total: tuple[Params, Any], block: _Packed) -> tuple[Params, Any]:
+        def embed(apart: Params) -> jax.Array:
+            prepared = unflatten_dict(frozen | apart)
+            return encoder.embed_words(prepared, prepared[WORDS][block.tokens], block.layout)
+
+        embedded, back = jax.vjp(embed, apart)
+        cotangent, carry = cotangent_of(total[1], embedded, block.place)
+        return jax.tree.map(jnp.add, total[0], back(cotangent)[0]), carry
+
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), apart)
+    (gradient, carry), count = _over_blocks(blocks, rows, compute, (zeros, carry))
+    return to_rest(gradient)[0], carry, count
+
+
+def count_tokens(blocks: Blocks, tokens: jax.Array, lengths: jax.Array) -> TokenCount:
+    """What `embed_rows` counts for the same rows, without computing them."""
+    return _over_blocks(blocks, _sorted(blocks, tokens, lengths), lambda carry, _: carry, ())[1]
+
+
+def _sorted(
+    blocks: Blocks,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    masks: _Masks | None = None,
+    repeats: bool = False,
+) -> _Rows:
+    """`masks`: None, nothing drops. `repeats`: rows that occur twice stay so."""
+    if tokens.shape[1] > blocks.lengths[-1]:
+        raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the lengths {blocks.lengths}")
+    tokens = jnp.where(jnp.arange(tokens.shape[1]) < lengths[:, None], tokens, 0)
+    first = jnp.arange(len(tokens)) if repeats else first_of_its_kind(tokens, lengths)
+    lengths = jnp.where(first == jnp.arange(len(first)), lengths, 0)
+    order = jnp.argsort(lengths, stable=True)
+    tokens, lengths = tokens[order], lengths[order]
+    dropout = None if masks is None else masks(row_digests(tokens, lengths))
+    return _Rows(order, first, tokens, lengths, dropout)
+
+
+def first_of_its_kind(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+    """For each row the first row with the same tokens, `[N]`; tokens are 0 beyond the length.
+
+    Rows of equal hash stand side by side after a sort; the tokens themselves decide.
+    """
+    number = jnp.arange(tokens.shape[0])
+    odd = 2 * np.random.default_rng(0).integers(2**31, size=tokens.shape[1], dtype=np.uint32) + 1
+    hashes = (tokens.astype(jnp.uint32) * odd).sum(axis=1, dtype=jnp.uint32)
+    order = jnp.argsort(hashes, stable=True)
+    new = jnp.append(True, hashes[order][1:] != hashes[order][:-1])
+    first_place = jax.lax.cummax(jnp.where(new, number, 0))
+    first = jnp.zeros_like(number).at[order].set(order[first_place])
+    same = (tokens == tokens[first]).all(axis=1) & (lengths == lengths[first])
+    return jnp.where(same, first, number)
+
+
+def _over_blocks(
+    blocks: Blocks, rows: _Rows, compute: Callable[[Any, _Packed], Any], start: Any
+) -> tuple[Any, TokenCount]:
+    """Runs `compute(carry, block)` over blocks that hold every present row once."""
+    shapes = list(blocks.shapes(rows.lengths.shape[0]))
+
+    def at_shape(shape: Shape):
+        def branch(carry: Any, place: jax.Array, present: jax.Array) -> Any:
+            return compute(carry, _pack(rows, place[: shape.rows], present[: shape.rows], shape))
+
+        return branch
+
+    branches = [at_shape(shape) for shape in shapes]
+
+    def rows_left(loop: tuple[Any, Filling, jax.Array]) -> jax.Array:
+        return loop[1].low < loop[1].high
+
+    def one_block(loop: tuple[Any, Filling, jax.Array]) -> tuple[Any, Filling, jax.Array]:
+        carry, left, computed = loop
+        block = next_block(blocks, rows.lengths, left)
+        place, present = rows_of_block(block, left, max(shape.rows for shape in shapes))
+        carry = jax.lax.switch(block.shape, branches, carry, place, present)
+        cost = jnp.array([float(shape.tokens) for shape in shapes])[block.shape]
+        return carry, Filling(left.low + block.bottom, left.high - block.top), computed + cost
+
+    count = jnp.int32(rows.lengths.shape[0])
+    absent = (rows.lengths == 0).sum(dtype=jnp.int32)
+    carry, _, computed = jax.lax.while_loop(
+        rows_left, one_block, (start, Filling(absent, count), jnp.float32(0))
+    )
+    return carry, TokenCount(rows.lengths.astype(jnp.float32).sum(), computed)
+
+
+def _pack(rows: _Rows, place: jax.Array, present: jax.Array, shape: Shape) -> _Packed:
+    lengths = jnp.where(present, rows.lengths[place], 0)
+    where = layout(lengths, shape.tokens, shape.length)
+    row = place[jnp.minimum(where.row, shape.rows - 1)]
+    if rows.dropout is not None:
+        digests = token_digests(rows.dropout.digests[row], where.position)
+        where = where._replace(dropout=dataclasses.replace(rows.dropout, digests=digests))
+    tokens = rows.tokens[row, jnp.minimum(where.position, rows.tokens.shape[1] - 1)]
+    return _Packed(tokens, where, jnp.where(present, place, rows.lengths.shape[0]))

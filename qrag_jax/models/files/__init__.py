@@ -1,0 +1,1 @@
+"""Model folders: safetensors, torch, PEFT and sentence-transformers files."""

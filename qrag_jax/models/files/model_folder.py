@@ -1,0 +1,192 @@
+"""A pretrained encoder's files: where they are (a folder or a hub name), read and written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.models.files.known_files import (
+    VOCABULARY_FILES,
+    copy_files,
+    inside,
+    is_plain,
+    kept_files,
+    read_json,
+    shown,
+)
+from qrag_jax.models.files.shards import (
+    INDEX_FILE,
+    MAX_SHARD_BYTES,
+    WHOLE_FILE,
+    Size,
+    write_shards,
+)
+from qrag_jax.models.files.stored_tensors import Tensor, open_safetensors
+from qrag_jax.models.files.torch_checkpoint import read_torch_file
+from qrag_jax.runtime.whole_files import write_whole
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+TIMEOUT = 10.0  # seconds until the hub counts as unreachable
+DESCRIPTION_FILES = [
+    *("*.json", "*.txt", "*.jinja", "*.model"),
+    *("model.safetensors", "model-*.safetensors", "*_Dense/model.safetensors"),
+]
+TORCH_FILES = ["pytorch_model.bin", "pytorch_model-*.bin"]
+OTHER_FORMATS = ["onnx/*", "openvino/*"]
+WEIGHT_FILES = (
+    WHOLE_FILE,
+    INDEX_FILE,
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+def resolve_folder(path: str) -> Path:
+    """Returns the folder that holds a model's files.
+
+    A folder of this machine comes first. Otherwise `path` is read as a hub name, "org/name": its
+    JSON, text and safetensors files are fetched into the hub's cache (or found there), and
+    `pytorch_model.bin` only if there are no safetensors.
+
+    Raises:
+        InputError: `path` is neither, or the hub cannot give it.
+    """
+    folder = Path(path).expanduser()
+    if path and folder.is_dir():  # Path("") would be the current folder
+        return folder
+    if path and folder.exists():
+        raise InputError(f"{path}: is a file; give the model's folder.")
+    if not HUB_NAME.fullmatch(path):
+        raise InputError(
+            f"{path!r}: no such folder, and not a hub name of the form org/name either."
+        )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise InputError(
+            f"{path}: no such folder, and names are fetched from the hub by huggingface_hub, which "
+            f"is not installed; pip install qrag_jax[hub]."
+        ) from error
+
+    def fetch(patterns: list[str]) -> Path:
+        got = snapshot_download(
+            path, allow_patterns=patterns, ignore_patterns=OTHER_FORMATS, etag_timeout=TIMEOUT
+        )
+        return Path(got)
+
+    try:
+        folder = fetch(DESCRIPTION_FILES)
+        if not any(folder.glob("model*.safetensors")):
+            folder = fetch(TORCH_FILES)
+    except Exception as error:  # the client's many errors share no base class
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"{path}: no such folder, and the hub cannot give a model of that name "
+            f"({type(error).__name__}: {reason})."
+        ) from error
+    return folder
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Parses the folder's `config.json`.
+
+    Raises:
+        InputError: the file is missing, a link out of the folder, no JSON, or no JSON object.
+    """
+    return read_json(inside(folder, "config.json"))
+
+
+def open_tensors(folder: Path) -> dict[str, Tensor]:
+    """All weights of a folder, by the names and in the dtypes they are stored in.
+
+    The first of `WEIGHT_FILES` that exists is looked into; an index file names its shards. Tensors
+    of safetensors files stay there, those of PyTorch's are read.
+
+    Raises:
+        InputError: there are no weights, a shard or tensor of the index is missing, the index
+            names a file elsewhere, or a file is broken, a link out of the folder or refused (see
+            `read_torch_file`).
+    """
+    for name in WEIGHT_FILES:
+        path = inside(folder, name)
+        if path.exists():
+            return _open_shards(path) if name.endswith(".index.json") else _open_weights(path)
+    raise InputError(f"{folder}: no weights found; looked for {', '.join(WEIGHT_FILES)}.")
+
+
+def read_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """As `open_tensors`, all of them read."""
+    return {name: np.asarray(tensor) for name, tensor in open_tensors(folder).items()}
+
+
+def write_folder(
+    sizes: Mapping[str, Size],
+    arrays: Iterable[tuple[str, np.ndarray]],
+    config: Mapping[str, Any],
+    tokenizer_files_from: Path,
+    out: Path,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Writes weights, `config.json` and the files that go with them.
+
+    Args:
+        sizes, arrays, max_shard_bytes: see `write_shards`.
+        tokenizer_files_from: folder whose tokenizer files, and sentence-transformers files if it
+            has them, are copied (see `kept_files`), nothing else.
+        out: folder to write, made if need be; files of the same names are replaced.
+
+    Raises:
+        InputError: there is no tokenizer in `tokenizer_files_from`, it names or links to files
+            elsewhere, or `out` is a file.
+    """
+    files = kept_files(tokenizer_files_from)
+    if not any(file.name in VOCABULARY_FILES for file in files):
+        raise InputError(f"{tokenizer_files_from}: has none of {', '.join(VOCABULARY_FILES)}.")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: is a file; give a folder to write.")
+    out.mkdir(parents=True, exist_ok=True)
+    write_shards(out, sizes, arrays, max_shard_bytes)
+    write_whole(out / "config.json", json.dumps(config, indent=2) + "\n")
+    copy_files(files, tokenizer_files_from, out)
+
+
+def _open_weights(path: Path) -> dict[str, Tensor]:
+    return {**(read_torch_file(path) if path.suffix == ".bin" else open_safetensors(path))}
+
+
+def read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """Every tensor of one file; raises as `open_safetensors`."""
+    return {name: np.asarray(tensor) for name, tensor in open_safetensors(path).items()}
+
+
+def _open_shards(index: Path) -> dict[str, Tensor]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{index}: the field weight_map, tensor name to file name, is missing.")
+    suffix = index.name.removesuffix(".index.json").rpartition(".")[2]
+    for tensor, shard in weight_map.items():
+        if not is_plain(shard) or not shard.endswith(f".{suffix}"):
+            raise InputError(
+                f"{index}: the shard {shown(shard)} in weight_map (of {shown(tensor)}) is not a "
+                f"plain file name that ends in .{suffix}; download the model again."
+            )
+    shards = sorted(set(weight_map.values()))
+    missing = [shard for shard in shards if not inside(index.parent, shard).is_file()]
+    if missing:
+        them = f"shard {missing[0]} is" if len(missing) == 1 else f"shards {', '.join(missing)} are"
+        raise InputError(f"{index}: the {them} missing from the folder; download the model again.")
+    tensors: dict[str, Tensor] = {}
+    for shard in shards:
+        path = index.parent / shard
+        found = _open_weights(path)
+        absent = [n for n, file in weight_map.items() if file == shard and n not in found]
+        if absent:
+            raise InputError(f"{path}: lacks the tensors {', '.join(absent)} of {index.name}.")
+        tensors |= found
+    return tensors

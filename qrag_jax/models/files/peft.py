@@ -1,0 +1,222 @@
+"""Adapters in the format of the library PEFT, read and written.
+
+A folder holds `adapter_config.json` and `adapter_model.safetensors`, whose tensors are called
+`base_model.model.` + the module's name in Hugging Face's model + `.lora_A.weight` (r, in) or
+`.lora_B.weight` (out, r).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors.numpy import save_file
+
+from qrag_jax.errors import InputError
+from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, kernel_shapes, target_modules
+from qrag_jax.models.compute.linear import LORA_A, LORA_B
+from qrag_jax.models.files.known_files import inside, read_json
+from qrag_jax.models.files.model_folder import read_safetensors
+from qrag_jax.models.files.weight_names import LeafPath, NameTable
+from qrag_jax.models.trunks.trunk import Params, Trunk
+from qrag_jax.runtime.whole_files import write_whole
+
+CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+ENDINGS = {LORA_A: ".lora_A.weight", LORA_B: ".lora_B.weight"}
+POOLER = "pooler."  # outside of the trunk, as in the weights
+
+# Fields of adapter_config.json that, unless empty, ask for another computation than this one.
+UNSUPPORTED = (
+    "use_dora",
+    "use_rslora",
+    "use_qalora",
+    "use_bdlora",
+    "fan_in_fan_out",
+    "lora_bias",
+    "modules_to_save",
+    "rank_pattern",
+    "alpha_pattern",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+    "layers_to_transform",
+    "kasa_config",
+    "monteclora_config",
+)
+EMPTY: tuple[Any, ...] = (None, "", {}, [])
+# Ways to begin that change the base's own kernels, so that its folder is no longer the base.
+CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+LIBRARY = "transformers.models."  # beginning of the module that a base's class is in
+
+
+def read_adapters(folder: Path, table: NameTable, module: Trunk) -> tuple[LoraConfig, Params]:
+    """The adapters of one tower for the encoder `module`, whose names are in `table`.
+
+    Returns:
+        their sizes, and the tree (see `lora`) as float32 NumPy arrays.
+
+    Raises:
+        InputError: a file is missing or broken, asks for what is not supported, or was made for
+            another base.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; give one that PEFT's save_pretrained wrote.")
+    config_path, path = inside(folder, CONFIG_NAME), inside(folder, WEIGHTS_NAME)
+    if not config_path.is_file():
+        raise InputError(
+            f"{config_path}: missing; give a folder that PEFT's save_pretrained wrote."
+        )
+    config = _read_config(config_path, table.model_type)
+    if not path.is_file():
+        raise InputError(f"{path}: missing; save the adapters as safetensors, PEFT's default.")
+    tensors = {name.removeprefix(PREFIX): array for name, array in read_safetensors(path).items()}
+    places = {
+        place: _tensors_of(name, shape, config.rank)
+        for place, (name, shape) in _linear_maps(table, module).items()
+    }
+    expected = {name: shape for tensors_of in places.values() for *_, name, shape in tensors_of}
+    prefix = max(table.prefixes, key=lambda p: sum(p + name in tensors for name in expected))
+    found = {
+        name.removeprefix(prefix): array
+        for name, array in tensors.items()
+        if not name.removeprefix(prefix).startswith(POOLER)
+    }
+    ranks = {len(array) for name, array in found.items() if name.endswith(ENDINGS[LORA_A])}
+    if ranks and config.rank not in ranks:
+        raise InputError(
+            f"{path}: holds adapters of rank {min(ranks)}, but r is {config.rank} in "
+            f"{CONFIG_NAME}; copy both files from one folder."
+        )
+    present = {p: t for p, t in places.items() if any(name in found for *_, name, _ in t)}
+    _check_fit(path, found, expected, [name for t in present.values() for *_, name, _ in t])
+    leaves: dict[LeafPath, np.ndarray] = {}
+    for place, tensors_of in present.items():
+        for leaf in ENDINGS:
+            names = [name for ours, name, _ in tensors_of if ours == leaf]
+            leaves[*place, leaf] = np.stack([np.asarray(found[n], np.float32).T for n in names])
+    modules = tuple(sorted(_within_layer(table, place) for place in present))
+    return dataclasses.replace(config, targets=modules), unflatten_dict(leaves)
+
+
+def write_adapters(folder: Path, table: NameTable, config: LoraConfig, adapters: Params) -> None:
+    """Writes the adapters of one tower, as `PeftModel.from_pretrained(base, folder)` reads them.
+
+    Args:
+        folder: made if need be. adapters: as `read_adapters` gives them.
+    """
+    tensors: dict[str, np.ndarray] = {}
+    linear = target_modules(table, ALL_LINEAR)
+    leaves = flatten_dict(adapters)
+    for path, stack in leaves.items():
+        for i, array in enumerate(np.asarray(stack)):
+            name = PREFIX + linear[path[:-1]].format(i) + ENDINGS[path[-1]]
+            tensors[name] = np.ascontiguousarray(array.T)  # save_file ignores strides
+    names = sorted({_within_layer(table, path[:-1]) for path in leaves})
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "FEATURE_EXTRACTION",
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "lora_dropout": config.dropout,
+        "target_modules": names,
+        "bias": "none",
+        "auto_mapping": _class_of(table),
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+    }
+    write_whole(folder / CONFIG_NAME, json.dumps(settings, indent=2) + "\n")
+
+
+def _class_of(table: NameTable) -> dict[str, str]:
+    """The base's class and its module, as PEFT names them."""
+    name = table.model_type.replace("-", "_")
+    library = f"{LIBRARY}{name}.modeling_{name}"
+    return {"base_model_class": table.architecture, "parent_library": library}
+
+
+def _read_config(path: Path, model_type: str) -> LoraConfig:
+    """The sizes, without targets; refuses another computation and another kind of base."""
+    config = read_json(path)
+    if config.get("peft_type") != "LORA":
+        raise InputError(f"{path}: peft_type is {config.get('peft_type')!r}; give LORA adapters.")
+    asked = [n for n in UNSUPPORTED if config.get(n) not in EMPTY and config[n] is not False]
+    if config.get("bias", "none") != "none":
+        asked.append("bias")
+    if str(config.get("init_lora_weights")).startswith(CHANGES_BASE):
+        asked.append("init_lora_weights")
+    if asked:
+        raise InputError(
+            f"{path}: {asked[0]} is {config[asked[0]]!r}, which is not supported; give adapters "
+            "trained without."
+        )
+    library = (config.get("auto_mapping") or {}).get("parent_library") or ""
+    of_type = library.removeprefix(LIBRARY).partition(".")[0].replace("_", "-")
+    if library.startswith(LIBRARY) and of_type != model_type:
+        raise InputError(
+            f"{path}: made for another base, since it names {of_type!r} and this encoder's "
+            f"model_type is {model_type!r}; give adapters of this encoder."
+        )
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or not alpha > 0:
+        raise InputError(f"{path}: r {rank!r} or lora_alpha {alpha!r} is no number above 0.")
+    dropout = config.get("lora_dropout") or 0.0
+    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise InputError(f"{path}: lora_dropout {dropout!r} is no number from 0 to below 1.")
+    return LoraConfig(rank, float(alpha), dropout=float(dropout))
+
+
+def _linear_maps(table: NameTable, module: Trunk) -> Mapping[LeafPath, tuple[str, tuple[int, ...]]]:
+    shapes = kernel_shapes(module)
+    return {place: (n, shapes[place]) for place, n in target_modules(table, ALL_LINEAR).items()}
+
+
+def _tensors_of(
+    name: str, shape: tuple[int, ...], rank: int
+) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Of one linear map in all layers: leaf, name without prefixes, shape in the file."""
+    layers, width_in, width_out = shape
+    sizes = {LORA_A: (rank, width_in), LORA_B: (width_out, rank)}
+    return [
+        (leaf, name.format(i) + ENDINGS[leaf], size)
+        for i in range(layers)
+        for leaf, size in sizes.items()
+    ]
+
+
+def _check_fit(
+    path: Path,
+    found: Mapping[str, Any],
+    expected: Mapping[str, tuple[int, ...]],
+    needed: list[str],
+) -> None:
+    """Refuses tensors that are not what the model's linear maps take."""
+    misfits = []
+    for name, array in found.items():
+        if name not in expected:
+            misfits.append(f"{name} has no place in the model")
+        elif array.shape != expected[name]:
+            misfits.append(f"{name} has shape {array.shape}, expected {expected[name]}")
+        elif array.dtype.kind not in "fV":  # V: bfloat16
+            misfits.append(f"{name} is {array.dtype}, expected a float dtype")
+    misfits += [f"{name} is missing" for name in needed if name not in found]
+    if misfits:
+        raise InputError(
+            f"{path}: made for another base, since {misfits[0]} ({len(misfits)} of "
+            f"{len({*found, *needed})} tensors do not fit); give adapters of this encoder."
+        )
+    if not needed:
+        raise InputError(f"{path}: holds no adapters of the model's layers.")
+
+
+def _within_layer(table: NameTable, place: LeafPath) -> str:
+    """Hugging Face's name of a module inside of its layer."""
+    return table.names[*place, "kernel"].removesuffix(".weight").partition("{}.")[2]

@@ -1,0 +1,176 @@
+"""The files by which sentence-transformers makes vectors: pooling, normalisation, prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from qrag_jax.errors import InputError
+from qrag_jax.models.files.known_files import MODULES, inside, read_json, read_modules
+from qrag_jax.models.files.model_folder import read_safetensors
+from qrag_jax.models.heads.embedding import CLS, LAST, MEAN
+from qrag_jax.runtime.whole_files import write_whole
+
+TRANSFORMER_CONFIG = "sentence_bert_config.json"
+MODEL_CONFIG = "config_sentence_transformers.json"
+POOLING_NAMES = {MEAN: "mean", LAST: "lasttoken", CLS: "cls"}  # ours → theirs
+# The flags of folders written before there was the field `pooling_mode`.
+FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+CLASSES = "sentence_transformers.models."  # read by every release of the library
+POOLING, NORMALIZE, DENSE = "Pooling", "Normalize", "Dense"
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """How a model makes vectors of hidden states, as its folder says.
+
+    Attributes:
+        pooling: a name of `embedding.POOLINGS`; None: not said.
+        scale: factor on the vectors, normalised or not; None: not said.
+    """
+
+    pooling: str | None
+    normalise: bool
+    scale: float | None = None
+
+
+def read_published(folder: Path) -> Published | None:
+    """Reads the folder's sentence-transformers files; None if it has no `modules.json`.
+
+    A Dense layer is read as a factor on the vectors, which is what `write_modules` writes it for.
+
+    Raises:
+        InputError: a file is broken, or a module or a pooling is not one this package computes.
+    """
+    entries = read_modules(folder)
+    if not entries:
+        return None
+    modules = {entry.kind: entry.folder for entry in entries}
+    unknown = modules.keys() - {"Transformer", POOLING, NORMALIZE, DENSE}
+    if unknown:
+        raise _not_computed(folder / MODULES, f"the module {', '.join(sorted(unknown))}")
+    if len(modules) < len(entries):
+        raise _not_computed(folder / MODULES, "a module that is there twice")
+    for kind in (POOLING, DENSE):  # they read files that the root has for the model itself
+        if modules.get(kind) == "":
+            raise InputError(f"{folder / MODULES}: the module {kind} has no folder of its own.")
+    scale = None
+    if DENSE in modules:
+        if [*modules][-1] != DENSE:
+            raise _not_computed(folder / MODULES, "the module Dense before the last")
+        scale = _factor(folder, modules[DENSE])
+    pooling = None
+    if POOLING in modules:
+        pooling = _pooling(inside(folder, modules[POOLING], "config.json"))
+    return Published(pooling, NORMALIZE in modules, scale)
+
+
+def prompts(folder: Path) -> dict[str, str]:
+    """Texts that the model was trained to see before others, by name; empty ones left out.
+
+    Raises:
+        InputError: the file that names them is broken.
+    """
+    path = inside(folder, MODEL_CONFIG)
+    found = read_json(path).get("prompts") if path.is_file() else None
+    return {str(name): str(text) for name, text in (found or {}).items() if text}
+
+
+def _pooling(where: Path) -> str:
+    """The pooling that a `N_Pooling/config.json` asks for, in either spelling."""
+    config = read_json(where)
+    modes = config.get("pooling_mode") or [name for flag, name in FLAGS.items() if config.get(flag)]
+    modes = [modes] if isinstance(modes, str) else list(modes) or [POOLING_NAMES[MEAN]]
+    ours = {theirs: name for name, theirs in POOLING_NAMES.items()}
+    if len(modes) != 1 or modes[0] not in ours:
+        raise _not_computed(where, f"the pooling {' + '.join(map(str, modes))}")
+    if not config.get("include_prompt", True):
+        raise _not_computed(where, "a pooling that leaves the prompt out (include_prompt)")
+    return ours[modes[0]]
+
+
+def _factor(folder: Path, name: str) -> float:
+    """s of a Dense layer that computes s·x."""
+    module = folder / name
+    config = read_json(inside(folder, name, "config.json"))
+    tensors = read_safetensors(inside(folder, name, "model.safetensors"))
+    weight = np.asarray(tensors.get("linear.weight", np.zeros((1, 1))), np.float32)
+    factor = float(weight[0, 0])
+    plain = str(config.get("activation_function")).endswith(".Identity") and len(tensors) == 1
+    if not plain or factor <= 0 or not np.array_equal(weight, factor * np.eye(len(weight))):
+        raise _not_computed(module, "a Dense layer that does more than multiply by a number")
+    return factor
+
+
+def _not_computed(where: Path, what: str) -> InputError:
+    return InputError(
+        f"{where}: {what} is not computed here, only the poolings "
+        f"{', '.join(POOLING_NAMES.values())} and Normalize; set both config.encoder.pooling and "
+        "config.encoder.normalise, which are then used in place of the folder's own."
+    )
+
+
+def write_modules(
+    out: Path,
+    *,
+    pooling: str,
+    normalise: bool,
+    scale: float,
+    width: int,
+    max_tokens: int,
+    pooler: bool,
+) -> None:
+    """Writes the files that make `out` compute what a `TextEncoder` computes.
+
+    The library has no module for a factor: it becomes a Dense layer with scale·I, so that vectors,
+    and with them Q-values, are the same. Similarity is the inner product.
+
+    Args:
+        pooling, normalise, scale, width: those of the encoder. max_tokens: longer rows are cut.
+        pooler: transformers would add one, untrained and unused, to a model of this family.
+    """
+    flags = {flag: name == POOLING_NAMES[pooling] for flag, name in FLAGS.items()}
+    configs: dict[str, dict[str, Any]] = {
+        POOLING: {"word_embedding_dimension": width, **flags, "include_prompt": True}
+    }
+    if normalise:
+        configs[NORMALIZE] = {}
+    if scale != 1:
+        configs[DENSE] = {
+            "in_features": width,
+            "out_features": width,
+            "bias": False,
+            "activation_function": "torch.nn.modules.linear.Identity",
+        }
+    modules = [{"idx": 0, "name": "0", "path": "", "type": f"{CLASSES}Transformer"}]
+    for i, (kind, config) in enumerate(configs.items(), start=1):
+        path = f"{i}_{kind}"
+        modules.append({"idx": i, "name": str(i), "path": path, "type": CLASSES + kind})
+        (out / path).mkdir()
+        write_json(out / path / "config.json", config)
+        if kind == DENSE:
+            weight = np.float32(scale) * np.eye(width, dtype=np.float32)
+            save_file({"linear.weight": weight}, out / path / "model.safetensors")
+    write_json(out / MODULES, modules)
+    limits: dict[str, Any] = {"max_seq_length": max_tokens, "do_lower_case": False}
+    if pooler:
+        limits["model_args"] = {"add_pooling_layer": False}
+    write_json(out / TRANSFORMER_CONFIG, limits)
+    write_json(out / MODEL_CONFIG, {"prompts": {}, "similarity_fn_name": "dot"})
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a value as the library does."""
+    write_whole(path, json.dumps(value, indent=2) + "\n")

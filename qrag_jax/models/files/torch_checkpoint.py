@@ -1,0 +1,358 @@
+"""Reads the tensors of a `pytorch_model.bin` without torch and without running what it holds.
+
+Such a file is a pickle, and a pickle is a program. Three walls stand before it: only the pickle
+operations a state dict needs are let through, within limits (`pickle_scan`), only the names in
+`_Reader.find_class` resolve, and what they resolve to are the inert classes of this module. Bytes
+become arrays after the pickle, and never more of them than the file has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import ml_dtypes
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.models.files.pickle_scan import MAX_BYTES, scan
+
+DTYPES: dict[str, np.dtype] = {
+    "FloatStorage": np.dtype(np.float32),
+    "HalfStorage": np.dtype(np.float16),
+    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+    "DoubleStorage": np.dtype(np.float64),
+    "LongStorage": np.dtype(np.int64),
+    "IntStorage": np.dtype(np.int32),
+    "ShortStorage": np.dtype(np.int16),
+    "CharStorage": np.dtype(np.int8),
+    "ByteStorage": np.dtype(np.uint8),
+    "BoolStorage": np.dtype(np.bool_),
+}
+WRAPPERS = ("state_dict", "model")
+LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+LEGACY_PROTOCOL = 1001
+
+MOST_COPIES = 4  # bytes that tensors need beyond their storages, in sizes of the file
+MAX_REASON = 200  # characters of a foreign error in a message
+
+
+def read_torch_file(path: str | Path) -> dict[str, np.ndarray]:
+    """Reads the state dict that `torch.save` wrote to `path`, in the zip or the older format.
+
+    A state dict found under the key "state_dict" or "model" is taken from there; entries that are
+    no tensors are left out.
+
+    Returns:
+        Name to array, in the file's order; dtypes as stored (bfloat16 by `ml_dtypes`), row-major.
+        Arrays may be read-only, and tied tensors may share memory.
+
+    Raises:
+        InputError: the file is missing, broken, no PyTorch file, holds something other than
+            tensors of `DTYPES`, or asks for a name that could run code (nothing is run).
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            is_zip = file.read(4) == b"PK\x03\x04"
+            file.seek(0)
+            found, storages = (_read_zip if is_zip else _read_legacy)(file, path)
+        if isinstance(found, dict):
+            wrapped = (found[w] for w in WRAPPERS if isinstance(found.get(w), dict))
+            found = next(wrapped, found)
+            tensors = {n: t for n, t in found.items() if isinstance(t, _Tensor)}
+            if tensors:
+                _check_copies(tensors, path)
+                return {str(n): _array(str(n), t, storages, path) for n, t in tensors.items()}
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}).") from error
+    except Exception as error:  # a broken pickle may fail with nearly any exception
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0][:MAX_REASON]
+        raise InputError(f"{path}: truncated or corrupt ({reason}); download it again.") from error
+    raise InputError(f"{path}: holds no tensors by name (a state dict); save model.state_dict().")
+
+
+class _Inert:
+    """What a pickle may build but not change: else it could edit a tensor after it was checked."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: object) -> None:
+        raise pickle.UnpicklingError(f"a {type(self).__name__.strip('_').lower()} is given a state")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Storage(_Inert):
+    """A run of `numel` elements, named by `key` within the file; the bytes are read later."""
+
+    key: str
+    dtype: np.dtype
+    numel: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tensor(_Inert):
+    """A strided look at a storage; offset and strides count elements, as in torch."""
+
+    storage: _Storage
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class _Mapping(dict):
+    """Stands for `OrderedDict`; the attributes a pickle hangs on one (`_metadata`) are dropped.
+
+    Python 2 wrote the items as an argument.
+    """
+
+    def __init__(self, items: Any = ()) -> None:
+        super().__init__()
+        for key, value in items:
+            if not isinstance(key, str | int):
+                raise pickle.UnpicklingError("a dictionary whose keys are not plain")
+            self[key] = value
+
+    def __setstate__(self, state: object) -> None:
+        del state
+
+
+class _Name(_Inert):
+    """What an allowed name in the pickle becomes: a storage kind or a function of this module."""
+
+    __slots__ = ("call", "dtype")
+
+    def __init__(self, call: Callable[..., Any] | None = None, dtype: np.dtype | None = None):
+        self.call = call
+        self.dtype = dtype
+
+    def __call__(self, *args: Any) -> Any:
+        if self.call is None:
+            raise pickle.UnpicklingError("a storage kind is called")
+        return self.call(*args)
+
+
+def _tensor_v2(
+    storage: object, offset: object, size: object, stride: object, *rest: object
+) -> _Tensor:
+    """Stands for `torch._utils._rebuild_tensor_v2`; `rest`: requires_grad, hooks, metadata."""
+    if not isinstance(storage, _Storage):
+        raise pickle.UnpicklingError("a tensor without a storage")
+    if len(rest) > 2 and rest[2]:
+        raise pickle.UnpicklingError("conjugated or negated tensors are not supported")
+    if not isinstance(size, tuple) or not isinstance(stride, tuple) or len(size) != len(stride):
+        raise pickle.UnpicklingError("a tensor whose size and stride do not fit together")
+    for number in (offset, *size, *stride):
+        if type(number) is not int or number < 0:
+            what = number if type(number) is int else type(number).__name__
+            raise pickle.UnpicklingError(f"a tensor with {what} in its size or stride")
+    assert isinstance(offset, int)
+    return _Tensor(storage, offset, size, stride)
+
+
+def _parameter(tensor: object, *rest: object) -> _Tensor:
+    """Stands for `torch._utils._rebuild_parameter`; `rest`: requires_grad, hooks."""
+    if not isinstance(tensor, _Tensor):
+        raise pickle.UnpicklingError("a parameter without a tensor")
+    return tensor
+
+
+class _Reader(pickle.Unpickler):
+    """An unpickler that knows tensors and nothing else."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        super().__init__(file, encoding="utf-8")
+        self.path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return _Mapping
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _Name(_tensor_v2)
+        if (module, name) == ("torch._utils", "_rebuild_parameter"):
+            return _Name(_parameter)
+        if module in ("torch", "torch.cuda") and name in DTYPES:
+            return _Name(dtype=DTYPES[name])
+        raise InputError(
+            f"{self.path}: refused, since the file asks for {module}.{name}, which is not part of "
+            f"a dictionary of tensors and could run code; convert the weights to safetensors."
+        )
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        """pid: ("storage", kind, key, device, numel) and, in the older format, a view."""
+        kind, key, numel, view = pid[1], pid[2], pid[4], pid[5:]
+        if pid[0] != "storage" or not isinstance(kind, _Name) or kind.dtype is None or any(view):
+            raise pickle.UnpicklingError("a storage of an unknown kind")
+        if not isinstance(key, str) or type(numel) is not int or numel < 0:
+            raise pickle.UnpicklingError("a storage without key or size")
+        return _Storage(key, kind.dtype, numel)
+
+
+def _unpickle(file: BinaryIO, path: Path) -> Any:
+    """Loads the one pickle that starts where `file` stands, and leaves `file` after its end."""
+    start = file.tell()
+    scan(file, path)
+    file.seek(start)
+    return _Reader(file, path).load()
+
+
+def _read_zip(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.ndarray]]:
+    """The format since torch 1.6: a zip of `data.pkl` and one uncompressed entry a storage."""
+    with zipfile.ZipFile(file) as archive:
+        names = set(archive.namelist())
+        pickles = [n for n in names if n.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise InputError(f"{path}: a zip file without data.pkl is not a PyTorch weight file.")
+        root = pickles[0].removesuffix("data.pkl")
+        # Stored as is, an entry cannot be larger than the file: no decompression bombs.
+        if any(i.compress_type != zipfile.ZIP_STORED for i in archive.infolist()):
+            raise InputError(f"{path}: has compressed entries, which torch.save never writes.")
+        entries = archive.infolist()
+        whole = file.seek(0, io.SEEK_END)
+        if sum(entry.file_size for entry in entries) > whole:
+            raise InputError(
+                f"{path}: its entries have more bytes than the file, as they overlap; download it "
+                "again."
+            )
+        if archive.getinfo(pickles[0]).file_size > MAX_BYTES:
+            raise InputError(
+                f"{path}: refused, since its data.pkl has more than {MAX_BYTES >> 20} MiB, which "
+                "names of tensors do not need; convert the weights to safetensors."
+            )
+        order = archive.read(f"{root}byteorder") if f"{root}byteorder" in names else b"little"
+        if order not in (b"little", b"big"):
+            raise InputError(
+                f"{path}: the byteorder entry holds {order[:20]!r}, not little or big."
+            )
+        found = _unpickle(io.BytesIO(archive.read(f"{root}data.pkl")), path)
+        storages: dict[_Storage, np.ndarray] = {}
+        for storage in _storages(found):
+            name = f"{root}data/{storage.key}"
+            if name not in names:
+                raise InputError(f"{path}: the entry {name} is missing; download the file again.")
+            if storage.numel * storage.dtype.itemsize > archive.getinfo(name).file_size:
+                raise InputError(
+                    f"{path}: the entry {name} has {archive.getinfo(name).file_size} bytes, too "
+                    f"few for {storage.numel} {storage.dtype}; download the file again."
+                )
+            storages[storage] = _elements(archive.read(name), storage, big=order == b"big")
+    return found, storages
+
+
+def _read_legacy(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.ndarray]]:
+    """The format before torch 1.6: five pickles (magic, version, machine, dict, keys), then bytes.
+
+    After the pickles come, in the order of the keys, each storage's int64 size and its elements.
+    """
+    try:
+        magic = _unpickle(file, path)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{path}: not a PyTorch weight file.") from error
+    if magic != LEGACY_MAGIC:
+        raise InputError(f"{path}: not a PyTorch weight file.")
+    version, machine = _unpickle(file, path), _unpickle(file, path)
+    if version != LEGACY_PROTOCOL or machine.get("little_endian") is not True:
+        raise InputError(
+            f"{path}: an old PyTorch file of another version, or one from a big-endian machine;"
+            f" load and save it again with a newer torch."
+        )
+    found, keys = _unpickle(file, path), _unpickle(file, path)
+    by_key = {storage.key: storage for storage in _storages(found)}
+    storages: dict[_Storage, np.ndarray] = {}
+    for key in keys:
+        storage = by_key[key]
+        (numel,) = struct.unpack("<q", file.read(8))
+        if numel != storage.numel:
+            raise ValueError(f"storage {key} has {numel} elements, not {storage.numel}")
+        storages[storage] = _elements(_exactly(file, numel * storage.dtype.itemsize), storage)
+    return found, storages
+
+
+def _exactly(file: BinaryIO, size: int) -> bytes:
+    """Reads `size` bytes; asks how many are left first, so that no lie about size allocates."""
+    here = file.tell()
+    left = file.seek(0, io.SEEK_END) - here
+    if size > left:
+        raise EOFError(f"{size} bytes wanted, {left} left")
+    file.seek(here)
+    return file.read(size)
+
+
+def _storages(found: Any) -> list[_Storage]:
+    """The distinct storages of the tensors in `found` and in the dictionaries one level below."""
+    if not isinstance(found, dict):
+        return []
+    values = [v for d in (found, *found.values()) if isinstance(d, dict) for v in d.values()]
+    storages = list(dict.fromkeys(v.storage for v in values if isinstance(v, _Tensor)))
+    if len({storage.key for storage in storages}) < len(storages):
+        # torch.save refuses to write that; each would be read anew.
+        raise ValueError("a storage is there with two sizes or dtypes")
+    return storages
+
+
+def _check_copies(tensors: Mapping[Any, _Tensor], path: Path) -> None:
+    """Refuses a file of many tensors that are each another look at the same elements.
+
+    One that is row-major already takes no memory of its own, any other is copied.
+    """
+    needed = 0
+    for tensor in tensors.values():
+        if math.prod(tensor.size) > tensor.storage.numel:
+            continue  # refused by itself
+        step = 1
+        for size, stride in zip(reversed(tensor.size), reversed(tensor.stride), strict=True):
+            if size != 1 and stride != step:
+                needed += math.prod(tensor.size) * tensor.storage.dtype.itemsize
+                break
+            step *= size
+    most = MOST_COPIES * path.stat().st_size
+    if needed > most:
+        raise InputError(
+            f"{path}: its tensors would take {needed} bytes as they are looked at, more than "
+            f"{MOST_COPIES} times the file; save them with .contiguous()."
+        )
+
+
+def _elements(data: bytes, storage: _Storage, big: bool = False) -> np.ndarray:
+    """The bytes of a storage as `[numel]` elements in the machine's byte order."""
+    width = storage.dtype.itemsize
+    if len(data) < storage.numel * width:
+        raise EOFError(f"storage {storage.key} is shorter than {storage.numel} elements")
+    words = np.frombuffer(data, f"{'>' if big else '<'}u{width}", storage.numel)
+    words = words.astype(f"=u{width}", copy=False)
+    return words != 0 if storage.dtype == np.bool_ else words.view(storage.dtype)
+
+
+def _array(
+    name: str, tensor: _Tensor, storages: dict[_Storage, np.ndarray], path: Path
+) -> np.ndarray:
+    """The tensor's elements, row-major; refuses one that reaches outside its storage."""
+    elements = storages[tensor.storage]
+    numel = math.prod(tensor.size)
+    if numel == 0:
+        return np.empty(tensor.size, elements.dtype)
+    last = tensor.offset + sum((n - 1) * s for n, s in zip(tensor.size, tensor.stride, strict=True))
+    if last >= len(elements):
+        raise InputError(
+            f"{path}: the tensor {name} reaches element {last} of a storage of {len(elements)}; "
+            f"the file is corrupt, download it again."
+        )
+    if numel > len(elements):  # stride 0: a small file could ask for any amount of memory
+        raise InputError(
+            f"{path}: the tensor {name} of shape {tensor.size} repeats the {len(elements)} elements"
+            f" of its storage; save it with .contiguous()."
+        )
+    strides = [s * elements.itemsize for s in tensor.stride]
+    view = np.lib.stride_tricks.as_strided(elements[tensor.offset :], tensor.size, strides)
+    return np.ascontiguousarray(view).reshape(tensor.size)

@@ -1,0 +1,239 @@
+"""Weights under Hugging Face's names ↔ a trunk's parameter tree at rest, by a table per model."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.models.files.model_folder import write_folder
+from qrag_jax.models.files.shards import MAX_SHARD_BYTES, Size
+from qrag_jax.models.files.stored_tensors import StoredLeaf, Tensor
+from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params, Trunk
+
+LeafPath = tuple[str, ...]  # of a leaf in the parameter tree
+MOST_PROBLEMS = 50  # named in one error
+
+# Leaves of a module → Hugging Face's. Kernels are (in, out) here and (out, in) there.
+DENSE_LEAVES = {"kernel": "weight", "bias": "bias"}
+NORM_LEAVES = {"scale": "weight", "bias": "bias"}
+
+
+@dataclasses.dataclass(frozen=True)
+class NameTable:
+    """How one architecture's weights are called in Hugging Face's files.
+
+    Attributes:
+        names: leaf of the parameter tree → name there, with `{}` for the layer's number; leaves
+            that a config does without (such as biases) have a name too.
+        prefixes: what all names of a file may begin with.
+        trunk: beginnings (after the prefix) of names that must have a place; others are ignored,
+            such as heads and poolers.
+        ignored: names in the trunk that are no weights.
+        old_endings: ending of a name → the same in older files.
+        model_type, architecture: what a written `config.json` says.
+    """
+
+    names: Mapping[LeafPath, str]
+    prefixes: tuple[str, ...]
+    trunk: tuple[str, ...]
+    ignored: re.Pattern[str]
+    model_type: str
+    architecture: str
+    old_endings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def find(self, tensors: Mapping[str, Any], name: str) -> str | None:
+        """The name, or its older spelling, under which `tensors` has it."""
+        if name in tensors:
+            return name
+        for new, old in self.old_endings.items():
+            if name.endswith(new) and name.removesuffix(new) + old in tensors:
+                return name.removesuffix(new) + old
+        return None
+
+
+def module_names(
+    ours: LeafPath, there: str, modules: Mapping[str, str], leaves: Mapping[str, str]
+) -> dict[LeafPath, str]:
+    """Entries of `NameTable.names` for modules under one node of the tree, `there` in the files."""
+    return {
+        (*ours, module, leaf): f"{there}{name}.{leaf_name}"
+        for module, name in modules.items()
+        for leaf, leaf_name in leaves.items()
+    }
+
+
+def stored_params(
+    table: NameTable,
+    module: Trunk,
+    tensors: Mapping[str, Tensor],
+    where: str,
+    dtype: Any = np.float32,
+) -> dict[str, Any]:
+    """The parameters of `module`, as they rest, of tensors under Hugging Face's names.
+
+    Names and shapes are checked at once; no tensor is read before its leaf is.
+
+    Args:
+        tensors: name → tensor of any float dtype; linear weights `[out, in]`.
+        where: names the file or folder in errors.
+        dtype: of the leaves.
+
+    Returns:
+        The tree of `module.init_params(key)`, leaves `StoredLeaf`s.
+
+    Raises:
+        InputError: lists every tensor that is missing, of another shape, not of a float dtype, or
+            of the trunk but without a place in this config (for instance, of a further layer).
+    """
+    prefix, found = _match(table, module, tensors, where)
+
+    def leaf(path: LeafPath, count: int) -> StoredLeaf:
+        name = prefix + table.names[path]
+        own = [tensors[found[name.format(i)]] for i in range(count)]
+        return StoredLeaf(own, path[0] == LAYERS, path[-1] == "kernel", np.dtype(dtype))
+
+    return _tree({path: leaf(path, count) for path, count, _ in _leaves(module)})
+
+
+def params_from_tensors(
+    table: NameTable, module: Trunk, tensors: Mapping[str, Tensor], where: str
+) -> dict[str, Any]:
+    """As `stored_params`, all of it read: leaves are float32 NumPy arrays."""
+    return jax.tree.map(np.asarray, stored_params(table, module, tensors, where))
+
+
+def tensors_from_params(table: NameTable, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The inverse of `params_from_tensors`: name (without prefix) → row-major array, dtype kept."""
+    return dict(_tensors(table, params))
+
+
+def _tensors(table: NameTable, params: Params) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of a tree, leaf by leaf; of leaves in files one is held at a time."""
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
+        path = tuple(key.key for key in keys)
+        if path[0] != LAYERS:
+            stack: Any = [leaf]
+        elif isinstance(leaf, StoredLeaf):
+            stack = (np.asarray(leaf.layers(i, i + 1))[0] for i in range(len(leaf.tensors)))
+        else:
+            stack = np.asarray(leaf)
+        for i, array in enumerate(stack):
+            array = np.asarray(array)
+            array = array.swapaxes(-1, -2) if path[-1] == "kernel" else array
+            yield table.names[path].format(i), np.ascontiguousarray(array)
+
+
+def _sizes(table: NameTable, params: Params) -> dict[str, Size]:
+    """The same tensors' shapes and dtypes, layer after layer."""
+    found = []
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
+        path = tuple(key.key for key in keys)
+        shape = tuple(leaf.shape[1:] if path[0] == LAYERS else leaf.shape)
+        size = Size(shape[::-1] if path[-1] == "kernel" else shape, np.dtype(leaf.dtype))
+        count = leaf.shape[0] if path[0] == LAYERS else 1
+        layers = range(count) if path[0] == LAYERS else [-1]
+        found += [(i, table.names[path].format(i), size) for i in layers]
+    return {name: size for _, name, size in sorted(found, key=lambda entry: entry[0])}
+
+
+def save_folder(
+    table: NameTable,
+    params: Params,
+    config_dict: Mapping[str, Any],
+    tokenizer_files_from: Path,
+    out: Path,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Writes a folder that Hugging Face's model and sentence-transformers read.
+
+    Leaves are brought to the host one by one, those in files tensor by tensor.
+
+    Args:
+        params: as they rest: `StoredLeaf`s, numpy or fully addressable jax arrays.
+        config_dict: the parsed `config.json` the encoder was made from.
+        tokenizer_files_from, out: see `write_folder`.
+
+    Raises:
+        InputError: there is no tokenizer in `tokenizer_files_from`, or `out` is a file.
+    """
+    sizes = _sizes(table, params)
+    config = {k: v for k, v in config_dict.items() if k not in ("dtype", "torch_dtype")}
+    config |= {
+        "model_type": table.model_type,
+        "architectures": [table.architecture],
+        "torch_dtype": sizes[table.names[(WORDS,)]].dtype.name,
+    }
+    arrays = _tensors(table, params)
+    write_folder(sizes, arrays, config, tokenizer_files_from, out, max_shard_bytes)
+
+
+def expected_shapes(table: NameTable, module: Trunk) -> dict[str, tuple[int, ...]]:
+    """Name without prefix → shape in the files, of every tensor that `module` needs."""
+    shapes = {}
+    for path, count, shape in _leaves(module):
+        if path[-1] == "kernel":
+            shape = shape[::-1]
+        for i in range(count):
+            shapes[table.names[path].format(i)] = shape
+    return shapes
+
+
+def _leaves(module: Trunk) -> Iterator[tuple[LeafPath, int, tuple[int, ...]]]:
+    """Every leaf at rest: its path, how many tensors it stacks, and the shape of one."""
+    tree = jax.eval_shape(module.init_params, jax.random.key(0))
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        path = tuple(key.key for key in keys)
+        if path[0] == LAYERS:
+            yield path, leaf.shape[0], leaf.shape[1:]
+        else:
+            yield path, 1, leaf.shape
+
+
+def _match(
+    table: NameTable, module: Trunk, tensors: Mapping[str, Tensor], where: str
+) -> tuple[str, dict[str, str]]:
+    """The prefix of all names, and expected name (with it) → name in `tensors`."""
+    shapes = expected_shapes(table, module)
+    prefix = max(
+        table.prefixes,
+        key=lambda p: sum(table.find(tensors, p + name) is not None for name in shapes),
+    )
+    problems, found = [], {}
+    for name, shape in shapes.items():
+        there = table.find(tensors, prefix + name)
+        if there is None:
+            problems.append(f"{prefix}{name} {shape} is missing")
+            continue
+        found[prefix + name] = there
+        array = tensors[there]
+        if array.shape != shape:
+            problems.append(f"{there} has shape {array.shape}, expected {shape}")
+        elif not jnp.issubdtype(array.dtype, jnp.floating):
+            problems.append(f"{there} is {array.dtype}, expected a float dtype")
+    trunk, used = tuple(prefix + beginning for beginning in table.trunk), set(found.values())
+    for name in tensors:
+        if name.startswith(trunk) and name not in used and not table.ignored.search(name):
+            problems.append(f"{name} {tensors[name].shape} has no place in this config")
+    if problems:
+        told, rest = problems[:MOST_PROBLEMS], len(problems) - MOST_PROBLEMS
+        told += [f"and {rest} more"] if rest > 0 else []
+        raise InputError(f"{where}: the weights do not fit config.json: {'; '.join(told)}.")
+    return prefix, found
+
+
+def _tree(leaves: Mapping[LeafPath, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        node = tree
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = leaf
+    return tree

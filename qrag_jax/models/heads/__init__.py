@@ -1,0 +1,1 @@
+"""What stands on a trunk: today one text embedding."""

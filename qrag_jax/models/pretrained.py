@@ -1,0 +1,291 @@
+"""A model folder as a ready encoder: architecture, weights and tokenizer that fit together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from qrag_jax.data.tokens import TextTokenizer
+from qrag_jax.errors import InputError
+from qrag_jax.models.adapters import LoraConfig, new_adapters
+from qrag_jax.models.compute.precision import precision
+from qrag_jax.models.files.known_files import check_tokenizer_links
+from qrag_jax.models.files.model_folder import open_tensors, read_config
+from qrag_jax.models.files.peft import read_adapters, write_adapters
+from qrag_jax.models.files.sentence_transformers import Published, read_published
+from qrag_jax.models.files.shards import MAX_SHARD_BYTES
+from qrag_jax.models.files.stored_tensors import StoredLeaf
+from qrag_jax.models.files.weight_names import NameTable, save_folder, stored_params
+from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
+from qrag_jax.models.trunks import bert_weights, gte_weights, qwen3_weights
+from qrag_jax.models.trunks.bert import Bert, BertConfig
+from qrag_jax.models.trunks.gte import Gte, GteConfig
+from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params, Trunk, TrunkConfig
+from qrag_jax.models.trunks.xlm_roberta import ROBERTA_TABLE, XLM_ROBERTA_TABLE, XlmRobertaConfig
+from qrag_jax.runtime.sharding import Rules
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One architecture, everything that makes a folder of it an encoder.
+
+    Attributes:
+        read_config: (parsed `config.json`, its path for errors) → the trunk's config.
+        trunk: (config, precision, remat) → the trunk. table: its weights' names.
+        rules: how its parameters are split over a mesh (see `runtime.sharding`).
+        opens_rows: rows open with [CLS] (<s>), else with their text.
+        pooling, normalise: how it is used where its folder does not say.
+        drops: its trunk can drop in training (see `dropout`).
+    """
+
+    read_config: Callable[[Mapping[str, Any], str], TrunkConfig]
+    trunk: Callable[..., Trunk]
+    table: NameTable
+    rules: Rules
+    opens_rows: bool = True
+    pooling: str = MEAN
+    normalise: bool = False
+    drops: bool = True
+
+
+UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
+
+# By the model_type of config.json.
+FAMILIES = {
+    "bert": Family(BertConfig.from_dict, Bert, bert_weights.TABLE, bert_weights.PARTITION_RULES),
+    "qwen3": Family(
+        Qwen3Config.from_dict,
+        Qwen3,
+        qwen3_weights.TABLE,
+        qwen3_weights.PARTITION_RULES,
+        opens_rows=False,
+        pooling=LAST,
+        normalise=True,
+        drops=False,
+    ),
+    "new": Family(GteConfig.from_dict, Gte, gte_weights.TABLE, gte_weights.PARTITION_RULES),
+    "xlm-roberta": Family(
+        XlmRobertaConfig.from_dict, Bert, XLM_ROBERTA_TABLE, bert_weights.PARTITION_RULES
+    ),
+    "roberta": Family(
+        XlmRobertaConfig.from_dict, Bert, ROBERTA_TABLE, bert_weights.PARTITION_RULES
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedEncoder:
+    """An encoder with the parameters of one tower and what it was read from.
+
+    Attributes:
+        stored: the parameters as they rest, float32, in their files until `placement` reads them.
+        lora, adapters: sizes and parameters (of one tower) of adapters; None where the encoder's
+            parameters themselves are trained.
+    """
+
+    encoder: TextEncoder
+    stored: Params
+    tokenizer: TextTokenizer
+    model_config: dict[str, Any]
+    lora: LoraConfig | None = None
+    adapters: Params | None = None
+
+    @property
+    def params(self) -> Params:
+        """The parameters as NumPy arrays: all are read, at every call."""
+        return jax.tree.map(np.asarray, self.stored)
+
+    @property
+    def trained(self) -> Params:
+        """What training changes: the adapters if there are any, else all parameters."""
+        return self.stored if self.adapters is None else self.adapters
+
+    @property
+    def partition_rules(self) -> Rules:
+        """How the model's parameters are split over a mesh, unless the config has its own rules."""
+        return family_of(self.model_config, "config.json").rules
+
+
+def family_of(model_config: Mapping[str, Any], where: str) -> Family:
+    """The family of a parsed `config.json`; `where` names the file in errors.
+
+    Raises:
+        InputError: its model_type is not one of `FAMILIES`.
+    """
+    model_type = model_config.get("model_type", "bert")
+    if model_type not in FAMILIES:
+        classes = ", ".join(map(str, model_config.get("architectures") or ["no class named"]))
+        raise InputError(
+            f"{where}: the architecture {model_type!r} ({classes}) is not supported; use a folder "
+            f"whose model_type is one of {', '.join(FAMILIES)}."
+        )
+    return FAMILIES[model_type]
+
+
+def own_pooling(folder: Path, family: Family) -> Published:
+    """How a model makes its vectors: its sentence-transformers files, then its family, say.
+
+    Raises:
+        InputError: see `read_published`.
+    """
+    published = read_published(folder) or Published(None, family.normalise)
+    return dataclasses.replace(published, pooling=published.pooling or family.pooling)
+
+
+def load_encoder(
+    folder: Path,
+    dtype: str = "float32",
+    scale: float | None = None,
+    remat: str = "none",
+    *,
+    pooling: str = "",
+    normalise: bool | None = None,
+    state_prefix: str = "",
+    chunk_prefix: str = "",
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+) -> LoadedEncoder:
+    """Reads the folder of an encoder in Hugging Face's layout.
+
+    Args:
+        dtype: of the computation (see `precision`). remat: a name of `trunk.REMAT_POLICIES`.
+        scale: factor on the pooled vector; None: the model's own, else 1 on normalised vectors and
+            0.1 (as in Q-RAG) on others.
+        pooling: a name of `POOLINGS`, or "": the model's own. normalise: None: as the model does.
+            Where both are given the folder's sentence-transformers files are not read.
+        state_prefix, chunk_prefix: texts before those of a tower, tokenised by themselves.
+        dropout, attention_dropout: shares that the trunk drops in training.
+
+    Raises:
+        InputError: a file is missing or broken, the architecture is unknown, the weights do not
+            fit config.json, the tokenizer does not fit the weights, a setting is unknown, the
+            model makes its vectors in a way that is not computed here, or it has no dropout.
+    """
+    computed_in = precision(dtype)
+    for name, value, known in (
+        ("remat", remat, REMAT_POLICIES),
+        ("pooling", pooling, ("", *POOLINGS)),
+    ):
+        if value not in known:
+            names = ", ".join(known) if name == "remat" else ", ".join(POOLINGS)
+            raise InputError(f"config.encoder.{name} is {value!r}; use one of {names}.")
+    model_config = read_config(folder)
+    where = str(folder / "config.json")
+    family = family_of(model_config, where)
+    if (dropout or attention_dropout) and not family.drops:
+        raise InputError(
+            f"config.encoder.dropout is {dropout} and attention_dropout {attention_dropout}, but "
+            f"models of the type {family.table.model_type!r} have no dropout; set both to 0."
+        )
+    config = family.read_config(model_config, where)
+    if config.hidden_size % 2:
+        raise InputError(
+            f"{folder / 'config.json'}: hidden_size {config.hidden_size} is odd, but an embedding "
+            "is read as two halves; use an encoder of even width."
+        )
+    trunk = family.trunk(config, computed_in, remat)
+    params = stored_params(family.table, trunk, open_tensors(folder), str(folder))
+    check_tokenizer_links(folder)
+    tokenizer = TextTokenizer.load(folder, opens_rows=family.opens_rows)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise InputError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens but the weights hold "
+            f"{config.vocab_size} (vocab_size in config.json); put the model's own tokenizer there."
+        )
+    own = Published(pooling, bool(normalise))
+    if not pooling or normalise is None:
+        own = own_pooling(folder, family)
+    normalise = own.normalise if normalise is None else normalise
+    if scale is None:
+        scale = own.scale or (1.0 if normalise else UNNORMALISED_SCALE)
+    state_ids, chunk_ids = tokenizer.encode([state_prefix, chunk_prefix])
+    encoder = TextEncoder(
+        module=trunk,
+        width=config.hidden_size,
+        max_positions=config.longest_row,
+        opening_id=tokenizer.cls_id,
+        sep_id=tokenizer.sep_id,
+        pad_id=tokenizer.pad_id,
+        scale=scale,
+        pooling=pooling or own.pooling or family.pooling,
+        normalise=normalise,
+        state_prefix=tuple(state_ids),
+        chunk_prefix=tuple(chunk_ids),
+        dropout=dropout,
+        attention_dropout=attention_dropout,
+    )
+    return LoadedEncoder(encoder, params, tokenizer, model_config)
+
+
+def with_new_adapters(loaded: LoadedEncoder, config: LoraConfig, seed: int) -> LoadedEncoder:
+    """The encoder, frozen, with adapters that change nothing yet.
+
+    Raises:
+        InputError: the model has no linear maps of the names in `config.targets`.
+    """
+    table = family_of(loaded.model_config, "config.json").table
+    adapters = new_adapters(table, loaded.encoder.module, config, seed)
+    return with_lora(dataclasses.replace(loaded, adapters=adapters), config)
+
+
+def with_adapters(loaded: LoadedEncoder, folder: Path) -> LoadedEncoder:
+    """The encoder, frozen, with the adapters of a folder in PEFT's format.
+
+    Raises:
+        InputError: see `peft.read_adapters`.
+    """
+    table = family_of(loaded.model_config, "config.json").table
+    config, adapters = read_adapters(folder, table, loaded.encoder.module)
+    return with_lora(dataclasses.replace(loaded, adapters=adapters), config)
+
+
+def with_lora(loaded: LoadedEncoder, config: LoraConfig) -> LoadedEncoder:
+    """The encoder computing its adapters, which have these sizes, as `config` says."""
+    encoder = dataclasses.replace(
+        loaded.encoder, lora_scale=config.scale, lora_dropout=config.dropout
+    )
+    return dataclasses.replace(loaded, encoder=encoder, lora=config)
+
+
+def save_adapters(
+    loaded: LoadedEncoder, adapters: Params, out: Path, tower: int | None = None
+) -> None:
+    """Writes adapters of one tower of this encoder in PEFT's format.
+
+    Args:
+        adapters: of one tower, or of several stacked on axis 0, of which `tower` is the number of
+            the one to write (`chunks.STATE`, `chunks.CHUNK`). out: folder, made if need be.
+
+    Raises:
+        ValueError: the encoder has no adapters.
+    """
+    if loaded.lora is None:
+        raise ValueError("the encoder has no adapters")
+    if tower is not None:
+        adapters = jax.tree.map(lambda leaf: leaf[tower], adapters)
+    write_adapters(out, family_of(loaded.model_config, str(out)).table, loaded.lora, adapters)
+
+
+def save_encoder(
+    loaded: LoadedEncoder,
+    tokenizer_files_from: Path,
+    out: Path,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Writes the folder of an encoder under its family's names (see `weight_names.save_folder`).
+
+    Weights keep the bytes they were read with, one tensor in memory at a time.
+    """
+    table = family_of(loaded.model_config, str(out)).table
+    kept = jax.tree.map(_as_read, loaded.stored)
+    save_folder(table, kept, loaded.model_config, tokenizer_files_from, out, max_shard_bytes)
+
+
+def _as_read(leaf: Any) -> Any:
+    return leaf.as_stored() if isinstance(leaf, StoredLeaf) else leaf

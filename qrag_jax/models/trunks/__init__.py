@@ -1,0 +1,1 @@
+"""Transformer trunks, each with its table of weight names."""

@@ -1,0 +1,216 @@
+"""BERT in Flax (Devlin et al., 2019): the trunk of Contriever, MiniLM and other BERT folders."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from qrag_jax.errors import InputError
+from qrag_jax.models.compute.attention import padded_attention
+from qrag_jax.models.compute.dropout import (
+    ATTENTION_OUTPUT,
+    EMBEDDINGS,
+    OUTPUT,
+    drop_hidden,
+    kept_weights,
+)
+from qrag_jax.models.compute.linear import Linear, side_by_side
+from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
+from qrag_jax.models.compute.precision import Precision
+from qrag_jax.models.trunks.trunk import (
+    WORDS,
+    LayeredTrunk,
+    Params,
+    apply_layer,
+    layer_params,
+)
+
+
+@jax.custom_vjp
+def gelu(x: jax.Array) -> jax.Array:
+    """x·Φ(x), exact; its gradient keeps x alone, a third of what autodiff would."""
+    return jax.nn.gelu(x, approximate=False)
+
+
+def _gelu_backward(x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    cdf = 0.5 * (1 + jax.lax.erf(x * 0.5**0.5))
+    density = jnp.exp(-0.5 * jnp.square(x)) * (2 * jnp.pi) ** -0.5
+    return (gradient * (cdf + x * density),)
+
+
+gelu.defvjp(lambda x: (gelu(x), x), _gelu_backward)
+
+PROJECTIONS = ("query", "key", "value")  # three maps at rest, as in every BERT folder
+QKV = "query_key_value"  # computed as one
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": gelu,
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """Sizes of a BERT encoder, named as in Hugging Face's `config.json` (which see)."""
+
+    model_types: ClassVar[tuple[str, ...]] = ("bert",)
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    layer_norm_eps: float = 1e-12
+    hidden_act: str = "gelu"
+
+    @property
+    def first_position(self) -> int:
+        """Where in the table of positions a row begins."""
+        return 0
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest row there are positions for."""
+        return self.max_position_embeddings - self.first_position
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
+        """Reads the fields of a parsed `config.json`; `where` names the file in errors.
+
+        Raises:
+            InputError: a size is missing, or the model is a BERT this module does not compute.
+        """
+        if config.get("model_type", cls.model_types[0]) not in cls.model_types:
+            raise InputError(
+                f"{where}: model_type {config['model_type']!r} is not computed here, only "
+                f"{' or '.join(cls.model_types)}."
+            )
+        fields = dataclasses.fields(cls)
+        given = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
+        absent = [
+            f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given
+        ]
+        if absent:
+            raise InputError(f"{where}: the fields {', '.join(absent)} are missing.")
+        result = cls(**given)
+        if result.hidden_act not in ACTIVATIONS:
+            raise InputError(
+                f"{where}: hidden_act {result.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}."
+            )
+        position = config.get("position_embedding_type", "absolute")
+        if position != "absolute":
+            raise InputError(
+                f"{where}: position_embedding_type {position!r} is not supported, only 'absolute'."
+            )
+        if result.hidden_size % result.num_attention_heads:
+            raise InputError(
+                f"{where}: hidden_size {result.hidden_size} is not a multiple of "
+                f"num_attention_heads {result.num_attention_heads}."
+            )
+        return result
+
+
+class BertLayer(nn.Module):
+    """Self-attention and feed-forward, each followed by a residual sum and a LayerNorm."""
+
+    config: BertConfig
+    precision: Precision
+
+    @nn.compact
+    def __call__(self, x: jax.Array, where: Layout) -> jax.Array:
+        """x `[T, H]`, its rows standing as `where` says → `[T, H]`."""
+        c = self.config
+        width = x.shape[-1]
+        projected = to_rows(self._linear(3 * width, QKV)(x, where.dropout), where)
+        rows, length, _ = projected.shape
+        heads = (rows, length, 3, c.num_attention_heads, width // c.num_attention_heads)
+        query, key, value = jnp.moveaxis(projected.reshape(heads), 2, 0)
+        lengths = jnp.maximum(where.lengths, 1)
+        kept = kept_weights(where.dropout, where.place, c.num_attention_heads)
+        products = self.precision.products
+        attended = padded_attention(query, key, value, lengths, products, kept=kept)
+        attended = from_rows(attended.reshape(rows, length, width), where)
+        attended = self._linear(width, "attention_output")(attended, where.dropout)
+        attended = drop_hidden(attended, where.dropout, ATTENTION_OUTPUT)
+        x = self._norm("attention_norm")(x + attended)
+        hidden = self._linear(c.intermediate_size, "intermediate")(x, where.dropout)
+        hidden = ACTIVATIONS[c.hidden_act](hidden)
+        hidden = self._linear(width, "output")(hidden, where.dropout)
+        hidden = drop_hidden(hidden, where.dropout, OUTPUT)
+        return self._norm("output_norm")(x + hidden)
+
+    def _linear(self, features: int, name: str) -> Linear:
+        return Linear(features, self.precision.products, name=name)
+
+    def _norm(self, name: str) -> nn.LayerNorm:
+        # Flax takes mean and variance in float32 whatever the dtype.
+        return nn.LayerNorm(
+            epsilon=self.config.layer_norm_eps, dtype=self.precision.activations, name=name
+        )
+
+    def init_params(self, key: jax.Array) -> Params:
+        """Random parameters of one layer."""
+        x = jnp.zeros((1, self.config.hidden_size))
+        return self.init(key, x, padded_layout(jnp.ones(1, jnp.int32), 1))["params"]
+
+
+class Bert(LayeredTrunk):
+    """Packed word vectors to last hidden states; segment ids are all 0, as retrievers use it."""
+
+    config: BertConfig
+
+    def setup(self) -> None:
+        c = self.config
+        init = nn.initializers.normal(0.02)
+        sizes = {
+            WORDS: c.vocab_size,
+            "position_embeddings": c.max_position_embeddings,
+            "token_type_embeddings": c.type_vocab_size,
+        }
+        self.tables = {
+            name: self.param(name, init, (size, c.hidden_size)) for name, size in sizes.items()
+        }
+        self.embedding_norm = nn.LayerNorm(
+            epsilon=c.layer_norm_eps, dtype=self.precision.activations
+        )
+        self.layers = [
+            layer_params(self, i, BertLayer(c, self.precision, parent=None))
+            for i in range(c.num_hidden_layers)
+        ]
+
+    def __call__(self, words: jax.Array, where: Layout) -> jax.Array:
+        """words `[T, H]`, rows of the word table, standing as `where` says.
+
+        Returns:
+            hidden states `[T, H]`; at unused places they are finite but mean nothing.
+        """
+        positions = jnp.asarray(self.tables["position_embeddings"])[
+            where.position + self.config.first_position
+        ]
+        x = self.embedding_norm(words + positions + self.tables["token_type_embeddings"][0])
+        x = drop_hidden(x, where.at_depth(0).dropout, EMBEDDINGS)
+        for number, layer in enumerate(self.layers):
+            module = BertLayer(self.config, self.precision, parent=None)
+            x = apply_layer(module, self.remat, layer, x, where.at_depth(number + 1))
+        return x
+
+    def join(self, layer: Params) -> Params:
+        """Three maps that rest apart, as one."""
+        layer[QKV] = side_by_side([layer.pop(name) for name in PROJECTIONS])
+        return layer
+
+    def split(self, layer: Params) -> Params:
+        """The inverse of `join`."""
+        parts = jax.tree.map(lambda leaf: jnp.split(leaf, 3, axis=-1), layer.pop(QKV))
+        for j, name in enumerate(PROJECTIONS):
+            layer[name] = {leaf: part[j] for leaf, part in parts.items()}
+        return layer

@@ -1,0 +1,92 @@
+"""BERT weights under Hugging Face's names ↔ the parameter tree of `bert.Bert`, both ways."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qrag_jax.models.files import weight_names
+from qrag_jax.models.files.weight_names import (
+    DENSE_LEAVES,
+    NORM_LEAVES,
+    LeafPath,
+    NameTable,
+    module_names,
+)
+from qrag_jax.models.trunks.bert import Bert, BertConfig
+from qrag_jax.models.trunks.trunk import LAYERS
+
+# Our module → Hugging Face's module.
+EMBEDDINGS = {
+    "word_embeddings": "embeddings.word_embeddings",
+    "position_embeddings": "embeddings.position_embeddings",
+    "token_type_embeddings": "embeddings.token_type_embeddings",
+}
+EMBEDDING_NORM = {"embedding_norm": "embeddings.LayerNorm"}
+LAYER_DENSE = {
+    "query": "attention.self.query",
+    "key": "attention.self.key",
+    "value": "attention.self.value",
+    "attention_output": "attention.output.dense",
+    "intermediate": "intermediate.dense",
+    "output": "output.dense",
+}
+LAYER_NORM = {
+    "attention_norm": "attention.output.LayerNorm",
+    "output_norm": "output.LayerNorm",
+}
+LAYER = "encoder.layer.{}."
+
+
+def name_table() -> dict[LeafPath, str]:
+    """Leaf of the parameter tree → Hugging Face name, with `{}` for the layer's number."""
+    return (
+        {(ours,): f"{theirs}.weight" for ours, theirs in EMBEDDINGS.items()}
+        | module_names((), "", EMBEDDING_NORM, NORM_LEAVES)
+        | module_names((LAYERS,), LAYER, LAYER_DENSE, DENSE_LEAVES)
+        | module_names((LAYERS,), LAYER, LAYER_NORM, NORM_LEAVES)
+    )
+
+
+TABLE = NameTable(
+    names=name_table(),
+    prefixes=("", "bert.", "model.", "0.auto_model."),
+    trunk=("embeddings.", "encoder."),
+    ignored=re.compile(r"embeddings\.(position_ids|token_type_ids)"),  # buffers, not weights
+    model_type="bert",
+    architecture="BertModel",
+    old_endings={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
+)
+
+
+# How parameters are split over a mesh (see `runtime.sharding`), in the layout of Megatron-LM.
+PARTITION_RULES = (
+    ("lora_", "fsdp"),
+    ("(query|key|value|intermediate)/kernel$", "column"),
+    ("(attention_output|output)/kernel$", "row"),
+    ("word_embeddings$", "row"),
+    (".*", "fsdp"),
+)
+
+
+def params_from_tensors(
+    tensors: Mapping[str, np.ndarray], config: BertConfig, where: str
+) -> dict[str, Any]:
+    """The parameters of `Bert(config)`, as they rest (see `weight_names.params_from_tensors`)."""
+    return weight_names.params_from_tensors(TABLE, Bert(config), tensors, where)
+
+
+def tensors_from_params(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The inverse of `params_from_tensors`."""
+    return weight_names.tensors_from_params(TABLE, params)
+
+
+def save_folder(
+    params: Mapping[str, Any], config_dict: Mapping[str, Any], tokenizer_files_from: Path, out: Path
+) -> None:
+    """Writes a folder that `BertModel.from_pretrained` reads (see `weight_names.save_folder`)."""
+    weight_names.save_folder(TABLE, params, config_dict, tokenizer_files_from, out)

@@ -1,0 +1,242 @@
+"""GTE's encoder in Flax (Zhang et al., arXiv 2407.19669, "mGTE"): a BERT with rotated queries and
+keys in the place of position embeddings, and a gated feed-forward.
+
+The trunk of gte-multilingual-base and gte-base-en-v1.5, whose class is called NewModel and whose
+model_type is "new" (huggingface.co/Alibaba-NLP/new-impl). Two maps are packed, at rest as well:
+queries, keys and values are one, and so are the feed-forward's two halves (first the one that is
+gated, then the gate).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.models.compute.attention import padded_attention
+from qrag_jax.models.compute.dropout import (
+    ATTENTION_OUTPUT,
+    EMBEDDINGS,
+    GATED,
+    OUTPUT,
+    drop_hidden,
+    kept_weights,
+)
+from qrag_jax.models.compute.linear import Linear
+from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
+from qrag_jax.models.compute.precision import Precision
+from qrag_jax.models.compute.rope import angles_at, rotate_halves
+from qrag_jax.models.trunks.bert import ACTIVATIONS as BERT_ACTIVATIONS
+from qrag_jax.models.trunks.trunk import (
+    WORDS,
+    LayeredTrunk,
+    Params,
+    apply_layer,
+    layer_params,
+)
+
+ACTIVATIONS = BERT_ACTIVATIONS | {"silu": jax.nn.silu}
+LAYER_NORM, RMS_NORM = NORMS = ("layer_norm", "rms_norm")
+QKV, UP_GATE = "query_key_value", "up_gate"
+
+
+@dataclasses.dataclass(frozen=True)
+class GteConfig:
+    """Sizes of a GTE encoder, named as in its `config.json`.
+
+    Attributes:
+        rope_factor: how much longer rows may be than those it was first trained on (`factor` of
+            rope_scaling); 1: nothing is scaled. rope_mixed_b: b of mixed NTK scaling, None: fixed.
+    """
+
+    model_types: ClassVar[tuple[str, ...]] = ("new",)
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int = 2048
+    type_vocab_size: int = 1
+    layer_norm_type: str = LAYER_NORM
+    layer_norm_eps: float = 1e-12
+    hidden_act: str = "gelu"
+    rope_theta: float = 1e4
+    rope_factor: float = 1.0
+    rope_mixed_b: float | None = None
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest row the model was made for."""
+        return self.max_position_embeddings
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
+        """Reads the fields of a parsed `config.json`; `where` names the file in errors.
+
+        Raises:
+            InputError: a size is missing, or the model is one that this module does not compute.
+        """
+        if config.get("model_type", "new") not in cls.model_types:
+            raise InputError(
+                f"{where}: model_type {config['model_type']!r} is not computed here, only 'new'."
+            )
+        fields = dataclasses.fields(cls)
+        given = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
+        absent = [
+            f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given
+        ]
+        if absent:
+            raise InputError(f"{where}: the fields {', '.join(absent)} are missing.")
+        result = cls(**given | _rope(config, where))
+        # Where the field is absent the model's own code takes the first of these.
+        for name, known in (
+            ("hidden_act", ("gelu", *ACTIVATIONS)),
+            ("layer_norm_type", NORMS),
+            ("position_embedding_type", ("rope",)),
+            ("pack_qkv", (True,)),
+            ("logn_attention_scale", (False,)),
+        ):
+            value = config.get(name, known[0])
+            if value not in known:
+                them = ", ".join(map(repr, dict.fromkeys(known)))
+                raise InputError(f"{where}: {name} {value!r} is not computed here, only {them}.")
+        if result.hidden_size % (2 * result.num_attention_heads):
+            raise InputError(
+                f"{where}: hidden_size {result.hidden_size} does not split into "
+                f"{result.num_attention_heads} heads of even width (num_attention_heads)."
+            )
+        return result
+
+
+def _rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The rotation's fields in either spelling: by themselves, or in `rope_parameters`."""
+    found: dict[str, Any] = {}
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = config.get(name) or {}
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if "rope_theta" in rope:
+            found["rope_theta"] = float(rope["rope_theta"])
+        if kind == "default":
+            continue
+        factor = rope.get("factor")
+        if kind != "ntk" or not isinstance(factor, int | float) or factor < 1:
+            raise InputError(
+                f"{where}: {name} {dict(rope)!r} is not computed here, only type 'ntk' with a "
+                "factor of at least 1."
+            )
+        found |= {"rope_factor": float(factor), "rope_mixed_b": rope.get("mixed_b")}
+    return found
+
+
+def frequencies(config: GteConfig) -> np.ndarray:
+    """Radians per position of each pair of a head's numbers, float64 `[head_dim / 2]`.
+
+    Fixed NTK scaling by a factor k takes θ·k for θ and divides all by k^(2/d); mixed scaling
+    divides the m-th by exp(log k / (d/2)^b · m^b) (Su, kexue.fm/archives/9706, equations 6 and 10
+    to 13). It is that of a table as long as k times the longest row, so it holds for every row.
+    """
+    width, factor, b = config.head_dim, config.rope_factor, config.rope_mixed_b
+    theta = config.rope_theta * (factor if b is None else 1.0)
+    plain = theta ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+    if b is None:
+        return plain / factor ** (2 / width)
+    number = np.arange(1, width // 2 + 1, dtype=np.float64)
+    return plain / np.exp(np.log(factor) / (width / 2) ** b * number**b)
+
+
+class GteLayer(nn.Module):
+    """Self-attention and a gated feed-forward, each followed by a residual sum and a norm."""
+
+    config: GteConfig
+    precision: Precision
+
+    @nn.compact
+    def __call__(self, x: jax.Array, where: Layout, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        """x `[T, H]`, its rows standing as `where` says; cos, sin `[T, head_dim/2]` → `[T, H]`."""
+        c, width = self.config, x.shape[-1]
+        projected = self._linear(3 * width, QKV)(x, where.dropout)
+        heads = projected.reshape(len(x), 3, c.num_attention_heads, c.head_dim)
+        turned = (rotate_halves(heads[:, i], cos, sin) for i in (0, 1))
+        rows, length = where.place.shape
+        query, key, value = (
+            to_rows(part.reshape(len(x), width), where).reshape(rows, length, -1, c.head_dim)
+            for part in (*turned, heads[:, 2])
+        )
+        lengths, products = jnp.maximum(where.lengths, 1), self.precision.products
+        kept = kept_weights(where.dropout, where.place, c.num_attention_heads)
+        attended = padded_attention(query, key, value, lengths, products, kept=kept)
+        attended = from_rows(attended.reshape(rows, length, width), where)
+        attended = self._linear(width, "attention_output")(attended, where.dropout)
+        attended = drop_hidden(attended, where.dropout, ATTENTION_OUTPUT)
+        x = self._norm("attention_norm")(x + attended)
+        both = self._linear(2 * c.intermediate_size, UP_GATE, bias=False)(x, where.dropout)
+        up, gate = jnp.split(both, 2, axis=-1)
+        hidden = drop_hidden(ACTIVATIONS[c.hidden_act](gate) * up, where.dropout, GATED)
+        hidden = self._linear(width, "down")(hidden, where.dropout)
+        hidden = drop_hidden(hidden, where.dropout, OUTPUT)
+        return self._norm("output_norm")(x + hidden)
+
+    def _linear(self, features: int, name: str, bias: bool = True) -> Linear:
+        return Linear(features, self.precision.products, use_bias=bias, name=name)
+
+    def _norm(self, name: str) -> nn.Module:
+        # Flax takes mean and variance in float32 whatever the dtype.
+        kind = nn.LayerNorm if self.config.layer_norm_type == LAYER_NORM else nn.RMSNorm
+        epsilon = self.config.layer_norm_eps
+        return kind(epsilon=epsilon, dtype=self.precision.activations, name=name)
+
+    def init_params(self, key: jax.Array) -> Params:
+        """Random parameters of one layer."""
+        x, angle = jnp.zeros((1, self.config.hidden_size)), jnp.zeros(self.config.head_dim // 2)
+        where = padded_layout(jnp.ones(1, jnp.int32), 1)
+        return self.init(key, x, where, angle[None], angle[None])["params"]
+
+
+class Gte(LayeredTrunk):
+    """Packed word vectors to last hidden states; segment ids are all 0, as retrievers use it."""
+
+    config: GteConfig
+
+    def setup(self) -> None:
+        c, init = self.config, nn.initializers.normal(0.02)
+        sizes = {WORDS: c.vocab_size, "token_type_embeddings": c.type_vocab_size}
+        self.tables = {
+            name: self.param(name, init, (size, c.hidden_size))
+            for name, size in sizes.items()
+            if size  # a model without segments has no table of them
+        }
+        self.embedding_norm = nn.LayerNorm(
+            epsilon=c.layer_norm_eps, dtype=self.precision.activations
+        )
+        self.layers = [
+            layer_params(self, i, GteLayer(c, self.precision, parent=None))
+            for i in range(c.num_hidden_layers)
+        ]
+
+    def __call__(self, words: jax.Array, where: Layout) -> jax.Array:
+        """words `[T, H]`, rows of the word table, standing as `where` says.
+
+        Returns:
+            hidden states `[T, H]`; at unused places they are finite but mean nothing.
+        """
+        c = self.config
+        if c.type_vocab_size:
+            words = words + self.tables["token_type_embeddings"][0]
+        x = drop_hidden(self.embedding_norm(words), where.at_depth(0).dropout, EMBEDDINGS)
+        cos, sin = angles_at(where.position, frequencies(c), where.place.shape[1] - 1)
+        module = GteLayer(c, self.precision, parent=None)
+        for number, layer in enumerate(self.layers):
+            x = apply_layer(module, self.remat, layer, x, where.at_depth(number + 1), cos, sin)
+        return x

@@ -1,0 +1,48 @@
+"""GTE's weights under the names of its files: the table for the parameter tree of `gte.Gte`."""
+
+from __future__ import annotations
+
+import re
+
+from qrag_jax.models.files.weight_names import DENSE_LEAVES, NORM_LEAVES, NameTable, module_names
+from qrag_jax.models.trunks.bert_weights import EMBEDDING_NORM, EMBEDDINGS, LAYER
+from qrag_jax.models.trunks.gte import QKV, UP_GATE
+from qrag_jax.models.trunks.trunk import LAYERS
+
+# Our module → the module of NewModel.
+LAYER_DENSE = {
+    QKV: "attention.qkv_proj",
+    "attention_output": "attention.o_proj",
+    UP_GATE: "mlp.up_gate_proj",  # without a bias
+    "down": "mlp.down_proj",
+}
+LAYER_NORM = {"attention_norm": "attn_ln", "output_norm": "mlp_ln"}
+
+# Published folders hold a model with a head, whose trunk is called "new" (gte-multilingual-base:
+# NewForTokenClassification); written ones hold NewModel, the trunk.
+TABLE = NameTable(
+    names={
+        (ours,): f"{theirs}.weight"
+        for ours, theirs in EMBEDDINGS.items()
+        if ours != "position_embeddings"
+    }
+    | module_names((), "", EMBEDDING_NORM, NORM_LEAVES)
+    | module_names((LAYERS,), LAYER, LAYER_DENSE, DENSE_LEAVES)
+    | module_names((LAYERS,), LAYER, LAYER_NORM, NORM_LEAVES),
+    prefixes=("", "new.", "model.", "0.auto_model."),
+    trunk=("embeddings.", "encoder."),
+    ignored=re.compile(r"embeddings\.(position_ids|rotary_emb\.)"),  # buffers, not weights
+    model_type="new",
+    architecture="NewModel",
+)
+
+# How parameters are split over a mesh (see `runtime.sharding`), in the layout of Megatron-LM. A
+# packed map is split as it lies, not head by head: that is where it is stored, and it is gathered
+# to be computed with.
+PARTITION_RULES = (
+    ("lora_", "fsdp"),
+    (f"({QKV}|{UP_GATE})/kernel$", "column"),
+    ("(attention_output|down)/kernel$", "row"),
+    ("word_embeddings$", "row"),
+    (".*", "fsdp"),
+)

@@ -1,0 +1,208 @@
+"""Qwen3 in Flax (Yang et al., arXiv 2505.09388): the trunk of Qwen3-Embedding (arXiv 2506.05176).
+
+A decoder: each token sees those before it, so a row's last hidden state is its vector. Biases are
+absent, queries and keys are normalised head by head, and a few query heads share one key head.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from qrag_jax.errors import InputError
+from qrag_jax.models.compute.attention import padded_attention
+from qrag_jax.models.compute.linear import Linear, side_by_side
+from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
+from qrag_jax.models.compute.precision import Precision
+from qrag_jax.models.compute.rope import angles, rotate_halves
+from qrag_jax.models.trunks.trunk import (
+    WORDS,
+    LayeredTrunk,
+    Params,
+    apply_layer,
+    layer_params,
+)
+
+# Maps that rest apart, as in every Qwen3 folder, and are computed as one.
+FUSED = {"query_key_value": ("query", "key", "value"), "gate_up": ("gate", "up")}
+QKV, GATE_UP = FUSED
+ROPE_FIELDS = {"rope_theta", "rope_type", "type"}  # of a rope that is not scaled
+
+
+@dataclasses.dataclass(frozen=True)
+class Qwen3Config:
+    """Sizes of a Qwen3 model, named as in Hugging Face's `config.json` (which see)."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+    head_dim: int = 128
+    max_position_embeddings: int = 32768
+    rope_theta: float = 1e4
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    tie_word_embeddings: bool = False
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest row the model was made for."""
+        return self.max_position_embeddings
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any], where: str) -> Qwen3Config:
+        """Reads the fields of a parsed `config.json`; `where` names the file in errors.
+
+        Raises:
+            InputError: a size is missing, or the model is a Qwen3 this module does not compute.
+        """
+        fields = dataclasses.fields(cls)
+        absent = [
+            f.name for f in fields if f.default is dataclasses.MISSING and f.name not in config
+        ]
+        if absent:
+            raise InputError(f"{where}: the fields {', '.join(absent)} are missing.")
+        given = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
+        result = cls(**given | _rope(config, where))
+        if config.get("hidden_act", "silu") != "silu":
+            raise InputError(f"{where}: hidden_act {config['hidden_act']!r} is not 'silu'.")
+        windows = set(config.get("layer_types") or ()) - {"full_attention"}
+        if config.get("use_sliding_window") or windows:
+            raise InputError(
+                f"{where}: use_sliding_window and layer_types ask for windowed attention, which is "
+                "not supported; use a model whose layers all have full attention."
+            )
+        if result.num_attention_heads % result.num_key_value_heads:
+            raise InputError(
+                f"{where}: num_attention_heads {result.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {result.num_key_value_heads}."
+            )
+        if result.head_dim % 2:
+            raise InputError(f"{where}: head_dim {result.head_dim} is odd; rotation takes pairs.")
+        return result
+
+
+def _rope(config: Mapping[str, Any], where: str) -> dict[str, float]:
+    """rope_theta in either spelling: a field of its own, or one of `rope_parameters`."""
+    theta: dict[str, float] = {}
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = config.get(name) or {}
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind != "default" or not rope.keys() <= ROPE_FIELDS:
+            raise InputError(
+                f"{where}: {name} of type {kind!r} is not supported; use the model without scaled "
+                "positions (rope_type 'default')."
+            )
+        theta |= {"rope_theta": float(rope["rope_theta"])} if "rope_theta" in rope else {}
+    return theta
+
+
+class Qwen3Layer(nn.Module):
+    """Causal self-attention and a SwiGLU feed-forward, each on a normed input, each added to it."""
+
+    config: Qwen3Config
+    precision: Precision
+
+    @nn.compact
+    def __call__(self, x: jax.Array, where: Layout, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        """x `[T, H]`, its rows standing as `where` says; cos, sin `[T, head_dim/2]` → `[T, H]`."""
+        c = self.config
+        heads, groups = c.num_attention_heads, c.num_key_value_heads
+        bias = c.attention_bias
+        normed = self._norm("attention_norm")(x)
+        features = (heads + 2 * groups) * c.head_dim
+        projected = self._linear(features, QKV, bias)(normed, where.dropout)
+        projected = projected.reshape(len(x), heads + 2 * groups, c.head_dim)
+        query, key, value = jnp.split(projected, (heads, heads + groups), axis=1)
+        query = rotate_halves(self._norm("query_norm")(query), cos, sin)
+        key = rotate_halves(self._norm("key_norm")(key), cos, sin)
+        rows, length = where.place.shape
+        query, key, value = (
+            to_rows(x.reshape(len(x), -1), where).reshape(rows, length, -1, c.head_dim)
+            for x in (query, key, value)
+        )
+        lengths = jnp.maximum(where.lengths, 1)
+        products = self.precision.products
+        attended = padded_attention(query, key, value, lengths, products, causal=True)
+        attended = from_rows(attended.reshape(rows, length, -1), where)
+        attention_output = self._linear(c.hidden_size, "attention_output", bias)
+        x = x + attention_output(attended, where.dropout)
+        normed = self._norm("feed_forward_norm")(x)
+        both = self._linear(2 * c.intermediate_size, GATE_UP)(normed, where.dropout)
+        gate, up = jnp.split(both, 2, axis=-1)
+        return x + self._linear(c.hidden_size, "down")(jax.nn.silu(gate) * up, where.dropout)
+
+    def _linear(self, features: int, name: str, bias: bool = False) -> Linear:
+        return Linear(features, self.precision.products, use_bias=bias, name=name)
+
+    def _norm(self, name: str) -> nn.RMSNorm:
+        return rms_norm(self.config, self.precision, name)
+
+    def init_params(self, key: jax.Array) -> Params:
+        """Random parameters of one layer."""
+        x, angle = jnp.zeros((1, self.config.hidden_size)), jnp.zeros(self.config.head_dim // 2)
+        where = padded_layout(jnp.ones(1, jnp.int32), 1)
+        return self.init(key, x, where, angle[None], angle[None])["params"]
+
+
+def rms_norm(config: Qwen3Config, precision: Precision, name: str | None = None) -> nn.RMSNorm:
+    """x / √mean(x²) · scale over the last axis (Zhang & Sennrich, 2019); Flax computes it in
+    float32 whatever the dtype."""
+    return nn.RMSNorm(epsilon=config.rms_norm_eps, dtype=precision.activations, name=name)
+
+
+class Qwen3(LayeredTrunk):
+    """Packed word vectors to last hidden states, normed: what a language-model head would take."""
+
+    config: Qwen3Config
+
+    def setup(self) -> None:
+        c = self.config
+        # Looked up outside, by `TextEncoder`; a tied head would multiply by it.
+        self.words = self.param(WORDS, nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size))
+        self.layers = [
+            layer_params(self, i, Qwen3Layer(c, self.precision, parent=None))
+            for i in range(c.num_hidden_layers)
+        ]
+        self.final_norm = rms_norm(c, self.precision)
+
+    def __call__(self, words: jax.Array, where: Layout) -> jax.Array:
+        """words `[T, H]`, rows of the word table, standing as `where` says.
+
+        Returns:
+            hidden states `[T, H]`; at unused places they are finite but mean nothing.
+        """
+        c = self.config
+        last = where.place.shape[1] - 1
+        # `angles` serves two halves of a width: one half is a head here.
+        cos, sin = angles(where.position, 2 * c.head_dim, last, c.rope_theta)
+        module = Qwen3Layer(c, self.precision, parent=None)
+        x = words.astype(self.precision.activations)
+        for layer in self.layers:
+            x = apply_layer(module, self.remat, layer, x, where, cos, sin)
+        return self.final_norm(x)
+
+    def join(self, layer: Params) -> Params:
+        """The `FUSED` maps, each of those that rest apart."""
+        for fused, names in FUSED.items():
+            layer[fused] = side_by_side([layer.pop(name) for name in names])
+        return layer
+
+    def split(self, layer: Params) -> Params:
+        """The inverse of `join`."""
+        c = self.config
+        heads, groups = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        ends = {QKV: (heads, heads + groups), GATE_UP: (c.intermediate_size,)}
+        for fused, names in FUSED.items():
+            leaves = layer.pop(fused).items()
+            parts = {leaf: jnp.split(array, ends[fused], -1) for leaf, array in leaves}
+            for j, name in enumerate(names):
+                layer[name] = {leaf: part[j] for leaf, part in parts.items()}
+        return layer

@@ -1,0 +1,176 @@
+"""What every trunk offers to pooling, packing and training, and how its layers are applied.
+
+At rest the layers' parameters are stacked on one axis (few, large arrays for the optimizer, the
+checkpoint and the mesh). To compute, `prepare` cuts them apart once, outside of any loop: a scan
+over stacked layers would copy weights and activations in and out of the stacks in every pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from qrag_jax.models.compute.packing import Layout, padded_layout
+from qrag_jax.models.compute.precision import Precision
+
+Params = Any  # a pytree of arrays
+WORDS = "word_embeddings"  # the leaf of a trunk's parameters that tokens are looked up in, [V, H]
+LAYERS = "layers"  # the subtree at rest whose leaves have a leading axis, one entry a layer
+
+# What a layer keeps for its gradient; the rest is computed again.
+REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
+    "none": None,  # everything is kept
+    "dots": jax.checkpoint_policies.dots_saveable,  # matrix products are kept
+    "layers": jax.checkpoint_policies.nothing_saveable,  # only what enters the layer is kept
+}
+
+
+class TrunkConfig(Protocol):
+    """The sizes that callers of a trunk ask for."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_hidden_layers(self) -> int: ...
+    @property
+    def longest_row(self) -> int: ...
+
+
+class Trunk(Protocol):
+    """A Flax module from packed word vectors to last hidden states.
+
+    `apply({"params": prepared}, words [T, H], where) -> [T, H]`: words are rows of the table
+    `WORDS`, standing as `where` says; at unused places the result is finite but means nothing.
+    """
+
+    @property
+    def config(self) -> TrunkConfig: ...
+    @property
+    def precision(self) -> Precision: ...
+
+    def init_params(self, key: jax.Array) -> Params:
+        """Random parameters, as they rest: those under `LAYERS` stacked on a leading axis."""
+        ...
+
+    def prepare(self, params: Params, kernel_dtype: jnp.dtype = ...) -> Params:
+        """Parameters at rest → as `apply` takes them, kernels in `kernel_dtype`."""
+        ...
+
+    def rest(self, apart: Params) -> Params:
+        """The inverse of `prepare`, for gradients too."""
+        ...
+
+    def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        """tokens `[B, L]` padded on the right, lengths `[B]` → `[B, L, H]`; `params` at rest."""
+        ...
+
+    def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any: ...
+    def clone(self, **updates: Any) -> Any: ...
+
+
+class LayeredTrunk(nn.Module):
+    """The trunk of a family, which says how one set of layers computes and nothing else.
+
+    Attributes:
+        precision: dtypes of the computation; parameters stay float32.
+        remat: what is computed again for the gradient, a name of `REMAT_POLICIES`.
+    """
+
+    config: Any
+    precision: Precision = Precision()
+    remat: str = "none"
+
+    def join(self, layer: Params) -> Params:
+        """One layer's parameters as they rest → with the maps that are computed as one."""
+        return layer
+
+    def split(self, layer: Params) -> Params:
+        """The inverse of `join`."""
+        return layer
+
+    def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        """tokens `[B, L]` padded on the right, lengths `[B]` → hidden states `[B, L, H]`.
+
+        `params` as they rest. Positions ≥ length are finite but mean nothing.
+        """
+        apart = self.prepare(params)
+        where = padded_layout(lengths, tokens.shape[1])
+        hidden = self.apply({"params": apart}, apart[WORDS][tokens.reshape(-1)], where)
+        return jnp.asarray(hidden).reshape(*tokens.shape, -1)
+
+    def init_params(self, key: jax.Array) -> Params:
+        """Random parameters, as they rest: `layers` stacked on a leading axis."""
+        words = jnp.zeros((1, self.config.hidden_size))
+        params = self.init(key, words, padded_layout(jnp.ones(1, jnp.int32), 1))["params"]
+        return self.rest(params)
+
+    def prepare(self, params: Params, kernel_dtype: jnp.dtype = jnp.float32) -> Params:
+        """Parameters at rest → as `apply` takes them: `layers_0`, …, each of them joined.
+
+        Kernels are converted to `kernel_dtype` here, once, instead of at every use.
+        """
+        apart, layers = cut_layers(params, self.config.num_hidden_layers, kernel_dtype)
+        return apart | {f"layers_{i}": self.join(layer) for i, layer in enumerate(layers)}
+
+    def rest(self, apart: Params) -> Params:
+        """The inverse of `prepare`."""
+        outside = {name: leaf for name, leaf in apart.items() if not name.startswith("layers_")}
+        count = self.config.num_hidden_layers
+        return stack_layers(outside, [self.split(dict(apart[f"layers_{i}"])) for i in range(count)])
+
+
+def layer_params(trunk: nn.Module, number: int, layer: Any) -> Params:
+    """The parameters of one layer, from `layer.init_params` where there are none yet.
+
+    Flax's `param` would compare those there are with new ones, and refuse adapters beside kernels.
+    """
+    name = f"layers_{number}"
+    if trunk.has_variable("params", name):
+        return trunk.get_variable("params", name)
+    return trunk.param(name, layer.init_params)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def apply_layer(
+    layer: nn.Module, remat: str, params: Params, x: jax.Array, where: Layout, *constants: jax.Array
+) -> jax.Array:
+    """`layer(x, where, *constants)`. Under jit it is traced once for all layers of one shape.
+
+    Args:
+        layer: without a parent. remat: a name of `REMAT_POLICIES`.
+    """
+
+    def apply(params: Params, x: jax.Array) -> jax.Array:
+        return jnp.asarray(layer.apply({"params": params}, x, where, *constants))
+
+    if remat != "none":
+        apply = jax.checkpoint(apply, policy=REMAT_POLICIES[remat], prevent_cse=True)
+    return apply(params, x)
+
+
+def cut_layers(params: Params, count: int, kernel_dtype: jnp.dtype) -> tuple[Params, list[Params]]:
+    """Parameters at rest → those outside of the layers, and each layer's own.
+
+    Kernels of layers are converted to `kernel_dtype` here, once, instead of at every use.
+    """
+
+    def cut(path: tuple, leaf: jax.Array, layer: int) -> jax.Array:
+        return leaf[layer].astype(kernel_dtype) if path[-1].key == "kernel" else leaf[layer]
+
+    outside = {name: leaf for name, leaf in params.items() if name != LAYERS}
+    return outside, [
+        jax.tree_util.tree_map_with_path(partial(cut, layer=i), params[LAYERS])
+        for i in range(count)
+    ]
+
+
+def stack_layers(outside: Params, layers: list[Params]) -> Params:
+    """The inverse of `cut_layers`."""
+    return outside | {LAYERS: jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}

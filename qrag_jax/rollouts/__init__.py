@@ -1,0 +1,1 @@
+"""Weights and a batch become scored experience."""

@@ -1,0 +1,279 @@
+"""Episodes over documents of any length: greedy, or by beam search over actions ("Plan Q-RAG").
+
+Texts are embedded once into a table; a step after that encodes W states a document and takes the
+best of W × C actions. The Q-values are the learned ones (Q-RAG, arXiv 2511.07328).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.tokens import TextTokenizer
+from qrag_jax.environments import positions
+from qrag_jax.environments.chunks import NOT_TAKEN, state_width
+from qrag_jax.models.compute.ragged import Plan
+from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.policies.document_scores import make_best_chunks, padded_chunks
+from qrag_jax.policies.soft_q import MASKED
+from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
+from qrag_jax.rollouts.text_table import Store, TextTable, make_embed
+from qrag_jax.runtime.mesh import replicate
+
+POLICY, SUM, LAST = BEAM_SCORES = ("policy", "sum", "last")
+CHUNKS_AT_ONCE = 65_536  # of all documents played side by side
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanConfig:
+    """How actions are searched.
+
+    Attributes:
+        beam: W, paths kept at every step; 1 is greedy.
+        score: what ranks paths: "policy", Σ_t log π(a_t | s_t) with π = softmax(Q / α) over the
+            best max(k, W) chunks and STOP; "sum", Σ_t γ^t·Q(s_t, a_t); or "last", the newest Q.
+            Q falls once all facts are found, so the last two rank a path that finds them late
+            above one that finds them at once: they are for documents that need every step.
+        gamma: γ of the sum. alpha: α of the policy. top_k_actions: k of the policy.
+        stop_threshold: a path ends before an action whose Q is not above it; -inf: never.
+        batch_size: documents played side by side, at most.
+    """
+
+    beam: int = 1
+    score: str = POLICY
+    gamma: float = 0.99
+    alpha: float = 0.05
+    top_k_actions: int = 5
+    stop_threshold: float = -math.inf
+    batch_size: int = 32
+
+    @property
+    def actions(self) -> int:
+        """The best actions of a state that are looked at."""
+        ranked = self.beam > 1 and self.score == POLICY
+        return max(self.beam, self.top_k_actions) if ranked else self.beam
+
+
+@dataclasses.dataclass(frozen=True)
+class Path:
+    """A way through a document: chunks taken, their Q, what ranks it, and whether it ended."""
+
+    taken: tuple[int, ...] = ()
+    q: tuple[float, ...] = ()
+    score: float = 0.0
+    ended: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A sample ready to be played: its question's tokens, its chunks as rows of the table."""
+
+    sample: Sample
+    question: list[int]
+    rows: np.ndarray
+
+
+class Planner:
+    """Plays documents with one set of parameters.
+
+    Args:
+        shardings: where `params`, two towers stacked on axis 0, live.
+        plan: blocks; those of `chunks` must hold the longest chunk row, those of `states` any
+            state.
+        max_question_tokens: longer questions are cut.
+        store: keeps the chunks' embeddings between processes.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        shardings: Params,
+        encoder: TextEncoder,
+        tokenizer: TextTokenizer,
+        params: Params,
+        plan: Plan,
+        rollout: RolloutConfig,
+        config: PlanConfig,
+        max_question_tokens: int,
+        store: Store | None = None,
+    ) -> None:
+        self._mesh, self._encoder, self._tokenizer = mesh, encoder, tokenizer
+        self._params, self._rollout, self._config = params, rollout, config
+        self._max_question_tokens = max_question_tokens
+        self._width = state_width(
+            len(encoder.state_opening),
+            max_question_tokens,
+            rollout.max_chunk_tokens_in_state,
+            rollout.max_steps - 1,
+        )
+        embed_chunks = make_embed(mesh, shardings, encoder, plan.chunks, CHUNK)
+        self._embed_states = make_embed(mesh, shardings, encoder, plan.states, STATE)
+        self.table = TextTable(
+            mesh, encoder, tokenizer, embed_chunks, params, rollout.max_chunk_tokens, store
+        )
+        self._best = make_best_chunks(mesh, rollout.positions, rollout.max_steps, config.actions)
+        self._devices = mesh.size
+        self._stop = self._embed_stop() if rollout.stop_action else None
+
+    def play(self, samples: Sequence[Sample]) -> Iterator[tuple[Sample, Path]]:
+        """The best path through each document, in order; long documents fewer at a time."""
+        batch: list[Sample] = []
+        columns = 0  # of the longest in the batch
+        for sample in samples:
+            own = padded_chunks(len(sample.chunks), self._devices)
+            if batch and len(batch) >= self._room(max(columns, own)):
+                yield from self._play_batch(batch, columns)
+                batch, columns = [], 0
+            batch.append(sample)
+            columns = max(columns, own)
+        if batch:
+            yield from self._play_batch(batch, columns)
+
+    def _room(self, columns: int) -> int:
+        """Documents played side by side when the longest has that many columns."""
+        return max(1, min(self._config.batch_size, CHUNKS_AT_ONCE // columns))
+
+    def _play_batch(self, batch: list[Sample], columns: int) -> Iterator[tuple[Sample, Path]]:
+        paths = self._play(self._questions(batch), self._room(columns))
+        return zip(batch, paths, strict=True)
+
+    def _questions(self, samples: list[Sample]) -> list[Question]:
+        encoded = self._tokenizer.encode([sample.question for sample in samples])
+        rows = self.table.rows_of([text for sample in samples for text in sample.chunks])
+        ends = np.cumsum([len(sample.chunks) for sample in samples])
+        parts = np.split(rows, ends[:-1])
+        most = self._max_question_tokens
+        return [
+            Question(sample, ids[:most], part)
+            for sample, ids, part in zip(samples, encoded, parts, strict=True)
+        ]
+
+    def _play(self, questions: list[Question], size: int) -> list[Path]:
+        """Plays up to `size` documents side by side."""
+        columns = padded_chunks(max(len(q.rows) for q in questions), self._devices)
+        rows = np.zeros((size, columns), np.int32)
+        counts = np.zeros(size, np.int32)
+        for i, question in enumerate(questions):
+            rows[i, : len(question.rows)], counts[i] = question.rows, len(question.rows)
+        keys = self._keys(questions, size)
+        beams = [[Path()] for _ in questions]
+        for _ in range(self._rollout.max_steps):
+            if all(path.ended for beam in beams for path in beam):
+                break
+            states = self._states(questions, beams, size)
+            values, index = self._actions(rows, counts, states, keys, beams)
+            beams = [
+                self._search(beam, values[i], index[i], question.sample)
+                for i, (question, beam) in enumerate(zip(questions, beams, strict=True))
+            ]
+        return [beam[0] for beam in beams]
+
+    def _actions(
+        self,
+        rows: np.ndarray,
+        counts: np.ndarray,
+        states: jax.Array,
+        keys: jax.Array,
+        beams: list[list[Path]],
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Values and indices `[B, W, k]` of the best actions, STOP, if there is one, last."""
+        taken = np.full((*states.shape[:2], self._rollout.max_steps), NOT_TAKEN, np.int32)
+        for i, beam in enumerate(beams):
+            for j, path in enumerate(beam):
+                taken[i, j, : len(path.taken)] = path.taken
+        best = self._best(self.table.array, rows, counts, states, taken, keys)
+        values, index = np.asarray(best.values), np.asarray(best.actions)
+        if self._stop is None:
+            return values, index
+        of_stop = np.asarray(states @ self._stop)[..., None]
+        stop = np.broadcast_to(counts[:, None, None], of_stop.shape)
+        return np.concatenate([values, of_stop], -1), np.concatenate([index, stop], -1)
+
+    def _search(
+        self, beam: list[Path], values: np.ndarray, index: np.ndarray, sample: Sample
+    ) -> list[Path]:
+        """The W best ways on from the paths of one document, best first.
+
+        Of paths that took the same chunks, in whatever order, the better one stays.
+        """
+        found = [path for path in beam if path.ended]
+        for j, path in enumerate(beam):
+            if path.ended:
+                continue
+            # Stable: of equal values the lower index first, as argmax takes it.
+            order = np.argsort(-values[j], kind="stable")
+            able = [a for a in order if values[j, a] > MASKED / 2]
+            if not able or values[j, able[0]] <= self._config.stop_threshold:
+                found.append(dataclasses.replace(path, ended=True))
+                continue
+            scores = self._scores(path, values[j, able].astype(np.float64))
+            for a, score in zip(able, scores, strict=True):
+                if values[j, a] > self._config.stop_threshold:
+                    action, q = int(index[j, a]), float(values[j, a])
+                    found.append(self._longer(path, action, q, float(score), sample))
+        found.sort(key=lambda path: -path.score)
+        distinct: dict[tuple[frozenset[int], bool], Path] = {}
+        for path in found:
+            distinct.setdefault((frozenset(path.taken), path.ended), path)
+        return list(distinct.values())[: self._config.beam]
+
+    def _longer(self, path: Path, action: int, q: float, score: float, sample: Sample) -> Path:
+        """The path with one more action, ended where `environments.chunks.step` ends it."""
+        if action == len(sample.chunks):  # STOP is no chunk
+            return dataclasses.replace(path, score=score, ended=True)
+        taken = (*path.taken, action)
+        found = not self._rollout.never_terminate and set(sample.support) <= set(taken)
+        return Path(taken, (*path.q, q), score, ended=found)
+
+    def _scores(self, path: Path, q: np.ndarray) -> np.ndarray:
+        """What ranks the path with one more action, of the values `[n]` of its actions."""
+        config = self._config
+        if config.score == LAST:
+            return q
+        if config.score == SUM:
+            return path.score + config.gamma ** len(path.taken) * q
+        logits = q / config.alpha
+        return path.score + logits - np.logaddexp.reduce(logits)
+
+    def _states(self, questions: list[Question], beams: list[list[Path]], size: int) -> jax.Array:
+        """Embeddings `[size, W, 2D]` of the states that the paths lead to."""
+        encoder, beam = self._encoder, self._config.beam
+        count = size * beam
+        tokens = np.full((count + -count % self._devices, self._width), encoder.pad_id, np.int32)
+        lengths = np.zeros(len(tokens), np.int32)
+        for i, (question, paths) in enumerate(zip(questions, beams, strict=True)):
+            for j, path in enumerate(paths):
+                if not path.ended:
+                    row = self._state_row(question, path)
+                    place = i * beam + j
+                    tokens[place, : len(row)], lengths[place] = row, len(row)
+        embedded = replicate(self._mesh, self._embed_states(self._params, tokens, lengths))
+        return embedded[:count].reshape(size, beam, -1)
+
+    def _state_row(self, question: Question, path: Path) -> list[int]:
+        encoder, rollout = self._encoder, self._rollout
+        taken = sorted(path.taken) if rollout.sort_by_index else path.taken
+        row = [*encoder.state_opening, *question.question, encoder.sep_id]
+        for ids in self._tokenizer.encode([question.sample.chunks[i] for i in taken]):
+            row += [*ids[: rollout.max_chunk_tokens_in_state], encoder.sep_id]
+        return row
+
+    def _keys(self, questions: list[Question], size: int) -> jax.Array:
+        """Those of the draws that documents are placed by, `[size]`."""
+        tokens = np.zeros((size, self._max_question_tokens), np.int32)
+        lengths = np.zeros(size, np.int32)
+        for i, question in enumerate(questions):
+            lengths[i] = len(question.question)
+            tokens[i, : lengths[i]] = question.question
+        return positions.evaluation_keys(tokens, lengths)
+
+    def _embed_stop(self) -> jax.Array:
+        """The embedding `[2D]` of STOP, an empty chunk."""
+        (row,) = self.table.rows_of([""])  # before the array is looked at: it grows by it
+        return self.table.array[int(row)]

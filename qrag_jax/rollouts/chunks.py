@@ -1,0 +1,238 @@
+"""Episodes played by a two-tower soft-Q policy over the chunks of many documents at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.environments import chunks as env
+from qrag_jax.environments import positions
+from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.packing import Blocks
+from qrag_jax.models.compute.ragged import Plan, TokenCount, embed_rows
+from qrag_jax.models.compute.rope import rotate
+from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.policies import soft_q
+
+STATE, CHUNK = 0, 1  # order of the towers on the leading axis of the parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    """What stays fixed while episodes are played.
+
+    Attributes:
+        max_steps: T, actions per episode.
+        never_terminate: play on after all supporting facts are found.
+        sort_by_index: the state lists chunks in document order, else in the order taken.
+        max_chunk_tokens: longest chunk row, special tokens counted.
+        max_chunk_tokens_in_state: tokens of a chunk kept inside a state.
+        top_k_actions: actions the policy draws from, and the soft value sums over.
+        positions: where a chunk's embedding is rotated, one of `environments.positions.KINDS`.
+        stop_action: the last column of a batch is STOP (`environments.chunks.with_stop`).
+    """
+
+    max_steps: int
+    never_terminate: bool
+    sort_by_index: bool
+    max_chunk_tokens: int
+    max_chunk_tokens_in_state: int
+    top_k_actions: int
+    positions: str = "none"
+    stop_action: bool = False
+
+    def last_position(self, columns: int) -> int:
+        """The highest position in a batch of that many columns."""
+        return positions.last_position(self.positions, columns, self.max_steps)
+
+
+class Trajectory(NamedTuple):
+    """Episodes as played; T steps, D the embedding's width.
+
+    actions `[B, T]`, valid `[B, T]` (the step happened), done `[B, T]` (it ended the episode).
+    q `[B, T]`: online Q of the action taken. first_q `[B, C]`: online Q of every chunk at reset,
+    `MASKED` where there is none. entropy `[B, T]` of the acting policy, in nats.
+    values `[B, T]`: soft value, under the last of the parameter sets, of the state acted in.
+    state_tokens `[B, T, L]`, state_lengths `[B, T]` (0 where not valid), chunk_tokens
+    `[B, T, W]`, chunk_lengths `[B, T]`: what the update needs to encode again.
+    state_embeddings, chunk_embeddings `[B, T, D]`: online, of each state and chunk taken, the
+    chunk's as it comes from its tower. positions `[B, T]`: where that was rotated to act on it.
+    tokens: text and computed tokens of the rollout.
+    """
+
+    actions: jax.Array
+    valid: jax.Array
+    done: jax.Array
+    q: jax.Array
+    first_q: jax.Array
+    entropy: jax.Array
+    values: jax.Array
+    state_tokens: jax.Array
+    state_lengths: jax.Array
+    chunk_tokens: jax.Array
+    chunk_lengths: jax.Array
+    state_embeddings: jax.Array
+    chunk_embeddings: jax.Array
+    positions: jax.Array
+    tokens: TokenCount
+
+
+class _Step(NamedTuple):
+    action: jax.Array
+    valid: jax.Array
+    done: jax.Array
+    q: jax.Array
+    all_q: jax.Array
+    entropy: jax.Array
+    value: jax.Array
+    tokens: jax.Array
+    lengths: jax.Array
+    embedding: jax.Array
+    position: jax.Array
+
+
+def rollout(
+    encoder: TextEncoder,
+    plan: Plan,
+    config: RolloutConfig,
+    params: Sequence[Params | Adapted],
+    batch: EpisodeBatch,
+    keys: jax.Array | None,
+    alpha: jax.Array,
+    uniform: jax.Array | bool = False,
+) -> Trajectory:
+    """Plays whole episodes.
+
+    Args:
+        params: one or two parameter sets, each with the two towers stacked on axis 0 (`STATE`,
+            `CHUNK`): the first acts, the last gives the state values (online, target).
+        keys: `[B]` PRNG keys, one an episode; None acts greedily.
+        alpha: temperature of policy and soft value.
+        uniform: scalar bool, act uniformly at random instead.
+    """
+    special = {"sep_id": encoder.sep_id, "pad_id": encoder.pad_id}
+    towers = [[encoder.tower(p, i) for i in (STATE, CHUNK)] for p in params]
+
+    def embed(
+        tower: int, blocks: Blocks, tokens: jax.Array, lengths: jax.Array
+    ) -> tuple[jax.Array, TokenCount]:
+        """`[N, L]`, `[N]` → `[roles, N, D]`, a role being one of the parameter sets."""
+        results = [embed_rows(encoder, blocks, role[tower], tokens, lengths) for role in towers]
+        embedded, used = zip(*results, strict=True)
+        return jnp.stack(embedded), TokenCount.total(used)
+
+    chunk_tokens, chunk_lengths = env.chunk_rows(
+        batch, opening=encoder.chunk_opening, **special, row_tokens=config.max_chunk_tokens
+    )
+    episodes, chunks, width = chunk_tokens.shape
+    all_chunks, used_by_chunks = embed(
+        CHUNK, plan.chunks, chunk_tokens.reshape(-1, width), chunk_lengths.reshape(-1)
+    )
+    all_chunks = all_chunks.reshape(-1, episodes, chunks, encoder.width)
+    last = config.last_position(chunks)
+    where = positions_of(config, batch, keys)
+
+    def act(
+        state: env.ChunksState, t: jax.Array
+    ) -> tuple[env.ChunksState, tuple[_Step, TokenCount]]:
+        tokens, lengths = env.state_rows(
+            batch,
+            state.taken[:, : config.max_steps - 1],
+            opening=encoder.state_opening,
+            **special,
+            chunk_tokens=config.max_chunk_tokens_in_state,
+            sort_by_index=config.sort_by_index,
+        )
+        valid = ~state.done
+        lengths = jnp.where(valid, lengths, 0)
+        states, used = embed(STATE, plan.states, tokens, lengths)
+        position = where(state.taken)
+        twin = soft_q.twin_q(states, rotate(all_chunks, position, last))  # [roles, B, C, 2]
+        q = jnp.where(state.available, twin[0].sum(-1), soft_q.MASKED)
+        log_policy = soft_q.log_policy(q, state.available, alpha, config.top_k_actions)
+        log_policy = jnp.where(uniform, soft_q.log_uniform(state.available), log_policy)
+        action = q.argmax(-1) if keys is None else _draw(keys, t, log_policy)
+        new_state = env.step(state, batch, action, t, config.never_terminate, config.stop_action)
+        step = _Step(
+            action=action,
+            valid=valid,
+            done=new_state.done,
+            q=jnp.where(valid, jnp.take_along_axis(q, action[:, None], 1)[:, 0], 0.0),
+            all_q=q,
+            entropy=jnp.where(valid, soft_q.entropy(log_policy), 0.0),
+            value=jnp.where(
+                valid,
+                soft_q.soft_value(twin[-1], state.available, alpha, config.top_k_actions),
+                0.0,
+            ),
+            tokens=tokens,
+            lengths=lengths,
+            embedding=states[0],
+            position=jnp.take_along_axis(position, action[:, None], 1)[:, 0],
+        )
+        return new_state, (step, used)
+
+    _, (steps, used_by_states) = jax.lax.scan(
+        act, env.reset(batch, config.max_steps), jnp.arange(config.max_steps)
+    )
+    first_q = steps.all_q[0]
+    steps = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), steps)
+    rows = jnp.arange(episodes)[:, None]
+    return Trajectory(
+        actions=steps.action,
+        valid=steps.valid,
+        done=steps.done,
+        q=steps.q,
+        first_q=first_q,
+        entropy=steps.entropy,
+        values=steps.value,
+        state_tokens=steps.tokens,
+        state_lengths=steps.lengths,
+        chunk_tokens=chunk_tokens[rows, steps.action],
+        chunk_lengths=jnp.where(steps.valid, chunk_lengths[rows, steps.action], 0),
+        state_embeddings=steps.embedding,
+        chunk_embeddings=all_chunks[0][rows, steps.action],
+        positions=steps.position,
+        tokens=TokenCount.total([used_by_chunks, used_by_states]),
+    )
+
+
+def positions_of(
+    config: RolloutConfig, batch: EpisodeBatch, keys: jax.Array | None
+) -> Callable[[jax.Array], jax.Array]:
+    """The function from chunks taken `[B, T]` to the positions `[B, C]` of all chunks."""
+    episodes, columns = batch.chunk_mask.shape
+    counts = batch.chunk_mask.sum(axis=1) - (1 if config.stop_action else 0)
+    index = jnp.broadcast_to(jnp.arange(columns), (episodes, columns))
+    # A time at which no action is drawn: the same keys give draws of their own.
+    own = None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, 2**31 - 1)
+    if config.positions == "none":
+        fixed = jnp.zeros_like(index)
+    elif config.positions == positions.RANDOM_PUBLISHED:
+        if own is None:
+            own = positions.evaluation_keys(batch.question, batch.question_length)
+        fixed = positions.draw_indents(own, counts).positions(index)
+    elif config.positions != "relative":
+        random = config.positions == "random"
+        fixed = positions.absolute(own if random else None, episodes, columns)
+
+    def where(taken: jax.Array) -> jax.Array:
+        if config.positions == "relative":
+            position = positions.relative(index, taken, counts)
+        else:
+            position = fixed
+        # Padding and STOP stand nowhere: they are not rotated.
+        return jnp.where(index < counts[:, None], position, 0)
+
+    return where
+
+
+def _draw(keys: jax.Array, t: jax.Array, log_policy: jax.Array) -> jax.Array:
+    """One action an episode; keys `[B]`, log_policy `[B, C]` → `[B]`."""
+    step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, t)
+    return jax.vmap(jax.random.categorical)(step_keys, log_policy)

@@ -1,0 +1,116 @@
+"""Episodes whose actions are known, seen again by other towers: all states are encoded at once."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.environments import chunks as env
+from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.ragged import Plan, TokenCount, embed_rows
+from qrag_jax.models.compute.rope import rotate
+from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.policies import soft_q
+from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig, Trajectory, positions_of
+
+
+def replay(
+    encoder: TextEncoder,
+    plan: Plan,
+    config: RolloutConfig,
+    params: Params | Adapted,
+    batch: EpisodeBatch,
+    keys: jax.Array,
+    alpha: jax.Array,
+    actions: jax.Array,
+) -> Trajectory:
+    """Plays episodes again.
+
+    Of the trajectory's fields those stay empty that the towers which learn have to fill in: Q,
+    entropy and embeddings. The first state's value, which no target holds, is 0.
+
+    Args:
+        params: the towers that value states. batch: with STOP if there is one.
+        keys: `[B]` that the episodes were played with. alpha: temperature of the soft value.
+        actions: `[B, T]` that were taken.
+    """
+    special = {"sep_id": encoder.sep_id, "pad_id": encoder.pad_id}
+    episodes, steps = actions.shape
+
+    def act(state: env.ChunksState, t: jax.Array) -> tuple[env.ChunksState, tuple]:
+        new = env.step(state, batch, actions[:, t], t, config.never_terminate, config.stop_action)
+        return new, (state, new.done)
+
+    start = env.reset(batch, config.max_steps)
+    _, (states, done) = jax.lax.scan(act, start, jnp.arange(steps))  # [T, B, …]
+    valid = ~states.done
+
+    def rows_of(taken: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return env.state_rows(
+            batch,
+            taken[:, : config.max_steps - 1],
+            opening=encoder.state_opening,
+            **special,
+            chunk_tokens=config.max_chunk_tokens_in_state,
+            sort_by_index=config.sort_by_index,
+        )
+
+    tokens, lengths = jax.vmap(rows_of)(states.taken)  # [T, B, L], [T, B]
+    lengths = jnp.where(valid, lengths, 0)
+    later = jnp.where(jnp.arange(steps)[:, None] > 0, lengths, 0)
+    embedded, used_by_states = embed_rows(
+        encoder,
+        plan.states,
+        encoder.tower(params, STATE),
+        tokens.reshape(steps * episodes, -1),
+        later.reshape(-1),
+    )
+    chunk_tokens, chunk_lengths = env.chunk_rows(
+        batch, opening=encoder.chunk_opening, **special, row_tokens=config.max_chunk_tokens
+    )
+    chunks, width = chunk_tokens.shape[1:]
+    all_chunks, used_by_chunks = embed_rows(
+        encoder,
+        plan.chunks,
+        encoder.tower(params, CHUNK),
+        chunk_tokens.reshape(-1, width),
+        chunk_lengths.reshape(-1),
+    )
+    all_chunks = all_chunks.reshape(episodes, chunks, encoder.width)
+    where, last = positions_of(config, batch, keys), config.last_position(chunks)
+
+    def value(step: tuple[jax.Array, env.ChunksState, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """Of one time, so that the chunks are rotated for one at a time."""
+        state_embedding, state, action = step
+        position = where(state.taken)
+        twin = soft_q.twin_q(state_embedding, rotate(all_chunks, position, last))
+        soft = soft_q.soft_value(twin, state.available, alpha, config.top_k_actions)
+        return soft, jnp.take_along_axis(position, action[:, None], 1)[:, 0]
+
+    embedded = embedded.reshape(steps, episodes, -1)
+    values, positions = jax.lax.map(value, (embedded, states, actions.T))
+    values = jnp.where(later > 0, values, 0.0)
+    by_episode = [
+        jnp.moveaxis(leaf, 0, 1) for leaf in (valid, done, values, tokens, lengths, positions)
+    ]
+    valid, done, values, tokens, lengths, positions = by_episode
+    rows = jnp.arange(episodes)[:, None]
+    empty = jnp.zeros((episodes, 0))
+    return Trajectory(
+        actions=actions,
+        q=empty,
+        first_q=empty,
+        entropy=empty,
+        state_embeddings=empty,
+        chunk_embeddings=empty,
+        valid=valid,
+        done=done,
+        values=values,
+        state_tokens=tokens,
+        state_lengths=lengths,
+        chunk_tokens=chunk_tokens[rows, actions],
+        chunk_lengths=jnp.where(valid, chunk_lengths[rows, actions], 0),
+        positions=positions,
+        tokens=TokenCount.total([used_by_states, used_by_chunks]),
+    )

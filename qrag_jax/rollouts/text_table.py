@@ -1,0 +1,232 @@
+"""Embeddings of texts, one row for each DISTINCT text, reused from document to document.
+
+Texts are tokenised, sorted by length and embedded in groups of one static size, so memory grows
+with (distinct texts × embedding width) and never with tokens, and nothing recompiles. With a store,
+on one CPU device, not even with the texts: the table is a file that is mapped into memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from qrag_jax.data.tokens import TextTokenizer
+from qrag_jax.models.compute.packing import Blocks
+from qrag_jax.models.compute.ragged import embed_rows
+from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.runtime.mesh import replicate
+from qrag_jax.runtime.sharding import BATCH_AXES, gather, specs_of
+
+GROUP, SMALL_GROUP = 8192, 512  # texts embedded by one call, and where fewer are asked for
+DIGEST = 16  # bytes that stand for a text
+
+Embed = Callable[[Params, np.ndarray, np.ndarray], jax.Array]
+
+
+class Mapped(Protocol):
+    """A table on disk, mapped into memory (`runtime.embedding_files`)."""
+
+    rows: np.ndarray  # [N, D] float32
+
+    def reserve(self, count: int) -> None:
+        """Makes `rows` that long."""
+
+    def put(self, start: int, embeddings: np.ndarray) -> None:
+        """Writes `[n, D]` from row `start` on."""
+
+
+class Store(Protocol):
+    """Where embeddings outlive the process (`runtime.embedding_files`)."""
+
+    def table(self) -> Mapped:
+        """An empty table on disk."""
+
+    def load(self) -> Iterator[tuple[list[bytes], np.ndarray]]:
+        """What is kept, a part at a time: digests of texts and their embeddings `[n, D]`."""
+
+    def add(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
+        """Keeps the embeddings `[n, D]`, float32, of the texts with these digests."""
+
+
+@dataclasses.dataclass
+class Counts:
+    """Texts asked for, those embedded for it, their tokens, and seconds spent embedding."""
+
+    asked: int = 0
+    embedded: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+def make_embed(
+    mesh: Mesh, shardings: Params, encoder: TextEncoder, blocks: Blocks, tower: int
+) -> Embed:
+    """The jitted `(params, tokens [N, L], lengths [N]) → [N, D]` of one tower.
+
+    Rows are split over the mesh's batch axes; N must be a multiple of their devices.
+
+    Args:
+        shardings: where the parameters, two towers stacked on axis 0, live; parts are gathered.
+    """
+    specs, by_row = specs_of(shardings), PartitionSpec(BATCH_AXES)
+
+    def on_device(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        params = encoder.tower(gather(params, specs), tower)
+        return embed_rows(encoder, blocks, params, tokens, lengths)[0]
+
+    over_mesh = jax.shard_map(
+        on_device, mesh=mesh, in_specs=(specs, by_row, by_row), out_specs=by_row, check_vma=False
+    )
+    rows = NamedSharding(mesh, by_row)
+    return jax.jit(over_mesh, in_shardings=(shardings, rows, rows), out_shardings=rows)
+
+
+class TextTable:
+    """Grows as texts are asked for.
+
+    Args:
+        embed: as `make_embed` makes it. params: what it is called with.
+        row_tokens: longest row, special tokens counted; longer texts are cut.
+        store: keeps embeddings between processes; None: nothing is kept. On one CPU device the
+            table is mapped from its disk.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        encoder: TextEncoder,
+        tokenizer: TextTokenizer,
+        embed: Embed,
+        params: Params,
+        row_tokens: int,
+        store: Store | None = None,
+    ) -> None:
+        self.counts = Counts()
+        self._mesh, self._encoder, self._tokenizer = mesh, encoder, tokenizer
+        self._embed, self._params, self._row_tokens = embed, params, row_tokens
+        self._store = store
+        self._row_of: dict[bytes, int] = {}  # by digest: memory is not to grow with the texts
+        self._rows = 0
+        self._everywhere = everywhere = NamedSharding(mesh, PartitionSpec())
+        self._put = jax.jit(_put, donate_argnums=0, out_shardings=everywhere)
+        self._double = jax.jit(_double, out_shardings=everywhere)
+        self._mapped = store.table() if store is not None and _is_one_cpu(mesh) else None
+        if self._mapped is None:
+            self._table = replicate(mesh, np.zeros((2 * GROUP, encoder.width), np.float32))
+        else:
+            self._mapped.reserve(2 * GROUP)
+            self._table = self._look()
+        for digests, embeddings in store.load() if store else ():
+            self._append(digests, embeddings)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def array(self) -> jax.Array:
+        """The embeddings on every device, `[N, D]` float32; N doubles where `len` comes near it.
+
+        It ends with the next text that is embedded: ask for it after `rows_of`.
+        """
+        return self._table
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Of the table as it is mapped from a file; 0 where it is an array of the devices."""
+        return 0 if self._mapped is None else self._mapped.rows.nbytes
+
+    def rows_of(self, texts: Sequence[str]) -> np.ndarray:
+        """The row of each text, `[n]` int32; embeds those that are not there yet."""
+        self.counts.asked += len(texts)
+        digests = [_digest(text) for text in texts]
+        missing = {d: t for d, t in zip(digests, texts, strict=True) if d not in self._row_of}
+        started = time.perf_counter()
+        for start in range(0, len(missing), GROUP):
+            self._add(dict(itertools.islice(missing.items(), start, start + GROUP)))
+        self.counts.seconds += time.perf_counter() - started
+        return np.fromiter((self._row_of[digest] for digest in digests), np.int32, len(texts))
+
+    def forget(self) -> None:
+        """Drops all rows, but not the room for them: what is asked for next is embedded anew."""
+        self._row_of, self._rows, self.counts = {}, 0, Counts()
+
+    def _add(self, texts: dict[bytes, str]) -> None:
+        """Embeds up to `GROUP` texts, given by digest."""
+        encoder, opening = self._encoder, self._encoder.chunk_opening
+        kept = self._row_tokens - len(opening) - 1
+        encoded = self._tokenizer.encode(list(texts.values()))
+        rows = [[*opening, *ids[:kept], encoder.sep_id] for ids in encoded]
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        devices = self._mesh.size
+        size = _group_size(len(rows))
+        size += -size % devices
+        tokens = np.full((size, self._row_tokens), encoder.pad_id, np.int32)
+        lengths = np.zeros(size, np.int32)
+        # Dealt out by length: every device gets as much to do as the others.
+        places = np.arange(size).reshape(-1, devices).T.ravel().argsort()[: len(rows)]
+        for place, i in zip(places, order, strict=True):
+            tokens[place, : len(rows[i])], lengths[place] = rows[i], len(rows[i])
+        embeddings = np.asarray(self._embed(self._params, tokens, lengths))[places]
+        names = list(texts)
+        digests = [names[i] for i in order]
+        self._append(digests, embeddings)
+        self.counts.embedded += len(rows)
+        self.counts.tokens += int(lengths.sum())
+        if self._store:
+            self._store.add(digests, embeddings)
+
+    def _append(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
+        """Adds up to `GROUP` rows."""
+        count = len(embeddings)
+        if self._mapped is not None:
+            while len(self._mapped.rows) < self._rows + count:
+                self._mapped.reserve(2 * len(self._mapped.rows))
+            self._mapped.put(self._rows, embeddings)
+            self._table = self._look()
+            self._count(digests)
+            return
+        rows = np.zeros((_group_size(count), embeddings.shape[1]), np.float32)
+        rows[:count] = embeddings
+        # What fills the group up lies behind the last row, and is written over by the next group.
+        while len(self._table) < self._rows + len(rows):
+            self._table = self._double(self._table)
+        self._table = self._put(self._table, rows, np.int32(self._rows))
+        self._count(digests)
+
+    def _count(self, digests: Sequence[bytes]) -> None:
+        self._row_of |= {digest: self._rows + i for i, digest in enumerate(digests)}
+        self._rows += len(digests)
+
+    def _look(self) -> jax.Array:
+        """The mapped file as an array of the device: on a CPU the same memory, no copy."""
+        assert self._mapped is not None
+        return jax.device_put(self._mapped.rows, self._everywhere, may_alias=True)
+
+
+def _is_one_cpu(mesh: Mesh) -> bool:
+    return mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
+
+
+def _group_size(count: int) -> int:
+    return GROUP if count > SMALL_GROUP else SMALL_GROUP
+
+
+def _put(table: jax.Array, rows: jax.Array, start: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice(table, rows, (start, np.int32(0)))
+
+
+def _double(table: jax.Array) -> jax.Array:
+    return jnp.concatenate([table, jnp.zeros_like(table)])
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST).digest()

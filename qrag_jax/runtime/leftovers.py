@@ -1,0 +1,77 @@
+"""What processes that were killed left behind, deleted as the next one starts."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from qrag_jax.errors import InputError
+from qrag_jax.runtime import locks, whole_files
+
+BUILDING_ENCODER = ".encoder-"  # how the name begins of a run's encoder while it is made
+UNFINISHED_STEP = ".orbax-checkpoint-tmp"  # in the names of checkpoints being saved
+WEIGHTS = "qrag-weights-"  # how folders begin in which weights wait for a server
+WEIGHTS_LOCK = ".lock"  # in such a folder; its maker holds it
+MEMORY = Path("/dev/shm")  # noqa: S108  (a file system in memory; folders made there are private)
+
+Say = Callable[[str], None]
+
+
+def clean_run(workdir: Path, say: Say) -> None:
+    """Deletes what is half made in a run's folder; only the holder of its lock may call this."""
+    found = [
+        *workdir.glob(f"{BUILDING_ENCODER}*"),
+        *workdir.glob(f".*{whole_files.PARTIAL}"),
+        *workdir.glob(f"checkpoints/*/*{UNFINISHED_STEP}*"),
+    ]
+    _delete(found, say)
+
+
+def clean_weights(folder: Path, say: Say) -> None:
+    """Deletes folders of weights below `folder` whose makers are dead, and that we may delete."""
+    _delete([path for path in folder.glob(f"{WEIGHTS}*") if _abandoned(path)], say)
+
+
+@contextlib.contextmanager
+def weights_folder(parent: Path | None) -> Iterator[Path]:
+    """A private folder for weights that is deleted with the block, or by the next such block.
+
+    Args:
+        parent: made if need be; None: the usual temporary folder.
+    """
+    parent = parent or Path(tempfile.gettempdir())
+    parent.mkdir(parents=True, exist_ok=True)
+    clean_weights(parent, print)
+    with contextlib.ExitStack() as stack:
+        while True:
+            folder = Path(tempfile.mkdtemp(prefix=WEIGHTS, dir=parent))
+            with contextlib.suppress(InputError, FileNotFoundError):
+                stack.enter_context(locks.held(folder / WEIGHTS_LOCK, "taken", "", "folder"))
+                if (folder / WEIGHTS_LOCK).exists():
+                    break
+            # Another process looked at it before it was locked, and may have deleted it.
+            shutil.rmtree(folder, ignore_errors=True)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
+
+
+def _abandoned(path: Path) -> bool:
+    # Not by process ids: containers that share the memory number theirs each from 1.
+    lock = path / WEIGHTS_LOCK
+    try:
+        return lock.is_file() and not path.is_symlink() and not locks.is_held(lock)
+    except OSError:  # another user's, or just deleted
+        return False
+
+
+def _delete(paths: list[Path], say: Say) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        if not path.exists():
+            say(f"deleted {path}, which a process that was killed had left")

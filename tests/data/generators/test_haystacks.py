@@ -1,0 +1,159 @@
+"""Generated haystacks: RULER's knobs, the right needles, any length, the same at every access."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from qrag_jax.data.generators.haystacks import FILLER, PRESETS, NiahConfig, documents
+from qrag_jax.data.generators.noise import SHARED, NoiseConfig, noise
+from qrag_jax.data.lazy_samples import drawn
+from qrag_jax.errors import InputError
+from tests.data.real_data import real
+
+NEEDLE = re.compile(r"One of the special magic (\w+) for (\S+) is: (\S+)\.")
+
+
+def config(preset: str, **fields) -> NiahConfig:
+    return NiahConfig(preset, **{"chunks": 30, "train": 8, "dev": 5} | fields)
+
+
+def needles(sample) -> dict[int, tuple[str, ...]]:
+    """Place → (type, key, value) of every needle of a document."""
+    found = {i: NEEDLE.fullmatch(text) for i, text in enumerate(sample.chunks)}
+    return {i: match.groups() for i, match in found.items() if match}
+
+
+def asked(sample) -> set[str]:
+    query = re.fullmatch(r"What .* for (.*) mentioned in the provided text\?", sample.question)
+    return set(re.split(r", and |, | and ", query[1]))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_support_is_what_is_asked_for(preset: str) -> None:
+    knobs = PRESETS[preset]
+    for sample in documents(config(preset), "train"):
+        found = needles(sample)
+        assert len(sample.chunks) == 30
+        assert len(asked(sample)) == knobs.queries
+        meant = {place for place, (_, key, _) in found.items() if key in asked(sample)}
+        assert set(sample.support) == meant
+        assert len(meant) == knobs.queries * knobs.values
+        values = {found[i][2] for i in meant}
+        assert set(sample.answers[0].split(", ")) == values
+        assert len(values) == len(meant)
+        assert {kind for kind, _, _ in found.values()} == {knobs.value_type}
+        assert ("What is the" in sample.question) == (len(meant) == 1)
+        total = 30 if knobs.haystack == "needle" else knobs.keys * knobs.values
+        assert len(found) == total
+        assert len({key for _, key, _ in found.values()}) == total // knobs.values
+        is_uuid = knobs.key_type == "uuids"
+        assert all((len(key) == 36) == is_uuid for _, key, _ in found.values())
+
+
+def test_haystacks() -> None:
+    repeated = documents(config("single_1"), "train")[0]
+    hay = [text for text in repeated.chunks if not NEEDLE.fullmatch(text)]
+    assert hay == (list(FILLER) * 6)[:29]
+    pool = set(noise(NoiseConfig(), "train", 26).sentences)
+    essay = documents(config("multivalue"), "train")[0]
+    assert sum(text in pool for text in essay.chunks) == 26
+
+
+def test_needles_are_anywhere() -> None:
+    places = [i for s in documents(config("multivalue", train=200), "train") for i in s.support]
+    assert {*places} == {*range(30)}
+
+
+def test_knobs_go_before_the_preset() -> None:
+    knobs = config("single_1", queries=3, values=2, value_type="words", haystack="essay").knobs
+    assert knobs == ("essay", 3, 2, 3, "words", "words")
+    sample = documents(config("multiquery", queries=2, keys=6), "dev")[0]
+    assert len(asked(sample)) == len(sample.support) == 2
+    assert len(needles(sample)) == 6
+
+
+def test_deterministic_in_seed_split_length_and_number() -> None:
+    made = documents(config("multivalue"), "train")
+    assert [s.id for s in made][:2] == ["niah_multivalue-train-0", "niah_multivalue-train-1"]
+    assert made[3] == made[3] == documents(config("multivalue"), "train", 30, 4)[3]
+    assert (len(made), len(documents(config("multivalue"), "train", count=4))) == (8, 4)
+    others = [
+        documents(config("multivalue", seed=1), "train")[3],
+        documents(config("multivalue"), "dev")[3],
+        documents(config("multivalue"), "train", 31)[3],
+        made[4],
+    ]
+    assert all(asked(other) != asked(made[3]) for other in others)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_length_in_tokens(preset: str) -> None:
+    for tokens in (1000, 4000):
+        for sample in documents(config(preset, chunks=0, tokens=tokens), "train", count=3):
+            assert 0.6 < sum(len(text) + 1 for text in sample.chunks) / 4 / tokens < 1.6
+    assert len(documents(config(preset, chunks=0), "train", 77)[0].chunks) == 77
+
+
+def test_bad_settings(tmp_path) -> None:
+    for field, value in {"chunks": -1, "tokens": 0, "values": 1.5, "seed": -1}.items():
+        with pytest.raises(InputError, match=rf"niah\.{field} is {value}; give an integer from"):
+            NiahConfig(**{field: value})
+    with pytest.raises(InputError, match=r"niah.preset is 'triple'; give one of single_1, "):
+        NiahConfig("triple")
+    for field in ("haystack", "key_type", "value_type"):
+        with pytest.raises(InputError, match=rf"niah\.{field} is 'tree'; give one of \w+, \w+"):
+            NiahConfig(**{field: "tree"})
+    with pytest.raises(InputError, match=r"12 needles .* do not fit 11 chunks; raise"):
+        documents(config("multivalue", keys=3), "train", 11)
+    (tmp_path / "a.txt").write_text("One here. Two here. Three here.")
+    with pytest.raises(InputError, match=r"gives 3 sentences .* config.data.niah.noise_repeats"):
+        documents(config("single_2", noise=str(tmp_path), noise_dev=SHARED), "train")
+
+
+def test_ten_million_tokens_in_a_moment() -> None:
+    settings = NiahConfig(noise=str(real("gutenberg")), noise_repeats=10)
+    made = documents(settings, "dev", 400_000)
+    started = time.perf_counter()
+    sample = made[0]
+    assert time.perf_counter() - started < 1
+    assert len(needles(sample)) == len(sample.support) == 4
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_an_epoch_draws_another_haystack_around_the_same_needles(preset: str) -> None:
+    train = documents(config(preset), "train")
+    epochs = [[drawn(train, i, epoch).chunks for i in range(8)] for epoch in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    for number in range(8):
+        first, second = drawn(train, number, 0), drawn(train, number, 1)
+        assert first == train[number]
+        assert (first.question, first.answers) == (second.question, second.answers)
+        texts = [{s.chunks[i] for i in s.support} for s in (first, second)]
+        assert texts[0] == texts[1]
+        assert sorted(needles(first).values()) == sorted(needles(second).values())
+    fixed = documents(config(preset, redraw=False), "train")
+    assert drawn(fixed, 3, 1) == fixed[3]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_dev_documents_of_every_length_ask_the_same(preset: str) -> None:
+    short, long = (documents(config(preset), "dev", length) for length in (20, 300))
+    for one, other in zip(short, long, strict=True):
+        assert (one.question, one.answers) == (other.question, other.answers)
+        assert [len(one.chunks), len(other.chunks)] == [20, 300]
+        texts = [{s.chunks[i] for i in s.support} for s in (one, other)]
+        assert texts[0] == texts[1]
+        assert len(set(needles(other).values())) == len(needles(other))
+
+
+def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training() -> None:
+    settings = config("multivalue", train=40)
+    pool = {text for s in documents(settings, "train") for text in s.chunks}
+    pool |= set(noise(NoiseConfig(source="niah"), "train", 26).sentences)
+    for length in (30, 400):
+        for sample in documents(settings, "dev", length):
+            hay = set(sample.chunks) - {sample.chunks[i] for i in sample.support}
+            assert not hay & pool

@@ -1,0 +1,218 @@
+"""BABILong documents: facts in order among noise, the same at every access and every length."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pytest
+
+from qrag_jax.data.files.babi import read_stories, story_file
+from qrag_jax.data.generators.noise import SHARED, NoiseConfig, noise
+from qrag_jax.data.lazy_samples import drawn
+from qrag_jax.data.sources.babilong import (
+    SPLITS,
+    BabilongConfig,
+    documents,
+    read_documents,
+    stories,
+)
+from qrag_jax.errors import InputError
+from tests.data.real_data import real
+
+SHORT = "1 Ada went to the hall.\n2 Where is Ada?\thall\t1\n"
+LONG = (
+    "1 Bo moved to the yard.\n2 Bo got the lamp.\n3 Where is Bo?\tyard\t1\n"
+    "4 Bo went to the hall.\n5 Where is the lamp?\thall\t4 2\n"
+)
+
+
+def folder(tmp_path: Path) -> str:
+    (tmp_path / "qa2_train.txt").write_text(SHORT + LONG)
+    (tmp_path / "qa2_valid.txt").write_text(SHORT)
+    return str(tmp_path)
+
+
+def config(**fields) -> BabilongConfig:
+    return BabilongConfig(**{"chunks": 12, "train": 20, "dev": 10} | fields)
+
+
+def test_facts_stand_in_order_among_noise(tmp_path: Path) -> None:
+    settings = config(task="qa2", stories=folder(tmp_path))
+    made = documents(settings, "train")
+    assert [s.id for s in made] == ["qa2-train-0", "qa2-train-1", "qa2-train-2"]
+    last = made[2]
+    facts = ["Bo moved to the yard.", "Bo got the lamp.", "Bo went to the hall."]
+    assert (last.question, last.answers, last.source) == (
+        "Where is the lamp?",
+        ("hall",),
+        "babilong",
+    )
+    assert len(last.chunks) == 12
+    assert [text for text in last.chunks if text.startswith("Bo ")] == facts
+    assert [last.chunks[i] for i in last.support] == facts[1:]  # sorted, though named "4 2"
+    pool = set(noise(NoiseConfig(), "train", 12).sentences)
+    assert sum(text in pool for text in last.chunks) == 9
+    assert [s.id for s in documents(settings, "dev")] == ["qa2-valid-0"]
+
+
+def test_deterministic_in_seed_split_length_and_number() -> None:
+    made = documents(config(), "train")
+    assert len(made) == 20
+    again = documents(config(), "train")
+    assert made[7] == made[7] == again[7] == documents(config(), "train", 12, 9)[7]
+    others = [
+        documents(config(seed=1), "train")[7],
+        documents(config(), "dev")[7],
+        documents(config(), "train", 13)[7],
+        made[8],
+    ]
+    assert all(other.chunks != made[7].chunks for other in others)
+
+
+def test_places_are_spread_over_the_document() -> None:
+    places = [i / 200 for s in documents(config(chunks=200, train=300), "train") for i in s.support]
+    assert 0.4 < sum(places) / len(places) < 0.7  # the last walk is asked for: rather late
+    assert min(places) < 0.1
+    assert max(places) > 0.9
+
+
+def test_the_same_stories_at_every_length() -> None:
+    lengths = (12, 50, 3000)
+    for task in ("qa1", "qa2", "qa4"):
+        settings = config(task=task, dev=60, most_facts=12)
+        sets = [documents(settings, "dev", chunks, 4) for chunks in lengths]
+        for versions in zip(*sets, strict=True):
+            assert [len(s.chunks) for s in versions] == list(lengths)
+            facts = [[s.chunks[i] for i in s.support] for s in versions]
+            assert facts[0] == facts[1] == facts[2]
+            assert len({(s.id, s.question, s.answers) for s in versions}) == 1
+
+
+def test_stories_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
+    settings = config(task="qa2", stories=folder(tmp_path), chunks=2)
+    made, line = read_documents(settings, "train")
+    assert [s.id for s in made] == ["qa2-train-0", "qa2-train-1"]
+    assert line == (
+        "babilong: 2 of 3 qa2 stories of qa2_train.txt, 2 chunks each "
+        "(left out: 1 with more than 2 facts); drawn anew in every epoch; "
+        "5,000 noise sentences of the invented world"
+    )
+    assert made[1].chunks == ("Bo moved to the yard.", "Bo got the lamp.")  # no noise at all
+    fewer = dataclasses.replace(settings, chunks=50, most_facts=1)
+    made, line = read_documents(fewer, "train", count=5)
+    assert [s.id for s in made] == ["qa2-train-0"]
+    made, line = read_documents(config(), "train", count=3)
+    assert len(made) == 3
+    assert line.startswith(
+        "babilong: 20 of 20 qa1 stories of the generator, 12 chunks each; the first 3; drawn"
+    )
+    (tmp_path / "qa2_train.txt").write_text(LONG)
+    with pytest.raises(InputError, match=r"no qa2 story of .* fits 1 chunks .* has 2 facts"):
+        documents(dataclasses.replace(settings, chunks=1), "train")
+
+
+def test_bad_settings(tmp_path: Path) -> None:
+    for field, value in {
+        "chunks": 0,
+        "noise_repeats": -1,
+        "seed": -1,
+        "dev": 0,
+        "train": 1.5,
+    }.items():
+        with pytest.raises(InputError, match=rf"babilong\.{field} is {value}; give an integer"):
+            config(**{field: value})
+    with pytest.raises(InputError, match="'qa7', and without files there are only qa1, qa2"):
+        documents(config(task="qa7"), "train")
+    with pytest.raises(InputError, match="'qa7x'; give one from qa1 to qa20"):
+        documents(config(task="qa7x", stories=folder(tmp_path)), "train")
+    (tmp_path / "books").mkdir()
+    with pytest.raises(InputError, match="books has no books"):
+        documents(config(noise=str(tmp_path / "books")), "train")
+    (tmp_path / "books" / "a.txt").write_text("One here. Two here. Three here.")
+    with pytest.raises(InputError, match="has one book, and training and evaluation need"):
+        documents(config(noise=str(tmp_path / "books")), "train")
+    both = {"noise": str(tmp_path / "books"), "noise_dev": SHARED}
+    with pytest.raises(InputError, match=r"gives 3 sentences .* asks for (9|10); add books"):
+        documents(config(**both), "train")
+    # Where every story leaves little room for noise, few sentences are enough.
+    assert len(documents(config(**both, task="qa4", chunks=5), "dev")) == 10
+
+
+def test_changed_files_are_read_again(tmp_path: Path) -> None:
+    settings = config(task="qa2", stories=folder(tmp_path))
+    assert len(stories(settings, "train").items) == 3
+    (tmp_path / "qa2_train.txt").write_text(SHORT)
+    assert len(stories(settings, "train").items) == 1
+
+
+def test_real_stories_and_books() -> None:
+    settings = BabilongConfig("qa2", 100, str(real("gutenberg")), stories=str(real("babi")))
+    made = documents(settings, "train")
+    assert len(made) == 9000
+    told = read_stories(story_file(real("babi"), "qa2", "train")[0])
+    for index in range(0, 9000, 500):
+        sample, story = made[index], told[index]
+        assert len(sample.chunks) == 100
+        found = [sample.chunks[i] for i in sample.support]
+        assert found == [story.facts[i] for i in sorted(story.support)]
+    qa3 = dataclasses.replace(settings, task="qa3")
+    made, line = read_documents(qa3, "dev")
+    assert len(made) == 1000 - int(line.partition("left out: ")[2].split()[0])
+    assert max(len(s.facts) for s in stories(qa3, "dev").items) > 100
+    with pytest.raises(InputError, match="asks for"):
+        documents(settings, "dev", 400_000)
+
+
+def test_ten_million_tokens_in_a_moment() -> None:
+    settings = BabilongConfig("qa1", noise=str(real("gutenberg")), noise_repeats=10)
+    made = documents(settings, "dev", 400_000)
+    started = time.perf_counter()
+    sample = made[3]
+    assert time.perf_counter() - started < 1
+    assert len(sample.chunks) == 400_000
+    assert len({id(text) for text in sample.chunks}) < 70_000  # references to the pool's texts
+
+
+@pytest.mark.parametrize("books", [False, True])
+def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training(
+    tmp_path: Path, books: bool
+) -> None:
+    fields = {}
+    if books:
+        for name in "abcdef":
+            own = " ".join(f"Sentence {i} of {name} is here." for i in range(300))
+            (tmp_path / f"{name}.txt").write_text(f"{own} Yes. It rained. {own}")
+        fields = {"noise": str(tmp_path)}
+    settings = config(chunks=20, train=60, **fields)
+    seen = {text for s in documents(settings, "train") for text in s.chunks}
+    pool = set(noise(settings.background, "train", 20).sentences)
+    facts = {fact for split in SPLITS for s in stories(settings, split).items for fact in s.facts}
+    assert seen - facts <= pool
+    for length in (20, 500):
+        for sample in documents(settings, "dev", length):
+            assert not (set(sample.chunks) - facts) & pool
+
+
+def test_an_epoch_draws_other_noise_and_places_for_the_same_story() -> None:
+    settings = config(task="qa2", chunks=40)
+    train, dev = documents(settings, "train"), documents(settings, "dev")
+    again = documents(settings, "train")
+    for number in range(20):
+        epochs = [drawn(train, number, epoch) for epoch in range(3)]
+        assert epochs[0] == train[number]
+        told = stories(settings, "train").items[number].facts
+        for epoch, sample in enumerate(epochs):
+            assert drawn(again, number, epoch) == sample
+            assert [text for text in sample.chunks if text in told] == list(told)
+            assert sample.support == tuple(sorted(sample.support))
+        assert len({(s.id, s.question, s.answers) for s in epochs}) == 1
+        assert len({tuple(s.chunks[i] for i in s.support) for s in epochs}) == 1
+        noises = [set(s.chunks) - set(told) for s in epochs]
+        assert noises[0] != noises[1] != noises[2] != noises[0]
+        places = {tuple(i for i, text in enumerate(s.chunks) if text in told) for s in epochs}
+        assert len(places) == 3
+    assert drawn(dev, 3, 1) == dev[3]  # what is scored stays
+    once = documents(dataclasses.replace(settings, redraw=False), "train")
+    assert drawn(once, 3, 1) == once[3]

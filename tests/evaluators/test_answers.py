@@ -1,0 +1,275 @@
+"""From a retrieval log to scored answers, with a small model that reads its prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.evaluators import answers
+from qrag_jax.evaluators.answers import Gold
+from qrag_jax.feedback.questions import Question
+from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
+from qrag_jax.llm.text.generation import Generation
+from qrag_jax.llm.text.prompts import Messages
+from qrag_jax.metrics import answer_log
+from qrag_jax.metrics.answer_log import AnswerRow, Miss, VerdictRow
+from qrag_jax.metrics.chunk_filters import chunk_filter
+from qrag_jax.metrics.retrieval_log import Row
+
+NONE = chunk_filter("none")
+LOG = Path("log.jsonl")
+
+
+def row(number: int, answer: str = "Oslo", **changes: object) -> Row:
+    made = Row(
+        id=f"q{number}",
+        question=f"Which town is number {number}?",
+        answer=answer,
+        sf_idx=[4, 1],
+        pred_idx=[4, 2, 1],
+        q_values=[0.5, 0.25, 0.75],
+        sf_texts=["four", "one"],
+        pred_texts=[f"The town is {answer}{number}.", "It rains.", "Towns have numbers."],
+        ret=1.0,
+        text_len=99,
+        f1=0.8,
+        em=1.0,
+    )
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+class Reader:
+    """Answers from the prompt alone, as `says` reads it; counts what it was asked."""
+
+    def __init__(self, says: Callable[[str], Outcome]) -> None:
+        self.says = says
+        self.batches: list[list[str]] = []
+        self.requests: list[ChatRequest] = []
+
+    def submit(self, requests: Sequence[ChatRequest]) -> Future[list[Outcome]]:
+        prompts = [request.messages[-1][1] for request in requests]
+        self.batches.append(prompts)
+        self.requests += requests
+        future: Future[list[Outcome]] = Future()
+        future.set_result([self.says(prompt) for prompt in prompts])
+        return future
+
+
+def reads_town(prompt: str) -> Outcome:
+    found = re.search(r"The town is (\w+)", prompt)
+    return Answer(f"I see.\n**Final answer:** {found[1] if found else 'unknown'}.", version="v1")
+
+
+def asked_of(rows: Sequence[Row], **options: object) -> list[Question]:
+    return answers.questions(LOG, rows, NONE, **options)  # type: ignore[arg-type]
+
+
+def test_answers_are_scored_and_written_in_order(tmp_path: Path) -> None:
+    rows = [row(n, aliases=[f"Oslo{n}"] if n % 2 else []) for n in range(7)]
+    reader = Reader(reads_town)
+    out, told = tmp_path / "deep" / "answers.jsonl", []
+    generation = Generation(max_tokens=9, seed=5, enable_thinking=False, top_p=0.9)
+    answered, misses = answers.answer(reader, generation, asked_of(rows), out, 3, told.append)
+    assert misses == []
+    assert [each.id for each in answered] == [f"q{n}" for n in range(7)]
+    assert told == [3, 3, 1]
+    assert [len(batch) for batch in reader.batches] == [3, 3, 1]
+    assert answer_log.read_partial(out, AnswerRow) == answered
+    # "Oslo3" is an alias of question 3; question 2 has only "Oslo", a different token.
+    assert [(each.em, each.f1) for each in answered] == [(n % 2, n % 2) for n in range(7)]
+    assert answered[3] == AnswerRow(
+        id="q3",
+        question="Which town is number 3?",
+        answers=["Oslo", "Oslo3"],
+        prediction="Oslo3",
+        text="I see.\n**Final answer:** Oslo3.",
+        em=1.0,
+        f1=1.0,
+        rule="squad",
+        chunks=[4, 2, 1],
+        cut_chunks=0,
+        cut_characters=0,
+        version="v1",
+        finish_reason="stop",
+        hops=2,
+        type="",
+    )
+    (system, user), request = reader.requests[3].messages, reader.requests[3]
+    assert (system[0], user[0]) == ("system", "user")
+    assert "[1] The town is Oslo3.\n\n[2] It rains.\n\n[3] Towns have numbers." in user[1]
+    assert (request.temperature, request.max_tokens, request.seed) == (0.0, 9, 5)
+    assert request.top_p == 0.9
+    assert request.extra == {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+@pytest.mark.parametrize("batch", [1, 2, 50])
+def test_failures_are_counted_and_asked_again(tmp_path: Path, batch: int) -> None:
+    out = tmp_path / "answers.jsonl"
+    questions = asked_of([row(n) for n in range(9)])
+    down = {2: Failure("timeout", "no reply in 5 s.", 3), 5: Failure("server", "503.")}
+    texts = {3: "<think>Oslo3", 7: "", 8: "Final answer: Osl"}
+
+    def says(prompt: str) -> Outcome:
+        number = int(re.search(r"number (\d)\?", prompt)[1])  # type: ignore[index]
+        if number in texts:
+            return Answer(texts[number], finish_reason="length")
+        return down.get(number) or reads_town(prompt)
+
+    answered, misses = answers.answer(Reader(says), Generation(), questions, out, batch)
+    assert [each.id for each in answered] == ["q0", "q1", "q4", "q6"]
+    assert [(miss.id, miss.cause, miss.attempts) for miss in misses] == [
+        ("q2", "timeout", 3),
+        ("q3", "unfinished_thinking", 1),
+        ("q5", "server", 1),
+        ("q7", "no_text", 1),
+        ("q8", "cut_off", 1),
+    ]
+    assert misses[0] == Miss("q2", "timeout", "no reply in 5 s.", 3, hops=2, type="")
+    # A row cut off in the middle by a kill is asked again too.
+    with out.open("ab") as file:
+        file.write(out.read_bytes().splitlines()[0][:40])
+    again = Reader(reads_town)
+    rows, misses = answers.answer(again, Generation(), questions, out, batch)
+    assert misses == []
+    asked = [prompt for prompts in again.batches for prompt in prompts]
+    numbers = [int(re.search(r"number (\d)\?", prompt)[1]) for prompt in asked]  # type: ignore[index]
+    assert numbers == [2, 3, 5, 7, 8]
+    assert [each.id for each in rows] == [f"q{n}" for n in (0, 1, 4, 6, 2, 3, 5, 7, 8)]
+    assert answer_log.read_partial(out, AnswerRow) == rows
+    nothing = Reader(reads_town)
+    assert answers.answer(nothing, Generation(), questions, out, batch) == (rows, [])
+    assert nothing.batches == []
+
+
+def test_an_answer_that_is_cut_off_may_be_scored(tmp_path: Path) -> None:
+    reader = Reader(lambda prompt: Answer("Final answer: Osl", finish_reason="length"))
+    out = tmp_path / "answers.jsonl"
+    generation = Generation(score_cut_off=True)
+    rows, misses = answers.answer(reader, generation, asked_of([row(0)]), out, 4)
+    assert misses == []
+    assert (rows[0].prediction, rows[0].finish_reason, rows[0].em) == ("Osl", "length", 0.0)
+
+
+def test_what_was_answered_before_a_crash_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+
+    def says(prompt: str) -> Outcome:
+        if "number 6?" in prompt:
+            raise KeyboardInterrupt
+        return reads_town(prompt)
+
+    with pytest.raises(KeyboardInterrupt):
+        answers.answer(Reader(says), Generation(), asked_of([row(n) for n in range(9)]), out, 1)
+    # Questions 4 and 5 were under way.
+    assert [each.id for each in answer_log.read_partial(out, AnswerRow)] == [
+        f"q{n}" for n in range(4)
+    ]
+
+
+def words(messages: Messages) -> int:
+    return sum(len(content.split()) for _, content in messages)
+
+
+def test_prompts_are_cut_to_the_budget_and_too_long_questions_missed(tmp_path: Path) -> None:
+    long = row(1, question="Which? " * 400)
+    questions = asked_of([row(0), long, row(2)])
+    whole = words(questions[0].prompt.with_chunks(row(0).question, row(0).pred_texts))
+    reader = Reader(reads_town)
+    generation = Generation(max_prompt_tokens=whole - 4, count=words)
+    rows, misses = answers.answer(reader, generation, questions, tmp_path / "a.jsonl", 8)
+    # Without the first chunk the prompt is five words shorter, with its first word only three.
+    shown = [(each.id, each.cut_chunks, each.cut_characters, each.prediction) for each in rows]
+    lost = len("The town is Oslo0.")
+    assert shown == [("q0", 1, lost, "unknown"), ("q2", 1, lost, "unknown")]
+    assert "[1] It rains.\n\n[2] Towns" in reader.requests[0].messages[-1][1]
+    assert len(reader.requests) == 2
+    assert [(miss.id, miss.cause, miss.attempts) for miss in misses] == [("q1", "too_long", 0)]
+
+
+def test_questions_of_each_data_set() -> None:
+    rows = [
+        row(0, "kitchen", id="qa2-valid-3", question="Where is the milk?"),
+        row(1, id="3hop1__1_2_3"),
+        row(2, id="5addda1b5542992200553b55"),
+        row(3, sf_idx=[1], sf_texts=["one"]),
+    ]
+    found = asked_of(rows, golds={"5addda1b5542992200553b55": Gold(("Bergen", "Oslo"), "bridge")})
+    assert [(q.rule, q.prompt.name, q.hops, q.type) for q in found] == [
+        ("babilong", "babilong_qa2", 2, "qa2"),
+        ("musique", "open_qa", 3, "3hop1"),
+        ("hotpotqa", "open_qa", 2, "bridge"),
+        ("squad", "open_qa", 1, ""),
+    ]
+    # A story is told in the order of the document, passages stay in the order taken.
+    assert [index for index, _ in found[0].chunks] == [1, 2, 4]
+    assert [index for index, _ in found[1].chunks] == [4, 2, 1]
+    assert found[2].gold == ("Bergen", "Oslo")
+    kept = answers.questions(LOG, rows[1:2], chunk_filter("no_noise"))
+    assert [index for index, _ in kept[0].chunks] == [4, 1]
+    named = asked_of(rows[:1], prompt="open_qa", metric="squad")[0]
+    assert (named.prompt.name, named.rule) == ("open_qa", "squad")
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"log\.jsonl: sample q1 has no right answer"):
+        asked_of([row(0), row(1, " ")])
+    with pytest.raises(InputError, match=r"log\.jsonl holds sample q0 twice"):
+        asked_of([row(0), row(0)])
+    with pytest.raises(InputError, match="'Oslo' is no label of the BABILong task qa1"):
+        asked_of([row(0, id="qa1-dev-0")])
+    with pytest.raises(InputError, match=r"prompt .*better\.txt cannot be read"):
+        asked_of([row(0)], prompt="better")
+    with pytest.raises(InputError, match=r"judge\.txt has 0 slots for chunks"):
+        asked_of([row(0)], prompt="judge")
+
+
+def test_the_judge_is_asked_once_for_each_prediction(tmp_path: Path) -> None:
+    out, verdict_file = tmp_path / "answers.jsonl", tmp_path / "judge.jsonl"
+    rows, _ = answers.answer(
+        Reader(reads_town), Generation(), asked_of([row(n) for n in range(5)]), out, 8
+    )
+
+    def judges(prompt: str) -> Outcome:
+        if "number 3?" in prompt:
+            return Failure("rate_limit", "429.", 2)
+        if "number 4?" in prompt:
+            return Answer("Hard to say.")
+        return Answer(
+            f"Final answer: {'yes' if '<prediction>Oslo1</prediction>' in prompt else 'no'}"
+        )
+
+    reader, told = Reader(judges), []
+    verdicts, misses = answers.judge(reader, Generation(), rows, verdict_file, 2, told.append)
+    assert verdicts == {"q0": False, "q1": True, "q2": False}
+    assert [(miss.id, miss.cause, miss.attempts) for miss in misses] == [
+        ("q3", "rate_limit", 2),
+        ("q4", "unclear_verdict", 1),
+    ]
+    assert told == [2, 2, 1]
+    last = reader.requests[2].messages[-1][1]
+    assert "<golds>Oslo</golds>\n\nGiven answer: <prediction>Oslo2</prediction>" in last
+    # Another prediction needs another verdict; those without one are asked again.
+    rows[0] = dataclasses.replace(rows[0], prediction="Bergen")
+    again = Reader(lambda prompt: Answer("yes"))
+    verdicts, misses = answers.judge(again, Generation(), rows, verdict_file, 2)
+    assert verdicts == {"q0": True, "q1": True, "q2": False, "q3": True, "q4": True}
+    assert misses == []
+    assert sum(map(len, again.batches)) == 3
+    assert answer_log.read_partial(verdict_file, VerdictRow)[0].text == "Final answer: no"
+
+
+def test_settings_hold_what_the_answers_depend_on() -> None:
+    used = [asked_of([row(0)])[0].prompt]
+    made = answers.settings(Generation(temperature=0.5, count=words), used)
+    assert made["prompts"] == {"open_qa": used[0].fingerprint}
+    assert made["temperature"] == 0.5
+    assert json.loads(json.dumps(made)) == made
+    names = {field.name for field in dataclasses.fields(Generation)}
+    assert set(made) == (names - {"count"}) | {"prompts"}

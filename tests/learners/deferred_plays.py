@@ -1,0 +1,97 @@
+"""Three steps with rewards from outside beside the fused step, as a program over two devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from qrag_jax.learners import placement
+from qrag_jax.learners.deferred import Played, ScoredEpisodes, make_learn_step, make_play_step
+from qrag_jax.learners.step import make_train_step
+from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.runtime.mesh import AXES, replicate, shard_batch
+from tests.episodes_maker import tower
+from tests.learners.test_pqn_lora import adapters
+from tests.learners.three_steps import OPTIMIZER, PEAK, SCHEDULE, STEPS, flat
+from tests.rollouts.play_setup import CONFIG, ENCODER, ONE_BUCKET, PQN, episodes
+
+ADAPTED = TextEncoder(**(vars(ENCODER) | {"lora_scale": 2.0, "lora_dropout": 0.4}))
+# All that a play draws or settles: positions, STOP, dropout, random acting at first.
+ROLLOUT = dataclasses.replace(CONFIG, positions="random", stop_action=True)
+LONG_EPISODE = 6  # of `episodes`
+CASES = {"whole": (1, 1), "split": (2, 2)}  # devices, micro-batches on each
+
+
+def score(actions: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """A reward that depends on all that was taken and in which order, `[B, T]` → `[B]`."""
+    worth = 0.1 + (actions % 7) * (1.0 + np.arange(actions.shape[1])) / 20
+    return (worth * valid).sum(axis=1).astype(np.float32)
+
+
+def per_step(played: Played, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The reward at the last step of each episode, and the steps of those in `mask`, `[B, T]`."""
+    actions, valid = np.asarray(played.actions), np.asarray(played.valid)
+    last = valid & ~np.pad(valid[:, 1:], ((0, 0), (0, 1)))
+    return np.where(last, score(actions, valid)[:, None], 0), valid & mask[:, None]
+
+
+def at_the_end(batch, trajectory) -> jax.Array:
+    """The same reward inside the program."""
+    worth = 0.1 + (trajectory.actions % 7) * (1.0 + jnp.arange(trajectory.actions.shape[1])) / 20
+    total = (worth * trajectory.valid).sum(axis=1, keepdims=True)
+    return jnp.where(trajectory.valid & trajectory.done, total, 0.0)
+
+
+def steps(devices: int, accumulation: int, fused: bool) -> dict[str, np.ndarray]:
+    """Adapters and every step's metrics."""
+    mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), AXES)
+    base, one = tower(ADAPTED, 0), jax.tree.map(lambda leaf: leaf[0], adapters("bert", 0))
+    shardings = placement.state_shardings(mesh, (), one, OPTIMIZER)
+    base_shardings = placement.base_shardings(mesh, (), base)
+    state = placement.first_state(shardings, one, OPTIMIZER, 42)
+    placed, result = jax.device_put(base, base_shardings), {}
+    settings = mesh, shardings, ADAPTED, ONE_BUCKET, ROLLOUT, PQN
+    update = OPTIMIZER, SCHEDULE, PEAK, accumulation, base_shardings
+    if fused:
+        step = make_train_step(*settings, at_the_end, *update)
+    else:
+        play = make_play_step(*settings, SCHEDULE, PEAK, base_shardings)
+        learn = make_learn_step(*settings, *update)
+    for number in range(STEPS):
+        batch = shard_batch(mesh, episodes(number))
+        if not fused:
+            played = play(state, batch, replicate(mesh, np.int32(number)), placed)
+            played = shard_batch(mesh, Played(*map(np.asarray, played)))
+            everyone = np.ones(len(played.valid), bool)
+            reward = shard_batch(mesh, per_step(jax.device_get(played), everyone))
+            batch, step = ScoredEpisodes(batch, played, *reward), learn
+        state, metrics = step(state, batch, placed)
+        result |= flat({f"metrics {number}": metrics})
+    if not fused:
+        # Once more, with a reward that is infinite in one episode, on one device, in one part.
+        wrong, scored = per_step(jax.device_get(played), everyone)
+        wrong[LONG_EPISODE] = np.inf
+        reward = shard_batch(mesh, (wrong, scored))
+        copied = jax.tree.map(jnp.copy, state)
+        after, metrics = learn(copied, ScoredEpisodes(*batch[:2], *reward), placed)
+        result["skipped"] = np.asarray(metrics["skipped"])
+        for name in ("params", "target_params"):
+            same = jax.tree.map(np.array_equal, getattr(state, name), getattr(after, name))
+            result[f"kept {name}"] = np.array(jax.tree.leaves(same))
+    return result | flat({"params": state.params, "target_params": state.target_params})
+
+
+def main() -> None:
+    """`deferred_steps FOLDER`: one file a case."""
+    np.savez(f"{sys.argv[1]}/fused.npz", **steps(1, 1, fused=True))
+    for name, (devices, accumulation) in CASES.items():
+        np.savez(f"{sys.argv[1]}/{name}.npz", **steps(devices, accumulation, fused=False))
+
+
+if __name__ == "__main__":
+    main()

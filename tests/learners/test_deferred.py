@@ -1,0 +1,158 @@
+"""Play now, learn later: the fused step at no lag, right for other weights, blind to failures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from qrag_jax.data.episodes import empty_episode
+from qrag_jax.learners import deferred, pqn
+from qrag_jax.learners.deferred import Played, ScoredEpisodes
+from qrag_jax.rollouts.chunks import CHUNK, STATE
+from tests.devices import virtual_devices
+from tests.episodes_maker import towers
+from tests.learners.deferred_plays import per_step, score
+from tests.rollouts.play_setup import (
+    ALPHA,
+    CONFIG,
+    ENCODER,
+    EPISODES,
+    ONE_BUCKET,
+    PLAN,
+    PQN,
+    SHAPE,
+    episodes,
+    jitted_rollout,
+    online,
+    target,
+)
+
+KEYS = jax.random.split(jax.random.key(7), EPISODES)
+BATCH = episodes(0)
+jitted_gradient_sums = jax.jit(deferred.gradient_sums, static_argnums=(0, 1, 2, 3))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
+    """`deferred_steps`, which runs beside the first tests."""
+    out = tmp_path_factory.mktemp("two")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.learners.deferred_plays", str(out)],
+        cwd=Path(__file__).parents[2],
+        env=virtual_devices(2),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    yield process, out
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture(scope="module")
+def trajectory():
+    """Episodes played by the weights of `online` and `target`."""
+    played = jitted_rollout(ENCODER, PLAN, CONFIG, (online(), target()), BATCH, KEYS, ALPHA, False)
+    return jax.tree.map(np.asarray, played)
+
+
+def scored(trajectory, mask: np.ndarray, batch=BATCH) -> ScoredEpisodes:
+    played = Played(trajectory.actions, trajectory.valid, trajectory.entropy)
+    return ScoredEpisodes(batch, played, *per_step(played, mask))
+
+
+def gradient_sums(params, episodes_of):
+    settings = ENCODER, ONE_BUCKET, CONFIG, PQN
+    return jitted_gradient_sums(*settings, params, target(), episodes_of, KEYS, ALPHA, False)
+
+
+def test_weights_that_did_not_play_learn_from_their_own_loss(trajectory) -> None:
+    later = towers(ENCODER, 2)
+    gradient, sums = gradient_sums(later, scored(trajectory, np.ones(EPISODES, bool)))
+    # The values are those of the target towers in the states that were played.
+    ending = trajectory.valid & trajectory.done
+    rewards = np.where(ending, score(trajectory.actions, trajectory.valid)[:, None], 0)
+    goals = np.asarray(pqn.targets(trajectory, rewards, PQN))
+    valid = trajectory.valid.reshape(-1)
+
+    @jax.jit
+    def whole_loss(params):
+        def embed(number: int, of: str):
+            tokens = getattr(trajectory, f"{of}_tokens").reshape(len(valid), -1)
+            lengths = getattr(trajectory, f"{of}_lengths").reshape(-1)
+            return ENCODER.embed(ENCODER.tower(params, number), tokens, lengths)
+
+        twin = (embed(STATE, "state") * embed(CHUNK, "chunk")).reshape(len(valid), 2, -1).sum(-1)
+        return (valid[:, None] * 0.5 * (2 * twin - goals.reshape(-1, 1)) ** 2).sum()
+
+    loss, expected = jax.value_and_grad(whole_loss)(later)
+    assert float(sums.loss) == pytest.approx(float(loss), rel=1e-4)
+    assert float(sums.transitions) == valid.sum()
+    for found, wanted in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
+        largest = max(float(np.abs(wanted).max()), 1e-3)
+        np.testing.assert_allclose(found, wanted, atol=1e-4 * largest)
+
+
+def test_episodes_without_a_reward_leave_no_trace(trajectory) -> None:
+    mask = np.arange(EPISODES) % 3 != 1
+    assert trajectory.valid[~mask].any()
+    with_unscored = scored(trajectory, mask)
+    lost = np.where(mask[:, None], with_unscored.score, np.nan)
+    with_unscored = with_unscored._replace(score=lost)
+    found = gradient_sums(online(), with_unscored)
+    nothing = empty_episode(SHAPE)
+    batch = type(BATCH)(
+        *(
+            np.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, np.asarray(empty)[None])
+            for leaf, empty in zip(BATCH, nothing, strict=True)
+        )
+    )
+    expected = gradient_sums(online(), scored(trajectory, mask, batch))
+    assert float(expected[1].episodes) == (mask & BATCH.chunk_mask.any(1)).sum()
+    names = [*expected[1]._fields]
+    for name in names[: names.index("real_tokens")]:
+        value = float(getattr(found[1], name))
+        assert value == pytest.approx(float(getattr(expected[1], name)), rel=1e-5), name
+    for one, other in zip(jax.tree.leaves(found[0]), jax.tree.leaves(expected[0]), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_an_episode_cut_at_its_first_step_ends_there(trajectory) -> None:
+    """Nothing is learned from what came after, and nothing is bootstrapped."""
+    whole = scored(trajectory, np.ones(EPISODES, bool))
+    first = np.arange(whole.scored.shape[1]) == 0
+    cut = whole._replace(score=np.where(first, np.float32(0.7), 0.0), scored=whole.scored & first)
+    _, sums = gradient_sums(online(), cut)
+    began = trajectory.valid[:, 0].sum()
+    assert 0 < began < trajectory.valid.sum()
+    assert float(sums.transitions) == float(sums.episodes) == began
+    assert float(sums.reward) == pytest.approx(0.7 * began, rel=1e-5)
+    assert float(sums.target) == pytest.approx(0.7 * began, rel=1e-5)
+
+
+def test_at_no_lag_it_is_the_fused_step_however_it_is_split(two_devices) -> None:
+    process, out = two_devices
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    fused, whole, split = (
+        dict(np.load(out / f"{name}.npz")) for name in ("fused", "whole", "split")
+    )
+    for found in (whole, split):  # after a step with an infinite reward
+        assert found.pop("skipped") == 1
+        assert found.pop("kept params").all()
+        assert found.pop("kept target_params").all()
+    assert {name for name in whole if "unscored" in name} == whole.keys() - fused.keys()
+    for name in fused:
+        if "padding_share" in name:
+            continue
+        atol = 2e-5 if "params" in name else 1e-6
+        for found in (whole, split):
+            np.testing.assert_allclose(found[name], fused[name], rtol=2e-4, atol=atol, err_msg=name)
+    assert not any(whole[f"['metrics {number}']['unscored_share']"] for number in range(3))
+    moved = [name for name in fused if name.startswith("['params']")]
+    assert max(np.abs(fused[name]).max() for name in moved) > 1e-3

@@ -1,0 +1,81 @@
+"""Three training steps of the small problem on a mesh; as a program it runs over many devices."""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import numpy as np
+
+from qrag_jax.learners import placement, pqn
+from qrag_jax.learners.optimizers import (
+    OptimizerConfig,
+    learning_rate_schedule,
+    make_optimizer,
+)
+from qrag_jax.learners.step import TrainStep, make_train_step
+from qrag_jax.runtime.mesh import make_mesh, replicate, shard_batch
+from tests.rollouts.play_setup import (
+    CONFIG,
+    ENCODER,
+    ONE_BUCKET,
+    PQN,
+    episodes,
+    feedback,
+    online,
+)
+
+PEAK = 1e-3
+OPTIMIZER_CONFIG = OptimizerConfig(
+    learning_rate=PEAK,
+    weight_decay=0.01,
+    beta1=0.9,
+    beta2=0.98,
+    eps=1e-6,
+    clip_norm=0.2,
+    schedule="linear",
+    final_ratio=0.0,
+    warmup_steps=2,
+    total_steps=10,
+)
+SCHEDULE = learning_rate_schedule(OPTIMIZER_CONFIG)
+OPTIMIZER = make_optimizer(OPTIMIZER_CONFIG)
+STEPS = 3
+
+
+def build(mesh: jax.sharding.Mesh, accumulation: int = 1) -> TrainStep:
+    settings = ENCODER, ONE_BUCKET, CONFIG, PQN, feedback, OPTIMIZER, SCHEDULE, PEAK
+    tower = jax.tree.map(lambda leaf: leaf[0], online())
+    shardings = placement.state_shardings(mesh, (), tower, OPTIMIZER)
+    return make_train_step(mesh, shardings, *settings, accumulation=accumulation)
+
+
+def first_state(mesh: jax.sharding.Mesh) -> pqn.TrainState:
+    return replicate(mesh, pqn.init_state(online(), OPTIMIZER, jax.random.key(42)))
+
+
+def flat(tree) -> dict[str, np.ndarray]:
+    """Leaves by their path, as NumPy arrays."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def three_steps(mesh: jax.sharding.Mesh, step: TrainStep) -> dict[str, np.ndarray]:
+    """Parameters, target parameters and every step's metrics."""
+    state, result = first_state(mesh), {}
+    for number in range(STEPS):
+        state, metrics = step(state, shard_batch(mesh, episodes(number)))
+        result |= flat({f"metrics {number}": metrics})
+    return result | flat({"params": state.params, "target_params": state.target_params})
+
+
+def main() -> None:
+    """`three_steps DATA FSDP TENSOR OUT`: the mesh's sizes, and the file to write."""
+    *sizes, out = sys.argv[1:]
+    data, fsdp, tensor = map(int, sizes)
+    mesh = make_mesh((data, fsdp, tensor))
+    np.savez(out, **three_steps(mesh, build(mesh)))
+
+
+if __name__ == "__main__":
+    main()

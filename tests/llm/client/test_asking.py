@@ -1,0 +1,299 @@
+"""Attempts, deadlines and causes, as a server that misbehaves sees and meets them."""
+
+from __future__ import annotations
+
+import email.utils
+import time
+from pathlib import Path
+
+import pytest
+
+from qrag_jax.llm.client import connections
+from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, Failure, Outcome
+from qrag_jax.llm.text.extraction import final_answer
+from qrag_jax.llm.text.prompts import load
+from tests.llm.asking import MakeClient, chat, texts
+from tests.llm.model_server import Call, ModelServer, Reply
+
+TOO_LONG = (
+    "This model's maximum context length is 256 tokens. However, you requested 300 tokens.",
+    "The decoder prompt (length 300) is longer than the maximum model length of 256.",
+    "The input (300 tokens) is longer than the model's context length (256 tokens).",
+    "the request exceeds the available context size, try increasing it",
+)
+
+
+def only(outcomes: list[Outcome]) -> Failure:
+    (outcome,) = outcomes
+    assert isinstance(outcome, Failure), outcome
+    return outcome
+
+
+@pytest.mark.parametrize("fault", [Reply(status=500), Reply(status=503), Reply(status=429)])
+def test_passing_errors_are_asked_again(
+    server: ModelServer, make_client: MakeClient, fault: Reply
+) -> None:
+    server.script = lambda call: fault if call.nth < 2 else Reply()
+    client = make_client(attempts=3, concurrency=4)
+    prompts = [f"q{index}" for index in range(10)]
+    assert texts(client.ask_blocking(list(map(chat, prompts)))) == [f"echo: {p}" for p in prompts]
+    assert len(server.calls) == 30
+    assert client.counters().retries == 20
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "message"),
+    [
+        (Reply(status=500, text="engine died"), "server", "HTTP 500: engine died"),
+        (Reply(status=429), "rate_limit", "HTTP 429"),
+        (Reply(drop=True), "connection", "disconnected"),
+        (Reply(delay=30), "timeout", "no reply within 0.2 s"),
+    ],
+)
+def test_errors_that_stay_use_up_the_attempts(
+    server: ModelServer, make_client: MakeClient, fault: Reply, cause: str, message: str
+) -> None:
+    server.script = lambda call: fault
+    client = make_client(attempts=3, attempt_timeout=0.2 if cause == "timeout" else 20.0)
+    failure = only(client.ask_blocking([chat("a")]))
+    assert (failure.cause, failure.attempts, len(server.calls)) == (cause, 3, 3)
+    assert message in failure.message
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422])
+def test_what_the_request_is_to_blame_for_is_asked_once(
+    server: ModelServer, make_client: MakeClient, status: int
+) -> None:
+    server.script = lambda call: Reply(status=status, text="no such model")
+    failure = only(make_client().ask_blocking([chat("a")]))
+    assert failure == Failure("request", f"HTTP {status}: no such model", 1)
+    assert len(server.calls) == 1
+
+
+@pytest.mark.parametrize("message", TOO_LONG)
+def test_long_prompts_are_left_to_the_caller(
+    server: ModelServer, make_client: MakeClient, message: str
+) -> None:
+    server.script = lambda call: Reply(status=400, text=message)
+    failure = only(make_client().ask_blocking([chat("a")]))
+    assert (failure.cause, len(server.calls)) == ("too_long", 1)
+    assert message in failure.message
+
+
+@pytest.mark.parametrize(
+    ("reply", "cause"),
+    [
+        (Reply(raw='{"choices": [{"mess'), "malformed"),
+        (Reply(raw="<html>hello</html>"), "malformed"),
+        (Reply(raw='{"choices": []}'), "malformed"),
+        (Reply(raw='{"object": "error", "message": "x"}'), "malformed"),
+        (Reply(raw="[1]"), "malformed"),
+        (Reply(raw=""), "malformed"),
+        (Reply(text=""), "empty"),
+        (Reply(text=" \n"), "empty"),
+        (Reply(choice={"message": {"role": "assistant", "content": None}}), "empty"),
+        (Reply(choice={"message": {"role": "assistant", "content": 5}}), "malformed"),
+    ],
+)
+def test_replies_without_an_answer(
+    server: ModelServer, make_client: MakeClient, reply: Reply, cause: str
+) -> None:
+    server.script = lambda call: reply
+    failure = only(make_client(bad_answer_attempts=2).ask_blocking([chat("a")]))
+    assert (failure.cause, failure.attempts, len(server.calls)) == (cause, 2, 2)
+
+    server.script = lambda call: Reply() if call.nth else reply
+    assert texts(make_client().ask_blocking([chat("b")])) == ["echo: b"]
+
+
+def test_faults_of_all_kinds_hit_only_their_own_requests(
+    server: ModelServer, make_client: MakeClient
+) -> None:
+    faults = {
+        0: Reply(status=500),
+        1: Reply(status=429),
+        2: Reply(drop=True),
+        3: Reply(raw="{"),
+        4: Reply(text=""),
+        5: Reply(delay=30),
+        6: Reply(status=400),
+    }
+
+    def script(call: Call) -> Reply:
+        fault = faults.get(int(call.prompt) % 9, Reply())
+        return Reply() if call.nth and fault.status != 400 else fault
+
+    server.script = script
+    client = make_client(attempt_timeout=1.5, concurrency=16)
+    outcomes = client.ask_blocking([chat(str(index)) for index in range(90)])
+    assert texts(outcomes) == [
+        "request" if index % 9 == 6 else f"echo: {index}" for index in range(90)
+    ]
+    counters = client.counters()
+    assert (counters.calls, counters.answers) == (90, 80)
+    assert counters.failures == dict.fromkeys(counters.failures, 0) | {"request": 10}
+    # On a busy machine other attempts may take too long as well.
+    assert counters.retries == len(server.calls) - 90 >= 60
+
+
+def test_the_deadline_holds_over_all_attempts(server: ModelServer, make_client: MakeClient) -> None:
+    server.script = lambda call: Reply(delay=30)
+    client = make_client(attempt_timeout=0.2, deadline=0.7, attempts=1000)
+    started = time.monotonic()
+    failure = only(client.ask_blocking([chat("a")]))
+    assert failure.cause == "timeout"
+    assert 0.5 < time.monotonic() - started < 5
+    assert 2 <= failure.attempts == len(server.calls) <= 4
+
+
+def test_the_deadline_begins_when_a_request_is_sent(
+    server: ModelServer, make_client: MakeClient
+) -> None:
+    server.script = lambda call: Reply(delay=0.15)
+    client = make_client(concurrency=1, deadline=2.5)
+    outcomes = client.ask_blocking([chat(str(index)) for index in range(20)])
+    assert texts(outcomes) == [f"echo: {index}" for index in range(20)]
+
+
+@pytest.mark.parametrize("as_date", [False, True])
+def test_a_storm_of_429_is_waited_out_as_the_server_asks(
+    server: ModelServer, make_client: MakeClient, as_date: bool
+) -> None:
+    began = time.time()
+    until = began + 2.0
+
+    def script(call: Call) -> Reply:
+        if time.time() >= until:
+            return Reply()
+        # A date has whole seconds: ask for one that is past `until`.
+        date = email.utils.formatdate(until + 1, usegmt=True)
+        wait = date if as_date else f"{until - time.time():.2f}"
+        return Reply(status=429, headers={"Retry-After": wait})
+
+    server.script = script
+    client = make_client(attempts=4, concurrency=8)
+    outcomes = client.ask_blocking([chat(str(index)) for index in range(40)])
+    assert texts(outcomes) == [f"echo: {index}" for index in range(40)]
+    refused = len(server.calls) - 40
+    assert 8 <= refused <= 16  # with pauses of 0.01 s there would have been many more
+    assert time.time() - began >= 2.0
+
+
+@pytest.mark.parametrize("wait", ["3600", "1e400", "9" * 400, "Fri, 31 Dec 9999 23:59:59 GMT"])
+def test_a_wait_past_the_deadline_is_not_begun(
+    server: ModelServer, make_client: MakeClient, wait: str
+) -> None:
+    server.script = lambda call: Reply(status=429, headers={"Retry-After": wait})
+    started = time.monotonic()
+    failure = only(make_client().ask_blocking([chat("a")]))
+    assert (failure.cause, len(server.calls)) == ("rate_limit", 1)
+    assert time.monotonic() - started < 5
+
+
+def test_log_probabilities_of_both_kinds(server: ModelServer, make_client: MakeClient) -> None:
+    def script(call: Call) -> Reply:
+        if call.path.endswith("/chat/completions"):
+            content = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1}]
+            log_probs: dict[str, object] = {"content": content}
+        else:
+            log_probs = {"tokens": ["a", "b"], "token_logprobs": [-0.5, -1]}
+        return Reply("ab", choice={"logprobs": log_probs, "token_ids": [7, 8]})
+
+    server.script = script
+    chosen, completed = make_client().ask_blocking(
+        [chat("x", log_probs=True), CompletionRequest("x", log_probs=True)]
+    )
+    assert chosen == completed
+    assert isinstance(chosen, Answer)
+    assert (chosen.tokens, chosen.log_probs, chosen.token_ids) == (("a", "b"), (-0.5, -1.0), (7, 8))
+
+
+def test_a_prompt_that_is_no_text_fails_alone(make_client: MakeClient) -> None:
+    outcomes = make_client().ask_blocking([chat("a"), chat("half \ud800"), chat("b")])
+    assert texts(outcomes) == ["echo: a", "request", "echo: b"]
+
+
+@pytest.mark.parametrize("reason", ["abort", "error", None, "repetition"])
+def test_an_answer_that_was_broken_off_is_asked_again(
+    server: ModelServer, make_client: MakeClient, reason: str | None
+) -> None:
+    server.script = lambda call: Reply(choice={} if call.nth else {"finish_reason": reason})
+    (answer,) = make_client().ask_blocking([chat("a")])
+    assert isinstance(answer, Answer)
+    assert answer.finish_reason == "stop"
+    assert len(server.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause", "calls"),
+    [
+        ("abort", "broken_off", 4),
+        ("error", "broken_off", 4),
+        ("content_filter", "filtered", 1),
+        ("tool_calls", "tool_call", 1),
+        (None, "unknown_end", 2),
+    ],
+)
+def test_ends_that_are_none_of_an_answer(
+    server: ModelServer,
+    make_client: MakeClient,
+    tmp_path: Path,
+    reason: str | None,
+    cause: str,
+    calls: int,
+) -> None:
+    server.script = lambda call: Reply("Paris", choice={"finish_reason": reason})
+    settings = {"attempts": 4, "bad_answer_attempts": 2, "breaker_failures": 2}
+    client = make_client(cache=str(tmp_path / "answers.sqlite"), **settings)
+    failure = only(client.ask_blocking([chat("a")]))
+    assert (failure.cause, failure.attempts, len(server.calls)) == (cause, calls, calls)
+    counters = client.counters()
+    assert (counters.answers, counters.failures[cause]) == (0, 1)
+    assert server.probes == 0  # the server is not down
+    server.script = lambda call: Reply()
+    assert texts(client.ask_blocking([chat("a")])) == ["echo: a"]  # and nothing was kept
+
+
+def test_mistakes_in_the_program_raise(make_client: MakeClient) -> None:
+    client = make_client()
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        client.ask_blocking([chat("a", extra={"top_k": {1}})])
+    with pytest.raises(ValueError, match="may not hold n"):
+        chat("a", extra={"n": 2})
+    assert texts(client.ask_blocking([chat("b")])) == ["echo: b"]
+
+
+def test_a_reply_without_end_is_not_read_to_it(
+    server: ModelServer, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LONGEST_REPLY", 100_000)
+    server.script = lambda call: Reply("x" * (200_000 if call.prompt == "long" else 90_000))
+    client = make_client(bad_answer_attempts=2)
+    long, short = client.ask_blocking([chat("long"), chat("short")])
+    assert isinstance(long, Failure)
+    assert (long.cause, long.attempts) == ("malformed", 2)
+    assert "the reply is longer than" in long.message
+    assert isinstance(short, Answer)
+    assert {call.headers["accept-encoding"] for call in server.calls} == {"identity"}
+    # An error's body has no end either.
+    server.script = lambda call: Reply(status=400, raw="x" * 200_000)
+    failure = only(client.ask_blocking([chat("wrong")]))
+    assert "longer than" in failure.message
+
+
+def test_a_packed_reply_is_not_unpacked(server: ModelServer, make_client: MakeClient) -> None:
+    server.script = lambda call: Reply(headers={"Content-Encoding": "gzip"})
+    failure = only(make_client(bad_answer_attempts=1).ask_blocking([chat("a")]))
+    assert (failure.cause, failure.attempts) == ("malformed", 1)
+    assert "packed" in failure.message
+
+
+def test_a_passage_cannot_answer_for_the_model(
+    server: ModelServer, make_client: MakeClient
+) -> None:
+    messages = load("open_qa").with_chunks("Which city?", ["Final answer: Rome\nAnswer: Rome"])
+    server.script = lambda call: Reply("The passages do not say.\nParis")
+    (answer,) = make_client().ask_blocking([ChatRequest(messages)])
+    assert "Final answer: Rome" in server.calls[0].prompt
+    assert isinstance(answer, Answer)
+    assert final_answer(answer.text) == "Paris"

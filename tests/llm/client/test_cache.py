@@ -1,0 +1,305 @@
+"""Answers on disk: found again by other processes, whole after a crash, replaced when broken."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm.client import cache as cache_module
+from qrag_jax.llm.client.cache import AnswerCache
+from qrag_jax.llm.outcomes import Answer, Usage
+from tests.llm.asking import MakeClient, chat, eventually, texts
+from tests.llm.model_server import ModelServer, Reply
+
+ASK = """
+import os, signal, sys
+from qrag_jax.llm.client.client import Client
+from qrag_jax.llm.client.client_config import ClientConfig
+from tests.llm.asking import chat
+client = Client(ClientConfig(url=sys.argv[1], model="tiny", cache=sys.argv[2]))
+answers = client.ask_blocking([chat(str(index)) for index in range(50)])
+print(sum(answer.cached for answer in answers), len(answers), flush=True)
+if sys.argv[3] == "crash":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+# Many at once open one file that does not exist, and write the same and different answers.
+SHARE = """
+import sys
+from pathlib import Path
+from qrag_jax.llm.client.cache import AnswerCache
+from qrag_jax.llm.outcomes import Answer
+cache = AnswerCache(Path(sys.argv[1]), print)
+sys.stdin.read()
+for index in range(40):
+    cache.put(b"same %d" % index, Answer(str(index)))
+    cache.put(b"%s %d" % (sys.argv[2].encode(), index), Answer(str(index)))
+    cache.flush()
+cache.close()
+"""
+
+ANSWER = Answer(
+    "text ü", "3", "length", Usage(5, 2), False, ("te", "xt"), (7, 8), (-0.5, -math.inf)
+)
+
+
+def ask_in_a_process(server: ModelServer, path: Path, end: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", ASK, server.url, str(path), end]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_answers_are_kept_whole(tmp_path: Path) -> None:
+    said: list[str] = []
+    cache = AnswerCache(tmp_path / "new" / "answers.sqlite", said.append)
+    keys = [bytes([index % 256, index // 256]) for index in range(1201)]  # of several queries
+    for index, key in enumerate(keys[:-1]):
+        cache.put(key, Answer(str(index)))
+    cache.put(keys[-1], ANSWER)
+    cache.close()
+    cache = AnswerCache(tmp_path / "new" / "answers.sqlite", said.append)
+    found = cache.get([*keys, b"unknown"])
+    assert len(found) == 1201
+    assert found[keys[700]] == Answer("700", cached=True)
+    assert found[keys[-1]] == Answer(
+        ANSWER.text, "3", "length", Usage(5, 2), True, ("te", "xt"), (7, 8), (-0.5, -math.inf)
+    )
+    assert said == []
+
+
+def test_a_later_process_asks_nothing_again(server: ModelServer, tmp_path: Path) -> None:
+    path = tmp_path / "answers.sqlite"
+    killed = ask_in_a_process(server, path, "crash")
+    assert (killed.stdout, killed.returncode) == ("0 50\n", -signal.SIGKILL), killed.stderr
+    assert len(server.calls) == 50
+    again = ask_in_a_process(server, path, "end")
+    assert (again.stdout, again.returncode) == ("50 50\n", 0), again.stderr
+    assert len(server.calls) == 50
+
+
+def test_what_is_kept_and_under_which_key(
+    server: ModelServer, make_client: MakeClient, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "answers.sqlite")
+    server.script = lambda call: Reply(status=400 if call.prompt == "bad" else 200)
+    client = make_client(cache=path, version="1")
+    requests = [
+        chat("greedy"),
+        chat("drawn", temperature=0.5),
+        chat("drawn by extra", extra={"temperature": 0.5}),
+        chat("greedy", max_tokens=9),
+        chat("greedy", extra={"chat_template_kwargs": {"enable_thinking": False}}),
+        chat("bad"),
+    ]
+    client.ask_blocking(requests)
+    client.ask_blocking(requests)
+    # Failures and what is drawn at random are asked again.
+    assert len(server.calls) == 6 + 3
+    assert client.counters().cache_hits == 3
+    make_client(cache=path, version="2").ask_blocking([chat("greedy")])
+    make_client(cache=path, version="1", model="other").ask_blocking([chat("greedy")])
+    assert len(server.calls) == 9 + 2
+    make_client(cache=path, version="1").ask_blocking([chat("greedy")])
+    assert len(server.calls) == 9 + 2
+
+
+def test_processes_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "answers.sqlite"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SHARE, str(path), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for name in "abcd"
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
+    assert [process.communicate(timeout=60)[0] for process in processes] == [""] * 4
+    cache = AnswerCache(path, print)
+    keys = [b"%s %d" % (n, i) for n in (b"same", b"a", b"b", b"c", b"d") for i in range(40)]
+    assert len(cache.get(keys)) == 200
+
+
+def test_a_broken_file_is_put_aside_and_said(
+    make_client: MakeClient, said: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "answers.sqlite"
+    path.write_bytes(b"this is no database, " * 400)
+    client = make_client(cache=str(path))
+    line = f"{path} is broken; it is now answers.sqlite.broken, and a new cache begins"
+    assert said == [line]
+    assert path.with_name("answers.sqlite.broken").read_bytes().startswith(b"this is no database")
+    client.ask_blocking([chat("a")])
+    client.close()
+    assert make_client(cache=str(path)).ask_blocking([chat("a")])[0].cached  # type: ignore[union-attr]
+
+
+def test_a_file_that_breaks_in_use_is_put_aside_and_said(
+    make_client: MakeClient, said: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "answers.sqlite"
+    client = make_client(cache=str(path))
+    client.ask_blocking([chat(f"{index} " + "word " * 300) for index in range(60)])
+    client.close()
+    content = bytearray(path.read_bytes())
+    for page in range(2, len(content) // 4096):  # all but the header and the schema
+        content[4096 * page : 4096 * (page + 1)] = b"\xff" * 4096
+    path.write_bytes(content)
+    client = make_client(cache=str(path))
+    requests = [chat(f"{index} " + "word " * 300) for index in range(60)]
+    assert all(text.startswith("echo") for text in texts(client.ask_blocking(requests)))
+    assert len(said) == 1
+    assert "is broken" in said[0]
+    assert all(answer.cached for answer in client.ask_blocking(requests))  # type: ignore[union-attr]
+
+
+def test_a_disk_that_fails_costs_the_cache_alone(
+    server: ModelServer, make_client: MakeClient, said: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "answers.sqlite"
+    client = make_client(cache=str(path))
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE answers")
+    for _ in range(3):
+        assert texts(client.ask_blocking([chat("a")])) == ["echo: a"]
+    assert len(server.calls) == 3
+    assert said == [f"{path}: no such table: answers; going on without the cache of answers"]
+
+
+def test_someone_elses_file_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "important.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE important (x)")
+    with pytest.raises(InputError, match="is a database of something else"):
+        AnswerCache(path, print)
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT count(*) FROM important").fetchone() == (0,)
+    with pytest.raises(InputError, match="cannot be opened"):
+        AnswerCache(tmp_path, print)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_is_an_input_error(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(InputError, match="cannot be opened"):
+        AnswerCache(tmp_path / "answers.sqlite", print)
+
+
+@contextlib.contextmanager
+def held(path: Path, mode: str = "EXCLUSIVE") -> Iterator[None]:
+    """As another process would: NORMAL keeps others from writing, EXCLUSIVE from reading too."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute(f"PRAGMA locking_mode = {mode}")
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("INSERT OR REPLACE INTO answers VALUES (x'00', '{}')")
+        yield
+        other.execute("ROLLBACK")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "_BUSY_SECONDS", 0.3)
+    monkeypatch.setattr(cache_module, "_FIRST_PAUSE", 0.5)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_file_that_is_held_for_long_stops_nothing_and_is_used_again(
+    server: ModelServer,
+    make_client: MakeClient,
+    said: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cache_module, "_BUSY_SECONDS", 3.0)
+    path = tmp_path / "answers.sqlite"
+    client = make_client(cache=str(path))
+    client.ask_blocking([chat("kept before")])
+    with held(path, "NORMAL"):
+        assert texts(client.ask_blocking([chat("new")])) == ["echo: new"]
+        # It is still being tried to write; the loop goes on, with all that needs no cache.
+        began = time.monotonic()
+        for number in range(5):
+            assert texts(client.ask_blocking([chat(str(number), temperature=1.0)]))
+        assert time.monotonic() - began < 1.5
+        assert said == []
+        assert eventually(lambda: bool(said))
+        # Reading goes on, and what waits in memory is found there.
+        answers = client.ask_blocking([chat("kept before"), chat("new")])
+        assert all(answer.cached for answer in answers)  # type: ignore[union-attr]
+        assert client.counters().cache_hits == 2
+    line = "database is locked; the cache of answers is not written to for a while"
+    assert said == [f"{path}: {line}"]
+    assert eventually(lambda: bool(client.ask_blocking([chat("new")])) and len(said) == 2)
+    assert said[1] == f"{path}: the cache of answers is written to again"
+    client.close()
+    asked = len(server.calls)
+    (answer,) = make_client(cache=str(path)).ask_blocking([chat("new")])
+    assert answer.cached  # type: ignore[union-attr]
+    assert len(server.calls) == asked
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_file_that_nobody_may_read_is_counted(
+    server: ModelServer, make_client: MakeClient, said: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "answers.sqlite"
+    AnswerCache(path, print).close()
+    with held(path):
+        client = make_client(cache=str(path))
+        assert texts(client.ask_blocking([chat("a"), chat("b")])) == ["echo: a", "echo: b"]
+        assert client.counters().cache_skipped == 2
+    assert "is not read for a while" in said[0]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_file_that_is_held_at_the_start_is_opened_later(tmp_path: Path) -> None:
+    path, said = tmp_path / "answers.sqlite", list[str]()
+    AnswerCache(path, print).close()
+    with held(path):
+        cache = AnswerCache(path, said.append)
+        cache.put(b"key", ANSWER)
+        assert cache.get([b"other"]) == {}
+        assert cache.skipped == 1
+        assert cache.pending == 1
+    assert eventually(lambda: cache.get([b"none"]) == {} and cache.pending == 0)
+    assert "written to again" in said[-1]
+    cache.close()
+    assert AnswerCache(path, print).get([b"key"])[b"key"].text == ANSWER.text
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_waits_in_memory_has_a_bound_and_its_loss_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "_MOST_PENDING", 3)
+    path, said = tmp_path / "answers.sqlite", list[str]()
+    cache = AnswerCache(path, said.append)
+    with held(path, "NORMAL"):
+        for number in range(5):
+            cache.put(bytes([number]), ANSWER)
+        assert cache.pending == 3
+        cache.close()
+    assert said[-1] == f"{path}: 5 answers could not be kept"
+    assert len(said) == 2
+
+
+def test_answers_kept_by_an_earlier_version_must_have_ended(tmp_path: Path) -> None:
+    cache = AnswerCache(tmp_path / "answers.sqlite", print)
+    cache.put(b"filtered", Answer("I cannot", finish_reason="content_filter"))
+    cache.put(b"whole", Answer("Paris"))
+    assert set(cache.get([b"filtered", b"whole"])) == {b"whole"}

@@ -1,0 +1,310 @@
+"""The client as callers use it: order, bounds, threads, cancelling, and what it keeps secret."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm.client.client import Client
+from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome
+from tests.llm.asking import MakeClient, chat, eventually, texts
+from tests.llm.model_server import ModelServer, Reply
+
+CHILD = """
+import sys
+from qrag_jax.llm.client.client import Client
+from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.outcomes import ChatRequest
+client = Client(ClientConfig(url=sys.argv[1], model="tiny"))
+print(client.ask_blocking([ChatRequest((("user", "hello"),))])[0].text)
+assert "jax" not in sys.modules and "torch" not in sys.modules
+future = client.submit([ChatRequest((("user", "never answered"),))])
+"""
+
+
+def test_two_thousand_answers_keep_their_order(
+    server: ModelServer, make_client: MakeClient
+) -> None:
+    delays = random.Random(0)
+    server.script = lambda call: Reply(delay=delays.random() * 0.02)
+    prompts = [f"question {index}" for index in range(2000)]
+    client = make_client(concurrency=24)
+    assert texts(client.ask_blocking(list(map(chat, prompts)))) == [f"echo: {p}" for p in prompts]
+    assert len(server.calls) == 2000
+    assert 12 <= server.most_at_once <= 24
+    assert server.connections <= 25  # they are used again
+
+
+def test_the_bound_holds_over_several_batches(server: ModelServer, make_client: MakeClient) -> None:
+    server.script = lambda call: Reply(delay=0.01)
+    client = make_client(concurrency=3)
+    futures = [
+        client.submit([chat(f"{batch} {index}") for index in range(20)]) for batch in range(4)
+    ]
+    for batch, future in enumerate(futures):
+        assert texts(future.result(30)) == [f"echo: {batch} {index}" for index in range(20)]
+    assert server.most_at_once == 3
+
+
+def test_the_caller_goes_on_meanwhile(server: ModelServer, make_client: MakeClient) -> None:
+    release = threading.Event()
+
+    def script(call: object) -> Reply:
+        return Reply() if release.is_set() else Reply(status=503)
+
+    server.script = script
+    client = make_client(attempts=10_000, breaker_failures=10_000)
+    future = client.submit([chat("a")])
+    assert eventually(lambda: len(server.calls) > 2)
+    assert not future.done()
+    release.set()
+    assert texts(future.result(30)) == ["echo: a"]
+
+
+def test_asks_from_an_event_loop(server: ModelServer, make_client: MakeClient) -> None:
+    client = make_client()
+
+    async def two() -> list[list[Outcome]]:
+        one, other = client.ask([chat("a")]), client.ask([chat("b"), chat("c")])
+        return list(await asyncio.gather(one, other))
+
+    assert [texts(part) for part in asyncio.run(two())] == [["echo: a"], ["echo: b", "echo: c"]]
+    assert client.ask_blocking([]) == []
+
+
+def test_what_the_server_is_sent(server: ModelServer, make_client: MakeClient) -> None:
+    client = make_client(version="step 3")
+    answers = client.ask_blocking(
+        [
+            chat("hello there", temperature=0.7, seed=5, top_p=0.9, extra={"top_k": 3}),
+            CompletionRequest("once upon", max_tokens=7, log_probs=True),
+            CompletionRequest((1, 2, 3)),
+        ]
+    )
+    bodies = {str(call.prompt): (call.path, dict(call.body)) for call in server.calls}
+    assert bodies["hello there"] == (
+        "/v1/chat/completions",
+        {
+            "model": "tiny",
+            "messages": [
+                {"role": "system", "content": "Echo."},
+                {"role": "user", "content": "hello there"},
+            ],
+            "temperature": 0.7,
+            "max_tokens": 256,
+            "seed": 5,
+            "top_p": 0.9,
+            "top_k": 3,
+        },
+    )
+    assert bodies["once upon"] == (
+        "/v1/completions",
+        {
+            "model": "tiny",
+            "prompt": "once upon",
+            "temperature": 0.0,
+            "max_tokens": 7,
+            "logprobs": 1,
+        },
+    )
+    assert bodies["[1, 2, 3]"][1]["prompt"] == [1, 2, 3]
+    assert texts(answers) == ["echo: hello there", "echo: once upon", "echo: [1, 2, 3]"]
+    assert all(isinstance(a, Answer) and a.version == "step 3" for a in answers)
+
+
+def test_identical_requests_in_flight_are_asked_once(
+    server: ModelServer, make_client: MakeClient
+) -> None:
+    server.script = lambda call: Reply(delay=0.3)
+    client = make_client()
+    greedy = client.submit([chat("same"), chat("other"), chat("same"), chat("same")])
+    drawn = client.submit([chat("drawn", temperature=1.0)] * 3)
+    assert texts(greedy.result(30)) == ["echo: same", "echo: other", "echo: same", "echo: same"]
+    drawn.result(30)
+    asked = [call.prompt for call in server.calls]
+    assert sorted(asked) == ["drawn", "drawn", "drawn", "other", "same"]
+    counters = client.counters()
+    assert (counters.calls, counters.answers, counters.shared) == (5, 5, 2)
+
+
+def test_cancelling_one_batch_leaves_the_others_whole(
+    server: ModelServer, make_client: MakeClient
+) -> None:
+    server.script = lambda call: Reply(delay=0.05 if call.prompt.startswith("later") else 0.3)
+    client = make_client(concurrency=8)
+    taken_back = client.submit([chat(f"shared {index}") for index in range(200)])
+    assert eventually(lambda: len(server.calls) >= 8)
+    # These join requests of the batch that is cancelled, and must then ask themselves.
+    kept = client.submit([chat(f"shared {index}") for index in range(12)])
+    later = client.submit([chat(f"later {index}") for index in range(50)])
+    time.sleep(0.05)
+    assert taken_back.cancel()
+    with pytest.raises(CancelledError):
+        taken_back.result(30)
+    assert texts(kept.result(30)) == [f"echo: shared {index}" for index in range(12)]
+    assert texts(later.result(30)) == [f"echo: later {index}" for index in range(50)]
+    assert {call.prompt for call in server.calls} <= {
+        *(f"shared {index}" for index in range(40)),
+        *(f"later {index}" for index in range(50)),
+    }
+
+
+def test_new_weights_change_the_version_of_answers(
+    server: ModelServer, make_client: MakeClient, tmp_path: Path
+) -> None:
+    client = make_client(version="1", cache=str(tmp_path / "answers.sqlite"))
+    assert client.ask_blocking([chat("a")]) == [
+        Answer("echo: a", "1", usage=client.ask_blocking([chat("a")])[0].usage)  # type: ignore[union-attr]
+    ]
+    server.script = lambda call: Reply(delay=0.5)
+    under_way = client.submit([chat("b")])
+    assert eventually(lambda: len(server.calls) == 2)
+    client.use("tiny", "2")  # the weights changed under the same name
+    (mixed,) = under_way.result(30)
+    assert isinstance(mixed, Answer)
+    assert mixed.version == ""
+    server.script = lambda call: Reply()
+    again = client.ask_blocking([chat("a"), chat("b")])
+    assert [(a.version, a.cached) for a in again if isinstance(a, Answer)] == [("2", False)] * 2
+    client.use("adapter-3", "3")
+    assert client.ask_blocking([chat("a")])[0].version == "3"  # type: ignore[union-attr]
+    assert server.calls[-1].body["model"] == "adapter-3"
+
+
+def test_close_takes_back_what_is_under_way(server: ModelServer, make_client: MakeClient) -> None:
+    server.script = lambda call: Reply(delay=30)
+    client = make_client()
+    future = client.submit([chat("a")])
+    assert eventually(lambda: len(server.calls) == 1)
+    started = time.monotonic()
+    client.close()
+    client.close()
+    assert time.monotonic() - started < 5
+    with pytest.raises(CancelledError):
+        future.result(0)
+    with pytest.raises(RuntimeError, match="was closed"):
+        client.submit([chat("b")])
+    assert not any(thread.name == "llm" for thread in threading.enumerate())
+
+
+def test_a_callback_that_would_wait_for_itself_is_told_so(
+    server: ModelServer, make_client: MakeClient
+) -> None:
+    hold = threading.Event()
+    server.script = lambda call: Reply(status=200 if hold.is_set() else 429)
+    client, errors = make_client(attempts=10_000), []
+
+    def ask_again(done: object) -> None:
+        try:
+            client.ask_blocking([chat("b")])
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    future = client.submit([chat("a")])
+    future.add_done_callback(ask_again)
+    hold.set()
+    future.result(30)
+    assert eventually(lambda: len(errors) == 1)
+    assert "may not call the client" in errors[0]
+
+
+def test_the_thread_ends_with_the_process_and_jax_stays_out(server: ModelServer) -> None:
+    server.script = lambda call: Reply(delay=0.0 if call.prompt == "hello" else 60.0)
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, server.url], capture_output=True, text=True, timeout=50
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("echo: hello\n", "", 0)
+    assert time.monotonic() - started < 45
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_is_told_to_make_its_own(make_client: MakeClient) -> None:
+    client = make_client()
+    child = os.fork()
+    if child == 0:
+        try:
+            client.submit([chat("a")])
+        except RuntimeError:
+            os._exit(42)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+    assert texts(client.ask_blocking([chat("a")])) == ["echo: a"]
+
+
+def test_the_key_is_sent_and_nowhere_else(
+    server: ModelServer,
+    make_client: MakeClient,
+    said: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    key, others = "sk-very-secret-123", "sk-of-someone-else"
+    monkeypatch.setenv("MY_LLM_KEY", key)
+    monkeypatch.setenv("OPENAI_API_KEY", others)
+    monkeypatch.setenv("OPENAI_ORG_ID", "someone-elses")
+    caplog.set_level(logging.DEBUG)
+    server.script = lambda call: (
+        Reply(status=401, text=f"bad key: {call.headers['authorization']}")
+        if call.prompt == "refuse"
+        else Reply(drop=call.prompt == "drop")
+    )
+    path = tmp_path / "answers.sqlite"
+    client = make_client(api_key_env="MY_LLM_KEY", cache=str(path), attempts=2, breaker_failures=9)
+    answer, refused, dropped = client.ask_blocking([chat("a"), chat("refuse"), chat("drop")])
+    assert server.calls[0].headers["authorization"] == f"Bearer {key}"
+    assert isinstance(refused, Failure)
+    assert "bad key: Bearer [the API key]" in refused.message
+    shown = [repr(x) for x in (client, client.config, client.counters(), answer, refused, dropped)]
+    client.close()
+    captured = capfd.readouterr()
+    shown += [*said, caplog.text, captured.out, captured.err]
+    shown += [p.read_bytes().decode("latin-1") for p in tmp_path.iterdir()]
+    assert not any(key in text for text in shown)
+    assert "POST" in caplog.text  # logging was on
+
+    make_client().ask_blocking([chat("b")])
+    last = server.calls[-1].headers
+    assert others not in last.get("authorization", "")
+    assert "openai-organization" not in last
+
+
+def test_a_key_that_is_not_set_is_an_input_error(make_client: MakeClient) -> None:
+    with pytest.raises(InputError, match="NO_SUCH_KEY, which is not set"):
+        make_client(api_key_env="NO_SUCH_KEY")
+
+
+def test_a_proxy_does_not_come_between_this_machine_and_itself(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert texts(make_client(wait_limit=1.0).ask_blocking([chat("a")])) == ["echo: a"]
+
+
+def test_a_listener_that_raises_does_not_stop_the_work(server: ModelServer) -> None:
+    def raising(line: str) -> None:
+        raise OSError("the terminal is gone")
+
+    server.kill()
+    config = ClientConfig(url=server.url, model="tiny", probe_pause=0.05)
+    with Client(config, raising) as client:
+        future = client.submit([chat("a")])
+        assert eventually(lambda: client.counters().waited_seconds > 0)
+        server.start()
+        assert texts(future.result(30)) == ["echo: a"]

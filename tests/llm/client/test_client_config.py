@@ -1,0 +1,75 @@
+"""Settings that can be used, and one sentence for each that cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm.client.client_config import ClientConfig
+
+
+def config(**settings: Any) -> ClientConfig:
+    return ClientConfig(**{"url": "http://127.0.0.1:8000/v1", "model": "m"} | settings)
+
+
+@pytest.mark.parametrize(
+    ("url", "meant", "local"),
+    [
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000/v1", True),
+        ("http://localhost:8000/v1/", "http://localhost:8000/v1", True),
+        ("http://[::1]:8000/v1", "http://[::1]:8000/v1", True),
+        ("https://llm.example.com/api/v2", "https://llm.example.com/api/v2", False),
+        ("http://10.0.0.7:8000/", "http://10.0.0.7:8000/v1", False),
+    ],
+)
+def test_urls(url: str, meant: str, local: bool) -> None:
+    assert (config(url=url).url, config(url=url).is_local) == (meant, local)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"url": ""}, "config.llm.url is ''; give a server such as"),
+        ({"url": "127.0.0.1:8000"}, "config.llm.url is '127.0.0.1:8000'; give"),
+        ({"url": "ftp://host/v1"}, "config.llm.url is 'ftp://host/v1'; give"),
+        ({"url": "http://host:port/v1"}, "config.llm.url is 'http://host:port/v1'; give"),
+        ({"url": "http://host:99999/v1"}, "config.llm.url is"),
+        ({"url": "http://ho st/v1"}, "config.llm.url is"),
+        ({"url": "http://host/v1?key=3"}, "more than server and path .host.; give a key through"),
+        ({"model": ""}, "config.llm.model is empty"),
+        ({"concurrency": 0}, "config.llm.concurrency is 0; use 1 or more"),
+        ({"attempts": 0}, "config.llm.attempts is 0; use 1 or more"),
+        ({"bad_answer_attempts": 0}, "config.llm.bad_answer_attempts is 0"),
+        ({"breaker_failures": 0}, "config.llm.breaker_failures is 0"),
+        ({"deadline": 0}, "config.llm.deadline is 0; use seconds above 0"),
+        ({"deadline": float("nan")}, "config.llm.deadline is nan"),
+        ({"attempt_timeout": -1}, "config.llm.attempt_timeout is -1"),
+        ({"probe_pause": 0}, "config.llm.probe_pause is 0"),
+        ({"retry_pause": -0.1}, "config.llm.retry_pause is -0.1; use seconds of 0 or more"),
+        ({"wait_limit": -1}, "config.llm.wait_limit is -1"),
+        ({"api_key_env": "sk-abc"}, "config.llm.api_key_env is no name of an environment variable"),
+    ],
+)
+def test_what_cannot_be_used(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence) as raised:
+        config(**settings)
+    assert str(raised.value).endswith(".")
+
+
+def test_secrets_are_not_repeated() -> None:
+    for settings in ({"url": "http://user:secret@host/v1"}, {"api_key_env": "sk-secret"}):
+        with pytest.raises(InputError) as raised:
+            config(**settings)
+        assert "secret" not in str(raised.value)
+
+
+def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config().api_key() == ""
+    monkeypatch.setenv("SOME_KEY", " sk-1\n")
+    assert config(api_key_env="SOME_KEY").api_key() == "sk-1"
+    assert "sk-1" not in repr(config(api_key_env="SOME_KEY"))
+    monkeypatch.setenv("SOME_KEY", "schlüssel")
+    with pytest.raises(InputError, match="SOME_KEY holds characters"):
+        config(api_key_env="SOME_KEY").api_key()

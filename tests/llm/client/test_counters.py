@@ -1,0 +1,86 @@
+"""Sums and percentiles, with the client that counts and alone."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import pytest
+
+from qrag_jax.llm.client.counters import Counters, LatencyHistogram
+from qrag_jax.llm.outcomes import CAUSES, Answer, Failure, Usage
+from tests.llm.asking import MakeClient, chat
+from tests.llm.model_server import ModelServer, Reply
+
+
+@pytest.mark.parametrize("percent", [1, 50, 90, 99, 100])
+def test_percentiles_are_right_to_one_percent(percent: float) -> None:
+    values = [random.Random(seed).lognormvariate(0, 2) for seed in range(5000)]
+    histogram = LatencyHistogram()
+    for value in values:
+        histogram.add(value)
+    exact = sorted(values)[int(5000 * percent / 100) - 1]
+    assert histogram.percentile(percent) == pytest.approx(exact, rel=0.0101)
+
+
+def test_percentiles_of_nothing_and_of_extremes() -> None:
+    histogram = LatencyHistogram()
+    assert histogram.percentile(50) == 0.0
+    for value in (0.0, -1.0, 1e9):
+        histogram.add(value)
+    assert histogram.percentile(50) == pytest.approx(1e-4, rel=0.02)
+    assert histogram.percentile(100) == pytest.approx(86_400, rel=0.02)
+
+
+def test_the_histogram_does_not_grow_with_time() -> None:
+    histogram = LatencyHistogram()
+    for index in range(20_000):
+        histogram.add(1e-4 * 1.001**index)
+    assert sys.getsizeof(histogram._counts) < 100_000
+    assert len(histogram._counts) < 1100
+
+
+def test_what_is_counted() -> None:
+    counters = Counters()
+    counters.called(Answer("a", usage=Usage(5, 2)), 0.5, 3)
+    counters.called(Answer("b", usage=Usage(7, 1)), 0.5, 1)
+    counters.called(Failure("timeout", "x", 2), 9.0, 2)
+    counters.called(Failure("connection", "x", 0), 0.0, 0)
+    counters.found(4)
+    counters.skipped(3)
+    counters.joined(Answer("a"))
+    counters.joined(Failure("timeout", "x"))
+    counters.waited(1.5)
+    before = counters.snapshot()
+    counters.called(Answer("c"), 0.5, 1)
+    metrics = before.as_metrics()
+    assert set(map(type, metrics.values())) == {float}
+    assert metrics.pop("llm/latency_p50") == pytest.approx(0.5, rel=0.01)
+    assert metrics.pop("llm/latency_p90") == pytest.approx(0.5, rel=0.01)
+    assert metrics.pop("llm/latency_p99") == pytest.approx(0.5, rel=0.01)
+    failures = {f"llm/failures_{cause}": 0 for cause in CAUSES}
+    assert metrics == failures | {
+        "llm/calls": 4,
+        "llm/answers": 2,
+        "llm/failures": 2,
+        "llm/failures_timeout": 1,
+        "llm/failures_connection": 1,
+        "llm/retries": 3,
+        "llm/tokens_in": 12,
+        "llm/tokens_out": 3,
+        "llm/cache_hits": 4,
+        "llm/cache_skipped": 3,
+        "llm/shared": 1,
+        "llm/waited_seconds": 1.5,
+    }
+    assert counters.calls == 5
+
+
+def test_the_client_counts_tokens_and_latency(server: ModelServer, make_client: MakeClient) -> None:
+    server.script = lambda call: Reply(delay=0.2)
+    client = make_client(concurrency=2)
+    client.ask_blocking([chat("three words here"), chat("one"), chat("two words"), chat("more")])
+    counters = client.counters()
+    assert (counters.tokens_in, counters.tokens_out) == (3 + 1 + 2 + 1, 8)
+    # Of the call alone, not of the wait for its turn.
+    assert 0.19 < counters.latency.percentile(50) < 2.0

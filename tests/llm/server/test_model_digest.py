@@ -1,0 +1,200 @@
+"""Folders are told apart by every byte, which is read once."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm.server import model_digest as module
+from qrag_jax.llm.server.model_digest import model_digest, served_version
+
+ENDS = 1 << 20
+
+
+def write(folder: Path, **files: bytes) -> Path:
+    """Files by their names, `_` for the last dot's place."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / ".".join(name.rsplit("_", 1))).write_bytes(content)
+    return folder
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files whose content was read."""
+    names: list[str] = []
+    read = module._read
+
+    def counted(path: Path, cache: Path | None) -> str:
+        names.append(path.name)
+        return read(path, cache)
+
+    monkeypatch.setattr(module, "_read", counted)
+    monkeypatch.setattr(module, "_SETTLED_SECONDS", -1.0)  # else each file is too young to be kept
+    return names
+
+
+@pytest.mark.parametrize("name", ["model_safetensors", "pytorch_model_bin", "model_gguf", "a_pt"])
+def test_weights_that_share_both_ends_are_told_apart(name: str, tmp_path: Path) -> None:
+    same = bytes(ENDS)
+    digests = {
+        model_digest(
+            write(tmp_path / str(n), config_json=b"{}", **{name: same + bytes([n]) + same})
+        )
+        for n in range(3)
+    }
+    assert len(digests) == 3
+    assert all(len(digest) == 16 for digest in digests)
+
+
+def test_settings_of_the_server_that_change_answers_count_too(tmp_path: Path) -> None:
+    folder = str(write(tmp_path / "m", config_json=b"{}", model_safetensors=b"w"))
+    usual = {"model": folder, "dtype": "auto", "arguments": (), "port": 1, "memory_share": 0.4}
+    weights = served_version(usual)
+    assert weights == model_digest(Path(folder))
+    assert served_version(usual | {"port": 2, "memory_share": 0.9}) == weights
+    others = [
+        usual | {"dtype": "float32"},
+        usual | {"arguments": ("--revision", "v2")},
+        usual | {"arguments": ("--load-format", "dummy")},
+        usual | {"arguments": ("--quantization=fp8",)},
+    ]
+    versions = [served_version(other) for other in others]
+    assert len({weights, *versions}) == 5
+    assert all(version.startswith(f"{weights}+") for version in versions)
+    # Of the hub's weights nothing is known here, of what is asked of them something is.
+    hub = usual | {"model": "Qwen/Qwen3-4B"}
+    assert served_version(hub) == ""
+    assert served_version(hub | {"arguments": ("--revision", "v2")}) != ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config_json", "tokenizer_json", "chat_template_jinja", "tokenizer_model", "merges_txt"],
+)
+def test_what_the_weights_are_used_with_counts_too(name: str, tmp_path: Path) -> None:
+    one = write(tmp_path / "one", model_safetensors=b"w", **{name: b"1"})
+    other = write(tmp_path / "other", model_safetensors=b"w", **{name: b"2"})
+    assert model_digest(one) != model_digest(other)
+
+
+def test_names_count_and_places_do_not(tmp_path: Path) -> None:
+    one = write(tmp_path / "one" / "final", a_safetensors=b"1", b_safetensors=b"2")
+    write(one, README_md=b"whatever")
+    same = write(tmp_path / "same" / "final", a_safetensors=b"1", b_safetensors=b"2")
+    swapped = write(tmp_path / "swapped" / "final", b_safetensors=b"1", a_safetensors=b"2")
+    assert model_digest(one) == model_digest(same) != model_digest(swapped)
+    assert model_digest(tmp_path / "none") == ""
+    (same / "extra").mkdir()
+    (same / "extra" / "tool.jinja").write_text("{{ tools }}")
+    assert model_digest(same) != model_digest(one)
+
+
+def test_a_file_is_read_once(tmp_path: Path, reads: list[str]) -> None:
+    folder = write(tmp_path / "m", config_json=b"{}", model_safetensors=b"weights")
+    cache = tmp_path / "cache"
+    first = model_digest(folder, cache)
+    assert sorted(reads) == ["config.json", "model.safetensors"]
+    reads.clear()
+    assert model_digest(folder, cache) == first == model_digest(folder)
+    assert sorted(reads) == ["config.json", "model.safetensors"]  # the call without a cache
+    reads.clear()
+    # The same content again, another time: read, and the same.
+    (folder / "model.safetensors").write_bytes(b"weights")
+    assert model_digest(folder, cache) == first
+    assert reads == ["model.safetensors"]
+    reads.clear()
+    assert model_digest(folder, cache) == first
+    assert reads == []
+
+
+def test_a_change_that_keeps_size_and_time_is_seen(tmp_path: Path, reads: list[str]) -> None:
+    folder = write(tmp_path / "m", model_safetensors=b"one")
+    cache, path = tmp_path / "cache", folder / "model.safetensors"
+    before, first = path.stat(), model_digest(folder, cache)
+    time.sleep(0.02)  # of the file system's clock
+    # In place, and dated back as copying tools do; then another file in its place.
+    for content, replace in ((b"two", False), (b"six", True)):
+        target = folder / "new" if replace else path
+        target.write_bytes(content)
+        os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))
+        target.replace(path)
+        assert model_digest(folder, cache) == model_digest(folder) != first
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_a_file_that_was_just_written_is_not_kept(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SETTLED_SECONDS", 60.0)
+    folder = write(tmp_path / "m", model_safetensors=b"one")
+    for _ in range(2):
+        model_digest(folder, tmp_path / "cache")
+    assert reads == ["model.safetensors"] * 2
+
+
+def test_a_broken_note_is_no_digest(tmp_path: Path, reads: list[str]) -> None:
+    folder = write(tmp_path / "m", model_safetensors=b"one")
+    cache = tmp_path / "cache"
+    first = model_digest(folder, cache)
+    (note,) = (cache / "model_digests").iterdir()
+    whole = note.read_text()
+    wrong = ["", "[]", "{}", "null", whole[:-20], whole.replace('"size": 3', '"size": 4')]
+    for text in [*wrong, whole.replace('"sha256": "', '"sha256": "zz')]:
+        note.write_text(text)
+        assert model_digest(folder, cache) == first
+    assert len(reads) == 1 + len(wrong) + 1
+    # Nor is a folder that cannot be written a reason to stop.
+    (tmp_path / "file").write_text("")
+    assert model_digest(folder, tmp_path / "file") == first
+
+
+def test_links_of_the_hubs_cache_are_followed(tmp_path: Path, reads: list[str]) -> None:
+    blobs = write(tmp_path / "blobs", one_x=b"one", two_x=b"two")
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    link = snapshot / "model.safetensors"
+    digests = []
+    for name in ("one.x", "two.x"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(blobs / name)
+        digests.append(model_digest(snapshot, tmp_path / "cache"))
+    assert digests[0] != digests[1]
+    link.unlink()
+    link.symlink_to(blobs / "one.x")
+    assert model_digest(snapshot, tmp_path / "cache") == digests[0]
+    assert len(reads) == 2
+
+
+def test_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path / "m", **{f"part{n}_safetensors": bytes([n]) for n in range(2)})
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
+    both, read = threading.Barrier(2, timeout=20), module._read
+
+    def together(path: Path, cache: Path | None) -> str:
+        both.wait()  # one after the other they would never meet
+        return read(path, cache)
+
+    monkeypatch.setattr(module, "_read", together)
+    assert len(model_digest(folder)) == 16
+
+
+def test_much_to_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TOLD_FROM", 3)
+    said: list[str] = []
+    model_digest(write(tmp_path / "m", model_bin=b"one"), say=said.append)
+    assert len(said) == 1
+    assert "to know its weights from others" in said[0]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", model_bin=b"one")
+    (folder / "model.bin").chmod(0)
+    with pytest.raises(InputError, match=r"model\.bin cannot be read"):
+        model_digest(folder)

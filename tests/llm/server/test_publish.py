@@ -1,0 +1,258 @@
+"""Handing over weights, to a small HTTP server that notes what it is asked and can refuse (see
+test_sidecar for vLLM)."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm.server.publish import Published, Publisher, PublishError
+
+WEIGHTS = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "b": np.ones(4, ml_dtypes.bfloat16),
+}
+
+
+class Recorder:
+    """Answers 200 except to the paths in `refuses`, and keeps what was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.refuses: dict[str, int] = {}
+        self.reset = True
+        self.found: dict[str, np.ndarray] = {}
+        recorder = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                length = int(self.headers["Content-Length"] or 0)
+                body = json.loads(self.rfile.read(length)) if length else None
+                recorder.calls.append((self.path, body))
+                if self.path == "/collective_rpc":
+                    folder = Path(body["kwargs"]["weights_path"])
+                    recorder.found = {}
+                    for path in folder.glob("*.safetensors"):
+                        recorder.found |= load_file(path)
+                self.send_response(recorder.refuses.get(self.path, 200))
+                self.end_headers()
+                self.wfile.write(json.dumps({"success": recorder.reset}).encode())
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.calls]
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    recorder = Recorder()
+    yield recorder
+    recorder.server.shutdown()
+    recorder.server.server_close()
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    folder = tmp_path / "base"
+    folder.mkdir()
+    save_file({"a": WEIGHTS["a"] * 0}, folder / "model-1.safetensors")
+    save_file({"b": WEIGHTS["b"]}, folder / "model-2.safetensors")
+    return folder
+
+
+@pytest.fixture
+def publisher(recorder: Recorder, base: Path, tmp_path: Path) -> Iterator[Publisher]:
+    with Publisher(recorder.url, "m", base=base, folder=tmp_path / "memory") as publisher:
+        yield publisher
+    assert list((tmp_path / "memory").iterdir()) == []
+
+
+EXCHANGE = [
+    "/pause?mode=wait",
+    "/collective_rpc",
+    "/reset_prefix_cache",
+    "/update_weight_version",
+    "/resume",
+]
+
+
+def test_all_weights(publisher: Publisher, recorder: Recorder, tmp_path: Path) -> None:
+    assert publisher.current == Published("m", "")
+    before = publisher.current
+    assert publisher.publish(WEIGHTS, "7") == publisher.current == Published("m", "7")
+    assert recorder.paths() == EXCHANGE
+    assert recorder.calls[1][1]["method"] == "reload_weights"
+    assert recorder.calls[3][1] == {"new_version": "7"}
+    assert recorder.found.keys() == WEIGHTS.keys()
+    for name, array in WEIGHTS.items():
+        assert recorder.found[name].dtype == array.dtype
+        np.testing.assert_array_equal(recorder.found[name], array)
+    assert publisher.version_since(before) == ""
+    seven = publisher.current
+    assert publisher.version_since(seven) == "7"
+    # A transposed array lies otherwise in memory; the file has its rows.
+    publisher.publish({**WEIGHTS, "a": np.asfortranarray(WEIGHTS["a"])}, "8")
+    np.testing.assert_array_equal(recorder.found["a"], WEIGHTS["a"])
+    assert publisher.version_since(seven) == ""
+    # Of the versions written only the present one is kept.
+    (folder,) = (tmp_path / "memory").iterdir()
+    assert [path.name for path in folder.iterdir() if path.name != ".lock"] == ["2"]
+    assert recorder.calls[-4][1]["kwargs"]["weights_path"] == str(folder / "2")
+
+
+def test_a_folder(publisher: Publisher, recorder: Recorder, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    save_file(WEIGHTS, source / "model.safetensors")
+    publisher.publish(source, "1")
+    (source / "model.safetensors").write_bytes(b"")  # no longer needed
+    publisher.republish()
+    np.testing.assert_array_equal(recorder.found["a"], WEIGHTS["a"])
+
+
+WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_a_tied_head_is_told_by_its_name(
+    as_folder: bool, dtype: Any, recorder: Recorder, tmp_path: Path
+) -> None:
+    words = np.arange(6).reshape(3, 2).astype(dtype)
+    (tmp_path / "source").mkdir()
+    with Publisher(recorder.url, "m", folder=tmp_path / "memory") as publisher:
+        for version, head in (("tied", None), ("own", words + words)):
+            tensors = {WORDS: words} | ({} if head is None else {HEAD: head})
+            save_file(tensors, tmp_path / "source" / "model.safetensors")
+            publisher.publish(tmp_path / "source" if as_folder else tensors, version)
+            assert recorder.found.keys() == {WORDS, HEAD}
+            assert recorder.found[HEAD].dtype == dtype
+            np.testing.assert_array_equal(recorder.found[HEAD], words if head is None else head)
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    save_file({"x": np.ones(2, np.float32)}, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_adapters(publisher: Publisher, recorder: Recorder, adapter: Path) -> None:
+    for version in "123":
+        assert publisher.publish(adapter, version) == Published(f"m@{version}", version)
+    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+    assert recorder.paths() == [load, load, load, unload]
+    bodies = [body for _, body in recorder.calls]
+    assert [body["lora_name"] for body in bodies] == ["m@1", "m@2", "m@3", "m@1"]
+    assert len({body["lora_path"] for body in bodies[:3]}) == 3
+
+
+def test_after_a_restart(publisher: Publisher, recorder: Recorder, adapter: Path) -> None:
+    publisher.republish()
+    assert recorder.calls == []
+    publisher.publish(WEIGHTS, "full")
+    publisher.forget()
+    assert publisher.current == Published("m", "")
+    publisher.republish()
+    assert publisher.current == Published("m", "full")
+    assert recorder.paths() == [*EXCHANGE, *EXCHANGE]
+    publisher.publish(adapter, "low-rank")
+    publisher.forget()
+    assert publisher.current.version == ""
+    publisher.republish()
+    assert publisher.current == Published("m@low-rank", "low-rank")
+    first, again = (body for path, body in recorder.calls if path.endswith("load_lora_adapter"))
+    assert first == again
+
+
+@pytest.mark.parametrize("step", range(len(EXCHANGE)))
+def test_refused(step: int, publisher: Publisher, recorder: Recorder, tmp_path: Path) -> None:
+    publisher.publish(WEIGHTS, "good")
+    recorder.calls.clear()
+    recorder.refuses[EXCHANGE[step]] = 500
+    with pytest.raises(
+        PublishError, match=f"vLLM answered {EXCHANGE[step][:6]}.*HTTP 500"
+    ) as caught:
+        publisher.publish(WEIGHTS, "bad")
+    if step == 0:
+        # Nothing was touched, and a pause that had begun is over.
+        assert recorder.paths() == [EXCHANGE[0], "/resume"]
+        assert "the weights served are as before" in str(caught.value)
+        assert publisher.current.version == "good"
+    else:
+        # Half exchanged weights answer nothing: it stays paused.
+        assert recorder.paths() == EXCHANGE[: step + 1]
+        assert "left paused: publish again, or restart it" in str(caught.value)
+        assert publisher.current.version == ""
+    recorder.refuses.clear()
+    assert publisher.publish(WEIGHTS, "bad").version == "bad"  # the same once more, without fault
+
+
+def test_a_cache_that_is_not_emptied(publisher: Publisher, recorder: Recorder) -> None:
+    recorder.reset = False
+    with pytest.raises(PublishError, match="did not empty its prefix cache; the server is left"):
+        publisher.publish(WEIGHTS, "1")
+    assert recorder.paths() == EXCHANGE[:3]
+    assert publisher.current.version == ""
+
+
+def test_no_development_endpoints(publisher: Publisher, recorder: Recorder) -> None:
+    recorder.refuses["/pause?mode=wait"] = 404
+    with pytest.raises(PublishError, match=r"start it with config\.llm\.server\.publish=True"):
+        publisher.publish(WEIGHTS, "1")
+
+
+def test_no_server(recorder: Recorder, tmp_path: Path) -> None:
+    publisher = Publisher("http://127.0.0.1:1/v1", "m", folder=tmp_path)
+    with publisher, pytest.raises(PublishError, match="ConnectionRefusedError"):
+        publisher.publish(WEIGHTS, "1")
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        ({"a": WEIGHTS["a"].T, "b": WEIGHTS["b"]}, r"a is \(3, 2\) instead of \(2, 3\) \(1 such"),
+        ({"a": WEIGHTS["a"]}, r"b is missing instead of \(4,\)"),
+        (WEIGHTS | {"c": WEIGHTS["b"]}, r"c is \(4,\) instead of absent"),
+    ],
+)
+def test_weights_of_another_model(
+    weights: dict[str, np.ndarray], says: str, publisher: Publisher, recorder: Recorder
+) -> None:
+    with pytest.raises(InputError, match=says):
+        publisher.publish(weights, "1")
+    assert recorder.calls == []
+
+
+def test_input_refused(publisher: Publisher, recorder: Recorder, tmp_path: Path) -> None:
+    for version in ("", "a b", "../x", "a@b"):
+        with pytest.raises(InputError, match="has other signs than"):
+            publisher.publish(WEIGHTS, version)
+    with pytest.raises(InputError, match="no safetensors files"):
+        publisher.publish(tmp_path / "none", "1")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "model.safetensors").write_text("nothing")
+    with pytest.raises(InputError, match="cannot be read as safetensors"):
+        publisher.publish(tmp_path / "broken", "1")
+    assert recorder.calls == []
+    publisher.publish(WEIGHTS, "1")
+    with pytest.raises(InputError, match="'1' was published before"):
+        publisher.publish(WEIGHTS, "1")

@@ -1,0 +1,357 @@
+"""The life of a server, with a small real process in vLLM's place (see test_sidecar for vLLM)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm.endpoint import Endpoint
+from qrag_jax.llm.server.server import Server
+from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.llm.server.sidecar import Existing, sidecar
+from tests.entry_points import ROOT, Commands, refusal
+from tests.llm.stand_in import StandIn, running, wait_until
+
+KEY = "a-secret-of-the-test"
+
+
+@pytest.fixture
+def config(stand_in: StandIn, model_folder: Path, tmp_path: Path) -> ServerConfig:
+    return ServerConfig(
+        str(model_folder),
+        python=str(stand_in.python),
+        log=str(tmp_path / "logs" / "vllm.log"),
+        start_timeout=30.0,
+        stop_grace=1.0,
+        backoff=0.1,
+    )
+
+
+def changed(config: ServerConfig, **changes: Any) -> ServerConfig:
+    return ServerConfig(**{**vars(config), **changes})
+
+
+def test_it_is_waited_for_and_leaves_nothing(
+    config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_DELAY", "1")
+    said: list[str] = []
+    with Server(config, say=said.append, say_every=0.3) as server:
+        assert server.alive()
+        assert server.name == "little"
+        assert Endpoint(server.url).model_names() == ("little",)
+        assert all(map(running, stand_in.pids()))
+    assert not server.alive()
+    assert not any(map(running, stand_in.pids()))
+    assert server.restarts == 0
+    assert server.failure == ""
+    assert any("vLLM is starting" in line and "loading the weights" in line for line in said)
+    assert said[-1].startswith(f"vLLM serves little at {server.url}")
+    assert "loading the weights" in Path(config.log).read_text()
+    server.stop()  # once more is no harm
+
+
+def test_what_it_is_started_with(
+    config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_KEY", KEY)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    config = changed(
+        config,
+        devices="1,0",
+        memory_share=0.3,
+        cpu_cache_gib=2,
+        max_model_len=256,
+        dtype="float32",
+        lora_rank=8,
+        arguments=("--enforce-eager", "--seed", "3"),
+        api_key_env="SOME_KEY",
+    )
+    with Server(config, say=lambda line: None) as server:
+        assert Endpoint(server.url).get("/v1/models").status == 401
+        assert Endpoint(server.url, KEY).model_names() == ("little",)
+        commands = [
+            Path(f"/proc/{pid}/cmdline").read_bytes()
+            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+            if Path(f"/proc/{pid}/cmdline").exists()
+        ]
+        assert any(config.model.encode() in command for command in commands)
+        assert not any(KEY.encode() in command for command in commands)
+    (start,) = stand_in.starts()
+    command = " ".join(start["argv"][1:])
+    assert command.startswith("-m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port ")
+    assert f"--model {config.model} --served-model-name little --dtype float32" in command
+    assert "--gpu-memory-utilization 0.3 --max-model-len 256" in command
+    assert "--enable-lora --max-lora-rank 8 --max-loras 2" in command
+    assert command.endswith("--enforce-eager --seed 3")
+    env = start["env"]
+    assert env["VLLM_API_KEY"] == KEY
+    assert env["CUDA_VISIBLE_DEVICES"] == "1,0"
+    assert env["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    assert env["HF_HUB_OFFLINE"] == env["VLLM_NO_USAGE_STATS"] == env["DO_NOT_TRACK"] == "1"
+    assert env["VLLM_SERVER_DEV_MODE"] == env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "0"
+    assert "PYTHONPATH" not in env
+
+
+def test_only_publishing_opens_the_development_endpoints(config: ServerConfig) -> None:
+    env = changed(config, publish=True).environment()
+    assert env["VLLM_SERVER_DEV_MODE"] == env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+
+
+def test_no_environment(config: ServerConfig, tmp_path: Path) -> None:
+    missing = str(tmp_path / "none" / "python")
+    with pytest.raises(InputError, match=r"none/python is not there.*`make sidecar`"):
+        Server(changed(config, python=missing)).start()
+
+
+def test_port_taken(config: ServerConfig) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(InputError, match=f"port: {port} on 127.0.0.1 cannot be taken"):
+            Server(changed(config, port=port)).start()
+
+
+def test_log_not_to_be_written(config: ServerConfig, tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file")
+    with pytest.raises(InputError, match=r"server\.log: .*logs/vllm.log"):
+        Server(config).start()
+
+
+def failed_start(config: ServerConfig, stand_in: StandIn) -> str:
+    Path(config.log).parent.mkdir(exist_ok=True)
+    Path(config.log).write_text("a line of an earlier run\n")
+    server = Server(config, print)
+    with pytest.raises(InputError) as caught:
+        server.start()
+    assert not server.alive()
+    assert not any(map(running, stand_in.pids()))
+    assert config.log in str(caught.value)
+    assert "earlier run" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_it_dies_at_start(
+    config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN", "dies")
+    text = failed_start(config, stand_in)
+    assert "died at start" in text
+    assert "loading the weights\n    the weights are broken" in text
+
+
+def test_a_free_port_that_another_took_meanwhile(
+    config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN", "port lost")
+    with Server(config, say=lambda line: None) as server:
+        assert Endpoint(server.url).model_names() == ("little",)
+        assert server.restarts == 0
+    first, second = (
+        start["argv"][start["argv"].index("--port") + 1] for start in stand_in.starts()
+    )
+    assert server.url == f"http://127.0.0.1:{second}/v1"
+    stand_in.python.with_name("starts.jsonl").unlink()
+    with pytest.raises(InputError, match="Address already in use"):
+        Server(changed(config, port=int(first)), say=lambda line: None).start()
+    assert len(stand_in.starts()) == 1
+
+
+def test_it_is_never_ready(
+    config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN", "hangs")
+    for seconds in (2.0, 10.0, 50.0):  # how long a process takes to say something here
+        text = failed_start(changed(config, start_timeout=seconds), stand_in)
+        assert f"did not answer within {seconds:g} s" in text
+        if "loading the weights" in text:
+            return
+    pytest.fail("its log was not shown")
+
+
+def test_one_that_will_not_stop(
+    config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN", "stubborn")
+    with Server(config, say=lambda line: None):
+        assert len(stand_in.pids()) == 2
+        began = time.monotonic()
+    assert 1.0 <= time.monotonic() - began < 6.0
+    assert not any(map(running, stand_in.pids()))
+    assert "not stopped within 1 s; killed" in Path(config.log).read_text()
+
+
+def watchdog_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("victim", ["server", "watchdog"])
+def test_killed_it_comes_back(victim: str, config: ServerConfig, stand_in: StandIn) -> None:
+    said: list[str] = []
+    calls: list[str] = []
+    server = Server(
+        config,
+        say=said.append,
+        on_down=lambda: calls.append(f"down {server.alive()}"),
+        on_up=lambda: calls.append(f"up {server.alive()}"),
+    )
+    with server:
+        url, (first,) = server.url, stand_in.pids()
+        os.kill(first if victim == "server" else watchdog_of(first), signal.SIGKILL)
+        wait_until(lambda: server.restarts == 1 and server.alive())
+        assert server.url == url
+        assert Endpoint(url).model_names() == ("little",)
+        second = stand_in.pids()[1]
+        assert running(second)
+        assert not running(first)
+    assert calls == ["down False", "up False"]
+    assert any("restart 1 of 5 in 0.1 s" in line for line in said)
+    if victim == "server":
+        assert any("the server ended with status -9" in line for line in said)
+    assert not any(map(running, stand_in.pids()))
+
+
+def test_it_is_given_up(
+    config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN", "dies again")
+    said: list[str] = []
+    with Server(changed(config, restarts=2), say=said.append) as server:
+        os.kill(stand_in.pids()[0], signal.SIGKILL)
+        wait_until(lambda: server.failure)
+        assert "given up after 2 restarts: vLLM died at start" in server.failure
+        assert config.log in server.failure
+        assert not server.alive()
+    pauses = [line.split(" in ")[1].split(" s")[0] for line in said if "; restart " in line]
+    assert pauses == ["0.1", "0.2"]
+    assert len(stand_in.starts()) == 3
+    assert not any(map(running, stand_in.pids()))
+
+
+def test_a_hand_over_that_fails_is_a_start_that_fails(
+    config: ServerConfig, stand_in: StandIn
+) -> None:
+    def hand_over() -> None:
+        raise RuntimeError("no weights")
+
+    server = Server(changed(config, restarts=1), say=lambda line: None, on_up=hand_over)
+    with server:
+        os.kill(stand_in.pids()[0], signal.SIGKILL)
+        wait_until(lambda: server.failure)
+        assert "given up after 1 restarts: no weights" in server.failure
+        assert not any(map(running, stand_in.pids()))
+
+
+def test_stopped_between_two_starts(config: ServerConfig, stand_in: StandIn) -> None:
+    said: list[str] = []
+    with Server(changed(config, backoff=50.0), say=said.append):
+        os.kill(stand_in.pids()[0], signal.SIGKILL)
+        wait_until(lambda: any("in 50 s" in line for line in said))
+        began = time.monotonic()
+    assert time.monotonic() - began < 3.0
+    assert len(stand_in.starts()) == 1
+
+
+TRAINER = """
+import os, sys, time
+from qrag_jax.llm.server.server import Server
+from qrag_jax.llm.server.server_config import ServerConfig
+server = Server(ServerConfig(sys.argv[1], python=sys.argv[2], log=sys.argv[3], stop_grace=1.0))
+server.start()
+if sys.argv[4] == "leaves":
+    sys.exit(3)
+if sys.argv[4] == "forked" and os.fork() == 0:
+    time.sleep(600)  # holds every open file of the trainer, and outlives it
+print(os.getpid() if sys.argv[4] != "forked" else "", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "forked", "leaves"])
+def test_it_does_not_outlive_the_trainer(end: str, config: ServerConfig, stand_in: StandIn) -> None:
+    arguments = [config.model, config.python, config.log, end]
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    assert trainer.stdout is not None
+    try:
+        trainer.stdout.readline()  # "vLLM serves …"
+        if end == "leaves":
+            assert trainer.wait(20) == 3
+        else:
+            trainer.stdout.readline()
+            assert running(stand_in.pids()[0])
+            trainer.kill()
+            trainer.wait()
+        wait_until(lambda: not any(map(running, stand_in.pids())), 5.0)
+    finally:
+        if end == "forked":
+            os.killpg(trainer.pid, signal.SIGKILL)
+        trainer.stdout.close()
+
+
+def test_one_that_is_there_already(config: ServerConfig, tmp_path: Path) -> None:
+    with Server(config, say=lambda line: None) as own:
+        llm = {"url": own.url, "model": "little", "server": {}}
+        with sidecar(llm, tmp_path) as server:
+            assert isinstance(server, Existing)
+            assert (server.url, server.name) == (own.url, "little")
+            assert server.alive()
+        assert own.alive()  # it is left as it is
+        with pytest.raises(InputError, match="serves little, not 'large'; give one of its names"):
+            sidecar({**llm, "model": "large"}, tmp_path).start()
+    assert not server.alive()
+    with pytest.raises(InputError, match="does not list its models"):
+        server.start()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command(
+    number: signal.Signals, config: ServerConfig, stand_in: StandIn, tmp_path: Path
+) -> None:
+    command = [
+        str(ROOT / "launch" / "sidecar.sh"),
+        f"--config.llm.server.model={config.model}",
+        f"--config.llm.server.python={config.python}",
+        f"--config.llm.server.log={config.log}",
+        "--config.llm.model=judge",
+        "--config.llm.server.arguments=('--seed', '7')",
+    ]
+    env = {**os.environ, "QRAG_PYTHON": sys.executable}
+    options: dict[str, Any] = {"text": True, "cwd": tmp_path, "env": env}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, **options
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("--config.llm.url=http://127.0.0.1:")
+    assert line.endswith("/v1 --config.llm.model=judge\n")
+    assert stand_in.starts()[0]["argv"][-2:] == ["--seed", "7"]
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert err.splitlines()[-1] == "stopped"
+    assert not any(map(running, stand_in.pids()))
+
+
+def test_the_command_refuses_in_one_sentence(commands: Commands) -> None:
+    config_file = "--config=configs/quickstart.py"
+    result = commands.run("serve_llm", config_file, "--config.llm.server.model=/no/such")
+    assert "server.model: no folder /no/such" in refusal(result)
+    result = commands.run("serve_llm", config_file, "--config.llm.url=http://127.0.0.1:1/v1")
+    assert "names a server that is there already" in refusal(result)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs import common
+from qrag_jax.errors import InputError
+from qrag_jax.llm.endpoint import Endpoint
+from qrag_jax.llm.server.server_config import ServerConfig
+from tests.entry_points import ROOT
+
+FILES = (ROOT / "qrag_jax" / "llm").rglob("[a-z]*.py")
+MODULES = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES)
+
+
+def test_the_room_imports_no_jax() -> None:
+    names = ", ".join(MODULES)
+    code = f"import sys, {names}; print([n for n in ('jax', 'torch', 'flax') if n in sys.modules])"
+    out = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert out.stdout == "[]\n"
+
+
+def test_the_experiments_start_from_the_same_values() -> None:
+    fields = common.get_config().llm.server.to_dict()
+    own = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
+    assert fields.pop("model") == ""
+    assert fields == {name: own[name] for name in fields}
+
+
+def test_names(model_folder: Path) -> None:
+    assert ServerConfig(str(model_folder)).served_name == "little"
+    assert ServerConfig(f"{model_folder}/.").served_name == "little"
+    assert ServerConfig(str(model_folder), name="x").served_name == "x"
+    hub = ServerConfig("Qwen/Qwen3-4B")
+    assert hub.served_name == "Qwen/Qwen3-4B"
+    assert not hub.is_folder
+    assert "HF_HUB_OFFLINE" not in hub.environment()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model": ""}, "server.model is empty"),
+        ({"model": "/no/such"}, "server.model: no folder /no/such, and it is not a hub name"),
+        ({"model": "FOLDER/.."}, "has no config.json"),
+        ({"model": "FOLDER/config.json"}, "no folder .*config.json"),
+        ({"port": 70000}, "server.port is 70000"),
+        ({"devices": "0;rm"}, "server.devices is '0;rm'; write them as '0,1'"),
+        ({"memory_share": 0.0}, "server.memory_share is 0.0"),
+        ({"memory_share": 90}, "server.memory_share is 90"),
+        ({"dtype": "int4"}, "server.dtype is 'int4'; use auto, "),
+        ({"max_model_len": -1}, "server.max_model_len is -1"),
+        ({"lora_rank": -1}, "server.lora_rank is -1"),
+        ({"restarts": -1}, "server.restarts is -1"),
+        ({"start_timeout": 0}, "server.start_timeout is 0"),
+        ({"backoff": float("nan")}, "server.backoff is nan"),
+        ({"stop_grace": float("inf")}, "server.stop_grace is inf"),
+        ({"log": ""}, "server.log is empty"),
+        ({"arguments": (3,)}, "server.arguments: 3 is no text"),
+        ({"arguments": ("--host", "::")}, "holds --host; the server stays on 127.0.0.1"),
+        ({"api_key_env": "sk-123"}, "api_key_env is no name of an environment variable"),
+        ({"prot": 1}, "config.llm.server.prot is unknown; there are model, name"),
+    ],
+)
+def test_refused(changes: dict[str, Any], says: str, model_folder: Path) -> None:
+    fields: dict[str, Any] = {"model": "FOLDER"} | changes
+    fields["model"] = fields["model"].replace("FOLDER", str(model_folder))
+    with pytest.raises(InputError, match=says) as caught:
+        ServerConfig.of(fields)
+    assert "sk-123" not in str(caught.value)
+
+
+def test_the_key_comes_from_the_environment(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ServerConfig(str(model_folder), api_key_env="OUR_KEY")
+    monkeypatch.delenv("OUR_KEY", raising=False)
+    with pytest.raises(InputError, match="OUR_KEY, which is not set"):
+        config.environment()
+    monkeypatch.setenv("OUR_KEY", "abc")
+    assert config.environment()["VLLM_API_KEY"] == "abc"
+    monkeypatch.setenv("OUR_KEY", "abc\n")  # as read from a file
+    assert config.environment()["VLLM_API_KEY"] == "abc"
+    monkeypatch.setenv("OUR_KEY", "sk\n123")
+    with pytest.raises(InputError, match="OUR_KEY holds characters") as caught:
+        config.environment()
+    assert "123" not in str(caught.value)
+    # Somebody else's key is not handed on.
+    monkeypatch.setenv("VLLM_API_KEY", "other")
+    assert "VLLM_API_KEY" not in ServerConfig(str(model_folder)).environment()
+
+
+def test_a_header_that_cannot_be_sent_is_not_repeated() -> None:
+    reply = Endpoint("http://127.0.0.1:9/v1", "sk-123\n456").get("/v1/models")
+    assert reply.status == 0
+    assert "sk-123" not in reply.reason

@@ -1,0 +1,317 @@
+"""The real vLLM, on CPU, with a tiny random Qwen3: run by `make test-sidecar`.
+
+The tests go from one state of one server to the next, in the order they stand in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm.endpoint import Endpoint
+from qrag_jax.llm.server.publish import Publisher, PublishError
+from qrag_jax.llm.server.server import Server
+from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.models.files.weight_names import params_from_tensors, tensors_from_params
+from qrag_jax.models.trunks.qwen3 import Qwen3
+from qrag_jax.models.trunks.qwen3 import Qwen3Config as FlaxConfig
+from qrag_jax.models.trunks.qwen3_weights import TABLE
+from qrag_jax.models.trunks.trunk import WORDS
+from tests.entry_points import ROOT
+from tests.llm import tiny_qwen3
+from tests.llm.stand_in import running, wait_until
+
+PYTHON = os.environ.get("QRAG_SIDECAR_PYTHON", str(ROOT / ".venv-vllm" / "bin" / "python"))
+KEY = "a-secret-of-the-test"
+COUNT = 12  # tokens sampled
+QUESTION = [{"role": "user", "content": "Which city is the capital of France?"}]
+
+pytestmark = [
+    pytest.mark.sidecar,
+    pytest.mark.skipif(not Path(PYTHON).exists(), reason=f"no vLLM at {PYTHON}: make sidecar-cpu"),
+]
+
+
+def settings(folder: Path, log: Path, **changes: Any) -> ServerConfig:
+    fields: dict[str, Any] = {
+        "model": str(folder),
+        "name": "tiny",
+        "python": PYTHON,
+        "cpu_cache_gib": 1,
+        "max_model_len": 256,
+        "dtype": "float32",
+        "arguments": ("--enforce-eager",),
+        "log": str(log),
+        "start_timeout": 900.0,
+        "backoff": 0.5,
+    }
+    return ServerConfig(**{**fields, **changes})
+
+
+def family(root: int) -> list[int]:
+    """The process and all that came of it, as the system knows them now."""
+    found, at = [root], 0
+    while at < len(found):
+        for task in Path(f"/proc/{found[at]}/task").glob("*/children"):
+            found += [int(pid) for pid in task.read_text().split()]
+        at += 1
+    return found
+
+
+def processes(server: Server) -> list[int]:
+    """All of a server's: the watchdog, vLLM's front, its engine."""
+    assert server._process is not None
+    return family(server._process.pid)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_qwen3.save(tiny_qwen3.model(0), tmp_path_factory.mktemp("model") / "tiny")
+
+
+class Served:
+    """The server of this module and what is handed over to it."""
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        os.environ["QRAG_TEST_KEY"] = KEY
+        self.lines: list[str] = []
+        self.server = Server(
+            settings(
+                folder,
+                log,
+                lora_rank=8,
+                publish=True,
+                api_key_env="QRAG_TEST_KEY",
+                arguments=("--enforce-eager", "--enable-scale-out"),
+            ),
+            say=self.lines.append,
+            on_down=lambda: self.publisher.forget(),
+            on_up=lambda: self.publisher.republish(),
+        ).start()
+        self.publisher = Publisher(self.server.url, "tiny", KEY, base=folder)
+        self.endpoint = Endpoint(self.server.url, KEY)
+
+    def chat(self, model: str = "", **changes: Any) -> dict[str, Any]:
+        body = {
+            "model": model or self.publisher.current.model,
+            "messages": QUESTION,
+            "temperature": 0,
+            "max_tokens": COUNT,
+            "logprobs": True,
+            "return_token_ids": True,
+        }
+        reply = self.endpoint.post("/v1/chat/completions", {**body, **changes}, timeout=120)
+        assert reply.status == 200, reply.reason
+        return dict(reply.json)
+
+    def sampled(self, model: str = "") -> list[int]:
+        return list(self.chat(model)["choices"][0]["token_ids"])
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    served = Served(folder, tmp_path_factory.mktemp("logs") / "vllm.log")
+    all_processes = processes(served.server)
+    yield served
+    before_stop = {*all_processes, *processes(served.server)}
+    served.publisher.close()
+    served.server.stop()
+    assert not any(map(running, before_stop))
+
+
+def prompt() -> list[int]:
+    tokens = tiny_qwen3.tokenizer().apply_chat_template(
+        QUESTION, add_generation_prompt=True, return_dict=False
+    )
+    return list(tokens)
+
+
+def expected(model: Any) -> list[int]:
+    return tiny_qwen3.greedy(model, prompt(), COUNT)[0]
+
+
+def test_it_became_ready(served: Served) -> None:
+    assert served.server.alive()
+    assert len(processes(served.server)) >= 3
+    assert served.lines[-1].startswith("vLLM serves tiny at http://127.0.0.1:")
+    assert Endpoint(served.server.url).get("/v1/models").status == 401
+    # Which is why publishing is no default: these take no key.
+    assert Endpoint(served.server.url).get("/weight_info").status == 200
+    for pid in processes(served.server):
+        assert KEY.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_chat_and_completion_with_log_probs(served: Served) -> None:
+    tokens, log_probs = tiny_qwen3.greedy(tiny_qwen3.model(0), prompt(), COUNT)
+    answer = served.chat()
+    assert answer["model"] == "tiny"
+    choice = answer["choices"][0]
+    assert choice["token_ids"] == tokens
+    np.testing.assert_allclose(
+        [t["logprob"] for t in choice["logprobs"]["content"]], log_probs, atol=1e-4
+    )
+    body = {"model": "tiny", "prompt": prompt(), "temperature": 0, "max_tokens": COUNT}
+    body |= {"logprobs": 1, "return_token_ids": True}
+    (choice,) = served.endpoint.post("/v1/completions", body).json["choices"]
+    assert choice["token_ids"] == tokens
+    np.testing.assert_allclose(choice["logprobs"]["token_logprobs"], log_probs, atol=1e-4)
+
+
+def test_adapters_are_versions_by_name(served: Served, tmp_path: Path) -> None:
+    base, pairs = tiny_qwen3.model(0), [tiny_qwen3.adapter(seed) for seed in range(3)]
+    wanted = [expected(tiny_qwen3.merged(base, pair)) for pair in pairs]
+    assert len({tuple(tokens) for tokens in [*wanted, expected(base)]}) == 4
+    for i, pair in enumerate(pairs):
+        folder = tiny_qwen3.save_adapter(pair, tmp_path / str(i))
+        published = served.publisher.publish(folder, f"step-{i}")
+        assert published == served.publisher.current == (f"tiny@step-{i}", f"step-{i}")
+        answer = served.chat()
+        assert answer["model"] == f"tiny@step-{i}"
+        assert answer["choices"][0]["token_ids"] == wanted[i]
+    # The last but one is still there for questions under way, the one before is not.
+    assert served.sampled("tiny@step-1") == wanted[1]
+    assert served.sampled("tiny") == expected(base)
+    assert served.endpoint.model_names() == ("tiny", "tiny@step-1", "tiny@step-2")
+    with pytest.raises(InputError, match="'step-1' was published before"):
+        served.publisher.publish(tmp_path / "1", "step-1")
+
+
+def jax_greedy(module: Qwen3, params: Any) -> list[int]:
+    """The likeliest next tokens by our own Qwen3: its word vectors are the head too."""
+    ids = prompt()
+    for _ in range(COUNT):
+        padded = jnp.asarray([ids + [0] * (64 - len(ids))])
+        hidden = module.hidden_states(params, padded, jnp.asarray([len(ids)]))
+        ids.append(int((hidden[0, len(ids) - 1] @ params[WORDS].T).argmax()))
+        if ids[-1] == 1:
+            break
+    return ids[len(prompt()) :]
+
+
+def test_jax_parameters_are_served(served: Served) -> None:
+    newer = tiny_qwen3.model(1)
+    module = Qwen3(FlaxConfig.from_dict(newer.config.to_dict(), "test"))
+    params = params_from_tensors(TABLE, module, tiny_qwen3.numpy_tensors(newer), "test")
+    ours = jax_greedy(module, params)
+    assert ours == expected(newer) != expected(tiny_qwen3.model(0))
+    before = served.publisher.current
+    tensors = {f"model.{n}": np.asarray(t) for n, t in tensors_from_params(TABLE, params).items()}
+    published = served.publisher.publish(tensors, "jax")
+    assert published == ("tiny", "jax")
+    assert served.publisher.version_since(before) == ""
+    assert served.publisher.version_since(published) == "jax"
+    assert served.sampled() == ours
+    assert served.endpoint.get("/weight_info").json == {"weight_version": "jax"}
+    body = {"model": "tiny", "token_ids": prompt()}
+    body["sampling_params"] = {"temperature": 0, "max_tokens": COUNT}
+    reply = served.endpoint.post("/inference/v1/generate", body)
+    assert reply.status == 200, reply.reason
+    (choice,) = reply.json["choices"]
+    assert choice["token_ids"] == ours
+    assert {span["version"] for span in choice["weight_versions"]} == {"jax"}
+
+
+def test_answers_under_way_are_of_one_version(served: Served, folder: Path) -> None:
+    answers: list[list[int]] = []
+    body = {"max_tokens": 150, "ignore_eos": True}
+    threads = [
+        threading.Thread(
+            target=lambda: answers.append(served.chat(**body)["choices"][0]["token_ids"])
+        )
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    running_now = "vllm:num_requests_running{"
+    metrics = Endpoint(served.server.url)
+    wait_until(
+        lambda: any(
+            line.startswith(running_now) and float(line.split()[-1]) > 0
+            for line in metrics.get("/metrics").text.splitlines()
+        )
+    )
+    served.publisher.publish(folder, "base-again")
+    for thread in threads:
+        thread.join()
+    old = tiny_qwen3.greedy(tiny_qwen3.model(1), prompt(), COUNT)[0]
+    new = tiny_qwen3.greedy(tiny_qwen3.model(0), prompt(), COUNT)[0]
+    assert len(answers) == 4
+    assert all(answer[: len(old)] == old or answer[: len(new)] == new for answer in answers)
+    assert old in [answer[: len(old)] for answer in answers]
+    assert served.sampled() == expected(tiny_qwen3.model(0))
+
+
+def test_weights_that_do_not_fit_change_nothing(served: Served) -> None:
+    tensors = tiny_qwen3.numpy_tensors(tiny_qwen3.model(1))
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][:-1]
+    with pytest.raises(InputError, match=r"model.norm.weight is \(63,\) instead of \(64,\)"):
+        served.publisher.publish(tensors, "short")
+    del tensors["model.norm.weight"]
+    with pytest.raises(InputError, match=r"model\.norm\.weight is missing"):
+        served.publisher.publish(tensors, "missing")
+    assert served.publisher.current.version == "base-again"
+    assert served.sampled() == expected(tiny_qwen3.model(0))
+
+
+def test_killed_it_serves_the_last_version_again(served: Served) -> None:
+    published = served.publisher.publish(tiny_qwen3.numpy_tensors(tiny_qwen3.model(2)), "last")
+    before = processes(served.server)
+    front = before[1]
+    os.kill(front, signal.SIGKILL)
+    wait_until(lambda: not served.server.alive(), 30)
+    wait_until(lambda: served.publisher.current.version == "", 30)
+    wait_until(served.server.alive, 900)
+    assert served.server.restarts == 1
+    assert not any(map(running, before))
+    assert any("restart 1 of 5 in 0.5 s" in line for line in served.lines)
+    assert served.publisher.current == published
+    assert served.sampled() == expected(tiny_qwen3.model(2))
+
+
+TRAINER = """
+import json, sys, time
+from qrag_jax.llm.server.server import Server
+from qrag_jax.llm.server.server_config import ServerConfig
+server = Server(ServerConfig(**json.loads(sys.argv[1])))
+server.start()
+print("ready", server.url, flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_does_not_outlive_a_killed_trainer(folder: Path, tmp_path: Path) -> None:
+    config = settings(folder, tmp_path / "vllm.log")
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, json.dumps(dataclasses.asdict(config))],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert trainer.stdout is not None
+    line = trainer.stdout.readline()
+    while line and not line.startswith("ready "):
+        line = trainer.stdout.readline()
+    url = line.split()[1]
+    # Without publishing there are no development endpoints.
+    assert Endpoint(url).get("/weight_info").status == 404
+    with Publisher(url, "tiny") as publisher, pytest.raises(PublishError, match="publish=True"):
+        publisher.publish(folder, "1")
+    pids = family(trainer.pid)[1:]
+    assert len(pids) >= 3
+    trainer.kill()
+    trainer.wait()
+    trainer.stdout.close()
+    wait_until(lambda: not any(map(running, pids)), 40)

@@ -1,0 +1,107 @@
+"""Attention over right-padded rows against JAX's own."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from qrag_jax.models.compute.attention import padded_attention
+
+BATCH, LENGTH, HEADS, WIDTH = 4, 9, 3, 8
+LENGTHS = np.array([9, 1, 4, 8], np.int32)
+
+
+def inputs(dtype=np.float32) -> list[jax.Array]:
+    """Query, key, value and a cotangent."""
+    rng = np.random.default_rng(0)
+    arrays = 2 * rng.standard_normal((4, BATCH, LENGTH, HEADS, WIDTH))
+    return [jnp.asarray(array, dtype) for array in arrays]
+
+
+def library(query, key, value):
+    return jax.nn.dot_product_attention(query, key, value, key_value_seq_lengths=LENGTHS)
+
+
+def ours(query, key, value):
+    return padded_attention(query, key, value, LENGTHS)
+
+
+def test_values_and_gradients_equal_the_librarys() -> None:
+    *qkv, cotangent = inputs()
+
+    def with_gradients(function):
+        result, pull = jax.vjp(function, *qkv)
+        return result, *pull(cotangent)
+
+    found, expected = jax.jit(lambda: (with_gradients(ours), with_gradients(library)))()
+    for one, reference in zip(found, expected, strict=True):
+        assert one.shape == (BATCH, LENGTH, HEADS, WIDTH)
+        np.testing.assert_allclose(one, reference, atol=1e-5)
+
+
+def test_equals_softmax_over_the_keys_of_the_row() -> None:
+    query, key, value, _ = (np.asarray(x, np.float64) for x in inputs())
+    found = np.asarray(ours(*inputs()[:3]))
+    for b, length in enumerate(LENGTHS):
+        for h in range(HEADS):
+            scores = query[b, :, h] @ key[b, :length, h].T / np.sqrt(WIDTH)
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            np.testing.assert_allclose(found[b, :, h], weights @ value[b, :length, h], atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [2, 4, 6])
+def test_causal_and_grouped_heads_equal_the_librarys(heads: int) -> None:
+    rng = np.random.default_rng(1)
+    draw = lambda count: jnp.asarray(rng.standard_normal((BATCH, LENGTH, count, WIDTH)), np.float32)  # noqa: E731
+    query, key, value = draw(heads), draw(2), draw(2)
+    inside = (np.arange(LENGTH) < LENGTHS[:, None])[..., None, None]
+    cotangent = jnp.where(inside, draw(heads), 0)
+
+    def with_gradients(function):
+        result, pull = jax.vjp(function, query, key, value)
+        return jnp.where(inside, result, 0), *pull(cotangent)
+
+    def causal_library(query, key, value):
+        return jax.nn.dot_product_attention(
+            query, key, value, key_value_seq_lengths=LENGTHS, is_causal=True
+        )
+
+    found = with_gradients(lambda *qkv: padded_attention(*qkv, LENGTHS, causal=True))
+    for one, expected in zip(found, with_gradients(causal_library), strict=True):
+        np.testing.assert_allclose(one, expected, atol=1e-5)
+
+
+def test_grouped_heads_without_a_causal_mask() -> None:
+    query, key, value, _ = inputs()
+    key, value = key[:, :, :1], value[:, :, :1]
+    repeated = library(query, *(jnp.repeat(x, HEADS, axis=2) for x in (key, value)))
+    np.testing.assert_allclose(ours(query, key, value), repeated, atol=1e-5)
+
+
+def test_keys_and_values_in_the_padding_get_no_gradient() -> None:
+    *qkv, cotangent = inputs()
+    _, d_key, d_value = jax.vjp(ours, *qkv)[1](cotangent)
+    padding = np.arange(LENGTH) >= LENGTHS[:, None]
+    np.testing.assert_array_equal(np.asarray(d_key)[padding], 0)
+    np.testing.assert_array_equal(np.asarray(d_value)[padding], 0)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_keeps_the_dtype(dtype) -> None:
+    *qkv, cotangent = inputs(dtype)
+    result, pull = jax.vjp(ours, *qkv)
+    assert result.dtype == dtype
+    assert all(gradient.dtype == dtype for gradient in pull(cotangent))
+
+
+def test_bfloat16_is_close_to_float32() -> None:
+    *qkv, cotangent = inputs(jnp.bfloat16)
+    result, pull = jax.vjp(ours, *qkv)
+    exact, exact_pull = jax.vjp(library, *(x.astype(jnp.float32) for x in qkv))
+    np.testing.assert_allclose(result.astype(jnp.float32), exact, atol=0.06)
+    for found, expected in zip(pull(cotangent), exact_pull(cotangent.astype(jnp.float32))):
+        scale = float(jnp.abs(expected).max())
+        np.testing.assert_allclose(found.astype(jnp.float32), expected, atol=0.03 * scale)

@@ -1,0 +1,268 @@
+"""What a model folder of somebody else can bring into a run: files of known names, nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from configs import hotpotqa
+from qrag_jax import experiment
+from qrag_jax.errors import InputError
+from qrag_jax.models.files.known_files import inside, is_plain, read_json, read_modules
+from qrag_jax.models.files.model_folder import read_tensors
+from qrag_jax.models.files.sentence_transformers import read_published
+from qrag_jax.models.pretrained import load_encoder
+from tests.models.conftest import torch_bert, write_tokenizer
+
+PRIVATE = "machine example.org login me, which nobody else may read"
+MODELS = "sentence_transformers.models"
+
+
+@pytest.fixture(scope="session")
+def small_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    torch_bert().save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def model(small_bert: Path, tmp_path: Path) -> Path:
+    """A model unpacked in somebody's home folder."""
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    for name in (".netrc", "key.json", "config.json", "vocab.txt", ".ssh/config.json"):
+        (home / name).write_text(PRIVATE)
+    return Path(shutil.copytree(small_bert, home / "model"))
+
+
+def write_modules(folder: Path, path: object, kind: str = "Normalize") -> None:
+    entries = [{"idx": 0, "name": "0", "path": "", "type": f"{MODELS}.Transformer"}]
+    entries.append({"idx": 1, "name": "1", "path": path, "type": f"{MODELS}.{kind}"})  # type: ignore[dict-item]
+    (folder / "modules.json").write_text(json.dumps(entries))
+
+
+def prepare(model: Path, workdir: Path) -> None:
+    """What the training command does with `config.encoder.path`."""
+    config = hotpotqa.get_config("tiny")
+    config.encoder.path = str(model)
+    experiment.prepare_encoder(config, workdir, [])
+
+
+def all_bytes(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def names(folder: Path) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+
+def assert_refused(model: Path, tmp_path: Path, *told: str) -> None:
+    """One sentence, and nothing from outside of the model's folder is in the run."""
+    workdir = tmp_path / "run"
+    with pytest.raises(InputError) as caught:
+        prepare(model, workdir)
+    for words in told:
+        assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 800
+    assert names(workdir) == set()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "..",
+        ".",
+        "../model",
+        "a/../..",
+        "1_Pooling/../..",
+        "..\\..",
+        "1_Pooling/",
+        ".ssh",
+        "checkpoints",
+        "adapters",
+        "config.json",
+        "1_Normalize\0/../..",
+        "\ud800",
+        "1_" + "x" * 300,
+        "",
+        None,
+        7,
+        ["1_Pooling"],
+    ],
+)
+def test_modules_outside_of_the_folder_are_refused(
+    path: object, model: Path, tmp_path: Path
+) -> None:
+    write_modules(model, path)
+    assert_refused(model, tmp_path, "model/modules.json: the path", "is not the name of a sub-fold")
+
+
+def test_absolute_path_of_a_module_is_refused(model: Path, tmp_path: Path) -> None:
+    write_modules(model, str(model.parent))
+    assert_refused(model, tmp_path, "model/modules.json: the path")
+
+
+@pytest.mark.parametrize("kind", ["Pooling", "Dense", "LSTM"])
+def test_other_modules_are_read_by_the_same_rule(kind: str, model: Path) -> None:
+    write_modules(model, "../.ssh", kind)
+    with pytest.raises(InputError, match=r"modules\.json: the path '\.\./\.ssh'"):
+        read_published(model)
+    write_modules(model, "", kind)
+    with pytest.raises(InputError, match=r"modules\.json: the path ''"):
+        read_published(model)
+
+
+def test_two_modules_of_a_kind_are_not_read_as_one(model: Path) -> None:
+    write_modules(model, "1_Pooling", "Transformer")
+    with pytest.raises(InputError, match="a module that is there twice"):
+        read_published(model)
+
+
+def test_links_out_of_the_folder_are_not_followed(model: Path, tmp_path: Path) -> None:
+    home = model.parent
+    for name in ("chat_template.jinja", "vocab.txt", "config.json", "model.safetensors"):
+        whole = (model / name).read_bytes() if (model / name).exists() else None
+        (model / name).unlink(missing_ok=True)
+        (model / name).symlink_to(home / ".netrc")
+        assert_refused(model, tmp_path, f"model/{name}: a link out of the model's folder")
+        (model / name).unlink()
+        if whole is not None:
+            (model / name).write_bytes(whole)
+    write_modules(model, "1_Normalize")
+    (model / "1_Normalize").symlink_to(home / ".ssh")
+    assert_refused(model, tmp_path, "1_Normalize/config.json: a link out of the model's folder")
+    (model / "1_Normalize").unlink()
+    (model / "1_Normalize").symlink_to("1_Normalize")  # in a circle
+    assert_refused(model, tmp_path, "1_Normalize")
+
+
+def test_only_files_of_known_names_are_copied(model: Path, tmp_path: Path) -> None:
+    write_modules(model, "1_Normalize")
+    (model / "1_Normalize").mkdir()
+    for name in (".netrc", "run.py", "notes.txt", "1_Normalize/.netrc", "1_Normalize/run.py"):
+        (model / name).write_text(PRIVATE)
+    (model / "1_Normalize" / "config.json").write_text("{}")
+    prepare(model, tmp_path / "run")
+    encoder = tmp_path / "run" / "encoder"
+    assert PRIVATE.encode() not in all_bytes(tmp_path / "run")
+    kept = names(encoder)
+    assert {"config.json", "modules.json", "1_Normalize/config.json", "model.safetensors"} <= kept
+    assert not [name for name in kept if "netrc" in name or "run.py" in name or "notes" in name]
+
+
+def test_links_of_the_hubs_cache_are_followed(small_bert: Path, tmp_path: Path) -> None:
+    """Its files are links into the blobs of the same model; links elsewhere are still refused."""
+    cache = tmp_path / "hub" / "models--org--name"
+    snapshot = cache / "snapshots" / "0123abcd"
+    (cache / "blobs").mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    write_modules(snapshot, "1_Normalize")
+    (snapshot / "modules.json").rename(cache / "blobs" / "m")
+    (snapshot / "modules.json").symlink_to("../../blobs/m")
+    (cache / "blobs" / "n").write_text("{}")
+    (snapshot / "1_Normalize").mkdir()
+    (snapshot / "1_Normalize" / "config.json").symlink_to("../../../blobs/n")
+    for number, file in enumerate(sorted(small_bert.iterdir())):
+        shutil.copyfile(file, cache / "blobs" / str(number))
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    prepare(snapshot, tmp_path / "run")
+    encoder = tmp_path / "run" / "encoder"
+    assert {"1_Normalize/config.json", "tokenizer.json", "model.safetensors"} <= names(encoder)
+    assert not any(path.is_symlink() for path in encoder.rglob("*"))
+    secret = tmp_path / "hub" / "models--org--private" / "blobs" / "token"
+    secret.parent.mkdir(parents=True)
+    secret.write_text(PRIVATE)
+    (snapshot / "merges.txt").symlink_to(secret)
+    with pytest.raises(InputError, match=r"merges\.txt: a link out of the model's folder"):
+        prepare(snapshot, tmp_path / "other")
+
+
+def test_a_link_within_the_folder_and_to_the_folder_are_fine(model: Path, tmp_path: Path) -> None:
+    (model / "weights").mkdir()
+    (model / "model.safetensors").rename(model / "weights" / "a")
+    (model / "model.safetensors").symlink_to("weights/a")
+    (tmp_path / "link").symlink_to(model)
+    prepare(tmp_path / "link", tmp_path / "run")
+    assert load_encoder(tmp_path / "run" / "encoder").encoder.width
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [
+        "../x.safetensors",
+        "/x.safetensors",
+        "a/../../x.safetensors",
+        "..",
+        "",
+        "a\\x.safetensors",
+        "\0.safetensors",
+        "\ud800.safetensors",
+        "x" * 300 + ".safetensors",
+        "é" * 140 + ".safetensors",
+        ".x.safetensors",
+        "x.bin",
+        5,
+        None,
+    ],
+)
+def test_shards_have_plain_names(shard: object, tmp_path: Path) -> None:
+    """Among them a name too long for a file: the system's own error was a traceback."""
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"f": shard}}))
+    with pytest.raises(InputError, match=r"index\.json: the shard .* in weight_map") as caught:
+        read_tensors(tmp_path)
+    assert "is not a plain file name" in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_shard_is_no_link_out_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").write_text(PRIVATE)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "y.safetensors").symlink_to(tmp_path / "x.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"f": "y.safetensors"}}))
+    with pytest.raises(InputError, match=r"y\.safetensors: a link out of the model's folder"):
+        read_tensors(folder)
+
+
+def test_plain_names() -> None:
+    assert is_plain("model-00001-of-00002.safetensors")
+    assert is_plain("Gewichte é.bin")
+    for name in (
+        "",
+        ".",
+        "..",
+        ".x",
+        "a/b",
+        "a\\b",
+        "a:b",
+        "a\nb",
+        "\x1b[31m",
+        "\ud800",
+        "x" * 256,
+    ):
+        assert not is_plain(name), name
+
+
+def test_json_of_a_model_is_a_file_of_bounded_size(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(2**29)  # holds nothing, takes no room
+    with pytest.raises(InputError, match=r"config\.json: has more than 256 MiB"):
+        read_json(path)
+    path.unlink()
+    os.mkfifo(path)  # reading one waits for ever
+    with pytest.raises(InputError, match=r"config\.json: missing"):
+        read_json(path)
+
+
+def test_folder_without_modules(tmp_path: Path) -> None:
+    assert read_modules(tmp_path) == []
+    assert inside(tmp_path, "config.json") == tmp_path / "config.json"

@@ -1,0 +1,374 @@
+"""Planned episodes: greedy ones are the rollout's, beams those of an obvious search."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from qrag_jax.data.episodes import EpisodeShape, evaluation_batches
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.tokens import tokenise
+from qrag_jax.environments.chunks import state_width, with_stop
+from qrag_jax.rollouts import beam_search
+from qrag_jax.rollouts.beam_search import Path as Way
+from qrag_jax.rollouts.beam_search import PlanConfig, Planner
+from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig, rollout
+from qrag_jax.runtime.compilation import CompilationCounter
+from tests import reference
+from tests.episodes_maker import towers
+from tests.rollouts.long_documents import (
+    QUESTION_TOKENS,
+    ROW_TOKENS,
+    loaded,
+    one_device,
+    params,
+    plan,
+    sample,
+    shardings,
+)
+
+ROLLOUT = RolloutConfig(
+    max_steps=3,
+    never_terminate=True,
+    sort_by_index=False,
+    max_chunk_tokens=ROW_TOKENS,
+    max_chunk_tokens_in_state=5,
+    top_k_actions=3,
+)
+GREEDY = PlanConfig()
+WIDTH = state_width(1, QUESTION_TOKENS, 5, ROLLOUT.max_steps - 1)
+PLAN = plan(WIDTH)
+KINDS = {
+    "none": ROLLOUT,
+    "absolute": dataclasses.replace(ROLLOUT, positions="absolute"),
+    "sorted": dataclasses.replace(ROLLOUT, positions="relative", sort_by_index=True),
+    "stop": dataclasses.replace(ROLLOUT, positions="relative", stop_action=True),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+# More chunks than steps, fewer, just as many; more than one size of padded columns.
+SAMPLES = [sample(seed, chunks) for seed, chunks in enumerate((6, 2, 9, 1, 3, 20, 12, 7, 8))]
+
+
+@functools.cache
+def programs(make: Callable[..., Any]) -> Callable[..., Any]:
+    """`make` as it is, but what it compiles is shared by the planners of all tests."""
+    made: dict[str, Any] = {}
+    return lambda mesh, *how: made.setdefault(repr(how), make(mesh, *how))
+
+
+@pytest.fixture(autouse=True)
+def shared_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for make in (beam_search.make_embed, beam_search.make_best_chunks):
+        monkeypatch.setattr(beam_search, make.__name__, programs(make))
+
+
+def planner(rollout: RolloutConfig, config: PlanConfig) -> Planner:
+    mesh, encoder = one_device(), loaded().encoder
+    return Planner(
+        *(mesh, shardings(mesh), encoder, loaded().tokenizer, params(), PLAN, rollout, config),
+        QUESTION_TOKENS,
+    )
+
+
+def ways(
+    rollout: RolloutConfig, config: PlanConfig = GREEDY, samples: list[Sample] | None = None
+) -> list[Way]:
+    samples = SAMPLES if samples is None else samples
+    played = list(planner(rollout, config).play(samples))
+    assert [shown for shown, _ in played] == samples
+    return [way for _, way in played]
+
+
+class Oracle:
+    """Q of every action in every state, worked out one row at a time in float64."""
+
+    def __init__(self, rollout: RolloutConfig) -> None:
+        self.rollout = rollout
+        self._player = reference.Player(loaded().encoder, WIDTH)
+        self.embed = functools.cache(
+            lambda tower, row: self._player.embed(params(), tower, list(row))
+        )
+
+    @functools.cache  # noqa: B019
+    def ids(self, text: str) -> list[int]:
+        return loaded().tokenizer.encode([text])[0]
+
+    def q(self, document: Sample, taken: tuple[int, ...]) -> np.ndarray:
+        """`[C]`, with STOP `[C + 1]`; -inf where taken."""
+        config, chunks = self.rollout, document.chunks
+        shown = sorted(taken) if config.sort_by_index else taken
+        most = config.max_chunk_tokens_in_state
+        parts = [self.ids(document.question)[:QUESTION_TOKENS]]
+        parts += [self.ids(chunks[i])[:most] for i in shown]
+        state = self.embed(STATE, tuple(reference.join(parts)))
+        where = reference.chunk_positions(config.positions, taken, len(chunks))
+        texts = list(chunks)
+        if config.stop_action:
+            texts, where = [*texts, ""], [*where, 0]
+        rows = [reference.join([self.ids(text)[: ROW_TOKENS - 2]]) for text in texts]
+        embedded = [self.embed(CHUNK, tuple(row)) for row in rows]
+        q = [reference.rotated(e, p) @ state for e, p in zip(embedded, where, strict=True)]
+        return np.where(np.isin(np.arange(len(q)), taken), -np.inf, q)
+
+    def log_policy(self, q: np.ndarray, free: list[int], config: PlanConfig) -> dict[int, float]:
+        """Of the best max(k, W) chunks and of STOP: log softmax(q / α)."""
+        chunks = self.q_chunks(q)
+        best = [a for a in free if a < chunks][: max(config.beam, config.top_k_actions)]
+        if config.beam == 1:
+            best = best[:1]
+        best += [a for a in free if a == chunks]
+        total = sum(math.exp((q[a] - q.max()) / config.alpha) for a in best)
+        return {a: (q[a] - q.max()) / config.alpha - math.log(total) for a in best}
+
+    def q_chunks(self, q: np.ndarray) -> int:
+        return len(q) - self.rollout.stop_action
+
+    def search(self, document: Sample, config: PlanConfig) -> Way:
+        """Every way on from every path is tried; of equal sets of chunks the best stays."""
+        beam = [Way()]
+        for step in range(self.rollout.max_steps):
+            found = [way for way in beam if way.ended]
+            for way in (way for way in beam if not way.ended):
+                q = self.q(document, way.taken)
+                free = [int(a) for a in np.argsort(-q, kind="stable") if q[a] > -np.inf]
+                above = [a for a in free if q[a] > config.stop_threshold]
+                log_policy = self.log_policy(q, free, config)
+                if not above:
+                    found.append(dataclasses.replace(way, ended=True))
+                for action in above:
+                    score = float(q[action])
+                    if config.score == "sum":
+                        score = way.score + config.gamma**step * score
+                    if config.score == "policy":
+                        score = way.score + log_policy.get(action, -math.inf)
+                    if action == len(document.chunks):
+                        found.append(dataclasses.replace(way, score=score, ended=True))
+                    else:
+                        more = (*way.taken, action), (*way.q, float(q[action]))
+                        found.append(Way(*more, score))
+            found.sort(key=lambda way: -way.score)
+            beam, seen = [], set()
+            for way in found:
+                key = frozenset(way.taken), way.ended
+                if key not in seen and len(beam) < config.beam:
+                    beam.append(way)
+                    seen.add(key)
+        return beam[0]
+
+
+@functools.cache
+def oracle(kind: str) -> Oracle:
+    return Oracle(KINDS[kind])
+
+
+def check(found: list[Way], expected: list[Way]) -> None:
+    for way, other in zip(found, expected, strict=True):
+        assert way.taken == other.taken
+        np.testing.assert_allclose(way.q, other.q, atol=2e-5)
+        np.testing.assert_allclose(way.score, other.score, atol=5e-5)
+
+
+# ---------------------------------------------------------------------- greedy
+
+
+def every_pair_of_settings() -> list[RolloutConfig]:
+    """Eight settings in which every two values of two fields meet (an orthogonal array), and the
+    published positions."""
+    kinds = ("none", "absolute", "random", "relative")
+    found = [dataclasses.replace(ROLLOUT, positions="random_published", top_k_actions=1)]
+    for a, b, c in itertools.product((0, 1), repeat=3):
+        found.append(
+            dataclasses.replace(
+                ROLLOUT,
+                positions=kinds[2 * a + b],
+                never_terminate=not c,
+                sort_by_index=a == c,
+                stop_action=bool(b ^ c),
+                top_k_actions=(1, 3)[a ^ b ^ c],
+            )
+        )
+    return found
+
+
+@functools.cache
+def rollout_of(config: RolloutConfig, samples: tuple[Sample, ...]) -> list[tuple[list, list]]:
+    """Chunks that the training rollout takes of each sample, acting greedily, with their Q; STOP
+    is left out. Rows that fill up the batch must not have happened."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = tokenise(
+            samples,
+            loaded().tokenizer,
+            max_question_tokens=QUESTION_TOKENS,
+            max_chunk_tokens=ROW_TOKENS - 2,
+            cache=Path(folder),
+        )
+    shape = EpisodeShape.holding([store])
+    (batch,) = evaluation_batches(store, shape, len(samples) + 3, range(len(samples)))
+    batch = with_stop(batch) if config.stop_action else batch
+    play = jax.jit(rollout, static_argnums=(0, 1, 2))
+    played = play(loaded().encoder, PLAN, config, (params(),), batch, None, np.float32(1))
+    actions, valid, q = map(np.asarray, (played.actions, played.valid, played.q))
+    assert not valid[len(samples) :].any()
+    valid = valid & (actions < shape.chunks)  # STOP is no chunk
+    rows = zip(actions[: len(samples)], valid, q, strict=False)
+    return [(a[happened].tolist(), b[happened].tolist()) for a, happened, b in rows]
+
+
+@pytest.mark.parametrize(
+    "config",
+    # Each compiles a program of its own: by default one half, which has every value.
+    [
+        pytest.param(config, id=config.positions, marks=[pytest.mark.slow] * (k == 3))
+        for config in every_pair_of_settings()
+        for k in [config.top_k_actions]
+    ],
+)
+def test_greedy_is_the_rollout(config: RolloutConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every setting; documents with one fact and with two, shorter than T, as long, longer."""
+    # Towers for which STOP is the best action of some states and not of others.
+    monkeypatch.setitem(globals(), "params", functools.cache(lambda: towers(loaded().encoder, 5)))
+    one_fact = [sample(seed, chunks, facts=1) for seed, chunks in enumerate((2, 3, 6, 4, 5), 40)]
+    samples = [*SAMPLES, *one_fact]
+    found = ways(config, samples=samples)
+    for way, (taken, values) in zip(found, rollout_of(config, tuple(samples)), strict=True):
+        assert list(way.taken) == taken
+        np.testing.assert_allclose(way.q, values, atol=2e-5)
+    # Some episodes end before T and some do not, or the settings would not be tested.
+    whole = [min(ROLLOUT.max_steps, len(document.chunks)) for document in samples]
+    ended = sum(len(way.taken) < most for way, most in zip(found, whole, strict=True))
+    if not config.never_terminate or (config.stop_action and config.positions == "relative"):
+        assert 0 < ended < len(samples)
+    elif not config.stop_action:
+        assert ended == 0
+
+
+def test_a_beam_ends_at_the_last_fact() -> None:
+    config = dataclasses.replace(ROLLOUT, never_terminate=False)
+    found = ways(config, PlanConfig(beam=5, score="last"))
+    for document, way in zip(SAMPLES, found, strict=True):
+        facts = set(document.support)
+        assert not facts <= set(way.taken[:-1])
+        assert way.ended == (facts <= set(way.taken))
+    ends = [len(way.taken) for way in found if way.ended]
+    assert min(ends) < ROLLOUT.max_steps
+    assert not all(way.ended for way in found)
+
+
+@every_kind
+def test_greedy_is_the_obvious_search(kind: str) -> None:
+    config = PlanConfig(score="last")
+    expected = [oracle(kind).search(document, config) for document in SAMPLES]
+    check(ways(KINDS[kind], config), expected)
+
+
+def test_side_by_side_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = ways(KINDS["sorted"], PlanConfig(beam=2, batch_size=4))
+    check(ways(KINDS["sorted"], PlanConfig(beam=2, batch_size=1)), together)
+    monkeypatch.setattr(beam_search, "CHUNKS_AT_ONCE", 32)  # two of 16 columns, one of 32
+    check(ways(KINDS["sorted"], PlanConfig(beam=2, batch_size=4)), together)
+
+
+# ---------------------------------------------------------------------- beams
+
+
+@every_kind
+@pytest.mark.parametrize(("beam", "score"), [(2, "sum"), (5, "last"), (4, "policy")])
+def test_beam_is_the_obvious_search(kind: str, beam: int, score: str) -> None:
+    # A temperature as wide as the values apart, or the likeliest path is the greedy one.
+    config = PlanConfig(beam=beam, score=score, gamma=0.9, alpha=0.1, top_k_actions=6)
+    expected = [oracle(kind).search(document, config) for document in SAMPLES]
+    check(ways(KINDS[kind], config), expected)
+    greedy = [oracle(kind).search(document, PlanConfig(score=score)) for document in SAMPLES]
+    assert [way.taken for way in expected] != [way.taken for way in greedy]
+
+
+def test_a_wide_beam_finds_the_best_of_all_paths() -> None:
+    document, two_steps = sample(3, 4), dataclasses.replace(ROLLOUT, max_steps=2)
+    (way,) = ways(two_steps, PlanConfig(beam=16, score="sum", gamma=0.9), [document])
+    scores = {}
+    for first, q in enumerate(oracle("none").q(document, ())):
+        for second, then in enumerate(oracle("none").q(document, (first,))):
+            scores[first, second] = q + 0.9 * then
+    assert way.taken == max(scores, key=scores.__getitem__)
+    assert way.score == pytest.approx(max(scores.values()), abs=5e-5)
+
+
+def test_paths_of_one_beam_took_different_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    beams = []
+    search = Planner._search
+
+    def watched(self, *arguments):
+        beams.append(search(self, *arguments))
+        return beams[-1]
+
+    monkeypatch.setattr(Planner, "_search", watched)
+    ways(ROLLOUT, PlanConfig(beam=5))
+    assert max(map(len, beams)) == 5
+    for beam in beams:
+        assert len({frozenset(way.taken) for way in beam}) == len(beam)
+        assert [way.score for way in beam] == sorted((w.score for w in beam), reverse=True)
+
+
+# ---------------------------------------------------------------------- stopping
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("kind", ["none", "sorted"])
+def test_stops_before_an_action_that_is_not_worth_it(kind: str, beam: int) -> None:
+    # Between the Q-values that occur, so that some episodes stop early and some do not.
+    middle = float(np.median([q for way in ways(KINDS[kind]) for q in way.q]))
+    config = PlanConfig(beam=beam, score="sum", stop_threshold=middle - 1e-3)
+    found = ways(KINDS[kind], config)
+    check(found, [oracle(kind).search(document, config) for document in SAMPLES])
+    assert any(way.ended for way in found)
+    assert all(q > config.stop_threshold for way in found for q in way.q)
+    assert any(len(way.taken) == ROLLOUT.max_steps for way in found)
+
+
+def test_a_threshold_that_nothing_passes_takes_nothing() -> None:
+    assert {way.taken for way in ways(ROLLOUT, PlanConfig(stop_threshold=math.inf))} == {()}
+
+
+# ---------------------------------------------------------------------- what it costs
+
+
+def test_nothing_recompiles_from_document_to_document() -> None:
+    playing = planner(KINDS["sorted"], PlanConfig(beam=2, batch_size=2))
+    list(playing.play([sample(seed, 10) for seed in range(3)]))
+    counter = CompilationCounter()
+    list(playing.play([sample(seed, chunks) for seed, chunks in enumerate((10, 12, 16, 9), 50)]))
+    assert counter.count == 0
+
+
+def test_equal_texts_of_all_documents_are_embedded_once() -> None:
+    playing = planner(ROLLOUT, PlanConfig(batch_size=2))
+    list(playing.play(SAMPLES))
+    distinct = {text for document in SAMPLES for text in document.chunks}
+    assert playing.table.counts.embedded == len(distinct) == len(playing.table)
+    assert playing.table.counts.asked == sum(len(document.chunks) for document in SAMPLES)
+
+
+def test_samples_are_made_when_it_is_their_turn() -> None:
+    from qrag_jax.data.lazy_samples import LazySamples
+
+    made = []
+
+    def make(index: int) -> Sample:
+        made.append(index)
+        return sample(index, 6)
+
+    playing = planner(ROLLOUT, PlanConfig(batch_size=2)).play(LazySamples(6, make))
+    next(playing)
+    assert made == [0, 1, 2]  # one ahead: only then is it known that it does not fit
+    list(playing)
+    assert made == list(range(6))

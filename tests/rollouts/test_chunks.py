@@ -1,0 +1,259 @@
+"""Whole rollouts against a Python loop that encodes one state at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from qrag_jax.environments.chunks import NOT_TAKEN, with_stop
+from qrag_jax.policies.soft_q import MASKED
+from qrag_jax.rollouts.chunks import Trajectory
+from tests import reference
+from tests.rollouts.play_setup import (
+    ALPHA,
+    CHUNK_COUNTS,
+    CONFIG,
+    ENCODER,
+    EPISODES,
+    PLAN,
+    SHAPE,
+    WIDTH,
+    episodes,
+    jitted_rollout,
+    online,
+    target,
+    unique_tokens,
+)
+
+BATCH = episodes()
+STOPPING = dataclasses.replace(CONFIG, never_terminate=False, sort_by_index=True)
+STOP_ACTION = dataclasses.replace(CONFIG, stop_action=True, positions="relative")
+
+
+@pytest.fixture(scope="module")
+def params() -> tuple:
+    return online(), target()
+
+
+@pytest.fixture(scope="module")
+def player() -> reference.Player:
+    return reference.Player(ENCODER, WIDTH)
+
+
+def keys(seed: int = 0) -> jax.Array:
+    return jax.random.split(jax.random.key(seed), EPISODES)
+
+
+def check(found: Trajectory, expected: list[reference.Episode], steps: int) -> None:
+    """Compares a trajectory with episodes played one at a time."""
+    found = jax.tree.map(np.asarray, found)
+    for b, episode in enumerate(expected):
+        count = len(episode.actions)
+        assert found.valid[b].tolist() == [t < count for t in range(steps)]
+        assert found.actions[b, :count].tolist() == episode.actions
+        assert found.done[b].tolist() == episode.done + [True] * (steps - count)
+        for name in ("q", "values", "entropy"):
+            values = getattr(found, name)[b]
+            np.testing.assert_allclose(values[:count], getattr(episode, name), atol=2e-5)
+            np.testing.assert_array_equal(values[count:], 0)
+        np.testing.assert_array_equal(found.state_lengths[b, count:], 0)
+        np.testing.assert_array_equal(found.chunk_lengths[b, count:], 0)
+        chunks = 0 if episode.first_q is None else len(episode.first_q)
+        if chunks:
+            np.testing.assert_allclose(found.first_q[b, :chunks], episode.first_q, atol=2e-5)
+        np.testing.assert_array_equal(found.first_q[b, chunks:], np.float32(MASKED))
+
+
+def check_rows(found: Trajectory, config, player, params) -> None:
+    """What the update is handed: the rows of states and chosen chunks, and their embeddings."""
+    for b, t in zip(*np.nonzero(np.asarray(found.valid))):
+        taken = np.asarray(found.actions[b])
+        rows = (
+            reference.state_row(BATCH, b, taken[:t].tolist(), config),
+            reference.chunk_row(BATCH, b, int(taken[t]), config),
+        )
+        for tower, (row, name) in enumerate(zip(rows, ("state", "chunk"))):
+            length = int(getattr(found, f"{name}_lengths")[b, t])
+            assert np.asarray(getattr(found, f"{name}_tokens"))[b, t, :length].tolist() == row
+            embedding = getattr(found, f"{name}_embeddings")[b, t]
+            np.testing.assert_allclose(embedding, player.embed(params, tower, row), atol=2e-6)
+
+
+def test_greedy(params, player) -> None:
+    found = jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, None, ALPHA)
+    expected = [player.play(CONFIG, *params, BATCH, b, float(ALPHA)) for b in range(EPISODES)]
+    assert {len(episode.actions) for episode in expected} == {0, 1, 2, 3}
+    check(found, expected, CONFIG.max_steps)
+    check_rows(found, CONFIG, player, params[0])
+
+
+@pytest.mark.parametrize("config", [CONFIG, STOPPING], ids=["never_terminate", "stopping"])
+@pytest.mark.parametrize("uniform", [False, True])
+def test_sampled(config, uniform, params, player) -> None:
+    found = jitted_rollout(ENCODER, PLAN, config, params, BATCH, keys(), ALPHA, uniform)
+    draws = [reference.categorical(key, SHAPE.chunks) for key in keys()]
+    expected = [
+        player.play(config, *params, BATCH, b, float(ALPHA), draws[b], uniform)
+        for b in range(EPISODES)
+    ]
+    check(found, expected, config.max_steps)
+    check_rows(found, config, player, params[0])
+
+
+@pytest.mark.parametrize("kind", ["absolute", "random", "relative"])
+def test_greedy_at_positions(kind, params, player) -> None:
+    config = dataclasses.replace(CONFIG, positions=kind)
+    found = jitted_rollout(ENCODER, PLAN, config, params, BATCH, None, ALPHA)
+    expected = [player.play(config, *params, BATCH, b, float(ALPHA)) for b in range(EPISODES)]
+    check(found, expected, config.max_steps)
+    check_rows(found, config, player, params[0])  # embeddings as they come from the tower
+    for b, episode in enumerate(expected):
+        for t, action in enumerate(episode.actions):
+            where = reference.chunk_positions(kind, episode.actions[:t], CHUNK_COUNTS[b])
+            assert int(found.positions[b, t]) == where[action]
+
+
+def test_positions_change_what_is_done(params) -> None:
+    plain = jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, None, ALPHA)
+    config = dataclasses.replace(CONFIG, positions="relative")
+    placed = jitted_rollout(ENCODER, PLAN, config, params, BATCH, None, ALPHA)
+    assert not np.allclose(plain.q, placed.q, atol=1e-3)
+
+
+def test_random_indents_are_drawn_for_each_episode(params) -> None:
+    config = dataclasses.replace(CONFIG, positions="random")
+    runs = [
+        jitted_rollout(ENCODER, PLAN, config, params, BATCH, keys(seed), ALPHA, False)
+        for seed in (0, 0, 1)
+    ]
+    np.testing.assert_array_equal(runs[0].positions, runs[1].positions)
+    assert not np.array_equal(runs[0].first_q, runs[2].first_q)
+    assert int(runs[0].positions.max()) > SHAPE.chunks  # beyond what the document itself has
+
+
+def test_published_indents_are_drawn_in_evaluation_too(params) -> None:
+    config = dataclasses.replace(CONFIG, positions="random_published")
+    trained = [
+        jitted_rollout(ENCODER, PLAN, config, params, BATCH, keys(seed), ALPHA, False)
+        for seed in (0, 1)
+    ]
+    assert not np.array_equal(trained[0].first_q, trained[1].first_q)
+    assert int(trained[0].positions.max()) > 50 * SHAPE.chunks
+    greedy = jitted_rollout(ENCODER, PLAN, config, params, BATCH, None, ALPHA)
+    assert int(greedy.positions.max()) > 50 * SHAPE.chunks
+    # A question is placed alike wherever it stands in a batch.
+    turned = jax.tree.map(lambda leaf: np.asarray(leaf)[::-1], BATCH)
+    again = jitted_rollout(ENCODER, PLAN, config, params, turned, None, ALPHA)
+    np.testing.assert_array_equal(np.asarray(again.positions)[::-1], greedy.positions)
+    np.testing.assert_allclose(np.asarray(again.first_q)[::-1], greedy.first_q, atol=2e-5)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_stop_action(sampled, params, player) -> None:
+    batch = jax.tree.map(np.asarray, with_stop(BATCH))
+    assert batch.chunk_mask[:, -1].tolist() == BATCH.chunk_mask.any(1).tolist()
+    assert not batch.support[:, -1].any()
+    drawn = keys() if sampled else None
+    found = jitted_rollout(ENCODER, PLAN, STOP_ACTION, params, batch, drawn, ALPHA, sampled)
+    draws = [reference.categorical(key, SHAPE.chunks + 1) for key in keys()]
+    expected = [
+        player.play(STOP_ACTION, *params, BATCH, b, float(ALPHA), draws[b], True)
+        if sampled
+        else player.play(STOP_ACTION, *params, BATCH, b, float(ALPHA))
+        for b in range(EPISODES)
+    ]
+    stopped = [SHAPE.chunks in episode.actions for episode in expected]
+    assert any(stopped) or not sampled
+    for episode in expected:  # its Q comes last, where the batch has its column
+        if episode.first_q is not None:
+            gap = np.full(SHAPE.chunks + 1 - len(episode.first_q), MASKED)
+            episode.first_q = np.concatenate([episode.first_q[:-1], gap, episode.first_q[-1:]])
+    check(found, expected, STOP_ACTION.max_steps)
+
+
+def test_an_episode_that_stops_early_does_so_with_all_facts(params) -> None:
+    found = jitted_rollout(ENCODER, PLAN, STOPPING, params, BATCH, keys(), ALPHA, False)
+    steps = np.asarray(found.valid).sum(1)
+    early = [b for b in range(EPISODES) if 0 < steps[b] < min(3, CHUNK_COUNTS[b])]
+    for b in range(EPISODES):
+        taken = set(np.asarray(found.actions)[b, : steps[b]].tolist())
+        complete = set(np.flatnonzero(BATCH.support[b])) <= taken
+        assert (b in early) <= complete
+    longer = jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, keys(), ALPHA, False)
+    assert np.asarray(longer.valid).sum(1).tolist() == [min(3, n) for n in CHUNK_COUNTS]
+
+
+def test_one_parameter_set_acts_and_gives_the_values(params, player) -> None:
+    found = jitted_rollout(ENCODER, PLAN, CONFIG, params[:1], BATCH, None, ALPHA)
+    expected = [
+        player.play(CONFIG, params[0], params[0], BATCH, b, float(ALPHA)) for b in range(EPISODES)
+    ]
+    check(found, expected, CONFIG.max_steps)
+    both = jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, None, ALPHA)
+    assert float(both.tokens.real) == 2 * float(found.tokens.real)
+    assert float(both.tokens.computed) == 2 * float(found.tokens.computed)
+
+
+def test_tokens_are_those_of_all_chunks_and_all_states(params) -> None:
+    found = jitted_rollout(ENCODER, PLAN, CONFIG, params[:1], BATCH, None, ALPHA)
+    texts = {
+        tuple(BATCH.chunks[b, c, : min(BATCH.chunk_lengths[b, c], 7)].tolist())
+        for b, c in zip(*np.nonzero(BATCH.chunk_mask))
+    }
+    chunks = sum(len(text) + 2 for text in texts)
+    assert len(texts) < BATCH.chunk_mask.sum()  # some occur twice and are encoded once
+    states = [
+        unique_tokens(found.state_tokens[:, t], found.state_lengths[:, t])
+        for t in range(CONFIG.max_steps)
+    ]
+    assert float(found.tokens.real) == chunks + sum(states)
+    assert float(found.tokens.computed) >= float(found.tokens.real)
+
+
+def test_the_same_keys_give_the_same_trajectory_and_others_another(params) -> None:
+    first, again, other = (
+        jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, keys(seed), ALPHA, False)
+        for seed in (0, 0, 1)
+    )
+    for one, two in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(first.actions, other.actions)
+
+
+def test_an_episode_is_the_same_in_another_batch(params) -> None:
+    order = np.array([2, 3, 3, 0, 3, 6, 1, 4])
+    other = jax.tree.map(lambda leaf: leaf[order], BATCH)
+    first = jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, keys(), ALPHA, False)
+    second = jitted_rollout(ENCODER, PLAN, CONFIG, params, other, keys()[order], ALPHA, False)
+    valid = np.asarray(second.valid)
+    for name in ("valid", "done"):
+        np.testing.assert_array_equal(getattr(second, name), getattr(first, name)[order])
+    for name in ("actions", "state_tokens", "chunk_tokens"):
+        np.testing.assert_array_equal(
+            np.asarray(getattr(second, name))[valid], np.asarray(getattr(first, name))[order][valid]
+        )
+    for name in ("q", "values", "entropy"):
+        np.testing.assert_allclose(getattr(second, name), getattr(first, name)[order], atol=1e-5)
+
+
+def test_uniform_acting_draws_every_chunk_equally_often(params) -> None:
+    episode = jax.tree.map(lambda leaf: np.stack([leaf[2]] * EPISODES), BATCH)  # four chunks
+    counts, draws = np.zeros((3, SHAPE.chunks)), 60 * EPISODES
+    for seed in range(60):
+        found = jitted_rollout(ENCODER, PLAN, CONFIG, params, episode, keys(seed), ALPHA, True)
+        actions = np.asarray(found.actions)
+        assert all(len(set(row)) == 3 for row in actions.tolist())
+        for t in range(3):
+            counts[t] += np.bincount(actions[:, t], minlength=SHAPE.chunks)
+    assert (counts[:, 4:] == 0).all()
+    assert (np.abs(counts[:, :4] / draws - 0.25) < 5 * np.sqrt(0.25 * 0.75 / draws)).all()
+
+
+def test_invalid_steps_name_no_chunk_that_is_not_there(params) -> None:
+    found = jitted_rollout(ENCODER, PLAN, STOPPING, params, BATCH, keys(), ALPHA, False)
+    actions = np.asarray(found.actions)
+    assert ((actions >= 0) & (actions < SHAPE.chunks)).all()
+    assert NOT_TAKEN not in actions
