@@ -18,7 +18,7 @@ from qrag_jax.evaluators import beam
 from qrag_jax.evaluators.lengths import documents_of_length
 from qrag_jax.learners import pqn
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.rollouts.beam_search import Planner
+from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.saved_run import SavedRun
 
 
@@ -30,20 +30,20 @@ def cost_cases(
     params, _ = run.trained("best")
     shown = documents_of_length(run.config, length, 2 * documents)
     store = experiment.tokenise_samples(run.config, run.loaded.tokenizer, list(shown[:2]))
-    planner = beam.make_planner(run, params, [store])
-    list(planner.play(shown[documents:]))  # compiles
+    searcher = beam.make_beam_search(run, params, [store])
+    list(searcher.play(shown[documents:]))  # compiles
     return [
-        *_peer_cases(run, params, planner, list(shown[:documents]), length),
-        *_growth_cases(run, planner, lengths),
+        *_peer_cases(run, params, searcher, list(shown[:documents]), length),
+        *_growth_cases(run, searcher, lengths),
     ]
 
 
 def _peer_cases(
-    run: SavedRun, params: Params, planner: Planner, documents: list[Sample], length: int
+    run: SavedRun, params: Params, searcher: BeamSearch, documents: list[Sample], length: int
 ) -> list[Case]:
-    planner.table.forget()
-    seconds, ours = _timed(planner, documents)
-    again, _ = _timed(planner, documents)
+    searcher.table.forget()
+    seconds, ours = _timed(searcher, documents)
+    again, _ = _timed(searcher, documents)
     beside = documents[:2]
     taken, theirs = _sequential(run, params, beside)
     same = np.mean([path == other for path, other in zip(ours, taken, strict=False)])
@@ -59,7 +59,7 @@ def _peer_cases(
         details={
             "documents": len(documents),
             "their texts": sum(len(sample.chunks) for sample in documents),
-            "different ones, embedded": planner.table.counts.embedded,
+            "different ones, embedded": searcher.table.counts.embedded,
             "peer: documents, one at a time, all embedded anew": len(beside),
             "share of these with the same chunks taken": float(same),
         },
@@ -74,9 +74,9 @@ def _peer_cases(
     return [case, known]
 
 
-def _timed(planner: Planner, documents: list[Sample]) -> tuple[float, list[tuple[int, ...]]]:
+def _timed(searcher: BeamSearch, documents: list[Sample]) -> tuple[float, list[tuple[int, ...]]]:
     started = time.perf_counter()
-    taken = [path.taken for _, path in planner.play(documents)]
+    taken = [path.taken for _, path in searcher.play(documents)]
     return time.perf_counter() - started, taken
 
 
@@ -112,17 +112,17 @@ def _first(batch, count: int) -> np.ndarray:
     return np.arange(batch.chunk_mask.shape[1])[None] < count
 
 
-def _growth_cases(run: SavedRun, planner: Planner, lengths: Sequence[int]) -> list[Case]:
+def _growth_cases(run: SavedRun, searcher: BeamSearch, lengths: Sequence[int]) -> list[Case]:
     """One document a length, every text of it different and embedded for it alone."""
     seconds, beyond, details = [], [], {}
     for length in lengths:
         document = _all_different(documents_of_length(run.config, length, 1)[0])
-        planner.table.forget()
-        list(planner.play([document]))  # compiles for this length
-        planner.table.forget()
+        searcher.table.forget()
+        list(searcher.play([document]))  # compiles for this length
+        searcher.table.forget()
         reset_peak_memory()
-        taken, _ = _timed(planner, [document])
-        table = planner.table.array.nbytes / 2**20
+        taken, _ = _timed(searcher, [document])
+        table = searcher.table.array.nbytes / 2**20
         peak = peak_memory(ours=True) / 2**20
         seconds.append(taken)
         beyond.append(peak - table)

@@ -30,7 +30,7 @@ from qrag_jax.models.adapters import ALL_LINEAR, kernel_shapes, target_modules
 from qrag_jax.models.compute.linear import LORA_A, LORA_B
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import Precision
-from qrag_jax.models.compute.ragged import Plan
+from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import FAMILIES, Family
 from qrag_jax.models.trunks.bert import BertConfig
@@ -190,7 +190,7 @@ def adapter_shapes(model: Model, encoder: TextEncoder) -> Params:
     return unflatten_dict(shapes)
 
 
-def plan_for(encoder: TextEncoder) -> Plan:
+def plan_for(encoder: TextEncoder) -> BlockShapes:
     """One shape a place: more would compute the same in smaller blocks."""
     opening, in_state = len(encoder.state_opening), ROW_TOKENS
     state_row = min(
@@ -198,7 +198,7 @@ def plan_for(encoder: TextEncoder) -> Plan:
     )
     chunks = Blocks((BLOCK_TOKENS,), (ROW_TOKENS,), (MEAN_TOKENS,))
     states = Blocks((BLOCK_TOKENS,), (state_row,), (MEAN_TOKENS,))
-    return Plan(chunks, states, states)
+    return BlockShapes(chunks, states, states)
 
 
 def batch_shapes(mesh: Mesh) -> EpisodeBatch:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
+from qrag_jax.block_shapes import choose_block_shapes
 
 from qrag_jax import experiment
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, EpisodeSource, stack
@@ -36,7 +37,6 @@ from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import UNNORMALISED_SCALE, load_encoder
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.models.trunks.bert import Bert, BertConfig
-from qrag_jax.plan import make_plan
 from qrag_jax.runtime.mesh import make_mesh, shard_batch
 
 DATA = Path(os.environ.get("QRAG_DATA", "../shared/data"))
@@ -161,7 +161,7 @@ class Training:
         self.mesh = make_mesh()
         optimizer_config = experiment.optimizer_config(config)
         optimizer = make_optimizer(optimizer_config)
-        self.plan = make_plan(config, encoder.encoder, texts.shape, [texts.store])
+        self.block_shapes = choose_block_shapes(config, encoder.encoder, texts.shape, [texts.store])
         shardings = state_shardings(
             self.mesh, experiment.sharding_rules(config), encoder.params, optimizer
         )
@@ -169,7 +169,7 @@ class Training:
             self.mesh,
             shardings,
             encoder.encoder,
-            self.plan,
+            self.block_shapes,
             experiment.rollout_config(config),
             experiment.pqn_config(config),
             experiment.feedback(config),
@@ -197,14 +197,14 @@ class Player:
     def __init__(self, texts: Texts, encoder: Encoder) -> None:
         config = texts.config
         self.texts, self.mesh = texts, make_mesh()
-        self.plan = make_plan(config, encoder.encoder, texts.shape, [texts.store])
+        self.block_shapes = choose_block_shapes(config, encoder.encoder, texts.shape, [texts.store])
         rules = experiment.sharding_rules(config)
         shardings = params_shardings(self.mesh, rules, encoder.params)
         self.play = episodes.make_play(
             self.mesh,
             shardings,
             encoder.encoder,
-            self.plan,
+            self.block_shapes,
             experiment.rollout_config(config),
             experiment.feedback(config),
             config.pqn.gamma,
@@ -241,7 +241,9 @@ class Embedder:
     """Chunk rows embedded as the rollout embeds them, or in one call where none is padded."""
 
     def __init__(self, texts: Texts, encoder: Encoder, *, full: bool = False) -> None:
-        self.blocks = make_plan(texts.config, encoder.encoder, texts.shape, [texts.store]).chunks
+        self.blocks = choose_block_shapes(
+            texts.config, encoder.encoder, texts.shape, [texts.store]
+        ).chunks
         self.params = jax.device_put(encoder.params)
 
         def ragged(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:

@@ -30,7 +30,7 @@ from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.step import make_train_step
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.compute.ragged import Plan
+from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import FAMILIES
 from qrag_jax.runtime.mesh import make_mesh
@@ -218,7 +218,7 @@ def _trace_step(config: ConfigDict, encoder: TextEncoder, tower: Any) -> None:
     optimizer = make_optimizer(settings)
     shardings = placement.state_shardings(mesh, (), tower, optimizer)
     shared = (
-        *(mesh, shardings, encoder, Plan(chunks, states, states)),
+        *(mesh, shardings, encoder, BlockShapes(chunks, states, states)),
         *(experiment.rollout_config(config), experiment.pqn_config(config)),
     )
     update = optimizer, learning_rate_schedule(settings), settings.learning_rate

@@ -108,11 +108,11 @@ def _begin(out: Path, meta: dict[str, Any], questions: int) -> None:
     """Refuses files that were begun with other settings, or that two processes wrote to."""
     verdict_file = _verdict_file(out)
     judge_meta = {"answers": meta, "prompt": prompts.load(JUDGE).fingerprint}
-    for path, made_with in ((out, meta), (verdict_file, judge_meta)):
+    for path, provenance in ((out, meta), (verdict_file, judge_meta)):
         if RESTART.value:
             retrieval_log.discard(path)
         if path == out or WITH_JUDGE.value:
-            retrieval_log.check_meta(path, made_with)
+            retrieval_log.check_meta(path, provenance)
     retrieval_log.check_count(out, len(answer_log.read_partial(out, AnswerRow)), questions)
 
 
@@ -130,7 +130,7 @@ def _run(
     batch = BATCH.value or client_config.concurrency
     verdicts: dict[str, bool] | None = None
     unjudged: list[Miss] = []
-    with contextlib.closing(Client(client_config, say=tqdm.write)) as client:
+    with contextlib.closing(Client(client_config, log=tqdm.write)) as client:
         with tqdm(total=len(asked), unit="question") as bar:
             written = len(answer_log.read_partial(out, AnswerRow))
             if written:

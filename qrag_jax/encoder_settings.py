@@ -73,14 +73,14 @@ def settled(config: ml_collections.ConfigDict, encoder: TextEncoder) -> ml_colle
     return result
 
 
-def settle_as(config: ml_collections.ConfigDict, saved: ml_collections.ConfigDict) -> None:
+def fill_from_saved(config: ml_collections.ConfigDict, saved: ml_collections.ConfigDict) -> None:
     """Fills what `config` leaves open with what was settled when the run began."""
     for name in LEFT_OPEN:
         if _is_open(config.encoder, name):
             config.encoder[name] = saved.encoder[name]
 
 
-def settle_older_run(saved: dict[str, Any], folder: Path) -> None:
+def fill_older_run(saved: dict[str, Any], folder: Path) -> None:
     """Settles the parsed config of a run that began before folders were asked, by its family.
 
     Args:

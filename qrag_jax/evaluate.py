@@ -20,6 +20,7 @@ from absl import flags
 from tqdm import tqdm
 
 from qrag_jax import experiment, run_flags, saved_config
+from qrag_jax.block_shapes import choose_block_shapes
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.generators import book_record
 from qrag_jax.data.lazy_samples import LazySamples
@@ -34,7 +35,6 @@ from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.score_table import columns_text, interval_text
 from qrag_jax.metrics.until_found import FULL_BUDGET, UNTIL_FOUND, until_found
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.plan import make_plan
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.whole_files import write_whole
@@ -97,7 +97,7 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
         played |= {NAMES[name, steps]: rows for steps, rows in scores.items()}
         summary["episodes_per_second"] = rate
     if experiment.is_planned(config):
-        played[PLANNED] = _plan(scene, trained, out / label, retriever)
+        played[PLANNED] = _block_shapes(scene, trained, out / label, retriever)
     # Both modes from one play; where play ended at the last fact there is no full budget.
     cut = {name: [until_found(row) for row in rows] for name, rows in played.items()}
     in_full = experiment.rollout_config(config).never_terminate
@@ -189,12 +189,12 @@ def _scene(run: SavedRun, samples: Sequence[Sample]) -> Scene:
     store = experiment.tokenise_samples(config, loaded.tokenizer, samples)
     shape = EpisodeShape.holding([store])
     experiment.check_fit(config, loaded.encoder, shape, {"evaluation": store})
-    plan = make_plan(config, loaded.encoder, shape, [store])
+    block_shapes = choose_block_shapes(config, loaded.encoder, shape, [store])
     play = episodes.make_play(
         run.mesh,
         run.shardings,
         loaded.encoder,
-        plan,
+        block_shapes,
         experiment.rollout_config(config),
         experiment.feedback(config),
         config.pqn.gamma,
@@ -254,15 +254,15 @@ def _score_missing(
     return rows, len(todo) / seconds if todo else None
 
 
-def _plan(scene: Scene, params: Params, folder: Path, retriever: Retriever) -> list[Row]:
+def _block_shapes(scene: Scene, params: Params, folder: Path, retriever: Retriever) -> list[Row]:
     """Plays the questions by beam search, with the config's rule for stopping."""
     config = scene.run.config
-    planner = beam.make_planner(scene.run, params, [scene.store])
+    searcher = beam.make_beam_search(scene.run, params, [scene.store])
     name = retrieval_log.log_name(config.eval.seed)
     log = folder / f"planned_{name}"
     shown = LazySamples(len(scene.indices), lambda i: scene.samples[scene.indices[i]])
     meta = log_record(scene.run, retriever, scene.fingerprint, planned=True)
-    return beam.play_to_log(planner, config, shown, log, meta, restart=RESTART.value)[0]
+    return beam.play_to_log(searcher, config, shown, log, meta, restart=RESTART.value)[0]
 
 
 def _gains(played: dict[str, list[Row]]) -> dict[str, Any]:

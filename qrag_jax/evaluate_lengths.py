@@ -31,7 +31,7 @@ from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.facts import summarise
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.until_found import until_found
-from qrag_jax.rollouts.beam_search import Planner
+from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.length_plot import plot_lengths
 from qrag_jax.runtime.process import PeakMemory
@@ -100,13 +100,13 @@ def evaluate_lengths(run: SavedRun, chunks: Sequence[int], samples: Sequence[int
             print(f"{length} chunks: {documents.fit} stories")
     store = experiment.tokenise_samples(config, run.loaded.tokenizer, list(shortest.samples[:64]))
     kept = Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None
-    planner = beam.make_planner(run, params, [store], kept)
+    searcher = beam.make_beam_search(run, params, [store], kept)
     tokens_per_chunk = float(store.chunk_lengths.mean())
     results: list[dict] = []
     at_shortest: dict[str, float] = {}
     for length, documents in sets.items():
         log = out / label / retrieval_log.log_name(config.eval.seed, length)
-        result, rows = _play(planner, run, documents, log, retriever)
+        result, rows = _play(searcher, run, documents, log, retriever)
         at_shortest = at_shortest or {row.id: row.em for row in rows}
         about = {
             "chunks": length,
@@ -136,27 +136,27 @@ def _scores(rows: Sequence[Row]) -> tuple[dict[str, float], dict[str, dict[str, 
 
 
 def _play(
-    planner: Planner,
+    searcher: BeamSearch,
     run: SavedRun,
     documents: Documents,
     log: Path,
     retriever: Retriever,
 ) -> tuple[dict[str, Any], list[Row]]:
     samples = documents.samples
-    before = dataclasses.replace(planner.table.counts)
+    before = dataclasses.replace(searcher.table.counts)
     fingerprint = f"{_fingerprint(samples)} of {documents.fit}"
     meta = log_record(run, retriever, fingerprint, planned=True)
     memory = PeakMemory()
     started = time.perf_counter()
-    rows, new = beam.play_to_log(planner, run.config, samples, log, meta, restart=RESTART.value)
+    rows, new = beam.play_to_log(searcher, run.config, samples, log, meta, restart=RESTART.value)
     seconds = time.perf_counter() - started
-    counts = planner.table.counts
+    counts = searcher.table.counts
     return {
         "embedded": counts.embedded - before.embedded,
         "embed_seconds": counts.seconds - before.seconds,
         "seconds_per_episode": seconds / new if new else None,
         "peak_memory_mib": memory.mebibytes() if new else None,
-        "mapped_mib": planner.table.mapped_bytes / 2**20,
+        "mapped_mib": searcher.table.mapped_bytes / 2**20,
     }, rows
 
 

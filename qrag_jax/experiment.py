@@ -45,7 +45,7 @@ from qrag_jax.models.pretrained import (
 )
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.policies.document_scores import LEAST_BLOCK
-from qrag_jax.rollouts.beam_search import BEAM_SCORES, PlanConfig
+from qrag_jax.rollouts.beam_search import BEAM_SCORES, BeamConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime.leftovers import BUILDING_ENCODER
 from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
@@ -112,7 +112,7 @@ def pqn_config(config: ml_collections.ConfigDict) -> PQNConfig:
     )
 
 
-def plan_config(config: ml_collections.ConfigDict) -> PlanConfig:
+def beam_config(config: ml_collections.ConfigDict) -> BeamConfig:
     """How evaluation searches actions.
 
     Raises:
@@ -125,7 +125,7 @@ def plan_config(config: ml_collections.ConfigDict) -> PlanConfig:
         raise InputError(
             f"config.eval.beam_score is {score!r}; use one of {', '.join(BEAM_SCORES)}."
         )
-    return PlanConfig(
+    return BeamConfig(
         beam=beam,
         score=score,
         gamma=config.pqn.gamma,
@@ -138,8 +138,8 @@ def plan_config(config: ml_collections.ConfigDict) -> PlanConfig:
 
 def is_planned(config: ml_collections.ConfigDict) -> bool:
     """Whether evaluation does more than play greedily to the end."""
-    plan = plan_config(config)
-    return plan.beam > 1 or plan.stop_threshold > -math.inf
+    block_shapes = beam_config(config)
+    return block_shapes.beam > 1 or block_shapes.stop_threshold > -math.inf
 
 
 def mixture_shares(
@@ -434,7 +434,7 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     sharding_rules(config)
     lora_config(config)
     trunk_dropout(config)
-    plan_config(config)
+    beam_config(config)
     is_ground_truth(config)
     if not 0 < config.reward.scale < math.inf:
         raise InputError(f"config.reward.scale is {config.reward.scale}; use a number above 0.")

@@ -12,19 +12,19 @@ from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.tokens import Tokens
 from qrag_jax.environments.chunks import chunk_width, state_width
 from qrag_jax.models.compute.packing import choose_blocks
-from qrag_jax.models.compute.ragged import Plan
+from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import TextEncoder
 
 # Tokens computed at a time: on CPU what the caches hold, on accelerators what fills them.
 CPU_BLOCK_TOKENS, ACCELERATOR_BLOCK_TOKENS = 512, 8192
 
 
-def make_plan(
+def choose_block_shapes(
     config: ml_collections.ConfigDict,
     encoder: TextEncoder,
     shape: EpisodeShape,
     stores: Sequence[Tokens],
-) -> Plan:
+) -> BlockShapes:
     """Blocks that suit the lengths found in the data and the device."""
     steps, count = config.env.max_steps, config.encoder.length_buckets
     of_state, of_chunk = len(encoder.state_opening), len(encoder.chunk_opening)
@@ -45,7 +45,7 @@ def make_plan(
     usual = CPU_BLOCK_TOKENS if on_cpu else ACCELERATOR_BLOCK_TOKENS
     tokens, sizes = config.encoder.block_tokens or usual, config.encoder.block_sizes
     # States and gradients are a small share of the tokens: fewer shapes to compile.
-    return Plan(
+    return BlockShapes(
         chunks=choose_blocks(chunks, tokens, count, sizes),
         states=choose_blocks(states, tokens, max(count - 1, 1), sizes),
         gradients=choose_blocks(both, tokens, max(count - 1, 1), sizes),

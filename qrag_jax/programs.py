@@ -11,6 +11,7 @@ import ml_collections
 from jax.sharding import Mesh
 
 from qrag_jax import experiment
+from qrag_jax.block_shapes import choose_block_shapes
 from qrag_jax.evaluators import episodes
 from qrag_jax.learners import placement, pqn
 from qrag_jax.learners.deferred import PlayStep, make_learn_step, make_play_step
@@ -18,7 +19,6 @@ from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.step import TrainStep, make_train_step
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.plan import make_plan
 from qrag_jax.training import Inputs
 
 
@@ -40,7 +40,7 @@ class Programs:
     def __post_init__(self) -> None:
         config, loaded = self.config, self.inputs.encoder
         stores = [*self.inputs.stores.values()]
-        self._plan = make_plan(config, loaded.encoder, self.inputs.shape, stores)
+        self._block_shapes = choose_block_shapes(config, loaded.encoder, self.inputs.shape, stores)
         self._rollout, self._pqn = experiment.rollout_config(config), experiment.pqn_config(config)
         self._reward = experiment.feedback(config)
         optimizer = experiment.optimizer_config(config)
@@ -61,7 +61,7 @@ class Programs:
             self.mesh,
             self.shardings,
             self.inputs.encoder.encoder,
-            self._plan,
+            self._block_shapes,
             self._rollout,
             self._pqn,
             self._reward,
@@ -80,7 +80,7 @@ class Programs:
             self.mesh,
             self.shardings,
             self.inputs.encoder.encoder,
-            self._plan,
+            self._block_shapes,
             self._rollout,
             self._pqn,
             self._schedule,
@@ -96,7 +96,7 @@ class Programs:
             self.mesh,
             self.shardings,
             self.inputs.encoder.encoder,
-            self._plan,
+            self._block_shapes,
             self._rollout,
             self._pqn,
             self._optimizer,
@@ -117,7 +117,7 @@ class Programs:
             self.mesh,
             of_params,
             self.inputs.encoder.encoder,
-            self._plan,
+            self._block_shapes,
             self._rollout,
             self._reward,
             self._pqn.gamma,

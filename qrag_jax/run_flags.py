@@ -10,7 +10,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from qrag_jax import saved_config
-from qrag_jax.encoder_settings import settle_as
+from qrag_jax.encoder_settings import fill_from_saved
 from qrag_jax.errors import InputError
 
 
@@ -66,7 +66,7 @@ def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
             del config.data.sources
             config.data.sources = fields.data.sources
         config.lock().update(fields)
-        settle_as(config, saved)  # a whole experiment given as FILE leaves it open
+        fill_from_saved(config, saved)  # a whole experiment given as FILE leaves it open
         saved_config.draw_as(config, saved)
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[-1].strip().removeprefix("ValueError: ")

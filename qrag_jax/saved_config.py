@@ -15,7 +15,7 @@ from qrag_jax.data.generators.haystacks import NiahConfig
 from qrag_jax.data.generators.noise import SHARED
 from qrag_jax.data.sources import babilong, niah
 from qrag_jax.data.sources.babilong import BabilongConfig
-from qrag_jax.encoder_settings import settle_older_run
+from qrag_jax.encoder_settings import fill_older_run
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import whole_files
 
@@ -150,7 +150,7 @@ def load_config(path: Path) -> ml_collections.ConfigDict:
         for part in sections:
             section = section.setdefault(part, {})
         section.setdefault(field, value)
-    settle_older_run(saved, path.parent / ENCODER)
+    fill_older_run(saved, path.parent / ENCODER)
     return ml_collections.ConfigDict(saved)
 
 

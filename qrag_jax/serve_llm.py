@@ -23,7 +23,7 @@ CONFIG = config_flags.DEFINE_config_file("config", None, "Experiment, FILE or FI
 LOOK_EVERY = 0.5  # seconds
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -47,9 +47,9 @@ def serve(server: Server) -> int:
                     return 1
                 time.sleep(LOOK_EVERY)
     except KeyboardInterrupt:
-        _say("stopped")
+        _log("stopped")
         return 130
-    _say("stopped")
+    _log("stopped")
     return 0
 
 
@@ -61,7 +61,7 @@ def main() -> int:
     if llm.url:
         raise InputError(f"--config.llm.url={llm.url} names a server that is there already.")
     # Those who use it were given its port, and would go on asking there whoever took it.
-    server = sidecar(llm.to_dict(), Path(), may_move=False, say=_say)
+    server = sidecar(llm.to_dict(), Path(), may_move=False, log=_log)
     assert isinstance(server, Server)
     return serve(server)
 

@@ -28,9 +28,9 @@ from qrag_jax.data.generators import book_record
 from qrag_jax.data.loading import without_questions
 from qrag_jax.data.sample import Sample
 from qrag_jax.deferred_steps import DeferredSteps
-from qrag_jax.encoder_settings import settle_as, settled
+from qrag_jax.encoder_settings import fill_from_saved, settled
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.service import Opening, RewardsLost, leave_room, open_rewards
+from qrag_jax.feedback.service import PendingService, RewardsLost, leave_room, open_rewards
 from qrag_jax.learners import placement
 from qrag_jax.learners.optimizers import make_optimizer
 from qrag_jax.programs import Programs
@@ -43,7 +43,7 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.writers import METRICS_NAME, MetricWriter, read_metrics
 from qrag_jax.skipped_steps import NotFinite
 from qrag_jax.steps import Batches, FusedSteps, Steps
-from qrag_jax.training import Inputs, Progress, Run, say
+from qrag_jax.training import Inputs, Progress, Run, log
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "Experiment, FILE or FILE:VARIANT.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; default runs/CONFIG-NAME.")
@@ -68,8 +68,8 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
         return _train_alone(config, workdir, started)
     with locks.run_lock(workdir):
         if jax.process_count() == 1:  # another host may be making something there already
-            leftovers.clean_run(workdir, say)
-            leftovers.clean_weights(leftovers.MEMORY, say)
+            leftovers.clean_run(workdir, log)
+            leftovers.clean_weights(leftovers.MEMORY, log)
         return _train_alone(config, workdir, started)
 
 
@@ -78,7 +78,7 @@ def _train_alone(config: ml_collections.ConfigDict, workdir: Path, started: floa
     config_path = workdir / saved_config.CONFIG_NAME
     if config_path.exists():
         saved = saved_config.load_config(config_path)
-        settle_as(config, saved)
+        fill_from_saved(config, saved)
         saved_config.draw_as(config, saved)
         saved_config.check_same_config(saved, config)
     else:
@@ -94,7 +94,7 @@ def _train_alone(config: ml_collections.ConfigDict, workdir: Path, started: floa
         opening = None
         if by_model:
             # Its server starts while the data and the encoder are read.
-            opening = stack.enter_context(open_rewards(config, workdir, say))
+            opening = stack.enter_context(open_rewards(config, workdir, log))
         return _train(config, workdir, mesh, batch_size, counter, started, opening)
 
 
@@ -105,7 +105,7 @@ def _train(
     batch_size: int,
     counter: CompilationCounter,
     started: float,
-    opening: Opening | None,
+    opening: PendingService | None,
 ) -> int:
     # ------------------------------------------------------------------ data and encoder
     inputs = load_inputs(config, workdir, opening.check if opening else lambda samples: None)
@@ -115,7 +115,7 @@ def _train(
         saved_config.save_config(settled(config, inputs.encoder.encoder), config_path)
     shares = experiment.mixture_shares(config, inputs.stores)
     if len(shares) > 1:
-        say("mixture: " + ", ".join(f"{share:.1%} {name}" for name, share in shares.items()))
+        log("mixture: " + ", ".join(f"{share:.1%} {name}" for name, share in shares.items()))
     batches = training_batches(
         inputs.stores,
         shares,
@@ -133,7 +133,7 @@ def _train(
     programs = Programs(config, mesh, shardings, inputs)
 
     # ------------------------------------------------------------------ state: resumed or new
-    checkpoints = Checkpoints(workdir, say=say)
+    checkpoints = Checkpoints(workdir, log=log)
     state = placement.first_state(shardings, tower, optimizer, config.seed)
     progress = Progress(data={name: s.content_key for name, s in inputs.stores.items()})
     step = checkpoints.last_step() or 0
@@ -144,21 +144,23 @@ def _train(
                 f"the training data of {config.data.path or 'the hub'} are not those that "
                 f"{workdir} began with; bring them back, or give another --workdir."
             )
+        if "made_with" in extra:  # its name in older checkpoints
+            extra["provenance"] = extra.pop("made_with")
         progress = Progress(**extra)
         batches.set_state(progress.batches)
-        say(f"resumed {workdir} at step {step}")
+        log(f"resumed {workdir} at step {step}")
         if checkpoints.best_step() == 0:
-            say("the best checkpoint so far is that of step 0, the untrained weights")
+            log("the best checkpoint so far is that of step 0, the untrained weights")
     if opening is not None:
-        before, progress.made_with = progress.made_with, opening.made_with
-        for name, value in opening.made_with.items():
+        before, progress.provenance = progress.provenance, opening.provenance
+        for name, value in opening.provenance.items():
             if before.get(name, value) != value:
-                say(f"rewards so far were with {name} = {before[name]!r}, from now {value!r}")
+                log(f"rewards so far were with {name} = {before[name]!r}, from now {value!r}")
 
     # ------------------------------------------------------------------ the loop
     with StopSignal() as stop:
         questions = sum(map(len, inputs.stores.values()))
-        say(
+        log(
             f"{questions} training questions, {len(inputs.dev_indices)} scored every "
             f"{config.train.eval_every} steps; {config.train.steps} steps of "
             f"{config.train.batch_size} questions on {jax.device_count()} {jax.default_backend()} "
@@ -203,20 +205,20 @@ def _train(
     if stop.requested and (stopped_at < config.train.steps or progress.evaluation_due):
         return _stopped(stop, stopped_at)
     if checkpoints.best_step() == 0:
-        say(
+        log(
             "the best checkpoint is that of step 0: no evaluation scored above the untrained "
             f"weights (config.eval.best_by={config.eval.best_by}); --checkpoint=last names the "
             "trained ones"
         )
-    say(f"done: {workdir / 'learning_curve.png'}; score it with")
-    say(f"  python -m qrag_jax.evaluate --workdir={workdir}")
+    log(f"done: {workdir / 'learning_curve.png'}; score it with")
+    log(f"  python -m qrag_jax.evaluate --workdir={workdir}")
     return 0
 
 
 def _stopped(stop: StopSignal, step: int) -> int:
     assert stop.name is not None
     saved = f"saved at step {step}" if step else "before the first step"
-    say(f"{stop.name}: stopped, {saved}; give the same command to go on.")
+    log(f"{stop.name}: stopped, {saved}; give the same command to go on.")
     return 128 + signal.Signals[stop.name]
 
 
@@ -235,7 +237,7 @@ def load_inputs(
         experiment.read_samples(config, "train", hold_out=True), dev.all
     )
     for line in [*train_samples.report, *dev.report]:
-        say(line)
+        log(line)
     for samples in (*train_samples.by_source.values(), *dev.by_source.values()):
         check(samples)
     encoder = experiment.prepare_encoder(config, workdir, train_samples.all)
@@ -245,7 +247,7 @@ def load_inputs(
     }
     for name, store in stores.items():
         if report := experiment.truncation_report(store):
-            say(f"{name}: {report}")
+            log(f"{name}: {report}")
     dev_store = experiment.tokenise_samples(config, encoder.tokenizer, dev.all)
     shape = EpisodeShape.holding([*stores.values(), dev_store])
     experiment.check_fit(config, encoder.encoder, shape, stores)
@@ -315,7 +317,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
     except RewardsLost as error:
-        say(f"error: {str(error).rstrip('.')}. Give the same command to go on.")
+        log(f"error: {str(error).rstrip('.')}. Give the same command to go on.")
         return 1
     except InputError:
         raise

@@ -52,7 +52,7 @@ class Progress:
     # Episodes played but not yet learned from, where rewards come later.
     pending: list[Any] = dataclasses.field(default_factory=list)
     evaluation_due: bool = False  # the run was stopped while this step's waited for rewards
-    made_with: dict[str, Any] = dataclasses.field(default_factory=dict)  # rewards of a model
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)  # rewards of a model
     data: dict[str, str] = dataclasses.field(default_factory=dict)  # content key by source
     skipped_steps: int = 0  # that learned nothing, their numbers not being finite
     skipped_in_a_row: int = 0  # of these, the last ones
@@ -117,7 +117,7 @@ class Run:
             NotFinite: too many steps in a row learned nothing; the last state that did is saved.
         """
         settings, saved = self.config.train, step
-        profile = StepProfile(self.workdir / "profile", self.config.profile, step, say)
+        profile = StepProfile(self.workdir / "profile", self.config.profile, step, log)
         bar = tqdm(initial=step, total=settings.steps, unit="step", disable=jax.process_index() > 0)
         # The results of a step are waited for and written while the next one runs. One step is
         # ahead and no more: rates stay true, a signal is heeded at once, memory is bounded.
@@ -193,7 +193,7 @@ class Run:
             returns = self._returns(multi)
             self.progress.evaluation_due = returns is None
             if returns is None:
-                say(f"the evaluation of step {step} was broken off; the next start begins with it")
+                log(f"the evaluation of step {step} was broken off; the next start begins with it")
                 return
             scores |= returns
             del single_scores["return"]  # a language model is not asked about these
@@ -211,7 +211,7 @@ class Run:
             },
         )
         without = f", {share:.0%} without reward" if (share := scores.get("unscored_share")) else ""
-        say(
+        log(
             f"step {step}: fact EM {scores['fact_em']:.3f}, F1 {scores['fact_f1']:.3f}, precision "
             f"{scores['fact_precision']:.3f}, recall {scores['fact_recall']:.3f} (until found, by "
             f"the answer key: F1 {scores['fact_f1_until_found']:.3f}, precision "
@@ -284,7 +284,7 @@ class Run:
         progress.skipped_in_a_row += 1
         questions = [self.inputs.train_samples[number].id for number, _ in samples.tolist()]
         if progress.skipped_in_a_row == 1:
-            say(skip_line(step, questions, progress.skipped_steps))
+            log(skip_line(step, questions, progress.skipped_steps))
         if self.lost is None and 0 < skip_limit(self.config) <= progress.skipped_in_a_row:
             self.lost = stop_error(self.config, step, progress.skipped_in_a_row, questions)
 
@@ -293,7 +293,7 @@ class Run:
         hits = counter.cache_hits
         metrics = {"speed/time_to_first_step": seconds, "speed/compilation_cache_hits": hits}
         self.writer.write(step, metrics)
-        say(
+        log(
             f"first step after {seconds:.1f} s, {counter.seconds:.1f} s of it compiling "
             f"{counter.count} programs ({hits} from the cache)"
         )
@@ -329,7 +329,7 @@ class Run:
         self.checkpoints.save_last(step, state, dataclasses.asdict(self.progress))
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """One line on the screen, from the first host only."""
     if jax.process_index() == 0:
         tqdm.write(line)

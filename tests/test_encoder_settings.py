@@ -11,7 +11,7 @@ import pytest
 
 from configs import common, hotpotqa, quickstart
 from qrag_jax import experiment, run_flags, saved_config
-from qrag_jax.encoder_settings import encoder_settings, settle_as, settled
+from qrag_jax.encoder_settings import encoder_settings, fill_from_saved, settled
 from qrag_jax.errors import InputError
 from qrag_jax.models.pretrained import load_encoder
 from tests.models.conftest import torch_bert, torch_qwen3, write_bpe_tokenizer, write_tokenizer
@@ -53,12 +53,12 @@ def test_a_new_run_does_as_the_folder_says(
     assert {name: read.encoder[name] for name in QRAG} == of(first)
     assert of(experiment.prepare_encoder(read, workdir, []).encoder) == of(first)
     # Resumed by the same command.
-    settle_as(config, read)
+    fill_from_saved(config, read)
     saved_config.check_same_config(read, config)
     assert of(experiment.prepare_encoder(config, workdir, []).encoder) == of(first)
     other = hotpotqa.get_config("tiny")
     other.encoder.update(path=config.encoder.path, normalise=False)
-    settle_as(other, read)
+    fill_from_saved(other, read)
     with pytest.raises(InputError, match=r"encoder\.normalise: the run has True, given is False"):
         saved_config.check_same_config(read, other)
 
@@ -80,7 +80,7 @@ def test_an_older_run_goes_on_as_it_began(
     path.write_text(json.dumps(saved))
     read = saved_config.load_config(path)
     assert {name: read.encoder[name] for name in QRAG} == QRAG
-    settle_as(config, read)
+    fill_from_saved(config, read)
     saved_config.check_same_config(read, config)
     for given in (read, config):
         assert of(experiment.prepare_encoder(given, workdir, []).encoder) == QRAG

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.ours import MINILM, Encoder, Texts
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.models.compute.packing import Blocks, Filling, next_block
-from qrag_jax.models.compute.ragged import Plan
+from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.trunks.bert import BertConfig
 
 FORWARD, BOTH_WAYS = 1, 3  # a gradient costs two forward passes more
@@ -83,20 +83,24 @@ def shares(places: Places, sizes: BertConfig = MINILM) -> Shares:
     )
 
 
-def count_places(plan: Plan, encoder: Encoder, texts: Texts, batch: EpisodeBatch) -> Places:
+def count_places(
+    block_shapes: BlockShapes, encoder: Encoder, texts: Texts, batch: EpisodeBatch
+) -> Places:
     """Of one PQN step in which every chunk is drawn at random, as those at a training's start."""
     places = Places()
     chunks = _chunk_rows(encoder, texts, batch)
     rows = np.concatenate([batch.chunks[batch.chunk_mask], chunks[:, None]], axis=1)
     distinct = np.unique(rows, axis=0)  # a row that occurs twice is computed once
     for _ in ("policy", "target"):
-        places.add(plan.chunks, distinct[:, -1], FORWARD)
+        places.add(block_shapes.chunks, distinct[:, -1], FORWARD)
     states = list(_states(encoder, texts, batch))
     for lengths, _ in states:
         for _ in ("policy", "target"):
-            places.add(plan.states, lengths, FORWARD)
-    places.add(plan.gradients, np.concatenate([lengths for lengths, _ in states]), BOTH_WAYS)
-    places.add(plan.gradients, np.concatenate([chosen for _, chosen in states]), BOTH_WAYS)
+            places.add(block_shapes.states, lengths, FORWARD)
+    places.add(
+        block_shapes.gradients, np.concatenate([lengths for lengths, _ in states]), BOTH_WAYS
+    )
+    places.add(block_shapes.gradients, np.concatenate([chosen for _, chosen in states]), BOTH_WAYS)
     return places
 
 

@@ -38,9 +38,10 @@ def evaluation_case(
     chunks, states = _lengths(texts, batch, rows)
     flops = forward_flops(encoder.sizes, np.concatenate([chunks[chunks > 0], states[states > 0]]))
     computed = sum(
-        computed_tokens(player.plan.chunks, chunks[i : i + batch_size].ravel())
+        computed_tokens(player.block_shapes.chunks, chunks[i : i + batch_size].ravel())
         + sum(
-            computed_tokens(player.plan.states, column) for column in states[i : i + batch_size].T
+            computed_tokens(player.block_shapes.states, column)
+            for column in states[i : i + batch_size].T
         )
         for i in range(0, questions, batch_size)
     )

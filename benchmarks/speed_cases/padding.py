@@ -14,7 +14,7 @@ from benchmarks.speed_cases.attention_padding import Shares, count_places, share
 from benchmarks.speed_cases.setting import Setting
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape
 from qrag_jax.data.tokens import TokenStore
-from qrag_jax.models.compute.ragged import Plan
+from qrag_jax.models.compute.ragged import BlockShapes
 
 BATCHES = 5
 MOST = 0.10
@@ -36,18 +36,18 @@ def padding_cases(setting: Setting, texts: Texts, encoder: Encoder, questions: i
             "batches": f"{BATCHES} of {questions} questions",
             **{
                 f"blocks of {name}": f"{blocks.tokens} tokens, rows of {blocks.lengths}"
-                for name, blocks in training.plan._asdict().items()
+                for name, blocks in training.block_shapes._asdict().items()
             },
         },
     )
-    return [linear, attention_case(training.plan, encoder, texts, batches)]
+    return [linear, attention_case(training.block_shapes, encoder, texts, batches)]
 
 
 def attention_case(
-    plan: Plan, encoder: Encoder, texts: Texts, batches: Sequence[EpisodeBatch]
+    block_shapes: BlockShapes, encoder: Encoder, texts: Texts, batches: Sequence[EpisodeBatch]
 ) -> Case:
     """The share of the places of attention's rows that hold no text."""
-    counted = [shares(count_places(plan, encoder, texts, batch)) for batch in batches]
+    counted = [shares(count_places(block_shapes, encoder, texts, batch)) for batch in batches]
     mean = {name: statistics.mean(getattr(one, name) for one in counted) for name in Shares._fields}
     return Case(
         f"padding of a PQN step, attention's rows, {texts.origin}",

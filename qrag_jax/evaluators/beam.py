@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from qrag_jax import experiment
 from qrag_jax.algorithms.returns import discounted_return
+from qrag_jax.block_shapes import choose_block_shapes
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TokenStore
@@ -22,17 +23,16 @@ from qrag_jax.evaluators.log_record import LATER
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.plan import make_plan
-from qrag_jax.rollouts.beam_search import Planner
+from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.saved_run import SavedRun
 
 
-def make_planner(
+def make_beam_search(
     run: SavedRun, params: Params, stores: Sequence[TokenStore], embeddings: Path | None = None
-) -> Planner:
+) -> BeamSearch:
     """The planner that the run's config asks for.
 
     Args:
@@ -68,22 +68,22 @@ def make_planner(
         }
         folder = embeddings / encoder_key(tower, settings)
         store = EmbeddingFiles(folder, loaded.encoder.width)
-    return Planner(
+    return BeamSearch(
         run.mesh,
         run.shardings,
         loaded.encoder,
         loaded.tokenizer,
         params,
-        make_plan(config, loaded.encoder, shape, stores),
+        choose_block_shapes(config, loaded.encoder, shape, stores),
         rollout,
-        experiment.plan_config(config),
+        experiment.beam_config(config),
         questions,
         store,
     )
 
 
 def play_to_log(
-    planner: Planner,
+    searcher: BeamSearch,
     config: ml_collections.ConfigDict,
     samples: Sequence[Sample],
     log: Path,
@@ -107,11 +107,11 @@ def play_to_log(
         if restart:
             retrieval_log.discard(log)
         retrieval_log.check_meta(log, meta, LATER)
-        return _play_missing(planner, config, samples, log)
+        return _play_missing(searcher, config, samples, log)
 
 
 def _play_missing(
-    planner: Planner, config: ml_collections.ConfigDict, samples: Sequence[Sample], log: Path
+    searcher: BeamSearch, config: ml_collections.ConfigDict, samples: Sequence[Sample], log: Path
 ) -> tuple[list[Row], int]:
     rows = retrieval_log.read_partial(log)
     retrieval_log.check_count(log, len(rows), len(samples))
@@ -120,7 +120,7 @@ def _play_missing(
         print(f"{log.name}: {len(rows)} of {len(samples)} questions are in the log already")
     bar = tqdm(total=len(todo), unit="episode", desc=log.stem, disable=not todo)
     with bar:
-        for sample, path in planner.play(todo):
+        for sample, path in searcher.play(todo):
             ret = _return(config, sample, path.taken)
             row = make_row(sample, list(path.taken), list(path.q), ret)
             retrieval_log.append(log, [row])

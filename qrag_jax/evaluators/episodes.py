@@ -18,7 +18,7 @@ from qrag_jax.environments.chunks import with_stop
 from qrag_jax.learners.pqn import Feedback
 from qrag_jax.metrics.facts import fact_em, fact_f1
 from qrag_jax.metrics.retrieval_log import Row
-from qrag_jax.models.compute.ragged import Plan
+from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.rollouts.chunks import RolloutConfig, rollout
 from qrag_jax.runtime.mesh import shard_batch
@@ -48,7 +48,7 @@ def make_play(
     mesh: Mesh,
     shardings: Params,
     encoder: TextEncoder,
-    plan: Plan,
+    block_shapes: BlockShapes,
     config: RolloutConfig,
     feedback: Feedback,
     gamma: float,
@@ -65,7 +65,9 @@ def make_play(
         chunks = batch.chunk_mask.shape[1]
         if config.stop_action:
             batch = with_stop(batch)
-        trajectory = rollout(encoder, plan, config, (params,), batch, None, jnp.float32(1.0))
+        trajectory = rollout(
+            encoder, block_shapes, config, (params,), batch, None, jnp.float32(1.0)
+        )
         # One look-up: the chunks that score highest for the question alone, best first.
         steps = min(config.max_steps, chunks)
         first_q, first = jax.lax.top_k(trajectory.first_q[:, :chunks], steps)

@@ -40,7 +40,7 @@ FREE_FIELDS = (
     "reward.max_failure_share",
 )
 # Fields that say how the planner searches: greedy play to the end does not depend on them.
-PLANNER_FIELDS = ("eval.beam", "eval.beam_score", "eval.stop_threshold")
+BEAM_FIELDS = ("eval.beam", "eval.beam_score", "eval.stop_threshold")
 
 PREFIX = "config."
 
@@ -85,7 +85,7 @@ def log_record(
         planned: the planner plays; else play is greedy, to the end.
     """
     encoder = run.loaded.encoder
-    free = FREE_FIELDS if planned else (*FREE_FIELDS, *PLANNER_FIELDS)
+    free = FREE_FIELDS if planned else (*FREE_FIELDS, *BEAM_FIELDS)
     fields = flat(settled(run.config, encoder).to_dict())
     return {
         retrieval_log.RECORD: 2,

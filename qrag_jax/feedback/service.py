@@ -35,7 +35,7 @@ LAZY_SAMPLES = 20  # checked before
 LOOK_EVERY = 0.1  # seconds, for a signal to stop
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds, before asking again
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 class RewardsLost(RuntimeError):
@@ -63,7 +63,7 @@ class Rewards:
         feedback: LanguageModelFeedback,
         asking: Asking,
         max_failure_share: float,
-        say: Say,
+        log: Log,
         lost: Callable[[], str] = lambda: "",
         counts: Callable[[], dict[str, float]] = dict,
         completion: Completion | None = None,
@@ -76,7 +76,7 @@ class Rewards:
             completion: after which steps the model is asked, and when an episode is complete.
         """
         self.counts, self._completion = counts, completion or Completion()
-        self._feedback, self._asking, self._say = feedback, asking, say
+        self._feedback, self._asking, self._log = feedback, asking, log
         self._max_failure_share, self._lost = max_failure_share, lost
 
     def begin(self, samples: Sequence[Sample], taken: Sequence[Sequence[int]]) -> Asked:
@@ -119,7 +119,7 @@ class Rewards:
                     f"{for_ever[0].message.rstrip('.')}); change config.llm.max_tokens, "
                     "config.llm.cut_off, config.llm.max_prompt_tokens or config.reward.prompt"
                 )
-            self._say(
+            self._log(
                 f"paused: {len(failed)} of {len(episodes)} episodes have no reward "
                 f"({causes_text(failed)}; for example: {failed[0].message.rstrip('.')}); asking "
                 f"again in {pause:.0f} s. Stopped and given again, the command goes on from here, "
@@ -146,7 +146,9 @@ def leave_room(llm: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> Iterator[Opening]:
+def open_rewards(
+    config: ml_collections.ConfigDict, workdir: Path, log: Log
+) -> Iterator[PendingService]:
     """The server that `config.llm` asks for, which starts while the caller goes on, and its client;
     both end with the block.
 
@@ -162,8 +164,8 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
     if not llm["url"] and not llm["version"]:
         # Folders of one name hold different weights, whose answers must not be confused.
         kept = Path(config.data.cache).expanduser() if config.data.cache else default_cache()
-        llm["version"] = served_version(llm["server"], kept, say)
-    server = sidecar(llm | {"server": server_fields}, workdir, _api_key(llm), say=say)
+        llm["version"] = served_version(llm["server"], kept, log)
+    server = sidecar(llm | {"server": server_fields}, workdir, _api_key(llm), log=log)
     generation = _generation(config, llm)
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
     if isinstance(server, Existing):
@@ -184,7 +186,7 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
             cache = workdir / _of_host(llm["cache"], host) if llm["cache"] else None
             llm["url"] = server.url
             own = server if isinstance(server, Server) else None
-            client = Client(_client_config(llm, server.name, cache), say, own)
+            client = Client(_client_config(llm, server.name, cache), log, own)
             stack.callback(client.close)
             feedback = LanguageModelFeedback(
                 client, generation, metric, config.reward.scale, config.reward.staleness + 1
@@ -194,17 +196,17 @@ def open_rewards(config: ml_collections.ConfigDict, workdir: Path, say: Say) -> 
                 feedback,
                 asking,
                 config.reward.max_failure_share,
-                say,
+                log,
                 lambda: server.failure,
                 lambda: client.counters().as_metrics(),
                 Completion(config.reward.completion_threshold, not config.env.never_terminate),
             )
 
-        yield Opening(ready, asking, _made_with(config, llm, server.name, generation))
+        yield PendingService(ready, asking, _provenance(config, llm, server.name, generation))
 
 
 @dataclasses.dataclass(frozen=True)
-class Opening:
+class PendingService:
     """A server that may still be starting.
 
     Attributes:
@@ -214,7 +216,7 @@ class Opening:
 
     ready: Callable[[StopSignal], Rewards | None]
     asking: Asking
-    made_with: dict[str, Any]
+    provenance: dict[str, Any]
 
     def check(self, samples: Sequence[Sample]) -> None:
         """Refuses samples of one source whose answers cannot be scored, before any is played.
@@ -247,7 +249,7 @@ def _end(server: Server | Existing, starting: Future[Any], pool: Any) -> None:
     server.stop()
 
 
-def _made_with(
+def _provenance(
     config: ml_collections.ConfigDict, llm: dict[str, Any], model: str, generation: Generation
 ) -> dict[str, Any]:
     prompt = config.reward.prompt

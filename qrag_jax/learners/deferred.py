@@ -23,7 +23,7 @@ from qrag_jax.learners import pqn
 from qrag_jax.learners.step import Metrics, TrainStep, make_step
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.ragged import (
-    Plan,
+    BlockShapes,
     TokenCount,
     embed_and_pull_back,
     embed_rows,
@@ -69,7 +69,7 @@ def make_play_step(
     mesh: Mesh,
     shardings: pqn.TrainState,
     encoder: TextEncoder,
-    plan: Plan,
+    block_shapes: BlockShapes,
     rollout_config: RolloutConfig,
     config: pqn.PQNConfig,
     schedule: optax.Schedule,
@@ -92,7 +92,7 @@ def make_play_step(
         if rollout_config.stop_action:
             batch = with_stop(batch)
         settings = batch, keys, alpha, uniform
-        trajectory = rollout(encoder, plan, rollout_config, (params,), *settings)
+        trajectory = rollout(encoder, block_shapes, rollout_config, (params,), *settings)
         return Played(trajectory.actions, trajectory.valid, trajectory.entropy)
 
     replicated, by_episode = PartitionSpec(), PartitionSpec(BATCH_AXES)
@@ -125,7 +125,7 @@ def make_learn_step(
     mesh: Mesh,
     shardings: pqn.TrainState,
     encoder: TextEncoder,
-    plan: Plan,
+    block_shapes: BlockShapes,
     rollout_config: RolloutConfig,
     config: pqn.PQNConfig,
     optimizer: optax.GradientTransformation,
@@ -139,7 +139,7 @@ def make_learn_step(
     Metrics are those of `make_train_step`, over the scored episodes, and `unscored_share`, of the
     others among all. `padding_share` is of this program.
     """
-    sums_of = partial(gradient_sums, encoder, plan, rollout_config, config)
+    sums_of = partial(gradient_sums, encoder, block_shapes, rollout_config, config)
     drops = encoder.drops(base_shardings is not None)
 
     def with_share(episodes: ScoredEpisodes, metrics: Metrics) -> Metrics:
@@ -164,7 +164,7 @@ def make_learn_step(
 
 def gradient_sums(
     encoder: TextEncoder,
-    plan: Plan,
+    block_shapes: BlockShapes,
     rollout_config: RolloutConfig,
     config: pqn.PQNConfig,
     params: Params | Adapted,
@@ -185,7 +185,9 @@ def gradient_sums(
         batch = with_stop(batch)
     actions = episodes.played.actions
     target_params = pqn.target_with_dropout(target_params, dropout_key)
-    played = replay(encoder, plan, rollout_config, target_params, batch, keys, alpha, actions)
+    played = replay(
+        encoder, block_shapes, rollout_config, target_params, batch, keys, alpha, actions
+    )
     valid = played.valid & episodes.scored
     rewards = jnp.where(valid, episodes.score, 0.0)
     ends = ~jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
@@ -201,7 +203,7 @@ def gradient_sums(
     # The chunks' embeddings first: with them a state's cotangent is known as soon as the state is
     # embedded, so that chosen chunks alone are encoded once more than with stored embeddings.
     chunks, used_by_chunks = embed_rows(
-        encoder, plan.gradients, encoder.tower(params, CHUNK), *chunk_rows
+        encoder, block_shapes.gradients, encoder.tower(params, CHUNK), *chunk_rows
     )
     chunks = chunks.reshape(*valid.shape, -1)
     rotated = rotate(chunks, played.positions, last).reshape(len(flat), -1)
@@ -217,7 +219,7 @@ def gradient_sums(
         return jax.grad(loss_of)(embedded)
 
     of_state_tower, states, used_by_states = embed_and_pull_back(
-        encoder, plan.gradients, _tower(params, STATE), *state_rows, of_states
+        encoder, block_shapes.gradients, _tower(params, STATE), *state_rows, of_states
     )
     states = states.reshape(*valid.shape, -1)
 
@@ -227,7 +229,7 @@ def gradient_sums(
     total, cotangents = jax.value_and_grad(loss_of)(chunks)
     of_chunk_tower, used_again = pull_back(
         encoder,
-        plan.gradients,
+        block_shapes.gradients,
         _tower(params, CHUNK),
         *chunk_rows,
         cotangents.reshape(len(flat), -1),

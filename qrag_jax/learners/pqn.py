@@ -22,7 +22,7 @@ from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments.chunks import with_stop
 from qrag_jax.models.compute.dropout import with_key
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.ragged import Plan, TokenCount, pull_back
+from qrag_jax.models.compute.ragged import BlockShapes, TokenCount, pull_back
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.rollouts.chunks import RolloutConfig, Trajectory, rollout
@@ -137,7 +137,7 @@ def loss(
 
 def gradient_sums(
     encoder: TextEncoder,
-    plan: Plan,
+    block_shapes: BlockShapes,
     rollout_config: RolloutConfig,
     config: PQNConfig,
     feedback: Feedback,
@@ -164,7 +164,7 @@ def gradient_sums(
     target_params = target_with_dropout(target_params, dropout_key)
     trajectory = rollout(
         encoder,
-        plan,
+        block_shapes,
         rollout_config,
         (params, target_params),
         batch,
@@ -186,7 +186,7 @@ def gradient_sums(
 
     def of_tower(tower: tuple) -> tuple[Params, TokenCount]:
         one, *rows_and_cotangents = tower
-        return pull_back(encoder, plan.gradients, one, *rows_and_cotangents)
+        return pull_back(encoder, block_shapes.gradients, one, *rows_and_cotangents)
 
     gradient, used = _over_towers(of_tower, params, (*rows, cotangents))
     tokens = TokenCount.total([trajectory.tokens, used])

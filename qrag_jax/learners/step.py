@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.learners import pqn
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.ragged import Plan
+from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime.sharding import BATCH_AXES, gather, specs_of, sum_to_parts
@@ -26,7 +26,7 @@ def make_train_step(
     mesh: Mesh,
     shardings: pqn.TrainState,
     encoder: TextEncoder,
-    plan: Plan,
+    block_shapes: BlockShapes,
     rollout_config: RolloutConfig,
     config: pqn.PQNConfig,
     feedback: pqn.Feedback,
@@ -60,7 +60,7 @@ def make_train_step(
     `grad_norm`, `learning_rate`, `alpha`, `padding_share`, `env_steps`, and `skipped`, 1 where the
     loss or the gradient was not finite and nothing was learned (`pqn.apply_update`).
     """
-    sums_of = partial(pqn.gradient_sums, encoder, plan, rollout_config, config, feedback)
+    sums_of = partial(pqn.gradient_sums, encoder, block_shapes, rollout_config, config, feedback)
     drops = encoder.drops(base_shardings is not None)
     return make_step(
         mesh,

@@ -84,7 +84,7 @@ class LoadedEncoder:
     """An encoder with the parameters of one tower and what it was read from.
 
     Attributes:
-        stored: the parameters as they rest, float32, in their files until `placement` reads them.
+        stored: the stacked parameters, float32, in their files until `placement` reads them.
         lora, adapters: sizes and parameters (of one tower) of adapters; None where the encoder's
             parameters themselves are trained.
     """

@@ -18,7 +18,7 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import NOT_TAKEN, state_width
-from qrag_jax.models.compute.ragged import Plan
+from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.policies.document_scores import make_best_chunks, padded_chunks
 from qrag_jax.policies.soft_q import MASKED
@@ -31,7 +31,7 @@ CHUNKS_AT_ONCE = 65_536  # of all documents played side by side
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanConfig:
+class BeamConfig:
     """How actions are searched.
 
     Attributes:
@@ -79,7 +79,7 @@ class Question:
     rows: np.ndarray
 
 
-class Planner:
+class BeamSearch:
     """Plays documents with one set of parameters.
 
     Args:
@@ -97,9 +97,9 @@ class Planner:
         encoder: TextEncoder,
         tokenizer: TextTokenizer,
         params: Params,
-        plan: Plan,
+        block_shapes: BlockShapes,
         rollout: RolloutConfig,
-        config: PlanConfig,
+        config: BeamConfig,
         max_question_tokens: int,
         store: Store | None = None,
     ) -> None:
@@ -112,8 +112,8 @@ class Planner:
             rollout.max_chunk_tokens_in_state,
             rollout.max_steps - 1,
         )
-        embed_chunks = make_embed(mesh, shardings, encoder, plan.chunks, CHUNK)
-        self._embed_states = make_embed(mesh, shardings, encoder, plan.states, STATE)
+        embed_chunks = make_embed(mesh, shardings, encoder, block_shapes.chunks, CHUNK)
+        self._embed_states = make_embed(mesh, shardings, encoder, block_shapes.states, STATE)
         self.table = TextTable(
             mesh, encoder, tokenizer, embed_chunks, params, rollout.max_chunk_tokens, store
         )

@@ -14,7 +14,7 @@ from qrag_jax.environments import chunks as env
 from qrag_jax.environments import positions
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import Plan, TokenCount, embed_rows
+from qrag_jax.models.compute.ragged import BlockShapes, TokenCount, embed_rows
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.policies import soft_q
@@ -98,7 +98,7 @@ class _Step(NamedTuple):
 
 def rollout(
     encoder: TextEncoder,
-    plan: Plan,
+    block_shapes: BlockShapes,
     config: RolloutConfig,
     params: Sequence[Params | Adapted],
     batch: EpisodeBatch,
@@ -131,7 +131,7 @@ def rollout(
     )
     episodes, chunks, width = chunk_tokens.shape
     all_chunks, used_by_chunks = embed(
-        CHUNK, plan.chunks, chunk_tokens.reshape(-1, width), chunk_lengths.reshape(-1)
+        CHUNK, block_shapes.chunks, chunk_tokens.reshape(-1, width), chunk_lengths.reshape(-1)
     )
     all_chunks = all_chunks.reshape(-1, episodes, chunks, encoder.width)
     last = config.last_position(chunks)
@@ -150,7 +150,7 @@ def rollout(
         )
         valid = ~state.done
         lengths = jnp.where(valid, lengths, 0)
-        states, used = embed(STATE, plan.states, tokens, lengths)
+        states, used = embed(STATE, block_shapes.states, tokens, lengths)
         position = where(state.taken)
         twin = soft_q.twin_q(states, rotate(all_chunks, position, last))  # [roles, B, C, 2]
         q = jnp.where(state.available, twin[0].sum(-1), soft_q.MASKED)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments import chunks as env
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.ragged import Plan, TokenCount, embed_rows
+from qrag_jax.models.compute.ragged import BlockShapes, TokenCount, embed_rows
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.policies import soft_q
@@ -17,7 +17,7 @@ from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig, Trajectory, po
 
 def replay(
     encoder: TextEncoder,
-    plan: Plan,
+    block_shapes: BlockShapes,
     config: RolloutConfig,
     params: Params | Adapted,
     batch: EpisodeBatch,
@@ -61,7 +61,7 @@ def replay(
     later = jnp.where(jnp.arange(steps)[:, None] > 0, lengths, 0)
     embedded, used_by_states = embed_rows(
         encoder,
-        plan.states,
+        block_shapes.states,
         encoder.tower(params, STATE),
         tokens.reshape(steps * episodes, -1),
         later.reshape(-1),
@@ -72,7 +72,7 @@ def replay(
     chunks, width = chunk_tokens.shape[1:]
     all_chunks, used_by_chunks = embed_rows(
         encoder,
-        plan.chunks,
+        block_shapes.chunks,
         encoder.tower(params, CHUNK),
         chunk_tokens.reshape(-1, width),
         chunk_lengths.reshape(-1),

@@ -47,10 +47,10 @@ class Checkpoints:
     """
 
     def __init__(
-        self, workdir: Path, *, read_only: bool = False, say: Callable[[str], None] = print
+        self, workdir: Path, *, read_only: bool = False, log: Callable[[str], None] = print
     ) -> None:
         self.folder = workdir.absolute() / "checkpoints"
-        self._say = say
+        self._log = log
         self._digests = {which: _DigestWriter(self.folder / which) for which in ("last", "best")}
         self._last = _manager(self._digests["last"], keep=2, read_only=read_only)
         self._best = _manager(self._digests["best"], keep=1, read_only=read_only)
@@ -99,7 +99,7 @@ class Checkpoints:
             if jax.process_index() == 0:
                 shutil.rmtree(aside, ignore_errors=True)
                 (self.folder / "last" / str(step)).rename(aside)
-            self._say(
+            self._log(
                 f"checkpoint {step} is damaged ({trouble}): going on from step {restored.step}; "
                 f"it is now {aside}"
             )
@@ -130,7 +130,7 @@ class Checkpoints:
         wanted = {"params": template}
         restored, troubles = self._newest_sound(self._last, wanted, fall_back=True, partial=True)
         for step, trouble in troubles.items():
-            self._say(f"checkpoint {step} is damaged ({trouble}): taking step {restored.step}")
+            self._log(f"checkpoint {step} is damaged ({trouble}): taking step {restored.step}")
         return restored.state["params"], restored.step
 
     def _newest_sound(
@@ -165,7 +165,7 @@ class Checkpoints:
                     "--checkpoint=last, or restore it from a backup."
                 ) from None
             if not checked:
-                self._say(
+                self._log(
                     f"checkpoint {step} was saved by an older version, without digests: damage to "
                     "it would not be seen"
                 )

@@ -17,22 +17,22 @@ WEIGHTS = "qrag-weights-"  # how folders begin in which weights wait for a serve
 WEIGHTS_LOCK = ".lock"  # in such a folder; its maker holds it
 MEMORY = Path("/dev/shm")  # noqa: S108  (a file system in memory; folders made there are private)
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
-def clean_run(workdir: Path, say: Say) -> None:
+def clean_run(workdir: Path, log: Log) -> None:
     """Deletes what is half made in a run's folder; only the holder of its lock may call this."""
     found = [
         *workdir.glob(f"{BUILDING_ENCODER}*"),
         *workdir.glob(f".*{whole_files.PARTIAL}"),
         *workdir.glob(f"checkpoints/*/*{UNFINISHED_STEP}*"),
     ]
-    _delete(found, say)
+    _delete(found, log)
 
 
-def clean_weights(folder: Path, say: Say) -> None:
+def clean_weights(folder: Path, log: Log) -> None:
     """Deletes folders of weights below `folder` whose makers are dead, and that we may delete."""
-    _delete([path for path in folder.glob(f"{WEIGHTS}*") if _abandoned(path)], say)
+    _delete([path for path in folder.glob(f"{WEIGHTS}*") if _abandoned(path)], log)
 
 
 @contextlib.contextmanager
@@ -67,11 +67,11 @@ def _abandoned(path: Path) -> bool:
         return False
 
 
-def _delete(paths: list[Path], say: Say) -> None:
+def _delete(paths: list[Path], log: Log) -> None:
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
         if not path.exists():
-            say(f"deleted {path}, which a process that was killed had left")
+            log(f"deleted {path}, which a process that was killed had left")

@@ -29,12 +29,12 @@ class StepProfile:
 
     SKIPPED = 2
 
-    def __init__(self, folder: Path, steps: int, done: int, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, steps: int, done: int, log: Callable[[str], None]) -> None:
         self.folder = folder
         self._begin = done + self.SKIPPED + 1  # step traced first
         self._end = self._begin + steps  # step not traced any more
         self._wanted = steps > 0 and jax.process_index() == 0
-        self._say = say
+        self._log = log
         self._first: int | None = None  # step traced first, while a trace is open
         self._last = 0  # step traced last, as yet
 
@@ -73,7 +73,7 @@ class StepProfile:
         if self._first is not None:
             self._close()
         elif self._wanted:
-            self._say(f"nothing profiled: this start had not more than {self.SKIPPED} steps.")
+            self._log(f"nothing profiled: this start had not more than {self.SKIPPED} steps.")
 
     def _close(self) -> None:
         first, self._first = self._first, None
@@ -81,7 +81,7 @@ class StepProfile:
         jax.profiler.stop_trace()
         files = self.folder.glob(f"plugins/profile/*/{PERFETTO_NAME}")
         newest = max(files, key=lambda path: path.stat().st_mtime)
-        self._say(
+        self._log(
             f"profile of steps {first} to {self._last}: open {newest} at "
             f"https://ui.perfetto.dev, or run tensorboard --logdir={self.folder}"
         )

@@ -22,12 +22,12 @@ def test_longer_questions_than_those_shown_are_not_cut(run: SavedRun, tmp_path: 
     run.config.data.cache = str(tmp_path)
     shown = Sample("a", "Who ?", ("One.", "Two."), (0,), (), "hotpotqa")
     store = experiment.tokenise_samples(run.config, run.loaded.tokenizer, [shown])
-    planner = beam.make_planner(run, run.untrained(), [store])
-    assert planner._max_question_tokens == run.config.data.max_question_tokens == 64
+    searcher = beam.make_beam_search(run, run.untrained(), [store])
+    assert searcher._max_question_tokens == run.config.data.max_question_tokens == 64
     # Cut where the encoder's positions end: 256 = [CLS] question [SEP] chunk [SEP].
     run.config.data.max_chunk_tokens_in_state = 210
-    planner = beam.make_planner(run, run.untrained(), [store])
-    assert planner._max_question_tokens == 256 - 2 - 211
+    searcher = beam.make_beam_search(run, run.untrained(), [store])
+    assert searcher._max_question_tokens == 256 - 2 - 211
     run.config.data.max_chunk_tokens_in_state = 256
     with pytest.raises(InputError, match=r"a state can reach \d+ tokens"):
-        beam.make_planner(run, run.untrained(), [store])
+        beam.make_beam_search(run, run.untrained(), [store])

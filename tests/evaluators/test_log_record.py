@@ -15,9 +15,9 @@ from configs import common
 from qrag_jax import saved_config
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.log_record import (
+    BEAM_FIELDS,
     FREE_FIELDS,
     LATER,
-    PLANNER_FIELDS,
     PREFIX,
     Retriever,
     is_free,
@@ -73,7 +73,7 @@ def test_every_field_that_changes_a_row_is_named(
     log = tmp_path / "log.jsonl"
     begin(log, run, planned)
     assert set(FOUND) <= set(NAMES)
-    free = FREE_FIELDS if planned else (*FREE_FIELDS, *PLANNER_FIELDS)
+    free = FREE_FIELDS if planned else (*FREE_FIELDS, *BEAM_FIELDS)
     for name in NAMES:
         if name.startswith("data.sources") or name in SETTLED:
             continue
@@ -101,7 +101,7 @@ def test_few_fields_are_free() -> None:
         *("eval.batch_size", "eval.samples", "eval.best_by"),
         *("reward.prompt", "reward.scale", "reward.staleness", "reward.max_failure_share"),
     }
-    assert set(PLANNER_FIELDS) == {"eval.beam", "eval.beam_score", "eval.stop_threshold"}
+    assert set(BEAM_FIELDS) == {"eval.beam", "eval.beam_score", "eval.stop_threshold"}
 
 
 @pytest.mark.parametrize(

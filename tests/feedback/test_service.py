@@ -70,7 +70,7 @@ def test_answers_are_kept_by_what_is_served(
         made.llm.server.update(model=str(model_folder), python=str(stand_in.python), **server)
         made.llm.server.max_model_len = 0  # no budget: the folder has no tokenizer
         with open_rewards(made, tmp_path, print) as opening:
-            return opening.made_with["config.llm.version"]
+            return opening.provenance["config.llm.version"]
 
     first = version()
     assert first

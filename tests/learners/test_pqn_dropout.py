@@ -43,7 +43,7 @@ def embed(params: Any, tokens: np.ndarray, lengths: np.ndarray) -> jax.Array:
     where, width = padded_layout(lengths, tokens.shape[1]), tokens.shape[1]
     digests = jnp.repeat(row_digests(jnp.asarray(tokens), jnp.asarray(lengths)), width)
     dropout = TokenDropout(token_digests(digests, where.position), RATE)
-    prepared = ENCODER.module.prepare(params)
+    prepared = ENCODER.module.unstack(params)
     words = prepared[WORDS][tokens.reshape(-1)]
     return ENCODER.embed_words(prepared, words, where._replace(dropout=dropout))
 

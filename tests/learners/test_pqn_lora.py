@@ -18,7 +18,7 @@ from qrag_jax.learners.step import make_train_step
 from qrag_jax.models.adapters import LoraConfig, new_adapters
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import Plan, pull_back
+from qrag_jax.models.compute.ragged import BlockShapes, pull_back
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.trunks import bert_weights, qwen3_weights
 from qrag_jax.rollouts.chunks import CHUNK, STATE
@@ -45,7 +45,7 @@ ENCODERS = {
 }
 TABLES = {"bert": bert_weights.TABLE, "qwen3": qwen3_weights.TABLE}
 LONGEST = 24
-PLAN = Plan(
+PLAN = BlockShapes(
     Blocks((144,), (9,), (8.0,)),
     Blocks((80,), (LONGEST,), (12.0,)),
     Blocks((80,), (LONGEST,), (12.0,)),

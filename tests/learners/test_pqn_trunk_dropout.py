@@ -62,7 +62,7 @@ def embed(params: Any, key: jax.Array, tokens: np.ndarray, lengths: np.ndarray) 
         hidden=SHARES["dropout"],
         attention=SHARES["attention_dropout"],
     )
-    prepared = DROPPING.module.prepare(params)
+    prepared = DROPPING.module.unstack(params)
     words = prepared[WORDS][tokens.reshape(-1)]
     return DROPPING.embed_words(prepared, words, where._replace(dropout=dropout))
 

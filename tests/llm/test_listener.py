@@ -87,7 +87,7 @@ def test_a_port_taken_between_our_choice_and_the_start(
 ) -> None:
     monkeypatch.setenv("STAND_IN_DELAY", "1")
     said: list[str] = []
-    with Thief(stand_in, 1) as thief, Server(config, say=said.append) as server:
+    with Thief(stand_in, 1) as thief, Server(config, log=said.append) as server:
         (foreign,) = thief.caught
         assert server.url != f"http://127.0.0.1:{foreign.port}/v1"
         assert foreign.headers == []
@@ -101,7 +101,7 @@ def test_a_fixed_port_taken_after_our_look_is_refused(
 ) -> None:
     monkeypatch.setenv("STAND_IN_DELAY", "1")
     port = free_port()
-    server = Server(changed(config, port=port), say=print)
+    server = Server(changed(config, port=port), log=print)
     with Thief(stand_in, 1) as thief:
         with pytest.raises(InputError, match=rf"port: process {os.getpid()} \(.*listens on {port}"):
             server.start()
@@ -124,7 +124,7 @@ def free_port() -> int:
 
 def test_a_port_taken_while_our_server_was_down(config: ServerConfig, stand_in: StandIn) -> None:
     said: list[str] = []
-    with Server(config, say=said.append) as server, client_of(server) as client:
+    with Server(config, log=said.append) as server, client_of(server) as client:
         assert texts(client.ask_blocking([chat("before")])) == ["ours"]
         url, port = server.url, int(server.url.split(":")[2].removesuffix("/v1"))
         os.kill(stand_in.pids()[0], signal.SIGKILL)
@@ -150,7 +150,7 @@ def test_a_server_that_may_not_move_is_given_up(
 ) -> None:
     port = free_port() if fixed == "by the config" else 0
     made = changed(config, port=port, restarts=1, backoff=0.5)
-    with Server(made, say=print, may_move=bool(port)) as server:
+    with Server(made, log=print, may_move=bool(port)) as server:
         port = int(server.url.split(":")[2].removesuffix("/v1"))
         with client_of(server) as client:
             client.ask_blocking([chat("before")])
@@ -170,7 +170,7 @@ def test_a_client_asks_only_over_connections_to_our_server(
     config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It would take another port to be seen: that there is none is no proof that it cannot be.
-    with Server(config, say=print) as server, Foreign("little") as foreign:
+    with Server(config, log=print) as server, Foreign("little") as foreign:
         monkeypatch.setattr(server, "_port", foreign.port)
         fields = {"wait_limit": 0.3, "probe_pause": 0.05}
         made = ClientConfig(server.url, "little", api_key_env="SOME_KEY", **fields)  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ def test_a_system_that_does_not_tell(
 ) -> None:
     monkeypatch.setattr(listener, "PROC", tmp_path / "nothing")
     said: list[str] = []
-    server = Server(changed(config, api_key_env=key), say=said.append)
+    server = Server(changed(config, api_key_env=key), log=said.append)
     if key:
         with pytest.raises(InputError, match=r"api_key_env: this system does not tell .*no /proc"):
             server.start()

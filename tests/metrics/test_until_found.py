@@ -23,10 +23,10 @@ from tests.retrieval_logs import played_rows
 from tests.rollouts.long_documents import (
     QUESTION_TOKENS,
     ROW_TOKENS,
+    block_shapes,
     loaded,
     one_device,
     params,
-    plan,
     sample,
     shardings,
 )
@@ -100,7 +100,7 @@ def played(config: RolloutConfig, folder: Path, penalize: bool, gamma: float) ->
         reward = partial(ground_truth, penalize_extra_steps=penalize)
         return reward(batch.support, trajectory.actions, trajectory.valid)
 
-    blocks = plan(state_width(1, QUESTION_TOKENS, 5, config.max_steps - 1))
+    blocks = block_shapes(state_width(1, QUESTION_TOKENS, 5, config.max_steps - 1))
     where = shardings(mesh)
     play = make_play(mesh, where, encoder, blocks, config, feedback, gamma)
     towers, shape = jax.device_put(params(), where), EpisodeShape.holding([store])

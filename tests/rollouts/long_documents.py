@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from qrag_jax.data.sample import Sample
 from qrag_jax.learners import placement
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import Plan
+from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
@@ -55,17 +55,17 @@ def shardings(mesh: Mesh) -> Params:
     return placement.params_shardings(mesh, (), loaded().params)
 
 
-def plan(state_tokens: int) -> Plan:
+def block_shapes(state_tokens: int) -> BlockShapes:
     """One shape a place: nothing but what is tested has to be compiled."""
     chunks = Blocks((128,), (ROW_TOKENS,), (7.0,))
     states = Blocks((256,), (state_tokens,), (20.0,))
-    return Plan(chunks, states, states)
+    return BlockShapes(chunks, states, states)
 
 
 def table(store: Store | None = None, seed: int = 0, tower: int = 1) -> TextTable:
     """A table of one device."""
     mesh, encoder = one_device(), loaded().encoder
-    embed = make_embed(mesh, shardings(mesh), encoder, plan(ROW_TOKENS).chunks, tower)
+    embed = make_embed(mesh, shardings(mesh), encoder, block_shapes(ROW_TOKENS).chunks, tower)
     return TextTable(
         mesh, encoder, loaded().tokenizer, embed, towers(encoder, seed), ROW_TOKENS, store
     )

@@ -12,7 +12,7 @@ from qrag_jax.environments.chunks import state_width
 from qrag_jax.feedback.ground_truth import ground_truth
 from qrag_jax.learners.pqn import PQNConfig, gradient_sums
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import Plan
+from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.rollouts.chunks import RolloutConfig, Trajectory, rollout
 from tests.episodes_maker import random_episodes, tiny_encoder, towers
 
@@ -31,13 +31,13 @@ CONFIG = RolloutConfig(
     top_k_actions=3,
 )
 WIDTH = state_width(1, SHAPE.question_tokens, 5, CONFIG.max_steps - 1)
-PLAN = Plan(
+PLAN = BlockShapes(
     chunks=Blocks((18, 40), (6, 9), (4.0, 8.0)),
     states=Blocks((40,), (10, WIDTH), (8.0, 15.0)),
     gradients=Blocks((WIDTH, 50), (9, WIDTH), (8.0, 15.0)),
 )
 # Where the blocks are not what is tested: one bucket each compiles sooner.
-ONE_BUCKET = Plan(
+ONE_BUCKET = BlockShapes(
     Blocks((144,), (9,), (8.0,)), Blocks((80,), (WIDTH,), (12.0,)), Blocks((80,), (WIDTH,), (12.0,))
 )
 PQN = PQNConfig(gamma=0.9, lambda_=0.6, tau=0.1, alpha=0.5, learning_start=10)

@@ -20,8 +20,8 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import tokenise
 from qrag_jax.environments.chunks import state_width, with_stop
 from qrag_jax.rollouts import beam_search
+from qrag_jax.rollouts.beam_search import BeamConfig, BeamSearch
 from qrag_jax.rollouts.beam_search import Path as Way
-from qrag_jax.rollouts.beam_search import PlanConfig, Planner
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig, rollout
 from qrag_jax.runtime.compilation import CompilationCounter
 from tests import reference
@@ -29,10 +29,10 @@ from tests.episodes_maker import towers
 from tests.rollouts.long_documents import (
     QUESTION_TOKENS,
     ROW_TOKENS,
+    block_shapes,
     loaded,
     one_device,
     params,
-    plan,
     sample,
     shardings,
 )
@@ -45,9 +45,9 @@ ROLLOUT = RolloutConfig(
     max_chunk_tokens_in_state=5,
     top_k_actions=3,
 )
-GREEDY = PlanConfig()
+GREEDY = BeamConfig()
 WIDTH = state_width(1, QUESTION_TOKENS, 5, ROLLOUT.max_steps - 1)
-PLAN = plan(WIDTH)
+PLAN = block_shapes(WIDTH)
 KINDS = {
     "none": ROLLOUT,
     "absolute": dataclasses.replace(ROLLOUT, positions="absolute"),
@@ -72,19 +72,19 @@ def shared_programs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(beam_search, make.__name__, programs(make))
 
 
-def planner(rollout: RolloutConfig, config: PlanConfig) -> Planner:
+def searcher(rollout: RolloutConfig, config: BeamConfig) -> BeamSearch:
     mesh, encoder = one_device(), loaded().encoder
-    return Planner(
+    return BeamSearch(
         *(mesh, shardings(mesh), encoder, loaded().tokenizer, params(), PLAN, rollout, config),
         QUESTION_TOKENS,
     )
 
 
 def ways(
-    rollout: RolloutConfig, config: PlanConfig = GREEDY, samples: list[Sample] | None = None
+    rollout: RolloutConfig, config: BeamConfig = GREEDY, samples: list[Sample] | None = None
 ) -> list[Way]:
     samples = SAMPLES if samples is None else samples
-    played = list(planner(rollout, config).play(samples))
+    played = list(searcher(rollout, config).play(samples))
     assert [shown for shown, _ in played] == samples
     return [way for _, way in played]
 
@@ -120,7 +120,7 @@ class Oracle:
         q = [reference.rotated(e, p) @ state for e, p in zip(embedded, where, strict=True)]
         return np.where(np.isin(np.arange(len(q)), taken), -np.inf, q)
 
-    def log_policy(self, q: np.ndarray, free: list[int], config: PlanConfig) -> dict[int, float]:
+    def log_policy(self, q: np.ndarray, free: list[int], config: BeamConfig) -> dict[int, float]:
         """Of the best max(k, W) chunks and of STOP: log softmax(q / α)."""
         chunks = self.q_chunks(q)
         best = [a for a in free if a < chunks][: max(config.beam, config.top_k_actions)]
@@ -133,7 +133,7 @@ class Oracle:
     def q_chunks(self, q: np.ndarray) -> int:
         return len(q) - self.rollout.stop_action
 
-    def search(self, document: Sample, config: PlanConfig) -> Way:
+    def search(self, document: Sample, config: BeamConfig) -> Way:
         """Every way on from every path is tried; of equal sets of chunks the best stays."""
         beam = [Way()]
         for step in range(self.rollout.max_steps):
@@ -254,7 +254,7 @@ def test_greedy_is_the_rollout(config: RolloutConfig, monkeypatch: pytest.Monkey
 
 def test_a_beam_ends_at_the_last_fact() -> None:
     config = dataclasses.replace(ROLLOUT, never_terminate=False)
-    found = ways(config, PlanConfig(beam=5, score="last"))
+    found = ways(config, BeamConfig(beam=5, score="last"))
     for document, way in zip(SAMPLES, found, strict=True):
         facts = set(document.support)
         assert not facts <= set(way.taken[:-1])
@@ -266,16 +266,16 @@ def test_a_beam_ends_at_the_last_fact() -> None:
 
 @every_kind
 def test_greedy_is_the_obvious_search(kind: str) -> None:
-    config = PlanConfig(score="last")
+    config = BeamConfig(score="last")
     expected = [oracle(kind).search(document, config) for document in SAMPLES]
     check(ways(KINDS[kind], config), expected)
 
 
 def test_side_by_side_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    together = ways(KINDS["sorted"], PlanConfig(beam=2, batch_size=4))
-    check(ways(KINDS["sorted"], PlanConfig(beam=2, batch_size=1)), together)
+    together = ways(KINDS["sorted"], BeamConfig(beam=2, batch_size=4))
+    check(ways(KINDS["sorted"], BeamConfig(beam=2, batch_size=1)), together)
     monkeypatch.setattr(beam_search, "CHUNKS_AT_ONCE", 32)  # two of 16 columns, one of 32
-    check(ways(KINDS["sorted"], PlanConfig(beam=2, batch_size=4)), together)
+    check(ways(KINDS["sorted"], BeamConfig(beam=2, batch_size=4)), together)
 
 
 # ---------------------------------------------------------------------- beams
@@ -285,16 +285,16 @@ def test_side_by_side_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("beam", "score"), [(2, "sum"), (5, "last"), (4, "policy")])
 def test_beam_is_the_obvious_search(kind: str, beam: int, score: str) -> None:
     # A temperature as wide as the values apart, or the likeliest path is the greedy one.
-    config = PlanConfig(beam=beam, score=score, gamma=0.9, alpha=0.1, top_k_actions=6)
+    config = BeamConfig(beam=beam, score=score, gamma=0.9, alpha=0.1, top_k_actions=6)
     expected = [oracle(kind).search(document, config) for document in SAMPLES]
     check(ways(KINDS[kind], config), expected)
-    greedy = [oracle(kind).search(document, PlanConfig(score=score)) for document in SAMPLES]
+    greedy = [oracle(kind).search(document, BeamConfig(score=score)) for document in SAMPLES]
     assert [way.taken for way in expected] != [way.taken for way in greedy]
 
 
 def test_a_wide_beam_finds_the_best_of_all_paths() -> None:
     document, two_steps = sample(3, 4), dataclasses.replace(ROLLOUT, max_steps=2)
-    (way,) = ways(two_steps, PlanConfig(beam=16, score="sum", gamma=0.9), [document])
+    (way,) = ways(two_steps, BeamConfig(beam=16, score="sum", gamma=0.9), [document])
     scores = {}
     for first, q in enumerate(oracle("none").q(document, ())):
         for second, then in enumerate(oracle("none").q(document, (first,))):
@@ -305,14 +305,14 @@ def test_a_wide_beam_finds_the_best_of_all_paths() -> None:
 
 def test_paths_of_one_beam_took_different_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     beams = []
-    search = Planner._search
+    search = BeamSearch._search
 
     def watched(self, *arguments):
         beams.append(search(self, *arguments))
         return beams[-1]
 
-    monkeypatch.setattr(Planner, "_search", watched)
-    ways(ROLLOUT, PlanConfig(beam=5))
+    monkeypatch.setattr(BeamSearch, "_search", watched)
+    ways(ROLLOUT, BeamConfig(beam=5))
     assert max(map(len, beams)) == 5
     for beam in beams:
         assert len({frozenset(way.taken) for way in beam}) == len(beam)
@@ -327,7 +327,7 @@ def test_paths_of_one_beam_took_different_sets(monkeypatch: pytest.MonkeyPatch) 
 def test_stops_before_an_action_that_is_not_worth_it(kind: str, beam: int) -> None:
     # Between the Q-values that occur, so that some episodes stop early and some do not.
     middle = float(np.median([q for way in ways(KINDS[kind]) for q in way.q]))
-    config = PlanConfig(beam=beam, score="sum", stop_threshold=middle - 1e-3)
+    config = BeamConfig(beam=beam, score="sum", stop_threshold=middle - 1e-3)
     found = ways(KINDS[kind], config)
     check(found, [oracle(kind).search(document, config) for document in SAMPLES])
     assert any(way.ended for way in found)
@@ -336,14 +336,14 @@ def test_stops_before_an_action_that_is_not_worth_it(kind: str, beam: int) -> No
 
 
 def test_a_threshold_that_nothing_passes_takes_nothing() -> None:
-    assert {way.taken for way in ways(ROLLOUT, PlanConfig(stop_threshold=math.inf))} == {()}
+    assert {way.taken for way in ways(ROLLOUT, BeamConfig(stop_threshold=math.inf))} == {()}
 
 
 # ---------------------------------------------------------------------- what it costs
 
 
 def test_nothing_recompiles_from_document_to_document() -> None:
-    playing = planner(KINDS["sorted"], PlanConfig(beam=2, batch_size=2))
+    playing = searcher(KINDS["sorted"], BeamConfig(beam=2, batch_size=2))
     list(playing.play([sample(seed, 10) for seed in range(3)]))
     counter = CompilationCounter()
     list(playing.play([sample(seed, chunks) for seed, chunks in enumerate((10, 12, 16, 9), 50)]))
@@ -351,7 +351,7 @@ def test_nothing_recompiles_from_document_to_document() -> None:
 
 
 def test_equal_texts_of_all_documents_are_embedded_once() -> None:
-    playing = planner(ROLLOUT, PlanConfig(batch_size=2))
+    playing = searcher(ROLLOUT, BeamConfig(batch_size=2))
     list(playing.play(SAMPLES))
     distinct = {text for document in SAMPLES for text in document.chunks}
     assert playing.table.counts.embedded == len(distinct) == len(playing.table)
@@ -367,7 +367,7 @@ def test_samples_are_made_when_it_is_their_turn() -> None:
         made.append(index)
         return sample(index, 6)
 
-    playing = planner(ROLLOUT, PlanConfig(batch_size=2)).play(LazySamples(6, make))
+    playing = searcher(ROLLOUT, BeamConfig(batch_size=2)).play(LazySamples(6, make))
     next(playing)
     assert made == [0, 1, 2]  # one ahead: only then is it known that it does not fit
     list(playing)

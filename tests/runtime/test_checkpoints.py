@@ -189,7 +189,7 @@ def test_of_a_damaged_step_the_one_before_is_taken(tmp_path: Path, damage: Any) 
     folder, told = saved_twice(tmp_path), []
     expected = damage(folder / "last" / "2")
     # As evaluation takes it: nothing is changed.
-    params, step = Checkpoints(tmp_path, read_only=True, say=told.append).restore_params(
+    params, step = Checkpoints(tmp_path, read_only=True, log=told.append).restore_params(
         "last", state(0).params
     )
     assert step == 1
@@ -200,7 +200,7 @@ def test_of_a_damaged_step_the_one_before_is_taken(tmp_path: Path, damage: Any) 
     assert line.endswith("): taking step 1")
     assert (folder / "last" / "2").exists()
     # As training does: it is put aside, and the step can be saved again.
-    resumed = Checkpoints(tmp_path, say=told.append)
+    resumed = Checkpoints(tmp_path, log=told.append)
     restored, extra, step = resumed.restore_last(state(0))
     assert (step, extra) == (1, {"step": 1})
     assert_equal(restored, state(1))
@@ -209,7 +209,7 @@ def test_of_a_damaged_step_the_one_before_is_taken(tmp_path: Path, damage: Any) 
     assert resumed.last_step() == 1
     resumed.save_last(2, state(2), {"step": 2})
     resumed.wait()
-    assert_equal(Checkpoints(tmp_path, say=told.append).restore_last(state(0)).state, state(2))
+    assert_equal(Checkpoints(tmp_path, log=told.append).restore_last(state(0)).state, state(2))
     assert len(told) == 2
 
 
@@ -249,7 +249,7 @@ def as_an_older_version_saved(folder: Path) -> None:
 def test_steps_of_older_versions_are_taken_with_a_note(tmp_path: Path) -> None:
     folder, told = saved_twice(tmp_path), []
     as_an_older_version_saved(folder / "last" / "2")
-    restored = Checkpoints(tmp_path, say=told.append).restore_last(state(0))
+    restored = Checkpoints(tmp_path, log=told.append).restore_last(state(0))
     assert restored.step == 2
     assert_equal(restored.state, state(2))
     assert told == [
@@ -273,7 +273,7 @@ def test_what_cannot_be_read_of_an_older_version_is_damaged(tmp_path: Path, dama
     folder, told = saved_twice(tmp_path), []
     as_an_older_version_saved(folder / "last" / "2")
     damage(folder / "last" / "2")
-    assert Checkpoints(tmp_path, say=told.append).restore_last(state(0)).step == 1
+    assert Checkpoints(tmp_path, log=told.append).restore_last(state(0)).step == 1
     assert told[0].startswith("checkpoint 2 is damaged (it cannot be read: ")
     assert "\n" not in told[0]
 
@@ -281,7 +281,7 @@ def test_what_cannot_be_read_of_an_older_version_is_damaged(tmp_path: Path, dama
 def test_a_step_replaced_meanwhile_is_not_called_damaged(tmp_path: Path) -> None:
     """A training goes on and deletes the step that an evaluation was about to read."""
     folder, told = saved_twice(tmp_path), []
-    reader = Checkpoints(tmp_path, read_only=True, say=told.append)
+    reader = Checkpoints(tmp_path, read_only=True, log=told.append)
     training = Checkpoints(tmp_path)
     for step in (3, 4):
         training.save_last(step, state(step), {})

@@ -22,7 +22,7 @@ from tests.disks import fill
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import pathlib, sys
-from qrag_jax import locks
+from qrag_jax.runtime import locks
 with getattr(locks, sys.argv[1])(pathlib.Path(sys.argv[2])):
     print("held", flush=True)
     sys.stdin.read()

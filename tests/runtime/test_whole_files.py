@@ -43,7 +43,7 @@ def test_a_kill_midway_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     whole_files.write_whole(path, "old")
     code = (
-        "import os, pathlib, signal, sys; from qrag_jax import files\n"
+        "import os, pathlib, signal, sys; from qrag_jax.runtime import whole_files as files\n"
         "with files.replacing(pathlib.Path(sys.argv[1])) as file:\n"
         "    file.write(b'half of the new'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )

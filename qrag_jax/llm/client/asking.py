@@ -68,12 +68,12 @@ class Asker:
         self,
         config: ClientConfig,
         cache: AnswerCache | None,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         own: OwnServer | None = None,
     ) -> None:
         self.served = Served(config.model, config.version)
         self.counters = Counters()
-        self._config, self._cache, self._say = config, cache, say
+        self._config, self._cache, self._log = config, cache, log
         # The cache waits for the disk and for other processes; nothing else on the loop shall.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="llm-cache")
         self._key, self._own, self._url = config.api_key(), own, config.url
@@ -85,7 +85,7 @@ class Asker:
             config.breaker_failures,
             config.probe_pause,
             config.wait_limit,
-            say,
+            log,
             self.counters.waited,
         )
         self._in_flight: dict[bytes, asyncio.Future[Outcome | None]] = {}

@@ -30,7 +30,7 @@ class CircuitBreaker:
     """Opens when the server does not answer, closes when a probe is answered.
 
     To be used on one event loop. While it is open nobody calls; a task probes at once, then after
-    pauses of `pause` seconds doubling up to half a minute, and tells `say` each time.
+    pauses of `pause` seconds doubling up to half a minute, and tells `log` each time.
 
     Attributes:
         name: what the server is called in messages, its URL.
@@ -48,11 +48,11 @@ class CircuitBreaker:
         failures: int,
         pause: float,
         limit: float | None,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         waited: Callable[[float], None],
     ) -> None:
         self.name, self.probe, self.failures, self.pause = name, probe, failures, pause
-        self.limit, self.say, self.waited = limit, say, waited
+        self.limit, self.log, self.waited = limit, log, waited
         self._in_a_row = 0
         self._outage: _Outage | None = None
         self._prober: asyncio.Task[None] | None = None
@@ -90,7 +90,7 @@ class CircuitBreaker:
         clock, pause, counted = asyncio.get_running_loop().time, self.pause, outage.began
         while not await self.probe():
             outage.confirmed = True
-            self.say(
+            self.log(
                 f"the LLM server at {self.name} does not answer; waiting "
                 f"({clock() - outage.began:.0f} s)"
             )
@@ -101,7 +101,7 @@ class CircuitBreaker:
             counted = now
         self.waited(clock() - counted)
         if outage.confirmed:
-            self.say(
+            self.log(
                 f"the LLM server at {self.name} answers again after {clock() - outage.began:.0f} s"
             )
         self._in_a_row = 0

@@ -57,7 +57,7 @@ class AnswerCache:
     Answers are written in batches, `flush` ends one. A file that another process holds for long is
     left alone for a while: answers are not looked up then, which is counted, and new ones wait in
     memory. A file that is broken is put aside under the name FILE.broken and a new one is made,
-    which `say` is told; so it is where the file can no longer be used, after which the cache does
+    which `log` is told; so it is where the file can no longer be used, after which the cache does
     nothing more. Threads may share it: `put` and `pending` never wait, the others may wait for the
     disk and for other processes, and have no place on an event loop.
 
@@ -68,8 +68,8 @@ class AnswerCache:
         InputError: the file cannot be made, or belongs to something else.
     """
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
-        self.path, self._say = path, say
+    def __init__(self, path: Path, log: Callable[[str], None]) -> None:
+        self.path, self._log = path, log
         self.skipped = 0
         self._pending: dict[bytes, str] = {}
         self._lost = 0  # of them, for which there was no room
@@ -148,7 +148,7 @@ class AnswerCache:
             self.flush()
             self._over = True
             if lost := len(self._pending) + self._lost:
-                self._say(f"{self.path}: {lost} answers could not be kept")
+                self._log(f"{self.path}: {lost} answers could not be kept")
             self._disconnect()
 
     def _run(self, work: Callable[[sqlite3.Connection], T], rest: _Rest) -> T | None:
@@ -173,7 +173,7 @@ class AnswerCache:
                 if rest.pause:
                     rest.end()
                     use = _USED[rest is self._reading]
-                    self._say(f"{self.path}: the cache of answers is {use} again")
+                    self._log(f"{self.path}: the cache of answers is {use} again")
                 return done
             self._give_up(OSError("broken again and again"))
             return None
@@ -181,12 +181,12 @@ class AnswerCache:
     def _leave_alone(self, rest: _Rest, error: Exception) -> None:
         if not rest.pause:
             use = _USED[rest is self._reading]
-            self._say(f"{self.path}: {error}; the cache of answers is not {use} for a while")
+            self._log(f"{self.path}: {error}; the cache of answers is not {use} for a while")
         rest.begin()
 
     def _give_up(self, error: Exception) -> None:
         self._over = True
-        self._say(f"{self.path}: {error}; going on without the cache of answers")
+        self._log(f"{self.path}: {error}; going on without the cache of answers")
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -209,7 +209,7 @@ class AnswerCache:
             os.replace(self.path, aside)
             for ending in ("-wal", "-shm"):
                 self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
-            self._say(f"{self.path} is broken; it is now {aside.name}, and a new cache begins")
+            self._log(f"{self.path} is broken; it is now {aside.name}, and a new cache begins")
             return self._connect()
 
     def _connect(self) -> sqlite3.Connection:

@@ -44,7 +44,7 @@ class Client:
     def __init__(
         self,
         config: ClientConfig,
-        say: Callable[[str], None] | None = None,
+        log: Callable[[str], None] | None = None,
         own: OwnServer | None = None,
     ) -> None:
         """
@@ -54,9 +54,9 @@ class Client:
                 port, and nothing is sent over a connection that is not proven to lead to it.
         """
         self.config, self._own = config, own
-        self._say = _never_raising(say or logger.warning)
+        self._log = _never_raising(log or logger.warning)
         config.api_key()  # fail here, not on the thread
-        self._cache = AnswerCache(Path(config.cache), self._say) if config.cache else None
+        self._cache = AnswerCache(Path(config.cache), self._log) if config.cache else None
         self._process, self._closed = os.getpid(), False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
@@ -64,7 +64,7 @@ class Client:
         self._asker = asyncio.run_coroutine_threadsafe(self._make_asker(), self._loop).result()
 
     async def _make_asker(self) -> Asker:
-        return Asker(self.config, self._cache, self._say, self._own)
+        return Asker(self.config, self._cache, self._log, self._own)
 
     def submit(self, requests: Sequence[Request]) -> concurrent.futures.Future[list[Outcome]]:
         """Begins to ask; the future's result has one outcome a request, in their order.
@@ -150,12 +150,12 @@ class Client:
         return f"Client({self.config.url}, model={self.config.model})"
 
 
-def _never_raising(say: Callable[[str], None]) -> Callable[[str], None]:
+def _never_raising(log: Callable[[str], None]) -> Callable[[str], None]:
     """A terminal that is gone must not end the thread's work."""
 
     def said(line: str) -> None:
         try:
-            say(line)
+            log(line)
         except Exception:
             logger.exception("could not say: %s", line)
 

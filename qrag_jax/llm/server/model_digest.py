@@ -35,7 +35,7 @@ _TOLD_FROM = 1 << 30  # bytes to be read, of which a word is said
 
 
 def model_digest(
-    folder: Path, cache: Path | None = None, say: Callable[[str], None] = lambda line: None
+    folder: Path, cache: Path | None = None, log: Callable[[str], None] = lambda line: None
 ) -> str:
     """A digest of all that a model's folder holds: each file's name and content.
 
@@ -59,7 +59,7 @@ def model_digest(
     known = {path: _kept(path, cache) for path in files}
     missing = [path for path, digest in known.items() if not digest]
     if (size := sum(_size(path) for path in missing)) >= _TOLD_FROM:
-        say(f"reading {folder} once ({size / 1e9:.1f} GB), to know its weights from others.")
+        log(f"reading {folder} once ({size / 1e9:.1f} GB), to know its weights from others.")
     # hashlib lets go of the interpreter while it works.
     with concurrent.futures.ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
         known.update(zip(missing, pool.map(lambda path: _read(path, cache), missing), strict=True))
@@ -72,7 +72,7 @@ def model_digest(
 def served_version(
     server: Mapping[str, Any],
     cache: Path | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> str:
     """Tells what a server of our own answers with: weights, number format, vLLM's own arguments.
 
@@ -90,7 +90,7 @@ def served_version(
     Raises:
         InputError: a file cannot be read; names it.
     """
-    weights = model_digest(Path(server["model"]).expanduser(), cache, say)
+    weights = model_digest(Path(server["model"]).expanduser(), cache, log)
     dtype, arguments = server.get("dtype", "auto"), list(server.get("arguments", ()))
     if dtype == "auto" and not arguments:
         return weights

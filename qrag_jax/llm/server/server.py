@@ -59,16 +59,16 @@ class Server:
     def __init__(
         self,
         config: ServerConfig,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
         *,
-        say_every: float = 10.0,
+        log_every: float = 10.0,
         on_down: Callable[[], None] | None = None,
         on_up: Callable[[], None] | None = None,
         may_move: bool = True,
     ) -> None:
         """
         Args:
-            say: takes lines about its progress. say_every: seconds between two while it starts.
+            say: takes lines about its progress. log_every: seconds between two while it starts.
             on_down, on_up: called in the watching thread when it has died, and when it answers
                 again, before `alive` says so.
             may_move: to another port, where the present one was taken by another process while it
@@ -76,12 +76,12 @@ class Server:
         """
         self.config, self.name = config, config.served_name
         self.restarts, self.failure = 0, ""
-        self._say, self._say_every = say, say_every
+        self._log, self._log_every = log, log_every
         self._on_down, self._on_up = on_down, on_up
         self._port, self._may_move = config.port, may_move and not config.port
         self._told = True  # whether this system tells who listens
         self._proof: tuple[int, Path] | None = None  # the socket found last, and where
-        self._log = Path(config.log).expanduser().absolute()
+        self._log_file = Path(config.log).expanduser().absolute()
         self._log_start = 0  # where in the log the present process began
         self._process: subprocess.Popen[bytes] | None = None
         self._up, self._stopping = threading.Event(), threading.Event()
@@ -137,7 +137,7 @@ class Server:
                 "vLLM yourself and give its config.llm.url, or use no key."
             )
         if not self._told:
-            self._say("This system does not tell which process listens on vLLM's port (no /proc).")
+            self._log("This system does not tell which process listens on vLLM's port (no /proc).")
         for tries_left in reversed(range(PORT_TRIES)):
             if self._stopping.is_set():
                 raise InputError("vLLM was told to stop before it had started.")
@@ -152,7 +152,7 @@ class Server:
                 lost = isinstance(error, _PortLost)
                 if self.config.port or not lost or not tries_left:
                     raise InputError(str(error)) from None
-                self._say(f"{error.args[0].partition(';')[0]}; another port is taken.")
+                self._log(f"{error.args[0].partition(';')[0]}; another port is taken.")
             except BaseException:
                 self._end()
                 raise
@@ -187,8 +187,8 @@ class Server:
         guard = [sys.executable, "-I", watchdog.__file__, str(self.config.stop_grace)]
         environment = self.config.environment()
         try:
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            with self._log.open("ab") as log:
+            self._log_file.parent.mkdir(parents=True, exist_ok=True)
+            with self._log_file.open("ab") as log:
                 log.write(f"==== {time.strftime('%Y-%m-%d %H:%M:%S')} start\n".encode())
                 log.flush()
                 self._log_start = log.tell()
@@ -201,7 +201,9 @@ class Server:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise InputError(f"config.llm.server.log: {self._log}: {error.strerror}.") from error
+            raise InputError(
+                f"config.llm.server.log: {self._log_file}: {error.strerror}."
+            ) from error
 
     def _await_ready(self) -> None:
         assert self._process is not None
@@ -215,7 +217,7 @@ class Server:
             self._check_no_other()
             # Not only alive but as wanted: the model's name is among those it serves.
             if endpoint.get("/health").status == 200 and self.name in endpoint.model_names():
-                self._say(f"vLLM serves {self.name} at {self.url} ({_since(began)}).")
+                self._log(f"vLLM serves {self.name} at {self.url} ({_since(began)}).")
                 return
             now = time.monotonic()
             if now - began > self.config.start_timeout:
@@ -223,9 +225,9 @@ class Server:
                     f"vLLM did not answer within {self.config.start_timeout:g} s; raise "
                     f"config.llm.server.start_timeout if that is too short; {self._last_words()}"
                 )
-            if now - said >= self._say_every:
+            if now - said >= self._log_every:
                 said = now
-                self._say(f"vLLM is starting, {_since(began)}: {(self._tail(1) or ['…'])[0]}")
+                self._log(f"vLLM is starting, {_since(began)}: {(self._tail(1) or ['…'])[0]}")
             self._stopping.wait(LOOK_EVERY)
         raise _NotReady("stopped while vLLM was starting")
 
@@ -276,7 +278,7 @@ class Server:
             self._keep_up()
         except Exception as error:  # nobody watches the watcher
             self.failure = f"vLLM was given up: {type(error).__name__}: {error}"
-            self._say(self.failure)
+            self._log(self.failure)
             raise
 
     def _keep_up(self) -> None:
@@ -291,14 +293,13 @@ class Server:
             last, up = "it died", False
             while not up:
                 if attempts >= self.config.restarts:
-                    self.failure = (
-                        f"vLLM was given up after {self.restarts} restarts: {last}; see {self._log}"
-                    )
-                    self._say(self.failure)
+                    given_up = f"vLLM was given up after {self.restarts} restarts: {last}"
+                    self.failure = f"{given_up}; see {self._log_file}"
+                    self._log(self.failure)
                     return
                 pause = min(self.config.backoff * 2**attempts, LONGEST_BACKOFF)
                 attempts += 1
-                self._say(
+                self._log(
                     f"vLLM is down ({last}); restart {attempts} of {self.config.restarts} in "
                     f"{pause:g} s. {self._last_words()}"
                 )
@@ -345,13 +346,13 @@ class Server:
             if not self._may_move:
                 raise
             self._port = _free_port(0)
-            self._say(f"{str(error).partition(';')[0]}; vLLM starts at {self.url} instead.")
+            self._log(f"{str(error).partition(';')[0]}; vLLM starts at {self.url} instead.")
 
     # ---------------------------------------------------------------- its log
 
     def _tail(self, count: int) -> list[str]:
         """The present process's last lines, blank ones left out."""
-        with contextlib.suppress(OSError), self._log.open("rb") as log:
+        with contextlib.suppress(OSError), self._log_file.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - 65536))
             lines = log.read().decode("utf-8", "replace").splitlines()
@@ -360,7 +361,7 @@ class Server:
 
     def _last_words(self) -> str:
         lines = "".join(f"\n    {line}" for line in self._tail(LAST_LINES))
-        return f"the last lines of its log {self._log}:{lines}"
+        return f"the last lines of its log {self._log_file}:{lines}"
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

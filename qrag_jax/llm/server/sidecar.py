@@ -80,7 +80,7 @@ def sidecar(
         llm: the config's fields; of them `url`, `model`, `api_key_env` and `server` are read.
         folder: in which the log goes, unless its path is absolute.
         api_key: of a server that is there already.
-        may_move, hooks: as of `Server`; `say`, `on_down` and `on_up`.
+        may_move, hooks: as of `Server`; `log`, `on_down` and `on_up`.
 
     Raises:
         InputError: a field cannot be used.

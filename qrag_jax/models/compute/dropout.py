@@ -101,7 +101,7 @@ def mix(number: jax.Array) -> jax.Array:
 
 
 def with_key(params: Any, key: jax.Array) -> Any:
-    """Parameters at rest whose trunk drops: of one tower with its PRNG key, or of several stacked
+    """Stacked parameters whose trunk drops: of one tower with its PRNG key, or of several stacked
     on axis 0 with as many keys."""
     return params | {KEY: key}
 

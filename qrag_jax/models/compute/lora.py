@@ -2,7 +2,7 @@
 
 A linear map becomes x·W + s·(x·A)·B with s = alpha / rank. W, and all else of the base, is frozen:
 one copy serves both towers, online and target. In the tree of an adapter, maps that have one keep
-their place in the parameters at rest: `layers/query/lora_a` `[n, in, r]`, `lora_b` `[n, r, out]`.
+their place in the stacked parameters: `layers/query/lora_a` `[n, in, r]`, `lora_b` `[n, r, out]`.
 
 With dropout the map is x·W + s·(d(x)·A)·B, d being `dropout.drop` with a mask of its own for every
 map, as in the library PEFT. It acts where there is a key alone, that is in the online towers of a
@@ -24,7 +24,7 @@ Leaves = dict[tuple[str, ...], jax.Array]  # by their paths
 
 
 class Adapted(NamedTuple):
-    """A frozen base (one tower, as it rests) and the adapters of one tower, or of several stacked
+    """A frozen base (one tower, stacked) and the adapters of one tower, or of several stacked
     on axis 0.
 
     dropout_key: PRNG key of the masks, one a tower; None: nothing is dropped.
@@ -66,7 +66,7 @@ def has_keys(attached: Params) -> bool:
 
 
 def detach(attached: Params) -> tuple[Leaves, Leaves]:
-    """The leaves of adapters and all others, of parameters at rest or prepared."""
+    """The leaves of adapters and all others, of parameters, stacked or unstacked."""
     leaves = flatten_dict(attached)
     adapters = {path: leaf for path, leaf in leaves.items() if path[-1] in ADAPTER}
     return adapters, {path: leaf for path, leaf in leaves.items() if path not in adapters}

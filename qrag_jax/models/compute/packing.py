@@ -65,7 +65,7 @@ class Layout(NamedTuple):
         return self._replace(dropout=at_depth(self.dropout, depth))
 
 
-def layout(lengths: jax.Array, tokens: int, length: int) -> Layout:
+def packed_layout(lengths: jax.Array, tokens: int, length: int) -> Layout:
     """Rows of `lengths` `[R]` (at most `length`) end to end in `tokens` places, which hold them."""
     ends = jnp.cumsum(lengths)
     starts = ends - lengths

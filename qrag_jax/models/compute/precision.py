@@ -2,7 +2,7 @@
 
 | what | dtype |
 |---|---|
-| parameters at rest, target parameters, optimizer state, gradients | float32 |
+| stacked parameters, target parameters, optimizer state, gradients | float32 |
 | factors of the encoders' matrix products | `products` |
 | activations between them | `activations` |
 | sums inside products, softmax, mean and variance of LayerNorms | float32 |

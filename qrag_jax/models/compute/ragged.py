@@ -33,15 +33,15 @@ from qrag_jax.models.compute.packing import (
     Filling,
     Layout,
     Shape,
-    layout,
     next_block,
+    packed_layout,
     rows_of_block,
 )
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.trunks.trunk import WORDS, Params
 
 
-class Plan(NamedTuple):
+class BlockShapes(NamedTuple):
     """The blocks of each place rows are encoded: all chunks, the states, and with gradients."""
 
     chunks: Blocks
@@ -97,10 +97,10 @@ def embed_rows(
     """
     params, key = without_key(params)
     rows = _sorted(blocks, tokens, lengths, _masks(encoder, key, has_keys(params)))
-    prepared = encoder.module.prepare(params, encoder.module.precision.products)
+    unstacked = encoder.module.unstack(params, encoder.module.precision.products)
 
     def compute(embedded: jax.Array, block: _Packed) -> jax.Array:
-        result = encoder.embed_words(prepared, prepared[WORDS][block.tokens], block.layout)
+        result = encoder.embed_words(unstacked, unstacked[WORDS][block.tokens], block.layout)
         return embedded.at[block.place].set(result, mode="drop")
 
     nothing = jnp.zeros((tokens.shape[0], encoder.width), jnp.float32)
@@ -208,24 +208,24 @@ def _pull_back(
     """The gradient and the last carry."""
     if isinstance(params, Adapted):
         return _pull_back_to_adapters(encoder, blocks, params, rows, cotangent_of, carry)
-    apart = encoder.module.prepare(without_key(params)[0])
-    table = apart.pop(WORDS)
+    unstacked = encoder.module.unstack(without_key(params)[0])
+    table = unstacked.pop(WORDS)
 
     def compute(total: tuple[Params, jax.Array, Any], block: _Packed):
-        def embed(apart: Params, words: jax.Array) -> jax.Array:
-            return encoder.embed_words(apart | {WORDS: table}, words, block.layout)
+        def embed(unstacked: Params, words: jax.Array) -> jax.Array:
+            return encoder.embed_words(unstacked | {WORDS: table}, words, block.layout)
 
-        embedded, back = jax.vjp(embed, apart, table[block.tokens])
+        embedded, back = jax.vjp(embed, unstacked, table[block.tokens])
         cotangent, carry = cotangent_of(total[2], embedded, block.place)
         gradient, of_words = back(cotangent)
         # Few rows of the word table are touched: added in place, not through a whole table.
         of_table = total[1].at[block.tokens].add(of_words)
         return jax.tree.map(jnp.add, total[0], gradient), of_table, carry
 
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (apart, table))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (unstacked, table))
     start = (*zeros, carry)
     (gradient, of_table, carry), count = _over_blocks(blocks, rows, compute, start)
-    return encoder.module.rest(gradient | {WORDS: of_table}), carry, count
+    return encoder.module.stack(gradient | {WORDS: of_table}), carry, count
 
 
 def _pull_back_to_adapters(
@@ -239,24 +239,24 @@ def _pull_back_to_adapters(
     """As `_pull_back`; the base is a constant."""
     module = encoder.module
 
-    def prepare(adapters: Params) -> tuple[Params, Params]:
+    def unstack(adapters: Params) -> tuple[Params, Params]:
         attached = attach(params._replace(adapters=adapters), encoder.lora_scale)
-        return detach(module.prepare(attached, module.precision.products))
+        return detach(module.unstack(attached, module.precision.products))
 
-    apart, to_rest, frozen = jax.vjp(prepare, params.adapters, has_aux=True)
+    unstacked, to_stacked, frozen = jax.vjp(unstack, params.adapters, has_aux=True)
 
     def compute(total: tuple[Params, Any], block: _Packed) -> tuple[Params, Any]:
-        def embed(apart: Params) -> jax.Array:
-            prepared = unflatten_dict(frozen | apart)
-            return encoder.embed_words(prepared, prepared[WORDS][block.tokens], block.layout)
+        def embed(unstacked: Params) -> jax.Array:
+            unstacked = unflatten_dict(frozen | unstacked)
+            return encoder.embed_words(unstacked, unstacked[WORDS][block.tokens], block.layout)
 
-        embedded, back = jax.vjp(embed, apart)
+        embedded, back = jax.vjp(embed, unstacked)
         cotangent, carry = cotangent_of(total[1], embedded, block.place)
         return jax.tree.map(jnp.add, total[0], back(cotangent)[0]), carry
 
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), apart)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), unstacked)
     (gradient, carry), count = _over_blocks(blocks, rows, compute, (zeros, carry))
-    return to_rest(gradient)[0], carry, count
+    return to_stacked(gradient)[0], carry, count
 
 
 def count_tokens(blocks: Blocks, tokens: jax.Array, lengths: jax.Array) -> TokenCount:
@@ -334,10 +334,10 @@ def _over_blocks(
 
 def _pack(rows: _Rows, place: jax.Array, present: jax.Array, shape: Shape) -> _Packed:
     lengths = jnp.where(present, rows.lengths[place], 0)
-    where = layout(lengths, shape.tokens, shape.length)
-    row = place[jnp.minimum(where.row, shape.rows - 1)]
+    layout = packed_layout(lengths, shape.tokens, shape.length)
+    row = place[jnp.minimum(layout.row, shape.rows - 1)]
     if rows.dropout is not None:
-        digests = token_digests(rows.dropout.digests[row], where.position)
-        where = where._replace(dropout=dataclasses.replace(rows.dropout, digests=digests))
-    tokens = rows.tokens[row, jnp.minimum(where.position, rows.tokens.shape[1] - 1)]
-    return _Packed(tokens, where, jnp.where(present, place, rows.lengths.shape[0]))
+        digests = token_digests(rows.dropout.digests[row], layout.position)
+        layout = layout._replace(dropout=dataclasses.replace(rows.dropout, digests=digests))
+    tokens = rows.tokens[row, jnp.minimum(layout.position, rows.tokens.shape[1] - 1)]
+    return _Packed(tokens, layout, jnp.where(present, place, rows.lengths.shape[0]))

@@ -92,11 +92,11 @@ def open_safetensors(path: Path) -> dict[str, FileTensor]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredLeaf:
-    """A leaf of a parameter tree as it rests, of which nothing is in memory yet.
+    """A leaf of a tree of stacked parameters, of which nothing is in memory yet.
 
     Attributes:
         tensors: one per layer for a leaf that is `stacked`, else the one.
-        transposed: a kernel: (out, in) in the file, (in, out) at rest.
+        transposed: a kernel: (out, in) in the file, (in, out) in memory.
         dtype: of the parts that are read, whatever the file has.
     """
 

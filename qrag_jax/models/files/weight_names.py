@@ -1,4 +1,4 @@
-"""Weights under Hugging Face's names ↔ a trunk's parameter tree at rest, by a table per model."""
+"""Weights under Hugging Face's names ↔ a trunk's stacked parameters, by a table per model."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def stored_params(
     where: str,
     dtype: Any = np.float32,
 ) -> dict[str, Any]:
-    """The parameters of `module`, as they rest, of tensors under Hugging Face's names.
+    """The stacked parameters of `module`, of tensors under Hugging Face's names.
 
     Names and shapes are checked at once; no tensor is read before its leaf is.
 
@@ -157,7 +157,7 @@ def save_folder(
     Leaves are brought to the host one by one, those in files tensor by tensor.
 
     Args:
-        params: as they rest: `StoredLeaf`s, numpy or fully addressable jax arrays.
+        params: stacked: `StoredLeaf`s, numpy or fully addressable jax arrays.
         config_dict: the parsed `config.json` the encoder was made from.
         tokenizer_files_from, out: see `write_folder`.
 
@@ -187,7 +187,7 @@ def expected_shapes(table: NameTable, module: Trunk) -> dict[str, tuple[int, ...
 
 
 def _leaves(module: Trunk) -> Iterator[tuple[LeafPath, int, tuple[int, ...]]]:
-    """Every leaf at rest: its path, how many tensors it stacks, and the shape of one."""
+    """Every stacked leaf: its path, how many tensors it stacks, and the shape of one."""
     tree = jax.eval_shape(module.init_params, jax.random.key(0))
     for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
         path = tuple(key.key for key in keys)

@@ -73,11 +73,11 @@ class TextEncoder:
         return () if self.opening_id is None else (self.opening_id,)
 
     def init(self, key: jax.Array) -> Params:
-        """Random parameters of one tower, as they rest."""
+        """Random parameters of one tower, layers stacked."""
         return self.module.init_params(key)
 
     def tower(self, params: Params | Adapted, number: int) -> Params:
-        """The parameters, as they rest, of one of several towers stacked on axis 0.
+        """The stacked parameters of one of several towers stacked on axis 0.
 
         Where only adapters are stacked they stand beside the kernels of the shared base. With the
         tower's key of dropout if there is one.
@@ -91,14 +91,14 @@ class TextEncoder:
     def embed(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         """tokens `[B, L]` padded on the right, lengths `[B]` → float32 embeddings `[B, D]`.
 
-        `params` as they rest, without keys of dropout. A row of length 0 yields zeros.
+        `params` stacked, without keys of dropout. A row of length 0 yields zeros.
         """
-        prepared = self.module.prepare(params)
-        where = padded_layout(lengths, tokens.shape[1])
-        return self.embed_words(prepared, prepared[WORDS][tokens.reshape(-1)], where)
+        unstacked = self.module.unstack(params)
+        layout = padded_layout(lengths, tokens.shape[1])
+        return self.embed_words(unstacked, unstacked[WORDS][tokens.reshape(-1)], layout)
 
-    def embed_words(self, prepared: Params, words: jax.Array, where: Layout) -> jax.Array:
-        """R rows packed into T places as `where` says → float32 embeddings `[R, D]`.
+    def embed_words(self, unstacked: Params, words: jax.Array, layout: Layout) -> jax.Array:
+        """R rows packed into T places as `layout` says → float32 embeddings `[R, D]`.
 
         Args:
             prepared: parameters that `module.prepare` cut apart. words: `[T, D]`, rows of the
@@ -107,17 +107,17 @@ class TextEncoder:
         Returns:
             Zeros for a row of length 0.
         """
-        hidden = jnp.asarray(self.module.apply({"params": prepared}, words, where))
+        hidden = jnp.asarray(self.module.apply({"params": unstacked}, words, layout))
         if not self.normalise:
-            return pool(self.pooling, hidden, where, self.scale)
-        pooled = pool(self.pooling, hidden, where)
+            return pool(self.pooling, hidden, layout, self.scale)
+        pooled = pool(self.pooling, hidden, layout)
         # As torch's normalize, but with a gradient of 0, not NaN, where there is no row.
         squares = jnp.square(pooled).sum(axis=-1, keepdims=True)
         return self.scale * pooled * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
 
 
-def pool(pooling: str, hidden: jax.Array, where: Layout, scale: float = 1.0) -> jax.Array:
-    """One vector for each of R rows of hidden states `[T, D]` that stand as `where` says.
+def pool(pooling: str, hidden: jax.Array, layout: Layout, scale: float = 1.0) -> jax.Array:
+    """One vector for each of R rows of hidden states `[T, D]` that stand as `layout` says.
 
     Args:
         pooling: a name of `POOLINGS`. scale: factor on the result.
@@ -126,12 +126,14 @@ def pool(pooling: str, hidden: jax.Array, where: Layout, scale: float = 1.0) -> 
         float32 `[R, D]`, zeros for a row of length 0.
     """
     if pooling == MEAN:
-        member = where.row == jnp.arange(len(where.lengths))[:, None]
+        member = layout.row == jnp.arange(len(layout.lengths))[:, None]
         hidden = hidden.astype(jnp.float32)
         total = jnp.einsum("rt,td->rd", member.astype(jnp.float32), hidden)
-        return scale * total / jnp.maximum(where.lengths, 1)[:, None].astype(jnp.float32)
-    number = jnp.maximum(where.lengths - 1, 0) if pooling == LAST else jnp.zeros_like(where.lengths)
-    place = jnp.take_along_axis(where.place, number[:, None], axis=1)[:, 0]
+        return scale * total / jnp.maximum(layout.lengths, 1)[:, None].astype(jnp.float32)
+    number = (
+        jnp.maximum(layout.lengths - 1, 0) if pooling == LAST else jnp.zeros_like(layout.lengths)
+    )
+    place = jnp.take_along_axis(layout.place, number[:, None], axis=1)[:, 0]
     # An absent row may share its place with a present one, which must get no gradient from it.
-    one = jnp.where(where.lengths[:, None] > 0, hidden[place], 0)
+    one = jnp.where(layout.lengths[:, None] > 0, hidden[place], 0)
     return scale * one.astype(jnp.float32)

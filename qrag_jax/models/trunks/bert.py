@@ -45,7 +45,7 @@ def _gelu_backward(x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
 
 gelu.defvjp(lambda x: (gelu(x), x), _gelu_backward)
 
-PROJECTIONS = ("query", "key", "value")  # three maps at rest, as in every BERT folder
+PROJECTIONS = ("query", "key", "value")  # three maps in the file, as in every BERT folder
 QKV = "query_key_value"  # computed as one
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -126,26 +126,26 @@ class BertLayer(nn.Module):
     precision: Precision
 
     @nn.compact
-    def __call__(self, x: jax.Array, where: Layout) -> jax.Array:
+    def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
         """x `[T, H]`, its rows standing as `where` says → `[T, H]`."""
         c = self.config
         width = x.shape[-1]
-        projected = to_rows(self._linear(3 * width, QKV)(x, where.dropout), where)
+        projected = to_rows(self._linear(3 * width, QKV)(x, layout.dropout), layout)
         rows, length, _ = projected.shape
         heads = (rows, length, 3, c.num_attention_heads, width // c.num_attention_heads)
         query, key, value = jnp.moveaxis(projected.reshape(heads), 2, 0)
-        lengths = jnp.maximum(where.lengths, 1)
-        kept = kept_weights(where.dropout, where.place, c.num_attention_heads)
+        lengths = jnp.maximum(layout.lengths, 1)
+        kept = kept_weights(layout.dropout, layout.place, c.num_attention_heads)
         products = self.precision.products
         attended = padded_attention(query, key, value, lengths, products, kept=kept)
-        attended = from_rows(attended.reshape(rows, length, width), where)
-        attended = self._linear(width, "attention_output")(attended, where.dropout)
-        attended = drop_hidden(attended, where.dropout, ATTENTION_OUTPUT)
+        attended = from_rows(attended.reshape(rows, length, width), layout)
+        attended = self._linear(width, "attention_output")(attended, layout.dropout)
+        attended = drop_hidden(attended, layout.dropout, ATTENTION_OUTPUT)
         x = self._norm("attention_norm")(x + attended)
-        hidden = self._linear(c.intermediate_size, "intermediate")(x, where.dropout)
+        hidden = self._linear(c.intermediate_size, "intermediate")(x, layout.dropout)
         hidden = ACTIVATIONS[c.hidden_act](hidden)
-        hidden = self._linear(width, "output")(hidden, where.dropout)
-        hidden = drop_hidden(hidden, where.dropout, OUTPUT)
+        hidden = self._linear(width, "output")(hidden, layout.dropout)
+        hidden = drop_hidden(hidden, layout.dropout, OUTPUT)
         return self._norm("output_norm")(x + hidden)
 
     def _linear(self, features: int, name: str) -> Linear:
@@ -187,24 +187,24 @@ class Bert(LayeredTrunk):
             for i in range(c.num_hidden_layers)
         ]
 
-    def __call__(self, words: jax.Array, where: Layout) -> jax.Array:
+    def __call__(self, words: jax.Array, layout: Layout) -> jax.Array:
         """words `[T, H]`, rows of the word table, standing as `where` says.
 
         Returns:
             hidden states `[T, H]`; at unused places they are finite but mean nothing.
         """
         positions = jnp.asarray(self.tables["position_embeddings"])[
-            where.position + self.config.first_position
+            layout.position + self.config.first_position
         ]
         x = self.embedding_norm(words + positions + self.tables["token_type_embeddings"][0])
-        x = drop_hidden(x, where.at_depth(0).dropout, EMBEDDINGS)
+        x = drop_hidden(x, layout.at_depth(0).dropout, EMBEDDINGS)
         for number, layer in enumerate(self.layers):
             module = BertLayer(self.config, self.precision, parent=None)
-            x = apply_layer(module, self.remat, layer, x, where.at_depth(number + 1))
+            x = apply_layer(module, self.remat, layer, x, layout.at_depth(number + 1))
         return x
 
     def join(self, layer: Params) -> Params:
-        """Three maps that rest apart, as one."""
+        """Three maps that are stored apart, as one."""
         layer[QKV] = side_by_side([layer.pop(name) for name in PROJECTIONS])
         return layer
 

@@ -76,7 +76,7 @@ PARTITION_RULES = (
 def params_from_tensors(
     tensors: Mapping[str, np.ndarray], config: BertConfig, where: str
 ) -> dict[str, Any]:
-    """The parameters of `Bert(config)`, as they rest (see `weight_names.params_from_tensors`)."""
+    """The parameters of `Bert(config)`, stacked (see `weight_names.params_from_tensors`)."""
     return weight_names.params_from_tensors(TABLE, Bert(config), tensors, where)
 
 

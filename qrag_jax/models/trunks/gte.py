@@ -2,7 +2,7 @@
 keys in the place of position embeddings, and a gated feed-forward.
 
 The trunk of gte-multilingual-base and gte-base-en-v1.5, whose class is called NewModel and whose
-model_type is "new" (huggingface.co/Alibaba-NLP/new-impl). Two maps are packed, at rest as well:
+model_type is "new" (huggingface.co/Alibaba-NLP/new-impl). Two maps are packed, in the files as well:
 queries, keys and values are one, and so are the feed-forward's two halves (first the one that is
 gated, then the gate).
 """
@@ -163,29 +163,29 @@ class GteLayer(nn.Module):
     precision: Precision
 
     @nn.compact
-    def __call__(self, x: jax.Array, where: Layout, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        """x `[T, H]`, its rows standing as `where` says; cos, sin `[T, head_dim/2]` → `[T, H]`."""
+    def __call__(self, x: jax.Array, layout: Layout, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        """x `[T, H]`, its rows standing as `layout` says; cos, sin `[T, head_dim/2]` → `[T, H]`."""
         c, width = self.config, x.shape[-1]
-        projected = self._linear(3 * width, QKV)(x, where.dropout)
+        projected = self._linear(3 * width, QKV)(x, layout.dropout)
         heads = projected.reshape(len(x), 3, c.num_attention_heads, c.head_dim)
         turned = (rotate_halves(heads[:, i], cos, sin) for i in (0, 1))
-        rows, length = where.place.shape
+        rows, length = layout.place.shape
         query, key, value = (
-            to_rows(part.reshape(len(x), width), where).reshape(rows, length, -1, c.head_dim)
+            to_rows(part.reshape(len(x), width), layout).reshape(rows, length, -1, c.head_dim)
             for part in (*turned, heads[:, 2])
         )
-        lengths, products = jnp.maximum(where.lengths, 1), self.precision.products
-        kept = kept_weights(where.dropout, where.place, c.num_attention_heads)
+        lengths, products = jnp.maximum(layout.lengths, 1), self.precision.products
+        kept = kept_weights(layout.dropout, layout.place, c.num_attention_heads)
         attended = padded_attention(query, key, value, lengths, products, kept=kept)
-        attended = from_rows(attended.reshape(rows, length, width), where)
-        attended = self._linear(width, "attention_output")(attended, where.dropout)
-        attended = drop_hidden(attended, where.dropout, ATTENTION_OUTPUT)
+        attended = from_rows(attended.reshape(rows, length, width), layout)
+        attended = self._linear(width, "attention_output")(attended, layout.dropout)
+        attended = drop_hidden(attended, layout.dropout, ATTENTION_OUTPUT)
         x = self._norm("attention_norm")(x + attended)
-        both = self._linear(2 * c.intermediate_size, UP_GATE, bias=False)(x, where.dropout)
+        both = self._linear(2 * c.intermediate_size, UP_GATE, bias=False)(x, layout.dropout)
         up, gate = jnp.split(both, 2, axis=-1)
-        hidden = drop_hidden(ACTIVATIONS[c.hidden_act](gate) * up, where.dropout, GATED)
-        hidden = self._linear(width, "down")(hidden, where.dropout)
-        hidden = drop_hidden(hidden, where.dropout, OUTPUT)
+        hidden = drop_hidden(ACTIVATIONS[c.hidden_act](gate) * up, layout.dropout, GATED)
+        hidden = self._linear(width, "down")(hidden, layout.dropout)
+        hidden = drop_hidden(hidden, layout.dropout, OUTPUT)
         return self._norm("output_norm")(x + hidden)
 
     def _linear(self, features: int, name: str, bias: bool = True) -> Linear:
@@ -200,8 +200,8 @@ class GteLayer(nn.Module):
     def init_params(self, key: jax.Array) -> Params:
         """Random parameters of one layer."""
         x, angle = jnp.zeros((1, self.config.hidden_size)), jnp.zeros(self.config.head_dim // 2)
-        where = padded_layout(jnp.ones(1, jnp.int32), 1)
-        return self.init(key, x, where, angle[None], angle[None])["params"]
+        layout = padded_layout(jnp.ones(1, jnp.int32), 1)
+        return self.init(key, x, layout, angle[None], angle[None])["params"]
 
 
 class Gte(LayeredTrunk):
@@ -225,8 +225,8 @@ class Gte(LayeredTrunk):
             for i in range(c.num_hidden_layers)
         ]
 
-    def __call__(self, words: jax.Array, where: Layout) -> jax.Array:
-        """words `[T, H]`, rows of the word table, standing as `where` says.
+    def __call__(self, words: jax.Array, layout: Layout) -> jax.Array:
+        """words `[T, H]`, rows of the word table, standing as `layout` says.
 
         Returns:
             hidden states `[T, H]`; at unused places they are finite but mean nothing.
@@ -234,9 +234,9 @@ class Gte(LayeredTrunk):
         c = self.config
         if c.type_vocab_size:
             words = words + self.tables["token_type_embeddings"][0]
-        x = drop_hidden(self.embedding_norm(words), where.at_depth(0).dropout, EMBEDDINGS)
-        cos, sin = angles_at(where.position, frequencies(c), where.place.shape[1] - 1)
+        x = drop_hidden(self.embedding_norm(words), layout.at_depth(0).dropout, EMBEDDINGS)
+        cos, sin = angles_at(layout.position, frequencies(c), layout.place.shape[1] - 1)
         module = GteLayer(c, self.precision, parent=None)
         for number, layer in enumerate(self.layers):
-            x = apply_layer(module, self.remat, layer, x, where.at_depth(number + 1), cos, sin)
+            x = apply_layer(module, self.remat, layer, x, layout.at_depth(number + 1), cos, sin)
         return x

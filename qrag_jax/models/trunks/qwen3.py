@@ -28,7 +28,7 @@ from qrag_jax.models.trunks.trunk import (
     layer_params,
 )
 
-# Maps that rest apart, as in every Qwen3 folder, and are computed as one.
+# Maps that are stored apart, as in every Qwen3 folder, and are computed as one.
 FUSED = {"query_key_value": ("query", "key", "value"), "gate_up": ("gate", "up")}
 QKV, GATE_UP = FUSED
 ROPE_FIELDS = {"rope_theta", "rope_type", "type"}  # of a rope that is not scaled
@@ -111,33 +111,33 @@ class Qwen3Layer(nn.Module):
     precision: Precision
 
     @nn.compact
-    def __call__(self, x: jax.Array, where: Layout, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        """x `[T, H]`, its rows standing as `where` says; cos, sin `[T, head_dim/2]` → `[T, H]`."""
+    def __call__(self, x: jax.Array, layout: Layout, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        """x `[T, H]`, its rows standing as `layout` says; cos, sin `[T, head_dim/2]` → `[T, H]`."""
         c = self.config
         heads, groups = c.num_attention_heads, c.num_key_value_heads
         bias = c.attention_bias
         normed = self._norm("attention_norm")(x)
         features = (heads + 2 * groups) * c.head_dim
-        projected = self._linear(features, QKV, bias)(normed, where.dropout)
+        projected = self._linear(features, QKV, bias)(normed, layout.dropout)
         projected = projected.reshape(len(x), heads + 2 * groups, c.head_dim)
         query, key, value = jnp.split(projected, (heads, heads + groups), axis=1)
         query = rotate_halves(self._norm("query_norm")(query), cos, sin)
         key = rotate_halves(self._norm("key_norm")(key), cos, sin)
-        rows, length = where.place.shape
+        rows, length = layout.place.shape
         query, key, value = (
-            to_rows(x.reshape(len(x), -1), where).reshape(rows, length, -1, c.head_dim)
+            to_rows(x.reshape(len(x), -1), layout).reshape(rows, length, -1, c.head_dim)
             for x in (query, key, value)
         )
-        lengths = jnp.maximum(where.lengths, 1)
+        lengths = jnp.maximum(layout.lengths, 1)
         products = self.precision.products
         attended = padded_attention(query, key, value, lengths, products, causal=True)
-        attended = from_rows(attended.reshape(rows, length, -1), where)
+        attended = from_rows(attended.reshape(rows, length, -1), layout)
         attention_output = self._linear(c.hidden_size, "attention_output", bias)
-        x = x + attention_output(attended, where.dropout)
+        x = x + attention_output(attended, layout.dropout)
         normed = self._norm("feed_forward_norm")(x)
-        both = self._linear(2 * c.intermediate_size, GATE_UP)(normed, where.dropout)
+        both = self._linear(2 * c.intermediate_size, GATE_UP)(normed, layout.dropout)
         gate, up = jnp.split(both, 2, axis=-1)
-        return x + self._linear(c.hidden_size, "down")(jax.nn.silu(gate) * up, where.dropout)
+        return x + self._linear(c.hidden_size, "down")(jax.nn.silu(gate) * up, layout.dropout)
 
     def _linear(self, features: int, name: str, bias: bool = False) -> Linear:
         return Linear(features, self.precision.products, use_bias=bias, name=name)
@@ -148,8 +148,8 @@ class Qwen3Layer(nn.Module):
     def init_params(self, key: jax.Array) -> Params:
         """Random parameters of one layer."""
         x, angle = jnp.zeros((1, self.config.hidden_size)), jnp.zeros(self.config.head_dim // 2)
-        where = padded_layout(jnp.ones(1, jnp.int32), 1)
-        return self.init(key, x, where, angle[None], angle[None])["params"]
+        layout = padded_layout(jnp.ones(1, jnp.int32), 1)
+        return self.init(key, x, layout, angle[None], angle[None])["params"]
 
 
 def rms_norm(config: Qwen3Config, precision: Precision, name: str | None = None) -> nn.RMSNorm:
@@ -173,24 +173,24 @@ class Qwen3(LayeredTrunk):
         ]
         self.final_norm = rms_norm(c, self.precision)
 
-    def __call__(self, words: jax.Array, where: Layout) -> jax.Array:
-        """words `[T, H]`, rows of the word table, standing as `where` says.
+    def __call__(self, words: jax.Array, layout: Layout) -> jax.Array:
+        """words `[T, H]`, rows of the word table, standing as `layout` says.
 
         Returns:
             hidden states `[T, H]`; at unused places they are finite but mean nothing.
         """
         c = self.config
-        last = where.place.shape[1] - 1
+        last = layout.place.shape[1] - 1
         # `angles` serves two halves of a width: one half is a head here.
-        cos, sin = angles(where.position, 2 * c.head_dim, last, c.rope_theta)
+        cos, sin = angles(layout.position, 2 * c.head_dim, last, c.rope_theta)
         module = Qwen3Layer(c, self.precision, parent=None)
         x = words.astype(self.precision.activations)
         for layer in self.layers:
-            x = apply_layer(module, self.remat, layer, x, where, cos, sin)
+            x = apply_layer(module, self.remat, layer, x, layout, cos, sin)
         return self.final_norm(x)
 
     def join(self, layer: Params) -> Params:
-        """The `FUSED` maps, each of those that rest apart."""
+        """The `FUSED` maps, each of those that are stored apart."""
         for fused, names in FUSED.items():
             layer[fused] = side_by_side([layer.pop(name) for name in names])
         return layer

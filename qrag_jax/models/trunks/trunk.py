@@ -1,7 +1,7 @@
 """What every trunk offers to pooling, packing and training, and how its layers are applied.
 
-At rest the layers' parameters are stacked on one axis (few, large arrays for the optimizer, the
-checkpoint and the mesh). To compute, `prepare` cuts them apart once, outside of any loop: a scan
+Stored, the layers' parameters are stacked on one axis (few, large arrays for the optimizer, the
+checkpoint and the mesh). To compute, `unstack` cuts them apart once, outside of any loop: a scan
 over stacked layers would copy weights and activations in and out of the stacks in every pass.
 """
 
@@ -20,7 +20,7 @@ from qrag_jax.models.compute.precision import Precision
 
 Params = Any  # a pytree of arrays
 WORDS = "word_embeddings"  # the leaf of a trunk's parameters that tokens are looked up in, [V, H]
-LAYERS = "layers"  # the subtree at rest whose leaves have a leading axis, one entry a layer
+LAYERS = "layers"  # the subtree whose leaves have a leading axis, one entry a layer
 
 # What a layer keeps for its gradient; the rest is computed again.
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
@@ -46,8 +46,8 @@ class TrunkConfig(Protocol):
 class Trunk(Protocol):
     """A Flax module from packed word vectors to last hidden states.
 
-    `apply({"params": prepared}, words [T, H], where) -> [T, H]`: words are rows of the table
-    `WORDS`, standing as `where` says; at unused places the result is finite but means nothing.
+    `apply({"params": prepared}, words [T, H], layout) -> [T, H]`: words are rows of the table
+    `WORDS`, standing as `layout` says; at unused places the result is finite but means nothing.
     """
 
     @property
@@ -56,19 +56,19 @@ class Trunk(Protocol):
     def precision(self) -> Precision: ...
 
     def init_params(self, key: jax.Array) -> Params:
-        """Random parameters, as they rest: those under `LAYERS` stacked on a leading axis."""
+        """Random parameters, those under `LAYERS` stacked on a leading axis."""
         ...
 
-    def prepare(self, params: Params, kernel_dtype: jnp.dtype = ...) -> Params:
-        """Parameters at rest → as `apply` takes them, kernels in `kernel_dtype`."""
+    def unstack(self, params: Params, kernel_dtype: jnp.dtype = ...) -> Params:
+        """Stacked parameters → as `apply` takes them, kernels in `kernel_dtype`."""
         ...
 
-    def rest(self, apart: Params) -> Params:
-        """The inverse of `prepare`, for gradients too."""
+    def stack(self, unstacked: Params) -> Params:
+        """The inverse of `unstack`, for gradients too."""
         ...
 
     def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        """tokens `[B, L]` padded on the right, lengths `[B]` → `[B, L, H]`; `params` at rest."""
+        """tokens `[B, L]` padded on the right, lengths `[B]` → `[B, L, H]`; `params` stacked."""
         ...
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any: ...
@@ -88,7 +88,7 @@ class LayeredTrunk(nn.Module):
     remat: str = "none"
 
     def join(self, layer: Params) -> Params:
-        """One layer's parameters as they rest → with the maps that are computed as one."""
+        """One layer's parameters → with the maps that are computed as one."""
         return layer
 
     def split(self, layer: Params) -> Params:
@@ -98,32 +98,34 @@ class LayeredTrunk(nn.Module):
     def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         """tokens `[B, L]` padded on the right, lengths `[B]` → hidden states `[B, L, H]`.
 
-        `params` as they rest. Positions ≥ length are finite but mean nothing.
+        `params` stacked. Positions ≥ length are finite but mean nothing.
         """
-        apart = self.prepare(params)
-        where = padded_layout(lengths, tokens.shape[1])
-        hidden = self.apply({"params": apart}, apart[WORDS][tokens.reshape(-1)], where)
+        unstacked = self.unstack(params)
+        layout = padded_layout(lengths, tokens.shape[1])
+        hidden = self.apply({"params": unstacked}, unstacked[WORDS][tokens.reshape(-1)], layout)
         return jnp.asarray(hidden).reshape(*tokens.shape, -1)
 
     def init_params(self, key: jax.Array) -> Params:
-        """Random parameters, as they rest: `layers` stacked on a leading axis."""
+        """Random parameters, `layers` stacked on a leading axis."""
         words = jnp.zeros((1, self.config.hidden_size))
         params = self.init(key, words, padded_layout(jnp.ones(1, jnp.int32), 1))["params"]
-        return self.rest(params)
+        return self.stack(params)
 
-    def prepare(self, params: Params, kernel_dtype: jnp.dtype = jnp.float32) -> Params:
-        """Parameters at rest → as `apply` takes them: `layers_0`, …, each of them joined.
+    def unstack(self, params: Params, kernel_dtype: jnp.dtype = jnp.float32) -> Params:
+        """Stacked parameters → as `apply` takes them: `layers_0`, …, each of them joined.
 
         Kernels are converted to `kernel_dtype` here, once, instead of at every use.
         """
-        apart, layers = cut_layers(params, self.config.num_hidden_layers, kernel_dtype)
-        return apart | {f"layers_{i}": self.join(layer) for i, layer in enumerate(layers)}
+        unstacked, layers = cut_layers(params, self.config.num_hidden_layers, kernel_dtype)
+        return unstacked | {f"layers_{i}": self.join(layer) for i, layer in enumerate(layers)}
 
-    def rest(self, apart: Params) -> Params:
-        """The inverse of `prepare`."""
-        outside = {name: leaf for name, leaf in apart.items() if not name.startswith("layers_")}
+    def stack(self, unstacked: Params) -> Params:
+        """The inverse of `unstack`."""
+        outside = {name: leaf for name, leaf in unstacked.items() if not name.startswith("layers_")}
         count = self.config.num_hidden_layers
-        return stack_layers(outside, [self.split(dict(apart[f"layers_{i}"])) for i in range(count)])
+        return stack_layers(
+            outside, [self.split(dict(unstacked[f"layers_{i}"])) for i in range(count)]
+        )
 
 
 def layer_params(trunk: nn.Module, number: int, layer: Any) -> Params:
@@ -139,16 +141,21 @@ def layer_params(trunk: nn.Module, number: int, layer: Any) -> Params:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def apply_layer(
-    layer: nn.Module, remat: str, params: Params, x: jax.Array, where: Layout, *constants: jax.Array
+    layer: nn.Module,
+    remat: str,
+    params: Params,
+    x: jax.Array,
+    layout: Layout,
+    *constants: jax.Array,
 ) -> jax.Array:
-    """`layer(x, where, *constants)`. Under jit it is traced once for all layers of one shape.
+    """`layer(x, layout, *constants)`. Under jit it is traced once for all layers of one shape.
 
     Args:
         layer: without a parent. remat: a name of `REMAT_POLICIES`.
     """
 
     def apply(params: Params, x: jax.Array) -> jax.Array:
-        return jnp.asarray(layer.apply({"params": params}, x, where, *constants))
+        return jnp.asarray(layer.apply({"params": params}, x, layout, *constants))
 
     if remat != "none":
         apply = jax.checkpoint(apply, policy=REMAT_POLICIES[remat], prevent_cse=True)
@@ -156,7 +163,7 @@ def apply_layer(
 
 
 def cut_layers(params: Params, count: int, kernel_dtype: jnp.dtype) -> tuple[Params, list[Params]]:
-    """Parameters at rest → those outside of the layers, and each layer's own.
+    """Stacked parameters → those outside of the layers, and each layer's own.
 
     Kernels of layers are converted to `kernel_dtype` here, once, instead of at every use.
     """

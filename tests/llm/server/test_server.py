@@ -45,7 +45,7 @@ def test_it_is_waited_for_and_leaves_nothing(
 ) -> None:
     monkeypatch.setenv("STAND_IN_DELAY", "1")
     said: list[str] = []
-    with Server(config, say=said.append, say_every=0.3) as server:
+    with Server(config, log=said.append, log_every=0.3) as server:
         assert server.alive()
         assert server.name == "little"
         assert Endpoint(server.url).model_names() == ("little",)
@@ -77,7 +77,7 @@ def test_what_it_is_started_with(
         arguments=("--enforce-eager", "--seed", "3"),
         api_key_env="SOME_KEY",
     )
-    with Server(config, say=lambda line: None) as server:
+    with Server(config, log=lambda line: None) as server:
         assert Endpoint(server.url).get("/v1/models").status == 401
         assert Endpoint(server.url, KEY).model_names() == ("little",)
         commands = [
@@ -155,7 +155,7 @@ def test_a_free_port_that_another_took_meanwhile(
     config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN", "port lost")
-    with Server(config, say=lambda line: None) as server:
+    with Server(config, log=lambda line: None) as server:
         assert Endpoint(server.url).model_names() == ("little",)
         assert server.restarts == 0
     first, second = (
@@ -164,7 +164,7 @@ def test_a_free_port_that_another_took_meanwhile(
     assert server.url == f"http://127.0.0.1:{second}/v1"
     stand_in.python.with_name("starts.jsonl").unlink()
     with pytest.raises(InputError, match="Address already in use"):
-        Server(changed(config, port=int(first)), say=lambda line: None).start()
+        Server(changed(config, port=int(first)), log=lambda line: None).start()
     assert len(stand_in.starts()) == 1
 
 
@@ -184,7 +184,7 @@ def test_one_that_will_not_stop(
     config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN", "stubborn")
-    with Server(config, say=lambda line: None):
+    with Server(config, log=lambda line: None):
         assert len(stand_in.pids()) == 2
         began = time.monotonic()
     assert 1.0 <= time.monotonic() - began < 6.0
@@ -202,7 +202,7 @@ def test_killed_it_comes_back(victim: str, config: ServerConfig, stand_in: Stand
     calls: list[str] = []
     server = Server(
         config,
-        say=said.append,
+        log=said.append,
         on_down=lambda: calls.append(f"down {server.alive()}"),
         on_up=lambda: calls.append(f"up {server.alive()}"),
     )
@@ -227,7 +227,7 @@ def test_it_is_given_up(
 ) -> None:
     monkeypatch.setenv("STAND_IN", "dies again")
     said: list[str] = []
-    with Server(changed(config, restarts=2), say=said.append) as server:
+    with Server(changed(config, restarts=2), log=said.append) as server:
         os.kill(stand_in.pids()[0], signal.SIGKILL)
         wait_until(lambda: server.failure)
         assert "given up after 2 restarts: vLLM died at start" in server.failure
@@ -245,7 +245,7 @@ def test_a_hand_over_that_fails_is_a_start_that_fails(
     def hand_over() -> None:
         raise RuntimeError("no weights")
 
-    server = Server(changed(config, restarts=1), say=lambda line: None, on_up=hand_over)
+    server = Server(changed(config, restarts=1), log=lambda line: None, on_up=hand_over)
     with server:
         os.kill(stand_in.pids()[0], signal.SIGKILL)
         wait_until(lambda: server.failure)
@@ -255,7 +255,7 @@ def test_a_hand_over_that_fails_is_a_start_that_fails(
 
 def test_stopped_between_two_starts(config: ServerConfig, stand_in: StandIn) -> None:
     said: list[str] = []
-    with Server(changed(config, backoff=50.0), say=said.append):
+    with Server(changed(config, backoff=50.0), log=said.append):
         os.kill(stand_in.pids()[0], signal.SIGKILL)
         wait_until(lambda: any("in 50 s" in line for line in said))
         began = time.monotonic()
@@ -306,7 +306,7 @@ def test_it_does_not_outlive_the_trainer(end: str, config: ServerConfig, stand_i
 
 
 def test_one_that_is_there_already(config: ServerConfig, tmp_path: Path) -> None:
-    with Server(config, say=lambda line: None) as own:
+    with Server(config, log=lambda line: None) as own:
         llm = {"url": own.url, "model": "little", "server": {}}
         with sidecar(llm, tmp_path) as server:
             assert isinstance(server, Existing)

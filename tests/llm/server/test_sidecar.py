@@ -97,7 +97,7 @@ class Served:
                 api_key_env="QRAG_TEST_KEY",
                 arguments=("--enforce-eager", "--enable-scale-out"),
             ),
-            say=self.lines.append,
+            log=self.lines.append,
             on_down=lambda: self.publisher.forget(),
             on_up=lambda: self.publisher.republish(),
         ).start()

@@ -15,8 +15,8 @@ from qrag_jax.models.compute.packing import (
     choose_blocks,
     choose_lengths,
     from_rows,
-    layout,
     next_block,
+    packed_layout,
     padded_layout,
     rows_of_block,
     to_rows,
@@ -33,32 +33,32 @@ def places_by_hand(lengths: np.ndarray) -> list[tuple[int, int]]:
 
 
 def test_layout_puts_rows_end_to_end() -> None:
-    where = layout(jnp.asarray(LENGTHS), TOKENS, LENGTH)
+    layout = packed_layout(jnp.asarray(LENGTHS), TOKENS, LENGTH)
     used = places_by_hand(LENGTHS)
-    found = list(zip(where.row.tolist(), where.position.tolist(), strict=True))
+    found = list(zip(layout.row.tolist(), layout.position.tolist(), strict=True))
     assert found[: len(used)] == used
     assert [row for row, _ in found[len(used) :]] == [len(LENGTHS)] * (TOKENS - len(used))
     for place, (row, position) in enumerate(used):
-        assert where.place[row, position] == place
+        assert layout.place[row, position] == place
 
 
 @pytest.mark.parametrize("full", [False, True])
 def test_rows_and_back(full) -> None:
     lengths = np.array([6, 6], np.int32) if full else LENGTHS
-    where = layout(jnp.asarray(lengths), TOKENS, LENGTH)
+    layout = packed_layout(jnp.asarray(lengths), TOKENS, LENGTH)
     packed = np.random.default_rng(0).standard_normal((TOKENS, 4)).astype(np.float32)
-    rows = np.asarray(to_rows(packed, where))
+    rows = np.asarray(to_rows(packed, layout))
     assert rows.shape == (len(lengths), LENGTH, 4)
     used = places_by_hand(lengths)
     for place, (row, position) in enumerate(used):
         np.testing.assert_array_equal(rows[row, position], packed[place])
-    back = np.asarray(from_rows(rows, where))
+    back = np.asarray(from_rows(rows, layout))
     np.testing.assert_array_equal(back[: len(used)], packed[: len(used)])
     np.testing.assert_array_equal(back[len(used) :], 0)
 
 
 def test_gradients_of_the_moves_are_those_of_the_indexing() -> None:
-    where = layout(jnp.asarray(LENGTHS), TOKENS, LENGTH)
+    layout = packed_layout(jnp.asarray(LENGTHS), TOKENS, LENGTH)
     rng = np.random.default_rng(1)
     inside = (np.arange(LENGTH) < LENGTHS[:, None])[..., None]
     packed = rng.standard_normal((TOKENS, 3)).astype(np.float32)
@@ -66,23 +66,23 @@ def test_gradients_of_the_moves_are_those_of_the_indexing() -> None:
     of_rows = rng.standard_normal(rows.shape).astype(np.float32) * inside
     of_packed = rng.standard_normal(packed.shape).astype(np.float32)
 
-    found = jax.vjp(lambda x: to_rows(x, where), packed)[1](of_rows)[0]
-    expected = jax.vjp(lambda x: x[where.place], packed)[1](of_rows)[0]
+    found = jax.vjp(lambda x: to_rows(x, layout), packed)[1](of_rows)[0]
+    expected = jax.vjp(lambda x: x[layout.place], packed)[1](of_rows)[0]
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
     expected = np.zeros_like(rows)
     for place, (row, position) in enumerate(places_by_hand(LENGTHS)):
         expected[row, position] = of_packed[place]
-    found = jax.vjp(lambda x: from_rows(x, where), rows)[1](of_packed)[0]
+    found = jax.vjp(lambda x: from_rows(x, layout), rows)[1](of_packed)[0]
     np.testing.assert_array_equal(found, expected)
 
 
 def test_padded_layout_is_a_flat_array_of_padded_rows() -> None:
-    where = padded_layout(jnp.asarray(LENGTHS), LENGTH)
+    layout = padded_layout(jnp.asarray(LENGTHS), LENGTH)
     flat = np.arange(len(LENGTHS) * LENGTH * 2.0).reshape(-1, 2).astype(np.float32)
-    np.testing.assert_array_equal(to_rows(flat, where), flat.reshape(-1, LENGTH, 2))
+    np.testing.assert_array_equal(to_rows(flat, layout), flat.reshape(-1, LENGTH, 2))
     inside = (np.arange(LENGTH) < LENGTHS[:, None]).reshape(-1, 1)
-    np.testing.assert_array_equal(from_rows(to_rows(flat, where), where), flat * inside)
+    np.testing.assert_array_equal(from_rows(to_rows(flat, layout), layout), flat * inside)
 
 
 def filled_by_hand(blocks: Blocks, lengths: list[int]) -> list[tuple[int, int, list[int]]]:
