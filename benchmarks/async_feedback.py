@@ -3,11 +3,11 @@ rewards come from the supporting facts, in turns in one process."""
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -15,17 +15,10 @@ from ml_collections import ConfigDict
 from benchmarks.llm_client import echo_server
 from benchmarks.report import Case
 from configs import quickstart
-from qrag_jax import experiment, train
-from qrag_jax.data.episodes import training_batches
-from qrag_jax.deferred_steps import DeferredSteps
-from qrag_jax.feedback.service import open_rewards
-from qrag_jax.learners import placement
-from qrag_jax.learners.optimizers import make_optimizer
-from qrag_jax.learners.pqn import TrainState
-from qrag_jax.programs import Programs
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.steps import Batches, FusedSteps, Steps
+from qrag_jax.runtime.run import Run
+from qrag_jax.systems import q_rag
+from qrag_jax.systems.q_rag_config import complete
 
 # Answers that take so long, with so many batches in flight that they may.
 SECONDS, STALENESS, ROUNDS, STEPS = 2.0, 1, 9, 6
@@ -35,17 +28,16 @@ QUICK_SECONDS, QUICK_STALENESS, QUICK_ROUNDS, QUICK_STEPS = 0.2, 16, 3, 20
 class Side:
     """One way to step, with a state of its own."""
 
-    def __init__(self, steps: Steps, state: TrainState) -> None:
-        self.steps, self.state, self.number = steps, state, 0
-        self.steps.begin([])
+    def __init__(self, system: q_rag.QRag, run: Run) -> None:
+        self.system, self.state, self.number = system, system.first_state(), 0
+        self.experience = system.experience(run, StopSignal())
 
     def go(self, count: int) -> float:
         """Seconds for so many steps."""
         before = time.perf_counter()
         for _ in range(count):
-            stepped = self.steps.step(self.state, self.number, StopSignal())
-            assert stepped is not None
-            self.state, metrics = stepped
+            episodes = self.experience.next(self.state, self.number, StopSignal())
+            self.state, metrics = self.system.update(self.state, episodes)
             self.number += 1
         jax.block_until_ready(metrics)
         return time.perf_counter() - before
@@ -57,46 +49,27 @@ def cases(quick: bool) -> list[Case]:
     rounds, count = (QUICK_ROUNDS, QUICK_STEPS) if quick else (ROUNDS, STEPS)
     with echo_server(seconds) as url, tempfile.TemporaryDirectory() as folder:
         config = quickstart.get_config("tiny" if quick else "").unlock()
-        config.reward.update(name="answer_f1", staleness=staleness)
+        config.reward.name = "answer_f1"
+        complete(config)
+        config.reward.staleness = staleness
         config.llm.update(url=url, model="echo", cache="", concurrency=1024)
         config.train.steps = 10_000
         if not quick:
             config.data.synthetic.train = 1000
+        q_rag.check(config)  # takes away the section of a server of our own
         return _measured(config, Path(folder), rounds, count, seconds)
 
 
 def _measured(
     config: ConfigDict, workdir: Path, rounds: int, count: int, answers: float
 ) -> list[Case]:
-    mesh = make_mesh(config.runtime.mesh)
-    inputs = train.load_inputs(config, workdir)
-    optimizer, tower = make_optimizer(experiment.optimizer_config(config)), inputs.encoder.trained
-    shardings = placement.state_shardings(mesh, (), tower, optimizer)
-    programs = Programs(config, mesh, shardings, inputs)
-
-    def batches() -> Batches:
-        weights = experiment.mixture_shares(config, inputs.stores)
-        size = config.train.batch_size
-        settings: dict[str, Any] = {"batch_size": size, "seed": config.seed}
-        return Batches(mesh, training_batches(inputs.stores, weights, inputs.shape, **settings))
-
-    def state() -> TrainState:
-        return placement.first_state(shardings, tower, optimizer, config.seed)
-
-    with open_rewards(config, workdir, print) as opening:
-        rewards = opening.ready(StopSignal())
-        assert rewards is not None
-        deferred = DeferredSteps(
-            mesh,
-            programs.play_step,
-            programs.learn_step,
-            batches(),
-            inputs.train_samples,
-            rewards,
-            config.reward.staleness,
-            config.train.steps,
-        )
-        facts, model = Side(FusedSteps(programs.step, batches()), state()), Side(deferred, state())
+    with (
+        Run.open(workdir, time.monotonic()) as run,
+        q_rag.open_system(config, run) as by_model,
+    ):
+        # The same play, data and encoder; each update scores what it has just played.
+        by_facts = dataclasses.replace(by_model, service=None)
+        facts, model = Side(by_facts, run), Side(by_model, run)
         facts.go(2), model.go(2)  # compilation
         times: list[tuple[float, float]] = []
         waited = 0.0
@@ -105,11 +78,11 @@ def _measured(
             for side in (facts, model) if turn % 2 else (model, facts):
                 if side is model:
                     side.go(config.reward.staleness + 1)  # what was answered meanwhile is used up
-                before = side.steps.waited.get("feedback", 0.0)
+                before = side.experience.waited.get("feedback", 0.0)
                 pair[side] = side.go(count)
-                waited += side.steps.waited.get("feedback", 0.0) - before
+                waited += side.experience.waited.get("feedback", 0.0) - before
             times.append((pair[facts], pair[model]))
-        unscored = rewards.counts()["llm/failures"]
+        unscored = model.experience.counts()["llm/failures"]
     kept = statistics.median(facts / model for facts, model in times)
     tiny = not config.encoder.path
     return [

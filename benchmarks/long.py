@@ -35,9 +35,9 @@ BEAM = 4
 NEEDLES = {200: 100, 6600: 50}  # chunks of about 21 tokens: 4k and 128k tokens
 # Sentences of an invented world: of books there are not so many different ones.
 DIFFERENT = (
-    "--config.data.babilong.noise=",
-    "--config.data.babilong.noise_dev=",
-    "--config.data.babilong.noise_repeats=1",
+    "--config.data.sources.babilong.noise=",
+    "--config.data.sources.babilong.noise_dev=",
+    "--config.data.sources.babilong.noise_repeats=1",
 )
 LENGTH_COLUMNS = {
     "tokens": "tokens, about",
@@ -102,7 +102,7 @@ def _train_task(task: str, runs: Path) -> Path:
     if (DATA / "babi").exists():
         fields = [
             f"--config.data.path={DATA / 'babi'}",
-            f"--config.data.babilong.noise={DATA / 'gutenberg'}",
+            f"--config.data.sources.babilong.noise={DATA / 'gutenberg'}",
         ]
     return train(runs / task, f"configs/babilong.py:{task}-minilm", *fields)
 
@@ -218,7 +218,7 @@ def _cost(runs: Path) -> dict[str, Any]:
 
     workdir = _train_task("qa1", runs)
     cases = cost_cases(workdir, LONG, (1200, LONG, 40_000))
-    repeated = "--config.data.babilong.noise_repeats=0"  # there are not so many sentences
+    repeated = "--config.data.sources.babilong.noise_repeats=0"  # there are not so many sentences
     (once,) = _score(workdir, {LONGEST: 1}, repeated, out="longest")
     cases.append(
         Case(
@@ -249,7 +249,7 @@ def _different(runs: Path) -> dict[str, Any]:
 def _needles(runs: Path) -> dict[str, Any]:
     """RULER's multi-value needles: four numbers under one key."""
     books = DATA / "gutenberg"
-    fields = [f"--config.data.niah.noise={books}"] if books.exists() else []
+    fields = [f"--config.data.sources.niah.noise={books}"] if books.exists() else []
     workdir = train(runs / "niah", "configs/niah.py:minilm", *fields)
     results = _score(workdir, NEEDLES)
     cases = [

@@ -11,26 +11,28 @@ import numpy as np
 
 from benchmarks.measure import peak_memory, reset_peak_memory
 from benchmarks.report import Case
-from qrag_jax import experiment, saved_config
 from qrag_jax.data.episodes import EpisodeShape, EpisodeSource, stack
 from qrag_jax.data.sample import Sample
+from qrag_jax.data.token_stores import tokenise_samples
 from qrag_jax.evaluators import beam
 from qrag_jax.evaluators.lengths import documents_of_length
-from qrag_jax.learners import pqn
+from qrag_jax.learners.pqn import PQNConfig
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.beam_search import BeamSearch
-from qrag_jax.saved_run import SavedRun
+from qrag_jax.runtime.saved_config import CONFIG_NAME
+from qrag_jax.systems import older_runs
+from qrag_jax.systems.saved_run import SavedRun
 
 
 def cost_cases(
     workdir: Path, length: int, lengths: Sequence[int], documents: int = 8
 ) -> list[Case]:
     """Episodes/s at `length` chunks beside torch-sequential; time and memory over `lengths`."""
-    run = SavedRun.open(workdir, saved_config.load_config(workdir / "config.json"))
+    run = SavedRun.open(workdir, older_runs.load_config(workdir / CONFIG_NAME))
     params, _ = run.trained("best")
-    shown = documents_of_length(run.config, length, 2 * documents)
-    store = experiment.tokenise_samples(run.config, run.loaded.tokenizer, list(shown[:2]))
-    searcher = beam.make_beam_search(run, params, [store])
+    shown = documents_of_length(run.config.dev_data, length, 2 * documents)
+    store = tokenise_samples(run.config.data, run.loaded.tokenizer, list(shown[:2]))
+    searcher = beam.make_beam_search(run.player, run.search, params, [store])
     list(searcher.play(shown[documents:]))  # compiles
     return [
         *_peer_cases(run, params, searcher, list(shown[:documents]), length),
@@ -90,15 +92,15 @@ def _sequential(
     config = run.config
     settings = Settings(
         encoder=run.loaded.encoder,
-        rollout=experiment.rollout_config(config),
-        pqn=pqn.PQNConfig(0.99, 0.5, 0.02, 0.01, 0),
-        optimizer=experiment.optimizer_config(config),
+        rollout=config.rollout,
+        pqn=PQNConfig(gamma=0.99, lambda_=0.5, tau=0.02, alpha=0.01, learning_start=0),
+        optimizer=config.optimizer,
         learning_rates=(1e-5,),
         penalize_extra_steps=True,
         per_fact_reward=0.0,
     )
     peer = SequentialPeer(settings, params)
-    store = experiment.tokenise_samples(config, run.loaded.tokenizer, documents)
+    store = tokenise_samples(config.data, run.loaded.tokenizer, documents)
     source = EpisodeSource(store, EpisodeShape.holding([store]))
     batch = stack([source[i] for i in range(len(source))])
     peer.play(stack([source[0]])._replace(chunk_mask=batch.chunk_mask[:1] & _first(batch, 64)))
@@ -116,7 +118,7 @@ def _growth_cases(run: SavedRun, searcher: BeamSearch, lengths: Sequence[int]) -
     """One document a length, every text of it different and embedded for it alone."""
     seconds, beyond, details = [], [], {}
     for length in lengths:
-        document = _all_different(documents_of_length(run.config, length, 1)[0])
+        document = _all_different(documents_of_length(run.config.dev_data, length, 1)[0])
         searcher.table.forget()
         list(searcher.play([document]))  # compiles for this length
         searcher.table.forget()

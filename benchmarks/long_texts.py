@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.report import Case
-from qrag_jax import saved_config
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.evaluators.lengths import documents_of_length
+from qrag_jax.runtime.saved_config import CONFIG_NAME
+from qrag_jax.systems import older_runs
+from qrag_jax.systems.q_rag_config import QRagConfig
 
 AT_ONCE = 20_000  # texts tokenised together
 
@@ -28,9 +30,9 @@ def count_texts(workdir: Path, chunks: int, fields: Sequence[str]) -> Texts:
     """Counts the first evaluation document of that length, by the run's own tokenizer.
 
     Args:
-        fields: as on the command line, "--config.data.babilong.noise=".
+        fields: as on the command line, "--config.data.sources.babilong.noise=".
     """
-    config = saved_config.load_config(workdir / "config.json")
+    config = older_runs.load_config(workdir / CONFIG_NAME)
     for field in fields:
         name, _, value = field.removeprefix("--config.").partition("=")
         *place, last = name.split(".")
@@ -39,12 +41,13 @@ def count_texts(workdir: Path, chunks: int, fields: Sequence[str]) -> Texts:
             section = section[part]
         section[last] = type(section[last])(value)
     tokenizer = TextTokenizer.load(workdir / "encoder", opens_rows=False)
-    (document,) = documents_of_length(config, chunks, 1)
+    data = QRagConfig.of(config, scoring=True).dev_data
+    (document,) = documents_of_length(data, chunks, 1)
     tokens = cut = 0
     for start in range(0, len(document.chunks), AT_ONCE):
         encoded = tokenizer.encode(document.chunks[start : start + AT_ONCE])
         tokens += sum(map(len, encoded))
-        cut += sum(len(ids) > config.data.max_chunk_tokens - 2 for ids in encoded)
+        cut += sum(len(ids) > data.max_chunk_tokens - 2 for ids in encoded)
     return Texts(len(document.chunks), len(set(document.chunks)), tokens, cut)
 
 

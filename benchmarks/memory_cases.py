@@ -20,12 +20,13 @@ from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from configs import hotpotqa
-from qrag_jax import experiment
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments.chunks import state_width
+from qrag_jax.feedback.ground_truth import fact_feedback
 from qrag_jax.learners import placement
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.step import make_train_step
+from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.adapters import ALL_LINEAR, kernel_shapes, target_modules
 from qrag_jax.models.compute.linear import LORA_A, LORA_B
 from qrag_jax.models.compute.packing import Blocks
@@ -38,7 +39,9 @@ from qrag_jax.models.trunks.gte import GteConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3Config
 from qrag_jax.models.trunks.trunk import TrunkConfig
 from qrag_jax.models.trunks.xlm_roberta import XlmRobertaConfig
+from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.mesh import AXES
+from qrag_jax.systems.q_rag_config import QRagConfig
 
 RANK = 16
 REMAT = "layers"  # what is computed again for gradients: all but what enters a layer
@@ -108,7 +111,7 @@ class Step:
     """
 
     def __init__(self, model: Model, mesh: Mesh, lora: bool) -> None:
-        config = hotpotqa.get_config()
+        config = QRagConfig.of(hotpotqa.get_config())
         family, sizes = model.parts, model.config
         trunk = family.trunk(sizes, Precision(HALF, HALF), REMAT)
         encoder = TextEncoder(
@@ -128,22 +131,20 @@ class Step:
             base_shardings = placement.base_shardings(mesh, family.rules, tower)
             base = [_placed(tower, base_shardings)]
             tower = adapter_shapes(model, encoder)
-        settings = experiment.optimizer_config(config)
-        optimizer = make_optimizer(settings)
+        optimizer = make_optimizer(config.optimizer)
         shardings = placement.state_shardings(mesh, family.rules, tower, optimizer)
-        self.program = make_train_step(
-            mesh,
-            shardings,
-            encoder,
-            plan_for(encoder),
-            experiment.rollout_config(config),
-            experiment.pqn_config(config),
-            experiment.feedback(config),
-            optimizer,
-            learning_rate_schedule(settings),
-            settings.learning_rate,
+        towers = TwoTowers(
+            mesh=mesh,
+            shardings=shardings,
+            actor=Actor(encoder, block_shapes_for(encoder), config.rollout),
+            config=config.pqn,
+            optimizer=optimizer,
+            schedule=learning_rate_schedule(config.optimizer),
+            peak=config.optimizer.learning_rate,
             base_shardings=base_shardings,
         )
+        feedback = fact_feedback(config.reward, stop_action=config.env.stop_action)
+        self.program = make_train_step(towers, feedback)
         state = _placed(placement.state_shapes(tower, optimizer), shardings)
         self.arguments = (state, batch_shapes(mesh), *base)
 
@@ -190,7 +191,7 @@ def adapter_shapes(model: Model, encoder: TextEncoder) -> Params:
     return unflatten_dict(shapes)
 
 
-def plan_for(encoder: TextEncoder) -> BlockShapes:
+def block_shapes_for(encoder: TextEncoder) -> BlockShapes:
     """One shape a place: more would compute the same in smaller blocks."""
     opening, in_state = len(encoder.state_opening), ROW_TOKENS
     state_row = min(

@@ -12,32 +12,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
-from qrag_jax.block_shapes import choose_block_shapes
 
-from qrag_jax import experiment
+from qrag_jax.data.config import SYNTHETIC
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, EpisodeSource, stack
+from qrag_jax.data.loading import load_split
 from qrag_jax.data.sample import Sample
+from qrag_jax.data.token_stores import tokenise_samples
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
-from qrag_jax.encoder_settings import OF_MINILM, encoder_settings
 from qrag_jax.environments import chunks
 from qrag_jax.evaluators import episodes
+from qrag_jax.feedback.ground_truth import fact_feedback
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
-from qrag_jax.learners.placement import (
-    both_towers,
-    first_state,
-    params_shardings,
-    state_shardings,
-)
+from qrag_jax.learners.placement import both_towers, params_shardings, state_shardings
+from qrag_jax.learners.pqn import Feedback
 from qrag_jax.learners.step import make_train_step
+from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.compute.ragged import count_tokens, embed_rows
+from qrag_jax.models.compute.ragged import BlockShapes, count_tokens, embed_rows
+from qrag_jax.models.encoder_config import OF_MINILM
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import UNNORMALISED_SCALE, load_encoder
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.models.trunks.bert import Bert, BertConfig
+from qrag_jax.rollouts.block_shapes import choose_block_shapes
+from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.mesh import make_mesh, shard_batch
+from qrag_jax.systems.q_rag_config import QRagConfig, complete
 
 DATA = Path(os.environ.get("QRAG_DATA", "../shared/data"))
 SCHEDULED = 1000  # optimizer steps whose learning rates the peers are given
@@ -53,7 +55,7 @@ SMALL = BertConfig(VOCABULARY, 32, 1, 2, 64)  # where only lengths are measured
 class Texts:
     """Tokenised questions under a config; `origin` says in words where they come from."""
 
-    config: ConfigDict
+    config: QRagConfig
     samples: Sequence[Sample]
     store: TokenStore
     shape: EpisodeShape
@@ -87,24 +89,27 @@ class Encoder:
 
 def read_texts(
     config: ConfigDict, name: str, questions: int, cache: Path
-) -> tuple[ConfigDict, Sequence[Sample], str]:
-    """Real records of the data set `name` where they are, else invented questions."""
+) -> tuple[QRagConfig, Sequence[Sample], str]:
+    """Real records of the data set `name` where they are, else invented questions; the config that
+    says so, taken apart."""
     with config.unlocked():
         config.data.cache = str(cache)
         config.data.limit = questions
-        config.data.path = str(DATA / name) if (DATA / name).exists() else "synthetic"
-        config.data.synthetic.update(train=questions, dev=16)
+        config.data.path = str(DATA / name) if (DATA / name).exists() else SYNTHETIC
+        if config.data.path == SYNTHETIC:
+            complete(config).data.synthetic.update(train=questions, dev=16)
         config.encoder.dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
-    samples = experiment.read_samples(config, "train", hold_out=True).all[:questions]
-    origin = f"invented questions as {name}" if config.data.path == "synthetic" else name
-    return config, samples, f"{origin}, {len(samples)} questions"
+    taken = QRagConfig.of(config)
+    samples = load_split(taken.data, "train", hold_out=True).all[:questions]
+    origin = f"invented questions as {name}" if taken.data.path == SYNTHETIC else name
+    return taken, samples, f"{origin}, {len(samples)} questions"
 
 
 def load_texts(
-    config: ConfigDict, samples: Sequence[Sample], origin: str, tokenizer: TextTokenizer
+    config: QRagConfig, samples: Sequence[Sample], origin: str, tokenizer: TextTokenizer
 ) -> Texts:
     """Tokenises samples."""
-    store = experiment.tokenise_samples(config, tokenizer, samples)
+    store = tokenise_samples(config.data, tokenizer, samples)
     return Texts(config, samples, store, EpisodeShape.holding([store]), origin)
 
 
@@ -116,14 +121,14 @@ def load_tokenizer(minilm: Path | None, samples: Sequence[Sample], folder: Path)
     return TextTokenizer.load(minilm or folder)
 
 
-def genuine_minilm(folder: Path, config: ConfigDict) -> Encoder:
+def genuine_minilm(folder: Path, config: QRagConfig) -> Encoder:
     """The pretrained MiniLM."""
-    loaded = load_encoder(folder, **{**encoder_settings(config), **OF_MINILM})
+    loaded = load_encoder(folder, **{**config.encoder.load_settings, **OF_MINILM})
     return Encoder(loaded.encoder, loaded.params, "genuine all-MiniLM-L6-v2")
 
 
 def random_encoder(
-    sizes: BertConfig, name: str, tokenizer: TextTokenizer, config: ConfigDict
+    sizes: BertConfig, name: str, tokenizer: TextTokenizer, config: QRagConfig
 ) -> Encoder:
     """Random weights of these sizes."""
     encoder = TextEncoder(
@@ -153,31 +158,39 @@ def in_bfloat16(encoder: Encoder) -> Encoder:
     return Encoder(text_encoder, encoder.params, f"{encoder.name}, bfloat16")
 
 
+def block_shapes(texts: Texts, encoder: Encoder) -> BlockShapes:
+    """The blocks that train.py and evaluate.py choose for these texts."""
+    config = texts.config
+    return choose_block_shapes(
+        config.encoder, config.rollout, encoder.encoder, texts.shape, [texts.store]
+    )
+
+
+def feedback(config: QRagConfig) -> Feedback:
+    """Rewards from the supporting facts."""
+    return fact_feedback(config.reward, stop_action=config.env.stop_action)
+
+
 class Training:
     """The training step as train.py builds it, with its state."""
 
     def __init__(self, texts: Texts, encoder: Encoder) -> None:
         config = texts.config
         self.mesh = make_mesh()
-        optimizer_config = experiment.optimizer_config(config)
-        optimizer = make_optimizer(optimizer_config)
-        self.block_shapes = choose_block_shapes(config, encoder.encoder, texts.shape, [texts.store])
-        shardings = state_shardings(
-            self.mesh, experiment.sharding_rules(config), encoder.params, optimizer
+        optimizer = make_optimizer(config.optimizer)
+        self.block_shapes = block_shapes(texts, encoder)
+        rules = config.runtime.rules()
+        towers = TwoTowers(
+            mesh=self.mesh,
+            shardings=state_shardings(self.mesh, rules, encoder.params, optimizer),
+            actor=Actor(encoder.encoder, self.block_shapes, config.rollout),
+            config=config.pqn,
+            optimizer=optimizer,
+            schedule=learning_rate_schedule(config.optimizer),
+            peak=config.optimizer.learning_rate,
         )
-        self.program = make_train_step(
-            self.mesh,
-            shardings,
-            encoder.encoder,
-            self.block_shapes,
-            experiment.rollout_config(config),
-            experiment.pqn_config(config),
-            experiment.feedback(config),
-            optimizer,
-            learning_rate_schedule(optimizer_config),
-            optimizer_config.learning_rate,
-        )
-        self.state = first_state(shardings, encoder.params, optimizer, 42)
+        self.program = make_train_step(towers, feedback(config))
+        self.state = towers.first_state(encoder.params, 42)
 
     def step(self, batch: EpisodeBatch) -> dict[str, float]:
         """One update on a batch of NumPy arrays; returns its metrics when it is done."""
@@ -197,34 +210,32 @@ class Player:
     def __init__(self, texts: Texts, encoder: Encoder) -> None:
         config = texts.config
         self.texts, self.mesh = texts, make_mesh()
-        self.block_shapes = choose_block_shapes(config, encoder.encoder, texts.shape, [texts.store])
-        rules = experiment.sharding_rules(config)
-        shardings = params_shardings(self.mesh, rules, encoder.params)
-        self.play = episodes.make_play(
-            self.mesh,
-            shardings,
-            encoder.encoder,
-            self.block_shapes,
-            experiment.rollout_config(config),
-            experiment.feedback(config),
-            config.pqn.gamma,
+        self.block_shapes = block_shapes(texts, encoder)
+        shardings = params_shardings(self.mesh, config.runtime.rules(), encoder.params)
+        player = episodes.Player(
+            mesh=self.mesh,
+            shardings=shardings,
+            encoder=encoder.encoder,
+            config=config.rollout,
+            feedback=feedback(config),
+            gamma=config.pqn.gamma,
         )
+        self.play = episodes.make_play(player, self.block_shapes)
         self.params = both_towers(shardings, encoder.params)
 
     def rows(self, indices: Sequence[int], batch_size: int) -> list[Row]:
         """The retrieval log's rows of some questions."""
         texts = self.texts
-        played = episodes.play_samples(
-            self.play,
-            self.mesh,
-            self.params,
-            texts.samples,
-            texts.store,
-            texts.shape,
-            batch_size,
-            indices,
+        evaluator = episodes.EpisodeEvaluator(
+            play=self.play,
+            mesh=self.mesh,
+            samples=texts.samples,
+            store=texts.store,
+            shape=texts.shape,
+            batch_size=batch_size,
+            indices=indices,
         )
-        return [row for rows, _ in played for row in rows]
+        return [row for rows, _ in evaluator.batches(self.params) for row in rows]
 
 
 _count_tokens = jax.jit(count_tokens, static_argnums=0)
@@ -241,9 +252,7 @@ class Embedder:
     """Chunk rows embedded as the rollout embeds them, or in one call where none is padded."""
 
     def __init__(self, texts: Texts, encoder: Encoder, *, full: bool = False) -> None:
-        self.blocks = choose_block_shapes(
-            texts.config, encoder.encoder, texts.shape, [texts.store]
-        ).chunks
+        self.blocks = block_shapes(texts, encoder).chunks
         self.params = jax.device_put(encoder.params)
 
         def ragged(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -270,7 +279,7 @@ def chunk_rows(texts: Texts, encoder: Encoder, questions: int) -> tuple[np.ndarr
     return np.asarray(tokens)[present], np.asarray(lengths)[present]
 
 
-def learning_rates(config: ConfigDict) -> tuple[float, ...]:
+def learning_rates(config: QRagConfig) -> tuple[float, ...]:
     """Of the first optimizer steps."""
-    schedule = learning_rate_schedule(experiment.optimizer_config(config))
+    schedule = learning_rate_schedule(config.optimizer)
     return tuple(np.asarray(jax.vmap(schedule)(jnp.arange(SCHEDULED))).tolist())

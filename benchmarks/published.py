@@ -16,24 +16,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from benchmarks.published_constants import RUNS, Constant, value
 from benchmarks.report import Case, print_table
 from configs import published
-from qrag_jax import experiment
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape
 from qrag_jax.environments.chunks import state_width
+from qrag_jax.feedback.ground_truth import fact_feedback
 from qrag_jax.learners import placement
-from qrag_jax.learners.deferred import Played, ScoredEpisodes, make_learn_step
+from qrag_jax.learners.deferred import make_learn_step
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.step import make_train_step
+from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import FAMILIES
+from qrag_jax.rollouts.chunks import Actor
+from qrag_jax.rollouts.experience import Played, ScoredEpisodes
+from qrag_jax.rollouts.limits import check_fit
 from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.systems.q_rag_config import QRagConfig
 
 # What the models' own config.json say of their sizes, by their names on the hub.
 MODELS: dict[str, dict[str, Any]] = {
@@ -123,9 +127,7 @@ def compared(name: str) -> list[tuple[Constant, Any]]:
 def _case(name: str, quick: bool) -> Case:
     pairs = compared(name)
     _show(name, pairs)
-    config = published.get_config(name)
-    experiment.check_values(config)
-    built = build(config, quick)
+    built = build(QRagConfig.of(published.get_config(name)), quick)
     equal = sum(ours == constant.theirs for constant, ours in pairs)
     unexplained = [each for each, ours in pairs if ours != each.expected]
     details: dict[str, float | str] = {
@@ -163,7 +165,7 @@ def _text(constant: Any) -> str:
     return repr(constant) if isinstance(constant, str) else f"{constant}"
 
 
-def build(config: ConfigDict, quick: bool) -> Built:
+def build(config: QRagConfig, quick: bool) -> Built:
     """Builds the encoder and the training step of a run, of the model's real shape."""
     began = time.monotonic()
     model = MODELS[config.encoder.path]
@@ -178,11 +180,13 @@ def build(config: ConfigDict, quick: bool) -> Built:
     return Built(parameters, time.monotonic() - began)
 
 
-def encoder_of(config: ConfigDict, model: dict[str, Any]) -> TextEncoder:
+def encoder_of(config: QRagConfig, model: dict[str, Any]) -> TextEncoder:
     """The run's encoder, its special tokens aside, without weights."""
     family = FAMILIES[model["model_type"]]
     sizes = family.read_config(model, config.encoder.path)
     settings = config.encoder
+    assert settings.scale is not None  # for mypy: no run leaves it to a folder
+    assert settings.normalise is not None
     encoder = TextEncoder(
         module=family.trunk(sizes, precision(settings.dtype), settings.remat),
         width=sizes.hidden_size,
@@ -194,39 +198,42 @@ def encoder_of(config: ConfigDict, model: dict[str, Any]) -> TextEncoder:
         pooling=settings.pooling,
         normalise=settings.normalise,
     )
-    experiment.check_fit(config, encoder, _shape(config), {})
+    check_fit(config.rollout, encoder, _shape(config), {})
     return encoder
 
 
-def _shape(config: ConfigDict) -> EpisodeShape:
+def _shape(config: QRagConfig) -> EpisodeShape:
     data = config.data
     return EpisodeShape(data.max_question_tokens, data.max_chunk_tokens, CHUNKS)
 
 
-def _state_row(config: ConfigDict, encoder: TextEncoder) -> int:
+def _state_row(config: QRagConfig, encoder: TextEncoder) -> int:
     data, opening = config.data, len(encoder.state_opening)
     in_state, steps = data.max_chunk_tokens_in_state, config.env.max_steps
     return state_width(opening, data.max_question_tokens, in_state, steps - 1)
 
 
-def _trace_step(config: ConfigDict, encoder: TextEncoder, tower: Any) -> None:
+def _trace_step(config: QRagConfig, encoder: TextEncoder, tower: Any) -> None:
     """The whole training step, traced for one micro-batch on one device; raises what is wrong."""
     chunk_row, state_row = config.data.max_chunk_tokens, _state_row(config, encoder)
     chunks = Blocks((8192,), (chunk_row,), (chunk_row,))
     states = Blocks((8192,), (max(state_row, chunk_row),), (state_row,))
-    settings, mesh = experiment.optimizer_config(config), make_mesh((1, 1, 1))
-    optimizer = make_optimizer(settings)
-    shardings = placement.state_shardings(mesh, (), tower, optimizer)
-    shared = (
-        *(mesh, shardings, encoder, BlockShapes(chunks, states, states)),
-        *(experiment.rollout_config(config), experiment.pqn_config(config)),
+    mesh, optimizer = make_mesh((1, 1, 1)), make_optimizer(config.optimizer)
+    towers = TwoTowers(
+        mesh=mesh,
+        shardings=placement.state_shardings(mesh, (), tower, optimizer),
+        actor=Actor(encoder, BlockShapes(chunks, states, states), config.rollout),
+        config=config.pqn,
+        optimizer=optimizer,
+        schedule=learning_rate_schedule(config.optimizer),
+        peak=config.optimizer.learning_rate,
     )
-    update = optimizer, learning_rate_schedule(settings), settings.learning_rate
     batch: Any = _batch(config, config.train.batch_size // config.train.accumulation)
-    if experiment.is_ground_truth(config):
-        step = make_train_step(*shared, experiment.feedback(config), *update)
+    if config.is_ground_truth:
+        feedback = fact_feedback(config.reward, stop_action=config.env.stop_action)
+        step = make_train_step(towers, feedback)
     else:
-        step = make_learn_step(*shared, *update)
+        step = make_learn_step(towers)
         steps = (batch.sample.shape[0], config.env.max_steps)
         kinds = jnp.int32, jnp.bool_, jnp.float32
         shapes: list[Any] = [jax.ShapeDtypeStruct(steps, kind) for kind in kinds]
@@ -248,7 +255,7 @@ def _random_weights(tower: Any) -> Any:
     return jax.tree.map(leaf_of, tower)
 
 
-def _batch(config: ConfigDict, count: int) -> EpisodeBatch:
+def _batch(config: QRagConfig, count: int) -> EpisodeBatch:
     shape = _shape(config)
 
     def of(*sizes: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:

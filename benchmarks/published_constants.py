@@ -209,8 +209,8 @@ BABILONG_ENV = "configs/envs/babilong.yaml"
 BABILONG = (
     *_environment(BABILONG_ENV, 6, "relative", True, True),
     Constant("sources", "babilong", BABILONG_ENV),
-    Constant("data.babilong.task", "qa3", BABILONG_ENV),
-    Constant("data.babilong.chunks", 100, BABILONG_ENV),
+    Constant("data.sources.babilong.task", "qa3", BABILONG_ENV),
+    Constant("data.sources.babilong.chunks", 100, BABILONG_ENV),
     *_updates(TRAINING, 64, 2, 50_000, ours=66),
     *_evaluation(TRAINING, 500),
 )
@@ -271,8 +271,8 @@ RUNS: dict[str, tuple[Constant, ...]] = {
         *CONTRIEVER,
         *_environment(NIAH_ENV, 5, "none", False, True, of_steps=f"the paper ({NIAH_ENV}: 3)"),
         Constant("sources", "niah", NIAH_ENV),
-        Constant("data.niah.preset", "multivalue", PAPER),
-        Constant("data.niah.tokens", 4096, PAPER),
+        Constant("data.sources.niah.preset", "multivalue", PAPER),
+        Constant("data.sources.niah.tokens", 4096, PAPER),
         *_lengths(TRAINING, 256, 64),
         *_updates(TRAINING, 64, 2, 50_000, ours=65),
         *_evaluation(TRAINING, 500),

@@ -70,8 +70,6 @@ def _cases(quick: bool, folder: Path) -> Iterator[Case]:
     tokenizer = ours.load_tokenizer(minilm, samples, folder / "tokenizer")
     texts = ours.load_texts(config, samples, origin, tokenizer)
     if quick:
-        with config.unlocked():
-            config.encoder.length_buckets = 3  # less to compile
         small = ours.random_encoder(ours.QUICK, "2 layers of MiniLM's width", tokenizer, config)
         yield ragged_case(setting, texts, small, 4)
         yield from step_cases(setting, texts, small, 2, {TORCH: None, SEQUENTIAL: None})

@@ -1,12 +1,15 @@
 """BabiLong: find the facts of a bAbI story strewn among sentences of books, in document order.
 
     python -m qrag_jax.train --config=configs/babilong.py:qa3 --config.data.path=STORIES \
-        --config.data.babilong.noise=BOOKS
+        --config.data.sources.babilong.noise=BOOKS
 
 STORIES holds the bAbI files of `en-valid-10k` (`qa3_train.txt`, `qa3_valid.txt`, …, gzip'd or not),
 BOOKS plain texts; without them stories and noise are invented. The variant names the task, `:qa1`
 (or nothing) to `:qa20`, and the size: `:qa3` is the paper's run for Contriever (arXiv 2511.07328),
 `:qa3-minilm` fits a CPU, `:qa3-tiny` runs in seconds, offline; `:minilm` and `:tiny` are of qa1.
+`:qa1-minilm` (100 steps) reaches fact EM 1.00 on 200 documents of 50 chunks and 0.98 on 100 of
+4,600, `:qa2-minilm` (300 steps) 0.95 and 0.89, both in float32 (2 cores, AMD EPYC, 2026-11-22). The
+paper's run needs a GPU and was not measured.
 Score it at other lengths: python -m qrag_jax.evaluate_lengths --workdir=RUN --chunks=50,4600,40000
 """
 
@@ -22,10 +25,9 @@ def get_config(arg: str = ""):
     task, _, size = arg.partition("-")
     if task in SIZES:
         task, size = "qa1", task
-    config = common.get_config()
-    config.data.sources.babilong = 1.0
-    config.data.babilong.task = task if task in TASKS else "qa1"
-    config.data.babilong.chunks = 100
+    config = common.get_config("babilong")
+    config.data.sources.babilong.task = task if task in TASKS else "qa1"
+    config.data.sources.babilong.chunks = 100
     config.data.max_question_tokens = 32
     config.data.max_chunk_tokens = 64
     config.data.max_chunk_tokens_in_state = 64
@@ -45,10 +47,10 @@ def get_config(arg: str = ""):
     if arg in VARIANTS and size:
         config = {"tiny": common.tiny, "minilm": common.minilm}[size](config)
     if size == "tiny":
-        config.data.babilong.update(chunks=20, train=64, dev=16)
+        config.data.sources.babilong.update(chunks=20, train=64, dev=16)
         config.env.max_steps = 2
     if size == "minilm":
-        config.data.babilong.chunks = 50
+        config.data.sources.babilong.chunks = 50
         config.data.max_chunk_tokens = 48
         config.data.max_chunk_tokens_in_state = 24
         config.env.max_steps = {"qa1": 2, "qa2": 4}.get(task, 5)

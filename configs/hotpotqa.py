@@ -17,6 +17,5 @@ from configs import common
 
 def get_config(arg: str = ""):
     """Config of variant `arg`: "", "tiny", "minilm", "contriever", "e5" or "qwen3"."""
-    config = common.get_config()
-    config.data.sources.hotpotqa = 1.0
+    config = common.get_config("hotpotqa")
     return common.variant(config, arg, ("", "tiny", "minilm", *common.ENCODERS))

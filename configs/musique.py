@@ -17,8 +17,7 @@ from configs import common
 
 def get_config(arg: str = ""):
     """Config of variant `arg`: "", "tiny", "minilm", "contriever", "e5" or "qwen3"."""
-    config = common.get_config()
-    config.data.sources.musique = 1.0
+    config = common.get_config("musique")
     config.env.max_steps = 4
     config.data.max_chunk_tokens = 110
     config.data.max_chunk_tokens_in_state = 110

@@ -3,12 +3,13 @@
     python -m qrag_jax.train --config=configs/published.py:e5-hotpotqa --config.data.path=FOLDER
 
 The variant names the encoder and the data: `:contriever-babilong` (qa3; other tasks with
-`--config.data.babilong.task=qa1`), `:contriever-babilong-em` (rewards of a language model),
+`--config.data.sources.babilong.task=qa1`), `:contriever-babilong-em` (rewards of a language model),
 `:contriever-niah`, `:e5-hotpotqa`, `:e5-musique`, `:qwen3-babilong`, `:gte-hotpotqa-musique` and
 `:gte-hotpotqa-musique-wiki`. Without one it is `:e5-hotpotqa`; `:tiny` runs in seconds, offline.
 Encoders are used as the public code uses them (docs/published.md has every constant with its file,
 ours, and what differs); `configs/hotpotqa.py` and the others use them as their makers say.
-They need a GPU of 80 GB, and come from the hub or `--config.encoder.path=FOLDER`.
+They need a GPU of 80 GB, and come from the hub or `--config.encoder.path=FOLDER`; their cost and
+scores were not measured here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from ml_collections import ConfigDict
 
 from configs import common
+from qrag_jax.systems.q_rag_config import complete
 
 
 def questions(transitions: int, max_steps: int, accumulation: int) -> int:
@@ -26,9 +28,9 @@ def questions(transitions: int, max_steps: int, accumulation: int) -> int:
     return max(round(transitions / (max_steps * accumulation)), 1) * accumulation
 
 
-def base() -> ConfigDict:
+def base(*sources: str) -> ConfigDict:
     """What all of them share."""
-    config = common.get_config()
+    config = common.get_config(*sources)
     config.encoder.dtype = "float32"
     config.env.never_terminate = True
     config.policy.top_k_actions = 5
@@ -77,8 +79,7 @@ def contriever(config: ConfigDict) -> None:
 
 def babilong(config: ConfigDict, special: int = 2) -> None:
     """configs/envs/babilong.yaml and configs/training.yaml; `special` as of `lengths`."""
-    config.data.sources.babilong = 1.0
-    config.data.babilong.update(task="qa3", chunks=100)
+    config.data.sources.babilong.update(task="qa3", chunks=100)
     config.env.update(max_steps=6, sort_by_index=True, positions="relative")
     lengths(config, 256, 64, special)
     updates(config, micro=64, accumulation=2, steps=50_000, every=500)
@@ -86,7 +87,7 @@ def babilong(config: ConfigDict, special: int = 2) -> None:
 
 def contriever_babilong() -> ConfigDict:
     """BabiLong with rewards from the supporting facts."""
-    config = base()
+    config = base("babilong")
     contriever(config)
     babilong(config)
     return config
@@ -96,7 +97,9 @@ def contriever_babilong_em() -> ConfigDict:
     """The same with rewards from the answers of Qwen3-1.7B: configs/feedback/defaults.yaml."""
     config = contriever_babilong()
     config.env.never_terminate = False
-    config.reward.update(name="babilong_em", scale=1.0, completion_threshold=1.0, staleness=0)
+    config.reward.name = "babilong_em"
+    complete(config)
+    config.reward.update(scale=1.0, completion_threshold=1.0, staleness=0)
     config.llm.update(
         max_tokens=32, temperature=0.0, top_p=0.95, concurrency=20, enable_thinking=False
     )
@@ -109,10 +112,9 @@ def contriever_babilong_em() -> ConfigDict:
 
 def contriever_niah() -> ConfigDict:
     """configs/envs/niah.yaml: multi-value needles in 4,000 tokens."""
-    config = base()
+    config = base("niah")
     contriever(config)
-    config.data.sources.niah = 1.0
-    config.data.niah.update(preset="multivalue", tokens=4096)
+    config.data.sources.niah.update(preset="multivalue", tokens=4096)
     config.env.max_steps = 5
     lengths(config, 256, 64)
     updates(config, micro=64, accumulation=2, steps=50_000, every=500)
@@ -121,9 +123,8 @@ def contriever_niah() -> ConfigDict:
 
 def e5_hotpotqa() -> ConfigDict:
     """configs/algo/pqn_e5_hotpotqa.yaml and configs/envs/hotpotqa.yaml."""
-    config = base()
+    config = base("hotpotqa")
     mean(config, "intfloat/multilingual-e5-large")
-    config.data.sources.hotpotqa = 1.0
     config.env.max_steps = 2
     config.reward.penalize_extra_steps = False
     lengths(config, 220, 128)
@@ -138,9 +139,8 @@ def e5_hotpotqa() -> ConfigDict:
 
 def e5_musique() -> ConfigDict:
     """configs/algo/pqn_e5_musique.yaml and configs/envs/musique.yaml."""
-    config = base()
+    config = base("musique")
     mean(config, "intfloat/multilingual-e5-large")
-    config.data.sources.musique = 1.0
     config.env.max_steps = 4
     config.reward.penalize_extra_steps = False
     lengths(config, 110, 128)
@@ -155,7 +155,7 @@ def e5_musique() -> ConfigDict:
 
 def qwen3_babilong() -> ConfigDict:
     """configs/algo/pqn_qwen3.yaml: all weights are trained, and no text is put before others."""
-    config = base()
+    config = base("babilong")
     config.encoder.path = "Qwen/Qwen3-Embedding-0.6B"
     config.encoder.update(pooling="last", normalise=True, scale=1.0)
     config.policy.alpha = 0.005
@@ -167,13 +167,13 @@ def qwen3_babilong() -> ConfigDict:
     return config
 
 
-def gte_hotpotqa_musique() -> ConfigDict:
-    """configs/algo/pqn_gte.yaml, configs/envs/combined_2.yaml, training_gte_combined.yaml."""
-    config = base()
+def gte_hotpotqa_musique(*more: str) -> ConfigDict:
+    """configs/algo/pqn_gte.yaml, configs/envs/combined_2.yaml, training_gte_combined.yaml; `more`
+    sources in the heap."""
+    config = base("hotpotqa", "musique", *more)
     mean(config, "Alibaba-NLP/gte-multilingual-base")
     config.encoder.attention_dropout = 0.0
     config.data.mixture = "size"
-    config.data.sources.update(hotpotqa=1.0, musique=1.0)
     config.env.max_steps = 6
     lengths(config, 512, 256)
     config.policy.alpha = 0.005
@@ -187,9 +187,7 @@ def gte_hotpotqa_musique() -> ConfigDict:
 
 def gte_hotpotqa_musique_wiki() -> ConfigDict:
     """The same with 2WikiMultihopQA in the heap."""
-    config = gte_hotpotqa_musique()
-    config.data.sources.two_wiki = 1.0
-    return config
+    return gte_hotpotqa_musique("two_wiki")
 
 
 RUNS: dict[str, Callable[[], ConfigDict]] = {
@@ -209,4 +207,8 @@ def get_config(arg: str = "") -> ConfigDict:
     arg = arg or "e5-hotpotqa"
     if arg == "tiny":
         return common.tiny(e5_hotpotqa()).lock()
-    return RUNS[arg]().lock() if arg in RUNS else common.variant(base(), arg, ("tiny", *RUNS))
+    return (
+        RUNS[arg]().lock()
+        if arg in RUNS
+        else common.variant(base("hotpotqa"), arg, ("tiny", *RUNS))
+    )

@@ -14,9 +14,8 @@ from configs import common
 
 def get_config(arg: str = ""):
     """Config of variant `arg`: "" or "tiny"."""
-    config = common.minilm(common.get_config())
+    config = common.minilm(common.get_config("synthetic"))
     config.encoder.path = "minilm-or-scratch"
-    config.data.sources.synthetic = 1.0
     config.data.synthetic.hops = (2,)
     config.data.synthetic.train = 4000
     config.data.synthetic.dev = 300

@@ -14,18 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_collections
 import numpy as np
 from absl import flags
 from tqdm import tqdm
 
-from qrag_jax import experiment, run_flags, saved_config
-from qrag_jax.block_shapes import choose_block_shapes
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.generators import book_record
 from qrag_jax.data.lazy_samples import LazySamples
-from qrag_jax.data.sample import Sample
-from qrag_jax.data.tokens import TokenStore
+from qrag_jax.data.loading import load_split
+from qrag_jax.data.sample import Sample, fingerprint
+from qrag_jax.data.token_stores import tokenise_samples
 from qrag_jax.evaluators import beam, episodes
 from qrag_jax.evaluators.log_record import LATER, Retriever, log_record
 from qrag_jax.metrics import retrieval_log
@@ -35,10 +33,14 @@ from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.score_table import columns_text, interval_text
 from qrag_jax.metrics.until_found import FULL_BUDGET, UNTIL_FOUND, until_found
 from qrag_jax.models.heads.embedding import Params
+from qrag_jax.rollouts.block_shapes import choose_block_shapes
+from qrag_jax.rollouts.limits import check_fit
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.locks import log_locks
+from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.saved_run import SavedRun
+from qrag_jax.systems import older_runs, run_flags
+from qrag_jax.systems.saved_run import SavedRun
 
 SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to score, 0 for all.", lower_bound=0)
 OUT = flags.DEFINE_string("out", None, "Folder of logs and summaries; default WORKDIR/eval.")
@@ -60,15 +62,11 @@ class Scene:
     """All that is shared by the encoders scored: the questions and the compiled program."""
 
     run: SavedRun
-    play: episodes.Play
-    samples: Sequence[Sample]
-    store: TokenStore
-    shape: EpisodeShape
-    indices: list[int]
+    evaluator: episodes.EpisodeEvaluator
     fingerprint: str
 
 
-def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -> dict[str, Any]:
+def evaluate(run: SavedRun, hold_out: bool) -> dict[str, Any]:
     """Scores the run's checkpoint and the encoder it started from; returns the summary.
 
     Args:
@@ -78,11 +76,12 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
     Raises:
         InputError: the run, its data or its checkpoint cannot be used.
     """
-    loaded_samples = experiment.read_samples(config, "dev", hold_out=hold_out)
+    config, workdir = run.config, run.workdir
+    hold_out = hold_out and not config.eval.path
+    loaded_samples = load_split(config.dev_data, "dev", hold_out=hold_out)
     for line in loaded_samples.report:
         print(line)
-    book_record.check_unseen(workdir, experiment.backgrounds(config, "dev"))
-    run = SavedRun.open(workdir, config)
+    book_record.check_unseen(workdir, config.dev_data.backgrounds)
     scene = _scene(run, loaded_samples.all)
     out = Path(OUT.value) if OUT.value else workdir / "eval"
     trained, step = run.trained(run_flags.checkpoint())
@@ -96,23 +95,23 @@ def evaluate(workdir: Path, config: ml_collections.ConfigDict, hold_out: bool) -
         scores, rate = _score(scene, params, out / label, retriever)
         played |= {NAMES[name, steps]: rows for steps, rows in scores.items()}
         summary["episodes_per_second"] = rate
-    if experiment.is_planned(config):
-        played[PLANNED] = _block_shapes(scene, trained, out / label, retriever)
+    if config.eval.searches:
+        played[PLANNED] = _search(scene, trained, out / label, retriever)
     # Both modes from one play; where play ended at the last fact there is no full budget.
     cut = {name: [until_found(row) for row in rows] for name, rows in played.items()}
-    in_full = experiment.rollout_config(config).never_terminate
+    in_full = config.rollout.never_terminate
     summary["mode"] = FULL_BUDGET if in_full else UNTIL_FOUND
     summary |= _summaries(played)
     summary["until_found"] = _summaries(cut)
     summary["gains"] = _gains(played if in_full else cut)
-    summary["samples"] = len(scene.indices)
+    summary["samples"] = len(scene.evaluator.indices)
     summary["seconds"] = _training_seconds(workdir)
     path = out / (Path(retrieval_log.log_name(config.eval.seed)).stem + "_summary.json")
     # The run's own summary is that of its own data, whatever else it is scored on.
     for target in (path,) if OUT.value else (path, workdir / "summary.json"):
         write_whole(target, json.dumps(summary, indent=2) + "\n")
     print(table(summary))
-    if not experiment.is_ground_truth(config):
+    if not config.is_ground_truth:
         print(
             f"returns are those of the supporting facts: no language model was asked for "
             f"{config.reward.name}; qrag_jax.answer asks one about the retrieval log"
@@ -185,24 +184,18 @@ def _lines(title: str, summaries: dict[str, Any], ranked: Sequence[str]) -> list
 
 
 def _scene(run: SavedRun, samples: Sequence[Sample]) -> Scene:
-    config, loaded = run.config, run.loaded
-    store = experiment.tokenise_samples(config, loaded.tokenizer, samples)
+    config, loaded, player = run.config, run.loaded, run.player
+    store = tokenise_samples(config.data, loaded.tokenizer, samples)
     shape = EpisodeShape.holding([store])
-    experiment.check_fit(config, loaded.encoder, shape, {"evaluation": store})
-    block_shapes = choose_block_shapes(config, loaded.encoder, shape, [store])
-    play = episodes.make_play(
-        run.mesh,
-        run.shardings,
-        loaded.encoder,
-        block_shapes,
-        experiment.rollout_config(config),
-        experiment.feedback(config),
-        config.pqn.gamma,
-    )
+    check_fit(config.rollout, loaded.encoder, shape, {"evaluation": store})
+    shapes = choose_block_shapes(config.encoder, config.rollout, loaded.encoder, shape, [store])
+    play = episodes.make_play(player, shapes)
     order = np.random.default_rng(config.eval.seed).permutation(len(samples))
     indices = sorted(order[: SAMPLES.value or len(samples)].tolist())
-    shown = [samples[i] for i in indices]
-    return Scene(run, play, samples, store, shape, indices, experiment.fingerprint(shown))
+    evaluator = episodes.EpisodeEvaluator(
+        play, run.mesh, samples, store, shape, config.eval.batch_size, indices
+    )
+    return Scene(run, evaluator, fingerprint(evaluator.shown))
 
 
 def _score(
@@ -212,7 +205,8 @@ def _score(
     config, label = scene.run.config, retriever.label
     log = folder / retrieval_log.log_name(config.eval.seed)
     logs = {"multi": log, "single": log.with_name(f"single_step_{log.name}")}
-    meta = log_record(scene.run, retriever, scene.fingerprint, planned=False)
+    run = scene.run
+    meta = log_record(run.fields, run.loaded, retriever, scene.fingerprint, searched=False)
     with log_locks(*logs.values()):
         return _score_missing(scene, params, logs, meta, label)
 
@@ -226,24 +220,17 @@ def _score_missing(
             retrieval_log.discard(path)
         retrieval_log.check_meta(path, meta, LATER)
         rows[kind] = retrieval_log.read_partial(path)
-        retrieval_log.check_count(path, len(rows[kind]), len(scene.indices))
+        retrieval_log.check_count(path, len(rows[kind]), len(scene.evaluator.indices))
     # The two logs are written one after the other: go on where both are complete.
     done = min(map(len, rows.values()))
     if done:
-        print(f"{label}: {done} of {len(scene.indices)} questions are in the logs already")
-    todo = scene.indices[done:]
+        print(
+            f"{label}: {done} of {len(scene.evaluator.indices)} questions are in the logs already"
+        )
+    todo = scene.evaluator.indices[done:]
     started = time.monotonic()
     with tqdm(total=len(todo), unit="episode", desc=label, disable=not todo) as bar:
-        for multi, single in episodes.play_samples(
-            scene.play,
-            scene.run.mesh,
-            params,
-            scene.samples,
-            scene.store,
-            scene.shape,
-            scene.run.config.eval.batch_size,
-            todo,
-        ):
+        for multi, single in scene.evaluator.batches(params, done):
             for kind, new in (("multi", multi), ("single", single)):
                 missing = new[len(rows[kind]) - done :] if len(rows[kind]) > done else new
                 retrieval_log.append(logs[kind], missing)
@@ -254,15 +241,15 @@ def _score_missing(
     return rows, len(todo) / seconds if todo else None
 
 
-def _block_shapes(scene: Scene, params: Params, folder: Path, retriever: Retriever) -> list[Row]:
+def _search(scene: Scene, params: Params, folder: Path, retriever: Retriever) -> list[Row]:
     """Plays the questions by beam search, with the config's rule for stopping."""
-    config = scene.run.config
-    searcher = beam.make_beam_search(scene.run, params, [scene.store])
-    name = retrieval_log.log_name(config.eval.seed)
-    log = folder / f"planned_{name}"
-    shown = LazySamples(len(scene.indices), lambda i: scene.samples[scene.indices[i]])
-    meta = log_record(scene.run, retriever, scene.fingerprint, planned=True)
-    return beam.play_to_log(searcher, config, shown, log, meta, restart=RESTART.value)[0]
+    run, evaluator = scene.run, scene.evaluator
+    searcher = beam.make_beam_search(run.player, run.search, params, [evaluator.store])
+    log = folder / f"planned_{retrieval_log.log_name(run.config.eval.seed)}"
+    meta = log_record(run.fields, run.loaded, retriever, scene.fingerprint, searched=True)
+    samples, indices = evaluator.samples, evaluator.indices
+    shown = LazySamples(len(indices), lambda i: samples[indices[i]])
+    return beam.SearchLog(searcher, run.player, log, meta).play(shown, restart=RESTART.value)[0]
 
 
 def _gains(played: dict[str, list[Row]]) -> dict[str, Any]:
@@ -298,10 +285,10 @@ def main() -> int:
     """Reads the flags and scores."""
     workdir = run_flags.workdir()
     config = flags.FLAGS.config
-    saved = saved_config.load_config(workdir / "config.json")
+    saved = older_runs.load_config(workdir / CONFIG_NAME)
     same_data = (config.data.path, config.eval.path) == (saved.data.path, saved.eval.path)
     with commandline.writing(OUT.value or workdir / "eval", "--out"):
-        evaluate(workdir, config, hold_out=same_data)
+        evaluate(SavedRun.open(workdir, config), hold_out=same_data)
     return 0
 
 

@@ -19,10 +19,11 @@ from typing import Any
 
 from absl import flags
 
-from qrag_jax import experiment, run_flags
 from qrag_jax.data.generators import book_record
 from qrag_jax.data.lazy_samples import LazySamples
-from qrag_jax.data.sample import Sample
+from qrag_jax.data.sample import Sample, fingerprint
+from qrag_jax.data.token_stores import tokenise_samples
+from qrag_jax.environments import positions
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import beam
 from qrag_jax.evaluators.lengths import Documents, documents_of_lengths
@@ -36,7 +37,8 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.length_plot import plot_lengths
 from qrag_jax.runtime.process import PeakMemory
 from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.saved_run import SavedRun
+from qrag_jax.systems import run_flags
+from qrag_jax.systems.saved_run import SavedRun
 
 CHUNKS = flags.DEFINE_list(
     "chunks", ["50", "160", "1200", "4600"], "Lengths of documents, in chunks."
@@ -91,16 +93,18 @@ def evaluate_lengths(run: SavedRun, chunks: Sequence[int], samples: Sequence[int
         print("best = untrained: no evaluation during training scored above the first weights")
     out = Path(OUT.value) if OUT.value else run.workdir / "lengths"
     # Refused before anything is computed, whichever length it is.
-    book_record.check_unseen(run.workdir, experiment.backgrounds(config, "dev"))
-    sets = documents_of_lengths(config, chunks, samples, every_story=EVERY_STORY.value)
+    book_record.check_unseen(run.workdir, config.dev_data.backgrounds)
+    for length in chunks:
+        positions.check_chunks(config.env.positions, length)
+    sets = documents_of_lengths(config.dev_data, chunks, samples, every_story=EVERY_STORY.value)
     shortest = sets[chunks[0]]
     for length, documents in sets.items():
         if documents.fit != shortest.fit or length == chunks[0]:
             print(documents.line)
             print(f"{length} chunks: {documents.fit} stories")
-    store = experiment.tokenise_samples(config, run.loaded.tokenizer, list(shortest.samples[:64]))
+    store = tokenise_samples(config.data, run.loaded.tokenizer, list(shortest.samples[:64]))
     kept = Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None
-    searcher = beam.make_beam_search(run, params, [store], kept)
+    searcher = beam.make_beam_search(run.player, run.search, params, [store], kept)
     tokens_per_chunk = float(store.chunk_lengths.mean())
     results: list[dict] = []
     at_shortest: dict[str, float] = {}
@@ -144,11 +148,12 @@ def _play(
 ) -> tuple[dict[str, Any], list[Row]]:
     samples = documents.samples
     before = dataclasses.replace(searcher.table.counts)
-    fingerprint = f"{_fingerprint(samples)} of {documents.fit}"
-    meta = log_record(run, retriever, fingerprint, planned=True)
+    told = f"{_fingerprint(samples)} of {documents.fit}"
+    meta = log_record(run.fields, run.loaded, retriever, told, searched=True)
+    search_log = beam.SearchLog(searcher, run.player, log, meta)
     memory = PeakMemory()
     started = time.perf_counter()
-    rows, new = beam.play_to_log(searcher, run.config, samples, log, meta, restart=RESTART.value)
+    rows, new = search_log.play(samples, restart=RESTART.value)
     seconds = time.perf_counter() - started
     counts = searcher.table.counts
     return {
@@ -171,7 +176,7 @@ def _fingerprint(documents: Sequence[Sample]) -> str:
     would take as long as playing them."""
     content = documents.content if isinstance(documents, LazySamples) else ""
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-    return f"{len(documents)} {experiment.fingerprint([documents[0], documents[-1]])} {digest}"
+    return f"{len(documents)} {fingerprint([documents[0], documents[-1]])} {digest}"
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:

@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import ml_collections
 import numpy as np
 from absl import flags
 
-from qrag_jax import model_card, run_flags
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.lora import Adapted, merge
@@ -36,7 +34,9 @@ from qrag_jax.models.pretrained import LoadedEncoder, family_of, save_adapters
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.whole_files import new_folder, write_whole
-from qrag_jax.saved_run import SavedRun
+from qrag_jax.systems import model_card, run_flags
+from qrag_jax.systems.q_rag_config import QRagConfig
+from qrag_jax.systems.saved_run import SavedRun
 
 CARD = "README.md"
 ADAPTER = "adapter"  # beginning of the names of folders in PEFT's format
@@ -58,7 +58,7 @@ class Tower(NamedTuple):
     plain: bool
 
 
-def towers(loaded: LoadedEncoder, config: ml_collections.ConfigDict) -> tuple[Tower, Tower]:
+def towers(loaded: LoadedEncoder, config: QRagConfig) -> tuple[Tower, Tower]:
     """The two towers of a run with this config."""
     encoder, data = loaded.encoder, config.data
     longest = state_width(
@@ -153,6 +153,7 @@ def _facts(run: SavedRun, which: str, step: int, both: tuple[Tower, Tower]) -> m
     return model_card.Facts(
         name=run.workdir.resolve().name,
         config=run.config,
+        fields=run.given,
         checkpoint=which,
         step=step,
         seconds=seconds,

@@ -12,14 +12,13 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from ml_collections import config_flags
-
 from qrag_jax.errors import InputError
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.server.sidecar import sidecar
 from qrag_jax.runtime import commandline
+from qrag_jax.systems import run_flags
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "Experiment, FILE or FILE:VARIANT.")
+CONFIG = run_flags.define_experiment(also=("llm", "llm.server"))
 LOOK_EVERY = 0.5  # seconds
 
 
@@ -55,9 +54,7 @@ def serve(server: Server) -> int:
 
 def main() -> int:
     """Reads the flags and serves."""
-    if CONFIG.value is None:
-        raise InputError("give an experiment, for example --config=configs/quickstart.py.")
-    llm = CONFIG.value.llm
+    llm = run_flags.given_experiment(CONFIG).llm
     if llm.url:
         raise InputError(f"--config.llm.url={llm.url} names a server that is there already.")
     # Those who use it were given its port, and would go on asking there whoever took it.

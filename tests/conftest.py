@@ -76,12 +76,12 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 def untrained_best(finished_run: Path, tmp_path: Path) -> Path:
     """A copy of it whose best checkpoint is that of step 0, as where training only did harm."""
     # Imported here: most tests need neither.
-    from qrag_jax import saved_config
     from qrag_jax.runtime.checkpoints import Checkpoints
-    from qrag_jax.saved_run import SavedRun
+    from qrag_jax.systems.older_runs import load_config
+    from qrag_jax.systems.saved_run import SavedRun
 
     workdir = Path(shutil.copytree(finished_run, tmp_path / "untrained_best"))
-    run = SavedRun.open(workdir, saved_config.load_config(workdir / "config.json"))
+    run = SavedRun.open(workdir, load_config(workdir / "config.json"))
     checkpoints = Checkpoints(workdir)
     checkpoints.save_best(0, run.untrained(), {"scores": {}})
     checkpoints.wait()

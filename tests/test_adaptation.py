@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from configs import hotpotqa
-from qrag_jax import experiment
-from qrag_jax.adaptation import lora_config
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.files.model_folder import read_safetensors
 from qrag_jax.models.pretrained import load_encoder, with_adapters
+from qrag_jax.systems.q_rag_config import QRagConfig
 from tests.entry_points import Commands, losses, refusal, saved_state
 
 TINY = (
@@ -133,19 +132,19 @@ def test_settings_without_sense_are_refused(field: str, value: float, told: str)
     config.encoder.lora.rank = 4
     config.encoder.lora[field] = value
     with pytest.raises(InputError, match=told):
-        experiment.check_values(config)
+        QRagConfig.of(config)
 
 
 def test_dropout_without_adapters_is_refused() -> None:
     config = hotpotqa.get_config("tiny")
     config.encoder.lora.dropout = 0.1
     with pytest.raises(InputError, match=r"dropout is 0\.1, but there are no adapters .* set"):
-        experiment.check_values(config)
+        QRagConfig.of(config)
 
 
 def test_without_rank_there_are_no_adapters() -> None:
     config = hotpotqa.get_config("tiny")
-    assert lora_config(config) is None
+    assert QRagConfig.of(config).encoder.lora.sizes is None
     with config.unlocked():
         del config.encoder.lora  # as in the config of an older run
-    assert lora_config(config) is None
+    assert QRagConfig.of(config).encoder.lora.sizes is None

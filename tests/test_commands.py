@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 
 from qrag_jax import __main__ as console
 from qrag_jax.runtime import config_files
+from qrag_jax.runtime.saved_config import flat
+from qrag_jax.systems import q_rag_config, run_flags
 from tests.entry_points import ROOT, Commands
 
 
@@ -26,10 +30,9 @@ def test_every_command_is_listed_and_is_a_module(
         text = (ROOT / "qrag_jax" / f"{name}.py").read_text()
         assert 'if __name__ == "__main__":' in text
         assert f"python -m qrag_jax.{name}" in text
-    # Every module at the top that a user can run is one of them.
+    # The top of the package is their list.
     found = {path.stem for path in (ROOT / "qrag_jax").glob("*.py")}
-    runnable = {n for n in found if "def main(" in (ROOT / "qrag_jax" / f"{n}.py").read_text()}
-    assert runnable == {*console.COMMANDS, "__main__"}
+    assert found == {*console.COMMANDS, "__init__", "__main__", "errors"}
 
 
 def test_an_unknown_command(
@@ -46,6 +49,28 @@ def test_help_is_no_error(command: str, commands: Commands) -> None:
     assert told.startswith("Trains a" if command == "train" else "Scores a")
     assert "--workdir: Folder of " in told
     assert "Traceback" not in told
+    fields = "\n  optimizer.learning_rate=1.5e-05\n      lr_0, peak\n"
+    assert (fields in told) == (command == "train")
+
+
+def test_help_tells_the_fields_of_an_experiment() -> None:
+    told = run_flags.fields_help(["--config=configs/babilong.py:qa2-tiny"])
+    assert (
+        "\n  data.sources.babilong.task='qa2'\n      qa1 to qa20; without files qa1 to qa5\n"
+        in told
+    )
+    assert "\n  optimizer.learning_rate=0.001\n      lr_0, peak\n" in told
+    assert "\n  llm.max_tokens=256 (not read by it)\n" in told
+    # Every field of every experiment is told, with a comment of its own.
+    known = {name: comment for name, _, comment in q_rag_config.help_lines()}
+    assert all(comment for name, comment in known.items())
+    for name in ("hotpotqa", "niah", "published"):
+        config = importlib.import_module(f"configs.{name}").get_config("tiny")
+        fields = {
+            re.sub(r"sources\.\w+\.weight", "sources.NAME.weight", f)
+            for f in flat(config.to_dict())
+        }
+        assert fields - {"system"} <= known.keys()
 
 
 def test_experiments_are_found_in_the_working_folder_first(
@@ -98,7 +123,7 @@ def test_a_wheel_trains_where_there_is_no_checkout(tmp_path: Path, commands: Com
     (empty / "mine.py").write_text(
         "from configs import common\n"
         "def get_config():\n"
-        "    config = common.get_config()\n"
+        "    config = common.get_config('hotpotqa')\n"
         "    config.train.steps = 0\n"
         "    return config\n"
     )

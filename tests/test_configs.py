@@ -12,7 +12,8 @@ from types import ModuleType
 import pytest
 
 from configs import common
-from qrag_jax import experiment, saved_config
+from qrag_jax.systems.older_runs import load_config
+from qrag_jax.systems.q_rag_config import QRagConfig
 from tests.entry_points import ROOT, Commands, metric_lines, refusal
 from tests.models.conftest import (
     torch_bert,
@@ -23,6 +24,7 @@ from tests.models.conftest import (
     write_tokenizer,
     write_unigram_tokenizer,
 )
+from tests.systems.parts import prepared
 
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "common")
 
@@ -55,7 +57,7 @@ def test_every_variant_builds(name: str) -> None:
     assert "tiny" in variants(name)
     for variant in variants(name):
         config = module(name).get_config(variant)
-        experiment.check_values(config)
+        QRagConfig.of(config)
         assert config.is_locked
         assert config.data.sources
     # Different variants are different experiments.
@@ -71,7 +73,7 @@ def test_every_task_of_babilong_has_every_size() -> None:
     for number in range(1, 21):
         for size in ("", "-tiny", "-minilm"):
             config = module("babilong").get_config(f"qa{number}{size}")
-            assert config.data.babilong.task == f"qa{number}"
+            assert config.data.sources.babilong.task == f"qa{number}"
             assert config.encoder.path == {"": "facebook/contriever", "-tiny": ""}.get(
                 size, "minilm"
             )
@@ -102,6 +104,7 @@ QUICK = ("babilong", "hotpotqa_musique")
 )
 def test_tiny_trains_and_evaluates_offline(name: str, commands: Commands, tmp_path: Path) -> None:
     workdir = tmp_path / "run"
+    made = f"data.sources.{name}" if name in ("babilong", "niah") else "data.synthetic"
     commands.succeed(
         "train",
         f"--config=configs/{name}.py:tiny",
@@ -109,8 +112,8 @@ def test_tiny_trains_and_evaluates_offline(name: str, commands: Commands, tmp_pa
         "--config.train.steps=2",
         "--config.encoder.length_buckets=1",
         "--config.encoder.block_sizes=1",
-        "--config.data.synthetic.train=24",
-        "--config.data.synthetic.dev=10",
+        f"--config.{made}.train=24",
+        f"--config.{made}.dev=10",
     )
     assert [line["step"] for line in metric_lines(workdir) if "train/loss" in line] == [2]
     commands.succeed("evaluate", f"--workdir={workdir}", "--samples=8")
@@ -178,9 +181,7 @@ def test_every_encoder_trains(
     assert [*steps] == [1, 2]
     assert all(math.isfinite(line["train/loss"]) for line in steps.values())
     config = json.loads((tmp_path / "config.json").read_text())["encoder"]
-    loaded = experiment.prepare_encoder(
-        saved_config.load_config(tmp_path / "config.json"), tmp_path, []
-    )
+    loaded = prepared(load_config(tmp_path / "config.json"), tmp_path)
     encoder = loaded.encoder
     assert (config["pooling"], config["normalise"], config["scale"]) == {
         "contriever": ("mean", False, 0.1),

@@ -31,7 +31,7 @@ def trained(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Pat
     books.mkdir()
     commands.succeed(
         *("train", "--config=configs/babilong.py:tiny", f"--workdir={workdir}"),
-        f"--config.data.babilong.noise={shelf(books, BOOKS)}",
+        f"--config.data.sources.babilong.noise={shelf(books, BOOKS)}",
         *("--config.train.steps=4", "--config.train.eval_every=4"),
         "--config.encoder.length_buckets=1",
         "--config.encoder.block_sizes=1",
@@ -114,7 +114,7 @@ def test_the_same_stories_at_every_length(
     for flag, counts in (("--noevery_story", (6, 6)), ("--every_story", (6, 16))):
         out = commands.succeed(
             *("evaluate_lengths", f"--workdir={scored[0]}", "--chunks=16,40", "--samples=16"),
-            *("--config.data.babilong.task=qa2", f"--out={tmp_path / flag}", flag),
+            *("--config.data.sources.babilong.task=qa2", f"--out={tmp_path / flag}", flag),
         )
         (table,) = (tmp_path / flag).glob("*/*_lengths.json")
         found = json.loads(table.read_text())
@@ -217,7 +217,7 @@ def test_books_of_training_are_never_scored_on(
     workdir = scored[0]
     books = Path(shutil.copytree(workdir.parent / "books", tmp_path / "books"))
     shelf(books, {"frida": 290})  # with it bob, a book of training, is one for dev
-    moved = f"--config.data.babilong.noise={books}"
+    moved = f"--config.data.sources.babilong.noise={books}"
     more = (moved, f"--out={tmp_path / 'out'}")
     trained = set(json.loads((workdir / "books.json").read_text())["babilong"])
     now = {book.name for book in books_of(NoiseConfig(str(books)), "dev")}
@@ -225,7 +225,7 @@ def test_books_of_training_are_never_scored_on(
     for command in (("evaluate_lengths", "--chunks=12"), ("evaluate",)):
         text = refusal(commands.run(command[0], f"--workdir={workdir}", *command[1:], *more))
         assert f"would be scored on, but {workdir} was trained among them (books.json)" in text
-        assert "config.data.babilong.noise_dev" in text
+        assert "config.data.sources.babilong.noise_dev" in text
         assert all(name in text for name in trained & now)
 
 

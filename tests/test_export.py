@@ -18,12 +18,15 @@ import pytest
 
 from benchmarks.encoder_cases.round_trip import our_vectors
 from configs import hotpotqa
-from qrag_jax import experiment, export, model_card, saved_config
+from qrag_jax import export
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, with_new_adapters
-from qrag_jax.saved_run import SavedRun
+from qrag_jax.systems import model_card
+from qrag_jax.systems.older_runs import load_config
+from qrag_jax.systems.q_rag_config import QRagConfig
+from qrag_jax.systems.saved_run import SavedRun
 from tests.entry_points import Commands, refusal
 from tests.models.conftest import (
     torch_bert,
@@ -33,6 +36,7 @@ from tests.models.conftest import (
     write_tokenizer,
     write_unigram_tokenizer,
 )
+from tests.systems.parts import samples_of
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -70,7 +74,7 @@ def model(folder: Path) -> Any:
 
 
 def opened(workdir: Path) -> SavedRun:
-    config = saved_config.load_config(workdir / "config.json")
+    config = load_config(workdir / "config.json")
     config.encoder.dtype = "float32"
     return SavedRun.open(workdir, config)
 
@@ -84,9 +88,9 @@ def log_rows(workdir: Path) -> list[dict[str, Any]]:
 
 
 def chunks_of(commands: Commands, workdir: Path, question: str) -> list[str]:
-    config = saved_config.load_config(workdir / "config.json")
+    config = load_config(workdir / "config.json")
     config.data.cache = commands.environment["QRAG_CACHE"]
-    for sample in experiment.read_samples(config, "dev", hold_out=True).all:
+    for sample in samples_of(config, "dev").all:
         if sample.question == question:
             return list(sample.chunks)
     raise AssertionError(f"no sample of {question!r}")
@@ -157,7 +161,7 @@ def test_the_card_states_the_run(scored_run: Path, exported: Path) -> None:
     card = (exported / "README.md").read_text()
     assert all((exported / tower / "README.md").read_text() == card for tower in ("state", "chunk"))
     summary = json.loads((scored_run / "summary.json").read_text())
-    config = saved_config.load_config(scored_run / "config.json")
+    config = load_config(scored_run / "config.json")
     assert card.startswith("---\nlibrary_name: sentence-transformers\n")
     assert "# my-run: a retriever" in card
     assert "| data | hotpotqa (weight 1), from `synthetic` |" in card
@@ -353,7 +357,8 @@ def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDic
     config.encoder.path = "/home/me/models/e5"
     facts = model_card.Facts(
         name="run",
-        config=config,
+        config=QRagConfig.of(config),
+        fields=config.to_dict(),
         checkpoint="best",
         step=3,
         seconds=None,
@@ -383,8 +388,10 @@ def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDic
     assert "from `hotpotqa=hotpot,musique=x`" in card
     assert "/home" not in card
     assert "~/" not in card
-    config.encoder.path = "minilm"
-    hub = "sentence-transformers/all-MiniLM-L6-v2"
-    assert f"| started from | `{hub}` |" in model_card.card(facts)
-    config.encoder.path = "intfloat/multilingual-e5-large"
-    assert "| started from | `intfloat/multilingual-e5-large` |" in model_card.card(facts)
+    for path, told in (
+        ("minilm", "sentence-transformers/all-MiniLM-L6-v2"),
+        ("intfloat/multilingual-e5-large", "intfloat/multilingual-e5-large"),
+    ):
+        config.encoder.path = path
+        facts = dataclasses.replace(facts, config=QRagConfig.of(config))
+        assert f"| started from | `{told}` |" in model_card.card(facts)

@@ -12,10 +12,11 @@ import ml_collections
 import pytest
 
 from configs import hotpotqa
-from qrag_jax import saved_config, train
+from qrag_jax import train
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import locks
-from qrag_jax.saved_run import SavedRun
+from qrag_jax.systems.older_runs import load_config
+from qrag_jax.systems.saved_run import SavedRun
 from tests import disks
 from tests.entry_points import CHECKPOINT_EVERY, SHARED, STEPS, Commands, refusal
 from tests.runtime.test_checkpoints import flip_a_bit
@@ -87,7 +88,7 @@ def test_checkpoints_without_their_config_are_refused(
     assert "its config.json is missing; restore it from a backup, or give another --workdir" in text
     assert (run_copy / "encoder" / "model.safetensors").exists()
     with pytest.raises(InputError, match=r"its config\.json is missing"):  # as evaluation reads it
-        saved_config.load_config(run_copy / "config.json")
+        load_config(run_copy / "config.json")
 
 
 @pytest.mark.parametrize("content", [b"", b'{"seed": 1', b"[]", b"\xff\xfe", b"[" * 100_000])
@@ -169,7 +170,7 @@ def test_scoring_tells_which_checkpoint_is_damaged(
     (best,) = (run_copy / "checkpoints" / "best").iterdir()
     flip_a_bit(best)
     flip_a_bit(run_copy / "checkpoints" / "last" / str(STEPS))
-    run = SavedRun.open(run_copy, saved_config.load_config(run_copy / "config.json"))
+    run = SavedRun.open(run_copy, load_config(run_copy / "config.json"))
     with pytest.raises(InputError, match="give --checkpoint=last, or restore it from a backup"):
         run.trained("best")
     assert run.trained("last")[1] == BEFORE_LAST
@@ -215,5 +216,5 @@ def test_a_run_that_may_only_be_read(
         assert "2 questions, best checkpoint" in commands.succeed("evaluate", *arguments)
         # As for most users: programs would be kept in the run.
         monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-        run = SavedRun.open(run_copy, saved_config.load_config(run_copy / "config.json"))
+        run = SavedRun.open(run_copy, load_config(run_copy / "config.json"))
         assert run.trained("last")[1] == STEPS

@@ -27,6 +27,7 @@ from tests.entry_points import (
     refusal,
     saved_state,
 )
+from tests.systems.parts import samples_of
 
 PER_STEP = {
     *("loss", "mean_q", "mean_target", "td_error", "entropy", "return", "fact_em", "grad_norm"),
@@ -290,7 +291,7 @@ def test_command_line_without_config(commands: Commands) -> None:
 def test_single_file_is_held_out_in_part(commands: Commands, tmp_path: Path) -> None:
     made = hotpotqa.get_config("tiny")
     made.data.cache = str(tmp_path)
-    train.experiment.read_samples(made, "train", hold_out=True)
+    samples_of(made, "train")
     (path,) = tmp_path.glob("synthetic/*/train.jsonl")
     ids = {json.loads(line)["_id"] for line in path.read_text().splitlines()}
     data, workdir = path, tmp_path / "run"

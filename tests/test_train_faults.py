@@ -103,7 +103,7 @@ def test_documents_drawn_anew_go_on_in_their_epoch(commands: Commands, tmp_path:
     """Two steps an epoch; the run goes on at the border of two."""
     arguments = (
         *("train", "--config=configs/babilong.py:tiny", "--config.train.steps=4"),
-        *("--config.data.babilong.train=16", "--config.train.checkpoint_every=2"),
+        *("--config.data.sources.babilong.train=16", "--config.train.checkpoint_every=2"),
         *("--config.train.eval_every=4", "--config.encoder.length_buckets=1"),
         "--config.encoder.block_sizes=1",
     )

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
-from qrag_jax.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
 from transformers import AutoConfig, AutoModel
 
 from benchmarks.encoder_cases.peer import (
@@ -41,6 +40,7 @@ from qrag_jax.models.compute.ragged import count_tokens, embed_rows, pull_back
 from qrag_jax.models.files.weight_names import params_from_tensors
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import family_of
+from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
 
 TRAIN_SHARE = 0.40  # of the measured matmul peak, asked of Qwen3-Embedding-0.6B on a GPU
 PADDED, SORTED = "padded", "length-sorted"

@@ -16,7 +16,8 @@ from benchmarks.encoder_cases.round_trip import round_trip_case
 from benchmarks.encoder_cases.small_models import write_trainable_model
 from benchmarks.report import Case
 from configs import hotpotqa
-from qrag_jax import experiment
+from qrag_jax.data.loading import load_split
+from qrag_jax.systems.q_rag_config import QRagConfig
 
 CONFIG = "configs/hotpotqa.py:tiny"
 STEPS, LOG_EVERY = 30, 5
@@ -39,7 +40,8 @@ def training_cases(families: Sequence[str], layers: int, folder: Path) -> Iterat
 
 def training_texts() -> list[str]:
     """What the tiny trainings read: invented questions and passages."""
-    samples = experiment.read_samples(hotpotqa.get_config("tiny"), "train", hold_out=True).all
+    data = QRagConfig.of(hotpotqa.get_config("tiny")).data
+    samples = load_split(data, "train", hold_out=True).all
     return [text for sample in samples for text in (sample.question, *sample.chunks)]
 
 

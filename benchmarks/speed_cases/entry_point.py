@@ -62,12 +62,13 @@ def _train(
 ) -> tuple[list[dict[str, Any]], float]:
     """The lines of metrics.jsonl that tell of speed, and the seconds that the command took."""
     path = DATA / "hotpotqa"
-    fields = {
-        "data.path": str(path) if path.exists() else "synthetic",
-        "data.cache": str(folder / "cache"),
+    fields: dict[str, Any] = {"data.path": path}
+    if not path.exists():
+        made = {"data.synthetic.train": 512, "data.synthetic.dev": 32}
+        fields = {"data.path": "synthetic", **made}
+    fields |= {
+        "data.cache": folder / "cache",
         "data.limit": 512,
-        "data.synthetic.train": 512,
-        "data.synthetic.dev": 32,
         "eval.samples": 16,
         "train.steps": STEPS,
         "train.batch_size": 256 if setting.gpu else 4,

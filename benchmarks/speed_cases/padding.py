@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Sequence
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from benchmarks.ours import Encoder, Texts, Training
 from benchmarks.report import Case
@@ -15,6 +14,7 @@ from benchmarks.speed_cases.setting import Setting
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.models.compute.ragged import BlockShapes
+from qrag_jax.systems.q_rag_config import QRagConfig
 
 BATCHES = 5
 MOST = 0.10
@@ -61,7 +61,7 @@ def attention_case(
     )
 
 
-def many_short_sentences(config: ConfigDict, questions: int, vocabulary: int) -> Texts:
+def many_short_sentences(config: QRagConfig, questions: int, vocabulary: int) -> Texts:
     """Documents of 100 chunks of 5 to 25 random tokens each."""
     rng = np.random.default_rng(0)
     chunks = 100

@@ -9,7 +9,6 @@ from benchmarks import ours
 from benchmarks.matmul import Peaks
 from benchmarks.ours import Encoder, Texts
 from benchmarks.peers.learner import Settings
-from qrag_jax import experiment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +54,9 @@ def peer_settings(texts: Texts, encoder: Encoder) -> Settings:
     config = texts.config
     return Settings(
         encoder=encoder.encoder,
-        rollout=experiment.rollout_config(config),
-        pqn=experiment.pqn_config(config),
-        optimizer=experiment.optimizer_config(config),
+        rollout=config.rollout,
+        pqn=config.pqn,
+        optimizer=config.optimizer,
         learning_rates=ours.learning_rates(config),
         penalize_extra_steps=config.reward.penalize_extra_steps,
         per_fact_reward=config.reward.per_fact_reward,

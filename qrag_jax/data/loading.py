@@ -5,47 +5,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from qrag_jax.data.config import SYNTHETIC, DataConfig
 from qrag_jax.data.generators import haystacks, synthetic
-from qrag_jax.data.generators.haystacks import NiahConfig
 from qrag_jax.data.lazy_samples import LazySamples, joined
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import babilong, niah
-from qrag_jax.data.sources.babilong import BabilongConfig
 from qrag_jax.data.sources.registry import SOURCES, Split, load_samples, mix_weights
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.whole_files import new_folder, reason
 
-SYNTHETIC = "synthetic"
 HELD_OUT_SHARE = 0.1
 GENERATED = (babilong.NAME, niah.NAME)  # sources with a generator of their own documents
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-    """Where samples come from.
-
-    Attributes:
-        sources: name → weight in the training mixture.
-        path: a file, a folder, or `name=path,name=path` for several sources; "" loads from the
-            hub; "synthetic" makes invented questions in each source's own format. Of
-            "babilong" it is the folder of stories; of it and of "niah" "" means "synthetic".
-        limit: samples read per source and split, 0 for all.
-        synthetic: the generator's settings.
-        synthetic_train, synthetic_dev: questions it makes.
-        babilong: documents of the source "babilong"; niah: those made for "niah".
-    """
-
-    sources: Mapping[str, float]
-    path: str
-    limit: int
-    synthetic: synthetic.SyntheticConfig
-    synthetic_train: int
-    synthetic_dev: int
-    babilong: BabilongConfig = dataclasses.field(default_factory=BabilongConfig)
-    niah: NiahConfig = dataclasses.field(default_factory=NiahConfig)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,34 +34,35 @@ class LoadedSamples:
         return joined(list(self.by_source.values()))
 
 
-def load_split(config: DataConfig, split: Split, cache: Path, *, hold_out: bool) -> LoadedSamples:
+def load_split(config: DataConfig, split: Split, *, hold_out: bool) -> LoadedSamples:
     """Reads the samples of every source.
 
     Args:
-        cache: folder for corpora made on the way (path "synthetic").
         hold_out: a path that is one file has no dev part: keep a tenth of it for "dev", by a
             hash of the id, instead of giving the whole file to either split.
 
     Raises:
         InputError: nothing usable is found (see `load_samples`), or a path names no source.
     """
-    paths = _paths(config, cache)
+    limit = config.limit if split == "train" else 0
+    paths = _paths(config)
     by_source: dict[str, Sequence[Sample]] = {}
     report = []
     for name in mix_weights(config.sources):
         if name == SYNTHETIC:
-            count = config.synthetic_train if split == "train" else config.synthetic_dev
-            by_source[name] = synthetic.generate(config.synthetic, split, count)
+            made = _made(config)
+            count = made.train if split == "train" else made.dev
+            by_source[name] = synthetic.generate(made, split, count)
             line = f"synthetic: made {count} {split} questions"
         elif name == babilong.NAME:
             stories = "" if paths[name] == SYNTHETIC else paths[name]
             settings = dataclasses.replace(config.babilong, stories=stories)
-            by_source[name], line = babilong.read_documents(settings, split, count=config.limit)
+            by_source[name], line = babilong.read_documents(settings, split, count=limit)
         elif name == niah.NAME and paths[name] in ("", SYNTHETIC):
-            by_source[name], line = haystacks.read_documents(config.niah, split, count=config.limit)
+            by_source[name], line = haystacks.read_documents(config.niah, split, count=limit)
         else:
             path = paths[name]
-            samples, read = load_samples(name, path, split, config.limit)
+            samples, read = load_samples(name, path, split, limit)
             line = read.summary()
             if hold_out and path and Path(path).is_file():
                 samples = [s for s in samples if _held_out(s.id) == (split == "dev")]
@@ -132,12 +106,12 @@ def without_questions(train: LoadedSamples, held_out: Sequence[Sample]) -> Loade
     return LoadedSamples(kept, report)
 
 
-def _paths(config: DataConfig, cache: Path) -> dict[str, str]:
+def _paths(config: DataConfig) -> dict[str, str]:
     """The path of each source."""
     names = [name for name in config.sources if name != SYNTHETIC]
     if config.path == SYNTHETIC:
         return {
-            name: SYNTHETIC if name in GENERATED else str(_written_corpus(config, name, cache))
+            name: SYNTHETIC if name in GENERATED else str(_written_corpus(config, name))
             for name in names
         }
     if "=" not in config.path:
@@ -153,13 +127,17 @@ def _paths(config: DataConfig, cache: Path) -> dict[str, str]:
     return paths
 
 
-def _written_corpus(config: DataConfig, name: str, cache: Path) -> Path:
+def _made(config: DataConfig) -> synthetic.SyntheticConfig:
+    return config.synthetic or synthetic.SyntheticConfig()
+
+
+def _written_corpus(config: DataConfig, name: str) -> Path:
     """Invented questions as official files of source `name`, written once."""
     if name not in SOURCES:
         known = ", ".join([*SOURCES, *GENERATED, SYNTHETIC])
         raise InputError(f"config.data.sources names {name!r}; the known sources are {known}.")
-    settings = (name, config.synthetic, config.synthetic_train, config.synthetic_dev)
-    key = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((name, _made(config))).encode()).hexdigest()[:16]
+    cache = config.cache_folder
     folder = cache / "synthetic" / f"{name}-{key}"
     if not folder.exists():
         try:
@@ -174,9 +152,9 @@ def _written_corpus(config: DataConfig, name: str, cache: Path) -> Path:
 
 def _write_corpus(config: DataConfig, name: str, folder: Path) -> None:
     building = new_folder(folder.parent, ".building-")
-    sizes = (config.synthetic_train, config.synthetic_dev)
+    made = _made(config)
     try:
-        synthetic.write_corpus(building, SOURCES[name], config.synthetic, *sizes)
+        synthetic.write_corpus(building, SOURCES[name], made, made.train, made.dev)
         try:
             building.rename(folder)
         except OSError:  # another process was faster

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,3 +31,11 @@ class Sample:
 
 class BadRecord(ValueError):
     """A record that cannot become a `Sample`; the message is a short reason, used as a key."""
+
+
+def fingerprint(samples: Sequence[Sample]) -> str:
+    """A digest of samples: ids, texts and supporting facts."""
+    digest = hashlib.sha256()
+    for sample in samples:
+        digest.update(json.dumps(dataclasses.astuple(sample)).encode())
+    return digest.hexdigest()[:16]

@@ -22,6 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qrag_jax.errors import InputError
+
 RANDOM_PUBLISHED = "random_published"
 KINDS = ("none", "absolute", "random", RANDOM_PUBLISHED, "relative")
 STEP = 20  # positions from the start of one interval to the start of the next
@@ -29,6 +31,19 @@ SPAN = 18  # int(0.9·STEP): the position of an interval's last chunk within it
 MOST_INDENT = 8  # gap between neighbours under `random`, at most
 MOST_CHUNKS = 2000  # of a document under `random_published` (`max_chunks_count`)
 PARTS = 5  # with an indent of its own each (`num_splits`)
+
+
+def check_chunks(kind: str, chunks: int) -> None:
+    """Refuses documents that are longer than their positions reach.
+
+    Raises:
+        InputError: a document of `chunks` chunks has no positions of this kind.
+    """
+    if kind == RANDOM_PUBLISHED and chunks > MOST_CHUNKS:
+        raise InputError(
+            f"config.env.positions {RANDOM_PUBLISHED} places documents of at most {MOST_CHUNKS} "
+            f"chunks, but one has {chunks}; give random or relative, or shorter documents."
+        )
 
 
 def last_position(kind: str, chunks: int, max_steps: int) -> int:

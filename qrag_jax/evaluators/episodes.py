@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -16,11 +17,14 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments.chunks import with_stop
 from qrag_jax.learners.pqn import Feedback
-from qrag_jax.metrics.facts import fact_em, fact_f1
+from qrag_jax.learners.two_towers import TwoTowers
+from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1
 from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.until_found import until_found
+from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.rollouts.chunks import RolloutConfig, rollout
+from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, rollout
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.sharding import BATCH_AXES, gather, specs_of
 
@@ -44,20 +48,38 @@ class Episodes(NamedTuple):
 Play = Callable[[Params, EpisodeBatch], Episodes]
 
 
-def make_play(
-    mesh: Mesh,
-    shardings: Params,
-    encoder: TextEncoder,
-    block_shapes: BlockShapes,
-    config: RolloutConfig,
-    feedback: Feedback,
-    gamma: float,
-) -> Play:
+@dataclasses.dataclass(frozen=True)
+class Player:
+    """How a system's retriever plays, whatever its parameters are and whatever it is asked.
+
+    Attributes:
+        shardings: where the parameters live: two towers stacked on axis 0, or (`Adapted`) their
+            adapters stacked over the one base.
+        feedback, gamma: tell the returns.
+    """
+
+    mesh: Mesh
+    shardings: Params | Adapted
+    encoder: TextEncoder
+    config: RolloutConfig
+    feedback: Feedback
+    gamma: float
+
+    @classmethod
+    def of(cls, towers: TwoTowers, feedback: Feedback) -> Player:
+        """The towers in training, greedy."""
+        actor, config = towers.actor, towers.config
+        shardings = towers.params_shardings
+        return cls(towers.mesh, shardings, actor.encoder, actor.config, feedback, config.gamma)
+
+
+def make_play(player: Player, block_shapes: BlockShapes) -> Play:
     """The jitted `(params, batch) → Episodes`; greedy, split over the mesh's batch axes.
 
-    Args:
-        shardings: where the parameters live; those that are split are gathered to play.
+    Parameters that are split over devices are gathered to play.
     """
+    actor, shardings = Actor(player.encoder, block_shapes, player.config), player.shardings
+    config = player.config
     specs = specs_of(shardings)
 
     def on_device(params: Params, batch: EpisodeBatch) -> Episodes:
@@ -65,9 +87,7 @@ def make_play(
         chunks = batch.chunk_mask.shape[1]
         if config.stop_action:
             batch = with_stop(batch)
-        trajectory = rollout(
-            encoder, block_shapes, config, (params,), batch, None, jnp.float32(1.0)
-        )
+        trajectory = rollout(actor, (params,), batch, Draws.greedy())
         # One look-up: the chunks that score highest for the question alone, best first.
         steps = min(config.max_steps, chunks)
         first_q, first = jax.lax.top_k(trajectory.first_q[:, :chunks], steps)
@@ -75,7 +95,8 @@ def make_play(
         looked_up = trajectory._replace(actions=first, valid=present)
 
         def returns(played):
-            return jax.vmap(discounted_return, (0, None))(feedback(batch, played), gamma)
+            rewards = player.feedback(batch, played)
+            return jax.vmap(discounted_return, (0, None))(rewards, player.gamma)
 
         took_chunk = trajectory.valid & (trajectory.actions < chunks)  # STOP is no chunk
         return Episodes(
@@ -87,41 +108,75 @@ def make_play(
     return jax.jit(
         jax.shard_map(
             on_device,
-            mesh=mesh,
+            mesh=player.mesh,
             in_specs=(specs, by_episode),
             out_specs=by_episode,
             check_vma=False,
         ),
-        in_shardings=(shardings, NamedSharding(mesh, by_episode)),
-        out_shardings=NamedSharding(mesh, by_episode),
+        in_shardings=(shardings, NamedSharding(player.mesh, by_episode)),
+        out_shardings=NamedSharding(player.mesh, by_episode),
     )
 
 
-def play_samples(
-    play: Play,
-    mesh: Mesh,
-    params: Params,
-    samples: Sequence[Sample],
-    store: TokenStore,
-    shape: EpisodeShape,
-    batch_size: int,
-    indices: Sequence[int],
-) -> Iterator[tuple[list[Row], list[Row]]]:
-    """Plays the samples of `indices` in order.
+@dataclasses.dataclass(frozen=True)
+class EpisodeEvaluator:
+    """Plays a fixed set of questions with any parameters, and scores the play.
 
-    Yields:
-        for each batch the rows of multi-step and of single-step retrieval.
+    Attributes:
+        indices: of the samples that are played, in order. batch_size: questions played at once.
     """
-    running: tuple[Sequence[Sample], Episodes] | None = None
-    for number, batch in enumerate(evaluation_batches(store, shape, batch_size, indices)):
-        episodes = play(params, shard_batch(mesh, batch))
-        shown = [samples[i] for i in indices[number * batch_size : (number + 1) * batch_size]]
-        # The device plays this batch while the host makes rows of the one before.
+
+    play: Play
+    mesh: Mesh
+    samples: Sequence[Sample]
+    store: TokenStore
+    shape: EpisodeShape
+    batch_size: int
+    indices: Sequence[int]
+
+    @property
+    def shown(self) -> list[Sample]:
+        """The samples that are played."""
+        return [self.samples[index] for index in self.indices]
+
+    def batches(self, params: Params | Adapted, done: int = 0) -> Iterator[tuple[list[Row], ...]]:
+        """Plays the questions behind the first `done`.
+
+        Yields:
+            for each batch the rows of multi-step and of single-step retrieval.
+        """
+        indices, size = self.indices[done:], self.batch_size
+        running: tuple[Sequence[Sample], Episodes] | None = None
+        for number, batch in enumerate(evaluation_batches(self.store, self.shape, size, indices)):
+            episodes = self.play(params, shard_batch(self.mesh, batch))
+            shown = [self.samples[i] for i in indices[number * size : (number + 1) * size]]
+            # The device plays this batch while the host makes rows of the one before.
+            if running is not None:
+                yield _both_rows(*running)
+            running = shown, episodes
         if running is not None:
             yield _both_rows(*running)
-        running = shown, episodes
-    if running is not None:
-        yield _both_rows(*running)
+
+    def rows(self, params: Params | Adapted) -> tuple[list[Row], list[Row]]:
+        """The rows of multi-step and of single-step retrieval of all questions."""
+        multi: list[Row] = []
+        single: list[Row] = []
+        for rows, single_rows in self.batches(params):
+            multi += rows
+            single += single_rows
+        return multi, single
+
+
+def mean_scores(rows: Sequence[Row]) -> dict[str, float]:
+    """Mean scores of the play, and of the same play until all facts were found (there EM and
+    recall are the same)."""
+    cut = [until_found(row) for row in rows]
+    columns, cut_columns = fact_columns(rows), fact_columns(cut)
+    columns["return"] = [row.ret for row in rows]
+    for name in ("fact_f1", "fact_precision", "steps"):
+        columns[f"{name}_until_found"] = cut_columns[name]
+    columns["return_until_found"] = [row.ret for row in cut]
+    return {name: float(np.mean(values)) for name, values in columns.items()}
 
 
 def _both_rows(samples: Sequence[Sample], episodes: Episodes) -> tuple[list[Row], list[Row]]:

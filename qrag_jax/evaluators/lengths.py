@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import ml_collections
-
+from qrag_jax.data.config import SYNTHETIC, DataConfig
 from qrag_jax.data.generators import haystacks
-from qrag_jax.data.generators.haystacks import NiahConfig
-from qrag_jax.data.loading import SYNTHETIC
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import babilong, niah
-from qrag_jax.data.sources.babilong import BabilongConfig, Fit
+from qrag_jax.data.sources.babilong import Fit
 from qrag_jax.errors import InputError
-from qrag_jax.experiment import check_positions
 
 
 class Documents(NamedTuple):
@@ -29,7 +26,7 @@ class Documents(NamedTuple):
 
 
 def documents_of_lengths(
-    config: ml_collections.ConfigDict,
+    config: DataConfig,
     lengths: Sequence[int],
     counts: Sequence[int],
     *,
@@ -41,7 +38,7 @@ def documents_of_lengths(
     fit, a retriever would look worse the longer the documents are.
 
     Args:
-        lengths: in chunks; counts: documents of each.
+        config: the data that are evaluated on. lengths: in chunks; counts: documents of each.
         every_story: of a length all stories that fit it, so that questions differ.
 
     Raises:
@@ -54,10 +51,8 @@ def documents_of_lengths(
     }
 
 
-def documents_of_length(
-    config: ml_collections.ConfigDict, chunks: int, count: int
-) -> Sequence[Sample]:
-    """The first `count` evaluation documents of the config's source, made `chunks` chunks long.
+def documents_of_length(config: DataConfig, chunks: int, count: int) -> Sequence[Sample]:
+    """The first `count` evaluation documents of the data's source, made `chunks` chunks long.
 
     Raises:
         InputError: the source has no such documents, or see `babilong`, `haystacks`.
@@ -65,20 +60,19 @@ def documents_of_length(
     return _documents(config, chunks, count, 0).samples
 
 
-def _documents(
-    config: ml_collections.ConfigDict, chunks: int, count: int, most_facts: int
-) -> Documents:
-    check_positions(config, chunks)
-    names = [name for name, weight in config.data.sources.items() if weight]
-    path = config.eval.path or config.data.path
+def _documents(config: DataConfig, chunks: int, count: int, most_facts: int) -> Documents:
+    names = [name for name, weight in config.sources.items() if weight]
     if names == [babilong.NAME]:
-        fields = config.data.babilong.to_dict() | {"stories": "" if path == SYNTHETIC else path}
-        limits = [limit for limit in (fields["most_facts"], most_facts) if limit]
-        made = BabilongConfig(**fields | {"most_facts": min(limits, default=0)})
+        limits = [limit for limit in (config.babilong.most_facts, most_facts) if limit]
+        made = dataclasses.replace(
+            config.babilong,
+            stories="" if config.path == SYNTHETIC else config.path,
+            most_facts=min(limits, default=0),
+        )
         samples, line = babilong.read_documents(made, "dev", chunks, count)
         return Documents(samples, babilong.fit(made, "dev", chunks), line)
-    if names == [niah.NAME] and path in ("", SYNTHETIC):
-        needles = NiahConfig(**config.data.niah)
+    if names == [niah.NAME] and config.path in ("", SYNTHETIC):
+        needles = config.niah
         samples, line = haystacks.read_documents(needles, "dev", chunks, count)
         return Documents(samples, Fit(needles.dev, needles.dev, chunks), line)
     raise InputError(

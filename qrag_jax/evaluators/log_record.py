@@ -11,13 +11,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from qrag_jax.encoder_settings import settled
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.heads.embedding import Params
+from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime.embedding_files import encoder_key
-from qrag_jax.saved_config import LATER_FIELDS, flat
-from qrag_jax.saved_run import SavedRun
 
 # Fields that change no row; a name with a dot at its end is a whole section.
 FREE_FIELDS = (
@@ -39,7 +37,7 @@ FREE_FIELDS = (
     "reward.staleness",
     "reward.max_failure_share",
 )
-# Fields that say how the planner searches: greedy play to the end does not depend on them.
+# Fields that say how the beam is searched: greedy play to the end does not depend on them.
 BEAM_FIELDS = ("eval.beam", "eval.beam_score", "eval.stop_threshold")
 
 PREFIX = "config."
@@ -52,8 +50,8 @@ def _written(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# What a record without a field that came later was made with.
-LATER = _written(LATER_FIELDS)
+# Fields that came after this form of record, with what a record without them was made with.
+LATER = _written({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,24 +73,29 @@ class Retriever:
 
 
 def log_record(
-    run: SavedRun, retriever: Retriever, samples: str, *, planned: bool
+    fields: Mapping[str, Any],
+    loaded: LoadedEncoder,
+    retriever: Retriever,
+    samples: str,
+    *,
+    searched: bool,
 ) -> dict[str, Any]:
     """What a log depends on, for `retrieval_log.check_meta`; fields are named as on the command
     line.
 
     Args:
+        fields: of the run's config, by names with dots, nothing left open.
         samples: fingerprint of the questions.
-        planned: the planner plays; else play is greedy, to the end.
+        searched: by a beam, or with a rule for stopping; else play is greedy, to the end.
     """
-    encoder = run.loaded.encoder
-    free = FREE_FIELDS if planned else (*FREE_FIELDS, *BEAM_FIELDS)
-    fields = flat(settled(run.config, encoder).to_dict())
+    encoder = loaded.encoder
+    free = FREE_FIELDS if searched else (*FREE_FIELDS, *BEAM_FIELDS)
     return {
-        retrieval_log.RECORD: 2,
+        retrieval_log.RECORD: 3,
         "encoder": retriever.label,
         "weights": retriever.weights,
         "samples": samples,
-        "tokenizer": run.loaded.tokenizer.fingerprint(),
+        "tokenizer": loaded.tokenizer.fingerprint(),
         # What config.encoder.dtype "auto" came to on this machine.
         "precision": list(map(str, encoder.module.precision)),
         **_written({name: value for name, value in fields.items() if not is_free(name, free)}),

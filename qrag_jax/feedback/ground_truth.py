@@ -2,8 +2,61 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+
+from qrag_jax.errors import check_known, check_least
+
+GROUND_TRUTH = "ground_truth"
+
+
+@dataclasses.dataclass(frozen=True)
+class FactReward:
+    """Section `reward`, of rewards from the supporting facts.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    # r: "ground_truth" ("gt"), from the supporting facts, or of the language model of config.llm
+    # at the end of an episode: "answer_em", "answer_f1", "babilong_em", "judge".
+    name: str = GROUND_TRUTH
+    penalize_extra_steps: bool = True  # 0.5 + 0.5·n_facts / n_taken instead of 1
+    per_fact_reward: float = 0.0  # for every new supporting fact
+    step_cost: float = 0.0  # of a chunk that is no supporting fact; gives STOP its sense
+
+    def __post_init__(self) -> None:
+        check_known("reward", self, "name", (GROUND_TRUTH,))
+        check_least("reward", self, step_cost=0)
+
+
+def fact_feedback(config: FactReward, *, stop_action: bool) -> Callable[[Any, Any], jax.Array]:
+    """The reward function `(batch, trajectory) → rewards [B, T]` of the supporting facts.
+
+    Where a language model gives the rewards, it still tells the returns of evaluations that ask
+    none.
+
+    Args:
+        stop_action: the last column of a batch is STOP.
+    """
+
+    def rewards(batch: Any, trajectory: Any) -> jax.Array:
+        stop = batch.support.shape[1] - 1
+        return ground_truth(
+            batch.support,
+            trajectory.actions,
+            trajectory.valid,
+            penalize_extra_steps=config.penalize_extra_steps,
+            per_fact_reward=config.per_fact_reward,
+            step_cost=config.step_cost,
+            stops=trajectory.actions == stop if stop_action else False,
+        )
+
+    return rewards
 
 
 def ground_truth(

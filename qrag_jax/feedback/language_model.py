@@ -7,11 +7,13 @@ An episode whose reward could not be had is `Unscored`, never 0.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.feedback.ground_truth import FactReward
 from qrag_jax.feedback.questions import (
     JUDGE,
     Question,
@@ -62,6 +64,43 @@ METRICS: dict[str, Callable[[Scores], float] | None] = {
     "babilong_em": lambda scores: scores.em,
     "judge": None,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelReward(FactReward):
+    """Section `reward`, of rewards from the language model of section `llm`.
+
+    The fields of `FactReward` are for the returns of evaluations, which ask no model.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    scale: float = 1.0  # factor on the reward
+    prompt: str = "auto"  # in qrag_jax/llm/text/templates, or a .txt file; auto: by the data
+    # None: the model is asked once, at the end. A number: after every step, and the first reward
+    # (with its scale) that is not below completes the episode: no step after it has one.
+    completion_threshold: float | None = None
+    # K, updates between an episode's play and its own: so long the model may take to answer while
+    # the device goes on. 0: strictly on-policy.
+    staleness: int = 1
+    max_failure_share: float = 0.5  # of a batch without rewards, above which the run pauses
+
+    def __post_init__(self) -> None:
+        check_known("reward", self, "name", METRICS)
+        check_least("reward", self, step_cost=0, staleness=0)
+        if not 0 < self.scale < math.inf:
+            raise InputError(f"config.reward.scale is {self.scale}; use a number above 0.")
+        threshold = self.completion_threshold
+        if threshold is not None and not 0 < threshold < math.inf:
+            raise InputError(
+                f"config.reward.completion_threshold is {threshold}; use a number above 0, or None."
+            )
+        if not 0 <= self.max_failure_share < 1:
+            raise InputError(
+                f"config.reward.max_failure_share is {self.max_failure_share}; use a share of 0 or "
+                "more and below 1."
+            )
 
 
 class LanguageModelFeedback:

@@ -1,4 +1,4 @@
-"""The rewards that a run has from a language model: its server, its client, what it is asked."""
+"""Rewards from a language model as a service: its server, its client, what it is asked."""
 
 from __future__ import annotations
 
@@ -7,22 +7,27 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import jax
-import ml_collections
 
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.tokens import default_cache
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.completion import Completion, EpisodeRewards
-from qrag_jax.feedback.language_model import BABILONG, LanguageModelFeedback, Reward, Unscored
+from qrag_jax.feedback.language_model import (
+    BABILONG,
+    LanguageModelFeedback,
+    ModelReward,
+    Reward,
+    Unscored,
+)
 from qrag_jax.feedback.questions import AUTO, Asking, Question
 from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.llm_config import LlmConfig
 from qrag_jax.llm.server.model_digest import served_version
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.server.sidecar import Existing, sidecar
@@ -38,7 +43,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds, before asking again
 Log = Callable[[str], None]
 
 
-class RewardsLost(RuntimeError):
+class FeedbackLost(RuntimeError):
     """No more rewards can be had; the message is one sentence for the user."""
 
 
@@ -92,20 +97,19 @@ class Rewards:
         ]
         return Asked(questions, self._feedback.begin(questions), list(map(len, taken)))
 
-    def wait(self, asked: Asked, stop: StopSignal) -> list[EpisodeRewards | Unscored] | None:
-        """The rewards of each episode in order, at most the share allowed of them `Unscored`; None
-        if the run is to stop first.
+    def wait(self, asked: Asked, stop: StopSignal) -> list[EpisodeRewards | Unscored]:
+        """The rewards of each episode in order, at most the share allowed of them `Unscored`.
 
         Raises:
-            RewardsLost: the server was given up, or too many failures would be so again.
+            Stopped: the run is to stop.
+            FeedbackLost: the server was given up, or too many failures would be so again.
         """
         pause = FIRST_PAUSE
         while True:
             while not concurrent.futures.wait([asked.future], LOOK_EVERY).done:
-                if stop.requested:
-                    return None
+                stop.check()
                 if lost := self._lost():
-                    raise RewardsLost(lost)
+                    raise FeedbackLost(lost)
             rewards = asked.future.result()
             episodes = self._completion.episodes(rewards, asked.steps)
             failed = [episode for episode in episodes if isinstance(episode, Unscored)]
@@ -113,7 +117,7 @@ class Rewards:
                 return episodes
             for_ever = [reward for reward in failed if reward.permanent]
             if len(for_ever) > self._max_failure_share * len(episodes):
-                raise RewardsLost(
+                raise FeedbackLost(
                     f"{len(for_ever)} of {len(episodes)} episodes have no reward, and asking again "
                     f"would change nothing ({causes_text(for_ever)}; for example: "
                     f"{for_ever[0].message.rstrip('.')}); change config.llm.max_tokens, "
@@ -127,46 +131,58 @@ class Rewards:
             )
             ends = time.monotonic() + pause
             while time.monotonic() < ends:
-                if stop.requested:
-                    return None
+                stop.check()
                 time.sleep(LOOK_EVERY)
             pause = min(2 * pause, LONGEST_PAUSE)
             asked.future = self._feedback.begin(asked.questions, rewards)
 
 
-def leave_room(llm: Mapping[str, Any]) -> None:
+def leave_room(llm: LlmConfig) -> None:
     """Keeps JAX from taking the GPU memory of a server of our own on the same GPUs.
 
     Without effect once a device was used, and where the user has set the variable.
     """
-    server = llm["server"]
-    if not llm["url"] and not server["devices"]:
-        left = max(0.95 - server["memory_share"], 0.05)
+    if not llm.url and llm.server is not None and not llm.server.devices:
+        left = max(0.95 - llm.server.memory_share, 0.05)
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{left:.2f}")
 
 
+@dataclasses.dataclass(frozen=True)
+class ServiceConfig:
+    """What rewards of a language model depend on.
+
+    Attributes:
+        reward, llm: sections of the config. never_terminate: a complete episode goes on.
+        seed: of draws where the temperature is not 0. cache: folder of digests of models.
+    """
+
+    reward: ModelReward
+    llm: LlmConfig
+    never_terminate: bool
+    seed: int
+    cache: Path
+
+
 @contextlib.contextmanager
-def open_rewards(
-    config: ml_collections.ConfigDict, workdir: Path, log: Log
-) -> Iterator[PendingService]:
+def open_service(config: ServiceConfig, workdir: Path, log: Log) -> Iterator[PendingService]:
     """The server that `config.llm` asks for, which starts while the caller goes on, and its client;
     both end with the block.
 
     Raises:
         InputError: a field cannot be used.
     """
-    llm = config.llm.to_dict()
+    llm, reward = dataclasses.asdict(config.llm), config.reward
     _client_config(llm | {"url": llm["url"] or "http://127.0.0.1:1"}, "any", None)  # can be used
-    metric = config.reward.name
-    asking = Asking(config.reward.prompt, BABILONG if metric == "babilong_em" else AUTO)
+    metric = reward.name
+    asking = Asking(reward.prompt, BABILONG if metric == "babilong_em" else AUTO)
     host = f"-{jax.process_index()}" if jax.process_index() else ""
-    server_fields = llm["server"] | {"log": _of_host(llm["server"]["log"], host)}
-    if not llm["url"] and not llm["version"]:
-        # Folders of one name hold different weights, whose answers must not be confused.
-        kept = Path(config.data.cache).expanduser() if config.data.cache else default_cache()
-        llm["version"] = served_version(llm["server"], kept, log)
-    server = sidecar(llm | {"server": server_fields}, workdir, _api_key(llm), log=log)
-    generation = _generation(config, llm)
+    if not llm["url"]:
+        llm["server"]["log"] = _of_host(llm["server"]["log"], host)
+        if not llm["version"]:
+            # Folders of one name hold different weights, whose answers must not be confused.
+            llm["version"] = served_version(llm["server"], config.cache, log)
+    server = sidecar(llm, workdir, _api_key(llm), log=log)
+    generation = _generation(config.seed, llm)
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
     if isinstance(server, Existing):
         server.start()  # a look at it: whatever is wrong is told at once
@@ -174,14 +190,13 @@ def open_rewards(
     with contextlib.ExitStack() as stack:
         stack.callback(_end, server, starting, pool)
 
-        def ready(stop: StopSignal) -> Rewards | None:
+        def ready(stop: StopSignal) -> Rewards:
             from qrag_jax.llm.client.client import (
                 Client,  # openai, which runs without a model need not
             )
 
             while not concurrent.futures.wait([starting], LOOK_EVERY).done:
-                if stop.requested:
-                    return None
+                stop.check()
             starting.result()
             cache = workdir / _of_host(llm["cache"], host) if llm["cache"] else None
             llm["url"] = server.url
@@ -189,20 +204,22 @@ def open_rewards(
             client = Client(_client_config(llm, server.name, cache), log, own)
             stack.callback(client.close)
             feedback = LanguageModelFeedback(
-                client, generation, metric, config.reward.scale, config.reward.staleness + 1
+                client, generation, metric, reward.scale, reward.staleness + 1
             )
             stack.callback(feedback.close)
             return Rewards(
                 feedback,
                 asking,
-                config.reward.max_failure_share,
+                reward.max_failure_share,
                 log,
                 lambda: server.failure,
                 lambda: client.counters().as_metrics(),
-                Completion(config.reward.completion_threshold, not config.env.never_terminate),
+                Completion(reward.completion_threshold, not config.never_terminate),
             )
 
-        yield PendingService(ready, asking, _provenance(config, llm, server.name, generation))
+        yield PendingService(
+            ready, asking, _provenance(reward.prompt, llm, server.name, generation)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,11 +227,12 @@ class PendingService:
     """A server that may still be starting.
 
     Attributes:
-        ready: waits for it; None if the run is to stop first. asking: how questions are asked.
-        made_with: what answers depend on besides the questions, as JSON.
+        ready: waits for it; raises `Stopped` if the run is to stop first.
+        asking: how questions are asked.
+        provenance: what answers depend on besides the questions, as JSON.
     """
 
-    ready: Callable[[StopSignal], Rewards | None]
+    ready: Callable[[StopSignal], Rewards]
     asking: Asking
     provenance: dict[str, Any]
 
@@ -250,9 +268,8 @@ def _end(server: Server | Existing, starting: Future[Any], pool: Any) -> None:
 
 
 def _provenance(
-    config: ml_collections.ConfigDict, llm: dict[str, Any], model: str, generation: Generation
+    prompt: str, llm: dict[str, Any], model: str, generation: Generation
 ) -> dict[str, Any]:
-    prompt = config.reward.prompt
     own_prompt = prompts.load(prompt).fingerprint if prompt != AUTO else ""
     drawn = dataclasses.asdict(dataclasses.replace(generation, count=None))
     drawn = {f"config.llm.{name}": value for name, value in drawn.items() if name != "count"}
@@ -283,10 +300,10 @@ def _client_config(llm: dict[str, Any], model: str, cache: Path | None) -> Clien
     return ClientConfig(llm["url"], model, cache=str(cache or ""), **fields)
 
 
-def _generation(config: ml_collections.ConfigDict, llm: dict[str, Any]) -> Generation:
+def _generation(seed: int, llm: dict[str, Any]) -> Generation:
     drawn = dict(llm)
     if drawn["temperature"] > 0 and drawn["seed"] is None:
-        drawn["seed"] = config.seed
+        drawn["seed"] = seed
     if not llm["url"]:
         room, answer = llm["server"]["max_model_len"], drawn["max_tokens"]
         if answer >= room > 0:

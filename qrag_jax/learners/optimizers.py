@@ -9,43 +9,49 @@ import jax.numpy as jnp
 import optax
 
 from qrag_jax.algorithms.adam import scale_by_adam
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.runtime.config_fields import internal
 
 SCHEDULES = ("constant", "linear", "cosine", "quarter_cosine")
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """Constants of the optimizer.
+    """Section `optimizer`.
+
+    With s the share of the decay that is over and r the `final_ratio`, the schedule "cosine" is
+    the usual half of a cosine, r + (1 - r)·(1 + cos πs) / 2, and "quarter_cosine" Q-RAG's, which
+    stays high for longer: r + (1 - r)·cos(πs / 2), at half time 0.74 against 0.55 for r = 0.1.
 
     Attributes:
-        learning_rate: peak value. schedule: how it falls after warm-up, one of `SCHEDULES`. With s
-            the share of the decay that is over and r the `final_ratio`, "cosine" is the usual half
-            of a cosine, r + (1 - r)·(1 + cos πs) / 2, and "quarter_cosine" Q-RAG's, which stays
-            high for longer: r + (1 - r)·cos(πs / 2), at half time 0.74 against 0.55 for r = 0.1.
-        final_ratio: learning rate after the last step over its peak.
-        warmup_steps, total_steps: optimizer steps.
-        clip_norm: global norm that gradients are clipped to.
+        total_steps: optimizer steps of the run.
+
+    Raises:
+        InputError: a field cannot be used.
     """
 
-    learning_rate: float
-    weight_decay: float
-    beta1: float
-    beta2: float
-    eps: float
-    clip_norm: float
-    schedule: str
-    final_ratio: float
-    warmup_steps: int
-    total_steps: int
+    learning_rate: float = 1.5e-5  # lr_0, peak
+    weight_decay: float = 5e-4  # decoupled, on all parameters
+    beta1: float = 0.9  # β_1
+    beta2: float = 0.98  # β_2
+    eps: float = 1e-6  # ε
+    clip_norm: float = 2.0  # global norm of the gradient
+    # After warm-up: constant, linear, cosine (the usual half of one) or quarter_cosine (Q-RAG's).
+    schedule: str = "quarter_cosine"
+    final_ratio: float = 0.1  # last learning rate over the peak
+    warmup_steps: int = 1000  # linear rise to lr_0
+    total_steps: int = internal(10_000)
+
+    def __post_init__(self) -> None:
+        check_least("optimizer", self, warmup_steps=0)
+        check_known("optimizer", self, "schedule", SCHEDULES)
+        if not self.learning_rate > 0:
+            rate = self.learning_rate
+            raise InputError(f"config.optimizer.learning_rate is {rate}; it must be above 0.")
 
 
 def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
-    """Optimizer step (from 0) → learning rate; never 0 before the last step.
-
-    Raises:
-        InputError: the schedule's name is unknown.
-    """
+    """Optimizer step (from 0) → learning rate; never 0 before the last step."""
     peak, final = config.learning_rate, config.learning_rate * config.final_ratio
     warmup = max(config.warmup_steps, 1)
     decay = max(config.total_steps - config.warmup_steps, 1)
@@ -55,12 +61,8 @@ def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
         after = optax.linear_schedule(peak, final, decay)
     elif config.schedule == "cosine":
         after = optax.cosine_decay_schedule(peak, decay, config.final_ratio)
-    elif config.schedule == "quarter_cosine":
-        after = quarter_cosine_schedule(peak, decay, config.final_ratio)
     else:
-        raise InputError(
-            f"config.optimizer.schedule is {config.schedule!r}; use one of {', '.join(SCHEDULES)}."
-        )
+        after = quarter_cosine_schedule(peak, decay, config.final_ratio)
     # The first step already learns: with a rate of 0 it would be lost, and α_t be 0 with it.
     rise = optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1))
     return optax.join_schedules([rise, after], [config.warmup_steps])

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.learners.pqn import TrainState, init_state
+from qrag_jax.learners.state import TrainState, init_state
 from qrag_jax.models.files.stored_tensors import StoredLeaf
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.runtime.sharding import Rules, shardings_of

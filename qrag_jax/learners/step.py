@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from qrag_jax.learners import pqn
+from qrag_jax.learners.pqn import Feedback, FusedGradient, Sums, Towers
+from qrag_jax.learners.state import Total, TrainState, apply_update, dropout_key, episode_keys
+from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.ragged import BlockShapes
-from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.rollouts.chunks import RolloutConfig
+from qrag_jax.models.heads.embedding import Params
+from qrag_jax.rollouts.chunks import Draws
 from qrag_jax.runtime.sharding import BATCH_AXES, gather, specs_of, sum_to_parts
 
 Metrics = dict[str, jax.Array]
-TrainStep = Callable[..., tuple[pqn.TrainState, Metrics]]  # (state, batch), then a base if any
+TrainStep = Callable[..., tuple[TrainState, Metrics]]  # (state, batch), then a base if any
 
 
-def make_train_step(
-    mesh: Mesh,
-    shardings: pqn.TrainState,
-    encoder: TextEncoder,
-    block_shapes: BlockShapes,
-    rollout_config: RolloutConfig,
-    config: pqn.PQNConfig,
-    feedback: pqn.Feedback,
-    optimizer: optax.GradientTransformation,
-    schedule: optax.Schedule,
-    peak_learning_rate: float,
-    accumulation: int = 1,
-    base_shardings: Params | None = None,
-) -> TrainStep:
+def make_train_step(towers: TwoTowers, feedback: Feedback) -> TrainStep:
     """The jitted `(state, batch) → (state, metrics)`; the state's buffers are donated.
 
     Where the state's towers are adapters it is `(state, batch, base)`: one frozen base serves
@@ -51,51 +37,28 @@ def make_train_step(
     towers work on parts alone (Rajbhandari et al., arXiv 1910.02054, ZeRO stage 3, with the
     gathering once a step instead of once a layer).
 
-    Args:
-        shardings: of the state, as `learners.placement.state_shardings` gives them.
-        base_shardings: of the base that adapters stand on, None where whole towers are trained.
-
     Metrics are float32 scalars: means over transitions (`loss`, `mean_q`, `mean_target`,
     `td_error`, `entropy`), over episodes (`return`, `fact_em` of the acting policy), and
     `grad_norm`, `learning_rate`, `alpha`, `padding_share`, `env_steps`, and `skipped`, 1 where the
-    loss or the gradient was not finite and nothing was learned (`pqn.apply_update`).
+    loss or the gradient was not finite and nothing was learned (`state.apply_update`).
     """
-    sums_of = partial(pqn.gradient_sums, encoder, block_shapes, rollout_config, config, feedback)
-    drops = encoder.drops(base_shardings is not None)
-    return make_step(
-        mesh,
-        shardings,
-        sums_of,
-        config,
-        optimizer,
-        schedule,
-        peak_learning_rate,
-        accumulation,
-        drops,
-        base_shardings,
-    )
+    return make_step(towers, FusedGradient(towers.actor, towers.config, feedback))
 
 
 def make_step(
-    mesh: Mesh,
-    shardings: pqn.TrainState,
-    sums_of: Callable[..., tuple[Params, pqn.Sums]],
-    config: pqn.PQNConfig,
-    optimizer: optax.GradientTransformation,
-    schedule: optax.Schedule,
-    peak_learning_rate: float,
-    accumulation: int,
-    drops: bool,
-    base_shardings: Params | None,
+    towers: TwoTowers,
+    gradient_of: Callable[..., tuple[Params, Sums]],
     more_metrics: Callable[[Any, Metrics], Metrics] = lambda episodes, metrics: metrics,
 ) -> TrainStep:
     """`make_train_step` for any way from episodes to the gradient of their summed loss.
 
     Args:
-        sums_of: `(params, target_params, episodes, keys, alpha, uniform, dropout_key)` to what
-            `pqn.gradient_sums` returns; episodes are a pytree with the batch on axis 0.
-        drops: whether there is dropout. more_metrics: adds to them what episodes tell.
+        gradient_of: `(towers, episodes, draws, dropout_key)` to the gradient and its sums, as
+            `FusedGradient`; episodes are a pytree with the batch on axis 0.
+        more_metrics: adds to them what episodes tell.
     """
+    mesh, shardings, config = towers.mesh, towers.shardings, towers.config
+    base_shardings, accumulation, drops = towers.base_shardings, towers.accumulation, towers.drops
     specs, base_specs = specs_of(shardings.params), specs_of(base_shardings)
 
     def on_device(params, target_params, base, episodes, keys, alpha, uniform, dropout_key):
@@ -109,8 +72,8 @@ def make_step(
             return sum_to_parts(gradient, specs), jax.lax.psum(sums, BATCH_AXES)
 
         def micro(episodes, keys):
-            settings = alpha, uniform, dropout_key
-            return sums_of(params, target_params, episodes, keys, *settings)
+            draws = Draws(keys, alpha, uniform)
+            return gradient_of(Towers(params, target_params), episodes, draws, dropout_key)
 
         def add(total, micro_batch):
             return jax.tree.map(jnp.add, total, micro(*micro_batch)), None
@@ -133,17 +96,17 @@ def make_step(
         check_vma=False,
     )
 
-    def train_step(state: pqn.TrainState, episodes: Any, base: Params | None = None):
-        learning_rate = schedule(state.step)
-        alpha = pqn.alpha_at(config.alpha, learning_rate, peak_learning_rate)
-        keys = pqn.episode_keys(state, state.step, jax.tree.leaves(episodes)[0].shape[0])
-        uniform = state.env_steps < 2 * config.learning_start
-        dropout_key = pqn.dropout_key(state) if drops else None
+    def train_step(state: TrainState, episodes: Any, base: Params | None = None):
+        learning_rate = towers.schedule(state.step)
+        alpha, uniform = towers.alpha(state), towers.acts_at_random(state)
+        keys = episode_keys(state, state.step, jax.tree.leaves(episodes)[0].shape[0])
+        key = dropout_key(state) if drops else None
         gradient, sums = over_mesh(
-            state.params, state.target_params, base, episodes, keys, alpha, uniform, dropout_key
+            state.params, state.target_params, base, episodes, keys, alpha, uniform, key
         )
-        new_state, grad_norm, finite = pqn.apply_update(
-            state, gradient, sums, optimizer, config.tau
+        total = Total(sums.loss, sums.transitions)
+        new_state, grad_norm, finite = apply_update(
+            state, gradient, total, towers.optimizer, config.tau
         )
         transitions = jnp.maximum(sums.transitions, 1.0)
         played = jnp.maximum(sums.episodes, 1.0)

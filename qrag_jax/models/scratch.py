@@ -25,13 +25,13 @@ MAX_LETTERS = 1000  # of the alphabet; rarer ones become [UNK]
 
 @dataclasses.dataclass(frozen=True)
 class ScratchConfig:
-    """Sizes of the encoder; `vocab` is the most word pieces the tokenizer may learn."""
+    """Section `encoder.scratch`: sizes of the encoder."""
 
-    layers: int
-    hidden: int
-    heads: int
-    vocab: int
-    positions: int
+    layers: int = 2  # transformer layers
+    hidden: int = 128  # 2D, width of an embedding
+    heads: int = 4  # attention heads
+    vocab: int = 8000  # word pieces at most
+    positions: int = 512  # longest row
 
 
 def make_scratch_folder(

@@ -7,10 +7,31 @@ All in float32.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
+from qrag_jax.errors import InputError, check_least
+
 MASKED = -1e30  # finite, so that a row without any action stays free of NaN
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftQConfig:
+    """Section `policy`.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    alpha: float = 0.05  # α_0, temperature; α_t = α_0·lr_t / lr_0
+    top_k_actions: int = 5  # k, actions drawn from and summed over in V
+
+    def __post_init__(self) -> None:
+        check_least("policy", self, top_k_actions=1)
+        if not self.alpha > 0:
+            raise InputError(f"config.policy.alpha is {self.alpha}; it must be above 0.")
 
 
 def twin_q(state: jax.Array, chunks: jax.Array) -> jax.Array:

@@ -84,7 +84,7 @@ class BeamSearch:
 
     Args:
         shardings: where `params`, two towers stacked on axis 0, live.
-        plan: blocks; those of `chunks` must hold the longest chunk row, those of `states` any
+        block_shapes: those of `chunks` must hold the longest chunk row, those of `states` any
             state.
         max_question_tokens: longer questions are cut.
         store: keeps the chunks' embeddings between processes.

@@ -51,6 +51,32 @@ class RolloutConfig:
         return positions.last_position(self.positions, columns, self.max_steps)
 
 
+@dataclasses.dataclass(frozen=True)
+class Actor:
+    """What plays, but for its parameters; hashable, so it can be static under `jax.jit`."""
+
+    encoder: TextEncoder
+    block_shapes: BlockShapes
+    config: RolloutConfig
+
+
+class Draws(NamedTuple):
+    """How actions are drawn.
+
+    keys: `[B]` PRNG keys, one an episode; None acts greedily. alpha: temperature of policy and soft
+    value. uniform: scalar bool, act uniformly at random instead.
+    """
+
+    keys: jax.Array | None
+    alpha: jax.Array
+    uniform: jax.Array | bool = False
+
+    @classmethod
+    def greedy(cls) -> Draws:
+        """The best action is taken."""
+        return cls(None, jnp.float32(1.0))
+
+
 class Trajectory(NamedTuple):
     """Episodes as played; T steps, D the embedding's width.
 
@@ -97,24 +123,16 @@ class _Step(NamedTuple):
 
 
 def rollout(
-    encoder: TextEncoder,
-    block_shapes: BlockShapes,
-    config: RolloutConfig,
-    params: Sequence[Params | Adapted],
-    batch: EpisodeBatch,
-    keys: jax.Array | None,
-    alpha: jax.Array,
-    uniform: jax.Array | bool = False,
+    actor: Actor, params: Sequence[Params | Adapted], batch: EpisodeBatch, draws: Draws
 ) -> Trajectory:
     """Plays whole episodes.
 
     Args:
         params: one or two parameter sets, each with the two towers stacked on axis 0 (`STATE`,
             `CHUNK`): the first acts, the last gives the state values (online, target).
-        keys: `[B]` PRNG keys, one an episode; None acts greedily.
-        alpha: temperature of policy and soft value.
-        uniform: scalar bool, act uniformly at random instead.
     """
+    encoder, block_shapes, config = actor.encoder, actor.block_shapes, actor.config
+    keys, alpha, uniform = draws
     special = {"sep_id": encoder.sep_id, "pad_id": encoder.pad_id}
     towers = [[encoder.tower(p, i) for i in (STATE, CHUNK)] for p in params]
 

@@ -8,21 +8,18 @@ import jax.numpy as jnp
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments import chunks as env
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.ragged import BlockShapes, TokenCount, embed_rows
+from qrag_jax.models.compute.ragged import TokenCount, embed_rows
 from qrag_jax.models.compute.rope import rotate
-from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.heads.embedding import Params
 from qrag_jax.policies import soft_q
-from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig, Trajectory, positions_of
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, Trajectory, positions_of
 
 
 def replay(
-    encoder: TextEncoder,
-    block_shapes: BlockShapes,
-    config: RolloutConfig,
+    actor: Actor,
     params: Params | Adapted,
     batch: EpisodeBatch,
-    keys: jax.Array,
-    alpha: jax.Array,
+    draws: Draws,
     actions: jax.Array,
 ) -> Trajectory:
     """Plays episodes again.
@@ -32,9 +29,11 @@ def replay(
 
     Args:
         params: the towers that value states. batch: with STOP if there is one.
-        keys: `[B]` that the episodes were played with. alpha: temperature of the soft value.
-        actions: `[B, T]` that were taken.
+        draws: with the keys that the episodes were played with, and the temperature of the soft
+            value. actions: `[B, T]` that were taken.
     """
+    encoder, block_shapes, config = actor.encoder, actor.block_shapes, actor.config
+    keys, alpha, _ = draws
     special = {"sep_id": encoder.sep_id, "pad_id": encoder.pad_id}
     episodes, steps = actions.shape
 

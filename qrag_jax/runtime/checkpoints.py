@@ -43,7 +43,7 @@ class Checkpoints:
 
     Args:
         read_only: nothing is ever made or changed there.
-        say: told, a line each time, of a damaged step and of one that cannot be checked.
+        log: told, a line each time, of a damaged step and of one that cannot be checked.
     """
 
     def __init__(

@@ -20,7 +20,11 @@ BAD_INPUT = 2
 HELP = {"--help", "-h", "-help"}
 
 
-def run(main: Callable[[], int], define: Callable[[Sequence[str]], None] | None = None) -> None:
+def run(
+    main: Callable[[], int],
+    define: Callable[[Sequence[str]], None] | None = None,
+    more_help: Callable[[Sequence[str]], str] | None = None,
+) -> None:
     """Parses the flags, runs `main` and exits with its status.
 
     An unknown `--config.field`, a value of the wrong type and every `InputError` print one
@@ -28,12 +32,13 @@ def run(main: Callable[[], int], define: Callable[[Sequence[str]], None] | None 
 
     Args:
         define: called with the arguments first, to define flags that depend on them.
+        more_help: what `--help` tells besides the flags, from the arguments.
     """
     with lasting_output():
         app.run(
             lambda _argv: _main_or_sentence(main),
             argv=config_files.resolved(sys.argv),
-            flags_parser=lambda argv: parse_flags(argv, define),
+            flags_parser=lambda argv: parse_flags(argv, define, more_help),
         )
 
 
@@ -62,7 +67,9 @@ def writing(place: Path | str, flag: str) -> Iterator[None]:
 
 
 def parse_flags(
-    argv: Sequence[str], define: Callable[[Sequence[str]], None] | None = None
+    argv: Sequence[str],
+    define: Callable[[Sequence[str]], None] | None = None,
+    more_help: Callable[[Sequence[str]], str] | None = None,
 ) -> list[str]:
     """Parses flags as absl does; leaves with one sentence when they are wrong, and with status 0
     where help is asked for."""
@@ -70,7 +77,7 @@ def parse_flags(
         if define is not None:
             define(argv[1:])
         if HELP & set(argv[1:]):
-            print(_help())
+            print("\n\n".join([_help(), *([more_help(argv[1:])] if more_help else [])]))
             raise SystemExit(0)
         rest = flags.FLAGS(list(argv))
     except InputError as error:
@@ -86,11 +93,11 @@ def _help() -> str:
     """What the command is for, and its flags."""
     about = sys.modules["__main__"].__doc__ or ""
     own = [
-        flags.FLAGS.module_help(module)
+        flags.FLAGS.module_help(module).strip().partition("\n")[2]  # the module is told first
         for module in flags.FLAGS.flags_by_module_dict()
         if module == sys.argv[0] or module.startswith("qrag_jax.")
     ]
-    return "\n\n".join([about.strip(), *own])
+    return "\n".join([about.strip(), "", "Flags:", *own])
 
 
 def _main_or_sentence(main: Callable[[], int]) -> int:
@@ -110,7 +117,7 @@ def _sentence(error: Exception, argv: Sequence[str]) -> str:
         for word in argv:
             flag = word.lstrip("-").partition("=")[0]
             if word.startswith("-") and quoted[1] in flag.split("."):
-                return f"--{flag}: the config has no field {quoted[1]!r}; see configs/common.py."
+                return f"--{flag}: the config has no field {quoted[1]!r}; see --help."
     # A config file that fails is told with its traceback; the reason is the last line.
     lines = [line.strip() for line in str(error).split("\n") if line.strip()]
     return lines[-1].removeprefix("ValueError: ") if lines else type(error).__name__

@@ -10,6 +10,10 @@ from typing import Any
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+class Stopped(Exception):
+    """The run is to stop; the message names the signal."""
+
+
 class StopSignal:
     """While entered, the first SIGTERM, SIGINT or SIGHUP only sets a flag, for the loop to look at.
 
@@ -52,6 +56,14 @@ class StopSignal:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before.clear()
+
+    def check(self) -> None:
+        """
+        Raises:
+            Stopped: a signal came.
+        """
+        if self.requested:
+            raise Stopped(self.name)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.requested:

@@ -24,7 +24,7 @@ class StepProfile:
             `perfetto_trace.json.gz`.
         steps: steps to trace; 0 traces nothing.
         done: steps done before this start.
-        say: prints a line, which tells where the trace is.
+        log: prints a line, which tells where the trace is.
     """
 
     SKIPPED = 2

@@ -9,10 +9,11 @@ import pytest
 
 from benchmarks import long
 from benchmarks.long_texts import Texts, count_texts, different_cases
-from qrag_jax import saved_config
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.evaluators.lengths import documents_of_length
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.runtime.saved_config import CONFIG_NAME, save_config
+from qrag_jax.systems.q_rag_config import QRagConfig
 
 PARTS = ["qa1", "qa2", "qa1-beam", "qa2-beam", "cost", "different", "needles"]
 
@@ -74,15 +75,15 @@ def test_texts_are_counted_by_the_runs_tokenizer(tmp_path: Path) -> None:
     from configs import babilong
 
     config = babilong.get_config("tiny")
-    config.data.babilong.noise = "books"  # is to be overridden
+    config.data.sources.babilong.noise = "books"  # is to be overridden
     folder = tmp_path / "encoder"
     folder.mkdir()
     scratch = ScratchConfig(**config.encoder.scratch.to_dict())
     make_scratch_folder(folder, ["Mary went to the kitchen."] * 50, scratch, 0)
-    saved_config.save_config(config, tmp_path / "config.json")
+    save_config(config, tmp_path / CONFIG_NAME)
     found = count_texts(tmp_path, 300, long.DIFFERENT)
-    config.data.babilong.noise = ""
-    (document,) = documents_of_length(config, 300, 1)
+    config.data.sources.babilong.noise = ""
+    (document,) = documents_of_length(QRagConfig.of(config).dev_data, 300, 1)
     encoded = TextTokenizer.load(folder).encode(document.chunks)
     assert found.chunks == 300
     assert found.different == len(set(document.chunks)) > 280

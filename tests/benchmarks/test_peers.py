@@ -17,13 +17,15 @@ from benchmarks.peers.batched import BatchedPeer
 from benchmarks.peers.learner import Learner, Settings
 from benchmarks.peers.sequential import SequentialPeer
 from benchmarks.peers.towers import Tower, pad_rows, tower_params
-from qrag_jax.evaluators.episodes import Played, make_play
-from qrag_jax.learners import pqn
+from qrag_jax.algorithms.pqn import alpha_at
+from qrag_jax.evaluators.episodes import Played, Player, make_play
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.placement import params_shardings, state_shardings
+from qrag_jax.learners.state import init_state
 from qrag_jax.learners.step import make_train_step
+from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.trunks.bert_weights import tensors_from_params
-from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig
 from qrag_jax.runtime.mesh import make_mesh, replicate, shard_batch
 from tests.episodes_maker import tiny_encoder, tower, towers
 from tests.rollouts.play_setup import (
@@ -96,26 +98,25 @@ def ours(config: RolloutConfig) -> Ours:
     """Steps of the package's own program, with the actions that it drew."""
     mesh = make_mesh()
     optimizer = make_optimizer(OPTIMIZER)
-    state = replicate(mesh, pqn.init_state(towers(ENCODER, 0), optimizer, jax.random.key(3)))
-    train_step = make_train_step(
-        mesh,
-        state_shardings(mesh, (), tower(ENCODER, 0), optimizer),
-        ENCODER,
-        ONE_BUCKET,
-        config,
-        EXPLOITING,
-        feedback,
-        optimizer,
-        SCHEDULE,
-        OPTIMIZER.learning_rate,
+    state = replicate(mesh, init_state(towers(ENCODER, 0), optimizer, jax.random.key(3)))
+    actor = Actor(ENCODER, ONE_BUCKET, config)
+    two_towers = TwoTowers(
+        mesh=mesh,
+        shardings=state_shardings(mesh, (), tower(ENCODER, 0), optimizer),
+        actor=actor,
+        config=EXPLOITING,
+        optimizer=optimizer,
+        schedule=SCHEDULE,
+        peak=OPTIMIZER.learning_rate,
     )
+    train_step = make_train_step(two_towers, feedback)
     result = Ours([], [], [], [], {}, {})
     for number in range(STEPS):
         batch = episodes(number)
         keys = jax.random.split(jax.random.fold_in(state.key, state.step), len(batch.sample))
-        alpha = pqn.alpha_at(EXPLOITING.alpha, SCHEDULE(number), OPTIMIZER.learning_rate)
+        alpha = alpha_at(EXPLOITING.alpha, SCHEDULE(number), OPTIMIZER.learning_rate)
         roles = state.params, state.target_params
-        played = jitted_rollout(ENCODER, ONE_BUCKET, config, roles, batch, keys, alpha, False)
+        played = jitted_rollout(actor, roles, batch, Draws(keys, alpha, False))
         result.actions.append(np.asarray(played.actions))
         result.transitions.append(int(played.valid.sum()))
         state, metrics = train_step(state, shard_batch(mesh, batch))
@@ -160,7 +161,8 @@ def test_updates_equal_ours(name: str) -> None:
 def greedy(config: RolloutConfig) -> Played:
     mesh = make_mesh()
     replicated = params_shardings(mesh, (), tower(ENCODER, 0))
-    play = make_play(mesh, replicated, ENCODER, ONE_BUCKET, config, feedback, PQN.gamma)
+    player = Player(mesh, replicated, ENCODER, config, feedback, PQN.gamma)
+    play = make_play(player, ONE_BUCKET)
     return play(replicate(mesh, towers(ENCODER, 0)), shard_batch(mesh, episodes(5))).multi_step
 
 

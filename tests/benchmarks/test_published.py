@@ -10,8 +10,8 @@ import pytest
 from benchmarks import published as suite
 from benchmarks import published_constants, published_table
 from configs import published
-from qrag_jax import experiment
 from qrag_jax.models.pretrained import FAMILIES
+from qrag_jax.systems.q_rag_config import QRagConfig
 
 every_run = pytest.mark.parametrize("run", published.RUNS)
 
@@ -54,7 +54,7 @@ def test_a_constant_that_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_encoder_of_the_real_size_takes_the_rows(run: str) -> None:
     if not known(run):
         pytest.skip("there is no encoder of this kind yet")
-    config = published.get_config(run)
+    config = QRagConfig.of(published.get_config(run))
     encoder = suite.encoder_of(config, suite.MODELS[config.encoder.path])
     tower = jax.eval_shape(encoder.init, jax.random.key(0))
     millions = sum(leaf.size for leaf in jax.tree.leaves(tower)) / 1e6
@@ -65,13 +65,13 @@ def test_an_encoder_of_the_real_size_takes_the_rows(run: str) -> None:
 
 def test_a_training_step_is_built() -> None:
     """With rewards of a model: those of the facts are built by the suite."""
-    config = published.get_config("contriever-babilong-em")
-    with config.unlocked():
-        config.train.batch_size = 4
+    given = published.get_config("contriever-babilong-em")
+    given.train.batch_size = 4
+    config = QRagConfig.of(given)
     model = suite.MODELS[config.encoder.path] | {"num_hidden_layers": 1}
     encoder = suite.encoder_of(config, model)
     suite._trace_step(config, encoder, jax.eval_shape(encoder.init, jax.random.key(0)))
-    assert not experiment.is_ground_truth(config)
+    assert not config.is_ground_truth
 
 
 def test_the_document_has_the_tables() -> None:

@@ -8,11 +8,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-import ml_collections
 import pytest
 
 from configs import common
-from qrag_jax import saved_config
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.log_record import (
     BEAM_FIELDS,
@@ -24,7 +22,11 @@ from qrag_jax.evaluators.log_record import (
     log_record,
 )
 from qrag_jax.metrics import retrieval_log
-from qrag_jax.saved_run import SavedRun
+from qrag_jax.models.encoder_config import LEFT_OPEN
+from qrag_jax.runtime.saved_config import flat
+from qrag_jax.systems.older_runs import load_config, settled
+from qrag_jax.systems.q_rag_config import complete
+from qrag_jax.systems.saved_run import SavedRun
 
 BEST = Retriever("best-6", "ab12")
 # What a folder settles: the record has what the encoder does, not what the config asks for.
@@ -34,12 +36,22 @@ FOUND = (
     *("env.never_terminate", "env.positions", "env.sort_by_index", "env.stop_action"),
     *("reward.penalize_extra_steps", "pqn.gamma", "policy.alpha", "data.max_question_tokens"),
 )
-NAMES = sorted(saved_config.flat(common.get_config().to_dict()))
+
+
+def every_field() -> list[str]:
+    """Of a run on a data set, and of one that a language model rewards."""
+    config = common.get_config("hotpotqa")
+    fields = set(flat(config.to_dict()))
+    config.reward.name = "judge"
+    return sorted(fields | set(flat(complete(config).to_dict())))
+
+
+NAMES = every_field()
 
 
 @pytest.fixture(scope="module")
 def run(finished_run: Path) -> SavedRun:
-    return SavedRun.open(finished_run, saved_config.load_config(finished_run / "config.json"))
+    return SavedRun.open(finished_run, load_config(finished_run / "config.json"))
 
 
 def other(value: Any) -> Any:
@@ -56,40 +68,43 @@ def other(value: Any) -> Any:
 
 
 def changed(run: SavedRun, name: str) -> SavedRun:
-    config = ml_collections.ConfigDict(run.config.to_dict())
-    with config.ignore_type():
-        config.update_from_flattened_dict({name: other(run.config[name])})
-    return dataclasses.replace(run, config=config)
+    return dataclasses.replace(run, fields=run.fields | {name: other(run.fields.get(name))})
 
 
-def begin(log: Path, run: SavedRun, planned: bool) -> None:
-    retrieval_log.check_meta(log, log_record(run, BEST, "4 questions", planned=planned), LATER)
+def record_of(
+    run: SavedRun, who: Retriever = BEST, what: str = "4 questions", *, searched: bool = False
+) -> dict[str, Any]:
+    return log_record(run.fields, run.loaded, who, what, searched=searched)
 
 
-@pytest.mark.parametrize("planned", [False, True])
+def begin(log: Path, run: SavedRun, searched: bool = False) -> None:
+    retrieval_log.check_meta(log, record_of(run, searched=searched), LATER)
+
+
+@pytest.mark.parametrize("searched", [False, True])
 def test_every_field_that_changes_a_row_is_named(
-    run: SavedRun, planned: bool, tmp_path: Path
+    run: SavedRun, searched: bool, tmp_path: Path
 ) -> None:
     log = tmp_path / "log.jsonl"
-    begin(log, run, planned)
+    begin(log, run, searched)
     assert set(FOUND) <= set(NAMES)
-    free = FREE_FIELDS if planned else (*FREE_FIELDS, *BEAM_FIELDS)
+    free = FREE_FIELDS if searched else (*FREE_FIELDS, *BEAM_FIELDS)
     for name in NAMES:
-        if name.startswith("data.sources") or name in SETTLED:
+        if name in SETTLED or (name not in run.fields and not is_free(name, free)):
             continue
         if is_free(name, free):
             assert name not in FOUND
-            begin(log, changed(run, name), planned)
+            begin(log, changed(run, name), searched)
             continue
         with pytest.raises(InputError) as refused:
-            begin(log, changed(run, name), planned)
+            begin(log, changed(run, name), searched)
         assert f"begun with other settings, config.{name} (was " in str(refused.value)
         assert "--restart" in str(refused.value)
         assert "), " not in str(refused.value)  # nothing else is named
     with pytest.raises(InputError, match=r"config\.env\.never_terminate \(was true, now false\)"):
-        begin(log, changed(run, "env.never_terminate"), planned)
-    with pytest.raises(InputError, match=r"config\.data\.sources\.hotpotqa \(was 1\.0, now 1\.5\)"):
-        begin(log, changed(run, "data.sources.hotpotqa"), planned)
+        begin(log, changed(run, "env.never_terminate"), searched)
+    with pytest.raises(InputError, match=r"sources\.hotpotqa\.weight \(was 1\.0, now 1\.5\)"):
+        begin(log, changed(run, "data.sources.hotpotqa.weight"), searched)
 
 
 def test_few_fields_are_free() -> None:
@@ -111,23 +126,25 @@ def test_what_the_folder_settles_is_recorded(
     run: SavedRun, name: str, value: object, tmp_path: Path
 ) -> None:
     log = tmp_path / "log.jsonl"
-    begin(log, run, planned=False)
+    begin(log, run)
     encoder = dataclasses.replace(run.loaded.encoder, **{name: value})
-    loaded = dataclasses.replace(run.loaded, encoder=encoder)
+    config = load_config(run.workdir / "config.json")
+    config.encoder[name] = LEFT_OPEN[name]
+    fields = flat(settled(config, encoder).to_dict())
     with pytest.raises(InputError, match=rf"config\.encoder\.{name} \(was "):
-        begin(log, dataclasses.replace(run, loaded=loaded), planned=False)
+        begin(log, dataclasses.replace(run, fields=fields))
 
 
 def test_other_weights_and_other_questions_are_refused(run: SavedRun, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    begin(log, run, planned=False)
+    begin(log, run)
     for retriever, samples, says in (
         (Retriever("best-7", "ab12"), "4 questions", r'encoder \(was "best-6", now "best-7"\)'),
         (Retriever("best-6", "cd34"), "4 questions", r'weights \(was "ab12", now "cd34"\)'),
         (BEST, "5 questions", r'samples \(was "4 questions", now "5 questions"\)'),
     ):
         with pytest.raises(InputError, match=says):
-            retrieval_log.check_meta(log, log_record(run, retriever, samples, planned=False))
+            retrieval_log.check_meta(log, record_of(run, retriever, samples))
     trained, untrained = run.trained("last")[0], run.untrained()
     assert Retriever.of("x", trained) == Retriever.of("x", run.trained("last")[0])
     assert Retriever.of("x", trained) != Retriever.of("x", untrained)
@@ -140,7 +157,7 @@ def test_a_log_of_an_older_version_is_refused_in_one_sentence(
     old = {"encoder": "best-6", "samples": "4 questions", "max_steps": 2, "max_chunk_tokens": 48}
     retrieval_log.meta_path(log).write_text(json.dumps(old))
     with pytest.raises(InputError) as refused:
-        begin(log, run, planned=False)
+        begin(log, run)
     assert "was begun by another version, which did not record all the settings" in str(
         refused.value
     )
@@ -151,12 +168,12 @@ def test_a_field_that_came_after_the_log_has_the_value_that_kept_it_as_it_was(
     run: SavedRun, tmp_path: Path
 ) -> None:
     log = tmp_path / "log.jsonl"
-    record = log_record(run, BEST, "4 questions", planned=True)
-    later = "env.stop_action"
-    assert later in saved_config.LATER_FIELDS
+    record = record_of(run, searched=True)
+    later = PREFIX + "env.stop_action"
     json.dumps(record, allow_nan=False)  # for readers that are not Python's
-    del record[PREFIX + later]
+    del record[later]
     retrieval_log.check_meta(log, record)
-    begin(log, run, planned=True)
+    retrieval_log.check_meta(log, record_of(run, searched=True), {later: False})
+    now = record_of(changed(run, "env.stop_action"), searched=True)
     with pytest.raises(InputError, match=r"config\.env\.stop_action \(was false, now true\)"):
-        begin(log, changed(run, later), planned=True)
+        retrieval_log.check_meta(log, now, {later: False})

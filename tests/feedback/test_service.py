@@ -6,17 +6,31 @@ import concurrent.futures
 import dataclasses
 import os
 import signal
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ml_collections import ConfigDict
 
 from configs import hotpotqa
 from qrag_jax.errors import InputError
 from qrag_jax.feedback import service
+from qrag_jax.feedback.language_model import ModelReward
 from qrag_jax.feedback.questions import Asking
-from qrag_jax.feedback.service import Asked, Rewards, RewardsLost, leave_room, open_rewards
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.feedback.service import (
+    Asked,
+    FeedbackLost,
+    PendingService,
+    Rewards,
+    ServiceConfig,
+    leave_room,
+    open_service,
+)
+from qrag_jax.llm.llm_config import LlmConfig
+from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from qrag_jax.systems.q_rag_config import QRagConfig, complete
 from tests.entry_points import Commands, refusal
 from tests.llm.model_server import ModelServer
 from tests.llm.stand_in import StandIn, model_folder, running, stand_in, wait_until
@@ -28,16 +42,23 @@ FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 def config(**llm: Any):
     made = hotpotqa.get_config("tiny")
     made.reward.name = "answer_f1"
-    for name, value in llm.items():
-        made.llm[name] = value
+    complete(made).llm.update(llm)
     return made
+
+
+def opened(made: ConfigDict, workdir: Path) -> AbstractContextManager[PendingService]:
+    taken = QRagConfig.of(made)
+    assert isinstance(taken.reward, ModelReward)
+    assert taken.llm is not None
+    asked = ServiceConfig(taken.reward, taken.llm, True, taken.seed, taken.data.cache_folder)
+    return open_service(asked, workdir, print)
 
 
 def test_jax_leaves_room_for_a_server_on_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FRACTION, raising=False)
-    own = {"url": "", "server": {"devices": "", "memory_share": 0.45}}
-    leave_room(own | {"url": "http://127.0.0.1:8000/v1"})
-    leave_room(own | {"server": {"devices": "1", "memory_share": 0.9}})
+    own = LlmConfig(server=ServerConfig("org/name", memory_share=0.45))
+    leave_room(LlmConfig("http://127.0.0.1:8000/v1"))
+    leave_room(LlmConfig(server=ServerConfig("org/name", devices="1", memory_share=0.9)))
     assert FRACTION not in os.environ
     leave_room(own)
     assert os.environ[FRACTION] == "0.50"
@@ -53,7 +74,7 @@ def test_answers_that_cannot_fit_are_refused(
     made.llm.server.update(model=str(model_folder), python=str(stand_in.python))
     with (
         pytest.raises(InputError, match=r"config.llm.max_tokens is 9000, but .* 4096 tokens"),
-        open_rewards(made, tmp_path, print),
+        opened(made, tmp_path),
     ):
         pass
     assert stand_in.starts() == []
@@ -69,8 +90,8 @@ def test_answers_are_kept_by_what_is_served(
         made.data.cache = str(tmp_path / "cache")
         made.llm.server.update(model=str(model_folder), python=str(stand_in.python), **server)
         made.llm.server.max_model_len = 0  # no budget: the folder has no tokenizer
-        with open_rewards(made, tmp_path, print) as opening:
-            return opening.provenance["config.llm.version"]
+        with opened(made, tmp_path) as service:
+            return service.provenance["config.llm.version"]
 
     first = version()
     assert first
@@ -85,9 +106,10 @@ def test_a_wait_ends_when_the_server_is_given_up_or_the_run_is_to_stop() -> None
     waiting = Rewards(None, Asking(), 0.5, print, lost=lambda: lost)  # type: ignore[arg-type]
     never, stop = Asked([], concurrent.futures.Future()), StopSignal()
     stop.requested = True
-    assert waiting.wait(never, stop) is None
+    with pytest.raises(Stopped):
+        waiting.wait(never, stop)
     lost = "vLLM was given up"
-    with pytest.raises(RewardsLost, match="given up"):
+    with pytest.raises(FeedbackLost, match="given up"):
         waiting.wait(never, StopSignal())
 
 
@@ -177,15 +199,20 @@ def test_a_missing_environment_is_told_before_the_data_are_read(
 
 def test_a_source_that_the_reward_cannot_score(commands: Commands, tmp_path: Path) -> None:
     """However many samples of others, made as they are needed, come before it."""
+    both = tmp_path / "both.py"
+    both.write_text(
+        "from configs import common\n\n\n"
+        "def get_config():\n"
+        '    return common.tiny(common.get_config("babilong", "hotpotqa"))\n'
+    )
     with ModelServer() as server:
         text = refusal(
             commands.run(
                 "train",
-                "--config=configs/babilong.py:tiny",
+                f"--config={both}",
                 "--config.reward.name=babilong_em",
                 f"--config.llm.url={server.url}",
                 "--config.llm.model=tiny",
-                "--config.data.sources={'babilong': 0.5, 'hotpotqa': 0.5}",
                 f"--workdir={tmp_path / 'run'}",
             )
         )

@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.learners import placement
-from qrag_jax.learners.deferred import Played, ScoredEpisodes, make_learn_step, make_play_step
+from qrag_jax.learners.deferred import make_learn_step, make_play_step
 from qrag_jax.learners.step import make_train_step
 from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.rollouts.chunks import Actor
+from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from qrag_jax.runtime.mesh import AXES, replicate, shard_batch
 from tests.episodes_maker import tower
 from tests.learners.test_pqn_lora import adapters
-from tests.learners.three_steps import OPTIMIZER, PEAK, SCHEDULE, STEPS, flat
-from tests.rollouts.play_setup import CONFIG, ENCODER, ONE_BUCKET, PQN, episodes
+from tests.learners.three_steps import STEPS, flat, two_towers
+from tests.rollouts.play_setup import CONFIG, ENCODER, ONE_BUCKET, episodes
 
 ADAPTED = TextEncoder(**(vars(ENCODER) | {"lora_scale": 2.0, "lora_dropout": 0.4}))
 # All that a play draws or settles: positions, STOP, dropout, random acting at first.
@@ -51,26 +52,23 @@ def steps(devices: int, accumulation: int, fused: bool) -> dict[str, np.ndarray]
     """Adapters and every step's metrics."""
     mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), AXES)
     base, one = tower(ADAPTED, 0), jax.tree.map(lambda leaf: leaf[0], adapters("bert", 0))
-    shardings = placement.state_shardings(mesh, (), one, OPTIMIZER)
-    base_shardings = placement.base_shardings(mesh, (), base)
-    state = placement.first_state(shardings, one, OPTIMIZER, 42)
-    placed, result = jax.device_put(base, base_shardings), {}
-    settings = mesh, shardings, ADAPTED, ONE_BUCKET, ROLLOUT, PQN
-    update = OPTIMIZER, SCHEDULE, PEAK, accumulation, base_shardings
+    actor = Actor(ADAPTED, ONE_BUCKET, ROLLOUT)
+    towers = two_towers(mesh, one, actor, accumulation=accumulation, base=base)
+    state, result = towers.first_state(one, 42), {}
     if fused:
-        step = make_train_step(*settings, at_the_end, *update)
+        step = towers.bound(make_train_step(towers, at_the_end))
     else:
-        play = make_play_step(*settings, SCHEDULE, PEAK, base_shardings)
-        learn = make_learn_step(*settings, *update)
+        play = towers.bound(make_play_step(towers))
+        learn = towers.bound(make_learn_step(towers))
     for number in range(STEPS):
         batch = shard_batch(mesh, episodes(number))
         if not fused:
-            played = play(state, batch, replicate(mesh, np.int32(number)), placed)
+            played = play(state, batch, replicate(mesh, np.int32(number)))
             played = shard_batch(mesh, Played(*map(np.asarray, played)))
             everyone = np.ones(len(played.valid), bool)
             reward = shard_batch(mesh, per_step(jax.device_get(played), everyone))
             batch, step = ScoredEpisodes(batch, played, *reward), learn
-        state, metrics = step(state, batch, placed)
+        state, metrics = step(state, batch)
         result |= flat({f"metrics {number}": metrics})
     if not fused:
         # Once more, with a reward that is infinite in one episode, on one device, in one part.
@@ -78,7 +76,7 @@ def steps(devices: int, accumulation: int, fused: bool) -> dict[str, np.ndarray]
         wrong[LONG_EPISODE] = np.inf
         reward = shard_batch(mesh, (wrong, scored))
         copied = jax.tree.map(jnp.copy, state)
-        after, metrics = learn(copied, ScoredEpisodes(*batch[:2], *reward), placed)
+        after, metrics = learn(copied, ScoredEpisodes(*batch[:2], *reward))
         result["skipped"] = np.asarray(metrics["skipped"])
         for name in ("params", "target_params"):
             same = jax.tree.map(np.array_equal, getattr(state, name), getattr(after, name))
@@ -87,7 +85,7 @@ def steps(devices: int, accumulation: int, fused: bool) -> dict[str, np.ndarray]
 
 
 def main() -> None:
-    """`deferred_steps FOLDER`: one file a case."""
+    """`deferred_plays FOLDER`: one file a case."""
     np.savez(f"{sys.argv[1]}/fused.npz", **steps(1, 1, fused=True))
     for name, (devices, accumulation) in CASES.items():
         np.savez(f"{sys.argv[1]}/{name}.npz", **steps(devices, accumulation, fused=False))

@@ -8,14 +8,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.learners import placement
 from qrag_jax.learners.step import make_train_step
 from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.mesh import AXES, shard_batch
 from tests.episodes_maker import tower
 from tests.learners.test_pqn_lora import adapters
-from tests.learners.three_steps import OPTIMIZER, PEAK, SCHEDULE, STEPS, flat
-from tests.rollouts.play_setup import CONFIG, ENCODER, ONE_BUCKET, PQN, episodes, feedback
+from tests.learners.three_steps import STEPS, flat, two_towers
+from tests.rollouts.play_setup import CONFIG, ENCODER, ONE_BUCKET, episodes, feedback
 
 OF_TRUNK = {"dropout": 0.2, "attention_dropout": 0.3}  # whole towers are trained
 CASES = {  # devices, micro-batches on each, what drops
@@ -32,17 +32,15 @@ def steps(devices: int, accumulation: int, dropout: dict[str, float]) -> dict[st
     mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), AXES)
     encoder = TextEncoder(**(vars(ENCODER) | {"lora_scale": 2.0} | dropout))
     one = tower(encoder, 0)
-    base_shardings, placed, result = None, [], {}
+    base = None
     if dropout is not OF_TRUNK:
-        base_shardings = placement.base_shardings(mesh, (), one)
-        placed = [jax.device_put(one, base_shardings)]
-        one = jax.tree.map(lambda leaf: leaf[0], adapters("bert", 0))
-    shardings = placement.state_shardings(mesh, (), one, OPTIMIZER)
-    settings = encoder, ONE_BUCKET, CONFIG, PQN, feedback, OPTIMIZER, SCHEDULE, PEAK
-    step = make_train_step(mesh, shardings, *settings, accumulation, base_shardings)
-    state = placement.first_state(shardings, one, OPTIMIZER, 42)
+        base, one = one, jax.tree.map(lambda leaf: leaf[0], adapters("bert", 0))
+    actor = Actor(encoder, ONE_BUCKET, CONFIG)
+    towers = two_towers(mesh, one, actor, accumulation=accumulation, base=base)
+    step = towers.bound(make_train_step(towers, feedback))
+    state, result = towers.first_state(one, 42), {}
     for number in range(STEPS):
-        state, metrics = step(state, shard_batch(mesh, episodes(number)), *placed)
+        state, metrics = step(state, shard_batch(mesh, episodes(number)))
         result |= flat({f"metrics {number}": metrics})
     return result | flat({"params": state.params, "target_params": state.target_params})
 

@@ -19,19 +19,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.evaluators import episodes as evaluation
-from qrag_jax.learners import placement, pqn
+from qrag_jax.learners import placement
+from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.step import make_train_step
 from qrag_jax.models.heads.embedding import LAST, TextEncoder
 from qrag_jax.models.trunks import bert_weights, gte_weights, qwen3_weights
 from qrag_jax.models.trunks.bert import Bert, BertConfig
 from qrag_jax.models.trunks.gte import Gte, GteConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.mesh import AXES, shard_batch
 from qrag_jax.runtime.sharding import BATCH_AXES
 from tests.episodes_maker import CLS, PAD, SEP, random_episodes, tower
-from tests.learners.three_steps import OPTIMIZER, PEAK, SCHEDULE
-from tests.rollouts.play_setup import CHUNK_COUNTS, CONFIG, ONE_BUCKET, PQN, SHAPE, feedback
+from tests.learners.three_steps import two_towers
+from tests.rollouts.play_setup import CHUNK_COUNTS, CONFIG, ONE_BUCKET, SHAPE, feedback
 
 STEPS = 10
 # Wide enough that kernels and word embeddings are split under the rules of real runs.
@@ -138,15 +140,16 @@ class Training:
         self.mesh = Mesh(devices.reshape(case.data, case.fsdp, case.tensor), AXES)
         encoder, rules = FAMILIES[case.family]
         self.tower = tower(encoder, 0)
-        self.shardings = placement.state_shardings(self.mesh, rules, self.tower, OPTIMIZER)
-        settings = encoder, ONE_BUCKET, CONFIG, PQN, feedback, OPTIMIZER, SCHEDULE, PEAK
-        step = make_train_step(self.mesh, self.shardings, *settings, accumulation=case.accumulation)
+        actor, split = Actor(encoder, ONE_BUCKET, CONFIG), case.accumulation
+        self.towers = two_towers(self.mesh, self.tower, actor, rules=rules, accumulation=split)
+        self.shardings = self.towers.shardings
+        step = make_train_step(self.towers, feedback)
         self.program = step.lower(self.start(), shard_batch(self.mesh, batch(0))).compile()  # type: ignore[attr-defined]
 
-    def start(self) -> pqn.TrainState:
-        return placement.first_state(self.shardings, self.tower, OPTIMIZER, 42)
+    def start(self) -> TrainState:
+        return self.towers.first_state(self.tower, 42)
 
-    def steps(self, state: pqn.TrainState, numbers: range) -> tuple[pqn.TrainState, list[float]]:
+    def steps(self, state: TrainState, numbers: range) -> tuple[TrainState, list[float]]:
         losses = []
         for number in numbers:
             episodes = shard_batch(self.mesh, batch(number))
@@ -177,7 +180,7 @@ def run(case: Case, out: Path) -> Training:
     return training
 
 
-def skip(training: Training, state: pqn.TrainState, out: Path, name: str) -> None:
+def skip(training: Training, state: TrainState, out: Path, name: str) -> None:
     """One step more, in which a single device meets a word whose embedding is infinite."""
     params = dict(state.params)
     params["word_embeddings"] = params["word_embeddings"].at[:, RARE].set(np.inf)
@@ -211,7 +214,8 @@ def move(trainings: dict[Case, Training], out: Path) -> None:
 def play(training: Training, out: Path) -> None:
     """Plays with parameters as this training places them, and as an evaluation builds them."""
     mesh, shardings = training.mesh, training.shardings.params
-    program = evaluation.make_play(mesh, shardings, ENCODER, ONE_BUCKET, CONFIG, feedback, 0.9)
+    player = evaluation.Player(mesh, shardings, ENCODER, CONFIG, feedback, 0.9)
+    program = evaluation.make_play(player, ONE_BUCKET)
     params = placement.both_towers(shardings, training.tower)
     for ours, trained in zip(jax.tree.leaves(params), jax.tree.leaves(training.start().params)):
         assert ours.sharding == trained.sharding
@@ -240,7 +244,7 @@ def bad_programs(out: Path) -> None:
         (out / f"{name}.hlo").write_text(jax.jit(program).lower(values).compile().as_text())
 
 
-def _named(state: pqn.TrainState) -> list[tuple[str, jax.Array]]:
+def _named(state: TrainState) -> list[tuple[str, jax.Array]]:
     return [
         (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)

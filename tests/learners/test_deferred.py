@@ -12,35 +12,35 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.episodes import empty_episode
-from qrag_jax.learners import deferred, pqn
-from qrag_jax.learners.deferred import Played, ScoredEpisodes
-from qrag_jax.rollouts.chunks import CHUNK, STATE
+from qrag_jax.learners.deferred import ScoredGradient
+from qrag_jax.learners.pqn import Towers
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Draws
+from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from tests.devices import virtual_devices
 from tests.episodes_maker import towers
 from tests.learners.deferred_plays import per_step, score
 from tests.rollouts.play_setup import (
+    ACTOR,
     ALPHA,
-    CONFIG,
     ENCODER,
     EPISODES,
-    ONE_BUCKET,
-    PLAN,
+    ONE_BUCKET_ACTOR,
     PQN,
     SHAPE,
     episodes,
+    jitted_gradient,
     jitted_rollout,
     online,
     target,
 )
 
-KEYS = jax.random.split(jax.random.key(7), EPISODES)
+DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), ALPHA)
 BATCH = episodes(0)
-jitted_gradient_sums = jax.jit(deferred.gradient_sums, static_argnums=(0, 1, 2, 3))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def two_devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
-    """`deferred_steps`, which runs beside the first tests."""
+    """`deferred_plays`, which runs beside the first tests."""
     out = tmp_path_factory.mktemp("two")
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.learners.deferred_plays", str(out)],
@@ -57,7 +57,7 @@ def two_devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
 @pytest.fixture(scope="module")
 def trajectory():
     """Episodes played by the weights of `online` and `target`."""
-    played = jitted_rollout(ENCODER, PLAN, CONFIG, (online(), target()), BATCH, KEYS, ALPHA, False)
+    played = jitted_rollout(ACTOR, (online(), target()), BATCH, DRAWS)
     return jax.tree.map(np.asarray, played)
 
 
@@ -67,8 +67,8 @@ def scored(trajectory, mask: np.ndarray, batch=BATCH) -> ScoredEpisodes:
 
 
 def gradient_sums(params, episodes_of):
-    settings = ENCODER, ONE_BUCKET, CONFIG, PQN
-    return jitted_gradient_sums(*settings, params, target(), episodes_of, KEYS, ALPHA, False)
+    gradient = ScoredGradient(ONE_BUCKET_ACTOR, PQN)
+    return jitted_gradient(gradient, Towers(params, target()), episodes_of, DRAWS)
 
 
 def test_weights_that_did_not_play_learn_from_their_own_loss(trajectory) -> None:
@@ -77,7 +77,7 @@ def test_weights_that_did_not_play_learn_from_their_own_loss(trajectory) -> None
     # The values are those of the target towers in the states that were played.
     ending = trajectory.valid & trajectory.done
     rewards = np.where(ending, score(trajectory.actions, trajectory.valid)[:, None], 0)
-    goals = np.asarray(pqn.targets(trajectory, rewards, PQN))
+    goals = np.asarray(PQN.targets(trajectory, rewards))
     valid = trajectory.valid.reshape(-1)
 
     @jax.jit

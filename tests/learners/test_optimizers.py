@@ -110,7 +110,7 @@ def test_no_step_is_lost_to_a_rate_of_zero(schedule) -> None:
 
 def test_an_unknown_schedule_is_named() -> None:
     with pytest.raises(InputError, match=r"config\.optimizer\.schedule is 'step'.*cosine"):
-        learning_rate_schedule(dataclasses.replace(CONFIG, schedule="step"))
+        dataclasses.replace(CONFIG, schedule="step")
 
 
 def test_equals_optax_adamw_bit_for_bit_and_has_its_state() -> None:

@@ -13,13 +13,13 @@ import numpy as np
 import optax
 import pytest
 
-from qrag_jax.learners import pqn
+from qrag_jax.learners.pqn import FusedGradient, Towers
 from qrag_jax.models.compute.dropout import TokenDropout, row_digests, token_digests
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import padded_layout
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.trunks.trunk import WORDS
-from qrag_jax.rollouts.chunks import CHUNK, STATE
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws
 from tests.devices import virtual_devices
 from tests.episodes_maker import tower
 from tests.learners.test_pqn_lora import BATCH, ENCODERS, KEYS, adapters
@@ -29,7 +29,7 @@ from tests.rollouts.play_setup import (
     PLAN,
     PQN,
     feedback,
-    jitted_gradient_sums,
+    jitted_gradient,
     jitted_rollout,
 )
 
@@ -52,11 +52,11 @@ def test_gradient_is_that_of_the_loss_that_was_played() -> None:
     base, online = jax.tree.map(jnp.asarray, tower(ENCODER, 0)), adapters("bert", 0)
     params, target = Adapted(base, online), Adapted(base, adapters("bert", 1))
     towers = jax.random.split(KEY, 2)
-    settings = ENCODER, PLAN, CONFIG
+    actor, draws = Actor(ENCODER, PLAN, CONFIG), Draws(KEYS, ALPHA)
     sides = params._replace(dropout_key=towers), target
-    played = jitted_rollout(*settings, sides, BATCH, KEYS, ALPHA, False)
+    played = jitted_rollout(actor, sides, BATCH, draws)
     played = jax.tree.map(np.asarray, played)
-    goals = np.asarray(pqn.targets(played, feedback(BATCH, played), PQN)).reshape(-1)
+    goals = np.asarray(PQN.targets(played, feedback(BATCH, played))).reshape(-1)
     valid = played.valid.reshape(-1)
 
     def rows(of: str) -> tuple[np.ndarray, np.ndarray]:
@@ -81,29 +81,18 @@ def test_gradient_is_that_of_the_loss_that_was_played() -> None:
         acted_on = getattr(played, f"{of}_embeddings").reshape(len(valid), -1)
         np.testing.assert_allclose(found[valid], acted_on[valid], atol=1e-5)
     expected_loss, expected = jax.jit(jax.value_and_grad(whole_loss))(online)
-    gradient, sums = jitted_gradient_sums(
-        *settings, PQN, feedback, params, target, BATCH, KEYS, ALPHA, False, KEY
-    )
+    gradient_of = FusedGradient(actor, PQN, feedback)
+    gradient, sums = jitted_gradient(gradient_of, Towers(params, target), BATCH, draws, KEY)
     assert float(sums.loss) == pytest.approx(float(expected_loss), rel=1e-5)
     largest = max(float(optax.tree.norm(leaf)) for leaf in jax.tree.leaves(expected))
     for one, two in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         assert float(optax.tree.norm(one - two)) < 2e-5 * largest
 
     # The acting policy is another one than without dropout, the target's values are not.
-    plain = jitted_rollout(*settings, (params, target), BATCH, KEYS, ALPHA, False)
+    plain = jitted_rollout(actor, (params, target), BATCH, draws)
     present = BATCH.chunk_mask
     assert np.abs(plain.first_q - played.first_q)[present].max() > 1e-2
     np.testing.assert_allclose(plain.values[:, 0], played.values[:, 0], atol=1e-5)
-
-
-def test_the_key_changes_with_the_step_and_is_no_episodes() -> None:
-    state = pqn.init_state({}, optax.sgd(1.0), jax.random.key(42))
-    found = set()
-    for step in range(5):
-        key = pqn.dropout_key(state._replace(step=jnp.int32(step)))
-        step_key = jax.random.fold_in(state.key, step)
-        found |= {tuple(jax.random.key_data(k).tolist()) for k in (key, step_key)}
-    assert len(found) == 10
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ import pytest
 from jax.sharding import Mesh
 
 from qrag_jax.evaluators import episodes as evaluation
-from qrag_jax.learners import placement, pqn
+from qrag_jax.learners import placement
+from qrag_jax.learners.pqn import FusedGradient, Towers
 from qrag_jax.learners.step import make_train_step
 from qrag_jax.models.adapters import LoraConfig, new_adapters
 from qrag_jax.models.compute.lora import Adapted, merge
@@ -21,11 +22,11 @@ from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import BlockShapes, pull_back
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.trunks import bert_weights, qwen3_weights
-from qrag_jax.rollouts.chunks import CHUNK, STATE
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws
 from qrag_jax.runtime.mesh import AXES, shard_batch
 from tests.episodes_maker import tower
 from tests.learners import test_pqn_qwen3
-from tests.learners.three_steps import OPTIMIZER, PEAK, SCHEDULE, flat
+from tests.learners.three_steps import flat, two_towers
 from tests.rollouts import play_setup
 from tests.rollouts.play_setup import (
     ALPHA,
@@ -34,7 +35,7 @@ from tests.rollouts.play_setup import (
     PQN,
     episodes,
     feedback,
-    jitted_gradient_sums,
+    jitted_gradient,
     jitted_rollout,
 )
 
@@ -80,9 +81,10 @@ def test_gradient_is_that_of_the_whole_loss(name: str) -> None:
     encoder = ENCODERS[name]
     base, online = jax.tree.map(jnp.asarray, tower(encoder, 0)), adapters(name, 0)
     params, target = Adapted(base, online), Adapted(base, adapters(name, 1))
-    played = jitted_rollout(encoder, PLAN, CONFIG, (params, target), BATCH, KEYS, ALPHA, False)
+    actor, draws = Actor(encoder, PLAN, CONFIG), Draws(KEYS, ALPHA)
+    played = jitted_rollout(actor, (params, target), BATCH, draws)
     played = jax.tree.map(np.asarray, played)
-    goals = np.asarray(pqn.targets(played, feedback(BATCH, played), PQN)).reshape(-1)
+    goals = np.asarray(PQN.targets(played, feedback(BATCH, played))).reshape(-1)
     valid = played.valid.reshape(-1)
 
     def rows(of: str) -> tuple[np.ndarray, np.ndarray]:
@@ -96,9 +98,8 @@ def test_gradient_is_that_of_the_whole_loss(name: str) -> None:
         return (valid[:, None] * 0.5 * (2 * twin - goals[:, None]) ** 2).sum()
 
     expected_loss, expected = jax.jit(jax.value_and_grad(whole_loss))(online)
-    gradient, sums = jitted_gradient_sums(
-        encoder, PLAN, CONFIG, PQN, feedback, params, target, BATCH, KEYS, ALPHA, False
-    )
+    gradient_of = FusedGradient(actor, PQN, feedback)
+    gradient, sums = jitted_gradient(gradient_of, Towers(params, target), BATCH, draws)
     # The same loss: the rollout played with merged weights, as it were.
     assert float(sums.loss) == pytest.approx(float(expected_loss), rel=1e-5)
     assert jax.tree.structure(gradient) == jax.tree.structure(expected)
@@ -149,14 +150,9 @@ def test_a_step_changes_the_adapters_and_nothing_else() -> None:
     encoder = ENCODERS["bert"]
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), AXES)
     base, one = tower(encoder, 0), jax.tree.map(lambda leaf: leaf[0], adapters("bert", 0))
-    shardings = placement.state_shardings(mesh, (), one, OPTIMIZER)
-    base_shardings = placement.base_shardings(mesh, (), base)
-    settings = encoder, PLAN, CONFIG, PQN, feedback, OPTIMIZER, SCHEDULE, PEAK
-    step = make_train_step(
-        mesh, shardings, *settings, accumulation=2, base_shardings=base_shardings
-    )
-    state = placement.first_state(shardings, one, OPTIMIZER, 42)
-    placed = jax.device_put(base, base_shardings)
+    towers = two_towers(mesh, one, Actor(encoder, PLAN, CONFIG), accumulation=2, base=base)
+    step, placed = make_train_step(towers, feedback), towers.base
+    state = towers.first_state(one, 42)
     start = flat(state.params)
     assert all("lora_" in name for name in start)
     # Moments of adapters, and two counters: nothing of the base is kept in the state.
@@ -176,13 +172,14 @@ def test_a_step_changes_the_adapters_and_nothing_else() -> None:
         np.testing.assert_array_equal(value, flat(base)[name], err_msg=name)
 
     # Evaluation plays the towers over the one base as it plays merged ones.
-    of_params = Adapted(base_shardings, shardings.params)
-    play = evaluation.make_play(mesh, of_params, encoder, PLAN, CONFIG, feedback, 0.9)
-    played = play(Adapted(placed, state.params), shard_batch(mesh, BATCH))
+    how = encoder, CONFIG, feedback, 0.9
+    player = evaluation.Player(mesh, towers.params_shardings, *how)
+    play = evaluation.make_play(player, PLAN)
+    played = play(towers.with_base(state.params), shard_batch(mesh, BATCH))
     merged = [by_hand(base, jax.device_get(state.params), i) for i in (STATE, CHUNK)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *merged)
     where = placement.params_shardings(mesh, (), base)
-    plain = evaluation.make_play(mesh, where, encoder, PLAN, CONFIG, feedback, 0.9)
+    plain = evaluation.make_play(evaluation.Player(mesh, where, *how), PLAN)
     expected = plain(jax.device_put(stacked, where), shard_batch(mesh, BATCH))
     np.testing.assert_array_equal(played.multi_step.taken, expected.multi_step.taken)
     np.testing.assert_allclose(played.multi_step.q, expected.multi_step.q, atol=1e-4)

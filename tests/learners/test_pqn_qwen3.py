@@ -8,11 +8,11 @@ import numpy as np
 import optax
 import pytest
 
-from qrag_jax.learners import pqn
+from qrag_jax.learners.pqn import FusedGradient, Towers
 from qrag_jax.models.compute.ragged import embed_rows, pull_back
 from qrag_jax.models.heads.embedding import LAST, TextEncoder
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
-from qrag_jax.rollouts.chunks import CHUNK, STATE, Trajectory
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, Trajectory
 from tests import reference
 from tests.episodes_maker import POSITIONS, SEP, VOCAB, tower, towers
 from tests.rollouts.play_setup import (
@@ -23,7 +23,7 @@ from tests.rollouts.play_setup import (
     PQN,
     episodes,
     feedback,
-    jitted_gradient_sums,
+    jitted_gradient,
     jitted_rollout,
 )
 
@@ -56,13 +56,14 @@ WIDE = PLAN._replace(
     gradients=PLAN.gradients._replace(tokens=(30, 50), lengths=(9, 24)),
 )
 BATCH = episodes()
-KEYS = jax.random.split(jax.random.key(7), EPISODES)
+ACTOR = Actor(ENCODER, WIDE, CONFIG)
+DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), ALPHA)
 
 
 @pytest.fixture(scope="module")
 def played() -> Trajectory:
     params = towers(ENCODER, 0), towers(ENCODER, 1)
-    trajectory = jitted_rollout(ENCODER, WIDE, CONFIG, params, BATCH, KEYS, ALPHA, False)
+    trajectory = jitted_rollout(ACTOR, params, BATCH, DRAWS)
     return jax.tree.map(np.asarray, trajectory)
 
 
@@ -101,7 +102,7 @@ def online() -> dict:
 
 def test_gradient_is_that_of_the_whole_loss(played) -> None:
     of_state, of_chunk = rows(played)
-    goals = np.asarray(pqn.targets(played, feedback(BATCH, played), PQN))[played.valid]
+    goals = np.asarray(PQN.targets(played, feedback(BATCH, played)))[played.valid]
 
     def whole_loss(params):
         s = ENCODER.embed(jax.tree.map(lambda p: p[STATE], params), *of_state)
@@ -110,10 +111,8 @@ def test_gradient_is_that_of_the_whole_loss(played) -> None:
         return 0.5 * ((2 * twin - goals[:, None]) ** 2).sum()
 
     expected_loss, expected = jax.jit(jax.value_and_grad(whole_loss))(online())
-    settings = ENCODER, WIDE, CONFIG, PQN, feedback
-    gradient, sums = jitted_gradient_sums(
-        *settings, online(), towers(ENCODER, 1), BATCH, KEYS, ALPHA, False
-    )
+    both = Towers(online(), towers(ENCODER, 1))
+    gradient, sums = jitted_gradient(FusedGradient(ACTOR, PQN, feedback), both, BATCH, DRAWS)
     assert float(sums.loss) == pytest.approx(float(expected_loss), rel=1e-5)
     assert jax.tree.structure(gradient) == jax.tree.structure(expected)
     norms = [float(optax.tree.norm(leaf)) for leaf in jax.tree.leaves(expected)]

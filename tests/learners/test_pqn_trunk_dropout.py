@@ -11,8 +11,8 @@ import optax
 import pytest
 from jax.sharding import Mesh
 
-from qrag_jax.learners import deferred, placement, pqn
-from qrag_jax.learners.deferred import Played, ScoredEpisodes
+from qrag_jax.learners.deferred import ScoredGradient
+from qrag_jax.learners.pqn import FusedGradient, Sums, Towers
 from qrag_jax.learners.step import make_train_step
 from qrag_jax.models.compute.dropout import (
     TokenDropout,
@@ -24,11 +24,12 @@ from qrag_jax.models.compute.dropout import (
 from qrag_jax.models.compute.packing import padded_layout
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.trunks.trunk import WORDS
-from qrag_jax.rollouts.chunks import CHUNK, STATE
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws
+from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from qrag_jax.runtime.mesh import AXES, shard_batch
 from tests.episodes_maker import tower
 from tests.learners.deferred_plays import at_the_end, per_step
-from tests.learners.three_steps import OPTIMIZER, PEAK, SCHEDULE
+from tests.learners.three_steps import two_towers
 from tests.rollouts.play_setup import (
     ALPHA,
     CONFIG,
@@ -37,7 +38,7 @@ from tests.rollouts.play_setup import (
     ONE_BUCKET,
     PQN,
     episodes,
-    jitted_gradient_sums,
+    jitted_gradient,
     jitted_rollout,
     online,
     target,
@@ -47,9 +48,9 @@ SHARES = {"dropout": 0.2, "attention_dropout": 0.3}
 DROPPING = TextEncoder(**(vars(ENCODER) | SHARES))
 KEY = jax.random.key(3)
 OF_ONLINE, OF_TARGET = jax.random.split(KEY, (2, 2))  # each: of the state and the chunk tower
-KEYS = jax.random.split(jax.random.key(7), EPISODES)
+DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), ALPHA)
 BATCH = episodes()
-SETTINGS = DROPPING, ONE_BUCKET, CONFIG
+ACTOR = Actor(DROPPING, ONE_BUCKET, CONFIG)
 
 
 def embed(params: Any, key: jax.Array, tokens: np.ndarray, lengths: np.ndarray) -> jax.Array:
@@ -71,16 +72,15 @@ def embed(params: Any, key: jax.Array, tokens: np.ndarray, lengths: np.ndarray) 
 def played() -> Any:
     """Episodes as towers play them whose masks were drawn by the keys above."""
     sides = with_key(online(), OF_ONLINE), with_key(target(), OF_TARGET)
-    found = jitted_rollout(*SETTINGS, sides, BATCH, KEYS, ALPHA, False)
+    found = jitted_rollout(ACTOR, sides, BATCH, DRAWS)
     return jax.tree.map(np.asarray, found)
 
 
 @pytest.fixture(scope="module")
-def fused() -> tuple[Any, pqn.Sums]:
+def fused() -> tuple[Any, Sums]:
     """The gradient and sums of a whole step's play and update."""
-    towers = online(), target()
-    arguments = PQN, at_the_end, *towers, BATCH, KEYS, ALPHA, False, KEY
-    return jitted_gradient_sums(*SETTINGS, *arguments)
+    gradient = FusedGradient(ACTOR, PQN, at_the_end)
+    return jitted_gradient(gradient, Towers(online(), target()), BATCH, DRAWS, KEY)
 
 
 def assert_gradients_equal(found: Any, expected: Any) -> None:
@@ -91,7 +91,7 @@ def assert_gradients_equal(found: Any, expected: Any) -> None:
 
 
 def test_gradient_is_that_of_the_loss_that_was_played(played, fused) -> None:
-    goals = np.asarray(pqn.targets(played, at_the_end(BATCH, played), PQN)).reshape(-1)
+    goals = np.asarray(PQN.targets(played, at_the_end(BATCH, played))).reshape(-1)
     valid = played.valid.reshape(-1)
 
     def rows(of: str) -> tuple[np.ndarray, np.ndarray]:
@@ -122,17 +122,17 @@ def test_targets_drop_by_masks_of_their_own(played) -> None:
         "the online towers' masks": with_key(target(), OF_ONLINE),
     }
     for name, side in others.items():
-        values = jitted_rollout(*SETTINGS, (dropped, side), BATCH, KEYS, ALPHA, False).values
+        values = jitted_rollout(ACTOR, (dropped, side), BATCH, DRAWS).values
         assert np.abs(values[:, 0] - played.values[:, 0])[played.valid[:, 0]].max() > 1e-2, name
-    plain = jitted_rollout(*SETTINGS, (online(), target()), BATCH, KEYS, ALPHA, False)
+    plain = jitted_rollout(ACTOR, (online(), target()), BATCH, DRAWS)
     assert np.abs(plain.first_q - played.first_q)[BATCH.chunk_mask].max() > 1e-2
 
 
 def test_learning_later_is_the_fused_step_at_no_lag(played, fused) -> None:
     steps = Played(*map(np.asarray, (played.actions, played.valid, played.entropy)))
     scored = ScoredEpisodes(BATCH, steps, *per_step(steps, np.ones(EPISODES, bool)))
-    learn = jax.jit(deferred.gradient_sums, static_argnums=(0, 1, 2, 3))
-    found, sums = learn(*SETTINGS, PQN, online(), target(), scored, KEYS, ALPHA, False, KEY)
+    learn = ScoredGradient(ACTOR, PQN)
+    found, sums = jitted_gradient(learn, Towers(online(), target()), scored, DRAWS, KEY)
     gradient, expected = fused
     assert_gradients_equal(found, gradient)
     for name in ("loss", "q", "target", "td_error", "entropy", "reward"):
@@ -143,12 +143,11 @@ def test_learning_later_is_the_fused_step_at_no_lag(played, fused) -> None:
 
 def test_a_training_step_drops_where_the_encoder_does() -> None:
     mesh, one = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), AXES), tower(ENCODER, 0)
-    shardings = placement.state_shardings(mesh, (), one, OPTIMIZER)
-    state = placement.first_state(shardings, one, OPTIMIZER, 42)
+    state = two_towers(mesh, one).first_state(one, 42)
 
     def program(encoder: TextEncoder) -> str:
-        settings = encoder, ONE_BUCKET, CONFIG, PQN, at_the_end, OPTIMIZER, SCHEDULE, PEAK
-        step: Any = make_train_step(mesh, shardings, *settings)
+        towers = two_towers(mesh, one, Actor(encoder, ONE_BUCKET, CONFIG))
+        step: Any = make_train_step(towers, at_the_end)
         return step.lower(state, shard_batch(mesh, BATCH)).as_text()
 
     of_masks = str(0x7FEB352D)  # a constant of the hash that draws them

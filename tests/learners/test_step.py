@@ -11,7 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.learners import pqn
+from qrag_jax.learners.pqn import FusedGradient, Towers
+from qrag_jax.learners.state import init_state
+from qrag_jax.rollouts.chunks import Draws
 from qrag_jax.runtime.compilation import CompilationCounter
 from qrag_jax.runtime.mesh import make_mesh, shard_batch
 from tests.devices import virtual_devices
@@ -27,13 +29,12 @@ from tests.learners.three_steps import (
 )
 from tests.rollouts.play_setup import (
     CONFIG,
-    ENCODER,
     EPISODES,
-    ONE_BUCKET,
+    ONE_BUCKET_ACTOR,
     PQN,
     episodes,
     feedback,
-    jitted_gradient_sums,
+    jitted_gradient,
     online,
 )
 
@@ -126,11 +127,11 @@ def test_metrics(whole) -> None:
 
 
 def test_one_step_is_the_update_put_together_by_hand(whole) -> None:
-    batch, state = episodes(0), pqn.init_state(online(), OPTIMIZER, jax.random.key(42))
+    batch, state = episodes(0), init_state(online(), OPTIMIZER, jax.random.key(42))
     keys = jax.random.split(jax.random.fold_in(state.key, 0), EPISODES)
-    settings = ENCODER, ONE_BUCKET, CONFIG, PQN, feedback
-    alpha = np.float32(PQN.alpha * float(SCHEDULE(0)) / PEAK)
-    gradient, sums = jitted_gradient_sums(*settings, online(), online(), batch, keys, alpha, True)
+    gradient_of = FusedGradient(ONE_BUCKET_ACTOR, PQN, feedback)
+    draws = Draws(keys, np.float32(PQN.alpha * float(SCHEDULE(0)) / PEAK), True)
+    gradient, sums = jitted_gradient(gradient_of, Towers(online(), online()), batch, draws)
     norm = np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(gradient)))
     transitions, present = float(sums.transitions), float(sums.episodes)
     expected = {

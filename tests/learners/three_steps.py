@@ -7,23 +7,20 @@ import sys
 import jax
 import numpy as np
 
-from qrag_jax.learners import placement, pqn
+from qrag_jax.learners import placement
 from qrag_jax.learners.optimizers import (
     OptimizerConfig,
     learning_rate_schedule,
     make_optimizer,
 )
+from qrag_jax.learners.state import TrainState, init_state
 from qrag_jax.learners.step import TrainStep, make_train_step
+from qrag_jax.learners.two_towers import TwoTowers
+from qrag_jax.models.heads.embedding import Params
+from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.mesh import make_mesh, replicate, shard_batch
-from tests.rollouts.play_setup import (
-    CONFIG,
-    ENCODER,
-    ONE_BUCKET,
-    PQN,
-    episodes,
-    feedback,
-    online,
-)
+from qrag_jax.runtime.sharding import Rules
+from tests.rollouts.play_setup import ONE_BUCKET_ACTOR, PQN, episodes, feedback, online
 
 PEAK = 1e-3
 OPTIMIZER_CONFIG = OptimizerConfig(
@@ -43,15 +40,30 @@ OPTIMIZER = make_optimizer(OPTIMIZER_CONFIG)
 STEPS = 3
 
 
+def two_towers(
+    mesh: jax.sharding.Mesh,
+    tower: Params,
+    actor: Actor = ONE_BUCKET_ACTOR,
+    *,
+    rules: Rules = (),
+    accumulation: int = 1,
+    base: Params | None = None,
+) -> TwoTowers:
+    """How towers like this one, or adapters on a base, are trained in these tests."""
+    shardings = placement.state_shardings(mesh, rules, tower, OPTIMIZER)
+    of_base = None if base is None else placement.base_shardings(mesh, rules, base)
+    placed = None if base is None else jax.device_put(base, of_base)
+    learns = PQN, OPTIMIZER, SCHEDULE, PEAK, accumulation
+    return TwoTowers(mesh, shardings, actor, *learns, of_base, placed)
+
+
 def build(mesh: jax.sharding.Mesh, accumulation: int = 1) -> TrainStep:
-    settings = ENCODER, ONE_BUCKET, CONFIG, PQN, feedback, OPTIMIZER, SCHEDULE, PEAK
     tower = jax.tree.map(lambda leaf: leaf[0], online())
-    shardings = placement.state_shardings(mesh, (), tower, OPTIMIZER)
-    return make_train_step(mesh, shardings, *settings, accumulation=accumulation)
+    return make_train_step(two_towers(mesh, tower, accumulation=accumulation), feedback)
 
 
-def first_state(mesh: jax.sharding.Mesh) -> pqn.TrainState:
-    return replicate(mesh, pqn.init_state(online(), OPTIMIZER, jax.random.key(42)))
+def first_state(mesh: jax.sharding.Mesh) -> TrainState:
+    return replicate(mesh, init_state(online(), OPTIMIZER, jax.random.key(42)))
 
 
 def flat(tree) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ import pytest
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.tokens import tokenise
 from qrag_jax.environments.chunks import state_width
-from qrag_jax.evaluators.episodes import make_play, play_samples
+from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, make_play
 from qrag_jax.feedback.ground_truth import ground_truth
 from qrag_jax.metrics.facts import fact_columns
 from qrag_jax.metrics.retrieval_log import Row
@@ -102,9 +102,10 @@ def played(config: RolloutConfig, folder: Path, penalize: bool, gamma: float) ->
 
     blocks = block_shapes(state_width(1, QUESTION_TOKENS, 5, config.max_steps - 1))
     where = shardings(mesh)
-    play = make_play(mesh, where, encoder, blocks, config, feedback, gamma)
+    play = make_play(Player(mesh, where, encoder, config, feedback, gamma), blocks)
     towers, shape = jax.device_put(params(), where), EpisodeShape.holding([store])
-    batches = play_samples(play, mesh, towers, SAMPLES, store, shape, 4, range(len(SAMPLES)))
+    every = range(len(SAMPLES))
+    batches = EpisodeEvaluator(play, mesh, SAMPLES, store, shape, 4, every).batches(towers)
     return [each for rows, _ in batches for each in rows]
 
 

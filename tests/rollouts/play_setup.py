@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,10 +11,11 @@ import numpy as np
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.feedback.ground_truth import ground_truth
-from qrag_jax.learners.pqn import PQNConfig, gradient_sums
+from qrag_jax.learners.deferred import ScoredGradient
+from qrag_jax.learners.pqn import FusedGradient, PQNConfig, Sums, Towers
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import BlockShapes
-from qrag_jax.rollouts.chunks import RolloutConfig, Trajectory, rollout
+from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, Trajectory, rollout
 from tests.episodes_maker import random_episodes, tiny_encoder, towers
 
 SHAPE = EpisodeShape(question_tokens=6, chunk_tokens=8, chunks=6)
@@ -40,6 +42,8 @@ PLAN = BlockShapes(
 ONE_BUCKET = BlockShapes(
     Blocks((144,), (9,), (8.0,)), Blocks((80,), (WIDTH,), (12.0,)), Blocks((80,), (WIDTH,), (12.0,))
 )
+ACTOR = Actor(ENCODER, PLAN, CONFIG)
+ONE_BUCKET_ACTOR = Actor(ENCODER, ONE_BUCKET, CONFIG)
 PQN = PQNConfig(gamma=0.9, lambda_=0.6, tau=0.1, alpha=0.5, learning_start=10)
 ALPHA = np.float32(0.5)
 
@@ -51,8 +55,19 @@ def unique_tokens(tokens: np.ndarray, lengths: np.ndarray) -> int:
 
 
 # Compiled here, so that tests in several files share the programs.
-jitted_rollout = jax.jit(rollout, static_argnums=(0, 1, 2))
-jitted_gradient_sums = jax.jit(gradient_sums, static_argnums=(0, 1, 2, 3, 4))
+jitted_rollout = jax.jit(rollout, static_argnums=0)
+
+
+@partial(jax.jit, static_argnums=0)
+def jitted_gradient(
+    gradient: FusedGradient | ScoredGradient,
+    towers: Towers,
+    experience: Any,
+    draws: Draws,
+    dropout_key: jax.Array | None = None,
+) -> tuple[Any, Sums]:
+    """What `gradient` gives; equal ones share a program."""
+    return gradient(towers, experience, draws, dropout_key)
 
 
 def episodes(seed: int = 0) -> EpisodeBatch:

@@ -22,7 +22,7 @@ from qrag_jax.environments.chunks import state_width, with_stop
 from qrag_jax.rollouts import beam_search
 from qrag_jax.rollouts.beam_search import BeamConfig, BeamSearch
 from qrag_jax.rollouts.beam_search import Path as Way
-from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig, rollout
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig, rollout
 from qrag_jax.runtime.compilation import CompilationCounter
 from tests import reference
 from tests.episodes_maker import towers
@@ -215,8 +215,8 @@ def rollout_of(config: RolloutConfig, samples: tuple[Sample, ...]) -> list[tuple
     shape = EpisodeShape.holding([store])
     (batch,) = evaluation_batches(store, shape, len(samples) + 3, range(len(samples)))
     batch = with_stop(batch) if config.stop_action else batch
-    play = jax.jit(rollout, static_argnums=(0, 1, 2))
-    played = play(loaded().encoder, PLAN, config, (params(),), batch, None, np.float32(1))
+    play = jax.jit(rollout, static_argnums=0)
+    played = play(Actor(loaded().encoder, PLAN, config), (params(),), batch, Draws.greedy())
     actions, valid, q = map(np.asarray, (played.actions, played.valid, played.q))
     assert not valid[len(samples) :].any()
     valid = valid & (actions < shape.chunks)  # STOP is no chunk

@@ -10,9 +10,10 @@ import pytest
 
 from qrag_jax.environments.chunks import NOT_TAKEN, with_stop
 from qrag_jax.policies.soft_q import MASKED
-from qrag_jax.rollouts.chunks import Trajectory
+from qrag_jax.rollouts.chunks import Actor, Draws, Trajectory
 from tests import reference
 from tests.rollouts.play_setup import (
+    ACTOR,
     ALPHA,
     CHUNK_COUNTS,
     CONFIG,
@@ -83,7 +84,7 @@ def check_rows(found: Trajectory, config, player, params) -> None:
 
 
 def test_greedy(params, player) -> None:
-    found = jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, None, ALPHA)
+    found = jitted_rollout(ACTOR, params, BATCH, Draws(None, ALPHA))
     expected = [player.play(CONFIG, *params, BATCH, b, float(ALPHA)) for b in range(EPISODES)]
     assert {len(episode.actions) for episode in expected} == {0, 1, 2, 3}
     check(found, expected, CONFIG.max_steps)
@@ -93,7 +94,8 @@ def test_greedy(params, player) -> None:
 @pytest.mark.parametrize("config", [CONFIG, STOPPING], ids=["never_terminate", "stopping"])
 @pytest.mark.parametrize("uniform", [False, True])
 def test_sampled(config, uniform, params, player) -> None:
-    found = jitted_rollout(ENCODER, PLAN, config, params, BATCH, keys(), ALPHA, uniform)
+    actor, drawn = Actor(ENCODER, PLAN, config), Draws(keys(), ALPHA, uniform)
+    found = jitted_rollout(actor, params, BATCH, drawn)
     draws = [reference.categorical(key, SHAPE.chunks) for key in keys()]
     expected = [
         player.play(config, *params, BATCH, b, float(ALPHA), draws[b], uniform)
@@ -106,7 +108,7 @@ def test_sampled(config, uniform, params, player) -> None:
 @pytest.mark.parametrize("kind", ["absolute", "random", "relative"])
 def test_greedy_at_positions(kind, params, player) -> None:
     config = dataclasses.replace(CONFIG, positions=kind)
-    found = jitted_rollout(ENCODER, PLAN, config, params, BATCH, None, ALPHA)
+    found = jitted_rollout(Actor(ENCODER, PLAN, config), params, BATCH, Draws(None, ALPHA))
     expected = [player.play(config, *params, BATCH, b, float(ALPHA)) for b in range(EPISODES)]
     check(found, expected, config.max_steps)
     check_rows(found, config, player, params[0])  # embeddings as they come from the tower
@@ -117,16 +119,16 @@ def test_greedy_at_positions(kind, params, player) -> None:
 
 
 def test_positions_change_what_is_done(params) -> None:
-    plain = jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, None, ALPHA)
+    plain = jitted_rollout(ACTOR, params, BATCH, Draws(None, ALPHA))
     config = dataclasses.replace(CONFIG, positions="relative")
-    placed = jitted_rollout(ENCODER, PLAN, config, params, BATCH, None, ALPHA)
+    placed = jitted_rollout(Actor(ENCODER, PLAN, config), params, BATCH, Draws(None, ALPHA))
     assert not np.allclose(plain.q, placed.q, atol=1e-3)
 
 
 def test_random_indents_are_drawn_for_each_episode(params) -> None:
     config = dataclasses.replace(CONFIG, positions="random")
     runs = [
-        jitted_rollout(ENCODER, PLAN, config, params, BATCH, keys(seed), ALPHA, False)
+        jitted_rollout(Actor(ENCODER, PLAN, config), params, BATCH, Draws(keys(seed), ALPHA))
         for seed in (0, 0, 1)
     ]
     np.testing.assert_array_equal(runs[0].positions, runs[1].positions)
@@ -137,16 +139,16 @@ def test_random_indents_are_drawn_for_each_episode(params) -> None:
 def test_published_indents_are_drawn_in_evaluation_too(params) -> None:
     config = dataclasses.replace(CONFIG, positions="random_published")
     trained = [
-        jitted_rollout(ENCODER, PLAN, config, params, BATCH, keys(seed), ALPHA, False)
+        jitted_rollout(Actor(ENCODER, PLAN, config), params, BATCH, Draws(keys(seed), ALPHA))
         for seed in (0, 1)
     ]
     assert not np.array_equal(trained[0].first_q, trained[1].first_q)
     assert int(trained[0].positions.max()) > 50 * SHAPE.chunks
-    greedy = jitted_rollout(ENCODER, PLAN, config, params, BATCH, None, ALPHA)
+    greedy = jitted_rollout(Actor(ENCODER, PLAN, config), params, BATCH, Draws(None, ALPHA))
     assert int(greedy.positions.max()) > 50 * SHAPE.chunks
     # A question is placed alike wherever it stands in a batch.
     turned = jax.tree.map(lambda leaf: np.asarray(leaf)[::-1], BATCH)
-    again = jitted_rollout(ENCODER, PLAN, config, params, turned, None, ALPHA)
+    again = jitted_rollout(Actor(ENCODER, PLAN, config), params, turned, Draws(None, ALPHA))
     np.testing.assert_array_equal(np.asarray(again.positions)[::-1], greedy.positions)
     np.testing.assert_allclose(np.asarray(again.first_q)[::-1], greedy.first_q, atol=2e-5)
 
@@ -156,8 +158,8 @@ def test_stop_action(sampled, params, player) -> None:
     batch = jax.tree.map(np.asarray, with_stop(BATCH))
     assert batch.chunk_mask[:, -1].tolist() == BATCH.chunk_mask.any(1).tolist()
     assert not batch.support[:, -1].any()
-    drawn = keys() if sampled else None
-    found = jitted_rollout(ENCODER, PLAN, STOP_ACTION, params, batch, drawn, ALPHA, sampled)
+    drawn = Draws(keys() if sampled else None, ALPHA, sampled)
+    found = jitted_rollout(Actor(ENCODER, PLAN, STOP_ACTION), params, batch, drawn)
     draws = [reference.categorical(key, SHAPE.chunks + 1) for key in keys()]
     expected = [
         player.play(STOP_ACTION, *params, BATCH, b, float(ALPHA), draws[b], True)
@@ -175,30 +177,30 @@ def test_stop_action(sampled, params, player) -> None:
 
 
 def test_an_episode_that_stops_early_does_so_with_all_facts(params) -> None:
-    found = jitted_rollout(ENCODER, PLAN, STOPPING, params, BATCH, keys(), ALPHA, False)
+    found = jitted_rollout(Actor(ENCODER, PLAN, STOPPING), params, BATCH, Draws(keys(), ALPHA))
     steps = np.asarray(found.valid).sum(1)
     early = [b for b in range(EPISODES) if 0 < steps[b] < min(3, CHUNK_COUNTS[b])]
     for b in range(EPISODES):
         taken = set(np.asarray(found.actions)[b, : steps[b]].tolist())
         complete = set(np.flatnonzero(BATCH.support[b])) <= taken
         assert (b in early) <= complete
-    longer = jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, keys(), ALPHA, False)
+    longer = jitted_rollout(ACTOR, params, BATCH, Draws(keys(), ALPHA))
     assert np.asarray(longer.valid).sum(1).tolist() == [min(3, n) for n in CHUNK_COUNTS]
 
 
 def test_one_parameter_set_acts_and_gives_the_values(params, player) -> None:
-    found = jitted_rollout(ENCODER, PLAN, CONFIG, params[:1], BATCH, None, ALPHA)
+    found = jitted_rollout(ACTOR, params[:1], BATCH, Draws(None, ALPHA))
     expected = [
         player.play(CONFIG, params[0], params[0], BATCH, b, float(ALPHA)) for b in range(EPISODES)
     ]
     check(found, expected, CONFIG.max_steps)
-    both = jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, None, ALPHA)
+    both = jitted_rollout(ACTOR, params, BATCH, Draws(None, ALPHA))
     assert float(both.tokens.real) == 2 * float(found.tokens.real)
     assert float(both.tokens.computed) == 2 * float(found.tokens.computed)
 
 
 def test_tokens_are_those_of_all_chunks_and_all_states(params) -> None:
-    found = jitted_rollout(ENCODER, PLAN, CONFIG, params[:1], BATCH, None, ALPHA)
+    found = jitted_rollout(ACTOR, params[:1], BATCH, Draws(None, ALPHA))
     texts = {
         tuple(BATCH.chunks[b, c, : min(BATCH.chunk_lengths[b, c], 7)].tolist())
         for b, c in zip(*np.nonzero(BATCH.chunk_mask))
@@ -215,8 +217,7 @@ def test_tokens_are_those_of_all_chunks_and_all_states(params) -> None:
 
 def test_the_same_keys_give_the_same_trajectory_and_others_another(params) -> None:
     first, again, other = (
-        jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, keys(seed), ALPHA, False)
-        for seed in (0, 0, 1)
+        jitted_rollout(ACTOR, params, BATCH, Draws(keys(seed), ALPHA)) for seed in (0, 0, 1)
     )
     for one, two in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(one, two)
@@ -226,8 +227,8 @@ def test_the_same_keys_give_the_same_trajectory_and_others_another(params) -> No
 def test_an_episode_is_the_same_in_another_batch(params) -> None:
     order = np.array([2, 3, 3, 0, 3, 6, 1, 4])
     other = jax.tree.map(lambda leaf: leaf[order], BATCH)
-    first = jitted_rollout(ENCODER, PLAN, CONFIG, params, BATCH, keys(), ALPHA, False)
-    second = jitted_rollout(ENCODER, PLAN, CONFIG, params, other, keys()[order], ALPHA, False)
+    first = jitted_rollout(ACTOR, params, BATCH, Draws(keys(), ALPHA))
+    second = jitted_rollout(ACTOR, params, other, Draws(keys()[order], ALPHA))
     valid = np.asarray(second.valid)
     for name in ("valid", "done"):
         np.testing.assert_array_equal(getattr(second, name), getattr(first, name)[order])
@@ -243,7 +244,7 @@ def test_uniform_acting_draws_every_chunk_equally_often(params) -> None:
     episode = jax.tree.map(lambda leaf: np.stack([leaf[2]] * EPISODES), BATCH)  # four chunks
     counts, draws = np.zeros((3, SHAPE.chunks)), 60 * EPISODES
     for seed in range(60):
-        found = jitted_rollout(ENCODER, PLAN, CONFIG, params, episode, keys(seed), ALPHA, True)
+        found = jitted_rollout(ACTOR, params, episode, Draws(keys(seed), ALPHA, True))
         actions = np.asarray(found.actions)
         assert all(len(set(row)) == 3 for row in actions.tolist())
         for t in range(3):
@@ -253,7 +254,7 @@ def test_uniform_acting_draws_every_chunk_equally_often(params) -> None:
 
 
 def test_invalid_steps_name_no_chunk_that_is_not_there(params) -> None:
-    found = jitted_rollout(ENCODER, PLAN, STOPPING, params, BATCH, keys(), ALPHA, False)
+    found = jitted_rollout(Actor(ENCODER, PLAN, STOPPING), params, BATCH, Draws(keys(), ALPHA))
     actions = np.asarray(found.actions)
     assert ((actions >= 0) & (actions < SHAPE.chunks)).all()
     assert NOT_TAKEN not in actions

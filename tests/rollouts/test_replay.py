@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.environments.chunks import with_stop
+from qrag_jax.rollouts.chunks import Actor, Draws
 from qrag_jax.rollouts.replay import replay
 from tests.rollouts.play_setup import (
     ALPHA,
@@ -22,7 +23,7 @@ from tests.rollouts.play_setup import (
 )
 
 KEYS = jax.random.split(jax.random.key(5), EPISODES)
-jitted_replay = jax.jit(replay, static_argnums=(0, 1, 2))
+jitted_replay = jax.jit(replay, static_argnums=0)
 SAME = (
     *("valid", "done", "state_tokens", "state_lengths", "chunk_tokens", "chunk_lengths"),
     "positions",
@@ -39,9 +40,9 @@ SAME = (
 def test_it_is_the_trajectory_that_was_played(changes: dict) -> None:
     config = dataclasses.replace(CONFIG, **changes)
     batch = with_stop(episodes()) if config.stop_action else episodes()
-    settings = ENCODER, PLAN, config
-    played = jitted_rollout(*settings, (target(),), batch, KEYS, ALPHA, False)
-    found = jitted_replay(*settings, target(), batch, KEYS, ALPHA, played.actions)
+    actor, draws = Actor(ENCODER, PLAN, config), Draws(KEYS, ALPHA)
+    played = jitted_rollout(actor, (target(),), batch, draws)
+    found = jitted_replay(actor, target(), batch, draws, played.actions)
     valid = np.asarray(played.valid)
     assert valid[:, 1:].any()
     for name in SAME:

@@ -62,43 +62,30 @@ PRESETS = {
 
 @dataclasses.dataclass(frozen=True)
 class NiahConfig:
-    """What documents to make.
-
-    Attributes:
-        preset: a name in `PRESETS`; the fields that follow go before it unless they are 0 or "".
-        keys, values, queries, haystack, key_type, value_type: as in `Preset`; keys are at least
-            as many as queries.
-        chunks: C, sentences of a document; 0: as many as make up `tokens`.
-        tokens: length of a document, roughly.
-        noise: folder of books for the haystack "essay"; "" for sentences of an invented world.
-        noise_dev: folder of books for dev documents, "" to split those of `noise`; see
-            `NoiseConfig`.
-        noise_repeats: times that one document may use one book sentence, 0: any number.
-        seed: of everything drawn.
-        train, dev: documents made.
-        redraw: training documents have another haystack and places in every epoch; else a number's
-            document is always the same.
+    """Section `data.sources.niah`: what documents to make where there are no files.
 
     Raises:
         InputError: a field is outside its range.
     """
 
-    preset: str = "multivalue"
-    keys: int = 0
-    values: int = 0
-    queries: int = 0
-    haystack: str = ""
-    key_type: str = ""
-    value_type: str = ""
-    chunks: int = 0
-    tokens: int = 4096
-    noise: str = ""
-    noise_repeats: int = 1
-    seed: int = 0
-    train: int = 10_000
-    dev: int = 1_000
-    noise_dev: str = ""
-    redraw: bool = True
+    preset: str = "multivalue"  # or single_1 to _3, multikey_1 to _3, multiquery
+    keys: int = (
+        0  # num_needle_k, at least as many as queries; 0 or "": the preset's, here and below
+    )
+    values: int = 0  # num_needle_v, of each key
+    queries: int = 0  # num_needle_q, keys asked for
+    haystack: str = ""  # noise (a few sentences over and over), essay or needle
+    key_type: str = ""  # words, numbers or uuids
+    value_type: str = ""  # words, numbers or uuids
+    chunks: int = 0  # C, sentences of a document, 0: what makes up `tokens`
+    tokens: int = 4096  # length of a document, roughly
+    noise: str = ""  # folder of books; "": sentences of an invented world
+    noise_repeats: int = 1  # uses of a sentence in one document, 0: any number
+    seed: int = 0  # of everything drawn
+    train: int = 10_000  # documents made
+    dev: int = 1_000  # documents made for evaluation
+    noise_dev: str = ""  # books for dev documents; "": some of noise's, held out
+    redraw: bool = True  # training: another haystack and places in every epoch
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -108,7 +95,8 @@ class NiahConfig:
                 not isinstance(value, int) or isinstance(value, bool) or value < least
             ):
                 raise InputError(
-                    f"config.data.niah.{field.name} is {value!r}; give an integer from {least} up."
+                    f"config.data.sources.niah.{field.name} is {value!r}; give an integer from "
+                    f"{least} up."
                 )
         for name, known in (
             ("preset", tuple(PRESETS)),
@@ -118,7 +106,7 @@ class NiahConfig:
         ):
             if getattr(self, name) not in known:
                 raise InputError(
-                    f"config.data.niah.{name} is {getattr(self, name)!r}; give one of "
+                    f"config.data.sources.niah.{name} is {getattr(self, name)!r}; give one of "
                     f"{', '.join(filter(None, known))}."
                 )
 
@@ -164,7 +152,7 @@ def read_documents(
     if needles > chunks:
         raise InputError(
             f"{needles} needles (keys × values) do not fit {chunks} chunks; raise "
-            "config.data.niah.chunks or config.data.niah.tokens."
+            "config.data.sources.niah.chunks or config.data.sources.niah.tokens."
         )
     made = config.train if split == "train" else config.dev
     made = min(made, count) if count else made

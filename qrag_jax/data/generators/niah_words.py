@@ -73,6 +73,6 @@ def _numbers(kind: str, rng: np.random.Generator, space: int, count: int) -> lis
     if count > space:
         raise InputError(
             f"a document asks for {count} different {kind}, but there are {space}; set "
-            "config.data.niah.key_type or value_type to uuids."
+            "config.data.sources.niah.key_type or value_type to uuids."
         )
     return rng.choice(space, size=count, replace=False).tolist()

@@ -49,7 +49,7 @@ class NoiseConfig:
     @property
     def section(self) -> str:
         """The part of the config that these fields are in."""
-        return f"config.data.{self.source}"
+        return f"config.data.sources.{self.source}"
 
     @property
     def is_shared(self) -> bool:
@@ -106,8 +106,8 @@ class Noise:
             raise InputError(
                 f"the noise of {self.name} gives {most} sentences ({len(self.sentences)}, each "
                 f"{repeats} times at most), but a document asks for {count}; add books, lower the "
-                f"number of chunks, or raise config.data.{self.source}.noise_repeats (0: any "
-                "number)."
+                f"number of chunks, or raise config.data.sources.{self.source}.noise_repeats (0: "
+                "any number)."
             )
 
     def draw(self, rng: np.random.Generator, count: int, repeats: int = 1) -> np.ndarray:
@@ -203,7 +203,7 @@ def _without(pool: Noise, train: Noise) -> Noise:
     if not kept.any():
         raise InputError(
             f"training has every sentence of the dev noise {pool.name}; give "
-            f"config.data.{train.source}.noise_dev other books than noise."
+            f"config.data.sources.{train.source}.noise_dev other books than noise."
         )
     starts = np.concatenate([[0], np.cumsum(kept)])[pool.starts]
     starts = np.unique(starts)  # books of which nothing is left

@@ -25,22 +25,18 @@ SPLITS: tuple[Split, ...] = ("train", "dev")
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticConfig:
-    """What questions to make.
-
-    Attributes:
-        hops: numbers of supporting passages, each as likely as the others; 2 to 4.
-        comparison: share of comparisons among the questions of 2 or 4 hops; in [0, 1].
-        chunks: passages per question, at least max(hops) + 2.
-        seed: 0 or greater, below 2^63; another seed is another world.
+    """Section `data.synthetic`: what questions to make.
 
     Raises:
         InputError: when a field is outside its range.
     """
 
-    hops: tuple[int, ...] = (2, 3, 4)
-    comparison: float = 0.2
-    chunks: int = 10
-    seed: int = 0
+    hops: tuple[int, ...] = (2, 3, 4)  # supporting passages, each number as likely; 2 to 4
+    comparison: float = 0.2  # share of comparisons among 2 and 4 hops
+    chunks: int = 10  # C, passages per question, at least max(hops) + 2
+    seed: int = 0  # another seed is another world
+    train: int = 20_000  # questions made
+    dev: int = 500  # questions made for evaluation
 
     def __post_init__(self) -> None:
         try:
@@ -49,7 +45,7 @@ class SyntheticConfig:
             raise InputError(
                 f"synthetic data: hops is {self.hops!r}, give a sequence such as (2, 3)."
             ) from None
-        for field in ("chunks", "seed"):
+        for field in ("chunks", "seed", "train", "dev"):
             if not _is_int(getattr(self, field)):
                 raise InputError(
                     f"synthetic data: {field} is {getattr(self, field)!r}, give an integer."

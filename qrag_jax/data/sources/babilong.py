@@ -18,6 +18,7 @@ from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.redrawn import RedrawnSamples, composed
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.config_fields import internal
 
 NAME = "babilong"
 SPLITS: tuple[Split, ...] = ("train", "dev")
@@ -25,38 +26,28 @@ SPLITS: tuple[Split, ...] = ("train", "dev")
 
 @dataclasses.dataclass(frozen=True)
 class BabilongConfig:
-    """What documents to make.
+    """Section `data.sources.babilong`: what documents to make.
 
     Attributes:
-        task: qa1 to qa20; without files qa1 to qa5.
-        chunks: C, sentences of a document, facts included.
-        noise: folder of books; "" for sentences of an invented world.
-        noise_dev: folder of books for dev documents, "" to split those of `noise`; see
-            `NoiseConfig`.
-        noise_repeats: times that one document may use one background sentence, 0: any number.
-        seed: of the places, the background and the generated stories.
-        train, dev: generated stories; of files all stories are taken.
-        most_facts: stories with more facts are left out, 0: those that exceed `chunks`. With the
-            smallest of several lengths here all of them have the same stories.
-        stories: folder of bAbI files; "" for generated stories.
-        redraw: training documents have other noise and places in every epoch, as in Q-RAG; else
-            a story's document is always the same.
+        stories: folder of bAbI files (data.path); "" for generated stories.
 
     Raises:
         InputError: a field is outside its range.
     """
 
-    task: str = "qa1"
-    chunks: int = 100
-    noise: str = ""
-    noise_repeats: int = 1
-    seed: int = 0
-    train: int = 10_000
-    dev: int = 1_000
+    task: str = "qa1"  # qa1 to qa20; without files qa1 to qa5
+    chunks: int = 100  # C, sentences of a document, facts included
+    noise: str = ""  # folder of books; "": sentences of an invented world
+    noise_repeats: int = 1  # uses of a sentence in one document, 0: any number
+    seed: int = 0  # of places, background and generated stories
+    train: int = 10_000  # stories generated where there are no files
+    dev: int = 1_000  # stories generated for evaluation
+    # Longer stories are left out, 0: those of over C facts. With the smallest of several lengths
+    # here all of them have the same stories.
     most_facts: int = 0
-    stories: str = ""
-    noise_dev: str = ""
-    redraw: bool = True
+    stories: str = internal("")
+    noise_dev: str = ""  # books for dev documents; "": some of noise's, held out
+    redraw: bool = True  # training: other noise and places in every epoch
 
     def __post_init__(self) -> None:
         least = {"chunks": 1, "noise_repeats": 0, "seed": 0, "train": 1, "dev": 1, "most_facts": 0}
@@ -64,7 +55,8 @@ class BabilongConfig:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise InputError(
-                    f"config.data.babilong.{field} is {value!r}; give an integer from {low} up."
+                    f"config.data.sources.babilong.{field} is {value!r}; give an integer from "
+                    f"{low} up."
                 )
 
     @property
@@ -161,7 +153,7 @@ def read_documents(
         least = min(len(story.facts) for story in told.items)
         raise InputError(
             f"no {config.task} story of {told.origin} fits {most} chunks (the shortest has {least} "
-            "facts); raise config.data.babilong.chunks or config.data.babilong.most_facts."
+            "facts); raise config.data.sources.babilong.chunks or most_facts."
         )
     line = f"{NAME}: {len(kept):,} of {len(told.items):,} {config.task} stories"
     line += f" of {Path(told.origin).name}, {chunks} chunks each"

@@ -38,7 +38,7 @@ class CircuitBreaker:
         failures: calls in a row that fail before it opens; a refused connection opens it at once.
         pause: seconds after the first probe without an answer.
         limit: seconds after which an outage makes calls fail rather than wait, None: never.
-        say: takes lines for people. waited: takes the seconds of waiting, as they pass.
+        log: takes lines for people. waited: takes the seconds of waiting, as they pass.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class Client:
     ) -> None:
         """
         Args:
-            say: takes the lines for people, such as that the server is down; None logs them.
+            log: takes the lines for people, such as that the server is down; None logs them.
             own: the server, where it is one that we started (`Server`): it is followed to another
                 port, and nothing is sent over a connection that is not proven to lead to it.
         """
@@ -157,6 +157,6 @@ def _never_raising(log: Callable[[str], None]) -> Callable[[str], None]:
         try:
             log(line)
         except Exception:
-            logger.exception("could not say: %s", line)
+            logger.exception("could not tell: %s", line)
 
     return said

@@ -41,7 +41,7 @@ def model_digest(
 
     Args:
         cache: folder in which the digests of files are kept, None: nothing is kept.
-        say: is told once where much has to be read.
+        log: is told once where much has to be read.
 
     Returns:
         16 hexadecimal digits; "" where there is no such folder.
@@ -81,7 +81,7 @@ def served_version(
 
     Args:
         server: fields of `config.llm.server`; of them `model`, `dtype` and `arguments` are read.
-        cache, say: as of `model_digest`.
+        cache, log: as of `model_digest`.
 
     Returns:
         the folder's digest, and that of the settings where they are not the usual ones. Of a model

@@ -68,7 +68,7 @@ class Server:
     ) -> None:
         """
         Args:
-            say: takes lines about its progress. log_every: seconds between two while it starts.
+            log: takes lines about its progress. log_every: seconds between two while it starts.
             on_down, on_up: called in the watching thread when it has died, and when it answers
                 again, before `alive` says so.
             may_move: to another port, where the present one was taken by another process while it

@@ -14,6 +14,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.client.api_key import check_variable, read_key
 from qrag_jax.llm.listener import HOST
 from qrag_jax.llm.server.server_arguments import check_arguments
+from qrag_jax.runtime.config_fields import internal
 
 MODULE = "vllm.entrypoints.openai.api_server"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -24,56 +25,44 @@ _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER_
 
 @dataclasses.dataclass(frozen=True)
 class ServerConfig:
-    """Settings of a `Server`; sizes in tokens, times in seconds.
+    """Section `llm.server`: settings of a `Server`; sizes in tokens, times in seconds.
 
     Attributes:
-        model: folder of a Hugging Face model, or a hub name. name: that clients ask for; "": the
-            folder's or the hub's.
-        python: interpreter of the environment vLLM is in; `make sidecar` makes the default.
-        port: on 127.0.0.1; 0: a free one, kept over restarts.
-        devices: CUDA_VISIBLE_DEVICES of the server, such as "0" or "0,1"; "": as the trainer's.
-        memory_share: of a GPU's memory, weights and cache together. JAX takes three quarters of
-            its GPU unless XLA_PYTHON_CLIENT_MEM_FRACTION says less: on a shared GPU both count.
-        cpu_cache_gib: GiB for the cache of the CPU build, 0: as it chooses.
-        max_model_len: longest prompt and answer together; 0: the model's.
-        dtype: of weights and computation.
-        lora_rank: highest rank of adapters that are served, 0: no adapters.
-        publish: weights will be handed over while it runs (see `publish`). This opens vLLM's
-            development endpoints, with which anyone who reaches the port can stop the server or
-            make it read files, and which no API key protects. So not on a machine shared with
-            users who are not trusted.
-        arguments: more of vLLM's, one word each: ("--tensor-parallel-size", "2"); those that
-            `server_arguments` knows to do no harm.
-        log: file that its output is added to.
+        name: that clients ask for; "": the folder's or the hub's.
         api_key_env: environment variable with the API key that it shall ask for; "": no key.
-        start_timeout: until it must answer. stop_grace: from SIGTERM to SIGKILL.
-        restarts: in a row, without `healthy_after` seconds of service between; after the last
-            the server is given up. backoff: before the first of them, doubled for each further
-            one up to a minute.
+        stop_grace: from SIGTERM to SIGKILL. backoff: before the first restart, doubled for each
+            further one up to a minute. healthy_after: of service, after which restarts are counted
+            anew.
+
+    JAX takes three quarters of its GPU unless XLA_PYTHON_CLIENT_MEM_FRACTION says less: on a shared
+    GPU that and `memory_share` both count. `publish` opens vLLM's development endpoints, with which
+    anyone who reaches the port can stop the server or make it read files, and which no API key
+    protects. So not on a machine shared with users who are not trusted.
 
     Raises:
         InputError: a field cannot be used.
     """
 
-    model: str
-    name: str = ""
-    python: str = ".venv-vllm/bin/python"
-    port: int = 0
-    devices: str = ""
-    memory_share: float = 0.45
-    cpu_cache_gib: int = 0
-    max_model_len: int = 4096
-    dtype: str = "auto"
-    lora_rank: int = 0
-    publish: bool = False
+    model: str = ""  # folder of a Hugging Face model, or a hub name
+    name: str = internal("")
+    python: str = ".venv-vllm/bin/python"  # of vLLM's environment: `make sidecar`
+    port: int = 0  # on 127.0.0.1, 0: a free one, kept over restarts
+    devices: str = ""  # CUDA_VISIBLE_DEVICES, "0,1"; "": the trainer's
+    memory_share: float = 0.45  # of a GPU's memory, weights and cache together
+    cpu_cache_gib: int = 0  # of the cache on CPU, 0: as vLLM chooses
+    max_model_len: int = 4096  # tokens of prompt and answer, 0: the model's
+    dtype: str = "auto"  # of weights and computation
+    lora_rank: int = 0  # highest of adapters served, 0: none are
+    publish: bool = False  # weights are handed over: opens development endpoints
+    # More of vLLM's that do no harm, by whole names: ("--tensor-parallel-size", "2")
     arguments: tuple[str, ...] = ()
-    log: str = "vllm.log"
-    api_key_env: str = ""
-    start_timeout: float = 1800.0
-    stop_grace: float = 20.0
-    restarts: int = 5
-    backoff: float = 2.0
-    healthy_after: float = 300.0
+    log: str = "vllm.log"  # in the workdir
+    api_key_env: str = internal("")
+    start_timeout: float = 1800.0  # seconds until it must answer
+    stop_grace: float = internal(20.0)
+    restarts: int = 5  # in a row, then it is given up
+    backoff: float = internal(2.0)
+    healthy_after: float = internal(300.0)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", tuple(self.arguments))

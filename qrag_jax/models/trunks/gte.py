@@ -2,8 +2,8 @@
 keys in the place of position embeddings, and a gated feed-forward.
 
 The trunk of gte-multilingual-base and gte-base-en-v1.5, whose class is called NewModel and whose
-model_type is "new" (huggingface.co/Alibaba-NLP/new-impl). Two maps are packed, in the files as well:
-queries, keys and values are one, and so are the feed-forward's two halves (first the one that is
+model_type is "new" (huggingface.co/Alibaba-NLP/new-impl). Two maps are packed, in the files too:
+queries, keys and values are one, and so are the halves of the feed-forward (first the one that is
 gated, then the gate).
 """
 

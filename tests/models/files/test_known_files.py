@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from configs import hotpotqa
-from qrag_jax import experiment
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.known_files import inside, is_plain, read_json, read_modules
 from qrag_jax.models.files.model_folder import read_tensors
 from qrag_jax.models.files.sentence_transformers import read_published
+from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import load_encoder
+from qrag_jax.systems.q_rag_config import QRagConfig
 from tests.models.conftest import torch_bert, write_tokenizer
 
 PRIVATE = "machine example.org login me, which nobody else may read"
@@ -50,7 +51,7 @@ def prepare(model: Path, workdir: Path) -> None:
     """What the training command does with `config.encoder.path`."""
     config = hotpotqa.get_config("tiny")
     config.encoder.path = str(model)
-    experiment.prepare_encoder(config, workdir, [])
+    prepare_encoder(QRagConfig.of(config).encoder, workdir, [], config.seed, is_kept=False)
 
 
 def all_bytes(folder: Path) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-import ml_collections
 import numpy as np
 
 from qrag_jax.data.episodes import EpisodeShape
@@ -13,23 +12,26 @@ from qrag_jax.data.tokens import Tokens
 from qrag_jax.environments.chunks import chunk_width, state_width
 from qrag_jax.models.compute.packing import choose_blocks
 from qrag_jax.models.compute.ragged import BlockShapes
+from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.rollouts.chunks import RolloutConfig
 
 # Tokens computed at a time: on CPU what the caches hold, on accelerators what fills them.
 CPU_BLOCK_TOKENS, ACCELERATOR_BLOCK_TOKENS = 512, 8192
 
 
 def choose_block_shapes(
-    config: ml_collections.ConfigDict,
+    config: EncoderConfig,
+    rollout: RolloutConfig,
     encoder: TextEncoder,
     shape: EpisodeShape,
     stores: Sequence[Tokens],
 ) -> BlockShapes:
     """Blocks that suit the lengths found in the data and the device."""
-    steps, count = config.env.max_steps, config.encoder.length_buckets
+    steps, count = rollout.max_steps, config.length_buckets
     of_state, of_chunk = len(encoder.state_opening), len(encoder.chunk_opening)
-    chunk_row = min(config.data.max_chunk_tokens, chunk_width(of_chunk, shape.chunk_tokens))
-    in_state = min(config.data.max_chunk_tokens_in_state, shape.chunk_tokens)
+    chunk_row = min(rollout.max_chunk_tokens, chunk_width(of_chunk, shape.chunk_tokens))
+    in_state = min(rollout.max_chunk_tokens_in_state, shape.chunk_tokens)
     state_row = state_width(of_state, shape.question_tokens, in_state, steps - 1)
     chunk_lengths = np.concatenate([store.chunk_lengths for store in stores])
     questions = np.concatenate([store.question_lengths for store in stores]) + of_state + 1
@@ -43,7 +45,7 @@ def choose_block_shapes(
     both[: len(chunks)] += chunks * states.sum() // max(chunks.sum(), 1)
     on_cpu = jax.default_backend() == "cpu"
     usual = CPU_BLOCK_TOKENS if on_cpu else ACCELERATOR_BLOCK_TOKENS
-    tokens, sizes = config.encoder.block_tokens or usual, config.encoder.block_sizes
+    tokens, sizes = config.block_tokens or usual, config.block_sizes
     # States and gradients are a small share of the tokens: fewer shapes to compile.
     return BlockShapes(
         chunks=choose_blocks(chunks, tokens, count, sizes),

@@ -10,12 +10,15 @@ import ml_collections
 import pytest
 
 from configs import common, hotpotqa, quickstart
-from qrag_jax import experiment, run_flags, saved_config
-from qrag_jax.encoder_settings import encoder_settings, fill_from_saved, settled
 from qrag_jax.errors import InputError
 from qrag_jax.models.pretrained import load_encoder
+from qrag_jax.runtime.saved_config import check_same_config, save_config
+from qrag_jax.systems import run_flags
+from qrag_jax.systems.older_runs import FREE_FIELDS, fill_from_saved, load_config, settled
+from qrag_jax.systems.q_rag_config import QRagConfig, prune
 from tests.models.conftest import torch_bert, torch_qwen3, write_bpe_tokenizer, write_tokenizer
 from tests.models.files.test_sentence_transformers import write_modules
+from tests.systems.parts import prepared, samples_of
 
 QRAG = {"pooling": "mean", "normalise": False, "scale": 0.1}
 OPEN = {"pooling": "", "normalise": None, "scale": None}
@@ -37,30 +40,31 @@ def of(encoder: Any) -> dict[str, Any]:
 def config(tmp_path: Path) -> ml_collections.ConfigDict:
     config = hotpotqa.get_config("tiny")
     config.encoder.path = str(write_bert(tmp_path / "model"))
-    return config
+    return prune(config)
 
 
 def test_a_new_run_does_as_the_folder_says(
     config: ml_collections.ConfigDict, tmp_path: Path
 ) -> None:
     workdir = tmp_path / "run"
-    first = experiment.prepare_encoder(config, workdir, []).encoder
+    first = prepared(config, workdir).encoder
     assert of(first) == {"pooling": "mean", "normalise": True, "scale": 1.0}
     saved = settled(config, first)
     assert {name: config.encoder[name] for name in OPEN} == OPEN  # what was given is as it was
-    saved_config.save_config(saved, workdir / "config.json")
-    read = saved_config.load_config(workdir / "config.json")
+    save_config(saved, workdir / "config.json")
+    read = load_config(workdir / "config.json")
     assert {name: read.encoder[name] for name in QRAG} == of(first)
-    assert of(experiment.prepare_encoder(read, workdir, []).encoder) == of(first)
+    assert of(prepared(read, workdir).encoder) == of(first)
     # Resumed by the same command.
     fill_from_saved(config, read)
-    saved_config.check_same_config(read, config)
-    assert of(experiment.prepare_encoder(config, workdir, []).encoder) == of(first)
+    check_same_config(read, config, FREE_FIELDS)
+    assert of(prepared(config, workdir).encoder) == of(first)
     other = hotpotqa.get_config("tiny")
     other.encoder.update(path=config.encoder.path, normalise=False)
+    prune(other)
     fill_from_saved(other, read)
     with pytest.raises(InputError, match=r"encoder\.normalise: the run has True, given is False"):
-        saved_config.check_same_config(read, other)
+        check_same_config(read, other, FREE_FIELDS)
 
 
 @pytest.mark.parametrize("age", ["before there were the fields", "before folders were asked"])
@@ -71,19 +75,19 @@ def test_an_older_run_goes_on_as_it_began(
     workdir = tmp_path / "run"
     write_bert(workdir / "encoder", published)
     path = workdir / "config.json"
-    saved_config.save_config(config, path)
+    save_config(config, path)
     saved = json.loads(path.read_text())
     saved["encoder"]["scale"] = 0.1
     if age == "before there were the fields":
         for name in ("pooling", "normalise", "state_prefix", "chunk_prefix"):
             del saved["encoder"][name]
     path.write_text(json.dumps(saved))
-    read = saved_config.load_config(path)
+    read = load_config(path)
     assert {name: read.encoder[name] for name in QRAG} == QRAG
     fill_from_saved(config, read)
-    saved_config.check_same_config(read, config)
+    check_same_config(read, config, FREE_FIELDS)
     for given in (read, config):
-        assert of(experiment.prepare_encoder(given, workdir, []).encoder) == QRAG
+        assert of(prepared(given, workdir).encoder) == QRAG
 
 
 def test_an_older_run_of_qwen3(tmp_path: Path) -> None:
@@ -91,8 +95,8 @@ def test_an_older_run_of_qwen3(tmp_path: Path) -> None:
     write_bpe_tokenizer(tmp_path / "encoder")
     config = hotpotqa.get_config("tiny")
     config.encoder.scale = 0.1
-    saved_config.save_config(config, tmp_path / "config.json")
-    read = saved_config.load_config(tmp_path / "config.json")
+    save_config(config, tmp_path / "config.json")
+    read = load_config(tmp_path / "config.json")
     expected = {"pooling": "last", "normalise": True, "scale": 0.1}
     assert {name: read.encoder[name] for name in QRAG} == expected
 
@@ -102,23 +106,25 @@ def test_minilm_is_used_as_qrag_uses_berts(path: str, tmp_path: Path) -> None:
     config = hotpotqa.get_config()
     config.encoder.path = path
     folder = write_bert(tmp_path)
-    assert of(load_encoder(folder, **encoder_settings(config)).encoder) == QRAG
+    assert of(load_encoder(folder, **QRagConfig.of(config).encoder.load_settings).encoder) == QRAG
     config.encoder.update(pooling="cls", normalise=True, scale=2.0)  # unless it is told otherwise
     expected = {"pooling": "cls", "normalise": True, "scale": 2.0}
-    assert of(load_encoder(folder, **encoder_settings(config)).encoder) == expected
+    assert (
+        of(load_encoder(folder, **QRagConfig.of(config).encoder.load_settings).encoder) == expected
+    )
 
 
 def test_configs_that_minilm_trains() -> None:
     for config in (hotpotqa.get_config("minilm"), quickstart.get_config()):
-        settings = encoder_settings(config)
+        settings = QRagConfig.of(config).encoder.load_settings
         assert {name: settings[name] for name in QRAG} == QRAG
 
 
 def test_encoders_from_scratch_are_used_as_qrag_uses_berts(tmp_path: Path) -> None:
     config = hotpotqa.get_config("tiny")
     config.data.cache = str(tmp_path / "cache")
-    samples = experiment.read_samples(config, "train", hold_out=True).all
-    assert of(experiment.prepare_encoder(config, tmp_path / "run", samples).encoder) == QRAG
+    samples = samples_of(config, "train").all
+    assert of(prepared(config, tmp_path / "run", samples).encoder) == QRAG
 
 
 def test_prompts_that_are_not_used_are_told(
@@ -127,24 +133,24 @@ def test_prompts_that_are_not_used_are_told(
     prompts = {"prompts": {"query": "query: ", "document": ""}}
     path = Path(config.encoder.path) / "config_sentence_transformers.json"
     path.write_text(json.dumps(prompts))
-    experiment.prepare_encoder(config, tmp_path / "one", [])
+    prepared(config, tmp_path / "one")
     told = capsys.readouterr().out
     assert "The model's prompts are not used (query 'query: '); config.encoder.state_prefix" in told
     config.encoder.state_prefix = "a "
-    experiment.prepare_encoder(config, tmp_path / "two", [])
+    prepared(config, tmp_path / "two")
     assert "prompts" not in capsys.readouterr().out
 
 
 def test_evaluation_settings_leave_the_encoder_alone(tmp_path: Path) -> None:
     """A whole experiment as --eval_config leaves open what the run has settled."""
     config = settled_config()
-    saved_config.save_config(config, tmp_path / "config.json")
-    read = saved_config.load_config(tmp_path / "config.json")
+    save_config(config, tmp_path / "config.json")
+    read = load_config(tmp_path / "config.json")
     root = Path(common.__file__).parent
     run_flags._replace_fields(read, f"{root / 'musique.py'}:tiny")
     assert {name: read.encoder[name] for name in QRAG} == QRAG
     assert read.env.max_steps == 2
-    assert dict(read.data.sources) == {"musique": 1.0}
+    assert list(read.data.sources) == ["musique"]
 
 
 def settled_config() -> ml_collections.ConfigDict:
@@ -168,14 +174,14 @@ def test_dropout_without_sense_is_refused(fields: dict[str, Any], told: str) -> 
     config = hotpotqa.get_config("tiny")
     config.encoder.update_from_flattened_dict(fields)
     with pytest.raises(InputError, match=told):
-        experiment.check_values(config)
+        QRagConfig.of(config)
 
 
 def test_attention_drops_the_same_share_unless_it_is_told(tmp_path: Path) -> None:
     folder, config = write_bert(tmp_path), hotpotqa.get_config("tiny")
 
     def shares() -> tuple[float, float]:
-        encoder = load_encoder(folder, **encoder_settings(config)).encoder
+        encoder = load_encoder(folder, **QRagConfig.of(config).encoder.load_settings).encoder
         return encoder.dropout, encoder.attention_dropout
 
     assert shares() == (0.0, 0.0)

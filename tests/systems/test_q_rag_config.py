@@ -12,15 +12,25 @@ import numpy as np
 import pytest
 
 from configs import hotpotqa, hotpotqa_musique
-from qrag_jax import experiment, saved_config, train
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.generators import synthetic
 from qrag_jax.data.generators.synthetic import SyntheticConfig
 from qrag_jax.data.lazy_samples import LazySamples, drawn
 from qrag_jax.data.redrawn import RedrawnSamples
+from qrag_jax.data.sample import fingerprint
 from qrag_jax.data.sources.registry import SOURCES
+from qrag_jax.data.token_stores import truncation_report
+from qrag_jax.environments.positions import check_chunks
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.lengths import documents_of_length
+from qrag_jax.feedback.ground_truth import fact_feedback
+from qrag_jax.rollouts.limits import check_fit
+from qrag_jax.runtime.run import Run
+from qrag_jax.runtime.saved_config import check_same_config, save_config
+from qrag_jax.systems.older_runs import FREE_FIELDS, LATER_FIELDS, draw_as, load_config
+from qrag_jax.systems.q_rag_config import QRagConfig, complete, prune
+from qrag_jax.systems.q_rag_inputs import load_inputs
+from tests.systems.parts import only_source, prepared, samples_of, tokenised
 
 
 @pytest.fixture
@@ -30,6 +40,14 @@ def config(tmp_path: Path) -> ml_collections.ConfigDict:
     result.data.synthetic.train = 20
     result.data.synthetic.dev = 6
     return result
+
+
+def with_model(config: ml_collections.ConfigDict) -> None:
+    """The rewards are a language model's."""
+    config.reward.name = "answer_em"
+    complete(config)
+    config.llm.update(url="http://127.0.0.1:9/v1", model="any")
+    prune(config)
 
 
 @pytest.mark.parametrize(
@@ -62,21 +80,23 @@ def config(tmp_path: Path) -> ml_collections.ConfigDict:
 def test_senseless_values(
     config: ml_collections.ConfigDict, field: str, value: Any, says: str
 ) -> None:
-    experiment.check_values(config)
+    if field.startswith("reward.") and field != "reward.name":
+        with_model(config)
+    QRagConfig.of(config)
     config.update_from_flattened_dict({field: value})
     with pytest.raises(InputError) as caught:
-        experiment.check_values(config)
+        QRagConfig.of(config)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def fit(config: ml_collections.ConfigDict, workdir: Path, max_positions: int) -> None:
-    samples = experiment.read_samples(config, "train", hold_out=True).all
-    encoder = experiment.prepare_encoder(config, workdir, samples)
-    store = experiment.tokenise_samples(config, encoder.tokenizer, samples)
+    samples = samples_of(config, "train").all
+    encoder = prepared(config, workdir, samples)
+    store = tokenised(config, encoder.tokenizer, samples)
     shape = EpisodeShape.holding([store])
     text_encoder = dataclasses.replace(encoder.encoder, max_positions=max_positions)
-    experiment.check_fit(config, text_encoder, shape, {"hotpotqa": store})
+    check_fit(QRagConfig.of(config).rollout, text_encoder, shape, {"hotpotqa": store})
 
 
 def test_settings_that_no_episode_fits(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
@@ -94,13 +114,12 @@ def test_settings_that_no_episode_fits(config: ml_collections.ConfigDict, tmp_pa
 def test_unknown_source_and_path(config: ml_collections.ConfigDict) -> None:
     config.data.path = "/no/such/folder"
     with pytest.raises(InputError, match="/no/such/folder does not exist"):
-        experiment.read_samples(config, "train", hold_out=True)
-    with config.unlocked():
-        config.data.sources = ml_collections.ConfigDict({"squad": 1.0})
+        samples_of(config, "train")
+    only_source(config, "squad")
     for path in ("synthetic", "/no/such/folder"):
         config.data.path = path
         with pytest.raises(InputError, match=r"'squad'.* hotpotqa, musique, two_wiki, .*synthetic"):
-            experiment.read_samples(config, "train", hold_out=True)
+            samples_of(config, "train")
 
 
 def test_evaluation_path_goes_before_the_data_path(
@@ -108,59 +127,59 @@ def test_evaluation_path_goes_before_the_data_path(
 ) -> None:
     written = next((tmp_path / "cache").glob("synthetic/*"), None)
     assert written is None
-    made = experiment.read_samples(config, "train", hold_out=True).all
+    made = samples_of(config, "train").all
     (folder,) = (tmp_path / "cache").glob("synthetic/*")
     config.data.path = str(folder / "train.jsonl")
-    kept = experiment.read_samples(config, "train", hold_out=True).all
-    held = experiment.read_samples(config, "dev", hold_out=True).all
+    kept = samples_of(config, "train").all
+    held = samples_of(config, "dev").all
     assert 0 < len(held) < len(kept)
     assert {s.id for s in kept} | {s.id for s in held} == {s.id for s in made}
     assert not {s.id for s in kept} & {s.id for s in held}
     config.eval.path = str(folder / "dev.jsonl")
-    assert experiment.read_samples(config, "train", hold_out=True).all == made
-    assert len(experiment.read_samples(config, "dev", hold_out=False).all) == 6
+    assert samples_of(config, "train").all == made
+    assert len(samples_of(config, "dev", hold_out=False).all) == 6
 
 
 def test_limit_is_for_training_alone(config: ml_collections.ConfigDict) -> None:
     config.data.limit = 4
-    assert len(experiment.read_samples(config, "train", hold_out=True).all) == 4
-    assert len(experiment.read_samples(config, "dev", hold_out=True).all) == 6
+    assert len(samples_of(config, "train").all) == 4
+    assert len(samples_of(config, "dev").all) == 6
 
 
 @pytest.mark.parametrize(("source", "words"), [("babilong", "Where is"), ("niah", "What are all")])
 def test_documents_made_on_access_become_tokens(
     config: ml_collections.ConfigDict, tmp_path: Path, source: str, words: str
 ) -> None:
-    with config.unlocked():
-        config.data.sources = ml_collections.ConfigDict({source: 1.0})
-    config.data[source].update(chunks=14, train=30, dev=6)
-    samples = experiment.read_samples(config, "train", hold_out=True).all
+    only_source(config, source)
+    config.data.sources[source].update(chunks=14, train=30, dev=6)
+    samples = samples_of(config, "train").all
     assert isinstance(samples, LazySamples)
     assert all(sample.question.startswith(words) for sample in samples)
-    assert len(experiment.read_samples(config, "dev", hold_out=True).all) == 6
-    encoder = experiment.prepare_encoder(config, tmp_path / "run", samples)
-    store = experiment.tokenise_samples(config, encoder.tokenizer, samples)
+    assert len(samples_of(config, "dev").all) == 6
+    encoder = prepared(config, tmp_path / "run", samples)
+    store = tokenised(config, encoder.tokenizer, samples)
     assert store.chunk_counts.tolist() == [14] * 30
     assert tuple(store.support_of(7)) == samples[7].support
     text = encoder.tokenizer.encode([samples[7].chunks[3]])[0]
     assert store.text(store.sample_starts[7] + 1 + 3).tolist() == text
     # Made again, the samples are the same: the store is found and the fingerprint agrees.
-    again = experiment.read_samples(config, "train", hold_out=True).all
-    found = experiment.tokenise_samples(config, encoder.tokenizer, again)
+    again = samples_of(config, "train").all
+    found = tokenised(config, encoder.tokenizer, again)
     assert found.folder == store.folder
-    assert experiment.fingerprint(again) == experiment.fingerprint(samples)
-    config.data[source].seed = 1
-    other = experiment.read_samples(config, "train", hold_out=True).all
-    assert experiment.fingerprint(other) != experiment.fingerprint(samples)
+    assert fingerprint(again) == fingerprint(samples)
+    config.data.sources[source].seed = 1
+    other = samples_of(config, "train").all
+    assert fingerprint(other) != fingerprint(samples)
 
 
 def without_later_fields(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """The config as it was before there were those fields."""
+    """The config as it was before there were those fields, and its sections where they were."""
     old = config.copy_and_resolve_references()
     with old.unlocked():
         del old.env.positions, old.env.stop_action, old.reward.step_cost
         del old.eval.beam, old.eval.beam_score, old.eval.stop_threshold
-        del old.data.babilong, old.data.niah, old.data.mixture, old.runtime.sharding
+        del old.system, old.data.mixture, old.runtime.sharding
+        old.data.sources = ml_collections.ConfigDict({"hotpotqa": 1.0})
         del old.profile, old.encoder.remat, old.encoder.block_tokens, old.encoder.block_sizes
         del old.encoder.lora
         old.encoder.block_rows = 64
@@ -168,26 +187,26 @@ def without_later_fields(config: ml_collections.ConfigDict) -> ml_collections.Co
 
 
 def test_run_saved_without_later_fields(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
-    saved_config.save_config(without_later_fields(config), tmp_path / "config.json")
-    read = saved_config.load_config(tmp_path / "config.json")
-    assert experiment.rollout_config(read) == experiment.rollout_config(config)
+    save_config(without_later_fields(config), tmp_path / "config.json")
+    read = load_config(tmp_path / "config.json")
+    assert QRagConfig.of(read).rollout == QRagConfig.of(config).rollout
     assert (read.env.positions, read.env.stop_action, read.reward.step_cost) == ("none", False, 0.0)
-    assert not experiment.is_planned(read)
+    assert not QRagConfig.of(read).eval.searches
     assert read.runtime.sharding == ()
-    assert len(experiment.read_samples(read, "dev", hold_out=True).all) == 6
-    experiment.check_values(read)
-    saved_config.check_same_config(read, config)  # it goes on as it began
+    assert len(samples_of(read, "dev").all) == 6
+    QRagConfig.of(read)
+    check_same_config(read, config, FREE_FIELDS)  # it goes on as it began
     for field, value in (
         ("env.positions", "relative"),
         ("env.stop_action", True),
         ("reward.step_cost", 0.1),
-        ("data.babilong.chunks", 7),
+        ("data.sources.hotpotqa.weight", 2.0),
         ("data.mixture", "size"),
     ):
         other = config.copy_and_resolve_references()
         other.update_from_flattened_dict({field: value})
         with pytest.raises(InputError, match=f"config.{field}: the run has"):
-            saved_config.check_same_config(read, other)
+            check_same_config(read, other, FREE_FIELDS)
 
 
 def test_shares_by_the_sizes_of_the_sources(tmp_path: Path) -> None:
@@ -199,69 +218,83 @@ def test_shares_by_the_sizes_of_the_sources(tmp_path: Path) -> None:
         synthetic.write_corpus(tmp_path / name, SOURCES[name], made, size, 4)
     config.data.path = str(tmp_path)
     config.data.cache = str(tmp_path / "cache")
-    inputs = train.load_inputs(config, tmp_path / "run")
+    taken = QRagConfig.of(config)
+    with Run.open(tmp_path / "run", 0.0) as run:
+        inputs = load_inputs(taken, run, None)
     kept = {name: len(store) for name, store in inputs.stores.items()}
     assert all(0.7 * sizes[name] < kept[name] <= sizes[name] for name in sizes)
-    shares = experiment.mixture_shares(config, inputs.stores)
+    shares = taken.data.shares(inputs.stores)
     assert shares == {name: size / sum(kept.values()) for name, size in kept.items()}
     config.data.mixture = "weights"
-    assert experiment.mixture_shares(config, inputs.stores) == dict.fromkeys(sizes, 0.5)
+    assert QRagConfig.of(config).data.shares(inputs.stores) == dict.fromkeys(sizes, 0.5)
 
 
 def test_facts_end_no_episode_that_a_model_rewards(config: ml_collections.ConfigDict) -> None:
     config.env.never_terminate = False
-    assert not experiment.rollout_config(config).never_terminate
-    for reward in ("answer_em", "judge"):
-        config.reward.name = reward
-        assert experiment.rollout_config(config).never_terminate
+    assert not QRagConfig.of(config).rollout.never_terminate
+    with_model(config)
+    for name in ("answer_em", "judge"):
+        config.reward.name = name
+        assert QRagConfig.of(config).rollout.never_terminate
     config.reward.completion_threshold = 1.0
-    experiment.check_values(config)
+    QRagConfig.of(config)
     for threshold in (0.0, float("nan"), float("inf")):
         config.reward.completion_threshold = threshold
         with pytest.raises(InputError, match=r"completion_threshold is .*; use a number above 0"):
-            experiment.check_values(config)
-    config.reward.update(name="gt", completion_threshold=1.0)
-    with pytest.raises(InputError, match="which asks no language model; leave it None"):
-        experiment.check_values(config)
+            QRagConfig.of(config)
+    config.reward.name = "gt"
+    with pytest.raises(InputError, match="completion_threshold is unknown; there are"):
+        QRagConfig.of(config)
+    given = ["--config.reward.completion_threshold=1.0"]
+    with pytest.raises(InputError, match="asks no language model; leave it out, or use one of"):
+        complete(hotpotqa.get_config("tiny"), given)
+    with pytest.raises(InputError, match=r"config\.llm\.url is given, but config\.reward\.name is"):
+        complete(hotpotqa.get_config("tiny"), ["--config.llm.url=http://127.0.0.1:1/v1"])
 
 
 @pytest.mark.parametrize("chunks", [2000, 2001])
 def test_published_positions_hold_2000_chunks(
     config: ml_collections.ConfigDict, chunks: int
 ) -> None:
-    with config.unlocked():
-        config.data.sources = ml_collections.ConfigDict({"babilong": 1.0})
+    only_source(config, "babilong")
     config.env.positions = "random_published"
     if chunks == 2000:
-        assert len(documents_of_length(config, chunks, 1)[0].chunks) == chunks
+        check_chunks(config.env.positions, chunks)
+        documents = documents_of_length(QRagConfig.of(config).data, chunks, 1)
+        assert len(documents[0].chunks) == chunks
         return
     with pytest.raises(InputError, match="at most 2000 chunks, but one has 2001"):
-        documents_of_length(config, chunks, 1)
+        check_chunks(config.env.positions, chunks)
 
 
 @pytest.mark.parametrize("source", ["babilong", "niah"])
 def test_older_run_draws_its_documents_as_it_did(
     config: ml_collections.ConfigDict, tmp_path: Path, source: str
 ) -> None:
-    with config.unlocked():
-        config.data.sources = ml_collections.ConfigDict({source: 1.0})
-    config.data[source].update(chunks=14, train=6, dev=4)
+    only_source(config, source)
+    config.data.sources[source].update(chunks=14, train=6, dev=4)
     old = config.copy_and_resolve_references()
-    with old.unlocked():
-        del old.data[source].noise_dev, old.data[source].redraw
-    saved_config.save_config(old, tmp_path / "config.json")
-    read = saved_config.load_config(tmp_path / "config.json")
-    assert (read.data[source].noise_dev, read.data[source].redraw) == ("shared", False)
+    with old.unlocked():  # its settings were a section of `data`, and the source a number
+        own = old.data.sources[source]
+        del own.noise_dev, own.redraw, own.weight, old.system
+        old.data[source] = own
+        old.data.sources = ml_collections.ConfigDict({source: 1.0})
+    save_config(old, tmp_path / "config.json")
+    read = load_config(tmp_path / "config.json")
+    assert (read.data.sources[source].noise_dev, read.data.sources[source].redraw) == (
+        "shared",
+        False,
+    )
     again = config.copy_and_resolve_references()
-    saved_config.draw_as(again, read)  # the same command goes on as it began
-    saved_config.check_same_config(read, again)
+    draw_as(again, read)  # the same command goes on as it began
+    check_same_config(read, again, FREE_FIELDS)
     other = config.copy_and_resolve_references()
-    other.data[source].noise_dev = "books"
-    saved_config.draw_as(other, read)
+    other.data.sources[source].noise_dev = "books"
+    draw_as(other, read)
     with pytest.raises(InputError, match=r"noise_dev: the run has 'shared', given is 'books'"):
-        saved_config.check_same_config(read, other)
+        check_same_config(read, other, FREE_FIELDS)
     # Its documents are those of every epoch, and of the new ones at no epoch.
-    made, new = (experiment.read_samples(one, "train", hold_out=True).all for one in (read, config))
+    made, new = (samples_of(one, "train").all for one in (read, config))
     assert not isinstance(made, RedrawnSamples)
     assert isinstance(new, RedrawnSamples)
     assert drawn(made, 2, 0) == drawn(made, 2, 1) != drawn(new, 2, 0)
@@ -269,7 +302,7 @@ def test_older_run_draws_its_documents_as_it_did(
 
 def test_later_fields_are_fields_of_every_config(config: ml_collections.ConfigDict) -> None:
     """And a new run begins with the value of old ones."""
-    for name, value in saved_config.LATER_FIELDS.items():
+    for name, value in LATER_FIELDS.items():
         given = config
         for part in name.split("."):
             given = given[part]
@@ -278,57 +311,57 @@ def test_later_fields_are_fields_of_every_config(config: ml_collections.ConfigDi
 
 def test_encoder_is_kept_with_the_run(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
     workdir = tmp_path / "run"
-    samples = experiment.read_samples(config, "train", hold_out=True).all
-    first = experiment.prepare_encoder(config, workdir, samples)
+    samples = samples_of(config, "train").all
+    first = prepared(config, workdir, samples)
     assert [path.name for path in workdir.iterdir()] == ["encoder"]
-    saved_config.save_config(config, workdir / "config.json")
+    save_config(config, workdir / "config.json")
     config.seed = 7  # a run that has begun keeps its encoder, and needs no texts for it
-    again = experiment.prepare_encoder(config, workdir, [])
+    again = prepared(config, workdir)
     np.testing.assert_array_equal(again.params["word_embeddings"], first.params["word_embeddings"])
 
 
 def test_refused_start_leaves_no_encoder_to_the_next(
     config: ml_collections.ConfigDict, tmp_path: Path
 ) -> None:
-    samples = experiment.read_samples(config, "train", hold_out=True).all
+    samples = samples_of(config, "train").all
     config.encoder.scratch.positions = 64
-    experiment.prepare_encoder(config, tmp_path / "run", samples)  # and the run ends here
+    prepared(config, tmp_path / "run", samples)  # and the run ends here
     config.encoder.scratch.positions = 128
-    second = experiment.prepare_encoder(config, tmp_path / "run", samples)
+    second = prepared(config, tmp_path / "run", samples)
     assert second.encoder.max_positions == 128
 
 
 def test_encoder_from_a_folder_is_copied(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
-    samples = experiment.read_samples(config, "train", hold_out=True).all
-    origin = experiment.prepare_encoder(config, tmp_path / "one", samples)
+    samples = samples_of(config, "train").all
+    origin = prepared(config, tmp_path / "one", samples)
     config.encoder.path = str(tmp_path / "one" / "encoder")
     config.seed = 7
-    copy = experiment.prepare_encoder(config, tmp_path / "two", [])
+    copy = prepared(config, tmp_path / "two")
     np.testing.assert_array_equal(copy.params["word_embeddings"], origin.params["word_embeddings"])
     assert copy.tokenizer.fingerprint() == origin.tokenizer.fingerprint()
     config.encoder.path = "no/such/folder"
     with pytest.raises(InputError, match="no/such/folder"):
-        experiment.prepare_encoder(config, tmp_path / "three", [])
+        prepared(config, tmp_path / "three")
     assert not list((tmp_path / "three").iterdir())
 
 
 def test_config_survives_being_saved(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    saved_config.save_config(config, path)
-    read = saved_config.load_config(path)
+    save_config(config, path)
+    read = load_config(path)
     assert read.to_dict() == config.to_dict()
     assert read.data.synthetic.hops == (2,)
     own = ((".*", "column"),)
-    assert experiment.sharding_rules(read, own) == ((".*", own),)
-    saved_config.check_same_config(read, config)
+    assert QRagConfig.of(read).runtime.rules(own) == ((".*", own),)
+    check_same_config(read, config, FREE_FIELDS)
 
 
 def test_config_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--workdir must be the folder of a run"):
-        saved_config.load_config(tmp_path / "config.json")
+        load_config(tmp_path / "config.json")
     (tmp_path / "config.json").write_text('{"seed": 4')
     with pytest.raises(InputError, match=r"config\.json is not JSON"):
-        saved_config.load_config(tmp_path / "config.json")
+        load_config(tmp_path / "config.json")
 
 
 def test_every_differing_field_is_named(config: ml_collections.ConfigDict) -> None:
@@ -336,13 +369,13 @@ def test_every_differing_field_is_named(config: ml_collections.ConfigDict) -> No
     other.optimizer.learning_rate = 0.5
     other.seed = 1
     with pytest.raises(InputError) as caught:
-        saved_config.check_same_config(config, other)
+        check_same_config(config, other, FREE_FIELDS)
     assert "config.optimizer.learning_rate: the run has 0.001, given is 0.5" in str(caught.value)
     assert "config.seed: the run has 42, given is 1" in str(caught.value)
     with other.unlocked():
         other.data.sources.musique = 1.0
     with pytest.raises(InputError, match=r"data\.sources\.musique: the run has None, given is 1"):
-        saved_config.check_same_config(config, other)
+        check_same_config(config, other, FREE_FIELDS)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +394,7 @@ def test_every_differing_field_is_named(config: ml_collections.ConfigDict) -> No
 def test_fields_that_may_differ(config: ml_collections.ConfigDict, field: str, value: Any) -> None:
     other = config.copy_and_resolve_references()
     other.update_from_flattened_dict({field: value})
-    saved_config.check_same_config(config, other)
+    check_same_config(config, other, FREE_FIELDS)
 
 
 @pytest.mark.parametrize(("field", "value"), [("eval.path", "elsewhere"), ("data.workers", 2)])
@@ -372,31 +405,35 @@ def test_fields_that_must_not_differ(
     other = config.copy_and_resolve_references()
     other.update_from_flattened_dict({field: value})
     with pytest.raises(InputError, match=f"config.{field}: the run has"):
-        saved_config.check_same_config(config, other)
+        check_same_config(config, other, FREE_FIELDS)
 
 
 def test_fingerprint_sees_every_text(config: ml_collections.ConfigDict) -> None:
-    samples = experiment.read_samples(config, "dev", hold_out=True).all
-    assert experiment.fingerprint(samples) == experiment.fingerprint(list(samples))
-    assert experiment.fingerprint(samples[:-1]) != experiment.fingerprint(samples)
-    assert experiment.fingerprint(samples[::-1]) != experiment.fingerprint(samples)
+    samples = samples_of(config, "dev").all
+    assert fingerprint(samples) == fingerprint(list(samples))
+    assert fingerprint(samples[:-1]) != fingerprint(samples)
+    assert fingerprint(samples[::-1]) != fingerprint(samples)
 
 
 def test_truncation_is_told(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
-    samples = experiment.read_samples(config, "dev", hold_out=True).all
-    encoder = experiment.prepare_encoder(config, tmp_path / "run", samples)
+    samples = samples_of(config, "dev").all
+    encoder = prepared(config, tmp_path / "run", samples)
     config.data.max_question_tokens = 5
-    store = experiment.tokenise_samples(config, encoder.tokenizer, samples)
-    assert experiment.truncation_report(store).startswith("truncated: 6 of 6 questions, ")
+    store = tokenised(config, encoder.tokenizer, samples)
+    assert truncation_report(store).startswith("truncated: 6 of 6 questions, ")
     config.data.update(max_question_tokens=400, max_chunk_tokens=400)
-    store = experiment.tokenise_samples(config, encoder.tokenizer, samples)
-    assert experiment.truncation_report(store) == ""
+    store = tokenised(config, encoder.tokenizer, samples)
+    assert truncation_report(store) == ""
 
 
 def test_reward_is_the_configured_one(config: ml_collections.ConfigDict) -> None:
+    def rewards() -> np.ndarray:
+        reward = QRagConfig.of(config).reward
+        return np.asarray(fact_feedback(reward, stop_action=False)(batch, played))
+
     batch = types.SimpleNamespace(support=np.array([[True, False, True, False]]))
     played = types.SimpleNamespace(actions=np.array([[0, 2]]), valid=np.ones((1, 2), bool))
     config.reward.penalize_extra_steps = False
-    np.testing.assert_allclose(experiment.feedback(config)(batch, played), [[0.0, 1.0]])
+    np.testing.assert_allclose(rewards(), [[0.0, 1.0]])
     config.reward.per_fact_reward = 0.25
-    np.testing.assert_allclose(experiment.feedback(config)(batch, played), [[0.25, 1.25]])
+    np.testing.assert_allclose(rewards(), [[0.25, 1.25]])

@@ -6,20 +6,27 @@ import dataclasses
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
-import ml_collections
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
-from qrag_jax import experiment
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.beam import SearchSettings
+from qrag_jax.evaluators.episodes import Player
+from qrag_jax.feedback.ground_truth import fact_feedback
 from qrag_jax.learners import placement
 from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.first_encoder import FOLDER, prepare_encoder
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import enable_persistent_cache
 from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.saved_config import flat
+from qrag_jax.systems.older_runs import settled
+from qrag_jax.systems.q_rag_config import QRagConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,37 +34,66 @@ class SavedRun:
     """What was saved, on the mesh of this machine.
 
     Attributes:
+        given: the config, as it was given. fields: the same by names with dots, nothing left open.
         shardings: where parameters live: two towers stacked on axis 0, or (`Adapted`) their
             adapters stacked over the one base.
     """
 
     workdir: Path
-    config: ml_collections.ConfigDict
+    config: QRagConfig
+    given: dict[str, Any]
+    fields: dict[str, Any]
     mesh: Mesh
     loaded: LoadedEncoder
     shardings: Params | Adapted
 
     @classmethod
-    def open(cls, workdir: Path, config: ml_collections.ConfigDict) -> SavedRun:
+    def open(cls, workdir: Path, config: ConfigDict) -> SavedRun:
         """Reads the encoder of the run in `workdir`.
+
+        Args:
+            config: the run's, or one with other data or another way to evaluate.
 
         Raises:
             InputError: it is not a run that was trained, or its encoder cannot be used.
         """
         if os.access(workdir, os.W_OK):  # a run that may only be read is scored without
             enable_persistent_cache(workdir / "compilation_cache")
-        mesh = make_mesh(config.runtime.mesh)
-        if not (workdir / "encoder").exists():
+        taken = QRagConfig.of(config, scoring=True)
+        mesh = make_mesh(taken.runtime.mesh)
+        taken.eval.check_devices(mesh.size)
+        if not (workdir / FOLDER).exists():
             raise InputError(
                 f"{workdir} holds no encoder; --workdir must be a run that was trained."
             )
-        loaded = experiment.prepare_encoder(config, workdir, [])
-        rules = experiment.sharding_rules(config, loaded.partition_rules)
+        loaded = prepare_encoder(taken.encoder, workdir, [], taken.seed, is_kept=True)
+        rules = taken.runtime.rules(loaded.partition_rules)
         shardings = placement.params_shardings(mesh, rules, loaded.trained)
         if loaded.adapters is not None:
             base = placement.base_shardings(mesh, rules, loaded.stored)
             shardings = Adapted(base, shardings)
-        return cls(workdir, config, mesh, loaded, shardings)
+        fields = flat(settled(config, loaded.encoder).to_dict())
+        return cls(workdir, taken, config.to_dict(), fields, mesh, loaded, shardings)
+
+    @property
+    def player(self) -> Player:
+        """How its retriever plays."""
+        config = self.config
+        feedback = fact_feedback(config.reward, stop_action=config.env.stop_action)
+        return Player(
+            self.mesh,
+            self.shardings,
+            self.loaded.encoder,
+            config.rollout,
+            feedback,
+            config.pqn.gamma,
+        )
+
+    @property
+    def search(self) -> SearchSettings:
+        """How its evaluations search."""
+        longest = self.config.data.max_question_tokens
+        return SearchSettings(self.config.beam, self.config.encoder, self.loaded.tokenizer, longest)
 
     def trained(self, which: str) -> tuple[Params | Adapted, int]:
         """The parameters of the "best" or the "last" checkpoint, and their optimizer step.

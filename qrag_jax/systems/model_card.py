@@ -8,15 +8,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_collections
-
-from qrag_jax import experiment
 from qrag_jax.data.sources.registry import BY_SIZE
 from qrag_jax.environments import positions
 from qrag_jax.metrics.until_found import FULL_BUDGET, UNTIL_FOUND
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.rope import THETA
 from qrag_jax.runtime.minilm import HUB_NAME, MINILM
+from qrag_jax.systems.q_rag_config import QRagConfig
 
 RETRIEVERS = ("untrained", "single_step", "single_step_trained", "trained", "planned")
 HEAD = """---
@@ -46,7 +44,8 @@ class Facts:
     """What the card tells.
 
     Attributes:
-        name: of the run. config: the run's. checkpoint: "best" or "last". step: of it.
+        name: of the run. config: the run's. fields: of it, as it is saved.
+        checkpoint: "best" or "last". step: of it.
         seconds: of training, None if it never ended. summary: `summary.json`, {} if not scored.
         pooling, normalise, scale, width: of the encoder. lora: sizes of adapters, if it has any.
         prefixes: what each tower's texts begin with.
@@ -55,7 +54,8 @@ class Facts:
     """
 
     name: str
-    config: ml_collections.ConfigDict
+    config: QRagConfig
+    fields: Mapping[str, Any]
     checkpoint: str
     step: int
     seconds: float | None
@@ -80,7 +80,7 @@ def card(facts: Facts) -> str:
         _positions(facts.config),
         _training(facts),
         _scores(facts),
-        _config(facts.config),
+        _config(facts.fields),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -169,14 +169,14 @@ def _prefixes(facts: Facts) -> str:
     return f"\n- The tokenizers begin {begin}, as in training: do not write it again."
 
 
-def _stop(config: ml_collections.ConfigDict) -> str:
-    if not experiment.rollout_config(config).stop_action:
+def _stop(config: QRagConfig) -> str:
+    if not config.env.stop_action:
         return ""
     return "\n- The empty text, embedded by `chunk`, is the action STOP: taken, the search ends."
 
 
-def _positions(config: ml_collections.ConfigDict) -> str:
-    kind = experiment.rollout_config(config).positions
+def _positions(config: QRagConfig) -> str:
+    kind = config.env.positions
     if kind == "none":
         return ""
     return f"""## Positions
@@ -266,8 +266,8 @@ def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _config(config: ml_collections.ConfigDict) -> str:
-    text = json.dumps(_without_folders(config.to_dict()), indent=1, default=str)
+def _config(fields: Mapping[str, Any]) -> str:
+    text = json.dumps(_without_folders(fields), indent=1, default=str)
     block = f"```json\n{text}\n```"
     return f"## Config\n\n<details><summary>Every field</summary>\n\n{block}\n\n</details>"
 

@@ -1,0 +1,140 @@
+"""What a run reads, and how long texts may be."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from qrag_jax.data.generators.haystacks import NiahConfig
+from qrag_jax.data.generators.noise import NoiseConfig
+from qrag_jax.data.generators.synthetic import SyntheticConfig
+from qrag_jax.data.sources import babilong, niah
+from qrag_jax.data.sources.babilong import BabilongConfig
+from qrag_jax.data.sources.registry import BY_SIZE, MIXTURES, mix_weights
+from qrag_jax.data.tokens import TextTokenizer, Tokens, default_cache
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.runtime.config_fields import described, fill, internal, section
+
+SYNTHETIC = "synthetic"
+# Settings of sources that make their documents themselves.
+SETTINGS: dict[str, type] = {babilong.NAME: BabilongConfig, niah.NAME: NiahConfig}
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Section `data`.
+
+    Attributes:
+        sources: name → weight in the training mixture.
+        babilong, niah: the settings of these sources.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    # weights: a source's share of the episodes is its weight. size: it is its weight times its
+    # training questions, so that equal weights throw all questions into one heap, as Q-RAG does.
+    mixture: str = "weights"
+    # File, folder, or name=path,name=path; "": from the hub; "synthetic": invented questions in
+    # each source's own format. Of babilong the folder of stories; of it and niah "" is "synthetic".
+    path: str = ""
+    limit: int = 0  # training records read per source, 0: all
+    max_question_tokens: int = 64  # longer questions are cut
+    max_chunk_tokens: int = 220  # a chunk's row, [CLS] and [SEP] counted
+    max_chunk_tokens_in_state: int = 220  # a chunk's tokens inside a state
+    workers: int = 0  # processes that build batches ahead; 0: threads
+    cache: str = ""  # tokens are kept here; "": $QRAG_CACHE or ~/.cache/qrag_jax
+    synthetic: SyntheticConfig | None = None  # of the source "synthetic" and the path "synthetic"
+    sources: Mapping[str, float] = internal(factory=dict)
+    babilong: BabilongConfig = internal(factory=BabilongConfig)
+    niah: NiahConfig = internal(factory=NiahConfig)
+
+    def __post_init__(self) -> None:
+        least = {"max_question_tokens": 1, "max_chunk_tokens": 3, "max_chunk_tokens_in_state": 1}
+        check_least("data", self, **least, workers=0)
+        check_known("data", self, "mixture", MIXTURES)
+
+    @property
+    def cache_folder(self) -> Path:
+        """Where tokens and made corpora are kept between runs."""
+        return Path(self.cache).expanduser() if self.cache else default_cache()
+
+    def at(self, path: str) -> DataConfig:
+        """The same data from another path, "" for the same one."""
+        return dataclasses.replace(self, path=path or self.path)
+
+    def shares(self, stores: Mapping[str, Tokens]) -> dict[str, float]:
+        """Each source's share of the training episodes.
+
+        Raises:
+            InputError: a weight is not a positive number.
+        """
+        sizes = {name: len(store) for name, store in stores.items()}
+        return mix_weights(self.sources, sizes if self.mixture == BY_SIZE else None)
+
+    def token_limits(self, tokenizer: TextTokenizer) -> dict[str, Any]:
+        """How texts are cut and where their tokens are kept, for `tokens.tokenise`."""
+        special = 1 if tokenizer.cls_id is None else 2  # of a chunk's row
+        longest = max(self.max_chunk_tokens - special, self.max_chunk_tokens_in_state)
+        return {
+            "max_question_tokens": self.max_question_tokens,
+            "max_chunk_tokens": longest,
+            "cache": self.cache_folder,
+        }
+
+    @property
+    def backgrounds(self) -> list[NoiseConfig]:
+        """Where documents have their background from, of sources that make them."""
+        found = [self.babilong.background] if babilong.NAME in self.sources else []
+        makes = niah.NAME in self.sources and self.path in ("", SYNTHETIC)
+        own = self.niah.background if makes else None
+        return [*found, own] if own is not None else found
+
+
+def source_section(name: str, weight: float = 1.0) -> ConfigDict:
+    """The section `data.sources.NAME`: its weight in the mixture, and its own settings."""
+    settings = section(SETTINGS[name]) if name in SETTINGS else ConfigDict()
+    settings.weight = weight
+    return settings
+
+
+def data_section(sources: Iterable[str]) -> ConfigDict:
+    """The section `data` of a run on these sources, each of weight 1."""
+    result = section(DataConfig)
+    result.sources = ConfigDict({name: source_section(name) for name in sources})
+    return result
+
+
+def fill_data(given: Mapping[str, Any]) -> DataConfig:
+    """The settings of a section.
+
+    Raises:
+        InputError: a field is unknown or cannot be used.
+    """
+    weights: dict[str, float] = {}
+    settings: dict[str, Any] = {}
+    for name, source in given.get("sources", {}).items():
+        place = f"data.sources.{name}"
+        if not isinstance(source, Mapping | ConfigDict):
+            raise InputError(f"config.{place} is {source!r}; give config.{place}.weight.")
+        fields = dict(source.items())
+        weights[name] = fields.pop("weight", 1.0)
+        if name in SETTINGS:
+            settings[name] = fill(SETTINGS[name], fields, place)
+        elif fields:
+            raise InputError(f"config.{place}.{min(fields)} is unknown; there is weight.")
+    rest = {name: value for name, value in given.items() if name != "sources"}
+    return dataclasses.replace(fill(DataConfig, rest, "data"), sources=weights, **settings)
+
+
+def described_sources() -> list[tuple[str, Any, str]]:
+    """Name, default and comment of the settings of every source that has any."""
+    share = "share of the training mixture"
+    lines: list[tuple[str, Any, str]] = [("data.sources.NAME.weight", 1.0, share)]
+    for name, settings in SETTINGS.items():
+        lines += described(settings, f"data.sources.{name}")
+    return lines

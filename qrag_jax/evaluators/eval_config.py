@@ -1,0 +1,58 @@
+"""What is scored, on how many questions, and how actions are searched then."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.policies.document_scores import LEAST_BLOCK
+from qrag_jax.rollouts.beam_search import BEAM_SCORES
+
+BEST_BY = ("return", "return_until_found")  # scores that choose the best checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """Section `eval`.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    path: str = ""  # data to evaluate on; "": the dev part of data.path
+    samples: int = 500  # fixed questions scored during training, 0: all
+    # The best checkpoint has the highest mean "return" of the full budget, as trained for, or
+    # "return_until_found": 1 for a question whose facts are all found (answer key, as in Q-RAG).
+    best_by: str = "return"
+    batch_size: int = 32  # questions played at once
+    beam: int = 1  # W, paths searched by qrag_jax.evaluate; 1 is greedy
+    beam_score: str = "policy"  # ranks paths: Σ log π (policy), Σ γ^t·Q (sum), last Q (last)
+    stop_threshold: float = -math.inf  # an episode ends before a Q not above this
+    seed: int = 42  # draws those questions; names the retrieval log
+
+    def __post_init__(self) -> None:
+        check_least("eval", self, batch_size=1, samples=0)
+        check_known("eval", self, "best_by", BEST_BY)
+        check_known("eval", self, "beam_score", BEAM_SCORES)
+        if not 1 <= self.beam <= LEAST_BLOCK:
+            raise InputError(
+                f"config.eval.beam is {self.beam}; it must be from 1 to {LEAST_BLOCK}."
+            )
+
+    @property
+    def searches(self) -> bool:
+        """Whether evaluation does more than play greedily to the end."""
+        return self.beam > 1 or self.stop_threshold > -math.inf
+
+    def check_devices(self, devices: int) -> None:
+        """Refuses batches that do not split over the devices.
+
+        Raises:
+            InputError: such a batch.
+        """
+        if self.batch_size % devices:
+            raise InputError(
+                f"config.eval.batch_size is {self.batch_size}; use a multiple of the {devices} "
+                "devices."
+            )

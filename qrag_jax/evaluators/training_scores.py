@@ -1,0 +1,113 @@
+"""The scores that a training is told of: by the supporting facts, returns by its own rewards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qrag_jax.data.sample import Sample
+from qrag_jax.evaluators.episodes import EpisodeEvaluator, mean_scores
+from qrag_jax.feedback.completion import EpisodeRewards
+from qrag_jax.feedback.language_model import Unscored
+from qrag_jax.feedback.service import Rewards
+from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.runtime.interrupt import StopSignal
+
+
+class Evaluation(NamedTuple):
+    """What one evaluation found.
+
+    metrics: by the names they are written under. baselines: metrics that every later evaluation
+    repeats, if this is the first one. line: for the screen. score: chooses the best checkpoint,
+    whose `scores` are kept with it.
+    """
+
+    metrics: dict[str, float]
+    baselines: dict[str, float]
+    line: str
+    score: float
+    scores: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingScores:
+    """Scores the fixed questions of a training.
+
+    Attributes:
+        best_by: name of the score that chooses the best checkpoint.
+        gamma: of returns by a language model. max_steps, stop_action: of an episode.
+    """
+
+    episodes: EpisodeEvaluator
+    best_by: str
+    gamma: float
+    max_steps: int
+    stop_action: bool
+
+    def evaluate(
+        self, params: Any, step: int, rewards: Rewards | None, stop: StopSignal
+    ) -> Evaluation:
+        """Plays the questions.
+
+        Args:
+            rewards: of a language model, None where they are of the supporting facts.
+
+        Raises:
+            Stopped: the run is to stop while this waits for rewards.
+            FeedbackLost: no more rewards can be had.
+        """
+        multi, single = self.episodes.rows(params)
+        scores, single_scores = mean_scores(multi), mean_scores(single)
+        if rewards is not None:
+            scores |= self._returns(multi, rewards, stop)
+            del single_scores["return"]  # a language model is not asked about these
+        without = f", {share:.0%} without reward" if (share := scores.get("unscored_share")) else ""
+        line = (
+            f"step {step}: fact EM {scores['fact_em']:.3f}, F1 {scores['fact_f1']:.3f}, precision "
+            f"{scores['fact_precision']:.3f}, recall {scores['fact_recall']:.3f} (until found, by "
+            f"the answer key: F1 {scores['fact_f1_until_found']:.3f}, precision "
+            f"{scores['fact_precision_until_found']:.3f}), "
+            f"return {scores['return']:.3f}{without} on {len(multi)} questions"
+        )
+        return Evaluation(
+            metrics={
+                **{f"eval/{name}": value for name, value in scores.items()},
+                **{f"eval_single_step/{name}": value for name, value in single_scores.items()},
+            },
+            baselines={
+                **{f"untrained/{name}": value for name, value in scores.items()},
+                **{f"single_step/{name}": value for name, value in single_scores.items()},
+            },
+            line=line,
+            score=scores[self.best_by],
+            scores=scores,
+        )
+
+    def _returns(self, rows: Sequence[Row], asks: Rewards, stop: StopSignal) -> dict[str, float]:
+        """Mean return by the language model, over the questions that it scored, and the share of
+        others."""
+        samples, size = self.episodes.shown, self.episodes.batch_size
+        taken = [self._actions(row, sample) for row, sample in zip(rows, samples, strict=True)]
+        asked = [
+            asks.begin(samples[start : start + size], taken[start : start + size])
+            for start in range(0, len(rows), size)
+        ]
+        rewards: list[EpisodeRewards | Unscored] = []
+        for part in asked:
+            rewards += asks.wait(part, stop)
+        returns = [
+            sum(self.gamma**t * reward for t, reward in enumerate(episode.rewards))
+            for episode in rewards
+            if not isinstance(episode, Unscored)
+        ]
+        share = 1 - len(returns) / len(rewards)
+        return {"return": float(np.mean(returns)), "unscored_share": share}
+
+    def _actions(self, row: Row, sample: Sample) -> list[int]:
+        """What was done in an episode, with STOP, which is no chunk, where that ended it."""
+        taken = row.pred_idx
+        stopped = self.stop_action and len(taken) < self.max_steps
+        return [*taken, len(sample.chunks)] if stopped else taken

@@ -1,0 +1,103 @@
+"""The training state of two towers, and one optimizer step on it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from qrag_jax.algorithms.adam import keep_unless
+from qrag_jax.models.heads.embedding import Params
+
+
+class TrainState(NamedTuple):
+    """All that training changes; every leaf is an array.
+
+    params, target_params: two towers stacked on axis 0, or their adapters alone. step: optimizer
+    steps done, skipped ones too, int32. env_steps: environment steps (transitions) done, int32.
+    key: PRNG key of the run, constant.
+    """
+
+    params: Params
+    target_params: Params
+    opt_state: optax.OptState
+    step: jax.Array
+    env_steps: jax.Array
+    key: jax.Array
+
+
+def init_state(params: Params, optimizer: optax.GradientTransformation, key: jax.Array):
+    """The first state of training; the target towers start as a copy of the online ones."""
+    return TrainState(
+        params=params,
+        target_params=jax.tree.map(jnp.copy, params),
+        opt_state=optimizer.init(params),
+        step=jnp.zeros((), jnp.int32),
+        env_steps=jnp.zeros((), jnp.int32),
+        key=key,
+    )
+
+
+def episode_keys(state: TrainState, batch: jax.Array, episodes: int) -> jax.Array:
+    """The PRNG keys `[episodes]` of the batch with this number, that of the step that learns it."""
+    return jax.random.split(jax.random.fold_in(state.key, batch), episodes)
+
+
+def dropout_key(state: TrainState) -> jax.Array:
+    """The key of this step's dropout, the same on every device; no other draw comes from it."""
+    stream = jax.random.fold_in(state.key, 2**32 - 1)  # which is no number of a step
+    return jax.random.fold_in(stream, state.step)
+
+
+class Total(NamedTuple):
+    """A summed loss and the number of transitions that it is over: float32 scalars."""
+
+    loss: jax.Array
+    transitions: jax.Array
+
+
+def apply_update(
+    state: TrainState,
+    gradient: Params,
+    total: Total,
+    optimizer: optax.GradientTransformation,
+    tau: float,
+) -> tuple[TrainState, jax.Array, jax.Array]:
+    """One optimizer step on the mean loss, then `target ← (1-τ)·target + τ·online`.
+
+    Where the loss or the gradient's norm is not finite nothing is learned: parameters, targets and
+    moments stay bit for bit. Time goes on: the step, the environment steps and the learning rate's
+    schedule, which all count batches, so that the next batch has the keys and the rate of its turn.
+    Nothing non-finite is ever put in: an element whose own update overflows keeps its value.
+
+    Args:
+        optimizer: keeps its own state where it is told `finite=False` (`make_optimizer`).
+
+    Returns:
+        the new state, the gradient's global norm before clipping, and whether both were finite.
+    """
+    gradient = jax.tree.map(lambda g: g / jnp.maximum(total.transitions, 1.0), gradient)
+    norm = optax.tree.norm(gradient)
+    finite = jnp.isfinite(norm) & jnp.isfinite(total.loss)
+    updates, opt_state = optax.with_extra_args_support(optimizer).update(
+        gradient, state.opt_state, state.params, finite=finite
+    )
+    params = optax.apply_updates(state.params, updates)
+    params = jax.tree.map(
+        lambda n, o: keep_unless(finite & jnp.isfinite(n), n, o), params, state.params
+    )
+    target_params = optax.incremental_update(params, state.target_params, tau)
+    return (
+        TrainState(
+            params=params,
+            target_params=keep_unless(finite, target_params, state.target_params),
+            opt_state=opt_state,
+            step=state.step + 1,
+            env_steps=state.env_steps + total.transitions.astype(jnp.int32),
+            key=state.key,
+        ),
+        norm,
+        finite,
+    )

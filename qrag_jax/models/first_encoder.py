@@ -1,0 +1,119 @@
+"""The encoder that a run starts from, kept in the run's folder so that a run is self-contained."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from qrag_jax.errors import InputError
+from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.files.model_folder import resolve_folder
+from qrag_jax.models.files.sentence_transformers import prompts
+from qrag_jax.models.pretrained import (
+    LoadedEncoder,
+    load_encoder,
+    save_adapters,
+    save_encoder,
+    with_adapters,
+    with_lora,
+    with_new_adapters,
+)
+from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.runtime.leftovers import BUILDING_ENCODER
+from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
+from qrag_jax.runtime.whole_files import new_folder
+
+FOLDER = "encoder"  # in the run's
+ADAPTERS = "adapter"  # folder of the first adapters, in the encoder's
+
+
+def prepare_encoder(
+    config: EncoderConfig, workdir: Path, texts: Iterable[str], seed: int, *, is_kept: bool
+) -> LoadedEncoder:
+    """The encoder the run in `workdir` starts from.
+
+    `config.path` is a folder, a hub name, "minilm" (see `find_minilm`), "minilm-or-scratch", or
+    "" for a small encoder from scratch, whose tokenizer is trained on `texts`. With LoRA the
+    first adapters are kept beside it.
+
+    Args:
+        is_kept: the run has begun, so that what lies in its folder is its own.
+    """
+    folder, settings = workdir / FOLDER, config.load_settings
+    if is_kept and folder.exists():
+        return _kept_encoder(folder, settings)
+    shutil.rmtree(folder, ignore_errors=True)  # of a start that was refused: never trained
+    workdir.mkdir(parents=True, exist_ok=True)
+    building = new_folder(workdir, BUILDING_ENCODER)
+    try:
+        origin = _pretrained_folder(config.path)
+        if origin is None:
+            make_scratch_folder(building, texts, config.scratch or ScratchConfig(), seed)
+        else:
+            save_encoder(load_encoder(origin, **settings), origin, building)
+            _tell_prompts(origin, config)
+        loaded = with_first_adapters(config, load_encoder(building, **settings), seed)
+        if loaded.adapters is not None:
+            save_adapters(loaded, loaded.adapters, building / ADAPTERS)
+        building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return _kept_encoder(folder, settings)  # again: its weights are still in its files
+
+
+def with_first_adapters(config: EncoderConfig, loaded: LoadedEncoder, seed: int) -> LoadedEncoder:
+    """The encoder with the adapters that training starts from, if the config asks for any.
+
+    Those of a folder have its rank, alpha and targets, but the config's dropout.
+
+    Raises:
+        InputError: there are no linear maps of the names given; or the folder `config.lora.path`
+            cannot be used, or has another rank.
+    """
+    new, path = config.lora.sizes, config.lora.path
+    if not path:
+        return with_new_adapters(loaded, new, seed) if new else loaded
+    loaded = with_adapters(loaded, Path(path).expanduser())
+    assert loaded.lora is not None  # for mypy: there are adapters now
+    if new and new.rank != loaded.lora.rank:
+        raise InputError(
+            f"config.encoder.lora.rank is {new.rank}, but the adapters of {path} have rank "
+            f"{loaded.lora.rank}; leave it 0 to start from them."
+        )
+    dropout = config.lora.dropout
+    return with_lora(loaded, dataclasses.replace(loaded.lora, dropout=dropout))
+
+
+def _kept_encoder(folder: Path, settings: Mapping[str, Any]) -> LoadedEncoder:
+    loaded, adapters = load_encoder(folder, **settings), folder / ADAPTERS
+    return with_adapters(loaded, adapters) if adapters.exists() else loaded
+
+
+def _tell_prompts(folder: Path, config: EncoderConfig) -> None:
+    """Tells which texts the model expects before others where the config begins none with any."""
+    found = prompts(folder)
+    if found and not config.state_prefix and not config.chunk_prefix:
+        texts = ", ".join(f"{name} {text!r}" for name, text in found.items())
+        print(
+            f"The model's prompts are not used ({texts}); config.encoder.state_prefix and "
+            "config.encoder.chunk_prefix begin texts with one."
+        )
+
+
+def _pretrained_folder(path: str) -> Path | None:
+    if not path:
+        return None
+    if path not in (MINILM, MINILM_OR_SCRATCH):
+        return resolve_folder(path)
+    folder = find_minilm()
+    if folder is None and path == MINILM:
+        raise InputError(
+            f"config.encoder.path is {MINILM!r}, but the model was found nowhere; give the folder "
+            f"of another encoder, or the hub name {HUB_NAME}."
+        )
+    if folder is None:
+        print("Training a small encoder from scratch instead.")
+    return folder

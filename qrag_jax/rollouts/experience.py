@@ -1,0 +1,317 @@
+"""Where the next batch to learn from comes from: three kinds of experience.
+
+- `Fused`: a batch of questions, which the update itself plays and scores.
+- `Deferred`: episodes played some updates ago, whose rewards a language model gives while the
+  device goes on. The batch of step s is played by the weights after s - K updates (or the first
+  ones) and learned from in step s, however long its answers take: a run's numbers do not depend on
+  speed. What is in flight is saved as actions, and asked again by a run that goes on.
+- `OnHost`: episodes that the host plays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.data.lazy_samples import drawn
+from qrag_jax.data.sample import Sample
+from qrag_jax.feedback.language_model import Unscored
+from qrag_jax.feedback.service import Asked, Rewards
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.mesh import replicate, shard_batch
+
+
+class Played(NamedTuple):
+    """What is kept of played episodes; T steps.
+
+    actions `[B, T]`: chunks in the order taken, or STOP. valid `[B, T]`: the step happened.
+    entropy `[B, T]` of the acting policy, in nats.
+    """
+
+    actions: jax.Array
+    valid: jax.Array
+    entropy: jax.Array
+
+
+class ScoredEpisodes(NamedTuple):
+    """Played episodes with their rewards.
+
+    score `[B, T]` float32: reward of each step. scored `[B, T]` bool: whether the step is learned
+    from. No step of an episode is whose rewards could not be had, and none behind one that an
+    episode was made to end at: the last one that is learned from ends it.
+    """
+
+    batch: EpisodeBatch
+    played: Played
+    score: jax.Array
+    scored: jax.Array
+
+
+class Experience(Protocol):
+    """What the training loop learns from.
+
+    Attributes:
+        waited: seconds so far in which the device may have had nothing to do, by what for.
+        samples: number and epoch of those that the last `next` gave, `[b, 2]` on this host.
+    """
+
+    waited: dict[str, float]
+    samples: np.ndarray
+
+    def next(self, state: Any, number: int, stop: StopSignal) -> Any:
+        """What the step from `number` to `number` + 1 learns from.
+
+        Args:
+            state: of the training, which the device may still be computing.
+
+        Raises:
+            Stopped: the run is to stop.
+            FeedbackLost: no more rewards can be had.
+        """
+        ...
+
+    def prepare(self, state: Any) -> None:
+        """What the host can do for the next step while the device computes `state`."""
+        ...
+
+    def position(self) -> tuple[Any, list[Any]]:
+        """What a run goes on from: the iterator's position behind the batches learned from, and
+        what is known of those after it, as JSON. Every host must call it."""
+        ...
+
+    def counts(self) -> dict[str, float]:
+        """Further metrics, over the whole start."""
+        ...
+
+
+class Batches:
+    """The batches of an iterator, on the mesh."""
+
+    def __init__(self, mesh: Mesh, batches: Any) -> None:
+        self._mesh, self._batches = mesh, batches
+        self.position: Any = batches.get_state()  # of the iterator, behind the last one
+
+    def next(self) -> tuple[EpisodeBatch, np.ndarray]:
+        """The next batch, and number and epoch of each sample on this host, `[b, 2]`."""
+        batch = next(self._batches)
+        self.position = self._batches.get_state()
+        return shard_batch(self._mesh, batch), np.stack([batch.sample, batch.epoch], axis=1)
+
+
+class Fused:
+    """See `Experience`: the update plays and scores the batch."""
+
+    def __init__(self, batches: Batches, pending: Sequence[Any] = ()) -> None:
+        """
+        Raises:
+            ValueError: episodes of a run with another reward are pending.
+        """
+        if pending:
+            raise ValueError("episodes of a run with another reward are pending")
+        self.waited = {"input": 0.0}
+        self.samples = np.zeros((0, 2), np.int32)
+        self._batches = batches
+        self._used: Any = batches.position
+        self._ahead: tuple[EpisodeBatch, np.ndarray, Any] | None = None
+
+    def next(self, state: Any, number: int, stop: StopSignal) -> EpisodeBatch:
+        """See `Experience`."""
+        stop.check()
+        ahead, self._ahead = self._ahead or self._fetch(state), None
+        batch, self.samples, self._used = ahead
+        return batch
+
+    def prepare(self, state: Any) -> None:
+        """See `Experience`; one batch is fetched ahead."""
+        self._ahead = self._fetch(state)
+
+    def position(self) -> tuple[Any, list[Any]]:
+        """See `Experience`; a batch fetched ahead is fetched again."""
+        return self._used, []
+
+    def _fetch(self, state: Any) -> tuple[EpisodeBatch, np.ndarray, Any]:
+        # Grain's threads or processes build batches ahead, so this takes a moment, in which the
+        # device has work; it was kept waiting only if that is done by now.
+        before = time.monotonic()
+        batch, samples = self._batches.next()
+        if is_computed(state):
+            self.waited["input"] += time.monotonic() - before
+        return batch, samples, self._batches.position
+
+    def counts(self) -> dict[str, float]:
+        """See `Experience`."""
+        return {}
+
+
+class OnHost(Fused):
+    """See `Experience`: `play(state, batch, number)` makes of a batch what is learned from.
+
+    Args:
+        play: waits for its episodes; what it returns lies on the mesh.
+    """
+
+    def __init__(self, batches: Batches, play: Callable[[Any, EpisodeBatch, int], Any]) -> None:
+        super().__init__(batches)
+        self.waited["play"] = 0.0
+        self._play = play
+
+    def next(self, state: Any, number: int, stop: StopSignal) -> Any:
+        """See `Experience`."""
+        batch = super().next(state, number, stop)
+        before = time.monotonic()
+        episodes = self._play(state, batch, number)
+        self.waited["play"] += time.monotonic() - before
+        return episodes
+
+
+@dataclasses.dataclass
+class _InFlight:
+    """A batch between its play and its update."""
+
+    batch: EpisodeBatch
+    samples: np.ndarray  # [b, 2] on this host: number and epoch
+    behind: Any  # the iterator's position
+    played: Played
+    asked: Asked | None = None  # for its rewards; None: not yet
+
+
+@dataclasses.dataclass(frozen=True)
+class Asking:
+    """Whom rewards are asked of, and when.
+
+    Attributes:
+        rewards: answers. samples: what the batches' numbers mean.
+        staleness: K. steps: of the whole run; nothing is played beyond.
+    """
+
+    rewards: Rewards
+    samples: Sequence[Sample]
+    staleness: int
+    steps: int
+
+
+class Deferred:
+    """See `Experience`: played K updates before it is learned from."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        play: Callable[..., Played],
+        batches: Batches,
+        asking: Asking,
+        pending: Sequence[Any] = (),
+    ) -> None:
+        """
+        Args:
+            play: `(state, batch, number of the batch)`, a compiled program.
+            pending: as `position` gave it, empty for a new run.
+        """
+        self.waited = {"input": 0.0, "feedback": 0.0}
+        self.samples = np.zeros((0, 2), np.int32)
+        self._mesh, self._play, self._batches, self._asking = mesh, play, batches, asking
+        self._used: Any = batches.position
+        self._queue: deque[_InFlight] = deque()
+        for fields in pending:
+            batch, samples = self._batches.next()
+            first = jax.process_index() * len(samples)
+            own = {name: rows[first : first + len(samples)] for name, rows in fields.items()}
+            arrays = (
+                np.asarray(own["actions"], np.int32),
+                np.asarray(own["valid"], bool),
+                np.asarray(own["entropy"], np.float32),
+            )
+            played = Played(*shard_batch(self._mesh, arrays))
+            self._queue.append(_InFlight(batch, samples, self._batches.position, played))
+        self._ask()
+
+    def next(self, state: Any, number: int, stop: StopSignal) -> ScoredEpisodes:
+        """See `Experience`."""
+        stop.check()
+        asking = self._asking
+        while (ahead := len(self._queue)) <= asking.staleness and number + ahead < asking.steps:
+            self._queue.append(self._begin(state, number + ahead))
+        oldest = self._queue[0]
+        if oldest.asked is None or not oldest.asked.ready():
+            # What was just played is asked for before anything is waited for.
+            self._ask()
+        assert oldest.asked is not None
+        before = time.monotonic()
+        try:
+            rewards = asking.rewards.wait(oldest.asked, stop)
+        finally:
+            self.waited["feedback"] += time.monotonic() - before
+        shape = len(rewards), oldest.played.actions.shape[1]
+        score, scored = np.zeros(shape, np.float32), np.zeros(shape, bool)
+        for row, episode in enumerate(rewards):
+            if not isinstance(episode, Unscored):
+                score[row, : len(episode.rewards)] = episode.rewards
+                scored[row, : episode.kept] = True
+        scores = shard_batch(self._mesh, (score, scored))
+        self._queue.popleft()
+        self._used, self.samples = oldest.behind, oldest.samples
+        return ScoredEpisodes(oldest.batch, oldest.played, *scores)
+
+    def prepare(self, state: Any) -> None:
+        """See `Experience`; asks for the rewards of what was played before the update."""
+        self._ask()
+
+    def position(self) -> tuple[Any, list[Any]]:
+        """See `Experience`."""
+        return self._used, [
+            {
+                name: array.tolist()
+                for name, array in zip(Played._fields, map(_of_all_hosts, entry.played))
+            }
+            for entry in self._queue
+        ]
+
+    def counts(self) -> dict[str, float]:
+        """See `Experience`."""
+        return self._asking.rewards.counts()
+
+    def _begin(self, state: Any, number: int) -> _InFlight:
+        """Begins to play the batch that step `number` learns from."""
+        before = time.monotonic()
+        batch, samples = self._batches.next()
+        if is_computed(state):
+            self.waited["input"] += time.monotonic() - before
+        on_device = replicate(self._mesh, np.int32(number))
+        with jax.transfer_guard("disallow"):
+            played = self._play(state, batch, on_device)
+        return _InFlight(batch, samples, self._batches.position, played)
+
+    def _ask(self) -> None:
+        """Asks for the rewards of what was played; waits for the play, for nothing else."""
+        for entry in self._queue:
+            if entry.asked is None:
+                actions, valid = map(_of_this_host, entry.played[:2])
+                taken = [row[row_valid].tolist() for row, row_valid in zip(actions, valid)]
+                samples = [drawn(self._asking.samples, *which) for which in entry.samples.tolist()]
+                entry.asked = self._asking.rewards.begin(samples, taken)
+
+
+def is_computed(arrays: Any) -> bool:
+    """Whether the device has computed them; what lies on the host is."""
+    first = jax.tree.leaves(arrays)[:1]
+    return all(leaf.is_ready() for leaf in first if hasattr(leaf, "is_ready"))
+
+
+def _of_this_host(array: jax.Array) -> np.ndarray:
+    """This host's rows of an array that is split by rows."""
+    parts = sorted(array.addressable_shards, key=lambda part: part.index[0].start or 0)
+    return np.concatenate([np.asarray(part.data) for part in parts])
+
+
+def _of_all_hosts(array: jax.Array) -> np.ndarray:
+    if jax.process_count() == 1:
+        return np.asarray(array)
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))

@@ -1,0 +1,172 @@
+"""Sections of a config from the dataclasses they fill: defaults, types and comments stand once.
+
+A field that no config has (it is settled by the code) is made by `internal`. The comment of a field
+stands behind it, or on the lines above it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import io
+import tokenize
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import FieldReference, placeholder
+
+from qrag_jax.errors import InputError
+
+T = TypeVar("T")
+_INTERNAL = "internal"
+
+
+def internal(default: Any = None, *, factory: Callable[[], Any] | None = None) -> Any:
+    """A field of a dataclass that is in no config; its default, or what makes it."""
+    metadata = {_INTERNAL: True}
+    if factory is not None:
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def fields_of(settings: type) -> list[dataclasses.Field]:
+    """The fields that a config has."""
+    return [field for field in dataclasses.fields(settings) if _INTERNAL not in field.metadata]
+
+
+def section(settings: type, **values: Any) -> ConfigDict:
+    """The section that fills the dataclass, with its defaults.
+
+    A field that is a dataclass is a section of its own; one that may be None is not there.
+
+    Args:
+        values: other than the defaults.
+    """
+    result = ConfigDict()
+    types_of = typing.get_type_hints(settings)
+    for field in fields_of(settings):
+        kinds = _kinds(types_of[field.name])
+        nested = next(filter(dataclasses.is_dataclass, kinds), None)
+        if nested is not None:
+            if type(None) not in kinds:
+                assert isinstance(nested, type)
+                result[field.name] = section(nested)
+        else:
+            result[field.name] = _typed(kinds, _default(field))
+    result.update(values)
+    return result
+
+
+def fill(settings: type[T], given: Mapping[str, Any], place: str) -> T:
+    """The dataclass of a section; fields that are not given keep their defaults.
+
+    Args:
+        place: the section's name, for messages: "train", "encoder.lora".
+
+    Raises:
+        InputError: a field is unknown, or the dataclass refuses a value.
+    """
+    known = {field.name for field in fields_of(settings)}
+    if unknown := sorted(set(given) - known):
+        names = ", ".join(sorted(known))
+        raise InputError(f"config.{place}.{unknown[0]} is unknown; there are {names}.")
+    types_of = typing.get_type_hints(settings)
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        nested = next(filter(dataclasses.is_dataclass, _kinds(types_of[name])), None)
+        if nested is not None and value is not None:
+            assert isinstance(nested, type)
+            value = fill(nested, value, f"{place}.{name}")
+        values[name] = _tuples(value)
+    return settings(**values)
+
+
+def plain(settings: Any) -> dict[str, Any]:
+    """The fields that a config has, of a dataclass that was filled: the inverse of `fill`."""
+    result: dict[str, Any] = {}
+    for field in fields_of(type(settings)):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            result[field.name] = plain(value)
+        elif value is not None or _default(field) is not None:
+            result[field.name] = value
+    return result
+
+
+def described(settings: type, place: str) -> list[tuple[str, Any, str]]:
+    """Name, default and comment of every field, those of nested sections too."""
+    lines: list[tuple[str, Any, str]] = []
+    types_of, told = typing.get_type_hints(settings), comments(settings)
+    for field in fields_of(settings):
+        name = f"{place}.{field.name}" if place else field.name
+        nested = next(filter(dataclasses.is_dataclass, _kinds(types_of[field.name])), None)
+        if nested is not None:
+            assert isinstance(nested, type)
+            lines += described(nested, name)
+        else:
+            lines.append((name, _default(field), told.get(field.name, "")))
+    return lines
+
+
+@functools.cache
+def comments(settings: type) -> dict[str, str]:
+    """The comment of each field, those that a base class has too."""
+    found: dict[str, str] = {}
+    for cls in reversed(settings.__mro__):
+        if dataclasses.is_dataclass(cls):
+            found |= _own_comments(cls)
+    return found
+
+
+def _own_comments(cls: type) -> dict[str, str]:
+    names = set(cls.__annotations__)
+    found: dict[str, str] = {}
+    above: list[str] = []
+    field = ""
+    for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(cls)).readline):
+        starts_line = not token.line[: token.start[1]].strip()
+        if token.type == tokenize.NAME and starts_line and token.string in names:
+            field = token.string
+        elif token.type == tokenize.COMMENT:
+            text = token.string.lstrip("# ")
+            if starts_line:
+                above.append(text)
+            elif field:
+                found[field] = " ".join([*above, text])
+                above, field = [], ""
+        elif token.type == tokenize.NEWLINE:
+            if field and above:
+                found[field] = " ".join(above)
+            above, field = [], ""
+    return found
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return None if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _typed(kinds: tuple[Any, ...], default: Any) -> Any:
+    """The value, or what tells ConfigDict its type where the value does not."""
+    others = [kind for kind in kinds if kind is not type(None)]
+    if len(others) > 1:
+        return FieldReference(default, field_type=object)
+    return placeholder(others[0]) if default is None else default
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _tuples(item) for name, item in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

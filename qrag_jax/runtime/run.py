@@ -1,0 +1,199 @@
+"""The folder of a run: its lock, its progress, its checkpoints and its last files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from tqdm import tqdm
+
+from qrag_jax.errors import InputError
+from qrag_jax.runtime import leftovers, locks, whole_files
+from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
+from qrag_jax.runtime.curve import plot_curve
+from qrag_jax.runtime.saved_config import CONFIG_NAME, refuse_lost_config
+from qrag_jax.runtime.writers import METRICS_NAME, read_metrics
+
+
+@dataclasses.dataclass
+class Progress:
+    """What a run has besides arrays; saved with every checkpoint."""
+
+    seconds: float = 0.0  # of training and evaluating, over all starts
+    best_return: float = -math.inf  # the score that chooses the best checkpoint
+    baselines: dict[str, float] = dataclasses.field(default_factory=dict)
+    batches: Any = None  # position of the data iterator
+    # Episodes played but not yet learned from, where rewards come later.
+    pending: list[Any] = dataclasses.field(default_factory=list)
+    evaluation_due: bool = False  # the run was stopped while this step's waited for rewards
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)  # rewards of a model
+    data: dict[str, str] = dataclasses.field(default_factory=dict)  # content key by source
+    skipped_steps: int = 0  # that learned nothing, their numbers not being finite
+    skipped_in_a_row: int = 0  # of these, the last ones
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Progress:
+        """As it was saved, also by older code."""
+        fields = dict(saved)
+        if "made_with" in fields:
+            fields["provenance"] = fields.pop("made_with")
+        return cls(**fields)
+
+
+class Run:
+    """A run that this process trains.
+
+    Attributes:
+        step: of the checkpoint that the run goes on from, 0 for a new one.
+        has_learned: since the last save.
+    """
+
+    def __init__(self, workdir: Path, began: float) -> None:
+        self.workdir = workdir
+        enable_persistent_cache(workdir / "compilation_cache")
+        self.counter = CompilationCounter()
+        self.progress = Progress()
+        self.step = self._saved = 0
+        self.has_learned = False
+        self._began = began
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, workdir: Path, began: float) -> Iterator[Run]:
+        """The run in the folder, which is made if need be; no other process trains in it.
+
+        Args:
+            began: on the monotonic clock, when this start did.
+
+        Raises:
+            InputError: the folder cannot be made, is another process's, or has lost its config.
+        """
+        try:
+            workdir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"--workdir={workdir} cannot be made ({error.strerror}); give another folder."
+            ) from None
+        with contextlib.ExitStack() as stack:
+            if jax.process_index() == 0:  # the first host holds the lock
+                stack.enter_context(locks.run_lock(workdir))
+                if jax.process_count() == 1:  # another host may be making something already
+                    leftovers.clean_run(workdir, log)
+                    leftovers.clean_weights(leftovers.MEMORY, log)
+            refuse_lost_config(workdir)
+            yield cls(workdir, began)
+
+    @functools.cached_property
+    def checkpoints(self) -> Checkpoints:
+        """Made at their first use: a start that is refused leaves none."""
+        return Checkpoints(self.workdir, log=log)
+
+    @property
+    def config_path(self) -> Path:
+        """Where the run keeps its config."""
+        return self.workdir / CONFIG_NAME
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the run has a config: what lies in its folder is its own."""
+        return self.config_path.exists()
+
+    @property
+    def seconds(self) -> float:
+        """Of training and evaluating, over all starts."""
+        return time.monotonic() - self._began
+
+    def restore(
+        self, first_state: Callable[[], Any], data: Mapping[str, str], provenance: Mapping[str, Any]
+    ) -> Any:
+        """The state that the run goes on from: a new one, or that of the newest checkpoint.
+
+        Args:
+            first_state: builds a new one in place.
+            data: content of the training data by source. provenance: what rewards depend on.
+
+        Raises:
+            InputError: the data are others than those the run began with.
+        """
+        state, progress = first_state(), Progress(data=dict(data))
+        self.step = self.checkpoints.last_step() or 0
+        if self.step:
+            state, extra, self.step = self.checkpoints.restore_last(state)
+            if extra["data"] != progress.data:
+                raise InputError(
+                    f"the training data are not those that {self.workdir} began with; bring them "
+                    "back (config.data.path), or give another --workdir."
+                )
+            progress = Progress.of(extra)
+            log(f"resumed {self.workdir} at step {self.step}")
+            if self.checkpoints.best_step() == 0:
+                log("the best checkpoint so far is that of step 0, the untrained weights")
+        self.progress, self._saved = progress, self.step
+        self._began -= progress.seconds
+        if provenance:
+            before, progress.provenance = progress.provenance, dict(provenance)
+            for name, value in provenance.items():
+                if before.get(name, value) != value:
+                    log(f"rewards so far were with {name} = {before[name]!r}, from now {value!r}")
+        return state
+
+    def save(self, step: int, state: Any, position: tuple[Any, list[Any]]) -> None:
+        """Saves the whole state; `position` is that of the experience.
+
+        Raises:
+            SaveError: it could not be written.
+        """
+        self.has_learned, self._saved = False, step
+        self.progress.seconds = self.seconds
+        self.progress.batches, self.progress.pending = position
+        self.checkpoints.save_last(step, state, dataclasses.asdict(self.progress))
+
+    def save_if_worth(
+        self, step: int, state: Any, position: tuple[Any, list[Any]], *, last: bool
+    ) -> None:
+        """As `save`, but while nothing is learned the older one of two is not given away."""
+        if self.has_learned or not self.progress.skipped_in_a_row or last:
+            self.save(step, state, position)
+
+    def save_at_end(
+        self, step: int, state: Any, position: tuple[Any, list[Any]], *, failed: bool
+    ) -> None:
+        """Saves what is not saved yet, and waits until all is on disk.
+
+        Args:
+            failed: the last steps had no finite numbers.
+        """
+        if step != self._saved and (self.has_learned or not failed):
+            self.save(step, state, position)
+        self.checkpoints.wait()
+
+    def keep_if_best(self, step: int, params: Any, score: float, scores: dict[str, float]) -> None:
+        """Keeps parameters that scored higher than all before."""
+        if score > self.progress.best_return and not self.progress.skipped_in_a_row:
+            self.progress.best_return = score
+            self.checkpoints.save_best(step, params, {"scores": scores})
+
+    def write_last_files(self) -> None:
+        """Draws the learning curve and writes how long the training took."""
+        if jax.process_index() == 0:
+            rows = read_metrics(self.workdir / METRICS_NAME)
+            plot_curve(rows, self.workdir / "learning_curve.png", self.workdir.name)
+            seconds = json.dumps({"seconds": self.progress.seconds}) + "\n"
+            whole_files.write_whole(self.workdir / "training.json", seconds)
+
+
+def log(line: str) -> None:
+    """One line on the screen, from the first host only."""
+    if jax.process_index() == 0:
+        tqdm.write(line)
+        sys.stdout.flush()  # at once also where the output goes to a file

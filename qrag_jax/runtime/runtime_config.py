@@ -1,0 +1,29 @@
+"""On which devices a run computes, and how parameters are split over them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from qrag_jax.runtime.sharding import ALL_SPLIT, Rules, check_rules, resolve
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimeConfig:
+    """Section `runtime`.
+
+    Raises:
+        InputError: a sharding rule is malformed.
+    """
+
+    mesh: tuple[int, int, int] = (-1, 1, 1)  # devices along data, fsdp, tensor; -1: the rest
+    # (regex, strategy) by parameter, the first found in its name holds: "model" is as the model's
+    # own rules say, "fsdp" splits large arrays over the mesh axis fsdp, "column" and "row" the
+    # outputs or inputs of a kernel over the axis tensor, too, "replicate" copies to every device.
+    sharding: tuple[tuple[str, str], ...] = ((".*", "model"),)
+
+    def __post_init__(self) -> None:
+        check_rules(self.sharding)
+
+    def rules(self, own: Rules = ALL_SPLIT) -> Rules:
+        """The (regex, strategy) pairs; `own` are the model's, for the strategy "model"."""
+        return resolve(self.sharding, own)

@@ -1,0 +1,99 @@
+"""The config that a run was made with, as its folder keeps it: written, read again, compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from qrag_jax.errors import InputError
+from qrag_jax.runtime import whole_files
+
+CONFIG_NAME = "config.json"
+
+
+def save_config(config: ml_collections.ConfigDict, path: Path) -> None:
+    """Writes the config as JSON, whole or not at all; raises `OSError`."""
+    whole_files.write_whole(path, json.dumps(config.to_dict(), indent=2) + "\n")
+
+
+def refuse_lost_config(workdir: Path) -> None:
+    """Refuses a folder whose config was lost: nothing tells what its checkpoints were made with.
+
+    Raises:
+        InputError: there are checkpoints but no config.
+    """
+    kept = sorted(workdir.glob("checkpoints/*/[0-9]*"))
+    if kept and not (workdir / CONFIG_NAME).exists():
+        raise InputError(
+            f"{workdir} holds checkpoints ({kept[0].relative_to(workdir)}) but its {CONFIG_NAME} "
+            "is missing; restore it from a backup, or give another --workdir."
+        )
+
+
+def read_fields(path: Path) -> dict[str, Any]:
+    """The fields that `save_config` wrote; lists become tuples again.
+
+    Raises:
+        InputError: the file is missing or no JSON object.
+    """
+    try:
+        saved = _tuples(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        refuse_lost_config(path.parent)
+        raise InputError(
+            f"{path} does not exist; --workdir must be the folder of a run that was trained."
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path} is not JSON ({error}); restore it from a backup, or give another --workdir."
+        ) from None
+    if not isinstance(saved, dict):
+        raise InputError(
+            f"{path} is not a JSON object; restore it from a backup, or give another --workdir."
+        )
+    return saved
+
+
+def check_same_config(
+    saved: ml_collections.ConfigDict, given: ml_collections.ConfigDict, free: tuple[str, ...]
+) -> None:
+    """Refuses to resume a run under another config.
+
+    Args:
+        free: fields that change nothing in what a run computes, or the beginnings of their names.
+
+    Raises:
+        InputError: a field that the numbers depend on differs; all such fields are named.
+    """
+    old, new = flat(saved.to_dict()), flat(given.to_dict())
+    different = [
+        f"config.{name}: the run has {old.get(name)!r}, given is {new.get(name)!r}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name) and not name.startswith(free)
+    ]
+    if different:
+        raise InputError(
+            f"the workdir holds a run of another configuration ({'; '.join(different)}); give "
+            "the run's own values, or another --workdir."
+        )
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested sections, by names with dots."""
+    result: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            result |= flat(value, f"{prefix}{name}.")
+        else:
+            result[prefix + name] = value
+    return result
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _tuples(item) for name, item in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

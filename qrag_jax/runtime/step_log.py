@@ -1,0 +1,255 @@
+"""What a training tells of its steps: metrics, rates, the bar, steps that learned nothing.
+
+The results of a step are waited for and written while the next one runs. One step is ahead and no
+more: rates stay true, a signal is heeded at once, memory is bounded.
+
+A step whose loss or gradient is not finite sees to it itself that nothing is learned; what it tells
+of that comes with its metrics (`skipped`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from qrag_jax.runtime.process import process_age
+from qrag_jax.runtime.profile import StepProfile
+from qrag_jax.runtime.run import Run, log
+from qrag_jax.runtime.train_config import TrainConfig
+from qrag_jax.runtime.writers import MetricWriter
+
+Metrics = dict[str, jax.Array]
+SHOWN = 8  # questions named in the sentence of one skipped step
+LAST_VALUE = ("env_steps",)  # metrics that are counts so far, of which no mean is taken
+
+
+class NotFinite(RuntimeError):
+    """Too many steps in a row learned nothing; the message is one sentence for the user."""
+
+
+class Played(Protocol):
+    """What the log reads of an experience (`rollouts.experience`)."""
+
+    waited: dict[str, float]
+    samples: np.ndarray
+
+    def counts(self) -> dict[str, float]:
+        """Further metrics."""
+        ...
+
+
+@dataclasses.dataclass
+class Window:
+    """The steps that the next line of metrics averages over."""
+
+    metrics: list[Metrics] = dataclasses.field(default_factory=list)  # of each step
+    began: float = dataclasses.field(default_factory=time.monotonic)
+    waited: dict[str, float] = dataclasses.field(default_factory=dict)  # of the steps, as it began
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """What a system tells besides its metrics.
+
+    Attributes:
+        names: ids of questions, by their number. shown: metrics beside the bar, name → format.
+        advice: what to change where no step is finite.
+    """
+
+    names: Callable[[Sequence[int]], list[str]]
+    shown: Mapping[str, str]
+    advice: str
+
+
+class StepLog:
+    """Use as a context manager around the loop."""
+
+    def __init__(
+        self, run: Run, train: TrainConfig, profile: int, experience: Played, told: Told
+    ) -> None:
+        """
+        Args:
+            profile: steps to trace. experience: its waits and counts are written.
+        """
+        self._run, self._train, self._experience, self._told = run, train, experience, told
+        done = run.step
+        self._profile = StepProfile(run.workdir / "profile", profile, done, log)
+        self._writer = MetricWriter(run.workdir, done or None)
+        hidden = jax.process_index() > 0
+        self._bar = tqdm(initial=done, total=train.steps, unit="step", disable=hidden)
+        self._running: tuple[int, Metrics, np.ndarray] | None = None
+        self._window = self._new_window()
+        self._has_stepped = self._has_failed = False  # in this start
+
+    def __enter__(self) -> StepLog:
+        with contextlib.ExitStack() as stack:
+            for part in (self._writer, self._bar, self._profile):
+                stack.enter_context(part)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done in here, in seconds or hours, is no part of the rates."""
+        before = time.monotonic()
+        yield
+        self._window.began += time.monotonic() - before
+
+    @contextlib.contextmanager
+    def finished(self) -> Iterator[None]:
+        """As `paused`, with the last step's results told: for what needs the state, which the next
+        step overwrites.
+
+        Raises:
+            NotFinite: as of `step`.
+        """
+        self.finish()
+        with self.paused():
+            yield
+
+    @contextlib.contextmanager
+    def traced(self, step: int) -> Iterator[None]:
+        """Around the host's part of a step, which is traced if that was asked for."""
+        with self.paused():
+            self._profile.turn(step, self._running)
+        with self._profile.step(step):
+            yield
+
+    def step(self, step: int, metrics: Metrics) -> None:
+        """Takes the results of a step, which the device may still be computing, and tells those
+        of the step before.
+
+        Raises:
+            NotFinite: too many steps in a row learned nothing.
+        """
+        before = self._running
+        self._running = step, metrics, self._experience.samples
+        if before is not None:
+            self._tell(*before)
+
+    def finish(self) -> None:
+        """Waits for the last step, and tells its results.
+
+        Raises:
+            NotFinite: as of `step`.
+        """
+        last, self._running = self._running, None
+        if last is not None:
+            self._tell(*last)
+
+    def restart_window(self) -> None:
+        """Begins a new line of metrics: what was before is no part of it."""
+        self._window = self._new_window()
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Writes metrics that do not come from a step."""
+        self._writer.write(step, metrics)
+
+    def _new_window(self) -> Window:
+        return Window(waited=dict(self._experience.waited))
+
+    def _tell(self, step: int, metrics: Metrics, samples: np.ndarray) -> None:
+        jax.block_until_ready(metrics)
+        if not self._has_stepped:
+            self._tell_start(step)
+            self._has_stepped = True
+        self._bar.update()
+        self._window.metrics.append(metrics)
+        in_a_row = self._count(step, bool(metrics["skipped"]), samples)
+        if step % self._train.log_every == 0 or step == self._train.steps:
+            means = self._write(step)
+            shown = {name: format(means[name], form) for name, form in self._told.shown.items()}
+            self._bar.set_postfix(shown)
+            self.restart_window()
+        # A run of nothing but skipped steps stops, too; it is told once.
+        limit = min(self._train.max_skipped_steps, self._train.steps)
+        if 0 < limit <= in_a_row and not self._has_failed:
+            self._has_failed = True
+            raise self._stop_error(step, in_a_row, samples)
+
+    def _count(self, step: int, skipped: bool, samples: np.ndarray) -> int:
+        """Skipped steps in a row."""
+        run, progress = self._run, self._run.progress
+        if not skipped:
+            run.has_learned, progress.skipped_in_a_row = True, 0
+            return 0
+        progress.skipped_steps += 1
+        progress.skipped_in_a_row += 1
+        if progress.skipped_in_a_row == 1:
+            questions = self._told.names(samples[:, 0].tolist())
+            log(
+                f"step {step}: the loss or its gradient is not finite; nothing is learned from "
+                f"this batch ({_some(questions)}); skipped so far: {progress.skipped_steps}"
+            )
+        return progress.skipped_in_a_row
+
+    def _stop_error(self, step: int, in_a_row: int, samples: np.ndarray) -> NotFinite:
+        """Why the run stops, which of its states are good, and what can be done."""
+        since = step - in_a_row
+        kept = f"the state after step {since} is kept" if since else "nothing was learned before"
+        questions = ", ".join(self._told.names(samples[:, 0].tolist()))
+        return NotFinite(
+            f"the loss or its gradient was not finite in {in_a_row} steps in a row, the last of "
+            f"them step {step} (questions {questions}); {kept}, the checkpoints hold finite "
+            f"numbers alone: begin again in another --workdir with {self._told.advice}without "
+            "such questions (--config.train.max_skipped_steps=0 never stops)."
+        )
+
+    def _tell_start(self, step: int) -> None:
+        seconds, counter = process_age(), self._run.counter
+        hits = counter.cache_hits
+        self.write(
+            step, {"speed/time_to_first_step": seconds, "speed/compilation_cache_hits": hits}
+        )
+        log(
+            f"first step after {seconds:.1f} s, {counter.seconds:.1f} s of it compiling "
+            f"{counter.count} programs ({hits} from the cache)"
+        )
+
+    def _write(self, step: int) -> dict[str, float]:
+        window, elapsed = self._window, time.monotonic() - self._window.began
+        progress, counter = self._run.progress, self._run.counter
+        rows = jax.device_get(window.metrics)
+        means = {name: _mean_of_finite([row[name] for row in rows]) for name in rows[0]}
+        del means["skipped"]
+        means |= {name: float(rows[-1][name]) for name in LAST_VALUE if name in rows[-1]}
+        means["skipped_steps"] = float(progress.skipped_steps)
+        means["skipped_in_a_row"] = float(progress.skipped_in_a_row)
+        metrics = {f"train/{name}": value for name, value in means.items()}
+        metrics |= {
+            "speed/steps_per_second": len(rows) / elapsed,
+            **{
+                f"speed/{cause}_wait_share": (seconds - window.waited.get(cause, 0.0)) / elapsed
+                for cause, seconds in self._experience.waited.items()
+            },
+            "speed/compilations": float(counter.count),
+            "speed/compilation_seconds": counter.seconds,
+            "speed/seconds": self._run.seconds,
+            **self._experience.counts(),
+        }
+        self.write(step, metrics)
+        self._run.checkpoints.check()
+        return means
+
+
+def _mean_of_finite(values: Sequence[np.ndarray]) -> float:
+    """NaN if none is: a skipped step does not hide the loss of the others."""
+    finite = [value for value in values if np.isfinite(value)]
+    return float(np.mean(finite)) if finite else math.nan
+
+
+def _some(questions: Sequence[str]) -> str:
+    more = len(questions) - SHOWN
+    named = ", ".join(questions[:SHOWN])
+    return f"questions {named}" + (f" and {more} more" if more > 0 else "")

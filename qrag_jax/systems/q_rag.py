@@ -1,0 +1,194 @@
+"""Q-RAG (arXiv 2511.07328): PQN trains two towers to take one chunk of a document after another."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from qrag_jax.data.episodes import training_batches
+from qrag_jax.data.generators import book_record
+from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, make_play
+from qrag_jax.evaluators.training_scores import Evaluation, TrainingScores
+from qrag_jax.feedback.ground_truth import fact_feedback
+from qrag_jax.feedback.language_model import ModelReward
+from qrag_jax.feedback.service import (
+    PendingService,
+    Rewards,
+    ServiceConfig,
+    leave_room,
+    open_service,
+)
+from qrag_jax.learners.deferred import make_learn_step, make_play_step, scored_shapes
+from qrag_jax.learners.state import TrainState
+from qrag_jax.learners.step import make_train_step
+from qrag_jax.learners.two_towers import TwoTowers
+from qrag_jax.rollouts.block_shapes import choose_block_shapes
+from qrag_jax.rollouts.chunks import Actor
+from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, Fused
+from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.run import Run, log
+from qrag_jax.runtime.saved_config import save_config
+from qrag_jax.systems import older_runs
+from qrag_jax.systems.q_rag_config import ALIASES, QRagConfig, complete, prune
+from qrag_jax.systems.q_rag_inputs import Inputs, load_inputs
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses values that make no sense whatever the data are; what nothing reads is taken away.
+
+    Raises:
+        InputError: such a value.
+    """
+    prune(complete(config))
+    config.reward.name = ALIASES.get(config.reward.name, config.reward.name)
+    QRagConfig.of(config)
+
+
+@contextlib.contextmanager
+def open_system(given: ConfigDict, run: Run, *, dry: bool = False) -> Iterator[QRag]:
+    """The system, with the server of its language model, if it has one; see `systems`."""
+    older_runs.resume_config(given, run)
+    config = QRagConfig.of(given)
+    with contextlib.ExitStack() as stack:
+        if config.llm is not None and not dry:
+            leave_room(config.llm)  # before a device is used
+        mesh = make_mesh(config.runtime.mesh)
+        config.train.host_batch(mesh.size, jax.process_count())
+        config.eval.check_devices(mesh.size)
+        service = None
+        if isinstance(config.reward, ModelReward) and config.llm is not None and not dry:
+            # Its server starts while the data and the encoder are read.
+            never, kept = config.env.never_terminate, config.data.cache_folder
+            asked = ServiceConfig(config.reward, config.llm, never, config.seed, kept)
+            service = stack.enter_context(open_service(asked, run.workdir, log))
+        inputs = load_inputs(config, run, service)
+        if not run.has_begun:  # once: a start that fails must not cost the run its config
+            book_record.write_books(run.workdir, config.data.backgrounds)
+            save_config(older_runs.settled(given, inputs.encoder.encoder), run.config_path)
+        yield QRag(config, mesh, inputs, service)
+
+
+@dataclasses.dataclass
+class QRag:
+    """See `systems.System`."""
+
+    config: QRagConfig
+    mesh: Mesh
+    inputs: Inputs
+    service: PendingService | None
+    _rewards: Rewards | None = None
+
+    def __post_init__(self) -> None:
+        self.train, self.profile = self.config.train, self.config.profile
+        self.data = {name: store.content_key for name, store in self.inputs.stores.items()}
+        self.provenance = self.service.provenance if self.service else {}
+        self.line, self.told = self.inputs.line(self.config), self.inputs.told(self.config)
+
+    def first_state(self) -> TrainState:
+        """See `System`."""
+        return self.towers.first_state(self.inputs.encoder.trained, self.config.seed)
+
+    def experience(self, run: Run, stop: StopSignal) -> Experience:
+        """See `System`."""
+        config, inputs, pending = self.config, self.inputs, run.progress.pending
+        shares = config.data.shares(inputs.stores)
+        if len(shares) > 1:
+            log("mixture: " + ", ".join(f"{share:.1%} {name}" for name, share in shares.items()))
+        iterator = training_batches(
+            inputs.stores,
+            shares,
+            inputs.shape,
+            batch_size=config.train.host_batch(self.mesh.size, jax.process_count()),
+            seed=config.seed,
+            workers=config.data.workers,
+            shard=(jax.process_index(), jax.process_count()),
+        )
+        if run.progress.batches is not None:
+            iterator.set_state(run.progress.batches)
+        batches = Batches(self.mesh, iterator)
+        if self.service is None:
+            return Fused(batches, pending)
+        assert isinstance(config.reward, ModelReward)
+        self._rewards = self.service.ready(stop)
+        staleness, samples = config.reward.staleness, inputs.train_samples
+        asking = Asking(self._rewards, samples, staleness, config.train.steps)
+        play = self.towers.bound(make_play_step(self.towers))
+        return Deferred(self.mesh, play, batches, asking, pending)
+
+    def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, dict[str, Any]]:
+        """See `System`."""
+        with jax.transfer_guard("disallow"):
+            return self._bound_update(state, episodes)
+
+    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
+        """See `System`."""
+        params = self.towers.with_base(state.params)
+        return self._scores.evaluate(params, step, self._rewards, stop)
+
+    def programs(self) -> list[Program]:
+        """See `System`."""
+        towers, inputs, config = self.towers, self.inputs, self.config
+        state = towers.state_shapes(inputs.encoder.trained)
+        batch = inputs.batch_shapes(config.train.batch_size)
+        scored = inputs.batch_shapes(config.eval.batch_size)
+        base = () if towers.base is None else (towers.base,)
+        evaluation = Program("evaluation", self._play, (towers.with_base(state.params), scored))
+        if config.is_ground_truth:
+            return [Program("update", self._update, (state, batch, *base)), evaluation]
+        number = jax.ShapeDtypeStruct((), "int32")
+        played = scored_shapes(batch, config.env.max_steps)
+        play = Program("play", make_play_step(towers), (state, batch, number, *base))
+        return [play, Program("update", self._update, (state, played, *base)), evaluation]
+
+    @cached_property
+    def towers(self) -> TwoTowers:
+        """What the programs are made of."""
+        config, inputs, loaded = self.config, self.inputs, self.inputs.encoder
+        stores, encoder = [*inputs.stores.values()], loaded.encoder
+        shapes = choose_block_shapes(config.encoder, config.rollout, encoder, inputs.shape, stores)
+        return TwoTowers.of(
+            self.mesh,
+            Actor(encoder, shapes, config.rollout),
+            loaded,
+            config.runtime.rules(loaded.partition_rules),
+            config=config.pqn,
+            optimizer=config.optimizer,
+            accumulation=config.train.accumulation,
+        )
+
+    @cached_property
+    def _update(self) -> Any:
+        """One program: it plays, scores and learns, or learns from what was played and scored."""
+        if self.config.is_ground_truth:
+            return make_train_step(self.towers, self._feedback)
+        return make_learn_step(self.towers)
+
+    @cached_property
+    def _bound_update(self) -> Any:
+        return self.towers.bound(self._update)
+
+    @property
+    def _feedback(self) -> Any:
+        return fact_feedback(self.config.reward, stop_action=self.config.env.stop_action)
+
+    @cached_property
+    def _play(self) -> Any:
+        return make_play(Player.of(self.towers, self._feedback), self.towers.actor.block_shapes)
+
+    @cached_property
+    def _scores(self) -> TrainingScores:
+        config, i = self.config, self.inputs
+        size = config.eval.batch_size
+        shown = i.dev_samples, i.dev_store, i.shape, size, i.dev_indices
+        episodes = EpisodeEvaluator(self._play, self.mesh, *shown)
+        gamma, env = config.pqn.gamma, config.env
+        return TrainingScores(episodes, config.eval.best_by, gamma, env.max_steps, env.stop_action)

@@ -1,0 +1,313 @@
+"""Q-RAG's config: which sections it has, and the settings they are taken apart into."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from qrag_jax.data.config import (
+    SETTINGS,
+    SYNTHETIC,
+    DataConfig,
+    data_section,
+    described_sources,
+    fill_data,
+)
+from qrag_jax.data.generators.synthetic import SyntheticConfig
+from qrag_jax.environments.chunks_config import ChunksConfig
+from qrag_jax.errors import InputError
+from qrag_jax.evaluators.eval_config import EvalConfig
+from qrag_jax.feedback.ground_truth import GROUND_TRUTH, FactReward
+from qrag_jax.feedback.language_model import METRICS, ModelReward
+from qrag_jax.learners.optimizers import OptimizerConfig
+from qrag_jax.learners.pqn import PQNConfig
+from qrag_jax.llm.llm_config import LlmConfig
+from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.scratch import ScratchConfig
+from qrag_jax.policies.document_scores import LEAST_BLOCK
+from qrag_jax.policies.soft_q import SoftQConfig
+from qrag_jax.rollouts.beam_search import BeamConfig
+from qrag_jax.rollouts.chunks import RolloutConfig
+from qrag_jax.runtime.config_fields import described, fill, section
+from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
+from qrag_jax.runtime.runtime_config import RuntimeConfig
+from qrag_jax.runtime.train_config import TrainConfig
+
+ALIASES = {"gt": GROUND_TRUTH}  # of config.reward.name
+SECTIONS: dict[str, type] = {
+    "encoder": EncoderConfig,
+    "env": ChunksConfig,
+    "policy": SoftQConfig,
+    "pqn": PQNConfig,
+    "optimizer": OptimizerConfig,
+    "train": TrainConfig,
+    "eval": EvalConfig,
+    "runtime": RuntimeConfig,
+}
+# Sections that only some choices read, each behind the one that it is in.
+OPTIONAL: dict[str, type] = {
+    "encoder.scratch": ScratchConfig,
+    "data.synthetic": SyntheticConfig,
+    "llm": LlmConfig,
+    "llm.server": ServerConfig,
+}
+FIELDS = {
+    "seed": (42, "of the shuffle, the policy's draws and random weights"),
+    "profile": (0, "steps traced into workdir/profile after the first two of a start, 0: none"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class QRagConfig:
+    """A config taken apart.
+
+    Attributes:
+        llm: of the language model that gives the rewards; None where the supporting facts do, and
+            where a run is scored.
+    """
+
+    seed: int
+    profile: int
+    encoder: EncoderConfig
+    data: DataConfig
+    env: ChunksConfig
+    policy: SoftQConfig
+    reward: FactReward | ModelReward
+    pqn: PQNConfig
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    eval: EvalConfig
+    runtime: RuntimeConfig
+    llm: LlmConfig | None = None
+
+    @classmethod
+    def of(cls, config: ConfigDict, *, scoring: bool = False) -> QRagConfig:
+        """Takes a config apart.
+
+        Args:
+            scoring: the run is not trained further, so its language model need not be there.
+
+        Raises:
+            InputError: a field is unknown, or has a value that makes no sense whatever the data.
+        """
+        known = {*FIELDS, *SECTIONS, "system", "data", "reward", "llm"}
+        if unknown := sorted(set(config) - known):
+            raise InputError(f"config.{unknown[0]} is unknown; there are {', '.join(known)}.")
+        parts: dict[str, Any] = {
+            name: fill(kind, config[name], name) for name, kind in SECTIONS.items()
+        }
+        reward = dict(config.reward.items())
+        reward["name"] = ALIASES.get(reward["name"], reward["name"])
+        by_model = _asks_model(reward["name"])
+        parts["pqn"] = dataclasses.replace(parts["pqn"], alpha=parts["policy"].alpha)
+        total = {"total_steps": parts["train"].steps}
+        parts["optimizer"] = dataclasses.replace(parts["optimizer"], **total)
+        llm = dict(config.llm.items()) if by_model and not scoring else {}
+        if llm.get("url"):
+            llm.pop("server", None)  # none is started
+        if config.profile < 0:
+            raise InputError(f"config.profile is {config.profile}; it must be at least 0.")
+        return cls(
+            seed=config.seed,
+            profile=config.profile,
+            data=fill_data(config.data),
+            reward=fill(ModelReward if by_model else FactReward, reward, "reward"),
+            llm=fill(LlmConfig, llm, "llm") if llm else None,
+            **parts,
+        )
+
+    @property
+    def is_ground_truth(self) -> bool:
+        """Whether rewards come from the supporting facts, so that an update is one program."""
+        return not isinstance(self.reward, ModelReward)
+
+    @property
+    def rollout(self) -> RolloutConfig:
+        """The static settings of playing episodes.
+
+        Where a language model gives the rewards the supporting facts end no episode: it is trained
+        without them (see `feedback.completion` for what does).
+        """
+        return RolloutConfig(
+            max_steps=self.env.max_steps,
+            never_terminate=self.env.never_terminate or not self.is_ground_truth,
+            sort_by_index=self.env.sort_by_index,
+            max_chunk_tokens=self.data.max_chunk_tokens,
+            max_chunk_tokens_in_state=self.data.max_chunk_tokens_in_state,
+            top_k_actions=self.policy.top_k_actions,
+            positions=self.env.positions,
+            stop_action=self.env.stop_action,
+        )
+
+    @property
+    def beam(self) -> BeamConfig:
+        """How evaluation searches actions."""
+        return BeamConfig(
+            beam=self.eval.beam,
+            score=self.eval.beam_score,
+            gamma=self.pqn.gamma,
+            alpha=self.policy.alpha,
+            top_k_actions=min(self.policy.top_k_actions, LEAST_BLOCK),
+            stop_threshold=self.eval.stop_threshold,
+            batch_size=self.eval.batch_size,
+        )
+
+    @property
+    def dev_data(self) -> DataConfig:
+        """What is evaluated on: `eval.path` goes before `data.path`."""
+        return self.data.at(self.eval.path)
+
+
+def default_config(*sources: str) -> ConfigDict:
+    """Q-RAG's settings for a Contriever-sized encoder (arXiv 2511.07328), on these data sources.
+
+    Fields that only some choices read are not there (`complete` adds them): those of the language
+    model where the supporting facts give the rewards, of invented questions, of an encoder from
+    scratch.
+    """
+    config = ConfigDict({"system": "q_rag"})
+    for name, (value, _) in FIELDS.items():
+        config[name] = value
+    for name, kind in SECTIONS.items():
+        config[name] = section(kind)
+    config.data = data_section(sources)
+    config.reward = section(FactReward)
+    return complete(config)
+
+
+def complete(config: ConfigDict, words: Sequence[str] = (), also: Iterable[str] = ()) -> ConfigDict:
+    """Adds the fields that the choices of a config and of a command line ask for.
+
+    Args:
+        words: of the command line, of which `--config.FIELD=VALUE` are read.
+        also: sections that are wanted whatever the choices, of "llm" and "llm.server".
+
+    Raises:
+        InputError: a field is given that the choices leave without use.
+    """
+    given = _overrides(words)
+    also = tuple(also)
+
+    def chosen(name: str) -> Any:
+        return given.get(name, _at(config, name))
+
+    reward = chosen("reward.name")
+    wanted = _wanted(config, chosen)
+    with config.unlocked():
+        for name, kind in OPTIONAL.items():
+            part, last = _part_of(config, name)
+            if (wanted[name] or name in also) and part is not None and last not in part:
+                part[last] = section(kind)
+        if _asks_model(reward):
+            for name, value in section(ModelReward).items():
+                if name not in config.reward:
+                    config.reward[name] = value
+    for name in given:
+        if name.startswith("llm.") and "llm" not in config:
+            raise InputError(
+                f"config.{name} is given, but config.reward.name is {reward!r}, which asks no "
+                f"language model; use one of {', '.join(METRICS)}."
+            )
+        if name.startswith("reward.") and name.partition(".")[2] not in config.reward:
+            known = name.partition(".")[2] in section(ModelReward)
+            if known:
+                raise InputError(
+                    f"config.{name} is given, but config.reward.name is {reward!r}, which asks no "
+                    f"language model; leave it out, or use one of {', '.join(METRICS)}."
+                )
+    return config
+
+
+def prune(config: ConfigDict) -> ConfigDict:
+    """Takes away the fields that the choices of a config leave without use, so that two configs
+    that do the same are the same."""
+    wanted = _wanted(config, lambda name: _at(config, name))
+    with config.unlocked():
+        for name in reversed(OPTIONAL):
+            part, last = _part_of(config, name)
+            if not wanted[name] and part is not None and last in part:
+                del part[last]
+        if not _asks_model(config.reward.name):
+            for name in set(config.reward) - set(section(FactReward)):
+                del config.reward[name]
+    return config
+
+
+def add_missing_sections(config: ConfigDict, other: ConfigDict) -> None:
+    """Adds the optional fields that `other` has and `config` lacks."""
+    with config.unlocked():
+        for name, kind in OPTIONAL.items():
+            part, last = _part_of(config, name)
+            if _at(other, name) is not None and part is not None and last not in part:
+                part[last] = section(kind)
+        for name, value in section(ModelReward).items():
+            if name in other.get("reward", {}) and name not in config.reward:
+                config.reward[name] = value
+
+
+def _wanted(config: ConfigDict, chosen: Callable[[str], Any]) -> dict[str, bool]:
+    """Which of the optional sections the choices ask for; `chosen` gives a field's value."""
+    # BabiLong and needles make documents of their own.
+    official = [name for name in config.data.sources if name not in SETTINGS]
+    paths = (chosen("data.path"), chosen("eval.path"))
+    by_model = _asks_model(chosen("reward.name"))
+    return {
+        "encoder.scratch": chosen("encoder.path") in ("", MINILM_OR_SCRATCH),
+        "data.synthetic": SYNTHETIC in official or bool(official and SYNTHETIC in paths),
+        "llm": by_model,
+        "llm.server": by_model and not chosen("llm.url"),
+    }
+
+
+def help_lines() -> list[tuple[str, Any, str]]:
+    """Name, default and comment of every field that a config can have."""
+    lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in FIELDS.items()]
+    for name, kind in {**SECTIONS, "reward": ModelReward, "llm": LlmConfig}.items():
+        lines += described(kind, name)
+    lines += described(DataConfig, "data") + described_sources()
+    return sorted(lines, key=lambda line: line[0].split("."))
+
+
+def _asks_model(reward: str) -> bool:
+    names = (GROUND_TRUTH, *ALIASES, *METRICS)
+    if reward not in names:
+        raise InputError(f"config.reward.name is {reward!r}; use one of {', '.join(names)}.")
+    return reward in METRICS
+
+
+def _part_of(config: ConfigDict, name: str) -> tuple[ConfigDict | None, str]:
+    """The section that a field is in, None where there is none, and the field's own name."""
+    *sections, last = name.split(".")
+    return (_at(config, ".".join(sections)) if sections else config), last
+
+
+def _at(config: ConfigDict, name: str) -> Any:
+    part: Any = config
+    for word in name.split("."):
+        if not isinstance(part, Mapping | ConfigDict) or word not in part:
+            return None
+        part = part[word]
+    return part
+
+
+def _overrides(words: Sequence[str]) -> dict[str, str]:
+    """`--config.FIELD=VALUE` and `--config.FIELD VALUE` → values as they are written."""
+    found: dict[str, str] = {}
+    for number, word in enumerate(words):
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name.startswith("config."):
+            following = words[number + 1] if number + 1 < len(words) else ""
+            found[name.removeprefix("config.")] = _unquoted(value if equals else following)
+    return found
+
+
+def _unquoted(text: str) -> str:
+    """A text as ml_collections reads it: quotes around it are not part of it."""
+    for quote in "\"'":
+        if len(text) >= 2 and text[0] == text[-1] == quote:
+            return text[1:-1]
+    return text

@@ -1,0 +1,103 @@
+"""What a Q-RAG run learns from and is scored on, read and checked before any compute."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode
+from qrag_jax.data.loading import load_split, without_questions
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.token_stores import tokenise_samples, tokenise_training, truncation_report
+from qrag_jax.data.tokens import Tokens, TokenStore
+from qrag_jax.feedback.service import PendingService
+from qrag_jax.models.first_encoder import prepare_encoder
+from qrag_jax.models.pretrained import LoadedEncoder
+from qrag_jax.rollouts.limits import check_fit
+from qrag_jax.runtime.run import Run, log
+from qrag_jax.runtime.step_log import Told
+from qrag_jax.systems.q_rag_config import QRagConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """All that a run reads."""
+
+    encoder: LoadedEncoder
+    stores: dict[str, Tokens]  # training tokens by source
+    dev_samples: Sequence[Sample]
+    dev_store: TokenStore
+    train_samples: Sequence[Sample]  # of all stores, one after the other
+    dev_indices: list[int]  # the fixed questions scored during training
+    shape: EpisodeShape
+
+    def line(self, config: QRagConfig) -> str:
+        """What is trained on what."""
+        questions, train = sum(map(len, self.stores.values())), config.train
+        return (
+            f"{questions} training questions, {len(self.dev_indices)} scored every "
+            f"{train.eval_every} steps; {train.steps} steps of {train.batch_size} questions on "
+            f"{jax.device_count()} {jax.default_backend()} device(s)"
+        )
+
+    def told(self, config: QRagConfig) -> Told:
+        """What the log of steps tells of them."""
+        dtype, rate = config.encoder.dtype, config.optimizer.learning_rate
+        advice = f"a lower --config.optimizer.learning_rate (it is {rate:g}), "
+        if dtype != "float32":
+            advice += f"with --config.encoder.dtype=float32 (it is {dtype}), "
+
+        def names(numbers: Sequence[int]) -> list[str]:
+            return [self.train_samples[number].id for number in numbers]
+
+        return Told(names, {"loss": ".3f", "fact_em": ".2f"}, advice + "or ")
+
+    def batch_shapes(self, questions: int) -> EpisodeBatch:
+        """Shapes of a batch of so many questions."""
+        one = jax.tree.map(np.asarray, empty_episode(self.shape))
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((questions, *leaf.shape), leaf.dtype), one
+        )
+
+
+def load_inputs(config: QRagConfig, run: Run, service: PendingService | None) -> Inputs:
+    """Reads and tokenises everything, and checks that it fits.
+
+    Args:
+        service: of a language model, which must be able to score the samples.
+
+    Raises:
+        InputError: the data or the encoder cannot be used, or do not fit the config.
+    """
+    hold_out = not config.eval.path
+    dev = load_split(config.dev_data, "dev", hold_out=hold_out)
+    train_samples = without_questions(load_split(config.data, "train", hold_out=hold_out), dev.all)
+    for line in [*train_samples.report, *dev.report]:
+        log(line)
+    if service is not None:
+        for samples in (*train_samples.by_source.values(), *dev.by_source.values()):
+            service.check(samples)
+    texts = (text for s in train_samples.all for text in (s.question, *s.chunks))
+    encoder = prepare_encoder(
+        config.encoder, run.workdir, texts, config.seed, is_kept=run.has_begun
+    )
+    stores = {
+        name: tokenise_training(config.data, encoder.tokenizer, samples)
+        for name, samples in train_samples.by_source.items()
+    }
+    for name, store in stores.items():
+        if report := truncation_report(store):
+            log(f"{name}: {report}")
+    dev_store = tokenise_samples(config.data, encoder.tokenizer, dev.all)
+    shape = EpisodeShape.holding([*stores.values(), dev_store])
+    check_fit(config.rollout, encoder.encoder, shape, stores)
+    scored = _fixed_subset(config, len(dev.all))
+    return Inputs(encoder, stores, dev.all, dev_store, train_samples.all, scored, shape)
+
+
+def _fixed_subset(config: QRagConfig, count: int) -> list[int]:
+    order = np.random.default_rng(config.eval.seed).permutation(count)
+    return sorted(order[: config.eval.samples or count].tolist())

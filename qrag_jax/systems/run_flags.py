@@ -1,0 +1,140 @@
+"""Flags of the commands: the experiment that a training is given, the run that others read."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
+
+from qrag_jax.errors import InputError
+from qrag_jax.runtime.saved_config import CONFIG_NAME, flat
+from qrag_jax.systems import older_runs, q_rag_config
+
+HELP = {"--help", "-h", "--helpfull", "--helpshort"}
+
+
+class _CompleteParser(config_flags.config_flags.ConfigFileFlagParser):
+    """Reads a config file, and adds the fields that its choices and the command line ask for."""
+
+    def __init__(self, also: Iterable[str]) -> None:
+        super().__init__(name="config", lock_config=True)
+        self._also = tuple(also)
+
+    def parse(self, path: str) -> Any:
+        """The config of a file."""
+        config = super().parse(path)
+        # Another system's config is complete as it is.
+        if isinstance(config, ml_collections.ConfigDict) and config.get("system") == "q_rag":
+            q_rag_config.complete(config, sys.argv[1:], self._also)
+        return config
+
+
+def define_experiment(also: Iterable[str] = ()) -> flags.FlagHolder:
+    """Defines `--config`, an experiment's FILE or FILE:VARIANT.
+
+    Args:
+        also: sections that the command reads whatever the experiment's choices.
+    """
+    holder = config_flags.DEFINE_config_file("config", None, "Experiment, FILE or FILE:VARIANT.")
+    flags.FLAGS["config"].parser = _CompleteParser(also)
+    return holder
+
+
+def fields_help(argv: Sequence[str]) -> str:
+    """Every field of a config with its comment, and its value in the experiment that is given, or
+    where none is the usual one."""
+    file, values = _argument(argv, "config"), {}
+    if file:
+        values = flat(_CompleteParser(()).parse(file).to_dict())
+    lines = [f"Fields of the experiment{f' {file}' if file else ''}, --config.FIELD=VALUE:", ""]
+    for name, value, comment in q_rag_config.help_lines():
+        shown = values.get(name, value)
+        absent = " (not read by it)" if file and name not in values else ""
+        lines.append(f"  {name}={shown!r}{absent}")
+        lines += textwrap.wrap(comment, 92, initial_indent="      ", subsequent_indent="      ")
+    return "\n".join(lines)
+
+
+def given_experiment(holder: flags.FlagHolder) -> ml_collections.ConfigDict:
+    """The experiment on the command line.
+
+    Raises:
+        InputError: there is none, or its file cannot be loaded.
+    """
+    try:
+        config = holder.value
+        _ = config is None or config.get("seed")  # a bad file fails at its first use
+    except OSError as error:
+        reason = str(error).strip().split("\n")[-1].strip()
+        raise InputError(f"--config: the file cannot be loaded ({reason}).") from None
+    if config is None:
+        raise InputError("give an experiment, for example --config=configs/hotpotqa.py.")
+    return config
+
+
+def workdir() -> Path:
+    """The run's folder."""
+    return Path(flags.FLAGS.workdir)
+
+
+def checkpoint() -> str:
+    """Which of its checkpoints: "best" or "last"."""
+    return flags.FLAGS.checkpoint
+
+
+def checkpoint_is_given() -> bool:
+    """Whether the command line says which checkpoint."""
+    return bool(flags.FLAGS["checkpoint"].present)
+
+
+def _argument(argv: Sequence[str], name: str) -> str | None:
+    """The value of `--name=value` or `--name value`, read before absl knows the config."""
+    for i, word in enumerate(argv):
+        flag, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and flag == name:
+            return value if equals else (argv[i + 1] if i + 1 < len(argv) else None)
+    return None
+
+
+def define(argv: Sequence[str]) -> None:
+    """Defines the flags; `--config` is the run's saved config, updated by `--eval_config`.
+
+    Called by commands as they start, not on import: train.py has a `--workdir` of its own.
+    """
+    flags.DEFINE_string("workdir", None, "Folder of a trained run.")
+    flags.DEFINE_enum("checkpoint", "best", ["best", "last"], "Which checkpoint.")
+    flags.DEFINE_string("eval_config", None, "Config FILE whose fields replace the run's.")
+    folder = _argument(argv, "workdir")
+    if HELP & set(argv):
+        return
+    if folder is None:
+        raise InputError("give the folder of a trained run, for example --workdir=runs/hotpotqa.")
+    config = older_runs.load_config(Path(folder) / CONFIG_NAME)
+    if file := _argument(argv, "eval_config"):
+        _replace_fields(config, file)
+    q_rag_config.complete(config, argv)
+    config_flags.DEFINE_config_dict("config", config, lock_config=True)
+
+
+def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
+    """Puts the fields of the config `file` into `config`; the sources as one whole."""
+    parser = config_flags.config_flags.ConfigFileFlagParser(name="eval_config")
+    try:
+        fields, saved = parser.parse(file), config.copy_and_resolve_references()
+        if "sources" in fields.get("data", {}):
+            del config.data.sources
+            config.data.sources = fields.data.sources
+        q_rag_config.add_missing_sections(config, fields)
+        config.lock().update(fields)
+        q_rag_config.prune(config)
+        older_runs.fill_from_saved(config, saved)  # a whole experiment as FILE leaves it open
+        older_runs.draw_as(config, saved)
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        reason = str(error).strip().split("\n")[-1].strip().removeprefix("ValueError: ")
+        raise InputError(f"--eval_config={file}: {reason}") from None

@@ -1,0 +1,115 @@
+"""Sections made from dataclasses: values, types, comments, and back again."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from ml_collections import ConfigDict
+
+from qrag_jax.errors import InputError
+from qrag_jax.runtime.config_fields import (
+    comments,
+    described,
+    fill,
+    internal,
+    plain,
+    section,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    size: int = 3  # of it
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise InputError(f"config.outer.inner.size is {self.size}; give 1 or more.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    name: str = "a"  # what it is called
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer(Base):
+    """What it is for."""
+
+    rate: float = 0.5  # a share, "#" and all
+    # Above the field,
+    # on two lines.
+    limit: float | None = None
+    # Above, and
+    shape: tuple[int, ...] = (1, 2)  # behind.
+    names: str | tuple[str, ...] = "all"
+    hidden: int = internal(7)
+    made: list[int] = internal(factory=list)
+    inner: Inner = dataclasses.field(default_factory=Inner)  # nested
+    maybe: Inner | None = None  # only where it is asked for
+
+
+def test_a_section_has_the_defaults_and_no_more() -> None:
+    assert section(Outer).to_dict() == {
+        "name": "a",
+        "rate": 0.5,
+        "limit": None,
+        "shape": (1, 2),
+        "names": "all",
+        "inner": {"size": 3},
+    }
+    assert section(Inner, size=5).size == 5
+
+
+def test_a_section_keeps_its_types() -> None:
+    made = section(Outer)
+    made.lock()
+    with pytest.raises(TypeError):
+        made.rate = "much"
+    with pytest.raises(TypeError):
+        made.limit = "much"
+    with pytest.raises(AttributeError):
+        made.rat = 1.0
+    made.limit, made.names, made.rate = 2.0, ("x", "y"), 1
+    filled = fill(Outer, made, "outer")
+    assert (filled.limit, filled.names, filled.rate) == (2.0, ("x", "y"), 1.0)
+
+
+def test_filled_and_plain_again() -> None:
+    assert fill(Outer, section(Outer), "outer") == Outer()
+    assert fill(Outer, {}, "outer") == Outer()
+    given = {"shape": [4, [5]], "inner": {"size": 2}, "maybe": ConfigDict({"size": 9})}
+    filled = fill(Outer, given, "outer")
+    assert filled == Outer(shape=(4, (5,)), inner=Inner(2), maybe=Inner(9))  # type: ignore[arg-type]
+    assert fill(Outer, plain(filled), "outer") == filled
+    assert "hidden" not in plain(filled)
+    assert "maybe" not in plain(Outer())
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"size": 1}, "config.outer.size is unknown; there are inner, limit, maybe, name,"),
+        ({"hidden": 1}, "config.outer.hidden is unknown"),
+        ({"inner": {"sise": 1}}, "config.outer.inner.sise is unknown; there are size."),
+        ({"inner": {"size": 0}}, "config.outer.inner.size is 0; give 1 or more."),
+    ],
+)
+def test_what_cannot_be_filled_is_named(given: dict, told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        fill(Outer, given, "outer")
+    assert told in str(caught.value)
+
+
+def test_comments_stand_behind_a_field_or_above_it() -> None:
+    assert comments(Outer) == {
+        "name": "what it is called",
+        "rate": 'a share, "#" and all',
+        "limit": "Above the field, on two lines.",
+        "shape": "Above, and behind.",
+        "inner": "nested",
+        "maybe": "only where it is asked for",
+    }
+    assert ("outer.inner.size", 3, "of it") in described(Outer, "outer")
+    assert ("outer.maybe.size", 3, "of it") in described(Outer, "outer")
+    assert ("outer.names", "all", "") in described(Outer, "outer")

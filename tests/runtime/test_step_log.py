@@ -1,0 +1,131 @@
+"""A run whose numbers are not finite does not end as if it had learned."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from qrag_jax.runtime.run import Progress, Run
+from qrag_jax.runtime.step_log import NotFinite, StepLog, Told
+from qrag_jax.runtime.train_config import TrainConfig
+from tests.entry_points import SHARED, Commands, metric_lines, refusal, saved_state
+
+
+def test_a_run_that_cannot_learn_stops_and_keeps_what_is_good(
+    commands: Commands, tmp_path: Path
+) -> None:
+    workdir = tmp_path / "run"
+    # The first update moves every weight by about 1e30: no loss is finite from then on.
+    result = commands.run(
+        "train",
+        *SHARED,
+        f"--workdir={workdir}",
+        "--config.optimizer.learning_rate=1e30",
+        "--config.train.max_skipped_steps=6",
+    )
+    text = refusal(result, status=1)
+    assert "not finite in 6 steps in a row, the last of them step 7 (questions " in text
+    assert "the state after step 1 is kept" in text
+    assert "lower --config.optimizer.learning_rate (it is 1e+30)" in text
+    assert "--config.encoder.dtype=float32 (it is auto)" in text
+    (told,) = [line for line in result.stdout.splitlines() if "nothing is learned" in line]
+    assert told.startswith("step 2: ")
+    assert told.endswith("skipped so far: 1")
+    assert "done: " not in result.stdout
+    lines = [line for line in metric_lines(workdir) if "train/loss" in line]
+    assert [line["step"] for line in lines][:7] == [*range(1, 8)]
+    for line in lines[:7]:
+        skipped = line["step"] - 1
+        assert line["train/skipped_steps"] == line["train/skipped_in_a_row"] == skipped
+        assert (line["train/loss"] is None) == bool(skipped)
+        assert line["train/env_steps"] == line["step"] * 16  # time goes on
+    # Saved once, at the first checkpoint after the update; the last of them would say no more.
+    (saved,) = (workdir / "checkpoints/last").iterdir()
+    assert saved.name == "4"
+    state = saved_state(workdir, 4)
+    assert state["step"] == 4
+    assert all(np.isfinite(leaf).all() for leaf in state.values())
+    assert max(np.abs(leaf).max() for name, leaf in state.items() if "params" in name) > 1e29
+    (best,) = (workdir / "checkpoints/best").iterdir()
+    assert best.name == "0"  # what was wrecked is not the best by chance
+
+
+def test_checkpoints_of_older_code_go_on() -> None:
+    older = dataclasses.asdict(Progress(provenance={"the model": "x"}))
+    del older["skipped_steps"], older["skipped_in_a_row"]
+    older["made_with"] = older.pop("provenance")
+    assert Progress.of(older) == Progress(provenance={"the model": "x"})
+
+
+class Episodes:
+    """What the log reads of an experience."""
+
+    waited: ClassVar = {"input": 0.0}
+    samples = np.stack([np.arange(11), np.zeros(11, int)], axis=1)
+
+    def counts(self) -> dict[str, float]:
+        return {}
+
+
+@contextlib.contextmanager
+def step_log(folder: Path, train: TrainConfig, advice: str = "") -> Iterator[StepLog]:
+    told = Told(lambda numbers: [f"q{n}" for n in numbers], {"loss": ".1f"}, advice)
+    with Run.open(folder, 0.0) as run, StepLog(run, train, 0, Episodes(), told) as log:
+        yield log
+
+
+def metrics(skipped: bool) -> dict[str, jnp.ndarray]:
+    loss = jnp.float32("nan") if skipped else jnp.float32(1)
+    return {"loss": loss, "skipped": jnp.float32(skipped), "env_steps": jnp.float32(1)}
+
+
+@pytest.mark.parametrize(
+    ("steps", "limit", "stops_at"), [(6, 10, 6), (100, 10, 10), (100, 0, None), (100, 3, 3)]
+)
+def test_skipped_steps_in_a_row_stop_a_run(
+    steps: int, limit: int, stops_at: int | None, tmp_path: Path
+) -> None:
+    """A short run of nothing but skipped steps stops, too; it is told once, and then flushed."""
+    train = TrainConfig(steps=steps, max_skipped_steps=limit, log_every=1000)
+    with step_log(tmp_path, train) as log:
+        for step in range(1, 15):
+            if stops_at is not None and step == stops_at + 1:
+                with pytest.raises(NotFinite, match=f"in {stops_at} steps in a row"):
+                    log.step(step, metrics(skipped=True))
+                log.finish()
+                return
+            log.step(step, metrics(skipped=True))
+        log.finish()
+        assert stops_at is None
+
+
+def test_a_step_that_learns_begins_the_count_anew(tmp_path: Path) -> None:
+    train = TrainConfig(steps=100, max_skipped_steps=2, log_every=1000)
+    with step_log(tmp_path, train) as log:
+        for step in range(1, 20):
+            log.step(step, metrics(skipped=bool(step % 2)))
+        log.finish()
+
+
+def test_sentences_name_the_questions_and_what_to_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = TrainConfig(steps=1, log_every=1000)
+    with step_log(tmp_path, train, "a lower rate, or ") as log:
+        log.step(1, metrics(skipped=True))
+        with pytest.raises(NotFinite) as caught:
+            log.finish()
+    told = capsys.readouterr().out
+    assert "(questions q0, q1, q2, q3, q4, q5, q6, q7 and 3 more)" in told
+    text = str(caught.value)
+    assert f"(questions {', '.join(f'q{n}' for n in range(11))}); nothing was learned" in text
+    assert "in another --workdir with a lower rate, or without such questions" in text
+    assert len(re.findall(r"[.:] ", text)) == 1

@@ -1,0 +1,47 @@
+"""The parts of a config's system that tests look at one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from qrag_jax.data.config import source_section
+from qrag_jax.data.loading import LoadedSamples, load_split
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.sources.registry import Split
+from qrag_jax.data.token_stores import tokenise_samples
+from qrag_jax.data.tokens import TextTokenizer, TokenStore
+from qrag_jax.models.first_encoder import prepare_encoder
+from qrag_jax.models.pretrained import LoadedEncoder
+from qrag_jax.systems.q_rag_config import QRagConfig, prune
+
+
+def only_source(config: ConfigDict, name: str) -> None:
+    """Puts one source in the place of all."""
+    with config.unlocked():
+        config.data.sources = ConfigDict({name: source_section(name)})
+    prune(config)
+
+
+def samples_of(config: ConfigDict, split: Split, *, hold_out: bool = True) -> LoadedSamples:
+    """The samples of a split."""
+    taken = QRagConfig.of(config)
+    data = taken.data if split == "train" else taken.dev_data
+    return load_split(data, split, hold_out=hold_out and not config.eval.path)
+
+
+def prepared(config: ConfigDict, workdir: Path, samples: Sequence[Sample] = ()) -> LoadedEncoder:
+    """The encoder that a run starts from."""
+    taken = QRagConfig.of(config)
+    texts = (text for s in samples for text in (s.question, *s.chunks))
+    kept = (workdir / "config.json").exists()
+    return prepare_encoder(taken.encoder, workdir, texts, taken.seed, is_kept=kept)
+
+
+def tokenised(
+    config: ConfigDict, tokenizer: TextTokenizer, samples: Sequence[Sample]
+) -> TokenStore:
+    """Their tokens."""
+    return tokenise_samples(QRagConfig.of(config).data, tokenizer, samples)

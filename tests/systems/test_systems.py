@@ -1,0 +1,88 @@
+"""Another system goes through the same loop: trained, stopped, resumed, tried without training."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from qrag_jax import systems, train
+from qrag_jax.errors import InputError
+from qrag_jax.runtime.checkpoints import Checkpoints
+from tests.entry_points import metric_lines
+from tests.systems import line_fit
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(systems.SYSTEMS, "line_fit", "tests.systems.line_fit")
+
+
+def test_a_second_system_plugs_into_the_loop(tmp_path: Path) -> None:
+    assert train.train(line_fit.get_config(), tmp_path / "run") == 0
+    lines = metric_lines(tmp_path / "run")
+    losses = [line["train/loss"] for line in lines if "train/loss" in line]
+    assert len(losses) == 6
+    assert losses[-1] < 0.1 * losses[0]
+    errors = {line["step"]: line["eval/error"] for line in lines if "eval/error" in line}
+    assert [*errors] == [0, 4, 8, 12]
+    assert errors[12] < 0.1 < errors[0]
+    assert all(line["untrained/error"] == errors[0] for line in lines if "eval/error" in line)
+    assert lines[-2]["points/drawn"] == 96
+    assert Checkpoints(tmp_path / "run").best_step() == 12
+    assert (tmp_path / "run" / "learning_curve.png").exists()
+
+
+def test_stopped_and_gone_on_with_it_is_the_run_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train.train(line_fit.get_config(), tmp_path / "whole")
+    update = line_fit.LineFit.update
+
+    def interrupted(self: line_fit.LineFit, state: line_fit.State, episodes: object):
+        if int(state.step) == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(self, state, episodes)
+
+    monkeypatch.setattr(line_fit.LineFit, "update", interrupted)
+    assert train.train(line_fit.get_config(), tmp_path / "run") == 128 + signal.SIGTERM
+    assert "SIGTERM: stopped, saved at step 7; give the same command" in capsys.readouterr().out
+    monkeypatch.setattr(line_fit.LineFit, "update", update)
+    assert train.train(line_fit.get_config(), tmp_path / "run") == 0
+    assert f"resumed {tmp_path / 'run'} at step 7" in capsys.readouterr().out
+    one, other = (saved_state_of(tmp_path / name) for name in ("run", "whole"))
+    np.testing.assert_array_equal(one, other)
+
+
+def saved_state_of(workdir: Path) -> np.ndarray:
+    from qrag_jax.runtime.run import Run
+
+    with Run.open(workdir, 0.0) as run:
+        return np.asarray(run.restore(line_fit_state, {"points": "2x+1"}, {}).params)
+
+
+def line_fit_state() -> line_fit.State:
+    return line_fit.LineFit(line_fit.get_config()).first_state()
+
+
+def test_a_dry_run_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.dry_run(line_fit.get_config()) == 0
+    told = capsys.readouterr().out
+    assert "  --config.train.steps=12\n" in told
+    assert "\na line\n" in told
+    assert "  update: " in told
+    assert " per device (" in told
+    assert "1 programs, each compiled once for " in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_system(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"config\.system is 'harp'; use one of q_rag, line_fit"):
+        train.train(ConfigDict({"system": "harp"}), tmp_path / "run")
+    with pytest.raises(InputError, match=r"config\.system is ''; use one of"):
+        train.train(ConfigDict({}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
