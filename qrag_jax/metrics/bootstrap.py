@@ -1,4 +1,4 @@
-"""Bootstrap confidence intervals of a mean over samples (Efron, 1979)."""
+"""Bootstrap confidence intervals of a mean over samples (Efron, 1979), by SciPy."""
 
 from __future__ import annotations
 
@@ -45,14 +45,17 @@ def mean_interval(
         constant = float(data[0])
         return constant, constant, constant
 
-    rng = np.random.default_rng(seed)
-    means = np.empty(resamples)
-    rows = max(1, _BLOCK // data.size)
-    for start in range(0, resamples, rows):
-        stop = min(start + rows, resamples)
-        drawn = rng.integers(0, data.size, size=(stop - start, data.size))
-        means[start:stop] = data[drawn].mean(axis=1)
-    low, high = np.quantile(means, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
+    from scipy import stats  # imported here: it takes long, and most processes need no interval
+
+    low, high = stats.bootstrap(
+        (data,),
+        np.mean,
+        n_resamples=resamples,
+        batch=max(1, _BLOCK // data.size),
+        confidence_level=level,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
     return float(data.mean()), float(low), float(high)
 
 

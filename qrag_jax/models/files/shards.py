@@ -13,12 +13,13 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from qrag_jax.models.files.stored_tensors import DTYPES, LENGTH_BYTES
+from qrag_jax.models.files.stored_tensors import DTYPES
 from qrag_jax.runtime.whole_files import write_whole
 
 WHOLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"
 MAX_SHARD_BYTES = 5 * 10**9  # as Hugging Face's own
+LENGTH_BYTES = 8  # a file begins with the length of its header, little-endian
 NAMES_OF_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 

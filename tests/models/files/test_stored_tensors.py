@@ -43,8 +43,9 @@ def test_tensors_are_as_the_library_wrote_them(dtype: Any, tmp_path: Path) -> No
         assert np.asarray(found[name]).tobytes() == given[name].tobytes()
     assert np.asarray(found["none"]).shape == (0, 3, 4)
     part = found["one"][1:, :2, ::2]
-    assert part.flags.owndata
     np.testing.assert_array_equal(part, array[1:, :2, ::2])
+    part[...] = 0  # a copy: the file is as it was
+    np.testing.assert_array_equal(found["one"][1:, :2, ::2], array[1:, :2, ::2])
 
 
 def leaves(folder: Path, dtype: Any) -> dict[str, tuple[StoredLeaf, np.ndarray]]:
