@@ -8,25 +8,14 @@ in two halves by a hash of the ids: one to tune on, one to report on. Writes `st
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy as np
 from absl import flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import retrieval_log, stop_threshold
-from qrag_jax.metrics.bootstrap import paired_interval
-from qrag_jax.metrics.chunk_filters import Filter, chunk_filter
-from qrag_jax.metrics.facts import fact_columns, with_intervals
-from qrag_jax.metrics.retrieval_log import Row
-from qrag_jax.metrics.score_table import columns_text, interval_text
+from qrag_jax.metrics import stop_threshold
+from qrag_jax.metrics.stopping import StoppingOptions, tune
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.threshold_plot import plot_thresholds
-from qrag_jax.runtime.whole_files import reason, write_whole
 
 LOG = flags.DEFINE_string("log", None, "Retrieval log to tune the threshold on (held out).")
 TEST = flags.DEFINE_string("test", None, "Log to report on; default: half of the held-out one.")
@@ -36,175 +25,20 @@ OBJECTIVE = flags.DEFINE_enum(
     "objective", "fact_f1", stop_threshold.OBJECTIVES, "What the threshold and budget maximise."
 )
 
-COLUMNS = ("fact_f1", "fact_precision", "fact_recall", "fact_em", "steps")
-Columns = Mapping[str, Sequence[float]]
-
-
-class Part(NamedTuple):
-    """Rows scored together: what the table calls them, and where they come from."""
-
-    name: str
-    log: Path
-    rows: list[Row]
-
 
 def main() -> int:
-    """Tunes, reports and writes."""
+    """Reads the flags and tunes."""
     if not LOG.value:
         raise InputError("give the held-out log, for example --log=runs/x/eval/best-1/eval.jsonl.")
-    log = Path(LOG.value)
-    held_out, test = _parts(log, Path(TEST.value) if TEST.value else None)
-    if not any(row.pred_idx for row in held_out.rows):
-        raise InputError(
-            f"{log} holds no chunk taken ('pred_idx' is empty in all rows to tune on); give the "
-            "log of play without stopping"
-        )
-    longest = max(len(row.pred_idx) for part in (held_out, test) for row in part.rows)
-    sweep = stop_threshold.sweep(held_out.rows)
-    chosen = stop_threshold.choose(sweep.scores[OBJECTIVE.value], sweep.scores["steps"])
-    threshold = float(sweep.thresholds[chosen])
-    budgets = _budgets(BUDGETS.value, longest)
-
-    rules = _rules(budgets, threshold)
-    scores = {part.name: _scores(part.rows, rules) for part in (held_out, test)}
-    budget = budgets[_best([scores[held_out.name][f"budget_{n}"] for n in budgets])]
-    intervals = {
-        name: {rule: with_intervals(columns) for rule, columns in of_rules.items()}
-        for name, of_rules in scores.items()
-    }
-    labels = {rule: rule.replace("_", " ") for rule in rules}
-    labels |= {"threshold": f"Q > {threshold:.4g}", "early_stop": "early_stop (oracle)"}
-    for line in _table(intervals, labels, ("threshold", f"budget_{budget}")):
-        print(line)
-    print(f"*: chosen for its {OBJECTIVE.value} on the {held_out.name}, fewest steps among equals")
-    for line in _gains(scores[test.name], labels, ("no_stopping", f"budget_{budget}")):
-        print(f"{test.name}: {line}")
-    if shared := len({row.id for row in held_out.rows} & {row.id for row in test.rows}):
-        print(f"note: {shared} ids are in both logs; a threshold is best tuned on other questions")
-    title = f"{OBJECTIVE.value} is highest at Q = {threshold:.4g} ({len(held_out.rows)} questions)"
-    summary: dict[str, Any] = {
-        "threshold": threshold,
-        "objective": OBJECTIVE.value,
-        "budget": budget,
-        "made_with": retrieval_log.read_meta(log),
-    }
-    for name, part in (("tuned_on", held_out), ("reported_on", test)):
-        origin = {"part": part.name, "log": str(part.log), "samples": len(part.rows)}
-        summary[name] = {**origin, "scores": intervals[part.name]}
-    _write(Path(OUT.value) if OUT.value else log.parent, summary, sweep, threshold, title)
-    return 0
-
-
-def _parts(log: Path, test: Path | None) -> tuple[Part, Part]:
-    """The rows to tune on and those to report on."""
-    rows = _played(log)
-    if test is not None:
-        other = _played(test)
-        if test.samefile(log) or other == rows:
-            raise InputError(
-                f"--log={log} and --test={test} hold the same rows; give a log of other questions, "
-                "or leave --test out to split the one there is"
-            )
-        return Part("held-out log", log, rows), Part("test log", test, other)
-    halves: tuple[list[Row], list[Row]] = ([], [])
-    for row in rows:
-        halves[hashlib.sha256(row.id.encode()).digest()[0] % 2].append(row)
-    if not all(halves):
-        raise InputError(f"{log} has too few questions to be split in two halves; give --test")
-    print(
-        f"no --test: {log} is split by a hash of the ids, {len(halves[0])} questions to tune on "
-        f"and {len(halves[1])} others to report on"
+    options = StoppingOptions(
+        log=Path(LOG.value),
+        test=Path(TEST.value) if TEST.value else None,
+        out=Path(OUT.value) if OUT.value else None,
+        budgets=BUDGETS.value,
+        objective=OBJECTIVE.value,
     )
-    return Part("tuning half", log, halves[0]), Part("other half", log, halves[1])
-
-
-def _played(log: Path) -> list[Row]:
-    rows = retrieval_log.read(log)
-    if retrieval_log.read_meta(log).get("filters"):
-        raise InputError(f"{log} is a filtered log; give the log that it was made from")
-    for row in rows:
-        if len(row.q_values) != len(row.pred_idx):
-            raise InputError(
-                f"{log}: sample {row.id} has no 'q_values' for its chunks; give the log of a "
-                "retriever's play"
-            )
-    return rows
-
-
-def _budgets(words: Sequence[str] | None, longest: int) -> list[int]:
-    if words is None:
-        return list(range(1, longest + 1))
-    if not words or not all(word.strip().isdecimal() and int(word) >= 1 for word in words):
-        raise InputError(
-            f"--budgets={','.join(words)} must be whole numbers of at least 1, for example 1,2,3"
-        )
-    return sorted({int(word) for word in words})
-
-
-def _rules(budgets: Sequence[int], threshold: float) -> dict[str, Filter]:
-    rules = {"no_stopping": chunk_filter("none")}
-    rules |= {f"budget_{n}": chunk_filter("retrieval_step", {"steps": n}) for n in budgets}
-    rules["threshold"] = chunk_filter("qvalue", {"threshold": threshold})
-    rules["early_stop"] = chunk_filter("early_stop")
-    return rules
-
-
-def _scores(rows: Sequence[Row], rules: Mapping[str, Filter]) -> dict[str, Columns]:
-    """Each rule's value for every row, by metric."""
-    return {rule: fact_columns([keep(row) for row in rows]) for rule, keep in rules.items()}
-
-
-def _best(candidates: Sequence[Columns]) -> int:
-    values = [float(np.mean(columns[OBJECTIVE.value])) for columns in candidates]
-    return stop_threshold.choose(values, [float(np.mean(c["steps"])) for c in candidates])
-
-
-def _table(
-    intervals: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]],
-    labels: Mapping[str, str],
-    marked: Sequence[str],
-) -> list[str]:
-    """One table for all parts, each under its name; the rules chosen carry a star."""
-    lines = [["", *COLUMNS]]
-    for name, of_rules in intervals.items():
-        lines.append([name, *[""] * len(COLUMNS)])
-        for rule, scores in of_rules.items():
-            label = f"  {labels[rule]}{' *' if rule in marked else ''}"
-            lines.append([label, *(interval_text(scores[c]) for c in COLUMNS)])
-    return columns_text(lines)
-
-
-def _gains(
-    scores: Mapping[str, Columns], labels: Mapping[str, str], others: Sequence[str]
-) -> list[str]:
-    """The threshold minus other rules over the same questions: paired bootstrap intervals."""
-    lines = []
-    for other in others:
-        gains = []
-        for column in dict.fromkeys(("fact_f1", OBJECTIVE.value, "steps")):
-            gain = paired_interval(scores["threshold"][column], scores[other][column])
-            named = dict(zip(("mean", "low", "high"), gain, strict=True))
-            gains.append(f"{column} {interval_text(named, sign=True)}")
-        lines.append(f"{labels['threshold']} - {labels[other]}: {', '.join(gains)}")
-    return lines
-
-
-def _write(
-    out: Path,
-    summary: Mapping[str, Any],
-    sweep: stop_threshold.Sweep,
-    threshold: float,
-    title: str,
-) -> None:
-    picture, path = out / "stopping.png", out / "stopping.json"
-    curves = {name: values.tolist() for name, values in sweep.scores.items()}
-    try:
-        plot_thresholds(sweep.thresholds.tolist(), curves, threshold, picture, title)
-        write_whole(path, json.dumps(summary, indent=2) + "\n")
-    except OSError as error:
-        raise InputError(f"{out} cannot be written ({reason(error)}); give another --out") from None
-    print(f"threshold: {threshold!r} in {path}")
-    print(f"plot: {picture}")
+    tune(options)
+    return 0
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def test_answers_scores_and_goes_on(
     summary = json.loads((tmp_path / "answers.summary.json").read_text())
     assert summary["scores"]["all"]["judge"]["mean"] == 0.25
     assert summary["scores"]["3 hops"]["em"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
-    assert summary["made_with"]["model"] == "tiny"
+    assert summary["provenance"]["model"] == "tiny"
 
     # All is there: nothing is asked, and the scores are the same.
     before = out.read_bytes()

@@ -18,12 +18,11 @@ import pytest
 
 from benchmarks.encoder_cases.round_trip import our_vectors
 from configs import hotpotqa
-from qrag_jax import export
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, with_new_adapters
-from qrag_jax.systems import model_card
+from qrag_jax.systems import model_card, towers_export
 from qrag_jax.systems.older_runs import load_config
 from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.saved_run import SavedRun
@@ -126,7 +125,7 @@ def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> No
     run = opened(scored_run)
     params, _ = run.trained("last")
     texts = [row["question"] for row in log_rows(scored_run)]
-    for tower in export.towers(run.loaded, run.config):
+    for tower in towers_export.towers(run.loaded, run.config):
         library = model(exported / tower.name)
         assert library.max_seq_length == tower.max_tokens
         assert library.similarity_fn_name == "dot"
@@ -146,7 +145,7 @@ def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> No
 def test_long_texts_are_cut_as_in_training(scored_run: Path, exported: Path) -> None:
     run = opened(scored_run)
     params, _ = run.trained("last")
-    _, tower = export.towers(run.loaded, run.config)
+    _, tower = towers_export.towers(run.loaded, run.config)
     assert tower.max_tokens == run.config.data.max_chunk_tokens == 48
     text = "the of and in " * 40
     row = run.loaded.tokenizer.encode([text])[0][: 48 - 2]
@@ -188,16 +187,16 @@ def test_best_checkpoint_beside_scores_of_the_last(scored_run: Path, tmp_path: P
     out = tmp_path / "out"
     out.mkdir()  # empty: may be written
     run = opened(scored_run)
-    export.export(run, "best", out)
+    towers_export.export(run, "best", out)
     params, step = run.trained("best")
     card = (out / "README.md").read_text()
     assert f"best, optimizer step {step} of 24" in card
     assert "scored with **another checkpoint** than the one here: last, step 24" in card
-    tower = export.towers(run.loaded, run.config)[0]
+    tower = towers_export.towers(run.loaded, run.config)[0]
     expected = our_vectors(run.loaded, params, tower, [["where?"]])
     np.testing.assert_allclose(model(out / "state").encode(["where?"]), expected, atol=TOLERANCE)
     with pytest.raises(InputError, match=r"exists and is not an empty folder; give another one\."):
-        export.export(run, "best", out)
+        towers_export.export(run, "best", out)
 
 
 def test_untrained_weights_are_exported_on_demand_alone(
@@ -213,7 +212,7 @@ def test_untrained_weights_are_exported_on_demand_alone(
     assert "**These are the untrained weights.** The best checkpoint of the run is that of" in card
     assert "best, optimizer step 0 of 24" in card
     run = opened(untrained_best)
-    export.export(run, "last", tmp_path / "last")
+    towers_export.export(run, "last", tmp_path / "last")
     assert "untrained weights" not in (tmp_path / "last" / "README.md").read_text()
 
 
@@ -224,10 +223,10 @@ def test_refusals(scored_run: Path, commands: Commands, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     run = opened(workdir)
     with pytest.raises(InputError, match="file exists and is not an empty folder"):
-        export.export(run, "last", tmp_path / "file")
+        towers_export.export(run, "last", tmp_path / "file")
     shutil.rmtree(workdir / "checkpoints")
     with pytest.raises(InputError, match="holds no checkpoint; train first"):
-        export.export(run, "last", tmp_path / "deep" / "out")
+        towers_export.export(run, "last", tmp_path / "deep" / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
 
 
@@ -235,7 +234,7 @@ def test_an_export_that_fails_leaves_nothing(scored_run: Path, tmp_path: Path) -
     run = opened(scored_run)
     loaded = dataclasses.replace(run.loaded, model_config={"model_type": "t5"})
     with pytest.raises(InputError, match="'t5'"):
-        export.export(dataclasses.replace(run, loaded=loaded), "last", tmp_path / "out")
+        towers_export.export(dataclasses.replace(run, loaded=loaded), "last", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
@@ -288,13 +287,13 @@ def test_every_family_keeps_its_vectors(
     loaded = load_encoder(write_model(family, tmp_path / "model"), **settings)
     params = two_towers(loaded)
     separator = loaded.tokenizer.backend.id_to_token(loaded.encoder.sep_id)
-    state, chunk = export.towers(loaded, config)
+    state, chunk = towers_export.towers(loaded, config)
     for tower, parts in (
         (state, [["the moth"], ["the moth", "a b"], ["b", "a", "a"]]),
         # A separator that a chunk's own text has is text.
         (chunk, [[text] for text in (*WORDS, f"a {separator} b")]),
     ):
-        export.write_tower(loaded, tower, params, tmp_path / tower.name)
+        towers_export.write_tower(loaded, tower, params, tmp_path / tower.name)
         expected = our_vectors(loaded, params, tower, parts)
         found = model(tmp_path / tower.name).encode([separator.join(texts) for texts in parts])
         assert found.shape == expected.shape
@@ -314,8 +313,8 @@ def test_adapters_are_merged_and_kept(
     )
     params = Adapted(loaded.params, trained)
     unadapted = load_encoder(folder, scale=1.0)
-    for tower in export.towers(loaded, config):
-        export.write_tower(loaded, tower, params, tmp_path / tower.name)
+    for tower in towers_export.towers(loaded, config):
+        towers_export.write_tower(loaded, tower, params, tmp_path / tower.name)
         found = model(tmp_path / tower.name).encode(["the moth", "b a"])
         expected = our_vectors(loaded, params, tower, [["the moth"], ["b a"]])
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
@@ -343,12 +342,12 @@ def test_a_tokenizer_that_reads_joined_parts_otherwise_is_refused(
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     loaded = load_encoder(folder)
-    state, chunk = export.towers(loaded, config)
-    export.write_tower(loaded, chunk, two_towers(loaded), tmp_path / "chunk")
+    state, chunk = towers_export.towers(loaded, config)
+    towers_export.write_tower(loaded, chunk, two_towers(loaded), tmp_path / "chunk")
     with pytest.raises(
         InputError, match=r"state: the run's tokenizer cannot be exported, since .* 'Who wrote"
     ):
-        export.write_tower(loaded, state, two_towers(loaded), tmp_path / "state")
+        towers_export.write_tower(loaded, state, two_towers(loaded), tmp_path / "state")
 
 
 def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDict) -> None:

@@ -68,7 +68,7 @@ def test_tuned_on_one_log_and_reported_on_both(
     check(found["tuned_on"], held_out, threshold)
     check(found["reported_on"], other, threshold)
     assert (found["tuned_on"]["log"], found["reported_on"]["log"]) == (str(log), str(test))
-    assert found["made_with"] == {"encoder": "best-7", "max_steps": STEPS}
+    assert found["provenance"] == {"encoder": "best-7", "max_steps": STEPS}
     assert found["objective"] == "fact_f1"
     f1 = {n: means(held_out, f"budget_{n}", 0.0)["fact_f1"] for n in range(1, STEPS + 1)}
     assert found["budget"] == max(f1, key=lambda n: f1[n])

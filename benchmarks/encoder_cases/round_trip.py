@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.report import Case
-from qrag_jax import export
 from qrag_jax.models.files.sentence_transformers_tokenizer import token_name
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.systems import older_runs
+from qrag_jax.systems import older_runs, towers_export
 from qrag_jax.systems.saved_run import SavedRun
 
 TOLERANCE = 1e-5
@@ -22,7 +21,7 @@ MOST_TOKENS = 24  # of a text: an exported tower cuts rows where training did
 
 
 def our_vectors(
-    loaded: LoadedEncoder, params: Any, tower: export.Tower, texts: Sequence[Sequence[str]]
+    loaded: LoadedEncoder, params: Any, tower: towers_export.Tower, texts: Sequence[Sequence[str]]
 ) -> np.ndarray:
     """Embeddings `[len(texts), D]` of rows made part by part, as training makes them.
 
@@ -54,13 +53,13 @@ def round_trip_case(name: str, workdir: Path, out: Path, texts: Sequence[str]) -
     config = older_runs.load_config(workdir / CONFIG_NAME)
     config.encoder.dtype = "float32"  # as the library computes
     run = SavedRun.open(workdir, config)
-    export.export(run, "last", out)
+    towers_export.export(run, "last", out)
     params, _ = run.trained("last")
     ids = run.loaded.tokenizer.encode(list(texts))
     fitting = [text for text, its in zip(texts, ids, strict=True) if len(its) <= MOST_TOKENS][:16]
     separator = token_name(run.loaded.tokenizer, run.loaded.encoder.sep_id)
     largest = {}
-    for tower in export.towers(run.loaded, run.config):
+    for tower in towers_export.towers(run.loaded, run.config):
         pairs = zip(fitting[::2], fitting[1::2], strict=True)
         rows = [[text] for text in fitting] if tower.plain else [list(pair) for pair in pairs]
         model = SentenceTransformer(str(out / tower.name), device="cpu")

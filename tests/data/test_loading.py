@@ -23,8 +23,8 @@ PARAGRAPHS = [("Dusk", ["By Ada."]), ("Dawn", ["A film."]), ("Ada", ["Born in Os
 
 
 def config(sources: Mapping[str, float], path: str = "", limit: int = 0) -> DataConfig:
-    made = SyntheticConfig(hops=(2,), comparison=0.0, chunks=8, seed=0)
-    return DataConfig(sources, path, limit, made, synthetic_train=12, synthetic_dev=5)
+    made = SyntheticConfig(hops=(2,), comparison=0.0, chunks=8, seed=0, train=12, dev=5)
+    return DataConfig(path=path, limit=limit, synthetic=made, sources=sources)
 
 
 def records(source: str, count: int) -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ def write(path: Path, items: list[dict[str, Any]]) -> Path:
 
 
 def load(settings: DataConfig, split: Any, cache: Path, hold_out: bool = True) -> LoadedSamples:
-    return load_split(settings, split, cache, hold_out=hold_out)
+    return load_split(dataclasses.replace(settings, cache=str(cache)), split, hold_out=hold_out)
 
 
 def refusal(settings: DataConfig, split: Any, cache: Path) -> str:

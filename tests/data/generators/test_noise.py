@@ -140,7 +140,7 @@ def test_too_few_sentences(tmp_path: Path) -> None:
     message = str(caught.value)
     assert message.startswith(f"the noise of {path} gives 100 sentences (50, each 2 times at most)")
     assert "asks for 101; add books, lower the number of chunks, or raise" in message
-    assert "config.data.niah.noise_repeats" in message
+    assert "config.data.sources.niah.noise_repeats" in message
     assert "\n" not in message
     with pytest.raises(InputError, match="asks for 51"):
         shared(path, 50).draw(rng(), 51)
@@ -208,7 +208,7 @@ def test_books_of_their_own_for_dev(tmp_path: Path) -> None:
             NoiseConfig(str(tmp_path / "train"), str(tmp_path / "train"), source="niah"), "dev", 1
         )
     assert "training has every sentence of the dev noise" in str(caught.value)
-    assert "config.data.niah.noise_dev" in str(caught.value)
+    assert "config.data.sources.niah.noise_dev" in str(caught.value)
 
 
 def test_one_book_cannot_be_split(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_one_book_cannot_be_split(tmp_path: Path) -> None:
             noise(NoiseConfig(path), split, 1)  # type: ignore[arg-type]
         message = str(caught.value)
         assert message.startswith(f"the noise folder {path} has one book")
-        assert "set config.data.babilong.noise_dev to a folder of others" in message
+        assert "set config.data.sources.babilong.noise_dev to a folder of others" in message
     assert len(shared(path, 1).sentences) == 30
 
 

@@ -1,0 +1,226 @@
+"""The questions of a retrieval log answered by a language model, scored, and written down.
+
+A file begun with the same settings is gone on with; questions that got no answer are counted, never
+scored, and asked again by the next call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from qrag_jax.data.files.records import read_records
+from qrag_jax.data.sample import BadRecord
+from qrag_jax.data.sources import fields
+from qrag_jax.errors import InputError
+from qrag_jax.evaluators import answers as answering
+from qrag_jax.evaluators.answers import Gold
+from qrag_jax.feedback.questions import AUTO, JUDGE, Question
+from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.generation import FAIL, Generation
+from qrag_jax.metrics import answer_log, answer_table, retrieval_log
+from qrag_jax.metrics.answer_log import AnswerRow, Miss
+from qrag_jax.metrics.chunk_filters import chunk_filter
+from qrag_jax.runtime.locks import log_locks
+from qrag_jax.runtime.whole_files import reason, write_whole
+
+NOTHING_ANSWERED = 1  # exit status
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerOptions:
+    """What is answered, by whom, and where the answers go.
+
+    Attributes:
+        log: retrieval log. out: file of answers to write or to go on with.
+        llm: fields of `ClientConfig` and of `Generation`.
+        data: file the questions are from, for aliases and types. samples: questions, 0 for all.
+        filter, threshold, steps: of the chunks, as `chunk_filter` takes them.
+        prompt: a name, a file, or "auto". metric: how answers are scored. cut_off: what answers are
+            that max_tokens cut off. batch: answers written at once, 0: as many as are asked.
+        judge: ask whether each answer is right, too. restart: throw a partial file away.
+    """
+
+    log: Path
+    out: Path
+    llm: Mapping[str, Any]
+    data: Path | None = None
+    samples: int = 0
+    filter: str = "none"
+    threshold: float | None = None
+    steps: int | None = None
+    prompt: str = AUTO
+    metric: str = AUTO
+    cut_off: str = FAIL
+    batch: int = 0
+    judge: bool = False
+    restart: bool = False
+
+
+class Found(NamedTuple):
+    """Answers, questions without one, verdicts by id (None: not asked for), answers without one."""
+
+    rows: list[AnswerRow]
+    misses: list[Miss]
+    verdicts: dict[str, bool] | None
+    unjudged: list[Miss]
+
+
+def answer_log_questions(options: AnswerOptions) -> int:
+    """Asks, writes and prints the scores; the exit status, 1 if no question has an answer.
+
+    Raises:
+        InputError: a file or a setting cannot be used.
+    """
+    out = options.out
+    asked, all_questions = _questions(options)
+    drawn = dict(options.llm) | {"cut_off": options.cut_off}
+    generation = Generation.of(drawn, prefix="--llm.")
+    meta = _meta(options, all_questions, generation)
+    client_config = ClientConfig(
+        **{field.name: options.llm[field.name] for field in dataclasses.fields(ClientConfig)}
+    )
+    try:
+        # Files of two names that differ in their ending have one file of verdicts.
+        with log_locks(*dict.fromkeys((out, _verdict_file(out)))):
+            _begin(options, meta, len(all_questions))
+            return _run(options, asked, generation, meta, client_config)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written ({reason(error)}); give another --out") from None
+
+
+def _verdict_file(out: Path) -> Path:
+    return out.with_name(f"{out.stem}.judge.jsonl")
+
+
+def _begin(options: AnswerOptions, meta: dict[str, Any], questions: int) -> None:
+    """Refuses files that were begun with other settings, or that two processes wrote to."""
+    out = options.out
+    verdict_file = _verdict_file(out)
+    judge_meta = {"answers": meta, "prompt": prompts.load(JUDGE).fingerprint}
+    for path, provenance in ((out, meta), (verdict_file, judge_meta)):
+        if options.restart:
+            retrieval_log.discard(path)
+        if path == out or options.judge:
+            retrieval_log.check_meta(path, provenance)
+    retrieval_log.check_count(out, len(answer_log.read_partial(out, AnswerRow)), questions)
+
+
+def _run(
+    options: AnswerOptions,
+    asked: list[Question],
+    generation: Generation,
+    meta: dict[str, Any],
+    client_config: ClientConfig,
+) -> int:
+    from qrag_jax.llm.client.client import (
+        Client,  # imports openai, which bad flags need not wait for
+    )
+
+    out, batch = options.out, options.batch or client_config.concurrency
+    verdicts: dict[str, bool] | None = None
+    unjudged: list[Miss] = []
+    with contextlib.closing(Client(client_config, log=tqdm.write)) as client:
+        with tqdm(total=len(asked), unit="question") as bar:
+            written = len(answer_log.read_partial(out, AnswerRow))
+            if written:
+                tqdm.write(f"{written} questions are answered in {out} already")
+            bar.update(min(written, len(asked)))
+            rows, misses = answering.answer(client, generation, asked, out, batch, bar.update)
+        by_id = {row.id: row for row in rows}  # the file may hold more, and in another order
+        rows = [by_id[question.id] for question in asked if question.id in by_id]
+        if options.judge:
+            with tqdm(total=len(rows), unit="verdict") as bar:
+                verdicts, unjudged = answering.judge(
+                    client, generation, rows, _verdict_file(out), batch, bar.update
+                )
+        counters = client.counters().as_metrics()
+    _report(out, meta, Found(rows, misses, verdicts, unjudged))
+    print(
+        f"{counters['llm/calls']:.0f} calls, p50 {counters['llm/latency_p50']:.2f} s, "
+        f"p99 {counters['llm/latency_p99']:.2f} s, {counters['llm/cache_hits']:.0f} from the cache"
+    )
+    return 0 if rows else NOTHING_ANSWERED
+
+
+def _report(out: Path, meta: dict[str, Any], found: Found) -> None:
+    """Prints the table, and writes it and the misses beside the answers."""
+    rows, misses, verdicts, unjudged = found
+    scores = answer_table.answer_scores(rows, misses, verdicts)
+    print("\n".join(answer_table.table(scores)))
+    missed_file, summary_file = (
+        out.with_name(f"{out.stem}{ending}") for ending in (".failures.jsonl", ".summary.json")
+    )
+    answer_log.write_misses(missed_file, [*misses, *unjudged])
+    summary: dict[str, Any] = {"provenance": meta, "scores": scores}
+    for name, lacking in (("failures", misses), ("unjudged", unjudged)):
+        summary[name] = [dataclasses.asdict(miss) for miss in lacking]
+    write_whole(summary_file, json.dumps(summary, indent=2) + "\n")
+    cut = [row for row in rows if row.cut_characters]
+    if cut:
+        chunks = sum(row.cut_chunks for row in cut)
+        print(f"cut to fit: {len(cut)} prompts, by {chunks} whole chunks and parts of others")
+    for what, lacking in (("answer", misses), ("verdict", unjudged)):
+        if lacking:
+            print(
+                f"no {what}: {len(lacking)} ({answer_table.causes_text(lacking)}), not scored; "
+                f"see {missed_file}, and call again to ask again"
+            )
+    print(f"{len(rows)} answers: {out}")
+
+
+def _questions(options: AnswerOptions) -> tuple[list[Question], list[Question]]:
+    """The questions to ask now, and all of the log."""
+    log = options.log
+    keep = chunk_filter(options.filter, {"threshold": options.threshold, "steps": options.steps})
+    rows = retrieval_log.read(log)
+    golds = _golds(options.data, {row.id for row in rows}) if options.data else None
+    everything = answering.questions(log, rows, keep, options.prompt, options.metric, golds)
+    musique = any(question.rule == "musique" for question in everything)
+    if musique and golds is None and not any(row.aliases for row in rows):
+        print(f"note: {log} has no aliases, which MuSiQue's metric counts; give --data=FILE")
+    return everything[: options.samples or len(everything)], everything
+
+
+def _golds(path: Path, ids: set[str]) -> dict[str, Gold]:
+    """Answers and types of the questions `ids` from a data set's file."""
+    found: dict[str, Gold] = {}
+    for where, record in read_records(path):
+        record_id = record.get("_id", record.get("id"))
+        if record_id in ids:
+            try:
+                found[record_id] = Gold(fields.answers(record), str(record.get("type") or ""))
+            except BadRecord as error:
+                raise InputError(f"{where}: {error}; download the file again") from None
+    if missing := sorted(ids - set(found)):
+        raise InputError(
+            f"{path} has no record of {len(missing)} of the log's questions, for example "
+            f"{missing[0]}; give the file that the log's questions are from, or no --data"
+        )
+    return found
+
+
+def _meta(
+    options: AnswerOptions, everything: list[Question], generation: Generation
+) -> dict[str, Any]:
+    """What the answers were made with; a file begun with other settings is not gone on with."""
+    used = {question.prompt.name: question.prompt for question in everything}
+    golds = [[question.id, question.rule, question.type, *question.gold] for question in everything]
+    applied = {"name": options.filter, "threshold": options.threshold, "steps": options.steps}
+    return {
+        "model": options.llm["model"],
+        "version": options.llm["version"],
+        "log": hashlib.sha256(options.log.read_bytes()).hexdigest()[:16],
+        "golds": hashlib.sha256(json.dumps(golds).encode()).hexdigest()[:16],
+        "filter": {name: value for name, value in applied.items() if value is not None},
+        "tokenizer": options.llm["tokenizer"] if generation.count else "",
+        **answering.settings(generation, list(used.values())),
+    }

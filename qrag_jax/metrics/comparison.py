@@ -1,0 +1,124 @@
+"""Retrievers side by side: means with intervals, gains over the same questions, the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qrag_jax.metrics.bootstrap import paired_interval
+from qrag_jax.metrics.facts import summarise
+from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.score_table import columns_text, interval_text
+from qrag_jax.metrics.until_found import FULL_BUDGET, UNTIL_FOUND, until_found
+
+TRAINED, UNTRAINED = "trained", "untrained"
+# What each line of the table is called: (encoder, steps) → name.
+NAMES = {
+    (UNTRAINED, "multi"): "untrained",
+    (UNTRAINED, "single"): "single_step",
+    (TRAINED, "single"): "single_step_trained",
+    (TRAINED, "multi"): "trained",
+}
+PLANNED = "planned"  # trained, by beam search or with a rule for stopping
+
+
+def compared(played: Mapping[str, list[Row]], *, in_full: bool) -> dict[str, Any]:
+    """The scores of retrievers that were asked the same questions.
+
+    Both modes come from one play; where play ended at the last fact there is no full budget.
+
+    Args:
+        played: rows by the retriever's name. in_full: episodes took all their steps.
+    """
+    cut = {name: [until_found(row) for row in rows] for name, rows in played.items()}
+    summary: dict[str, Any] = {"mode": FULL_BUDGET if in_full else UNTIL_FOUND}
+    summary |= _summaries(played)
+    summary["until_found"] = _summaries(cut)
+    summary["gains"] = _gains(played if in_full else cut)
+    return summary
+
+
+def table(summary: dict[str, Any]) -> str:
+    """The scores as text, one line a retriever in each mode: means, most with bootstrap 95 %
+    intervals.
+
+    Intervals of precision, recall and steps are in the summary file: in the table they would make
+    it too wide to read.
+    """
+    cut = summary["until_found"]
+    text = []
+    if summary["mode"] == FULL_BUDGET:
+        whole = {name: summary[name] for name in cut}
+        recalls = {column for scores in whole.values() for column in scores["intervals"]}
+        recalls = {column for column in recalls if column.startswith("recall@")}
+        ranked = sorted(recalls, key=lambda column: int(column.removeprefix("recall@")))
+        text += [*_lines(FULL_BUDGET, whole, ranked), ""]
+    text += _lines(f"{UNTIL_FOUND} *", cut, [])
+    text.append(
+        "* uses the answer key: an episode ends once all supporting facts are found, and returns "
+        "1, as in Q-RAG's own evaluation"
+    )
+    if PLANNED in cut and summary["mode"] == FULL_BUDGET:
+        text.append("planned: the path that was best for all steps, cut at its last fact")
+    if summary["mode"] == UNTIL_FOUND:
+        text.append("no full budget: with config.env.never_terminate=False it is never played")
+    for other, gains in summary["gains"].items():
+        differences = [f"{name} {interval_text(gain, sign=True)}" for name, gain in gains.items()]
+        text.append(f"trained - {other.replace('_', ' ')}: {', '.join(differences)}")
+    speed = summary["episodes_per_second"]
+    text.append(
+        f"{summary['samples']} questions, {summary['checkpoint']} checkpoint of step "
+        f"{summary['step']}" + (f", {speed:.1f} episodes/s" if speed else "")
+    )
+    if summary["best_is_untrained"]:
+        text.append(
+            "best = untrained: no evaluation during training scored above the weights it began "
+            "with; --checkpoint=last scores the trained ones"
+        )
+    return "\n".join(text)
+
+
+def _lines(title: str, summaries: dict[str, Any], ranked: Sequence[str]) -> list[str]:
+    """The table of one mode; `ranked`: its columns of recall@k."""
+    bare = {"fact_precision": "precision", "fact_recall": "recall", "steps": "steps"}
+    lines = [[title, "fact_em", "fact_f1", *bare.values(), *ranked, "return"]]
+    for name in (*NAMES.values(), PLANNED):
+        if name not in summaries:
+            continue
+        intervals = summaries[name]["intervals"]
+        # A retriever that stops early may never take k chunks: those it takes count.
+        at_k = [intervals.get(column, intervals["fact_recall"]) for column in ranked]
+        lines.append(
+            [
+                name.replace("_", " "),
+                *(interval_text(intervals[column]) for column in ("fact_em", "fact_f1")),
+                *(f"{intervals[column]['mean']:.3f}" for column in bare),
+                *map(interval_text, at_k),
+                interval_text(intervals["return"]),
+            ]
+        )
+    return columns_text(lines)
+
+
+def _gains(played: Mapping[str, list[Row]]) -> dict[str, Any]:
+    """Trained minus each other retriever, over the same questions: paired bootstrap intervals."""
+    trained = played["trained"]
+    gains: dict[str, Any] = {}
+    for name in ("untrained", "single_step", "single_step_trained"):
+        em = paired_interval([row.em for row in trained], [row.em for row in played[name]])
+        f1 = paired_interval([row.f1 for row in trained], [row.f1 for row in played[name]])
+        gains[name] = {
+            score: dict(zip(("mean", "low", "high"), interval, strict=True))
+            for score, interval in (("fact_em", em), ("fact_f1", f1))
+        }
+    return gains
+
+
+def _summaries(played: Mapping[str, list[Row]]) -> dict[str, Any]:
+    return {name: _with_flat_scores(summarise(rows)) for name, rows in played.items()}
+
+
+def _with_flat_scores(scores: dict[str, Any]) -> dict[str, Any]:
+    """Means under their own names, and all intervals below `intervals`."""
+    intervals = {name: value for name, value in scores.items() if isinstance(value, dict)}
+    return {**{name: value["mean"] for name, value in intervals.items()}, "intervals": intervals}

@@ -1,0 +1,210 @@
+"""When to stop: a threshold on Q tuned on one log, beside budgets and the oracle, on another."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.metrics import retrieval_log, stop_threshold
+from qrag_jax.metrics.bootstrap import paired_interval
+from qrag_jax.metrics.chunk_filters import Filter, chunk_filter
+from qrag_jax.metrics.facts import fact_columns, with_intervals
+from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.metrics.score_table import columns_text, interval_text
+from qrag_jax.runtime.threshold_plot import plot_thresholds
+from qrag_jax.runtime.whole_files import reason, write_whole
+
+COLUMNS = ("fact_f1", "fact_precision", "fact_recall", "fact_em", "steps")
+Columns = Mapping[str, Sequence[float]]
+
+
+class Part(NamedTuple):
+    """Rows scored together: what the table calls them, and where they come from."""
+
+    name: str
+    log: Path
+    rows: list[Row]
+
+
+@dataclasses.dataclass(frozen=True)
+class StoppingOptions:
+    """What is tuned on what, and where the report goes.
+
+    Attributes:
+        log: retrieval log to tune on. test: to report on; None: half of the other one.
+        out: folder; None: the log's. budgets: fixed ones to compare with; None: 1, 2, …, all.
+        objective: what threshold and budget maximise, one of `stop_threshold.OBJECTIVES`.
+    """
+
+    log: Path
+    test: Path | None = None
+    out: Path | None = None
+    budgets: Sequence[str] | None = None
+    objective: str = "fact_f1"
+
+
+def tune(options: StoppingOptions) -> None:
+    """Tunes, reports and writes.
+
+    Raises:
+        InputError: a log or a budget cannot be used.
+    """
+    log, objective = options.log, options.objective
+    held_out, test = _parts(log, options.test)
+    if not any(row.pred_idx for row in held_out.rows):
+        raise InputError(
+            f"{log} holds no chunk taken ('pred_idx' is empty in all rows to tune on); give the "
+            "log of play without stopping"
+        )
+    longest = max(len(row.pred_idx) for part in (held_out, test) for row in part.rows)
+    sweep = stop_threshold.sweep(held_out.rows)
+    chosen = stop_threshold.choose(sweep.scores[objective], sweep.scores["steps"])
+    threshold = float(sweep.thresholds[chosen])
+    budgets = _budgets(options.budgets, longest)
+
+    rules = _rules(budgets, threshold)
+    scores = {part.name: _scores(part.rows, rules) for part in (held_out, test)}
+    budget = budgets[_best([scores[held_out.name][f"budget_{n}"] for n in budgets], objective)]
+    intervals = {
+        name: {rule: with_intervals(columns) for rule, columns in of_rules.items()}
+        for name, of_rules in scores.items()
+    }
+    labels = {rule: rule.replace("_", " ") for rule in rules}
+    labels |= {"threshold": f"Q > {threshold:.4g}", "early_stop": "early_stop (oracle)"}
+    for line in _table(intervals, labels, ("threshold", f"budget_{budget}")):
+        print(line)
+    print(f"*: chosen for its {objective} on the {held_out.name}, fewest steps among equals")
+    for line in _gains(scores[test.name], labels, ("no_stopping", f"budget_{budget}"), objective):
+        print(f"{test.name}: {line}")
+    if shared := len({row.id for row in held_out.rows} & {row.id for row in test.rows}):
+        print(f"note: {shared} ids are in both logs; a threshold is best tuned on other questions")
+    title = f"{objective} is highest at Q = {threshold:.4g} ({len(held_out.rows)} questions)"
+    summary: dict[str, Any] = {
+        "threshold": threshold,
+        "objective": objective,
+        "budget": budget,
+        "provenance": retrieval_log.read_meta(log),
+    }
+    for name, part in (("tuned_on", held_out), ("reported_on", test)):
+        origin = {"part": part.name, "log": str(part.log), "samples": len(part.rows)}
+        summary[name] = {**origin, "scores": intervals[part.name]}
+    _write(options.out or log.parent, summary, sweep, threshold, title)
+
+
+def _parts(log: Path, test: Path | None) -> tuple[Part, Part]:
+    """The rows to tune on and those to report on."""
+    rows = _played(log)
+    if test is not None:
+        other = _played(test)
+        if test.samefile(log) or other == rows:
+            raise InputError(
+                f"--log={log} and --test={test} hold the same rows; give a log of other questions, "
+                "or leave --test out to split the one there is"
+            )
+        return Part("held-out log", log, rows), Part("test log", test, other)
+    halves: tuple[list[Row], list[Row]] = ([], [])
+    for row in rows:
+        halves[hashlib.sha256(row.id.encode()).digest()[0] % 2].append(row)
+    if not all(halves):
+        raise InputError(f"{log} has too few questions to be split in two halves; give --test")
+    print(
+        f"no --test: {log} is split by a hash of the ids, {len(halves[0])} questions to tune on "
+        f"and {len(halves[1])} others to report on"
+    )
+    return Part("tuning half", log, halves[0]), Part("other half", log, halves[1])
+
+
+def _played(log: Path) -> list[Row]:
+    rows = retrieval_log.read(log)
+    if retrieval_log.read_meta(log).get("filters"):
+        raise InputError(f"{log} is a filtered log; give the log that it was made from")
+    for row in rows:
+        if len(row.q_values) != len(row.pred_idx):
+            raise InputError(
+                f"{log}: sample {row.id} has no 'q_values' for its chunks; give the log of a "
+                "retriever's play"
+            )
+    return rows
+
+
+def _budgets(words: Sequence[str] | None, longest: int) -> list[int]:
+    if words is None:
+        return list(range(1, longest + 1))
+    if not words or not all(word.strip().isdecimal() and int(word) >= 1 for word in words):
+        raise InputError(
+            f"--budgets={','.join(words)} must be whole numbers of at least 1, for example 1,2,3"
+        )
+    return sorted({int(word) for word in words})
+
+
+def _rules(budgets: Sequence[int], threshold: float) -> dict[str, Filter]:
+    rules = {"no_stopping": chunk_filter("none")}
+    rules |= {f"budget_{n}": chunk_filter("retrieval_step", {"steps": n}) for n in budgets}
+    rules["threshold"] = chunk_filter("qvalue", {"threshold": threshold})
+    rules["early_stop"] = chunk_filter("early_stop")
+    return rules
+
+
+def _scores(rows: Sequence[Row], rules: Mapping[str, Filter]) -> dict[str, Columns]:
+    """Each rule's value for every row, by metric."""
+    return {rule: fact_columns([keep(row) for row in rows]) for rule, keep in rules.items()}
+
+
+def _best(candidates: Sequence[Columns], objective: str) -> int:
+    values = [float(np.mean(columns[objective])) for columns in candidates]
+    return stop_threshold.choose(values, [float(np.mean(c["steps"])) for c in candidates])
+
+
+def _table(
+    intervals: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]],
+    labels: Mapping[str, str],
+    marked: Sequence[str],
+) -> list[str]:
+    """One table for all parts, each under its name; the rules chosen carry a star."""
+    lines = [["", *COLUMNS]]
+    for name, of_rules in intervals.items():
+        lines.append([name, *[""] * len(COLUMNS)])
+        for rule, scores in of_rules.items():
+            label = f"  {labels[rule]}{' *' if rule in marked else ''}"
+            lines.append([label, *(interval_text(scores[c]) for c in COLUMNS)])
+    return columns_text(lines)
+
+
+def _gains(
+    scores: Mapping[str, Columns], labels: Mapping[str, str], others: Sequence[str], objective: str
+) -> list[str]:
+    """The threshold minus other rules over the same questions: paired bootstrap intervals."""
+    lines = []
+    for other in others:
+        gains = []
+        for column in dict.fromkeys(("fact_f1", objective, "steps")):
+            gain = paired_interval(scores["threshold"][column], scores[other][column])
+            named = dict(zip(("mean", "low", "high"), gain, strict=True))
+            gains.append(f"{column} {interval_text(named, sign=True)}")
+        lines.append(f"{labels['threshold']} - {labels[other]}: {', '.join(gains)}")
+    return lines
+
+
+def _write(
+    out: Path,
+    summary: Mapping[str, Any],
+    sweep: stop_threshold.Sweep,
+    threshold: float,
+    title: str,
+) -> None:
+    picture, path = out / "stopping.png", out / "stopping.json"
+    curves = {name: values.tolist() for name, values in sweep.scores.items()}
+    try:
+        plot_thresholds(sweep.thresholds.tolist(), curves, threshold, picture, title)
+        write_whole(path, json.dumps(summary, indent=2) + "\n")
+    except OSError as error:
+        raise InputError(f"{out} cannot be written ({reason(error)}); give another --out") from None
+    print(f"threshold: {threshold!r} in {path}")
+    print(f"plot: {picture}")

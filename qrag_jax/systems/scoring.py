@@ -1,0 +1,178 @@
+"""A run's checkpoint scored beside the encoder it started from, with resumable logs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from qrag_jax.data.episodes import EpisodeShape
+from qrag_jax.data.generators import book_record
+from qrag_jax.data.lazy_samples import LazySamples
+from qrag_jax.data.loading import load_split
+from qrag_jax.data.sample import Sample, fingerprint
+from qrag_jax.data.token_stores import tokenise_samples
+from qrag_jax.evaluators import beam, episodes
+from qrag_jax.evaluators.log_record import LATER, Retriever, log_record
+from qrag_jax.metrics import retrieval_log
+from qrag_jax.metrics.comparison import NAMES, PLANNED, TRAINED, UNTRAINED, compared, table
+from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.models.heads.embedding import Params
+from qrag_jax.rollouts.block_shapes import choose_block_shapes
+from qrag_jax.rollouts.limits import check_fit
+from qrag_jax.runtime.locks import log_locks
+from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems.saved_run import SavedRun
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreOptions:
+    """What is scored, and where the scores go.
+
+    Attributes:
+        checkpoint: "best" or "last". samples: questions to score, 0 for all.
+        out: folder of logs and summaries; None: the run's own. restart: throw partial logs away.
+        hold_out: the data are those of the training run; of a single file only the part kept for
+            evaluation is scored.
+    """
+
+    checkpoint: str
+    hold_out: bool
+    samples: int = 0
+    out: Path | None = None
+    restart: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    """All that is shared by the encoders scored: the questions and the compiled program."""
+
+    run: SavedRun
+    evaluator: episodes.EpisodeEvaluator
+    fingerprint: str
+    restart: bool
+
+
+def score_run(run: SavedRun, options: ScoreOptions) -> dict[str, Any]:
+    """Scores the run's checkpoint and the encoder it started from; returns the summary.
+
+    Raises:
+        InputError: the run, its data or its checkpoint cannot be used.
+    """
+    config, workdir = run.config, run.workdir
+    hold_out = options.hold_out and not config.eval.path
+    loaded_samples = load_split(config.dev_data, "dev", hold_out=hold_out)
+    for line in loaded_samples.report:
+        print(line)
+    book_record.check_unseen(workdir, config.dev_data.backgrounds)
+    scene = _scene(run, loaded_samples.all, options)
+    out = options.out or workdir / "eval"
+    trained, step = run.trained(options.checkpoint)
+    untrained = run.untrained()
+    summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
+    summary["best_is_untrained"] = options.checkpoint == "best" and step == 0
+    played: dict[str, list[Row]] = {}
+    for name, params in ((UNTRAINED, untrained), (TRAINED, trained)):
+        label = name if name == UNTRAINED else f"{options.checkpoint}-{step}"
+        retriever = Retriever.of(label, params)
+        scores, rate = _score(scene, params, out / label, retriever)
+        played |= {NAMES[name, steps]: rows for steps, rows in scores.items()}
+        summary["episodes_per_second"] = rate
+    if config.eval.searches:
+        played[PLANNED] = _search(scene, trained, out / label, retriever)
+    summary |= compared(played, in_full=config.rollout.never_terminate)
+    summary["samples"] = len(scene.evaluator.indices)
+    summary["seconds"] = _training_seconds(workdir)
+    path = out / (Path(retrieval_log.log_name(config.eval.seed)).stem + "_summary.json")
+    # The run's own summary is that of its own data, whatever else it is scored on.
+    for target in (path,) if options.out else (path, workdir / "summary.json"):
+        write_whole(target, json.dumps(summary, indent=2) + "\n")
+    print(table(summary))
+    if not config.is_ground_truth:
+        print(
+            f"returns are those of the supporting facts: no language model was asked for "
+            f"{config.reward.name}; qrag_jax.answer asks one about the retrieval log"
+        )
+    print(f"retrieval log: {out / label / retrieval_log.log_name(config.eval.seed)}")
+    print(f"summary: {path}")
+    return summary
+
+
+def _scene(run: SavedRun, samples: Sequence[Sample], options: ScoreOptions) -> Scene:
+    config, loaded, player = run.config, run.loaded, run.player
+    store = tokenise_samples(config.data, loaded.tokenizer, samples)
+    shape = EpisodeShape.holding([store])
+    check_fit(config.rollout, loaded.encoder, shape, {"evaluation": store})
+    shapes = choose_block_shapes(config.encoder, config.rollout, loaded.encoder, shape, [store])
+    play = episodes.make_play(player, shapes)
+    order = np.random.default_rng(config.eval.seed).permutation(len(samples))
+    indices = sorted(order[: options.samples or len(samples)].tolist())
+    evaluator = episodes.EpisodeEvaluator(
+        play, run.mesh, samples, store, shape, config.eval.batch_size, indices
+    )
+    return Scene(run, evaluator, fingerprint(evaluator.shown), options.restart)
+
+
+def _score(
+    scene: Scene, params: Params, folder: Path, retriever: Retriever
+) -> tuple[dict[str, list[Row]], float | None]:
+    """Plays what the logs do not hold yet; returns the rows and episodes/s (None if all were)."""
+    config, label = scene.run.config, retriever.label
+    log = folder / retrieval_log.log_name(config.eval.seed)
+    logs = {"multi": log, "single": log.with_name(f"single_step_{log.name}")}
+    run = scene.run
+    meta = log_record(run.fields, run.loaded, retriever, scene.fingerprint, searched=False)
+    with log_locks(*logs.values()):
+        return _score_missing(scene, params, logs, meta, label)
+
+
+def _score_missing(
+    scene: Scene, params: Params, logs: dict[str, Path], meta: dict[str, Any], label: str
+) -> tuple[dict[str, list[Row]], float | None]:
+    rows: dict[str, list[Row]] = {}
+    for kind, path in logs.items():
+        if scene.restart:
+            retrieval_log.discard(path)
+        retrieval_log.check_meta(path, meta, LATER)
+        rows[kind] = retrieval_log.read_partial(path)
+        retrieval_log.check_count(path, len(rows[kind]), len(scene.evaluator.indices))
+    # The two logs are written one after the other: go on where both are complete.
+    done = min(map(len, rows.values()))
+    if done:
+        print(
+            f"{label}: {done} of {len(scene.evaluator.indices)} questions are in the logs already"
+        )
+    todo = scene.evaluator.indices[done:]
+    started = time.monotonic()
+    with tqdm(total=len(todo), unit="episode", desc=label, disable=not todo) as bar:
+        for multi, single in scene.evaluator.batches(params, done):
+            for kind, new in (("multi", multi), ("single", single)):
+                missing = new[len(rows[kind]) - done :] if len(rows[kind]) > done else new
+                retrieval_log.append(logs[kind], missing)
+                rows[kind] = rows[kind] + missing
+            done += len(multi)
+            bar.update(len(multi))
+    seconds = time.monotonic() - started
+    return rows, len(todo) / seconds if todo else None
+
+
+def _search(scene: Scene, params: Params, folder: Path, retriever: Retriever) -> list[Row]:
+    """Plays the questions by beam search, with the config's rule for stopping."""
+    run, evaluator = scene.run, scene.evaluator
+    searcher = beam.make_beam_search(run.player, run.search, params, [evaluator.store])
+    log = folder / f"planned_{retrieval_log.log_name(run.config.eval.seed)}"
+    meta = log_record(run.fields, run.loaded, retriever, scene.fingerprint, searched=True)
+    samples, indices = evaluator.samples, evaluator.indices
+    shown = LazySamples(len(indices), lambda i: samples[indices[i]])
+    return beam.SearchLog(searcher, run.player, log, meta).play(shown, restart=scene.restart)[0]
+
+
+def _training_seconds(workdir: Path) -> float | None:
+    path = workdir / "training.json"
+    return json.loads(path.read_text())["seconds"] if path.exists() else None

@@ -1,0 +1,168 @@
+"""A run's towers as sentence-transformers models, adapters beside them, and the card.
+
+`state` embeds states (the question and the chunks taken so far), `chunk` embeds chunks; both give
+the vectors of training. Of a run with LoRA they hold the adapters merged in; `adapter-state` and
+`adapter-chunk` hold them alone, in PEFT's format.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from qrag_jax.environments.chunks import state_width
+from qrag_jax.errors import InputError
+from qrag_jax.models.compute.lora import Adapted, merge
+from qrag_jax.models.files.sentence_transformers import write_modules
+from qrag_jax.models.files.sentence_transformers_tokenizer import (
+    check_tokenizer,
+    token_name,
+    write_tokenizer,
+)
+from qrag_jax.models.files.weight_names import save_folder
+from qrag_jax.models.heads.embedding import Params
+from qrag_jax.models.pretrained import LoadedEncoder, family_of, save_adapters
+from qrag_jax.rollouts.chunks import CHUNK, STATE
+from qrag_jax.runtime.whole_files import new_folder, write_whole
+from qrag_jax.systems import model_card
+from qrag_jax.systems.q_rag_config import QRagConfig
+from qrag_jax.systems.saved_run import SavedRun
+
+CARD = "README.md"
+ADAPTER = "adapter"  # beginning of the names of folders in PEFT's format
+
+
+class Tower(NamedTuple):
+    """One of the two encoders of a run, as it is written.
+
+    Attributes:
+        name: its folder. number: its place in the parameters.
+        opening: ids that its rows begin with. max_tokens: of its longest row.
+        plain: its texts are single texts, not parts joined by the separator.
+    """
+
+    name: str
+    number: int
+    opening: tuple[int, ...]
+    max_tokens: int
+    plain: bool
+
+
+def towers(loaded: LoadedEncoder, config: QRagConfig) -> tuple[Tower, Tower]:
+    """The two towers of a run with this config."""
+    encoder, data = loaded.encoder, config.data
+    longest = state_width(
+        len(encoder.state_opening),
+        data.max_question_tokens,
+        data.max_chunk_tokens_in_state,
+        config.env.max_steps - 1,
+    )
+    of_state, of_chunk = (
+        min(tokens, encoder.max_positions) for tokens in (longest, data.max_chunk_tokens)
+    )
+    return (
+        Tower("state", STATE, encoder.state_opening, of_state, plain=False),
+        Tower("chunk", CHUNK, encoder.chunk_opening, of_chunk, plain=True),
+    )
+
+
+def parameters(loaded: LoadedEncoder, number: int, params: Params | Adapted) -> Params:
+    """One of the towers in `params`, adapters merged into it, as float32 NumPy arrays."""
+    if not isinstance(params, Adapted):
+        return _on_host(params, number)
+    merged = Adapted(loaded.params, _on_host(params.adapters, number))
+    return merge(merged, loaded.encoder.lora_scale)
+
+
+def _on_host(stacked: Params, number: int) -> Params:
+    return jax.tree.map(lambda leaf: np.asarray(leaf[number], np.float32), stacked)
+
+
+def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, out: Path) -> None:
+    """Writes one tower as a folder that `SentenceTransformer(out)` reads.
+
+    Args:
+        params: both towers', stacked on axis 0 (of `Adapted` the adapters).
+        out: made.
+
+    Raises:
+        InputError: see `check_tokenizer`.
+    """
+    encoder, tokenizer = loaded.encoder, loaded.tokenizer
+    out.mkdir()
+    for make in (write_tokenizer, check_tokenizer):
+        make(out, tokenizer, tower.opening, max_tokens=tower.max_tokens, plain=tower.plain)
+    family = family_of(loaded.model_config, str(out))
+    write_modules(
+        out,
+        pooling=encoder.pooling,
+        normalise=encoder.normalise,
+        scale=encoder.scale,
+        width=encoder.width,
+        max_tokens=tower.max_tokens,
+        pooler=family.opens_rows,
+    )
+    one = parameters(loaded, tower.number, params)
+    save_folder(family.table, one, loaded.model_config, out, out)
+
+
+def export(run: SavedRun, which: str, out: Path) -> None:
+    """Writes both towers of the "best" or "last" checkpoint, adapters beside them, and the card.
+
+    Raises:
+        InputError: `out` holds something, or there is no such checkpoint.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out={out} exists and is not an empty folder; give another one.")
+    params, step = run.trained(which)
+    both = towers(run.loaded, run.config)
+    card = model_card.card(_facts(run, which, step, both))
+    # Built beside its place and renamed, so that no half of it is ever there.
+    private = new_folder(out.parent, f".{out.name}-")
+    building = private / out.name
+    try:
+        building.mkdir()
+        for tower in both:
+            write_tower(run.loaded, tower, params, building / tower.name)
+            if isinstance(params, Adapted):
+                adapters = _on_host(params.adapters, tower.number)
+                save_adapters(run.loaded, adapters, building / f"{ADAPTER}-{tower.name}")
+        for folder in (building, *building.iterdir()):
+            write_whole(folder / CARD, card)
+        building.rename(out)
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+
+
+def _facts(run: SavedRun, which: str, step: int, both: tuple[Tower, Tower]) -> model_card.Facts:
+    encoder, tokenizer = run.loaded.encoder, run.loaded.tokenizer
+    summary = run.workdir / "summary.json"
+    training = run.workdir / "training.json"
+    scores: dict[str, Any] = json.loads(summary.read_text()) if summary.exists() else {}
+    seconds = json.loads(training.read_text())["seconds"] if training.exists() else None
+    return model_card.Facts(
+        name=run.workdir.resolve().name,
+        config=run.config,
+        fields=run.given,
+        checkpoint=which,
+        step=step,
+        seconds=seconds,
+        summary=scores,
+        pooling=encoder.pooling,
+        normalise=encoder.normalise,
+        scale=encoder.scale,
+        width=encoder.width,
+        lora=run.loaded.lora,
+        prefixes={
+            "state": run.config.encoder.state_prefix,
+            "chunk": run.config.encoder.chunk_prefix,
+        },
+        separator=token_name(tokenizer, tokenizer.sep_id),
+        state_tokens=both[0].max_tokens,
+        chunk_tokens=both[1].max_tokens,
+    )
