@@ -62,7 +62,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
             step, step_log = run.step, stack.enter_context(told)
             try:
                 if step == 0 or run.progress.evaluation_due:
-                    _evaluate(system, run, step_log, state, step, stop)
+                    _evaluate(system, run, step_log, (step, state), stop)
                     if step:  # in the place of the checkpoint without this evaluation
                         run.save(step, state, experience.position())
                 step_log.restart_window()
@@ -76,7 +76,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
                         step += 1
                         step_log.step(step, metrics)  # waits for the step before
                     if _is_due(step, system.train.eval_every, steps):
-                        _evaluate(system, run, step_log, state, step, stop)
+                        _evaluate(system, run, step_log, (step, state), stop)
                     if _is_due(step, system.train.checkpoint_every, steps):
                         with step_log.finished():
                             last = step == steps
@@ -120,14 +120,14 @@ def _is_due(step: int, every: int, steps: int) -> bool:
 
 
 def _evaluate(
-    system: systems.System, run: Run, step_log: StepLog, state: Any, step: int, stop: StopSignal
+    system: systems.System, run: Run, step_log: StepLog, at: tuple[int, Any], stop: StopSignal
 ) -> None:
     """Scores the parameters; keeps them if they are the best so far.
 
     If the run is to stop while this waits for rewards, or the language model is lost, the
     evaluation is left for the run's next start.
     """
-    progress = run.progress
+    progress, (step, state) = run.progress, at
     with step_log.finished():
         progress.evaluation_due = True
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sys
@@ -42,18 +43,24 @@ def programs_are_dropped() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     base = tmp_path_factory.getbasetemp()
     # With several workers, base is the worker's own folder below the session's.
     folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    return Commands(folder / "entry_points")
+    made = Commands(folder / "entry_points")
+    yield made
+    made.forks.stop()
 
 
 @pytest.fixture(scope="session")
-def finished_run(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny run of `STEPS` steps, trained to its end; tests that write copy it."""
-    workdir = tmp_path_factory.mktemp("finished") / "run"
-    commands.succeed("train", *SHARED, f"--workdir={workdir}")
+def finished_run(commands: Commands) -> Path:
+    """A tiny run of `STEPS` steps, trained to its end by one worker; tests that write copy it."""
+    workdir = commands.folder / "finished" / "run"
+    workdir.parent.mkdir(parents=True, exist_ok=True)
+    with (workdir.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (workdir / "training.json").exists():
+            commands.succeed("train", *SHARED, f"--workdir={workdir}")
     return workdir
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -14,6 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+
+from tests.fork_server import Forks
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -49,8 +52,20 @@ class Commands:
         }
         return {**os.environ, **own}
 
-    def start(self, module: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        """The process of `python -m qrag_jax.MODULE`, in the repository root."""
+    @functools.cached_property
+    def forks(self) -> Forks:
+        """Where commands are forked from."""
+        return Forks(self.folder, self.environment)
+
+    def start(self, module: str, *arguments: str, **options: Any) -> Any:
+        """The process of `python -m qrag_jax.MODULE`, in the repository root.
+
+        It is forked from one that has imported jax and the rest; with options of its own, besides
+        the environment, it is started anew.
+        """
+        environment = options.get("env", self.environment)
+        if not options.keys() - {"env"} and self.forks.can(environment):
+            return self.forks.start(f"qrag_jax.{module}", [*arguments], ROOT, environment)
         return subprocess.Popen(
             [sys.executable, "-m", f"qrag_jax.{module}", *arguments],
             cwd=ROOT,

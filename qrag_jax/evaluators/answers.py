@@ -85,8 +85,8 @@ def questions(
             row.question,
             list(zip(kept.pred_idx, kept.pred_texts, strict=True)),
             gold.answers,
-            len(set(row.sf_idx)),
-            gold.type,
+            hops=len(set(row.sf_idx)),
+            type_=gold.type,
         )
     return list(asked.values())
 

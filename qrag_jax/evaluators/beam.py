@@ -25,7 +25,7 @@ from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.beam_search import BeamConfig, BeamSearch
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
-from qrag_jax.rollouts.chunks import CHUNK
+from qrag_jax.rollouts.chunks import CHUNK, Actor
 from qrag_jax.rollouts.limits import check_fit
 from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
 from qrag_jax.runtime.locks import log_locks
@@ -85,17 +85,16 @@ def make_beam_search(
         }
         folder = embeddings / encoder_key(tower, made_by)
         store = EmbeddingFiles(folder, encoder.width)
+    shapes = choose_block_shapes(settings.encoder, rollout, encoder, shape, stores)
     return BeamSearch(
         player.mesh,
         player.shardings,
-        encoder,
-        settings.tokenizer,
+        Actor(encoder, shapes, rollout),
         params,
-        choose_block_shapes(settings.encoder, rollout, encoder, shape, stores),
-        rollout,
-        settings.beam,
-        questions,
-        store,
+        tokenizer=settings.tokenizer,
+        config=settings.beam,
+        max_question_tokens=questions,
+        store=store,
     )
 
 

@@ -63,6 +63,7 @@ class Asking:
         text: str,
         chunks: Sequence[tuple[int, str]],
         golds: Sequence[str],
+        *,
         hops: int,
         type_: str = "",
     ) -> Question:

@@ -69,6 +69,7 @@ class Rewards:
         asking: Asking,
         max_failure_share: float,
         log: Log,
+        *,
         lost: Callable[[], str] = lambda: "",
         counts: Callable[[], dict[str, float]] = dict,
         completion: Completion | None = None,
@@ -212,9 +213,9 @@ def open_service(config: ServiceConfig, workdir: Path, log: Log) -> Iterator[Pen
                 asking,
                 reward.max_failure_share,
                 log,
-                lambda: server.failure,
-                lambda: client.counters().as_metrics(),
-                Completion(reward.completion_threshold, not config.never_terminate),
+                lost=lambda: server.failure,
+                counts=lambda: client.counters().as_metrics(),
+                completion=Completion(reward.completion_threshold, not config.never_terminate),
             )
 
         yield PendingService(
@@ -256,7 +257,7 @@ def _question(asking: Asking, sample: Sample, taken: Sequence[int]) -> Question:
         sample.question,
         [(index, sample.chunks[index]) for index in taken if index < len(sample.chunks)],
         sample.answers,
-        len(sample.support),
+        hops=len(sample.support),
     )
 
 

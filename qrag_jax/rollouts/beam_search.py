@@ -18,11 +18,10 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import NOT_TAKEN, state_width
-from qrag_jax.models.compute.ragged import BlockShapes
-from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.heads.embedding import Params
 from qrag_jax.policies.document_scores import make_best_chunks, padded_chunks
 from qrag_jax.policies.soft_q import MASKED
-from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor
 from qrag_jax.rollouts.text_table import Store, TextTable, make_embed
 from qrag_jax.runtime.mesh import replicate
 
@@ -84,8 +83,7 @@ class BeamSearch:
 
     Args:
         shardings: where `params`, two towers stacked on axis 0, live.
-        block_shapes: those of `chunks` must hold the longest chunk row, those of `states` any
-            state.
+        actor: its blocks of `chunks` must hold the longest chunk row, those of `states` any state.
         max_question_tokens: longer questions are cut.
         store: keeps the chunks' embeddings between processes.
     """
@@ -94,15 +92,15 @@ class BeamSearch:
         self,
         mesh: Mesh,
         shardings: Params,
-        encoder: TextEncoder,
-        tokenizer: TextTokenizer,
+        actor: Actor,
         params: Params,
-        block_shapes: BlockShapes,
-        rollout: RolloutConfig,
+        *,
+        tokenizer: TextTokenizer,
         config: BeamConfig,
         max_question_tokens: int,
         store: Store | None = None,
     ) -> None:
+        encoder, block_shapes, rollout = actor.encoder, actor.block_shapes, actor.config
         self._mesh, self._encoder, self._tokenizer = mesh, encoder, tokenizer
         self._params, self._rollout, self._config = params, rollout, config
         self._max_question_tokens = max_question_tokens
@@ -114,8 +112,9 @@ class BeamSearch:
         )
         embed_chunks = make_embed(mesh, shardings, encoder, block_shapes.chunks, CHUNK)
         self._embed_states = make_embed(mesh, shardings, encoder, block_shapes.states, STATE)
+        row_tokens = rollout.max_chunk_tokens
         self.table = TextTable(
-            mesh, encoder, tokenizer, embed_chunks, params, rollout.max_chunk_tokens, store
+            mesh, encoder, tokenizer, embed_chunks, params, row_tokens=row_tokens, store=store
         )
         self._best = make_best_chunks(mesh, rollout.positions, rollout.max_steps, config.actions)
         self._devices = mesh.size

@@ -107,6 +107,7 @@ class TextTable:
         tokenizer: TextTokenizer,
         embed: Embed,
         params: Params,
+        *,
         row_tokens: int,
         store: Store | None = None,
     ) -> None:

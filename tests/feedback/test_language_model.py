@@ -43,7 +43,7 @@ def reads(prompt: str) -> Outcome:
 def questions(*says: str) -> list[Question]:
     asking = Asking(metric="squad")
     return [
-        asking.question("test", f"q{i}", "Who wrote it?", [(4, f"says: {each}")], GOLD, 1)
+        asking.question("test", f"q{i}", "Who wrote it?", [(4, f"says: {each}")], GOLD, hops=1)
         for i, each in enumerate(says)
     ]
 
@@ -103,7 +103,7 @@ def test_refusals() -> None:
     with pytest.raises(InputError, match="'bleu' is unknown; use one of answer_em, answer_f1"):
         LanguageModelFeedback(Reader(reads), Generation(), "bleu")
     with pytest.raises(InputError, match="test: sample q9 has no right answer"):
-        Asking().question("test", "q9", "Who?", [], ("  ",), 1)
+        Asking().question("test", "q9", "Who?", [], ("  ",), hops=1)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,9 @@ def table(store: Store | None = None, seed: int = 0, tower: int = 1) -> TextTabl
     mesh, encoder = one_device(), loaded().encoder
     embed = make_embed(mesh, shardings(mesh), encoder, block_shapes(ROW_TOKENS).chunks, tower)
     return TextTable(
-        mesh, encoder, loaded().tokenizer, embed, towers(encoder, seed), ROW_TOKENS, store
+        *(mesh, encoder, loaded().tokenizer, embed, towers(encoder, seed)),
+        row_tokens=ROW_TOKENS,
+        store=store,
     )
 
 

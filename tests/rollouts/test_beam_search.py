@@ -75,8 +75,13 @@ def shared_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 def searcher(rollout: RolloutConfig, config: BeamConfig) -> BeamSearch:
     mesh, encoder = one_device(), loaded().encoder
     return BeamSearch(
-        *(mesh, shardings(mesh), encoder, loaded().tokenizer, params(), PLAN, rollout, config),
-        QUESTION_TOKENS,
+        mesh,
+        shardings(mesh),
+        Actor(encoder, PLAN, rollout),
+        params(),
+        tokenizer=loaded().tokenizer,
+        config=config,
+        max_question_tokens=QUESTION_TOKENS,
     )
 
 

@@ -82,11 +82,11 @@ class Asker:
         self._breaker = CircuitBreaker(
             config.url,
             self._probe,
-            config.breaker_failures,
-            config.probe_pause,
-            config.wait_limit,
-            log,
-            self.counters.waited,
+            failures=config.breaker_failures,
+            pause=config.probe_pause,
+            limit=config.wait_limit,
+            log=log,
+            waited=self.counters.waited,
         )
         self._in_flight: dict[bytes, asyncio.Future[Outcome | None]] = {}
         self._flusher: asyncio.TimerHandle | None = None

@@ -45,6 +45,7 @@ class CircuitBreaker:
         self,
         name: str,
         probe: Callable[[], Awaitable[bool]],
+        *,
         failures: int,
         pause: float,
         limit: float | None,

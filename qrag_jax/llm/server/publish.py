@@ -69,6 +69,7 @@ class Publisher:
         url: str,
         model: str,
         api_key: str = "",
+        *,
         base: Path | None = None,
         folder: Path | None = None,
         timeout: float = 600.0,

@@ -109,7 +109,7 @@ def test_bad_settings(tmp_path) -> None:
     with pytest.raises(InputError, match=r"12 needles .* do not fit 11 chunks; raise"):
         documents(config("multivalue", keys=3), "train", 11)
     (tmp_path / "a.txt").write_text("One here. Two here. Three here.")
-    with pytest.raises(InputError, match=r"gives 3 sentences .* sources.niah.noise_repeats"):
+    with pytest.raises(InputError, match=r"gives 3 sentences .*sources\.niah\.noise_repeats"):
         documents(config("single_2", noise=str(tmp_path), noise_dev=SHARED), "train")
 
 

@@ -12,6 +12,7 @@ from configs import common
 from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.systems.q_rag_config import complete
 from tests.entry_points import ROOT
 
 FILES = (ROOT / "qrag_jax" / "llm").rglob("[a-z]*.py")
@@ -27,11 +28,14 @@ def test_the_room_imports_no_jax() -> None:
     assert out.stdout == "[]\n"
 
 
-def test_the_experiments_start_from_the_same_values() -> None:
-    fields = common.get_config().llm.server.to_dict()
-    own = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
-    assert fields.pop("model") == ""
-    assert fields == {name: own[name] for name in fields}
+def test_experiments_have_the_fields_that_are_not_settled_by_the_code() -> None:
+    config = common.get_config("hotpotqa")
+    config.reward.name = "judge"
+    fields = complete(config).llm.server.to_dict()
+    assert fields["model"] == ""
+    kept = {"name", "api_key_env", "stop_grace", "backoff", "healthy_after"}
+    assert fields.keys() | kept == {field.name for field in dataclasses.fields(ServerConfig)}
+    assert not fields.keys() & kept
 
 
 def test_names(model_folder: Path) -> None:
