@@ -101,4 +101,4 @@ def test_the_floor_of_formulas_knows_jax_alone() -> None:
         )
         if name.split(".")[0] not in ("jax", "__future__", "typing", "collections", "qrag_jax")
     }
-    assert outside <= {("adam.py", "optax"), ("adam.py", "numpy")}
+    assert outside == set()

@@ -8,8 +8,8 @@ import math
 import jax.numpy as jnp
 import optax
 
-from qrag_jax.algorithms.adam import scale_by_adam
 from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.learners.adam import scale_by_adam
 from qrag_jax.runtime.config_fields import internal
 
 SCHEDULES = ("constant", "linear", "cosine", "quarter_cosine")

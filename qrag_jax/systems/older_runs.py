@@ -9,7 +9,7 @@ from typing import Any
 
 import ml_collections
 
-from qrag_jax.data.config import SETTINGS, source_section
+from qrag_jax.data.config import SETTINGS
 from qrag_jax.data.generators.noise import SHARED
 from qrag_jax.models.encoder_config import LEFT_OPEN
 from qrag_jax.models.files.model_folder import read_config
@@ -18,6 +18,7 @@ from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import UNNORMALISED_SCALE, family_of
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import check_same_config, read_fields
+from qrag_jax.systems.data_section import source_section
 from qrag_jax.systems.q_rag_config import complete, prune
 
 # Fields that change nothing in what a run computes: a resumed run may be given other values.

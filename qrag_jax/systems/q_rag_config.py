@@ -8,14 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from qrag_jax.data.config import (
-    SETTINGS,
-    SYNTHETIC,
-    DataConfig,
-    data_section,
-    described_sources,
-    fill_data,
-)
+from qrag_jax.data.config import SETTINGS, SYNTHETIC, DataConfig
 from qrag_jax.data.generators.synthetic import SyntheticConfig
 from qrag_jax.environments.chunks_config import ChunksConfig
 from qrag_jax.errors import InputError
@@ -36,6 +29,7 @@ from qrag_jax.runtime.config_fields import described, fill, section
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
+from qrag_jax.systems.data_section import data_section, described_sources, fill_data
 
 ALIASES = {"gt": GROUND_TRUTH}  # of config.reward.name
 SECTIONS: dict[str, type] = {

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from qrag_jax.data.config import source_section
 from qrag_jax.data.loading import LoadedSamples, load_split
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources.registry import Split
@@ -15,6 +14,7 @@ from qrag_jax.data.token_stores import tokenise_samples
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
+from qrag_jax.systems.data_section import source_section
 from qrag_jax.systems.q_rag_config import QRagConfig, prune
 
 
