@@ -184,6 +184,10 @@ def test_workers_live_exactly_as_long_as_their_trainer(tmp_path: Path) -> None:
     assert trainer.stdout is not None
     workers = [int(pid) for pid in trainer.stdout.readline().split()]
     assert len(workers) == 2
+    # The first batch may be there before the second worker has begun.
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not all(map(ignores_sigterm, workers)):
+        time.sleep(0.05)
     # What a scheduler or a closing terminal sends to all of a run is for the trainer alone.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         for pid in workers:
@@ -209,6 +213,12 @@ def test_workers_live_exactly_as_long_as_their_trainer(tmp_path: Path) -> None:
         time.sleep(0.1)
     assert not [pid for pid in workers if is_running(pid)]
     assert not [path for path in shared if os.path.exists(path)]
+
+
+def ignores_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = (line.split()[1] for line in status if line.startswith("SigIgn:"))
+    return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def is_running(pid: int) -> bool:
