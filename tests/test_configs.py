@@ -9,9 +9,12 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import jax
 import pytest
 
 from configs import common
+from qrag_jax import systems
+from qrag_jax.runtime.run import Run
 from qrag_jax.systems.older_runs import load_config
 from qrag_jax.systems.q_rag_config import QRagConfig
 from tests.entry_points import ROOT, Commands, metric_lines, refusal
@@ -87,6 +90,24 @@ def test_docstring_holds_the_command(name: str) -> None:
     text = module(name).__doc__ or ""
     assert f"python -m qrag_jax.train --config=configs/{name}.py" in text
     assert ":tiny" in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_tiny_experiment_fits_its_programs(name: str, tmp_path: Path) -> None:
+    """Data, encoder and the shapes of all that is computed, without computing it."""
+    config = module(name).get_config("tiny")
+    config.data.cache = str(tmp_path / "cache")
+    systems.check(config)
+    with (
+        Run.open(tmp_path / "run", 0.0) as run,
+        systems.open_system(config, run, dry=True) as system,
+    ):
+        found = {p.name: jax.eval_shape(p.function, *p.arguments) for p in system.programs()}
+    state, metrics = found["update"]
+    assert {"loss", "skipped", "return", "fact_em"} <= metrics.keys()
+    assert jax.tree.leaves(state.params)[0].shape[0] == 2  # the two towers
+    steps = found["evaluation"].multi_step.taken.shape
+    assert steps == (config.eval.batch_size, config.env.max_steps)
 
 
 # `hotpotqa:tiny` is the run that test_train and test_evaluate share. A mixture, documents that are
