@@ -245,6 +245,8 @@ def test_every_encoder_trains(
         ("--config=configs/no_such.py", "configs/no_such.py"),
         ("--confg=configs/hotpotqa.py", "confg"),
         ("steps=3", "unexpected argument 'steps=3'"),
+        ("--config.llm.url=http://x/v1", "error: config.llm.url is given, but config.reward.name"),
+        ("--config.data.niah.noise=B", "under it: --config.data.sources.niah.noise."),
     ],
 )
 def test_wrong_command_line(argument: str, says: str, commands: Commands, tmp_path: Path) -> None:

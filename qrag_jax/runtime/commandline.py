@@ -120,7 +120,11 @@ def _sentence(error: Exception, argv: Sequence[str]) -> str:
                 return f"--{flag}: the config has no field {quoted[1]!r}; see --help."
     # A config file that fails is told with its traceback; the reason is the last line.
     lines = [line.strip() for line in str(error).split("\n") if line.strip()]
-    return lines[-1].removeprefix("ValueError: ") if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    # absl tells first in which flag a file was given, here that of the whole config.
+    last = re.sub(r"^flag --config=\S+: (?=config\.)", "", lines[-1])
+    return last.removeprefix("ValueError: ")
 
 
 def _leave(sentence: str) -> NoReturn:

@@ -201,6 +201,12 @@ def complete(config: ConfigDict, words: Sequence[str] = (), also: Iterable[str] 
                 if name not in config.reward:
                     config.reward[name] = value
     for name in given:
+        part, _, rest = name.removeprefix("data.").partition(".")
+        if name.startswith("data.") and part in SETTINGS:  # where they were
+            raise InputError(
+                f"config.{name} is not a field; settings of a source are under it: "
+                f"--config.data.sources.{part}.{rest}."
+            )
         if name.startswith("llm.") and "llm" not in config:
             raise InputError(
                 f"config.{name} is given, but config.reward.name is {reward!r}, which asks no "

@@ -113,6 +113,8 @@ def test_a_step_that_learns_begins_the_count_anew(tmp_path: Path) -> None:
         for step in range(1, 20):
             log.step(step, metrics(skipped=bool(step % 2)))
         log.finish()
+        progress = log._run.progress
+        assert (progress.skipped_steps, progress.skipped_in_a_row) == (10, 1)
 
 
 def test_sentences_name_the_questions_and_what_to_change(
