@@ -30,7 +30,7 @@ from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.compute.ragged import BlockShapes, count_tokens, embed_rows
+from qrag_jax.models.compute.ragged import BlockShapes, TokenRows, count_tokens, embed_rows
 from qrag_jax.models.encoder_config import OF_MINILM
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import UNNORMALISED_SCALE, load_encoder
@@ -245,7 +245,7 @@ def computed_tokens(blocks: Blocks, lengths: np.ndarray) -> float:
     """Tokens that `embed_rows` computes for rows of these lengths."""
     numbers = jnp.arange(1, 1 + len(lengths), dtype=jnp.int32)  # every row another text
     tokens = jnp.repeat(numbers[:, None], blocks.lengths[-1], axis=1)
-    return float(_count_tokens(blocks, tokens, jnp.asarray(lengths)).computed)
+    return float(_count_tokens(blocks, TokenRows(tokens, jnp.asarray(lengths))).computed)
 
 
 class Embedder:
@@ -256,7 +256,7 @@ class Embedder:
         self.params = jax.device_put(encoder.params)
 
         def ragged(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-            return embed_rows(encoder.encoder, self.blocks, params, tokens, lengths)[0]
+            return embed_rows(encoder.encoder, self.blocks, params, TokenRows(tokens, lengths))[0]
 
         self.program = jax.jit(encoder.encoder.embed if full else ragged)
 
@@ -270,9 +270,7 @@ def chunk_rows(texts: Texts, encoder: Encoder, questions: int) -> tuple[np.ndarr
     e = encoder.encoder
     tokens, lengths = chunks.chunk_rows(
         jax.tree.map(jnp.asarray, texts.batch(0, questions)),
-        opening=e.chunk_opening,
-        sep_id=e.sep_id,
-        pad_id=e.pad_id,
+        chunks.RowForm(e.chunk_opening, e.sep_id, e.pad_id),
         row_tokens=texts.config.data.max_chunk_tokens,
     )
     present = np.asarray(lengths) > 0

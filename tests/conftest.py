@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import disks
+from tests import devices, disks
 from tests.entry_points import SHARED, Commands
+
+# Children and commands have the devices that their environment gives them.
+devices.several_devices()
 
 
 @pytest.fixture(autouse=True)

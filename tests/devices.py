@@ -1,12 +1,31 @@
-"""The environment of a process that has several devices where there is one processor."""
+"""Eight devices where there is one processor: in these tests' processes, or in one of their own."""
 
 from __future__ import annotations
 
 import os
 
+import jax
+import numpy as np
+from jax.sharding import Mesh
 
-def virtual_devices(count: int) -> dict[str, str]:
-    """This process's own environment, with so many devices of the CPU backend."""
+from qrag_jax.runtime.mesh import AXES
+
+COUNT = 8
+
+
+def several_devices() -> None:
+    """Gives this process `COUNT` devices of the CPU backend; before JAX has begun to compute."""
+    jax.config.update("jax_num_cpu_devices", COUNT)
+
+
+def mesh_of(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+    """A mesh of as many devices as these sizes need, which `make_mesh` would refuse."""
+    devices = np.array(jax.devices()[: data * fsdp * tensor])
+    return Mesh(devices.reshape(data, fsdp, tensor), AXES)
+
+
+def environment_of(count: int) -> dict[str, str]:
+    """This process's environment, for a child with so many devices of the CPU backend."""
     several = f"--xla_force_host_platform_device_count={count}"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {several}".strip()
     return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}

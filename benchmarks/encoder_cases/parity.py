@@ -23,7 +23,7 @@ from benchmarks.encoder_cases.peer import embed_rows as their_embed_rows
 from benchmarks.encoder_cases.peer import model_options
 from qrag_jax.models.compute.packing import Blocks, choose_blocks
 from qrag_jax.models.compute.precision import Precision
-from qrag_jax.models.compute.ragged import embed_rows, pull_back
+from qrag_jax.models.compute.ragged import TokenRows, embed_rows, pull_back
 from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
@@ -170,7 +170,9 @@ def _gradients(model: Any, loaded: LoadedEncoder, rows: Rows) -> Figure:
     (vectors * torch.from_numpy(target)).sum().backward()
     expected = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
 
-    gradient, _ = _pull_back(loaded.encoder, _blocks(rows), loaded.params, *rows, target)
+    gradient, _ = _pull_back(
+        loaded.encoder, _blocks(rows), loaded.params, TokenRows(*map(jnp.asarray, rows)), target
+    )
     found = tensors_from_params(family_of(loaded.model_config, "").table, gradient)
     assert set(found) == set(expected), set(found) ^ set(expected)
     largest = {name: _largest(wanted) for name, wanted in expected.items()}
@@ -252,7 +254,9 @@ def _company(loaded: LoadedEncoder, rows: Rows, together: np.ndarray) -> Figure:
         "alone": np.stack(alone),
         "among other rows": np.stack(others),
         "in wider rows": embed(wider, rows.lengths),
-        "packed into blocks": _embed_rows(loaded.encoder, _blocks(rows), loaded.params, *rows)[0],
+        "packed into blocks": _embed_rows(
+            loaded.encoder, _blocks(rows), loaded.params, TokenRows(*map(jnp.asarray, rows))
+        )[0],
     }
     reached = {name: _largest(np.asarray(vectors) - together) for name, vectors in found.items()}
     return Figure("a vector in other company", max(reached.values()), SAME, details=reached)

@@ -36,7 +36,7 @@ from benchmarks.report import Case
 from benchmarks.speed_cases.setting import Setting, verdict
 from qrag_jax.models.compute.packing import choose_blocks
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.compute.ragged import count_tokens, embed_rows, pull_back
+from qrag_jax.models.compute.ragged import TokenRows, count_tokens, embed_rows, pull_back
 from qrag_jax.models.files.weight_names import params_from_tensors
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import family_of
@@ -168,18 +168,18 @@ class Ours:
         lengths, sizes = (1, 1) if setting.quick else (3, 2)
         blocks = choose_blocks(histogram, room, lengths, sizes)
         of_gradients = choose_blocks(histogram, room, max(lengths - 1, 1), sizes)
-        self.rows = jnp.asarray(rows.tokens), jnp.asarray(rows.lengths)
+        self.rows = TokenRows(jnp.asarray(rows.tokens), jnp.asarray(rows.lengths))
         self.params = jax.device_put(params)
         optimizer = optax.adamw(LEARNING_RATE, *BETAS, EPS, weight_decay=DECAY)
         self.state = jax.jit(optimizer.init)(self.params)
         self.embed_rows = jax.jit(partial(embed_rows, encoder, blocks))
         counts = jax.jit(count_tokens, static_argnums=0)
         self.computed, self.computed_in_step = (
-            float(counts(shapes, *self.rows).computed) for shapes in (blocks, of_gradients)
+            float(counts(shapes, self.rows).computed) for shapes in (blocks, of_gradients)
         )
 
         def update(params: Params, state: Any, target: jax.Array) -> tuple[Params, Any]:
-            gradient, _ = pull_back(encoder, of_gradients, params, *self.rows, target)
+            gradient, _ = pull_back(encoder, of_gradients, params, self.rows, target)
             updates, state = optimizer.update(gradient, state, params)
             return optax.apply_updates(params, updates), state
 
@@ -187,7 +187,7 @@ class Ours:
 
     def embed(self) -> np.ndarray:
         """Vectors `[N, D]`."""
-        return np.asarray(self.embed_rows(self.params, *self.rows)[0])
+        return np.asarray(self.embed_rows(self.params, self.rows)[0])
 
     def step(self, target: jax.Array) -> None:
         """One update on Σ <vector, target `[N, D]`>."""

@@ -66,6 +66,7 @@ def step(
     batch: EpisodeBatch,
     action: jax.Array,
     t: jax.Array,
+    *,
     never_terminate: bool,
     stop_action: bool = False,
 ) -> ChunksState:
@@ -87,25 +88,34 @@ def step(
     return ChunksState(taken=taken, available=available, done=done)
 
 
+class RowForm(NamedTuple):
+    """The tokens of an encoder's row that are not text.
+
+    opening: what every row begins with, such as [CLS] and a prefix; may be empty.
+    sep_id: [SEP], behind every part of the text.
+    pad_id: behind the row.
+    """
+
+    opening: tuple[int, ...]
+    sep_id: int
+    pad_id: int
+
+
 def join_parts(
-    parts: jax.Array,
-    lengths: jax.Array,
-    opening: tuple[int, ...],
-    sep_id: int,
-    pad_id: int,
-    width: int,
+    parts: jax.Array, lengths: jax.Array, form: RowForm, width: int
 ) -> tuple[jax.Array, jax.Array]:
     """`opening part [SEP] part [SEP] …` without padding inside, for every row.
 
     Args:
         parts: `[B, P, Lp]` token ids without special tokens.
         lengths: `[B, P]` tokens of each part; a part of length -1 is absent (no [SEP] either).
-        opening: what every row begins with, such as [CLS] and a prefix; may be empty.
+        form: the opening, [SEP] and the padding.
         width: columns of the result; must hold the longest row.
 
     Returns:
         tokens `[B, width]`, padded on the right, and row lengths `[B]`.
     """
+    opening, sep_id, pad_id = form
     rows = jnp.arange(parts.shape[0])[:, None]
     sizes = jnp.where(lengths < 0, 0, lengths + 1)  # each part brings its separator
     ends = len(opening) + jnp.cumsum(sizes, axis=1)
@@ -127,10 +137,8 @@ def join_parts(
 def state_rows(
     batch: EpisodeBatch,
     taken: jax.Array,
+    form: RowForm,
     *,
-    opening: tuple[int, ...],
-    sep_id: int,
-    pad_id: int,
     chunk_tokens: int,
     sort_by_index: bool,
 ) -> tuple[jax.Array, jax.Array]:
@@ -138,7 +146,7 @@ def state_rows(
 
     Args:
         taken: `[B, K]` chunk indices, `NOT_TAKEN` where none.
-        opening: `TextEncoder.state_opening`.
+        form: opens with `TextEncoder.state_opening`.
         chunk_tokens: tokens of a chunk kept in the state (`max_chunk_tokens_in_state`).
         sort_by_index: chunks in document order rather than in the order taken.
 
@@ -159,27 +167,27 @@ def state_rows(
     part_width = max(question.shape[2], chunks.shape[2])
     parts = jnp.concatenate([_widen(question, part_width), _widen(chunks, part_width)], axis=1)
     lengths = jnp.concatenate([batch.question_length[:, None], lengths], axis=1)
-    width = state_width(len(opening), question.shape[2], kept, taken.shape[1])
-    return join_parts(parts, lengths, opening, sep_id, pad_id, width)
+    width = state_width(len(form.opening), question.shape[2], kept, taken.shape[1])
+    return join_parts(parts, lengths, form, width)
 
 
 def chunk_rows(
-    batch: EpisodeBatch, *, opening: tuple[int, ...], sep_id: int, pad_id: int, row_tokens: int
+    batch: EpisodeBatch, form: RowForm, *, row_tokens: int
 ) -> tuple[jax.Array, jax.Array]:
     """Every chunk as an encoder row `opening chunk [SEP]` of at most `row_tokens` tokens.
 
     Args:
-        opening: `TextEncoder.chunk_opening`.
+        form: opens with `TextEncoder.chunk_opening`.
 
     Returns:
         tokens `[B, C, W]` and lengths `[B, C]`, 0 where the document has no such chunk.
     """
     episodes, chunks, tokens = batch.chunks.shape
-    kept = min(tokens, row_tokens - len(opening) - 1)
+    kept = min(tokens, row_tokens - len(form.opening) - 1)
     parts = batch.chunks[:, :, :kept].reshape(episodes * chunks, 1, kept)
     lengths = jnp.minimum(batch.chunk_lengths, kept).reshape(-1, 1)
-    width = chunk_width(len(opening), kept)
-    rows, row_lengths = join_parts(parts, lengths, opening, sep_id, pad_id, width)
+    width = chunk_width(len(form.opening), kept)
+    rows, row_lengths = join_parts(parts, lengths, form, width)
     row_lengths = jnp.where(batch.chunk_mask, row_lengths.reshape(episodes, chunks), 0)
     return rows.reshape(episodes, chunks, -1), row_lengths
 

@@ -134,13 +134,13 @@ def _run(
             if written:
                 tqdm.write(f"{written} questions are answered in {out} already")
             bar.update(min(written, len(asked)))
-            rows, misses = answering.answer(client, generation, asked, out, batch, bar.update)
+            rows, misses = answering.answer(client, generation, asked, out, batch, told=bar.update)
         by_id = {row.id: row for row in rows}  # the file may hold more, and in another order
         rows = [by_id[question.id] for question in asked if question.id in by_id]
         if options.judge:
             with tqdm(total=len(rows), unit="verdict") as bar:
                 verdicts, unjudged = answering.judge(
-                    client, generation, rows, _verdict_file(out), batch, bar.update
+                    client, generation, rows, _verdict_file(out), batch, told=bar.update
                 )
         counters = client.counters().as_metrics()
     _report(out, meta, Found(rows, misses, verdicts, unjudged))
@@ -183,7 +183,9 @@ def _questions(options: AnswerOptions) -> tuple[list[Question], list[Question]]:
     keep = chunk_filter(options.filter, {"threshold": options.threshold, "steps": options.steps})
     rows = retrieval_log.read(log)
     golds = _golds(options.data, {row.id for row in rows}) if options.data else None
-    everything = answering.questions(log, rows, keep, options.prompt, options.metric, golds)
+    everything = answering.questions(
+        log, rows, keep, prompt=options.prompt, metric=options.metric, golds=golds
+    )
     musique = any(question.rule == "musique" for question in everything)
     if musique and golds is None and not any(row.aliases for row in rows):
         print(f"note: {log} has no aliases, which MuSiQue's metric counts; give --data=FILE")

@@ -56,6 +56,7 @@ def questions(
     log: Path,
     rows: Sequence[Row],
     keep: Filter,
+    *,
     prompt: str = AUTO,
     metric: str = AUTO,
     golds: Mapping[str, Gold] | None = None,
@@ -97,6 +98,7 @@ def answer(
     asked: Sequence[Question],
     out: Path,
     batch: int,
+    *,
     told: Callable[[int], object] = lambda number: None,
 ) -> tuple[list[AnswerRow], list[Miss]]:
     """Asks what the file `out` has no answer to yet, and adds the answers to it, batch by batch.
@@ -143,6 +145,7 @@ def judge(
     rows: Sequence[AnswerRow],
     out: Path,
     batch: int,
+    *,
     told: Callable[[int], object] = lambda number: None,
 ) -> tuple[dict[str, bool], list[Miss]]:
     """Asks whether each prediction is right, unless the file `out` has a verdict on it already.

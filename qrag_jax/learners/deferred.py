@@ -27,12 +27,13 @@ from qrag_jax.learners.pqn import (
     target_with_dropout,
     with_dropout,
 )
-from qrag_jax.learners.state import TrainState, dropout_key, episode_keys
+from qrag_jax.learners.state import TrainState, dropout_key
 from qrag_jax.learners.step import Metrics, TrainStep, make_step
 from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.ragged import (
     TokenCount,
+    TokenRows,
     embed_and_pull_back,
     embed_rows,
     pull_back,
@@ -57,21 +58,27 @@ def make_play_step(towers: TwoTowers) -> PlayStep:
     base_shardings = towers.base_shardings
     specs, base_specs = specs_of(shardings.params), specs_of(base_shardings)
 
-    def on_device(params, base, batch, keys, alpha, uniform, dropout_key) -> Played:
+    def on_device(params, base, batch, draws: Draws, dropout_key) -> Played:
         params = gather(params, specs)
         if base is not None:
             params = Adapted(gather(base, base_specs), params)
         params = with_dropout(params, dropout_key)
         if actor.config.stop_action:
             batch = with_stop(batch)
-        trajectory = rollout(actor, (params,), batch, Draws(keys, alpha, uniform))
+        trajectory = rollout(actor, (params,), batch, draws)
         return Played(trajectory.actions, trajectory.valid, trajectory.entropy)
 
     replicated, by_episode = PartitionSpec(), PartitionSpec(BATCH_AXES)
     over_mesh = jax.shard_map(
         on_device,
         mesh=mesh,
-        in_specs=(specs, base_specs, by_episode, by_episode, *[replicated] * 3),
+        in_specs=(
+            specs,
+            base_specs,
+            by_episode,
+            Draws.specs(),
+            replicated,
+        ),
         out_specs=by_episode,
         check_vma=False,
     )
@@ -79,10 +86,9 @@ def make_play_step(towers: TwoTowers) -> PlayStep:
     def play(
         state: TrainState, batch: EpisodeBatch, number: jax.Array, base: Params | None = None
     ) -> Played:
-        alpha, uniform = towers.alpha(state), towers.acts_at_random(state)
-        keys = episode_keys(state, number, batch.sample.shape[0])
+        draws = towers.draws(state, number, batch.sample.shape[0])
         key = dropout_key(state) if towers.drops else None
-        return over_mesh(state.params, base, batch, keys, alpha, uniform, key)
+        return over_mesh(state.params, base, batch, draws, key)
 
     placed = shardings, NamedSharding(mesh, by_episode), NamedSharding(mesh, replicated)
     return jax.jit(
@@ -138,15 +144,16 @@ class ScoredGradient:
         params, goals = with_dropout(towers.online, dropout_key), target.reshape(-1)
         flat, last = valid.reshape(-1), rollout_config.last_position(batch.chunk_mask.shape[1])
 
-        def rows(tokens: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return tokens.reshape(-1, tokens.shape[-1]), jnp.where(flat, lengths.reshape(-1), 0)
+        def rows(tokens: jax.Array, lengths: jax.Array) -> TokenRows:
+            lengths = jnp.where(flat, lengths.reshape(-1), 0)
+            return TokenRows(tokens.reshape(-1, tokens.shape[-1]), lengths)
 
         chunk_rows = rows(played.chunk_tokens, played.chunk_lengths)
         state_rows = rows(played.state_tokens, played.state_lengths)
         # The chunks' embeddings first: with them a state's cotangent is known as soon as the state
         # is embedded, so that chosen chunks alone are encoded once more than with stored ones.
         chunks, used_by_chunks = embed_rows(
-            encoder, block_shapes.gradients, encoder.tower(params, CHUNK), *chunk_rows
+            encoder, block_shapes.gradients, encoder.tower(params, CHUNK), chunk_rows
         )
         chunks = chunks.reshape(*valid.shape, -1)
         rotated = rotate(chunks, played.positions, last).reshape(len(flat), -1)
@@ -162,7 +169,7 @@ class ScoredGradient:
             return jax.grad(loss_of)(embedded)
 
         of_state_tower, states, used_by_states = embed_and_pull_back(
-            encoder, block_shapes.gradients, _tower(params, STATE), *state_rows, of_states
+            encoder, block_shapes.gradients, _tower(params, STATE), state_rows, of_states
         )
         states = states.reshape(*valid.shape, -1)
 
@@ -174,7 +181,7 @@ class ScoredGradient:
             encoder,
             block_shapes.gradients,
             _tower(params, CHUNK),
-            *chunk_rows,
+            chunk_rows,
             cotangents.reshape(len(flat), -1),
         )
         gradient = jax.tree.map(lambda *towers: jnp.stack(towers), of_state_tower, of_chunk_tower)
@@ -184,7 +191,7 @@ class ScoredGradient:
             entropy=episodes.played.entropy,
         )
         tokens = TokenCount.total([played.tokens, used_by_chunks, used_by_states, used_again])
-        return gradient, sums_of(batch, learned, rewards, target, total, tokens)
+        return gradient, sums_of(batch, learned, rewards, target, loss=total, tokens=tokens)
 
 
 def scored_shapes(batch: EpisodeBatch, steps: int) -> ScoredEpisodes:

@@ -21,7 +21,7 @@ from qrag_jax.environments.chunks import with_stop
 from qrag_jax.errors import check_least
 from qrag_jax.models.compute.dropout import with_key
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.ragged import TokenCount, pull_back
+from qrag_jax.models.compute.ragged import TokenCount, TokenRows, pull_back
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.chunks import Actor, Draws, Trajectory, rollout
@@ -119,12 +119,12 @@ class FusedGradient:
         cotangents = jnp.stack([c.reshape(-1, encoder.width) for c in cotangents])
 
         def of_tower(tower: tuple) -> tuple[Params, TokenCount]:
-            one, *rows_and_cotangents = tower
-            return pull_back(encoder, self.actor.block_shapes.gradients, one, *rows_and_cotangents)
+            one, rows, cotangents = tower
+            return pull_back(encoder, self.actor.block_shapes.gradients, one, rows, cotangents)
 
-        gradient, used = _over_towers(of_tower, params, (*rows, cotangents))
+        gradient, used = _over_towers(of_tower, params, (rows, cotangents))
         tokens = TokenCount.total([trajectory.tokens, used])
-        return gradient, sums_of(batch, trajectory, rewards, target, total, tokens)
+        return gradient, sums_of(batch, trajectory, rewards, target, loss=total, tokens=tokens)
 
 
 def with_dropout(params: Params | Adapted, key: jax.Array | None) -> Params | Adapted:
@@ -148,11 +148,14 @@ def sums_of(
     trajectory: Trajectory,
     rewards: jax.Array,
     target: jax.Array,
-    total: jax.Array,
+    *,
+    loss: jax.Array,
     tokens: TokenCount,
 ) -> Sums:
-    """The sums over valid steps, `total` being the loss. Of a trajectory `actions`, `valid`, `q`
-    and `entropy` are read."""
+    """The sums over valid steps; `loss` is summed already.
+
+    It reads `actions`, `valid`, `q` and `entropy` of the trajectory.
+    """
     present = batch.chunk_mask.any(axis=1) & trajectory.valid.any(axis=1)
     unsolved = batch.support.at[
         jnp.arange(present.shape[0])[:, None],
@@ -165,7 +168,7 @@ def sums_of(
     return Sums(
         transitions=trajectory.valid.sum().astype(jnp.float32),
         episodes=present.sum().astype(jnp.float32),
-        loss=total,
+        loss=loss,
         q=over_transitions(trajectory.q),
         target=over_transitions(target),
         td_error=over_transitions(jnp.abs(trajectory.q - target)),
@@ -178,12 +181,13 @@ def sums_of(
 
 
 def _over_towers(
-    compute: Callable[[tuple], Any], params: Params | Adapted, rows: tuple[jax.Array, ...]
+    compute: Callable[[tuple], Any], params: Params | Adapted, rows: tuple[TokenRows, jax.Array]
 ) -> Any:
     """`compute((one tower, *its rows))` for each of the two, compiled once.
 
     Args:
-        params: whole towers, or adapters on one base, stacked on axis 0. rows: stacked so too.
+        params: whole towers, or adapters on one base, stacked on axis 0.
+        rows: each tower's rows and cotangents, stacked on axis 0.
     """
     if not isinstance(params, Adapted):
         return jax.lax.map(compute, (params, *rows))
@@ -196,7 +200,7 @@ def _over_towers(
     return jax.lax.map(of_adapters, (params.adapters, params.dropout_key, *rows))
 
 
-def _tower_rows(trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:
+def _tower_rows(trajectory: Trajectory) -> TokenRows:
     """States and chosen chunks as rows of one width: tokens `[2, B·T, L]`, lengths `[2, B·T]`."""
     states, chunks = trajectory.state_tokens, trajectory.chunk_tokens
     width = max(states.shape[-1], chunks.shape[-1])
@@ -206,4 +210,4 @@ def _tower_rows(trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:
         return jnp.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
 
     lengths = (trajectory.state_lengths.reshape(-1), trajectory.chunk_lengths.reshape(-1))
-    return jnp.stack([rows(states), rows(chunks)]), jnp.stack(lengths)
+    return TokenRows(jnp.stack([rows(states), rows(chunks)]), jnp.stack(lengths))

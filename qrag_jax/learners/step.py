@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.learners.pqn import Feedback, FusedGradient, Sums, Towers
-from qrag_jax.learners.state import Total, TrainState, apply_update, dropout_key, episode_keys
+from qrag_jax.learners.state import Total, TrainState, apply_update, dropout_key
 from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.heads.embedding import Params
@@ -61,27 +61,27 @@ def make_step(
     base_shardings, accumulation, drops = towers.base_shardings, towers.accumulation, towers.drops
     specs, base_specs = specs_of(shardings.params), specs_of(base_shardings)
 
-    def on_device(params, target_params, base, episodes, keys, alpha, uniform, dropout_key):
-        params, target_params = gather(params, specs), gather(target_params, specs)
+    def on_device(parts: Towers, base, episodes, draws: Draws, dropout_key):
+        whole = Towers(*(gather(tower, specs) for tower in parts))
         if base is not None:
             base = gather(base, base_specs)
-            params, target_params = Adapted(base, params), Adapted(base, target_params)
+            whole = Towers(*(Adapted(base, adapters) for adapters in whole))
 
         def total_over_mesh(totals):
             gradient, sums = totals
             return sum_to_parts(gradient, specs), jax.lax.psum(sums, BATCH_AXES)
 
         def micro(episodes, keys):
-            draws = Draws(keys, alpha, uniform)
-            return gradient_of(Towers(params, target_params), episodes, draws, dropout_key)
+            return gradient_of(whole, episodes, draws._replace(keys=keys), dropout_key)
 
         def add(total, micro_batch):
             return jax.tree.map(jnp.add, total, micro(*micro_batch)), None
 
         if accumulation == 1:
-            return total_over_mesh(micro(episodes, keys))
+            return total_over_mesh(micro(episodes, draws.keys))
         split = jax.tree.map(
-            lambda leaf: leaf.reshape(accumulation, -1, *leaf.shape[1:]), (episodes, keys)
+            lambda leaf: leaf.reshape(accumulation, -1, *leaf.shape[1:]),
+            (episodes, draws.keys),
         )
         shapes = jax.eval_shape(micro, *jax.tree.map(lambda leaf: leaf[0], split))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -91,19 +91,23 @@ def make_step(
     over_mesh = jax.shard_map(
         on_device,
         mesh=mesh,
-        in_specs=(specs, specs, base_specs, by_episode, by_episode, *[replicated] * 3),
+        in_specs=(
+            Towers(specs, specs),
+            base_specs,
+            by_episode,
+            Draws.specs(),
+            replicated,
+        ),
         out_specs=(specs, replicated),
         check_vma=False,
     )
 
     def train_step(state: TrainState, episodes: Any, base: Params | None = None):
         learning_rate = towers.schedule(state.step)
-        alpha, uniform = towers.alpha(state), towers.acts_at_random(state)
-        keys = episode_keys(state, state.step, jax.tree.leaves(episodes)[0].shape[0])
+        draws = towers.draws(state, state.step, jax.tree.leaves(episodes)[0].shape[0])
         key = dropout_key(state) if drops else None
-        gradient, sums = over_mesh(
-            state.params, state.target_params, base, episodes, keys, alpha, uniform, key
-        )
+        parts = Towers(state.params, state.target_params)
+        gradient, sums = over_mesh(parts, base, episodes, draws, key)
         total = Total(sums.loss, sums.transitions)
         new_state, grad_norm, finite = apply_update(
             state, gradient, total, towers.optimizer, config.tau
@@ -121,7 +125,7 @@ def make_step(
             "grad_norm": grad_norm,
             "skipped": 1.0 - finite.astype(jnp.float32),
             "learning_rate": learning_rate,
-            "alpha": alpha,
+            "alpha": draws.alpha,
             "padding_share": 1.0 - sums.real_tokens / jnp.maximum(sums.computed_tokens, 1.0),
             "env_steps": new_state.env_steps.astype(jnp.float32),
         }

@@ -14,11 +14,11 @@ from qrag_jax.algorithms.pqn import alpha_at
 from qrag_jax.learners import placement
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.pqn import PQNConfig
-from qrag_jax.learners.state import TrainState
+from qrag_jax.learners.state import TrainState, episode_keys
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
-from qrag_jax.rollouts.chunks import Actor
+from qrag_jax.rollouts.chunks import Actor, Draws
 from qrag_jax.runtime.sharding import Rules
 
 
@@ -95,13 +95,18 @@ class TwoTowers:
         """Shape and dtype of every array of the state, from arrays or shapes of one tower."""
         return placement.state_shapes(tower, self.optimizer)
 
-    def alpha(self, state: TrainState) -> jax.Array:
-        """α_t, the temperature of the policy and of soft values."""
-        return alpha_at(self.config.alpha, self.schedule(state.step), self.peak)
+    def draws(self, state: TrainState, number: jax.Array, episodes: int) -> Draws:
+        """How the actions of one batch are drawn: α_t, and uniformly in the first steps of a run.
 
-    def acts_at_random(self, state: TrainState) -> jax.Array:
-        """Whether the first environment steps, which act uniformly, are not over."""
-        return state.env_steps < 2 * self.config.learning_start
+        Args:
+            number: the step that learns from the batch; the keys depend on it alone.
+            episodes: B, the size of the batch.
+        """
+        return Draws(
+            episode_keys(state, number, episodes),
+            alpha_at(self.config.alpha, self.schedule(state.step), self.peak),
+            state.env_steps < 2 * self.config.learning_start,
+        )
 
     def with_base(self, params: Params) -> Params | Adapted:
         """What is played with: adapters together with their base."""

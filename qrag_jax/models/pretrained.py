@@ -284,7 +284,8 @@ def save_encoder(
     """
     table = family_of(loaded.model_config, str(out)).table
     kept = jax.tree.map(_as_read, loaded.stored)
-    save_folder(table, kept, loaded.model_config, tokenizer_files_from, out, max_shard_bytes)
+    config = loaded.model_config
+    save_folder(table, kept, config, tokenizer_files_from, out, max_shard_bytes=max_shard_bytes)
 
 
 def _as_read(leaf: Any) -> Any:

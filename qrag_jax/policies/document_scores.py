@@ -33,7 +33,31 @@ class Best(NamedTuple):
     actions: jax.Array
 
 
+class Searches(NamedTuple):
+    """W states in each of B documents, whose next actions are looked for.
+
+    counts: `[B]` chunks of each document.
+    states: `[B, W, 2D]` embeddings.
+    taken: `[B, W, T]` chunks taken so far, -1 where none.
+    keys: `[B]` as `positions.evaluation_keys` gives them; "random_published" draws from them.
+    """
+
+    counts: jax.Array
+    states: jax.Array
+    taken: jax.Array
+    keys: jax.Array
+
+
+# (table, rows, searches) → the best chunks
 BestChunks = Callable[..., Best]
+
+
+class _Placement(NamedTuple):
+    """Where chunks stand: the kind, its highest position, the draw of "random_published"."""
+
+    kind: str
+    last: int
+    indents: positions.Indents | None
 
 
 def padded_chunks(chunks: int, devices: int) -> int:
@@ -45,28 +69,28 @@ def padded_chunks(chunks: int, devices: int) -> int:
 
 
 def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunks:
-    """The jitted `(table, rows, counts, states, taken, keys) → Best`.
+    """The jitted `(table, rows, searches) → Best`.
 
-    table `[N, 2D]`; rows `[B, C]` of it, C as `padded_chunks` gives it, split over the mesh's
-    batch axes; counts `[B]` chunks of each document; states `[B, W, 2D]`; taken `[B, W, T]`
-    chunks taken so far, -1 where none; keys `[B]` as `positions.evaluation_keys` gives them, of
-    which "random_published" draws. Ties go to the lowest index, as with argmax.
+    The table is `[N, 2D]`. The rows `[B, C]` are each document's places in it, C as
+    `padded_chunks` gives it; they are split over the mesh's batch axes. Ties go to the lowest
+    index, as with argmax.
 
     Args:
         kind: one of `positions.KINDS`; "random" is played as "absolute".
-        max_steps: T. k: actions wanted, at most `LEAST_BLOCK`.
+        max_steps: T.
+        k: actions wanted, at most `LEAST_BLOCK`.
     """
     if not 1 <= k <= LEAST_BLOCK:
         raise ValueError(f"k is {k}; it must be from 1 to {LEAST_BLOCK}")
     devices = mesh.size
 
-    def on_device(table, rows, counts, states, taken, keys) -> Best:
+    def on_device(table, rows, searches: Searches) -> Best:
         columns = rows.shape[1]
         first = columns * jax.lax.axis_index(BATCH_AXES)
         last = positions.last_position(kind, columns * devices, max_steps)
         published = kind == positions.RANDOM_PUBLISHED
-        indents = positions.draw_indents(keys, counts) if published else None
-        score = partial(_scores, kind, last, counts, states, taken, indents)
+        indents = positions.draw_indents(searches.keys, searches.counts) if published else None
+        score = partial(_scores, _Placement(kind, last, indents), searches)
         block = min(BLOCK, columns)
         blocks = rows.reshape(len(rows), -1, block).swapaxes(0, 1)
 
@@ -75,7 +99,7 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
             index = first + number * block + jnp.arange(block)
             return _top(best, score(table[block_rows], index), index, k), None
 
-        shape = (*states.shape[:2], k)
+        shape = (*searches.states.shape[:2], k)
         none = Best(jnp.full(shape, MASKED), jnp.zeros(shape, jnp.int32))
         best, _ = jax.lax.scan(keep_best, none, (jnp.arange(len(blocks)), blocks))
         if devices == 1:
@@ -89,20 +113,24 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
     over_mesh = jax.shard_map(
         on_device,
         mesh=mesh,
-        in_specs=(whole, by_chunk, whole, whole, whole, whole),
+        in_specs=(whole, by_chunk, whole),
         out_specs=whole,
         check_vma=False,
     )
     everywhere, split = NamedSharding(mesh, whole), NamedSharding(mesh, by_chunk)
     return jax.jit(
         over_mesh,
-        in_shardings=(everywhere, split, everywhere, everywhere, everywhere, everywhere),
+        in_shardings=(everywhere, split, everywhere),
         out_shardings=everywhere,
     )
 
 
-def _scores(kind, last, counts, states, taken, indents, chunks, index) -> jax.Array:
+def _scores(
+    placement: _Placement, searches: Searches, chunks: jax.Array, index: jax.Array
+) -> jax.Array:
     """Q `[B, W, n]` of chunks `[B, n, 2D]` with the indices `[n]`; `MASKED` where not free."""
+    kind, last, indents = placement
+    counts, states, taken, _ = searches
     if kind == "relative":
         where = positions.relative(index, taken, counts[:, None])  # of every state its own
         turned = _turned_back(states, last)

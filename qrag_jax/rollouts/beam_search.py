@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import NOT_TAKEN, state_width
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.policies.document_scores import make_best_chunks, padded_chunks
+from qrag_jax.policies.document_scores import Searches, make_best_chunks, padded_chunks
 from qrag_jax.policies.soft_q import MASKED
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor
 from qrag_jax.rollouts.text_table import Store, TextTable, make_embed
@@ -186,7 +187,8 @@ class BeamSearch:
         for i, beam in enumerate(beams):
             for j, path in enumerate(beam):
                 taken[i, j, : len(path.taken)] = path.taken
-        best = self._best(self.table.array, rows, counts, states, taken, keys)
+        of_host: Any = (counts, states, taken, keys)  # NumPy's too: every process has all of them
+        best = self._best(self.table.array, rows, Searches(*of_host))
         values, index = np.asarray(best.values), np.asarray(best.actions)
         if self._stop is None:
             return values, index

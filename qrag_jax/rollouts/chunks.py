@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments import chunks as env
 from qrag_jax.environments import positions
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import BlockShapes, TokenCount, embed_rows
+from qrag_jax.models.compute.ragged import BlockShapes, TokenCount, TokenRows, embed_rows
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.policies import soft_q
+from qrag_jax.runtime.sharding import BATCH_AXES
 
 STATE, CHUNK = 0, 1  # order of the towers on the leading axis of the parameters
 
@@ -59,6 +61,34 @@ class Actor:
     block_shapes: BlockShapes
     config: RolloutConfig
 
+    def state_rows(self, batch: EpisodeBatch, taken: jax.Array) -> TokenRows:
+        """The states that follow from the chunks taken `[B, T]`: tokens `[B, L]`, lengths `[B]`."""
+        encoder, config = self.encoder, self.config
+        rows = env.state_rows(
+            batch,
+            taken[:, : config.max_steps - 1],
+            env.RowForm(encoder.state_opening, encoder.sep_id, encoder.pad_id),
+            chunk_tokens=config.max_chunk_tokens_in_state,
+            sort_by_index=config.sort_by_index,
+        )
+        return TokenRows(*rows)
+
+    def chunk_rows(self, batch: EpisodeBatch) -> TokenRows:
+        """All chunks of every document: tokens `[B, C, W]`, lengths `[B, C]`."""
+        encoder = self.encoder
+        form = env.RowForm(encoder.chunk_opening, encoder.sep_id, encoder.pad_id)
+        return TokenRows(*env.chunk_rows(batch, form, row_tokens=self.config.max_chunk_tokens))
+
+    def step(
+        self, state: env.ChunksState, batch: EpisodeBatch, action: jax.Array, t: jax.Array
+    ) -> env.ChunksState:
+        """Takes one action `[B]` at time t in every episode."""
+        rules = {
+            "never_terminate": self.config.never_terminate,
+            "stop_action": self.config.stop_action,
+        }
+        return env.step(state, batch, action, t, **rules)
+
 
 class Draws(NamedTuple):
     """How actions are drawn.
@@ -70,6 +100,13 @@ class Draws(NamedTuple):
     keys: jax.Array | None
     alpha: jax.Array
     uniform: jax.Array | bool = False
+
+    @classmethod
+    def specs(cls) -> Draws:
+        """How they lie on the mesh: keys are split as episodes are, the rest is on every device."""
+        by_episode: Any = PartitionSpec(BATCH_AXES)
+        everywhere: Any = PartitionSpec()
+        return cls(by_episode, everywhere, everywhere)
 
     @classmethod
     def greedy(cls) -> Draws:
@@ -133,24 +170,18 @@ def rollout(
     """
     encoder, block_shapes, config = actor.encoder, actor.block_shapes, actor.config
     keys, alpha, uniform = draws
-    special = {"sep_id": encoder.sep_id, "pad_id": encoder.pad_id}
     towers = [[encoder.tower(p, i) for i in (STATE, CHUNK)] for p in params]
 
-    def embed(
-        tower: int, blocks: Blocks, tokens: jax.Array, lengths: jax.Array
-    ) -> tuple[jax.Array, TokenCount]:
-        """`[N, L]`, `[N]` → `[roles, N, D]`, a role being one of the parameter sets."""
-        results = [embed_rows(encoder, blocks, role[tower], tokens, lengths) for role in towers]
+    def embed(tower: int, blocks: Blocks, rows: TokenRows) -> tuple[jax.Array, TokenCount]:
+        """N rows → `[roles, N, D]`, a role being one of the parameter sets."""
+        results = [embed_rows(encoder, blocks, role[tower], rows) for role in towers]
         embedded, used = zip(*results, strict=True)
         return jnp.stack(embedded), TokenCount.total(used)
 
-    chunk_tokens, chunk_lengths = env.chunk_rows(
-        batch, opening=encoder.chunk_opening, **special, row_tokens=config.max_chunk_tokens
-    )
+    chunk_tokens, chunk_lengths = actor.chunk_rows(batch)
     episodes, chunks, width = chunk_tokens.shape
-    all_chunks, used_by_chunks = embed(
-        CHUNK, block_shapes.chunks, chunk_tokens.reshape(-1, width), chunk_lengths.reshape(-1)
-    )
+    flat = TokenRows(chunk_tokens.reshape(-1, width), chunk_lengths.reshape(-1))
+    all_chunks, used_by_chunks = embed(CHUNK, block_shapes.chunks, flat)
     all_chunks = all_chunks.reshape(-1, episodes, chunks, encoder.width)
     last = config.last_position(chunks)
     where = positions_of(config, batch, keys)
@@ -158,24 +189,17 @@ def rollout(
     def act(
         state: env.ChunksState, t: jax.Array
     ) -> tuple[env.ChunksState, tuple[_Step, TokenCount]]:
-        tokens, lengths = env.state_rows(
-            batch,
-            state.taken[:, : config.max_steps - 1],
-            opening=encoder.state_opening,
-            **special,
-            chunk_tokens=config.max_chunk_tokens_in_state,
-            sort_by_index=config.sort_by_index,
-        )
+        tokens, lengths = actor.state_rows(batch, state.taken)
         valid = ~state.done
         lengths = jnp.where(valid, lengths, 0)
-        states, used = embed(STATE, block_shapes.states, tokens, lengths)
+        states, used = embed(STATE, block_shapes.states, TokenRows(tokens, lengths))
         position = where(state.taken)
         twin = soft_q.twin_q(states, rotate(all_chunks, position, last))  # [roles, B, C, 2]
         q = jnp.where(state.available, twin[0].sum(-1), soft_q.MASKED)
         log_policy = soft_q.log_policy(q, state.available, alpha, config.top_k_actions)
         log_policy = jnp.where(uniform, soft_q.log_uniform(state.available), log_policy)
         action = q.argmax(-1) if keys is None else _draw(keys, t, log_policy)
-        new_state = env.step(state, batch, action, t, config.never_terminate, config.stop_action)
+        new_state = actor.step(state, batch, action, t)
         step = _Step(
             action=action,
             valid=valid,

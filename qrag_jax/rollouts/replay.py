@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments import chunks as env
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.ragged import TokenCount, embed_rows
+from qrag_jax.models.compute.ragged import TokenCount, TokenRows, embed_rows
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.policies import soft_q
@@ -34,47 +36,33 @@ def replay(
     """
     encoder, block_shapes, config = actor.encoder, actor.block_shapes, actor.config
     keys, alpha, _ = draws
-    special = {"sep_id": encoder.sep_id, "pad_id": encoder.pad_id}
     episodes, steps = actions.shape
 
     def act(state: env.ChunksState, t: jax.Array) -> tuple[env.ChunksState, tuple]:
-        new = env.step(state, batch, actions[:, t], t, config.never_terminate, config.stop_action)
+        new = actor.step(state, batch, actions[:, t], t)
         return new, (state, new.done)
 
     start = env.reset(batch, config.max_steps)
     _, (states, done) = jax.lax.scan(act, start, jnp.arange(steps))  # [T, B, …]
     valid = ~states.done
 
-    def rows_of(taken: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return env.state_rows(
-            batch,
-            taken[:, : config.max_steps - 1],
-            opening=encoder.state_opening,
-            **special,
-            chunk_tokens=config.max_chunk_tokens_in_state,
-            sort_by_index=config.sort_by_index,
-        )
-
-    tokens, lengths = jax.vmap(rows_of)(states.taken)  # [T, B, L], [T, B]
+    # [T, B, L], [T, B]
+    tokens, lengths = jax.vmap(partial(actor.state_rows, batch))(states.taken)
     lengths = jnp.where(valid, lengths, 0)
     later = jnp.where(jnp.arange(steps)[:, None] > 0, lengths, 0)
     embedded, used_by_states = embed_rows(
         encoder,
         block_shapes.states,
         encoder.tower(params, STATE),
-        tokens.reshape(steps * episodes, -1),
-        later.reshape(-1),
+        TokenRows(tokens.reshape(steps * episodes, -1), later.reshape(-1)),
     )
-    chunk_tokens, chunk_lengths = env.chunk_rows(
-        batch, opening=encoder.chunk_opening, **special, row_tokens=config.max_chunk_tokens
-    )
+    chunk_tokens, chunk_lengths = actor.chunk_rows(batch)
     chunks, width = chunk_tokens.shape[1:]
     all_chunks, used_by_chunks = embed_rows(
         encoder,
         block_shapes.chunks,
         encoder.tower(params, CHUNK),
-        chunk_tokens.reshape(-1, width),
-        chunk_lengths.reshape(-1),
+        TokenRows(chunk_tokens.reshape(-1, width), chunk_lengths.reshape(-1)),
     )
     all_chunks = all_chunks.reshape(episodes, chunks, encoder.width)
     where, last = positions_of(config, batch, keys), config.last_position(chunks)

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import embed_rows
+from qrag_jax.models.compute.ragged import TokenRows, embed_rows
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.runtime.mesh import replicate
 from qrag_jax.runtime.sharding import BATCH_AXES, gather, specs_of
@@ -81,7 +81,7 @@ def make_embed(
 
     def on_device(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         params = encoder.tower(gather(params, specs), tower)
-        return embed_rows(encoder, blocks, params, tokens, lengths)[0]
+        return embed_rows(encoder, blocks, params, TokenRows(tokens, lengths))[0]
 
     over_mesh = jax.shard_map(
         on_device, mesh=mesh, in_specs=(specs, by_row, by_row), out_specs=by_row, check_vma=False

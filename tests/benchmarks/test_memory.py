@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
+from benchmarks import memory_cases
 from benchmarks.memory import GIB, fits, total
-from tests.devices import virtual_devices
+from benchmarks.memory_cases import Model, Step, mesh_of, part_bytes
+from qrag_jax.models.trunks.bert import BertConfig
+from qrag_jax.models.trunks.qwen3 import Qwen3Config
+
+TINY = (
+    Model("tiny BERT", "bert", BertConfig(512, 128, 2, 2, 256)),
+    Model("tiny Qwen3", "qwen3", Qwen3Config(512, 128, 2, 4, 2, 256, head_dim=32)),
+)
+SMALL = {
+    "QUESTIONS": 1,
+    "BLOCK_TOKENS": 512,
+    "CHUNKS": 3,
+    "ROW_TOKENS": 16,
+    "QUESTION_TOKENS": 8,
+}
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.memory_bytes"],
-        cwd=Path(__file__).parents[2],
-        env=virtual_devices(8),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    """Steps of tiny encoders on meshes of eight devices, and what their bytes should be."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SMALL.items():
+            patch.setattr(memory_cases, name, value)
+        for model, lora, shape in (
+            (TINY[0], False, (1, 1, 1)),
+            (TINY[0], False, (2, 2, 2)),
+            (TINY[1], True, (1, 4, 2)),
+        ):
+            row = memory_cases.measure(model, shape, lora)
+            state, batch, *base = Step(model, mesh_of(shape), lora).arguments
+            # No step reads which samples of which epoch its questions are: the compiler drops them.
+            leaves = jax.tree.leaves((state, batch._replace(sample=(), epoch=()), base))
+            expected = sum(part_bytes(leaf) for leaf in leaves)
+            whole = sum(memory_cases.whole_bytes(leaf) for leaf in leaves)
+            found.append(row | {"expected": expected, "whole": whole})
+    return found
 
 
 def test_arguments_are_the_shards_of_a_device(rows: list[dict[str, Any]]) -> None:

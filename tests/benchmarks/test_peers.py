@@ -26,7 +26,8 @@ from qrag_jax.learners.step import make_train_step
 from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.trunks.bert_weights import tensors_from_params
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig
-from qrag_jax.runtime.mesh import make_mesh, replicate, shard_batch
+from qrag_jax.runtime.mesh import replicate, shard_batch
+from tests.devices import mesh_of
 from tests.episodes_maker import tiny_encoder, tower, towers
 from tests.rollouts.play_setup import (
     CONFIG,
@@ -96,7 +97,7 @@ def by_name(params) -> dict[str, np.ndarray]:
 @cache
 def ours(config: RolloutConfig) -> Ours:
     """Steps of the package's own program, with the actions that it drew."""
-    mesh = make_mesh()
+    mesh = mesh_of()
     optimizer = make_optimizer(OPTIMIZER)
     state = replicate(mesh, init_state(towers(ENCODER, 0), optimizer, jax.random.key(3)))
     actor = Actor(ENCODER, ONE_BUCKET, config)
@@ -159,7 +160,7 @@ def test_updates_equal_ours(name: str) -> None:
 
 @cache
 def greedy(config: RolloutConfig) -> Played:
-    mesh = make_mesh()
+    mesh = mesh_of()
     replicated = params_shardings(mesh, (), tower(ENCODER, 0))
     player = Player(mesh, replicated, ENCODER, config, feedback, PQN.gamma)
     play = make_play(player, ONE_BUCKET)

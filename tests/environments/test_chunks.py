@@ -62,11 +62,7 @@ class Texts:
         self.samples = samples
         self.plain = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokenizer = TextTokenizer.load(folder)
-        self.special = {
-            "opening": (tokenizer.cls_id,),
-            "sep_id": tokenizer.sep_id,
-            "pad_id": tokenizer.pad_id,
-        }
+        self.form = env.RowForm((tokenizer.cls_id,), tokenizer.sep_id, tokenizer.pad_id)
         store = tokenise(
             samples,
             tokenizer,
@@ -99,14 +95,14 @@ def random_taken(rng: np.random.Generator, samples: list[Sample], steps: int) ->
 
 def check_state_rows(texts: Texts, taken: np.ndarray, sort_by_index: bool) -> None:
     tokens, lengths = env.state_rows(
-        texts.batch, taken, **texts.special, chunk_tokens=10_000, sort_by_index=sort_by_index
+        texts.batch, taken, texts.form, chunk_tokens=10_000, sort_by_index=sort_by_index
     )
     width = texts.batch.question.shape[1], texts.batch.chunks.shape[2], taken.shape[1]
     assert tokens.shape[1] == env.state_width(1, *width)
     expected = texts.state_texts(taken, sort_by_index)
     for row, length, text in zip(np.asarray(tokens), np.asarray(lengths), expected, strict=True):
         assert row[:length].tolist() == texts.ids(text)
-        assert (row[length:] == texts.special["pad_id"]).all()
+        assert (row[length:] == texts.form.pad_id).all()
 
 
 @pytest.fixture(scope="module")
@@ -139,12 +135,12 @@ def test_state_rows_of_hotpotqa(hotpot, sort_by_index) -> None:
 
 
 def check_chunk_rows(texts: Texts) -> None:
-    tokens, lengths = env.chunk_rows(texts.batch, **texts.special, row_tokens=10_000)
+    tokens, lengths = env.chunk_rows(texts.batch, texts.form, row_tokens=10_000)
     tokens, lengths = np.asarray(tokens), np.asarray(lengths)
     for b, sample in enumerate(texts.samples):
         for i, chunk in enumerate(sample.chunks):
             assert tokens[b, i, : lengths[b, i]].tolist() == texts.ids(chunk)
-            assert (tokens[b, i, lengths[b, i] :] == texts.special["pad_id"]).all()
+            assert (tokens[b, i, lengths[b, i] :] == texts.form.pad_id).all()
         assert (lengths[b, len(sample.chunks) :] == 0).all()
 
 
@@ -162,15 +158,15 @@ def test_truncation_cuts_each_part_on_its_own(name, kept, request) -> None:
     texts = request.getfixturevalue(name)
     taken = random_taken(np.random.default_rng(kept), texts.samples, 3)
     tokens, lengths = env.state_rows(
-        texts.batch, taken, **texts.special, chunk_tokens=kept, sort_by_index=False
+        texts.batch, taken, texts.form, chunk_tokens=kept, sort_by_index=False
     )
-    (cls_id,), sep_id = texts.special["opening"], texts.special["sep_id"]
+    (cls_id,), sep_id, _ = texts.form
     for b, sample in enumerate(texts.samples):
         expected = texts.ids(sample.question)
         for i in taken[b][taken[b] >= 0]:
             expected += [*texts.ids(sample.chunks[i])[1:-1][:kept], sep_id]
         assert np.asarray(tokens)[b, : lengths[b]].tolist() == expected
-    rows, row_lengths = env.chunk_rows(texts.batch, **texts.special, row_tokens=kept + 2)
+    rows, row_lengths = env.chunk_rows(texts.batch, texts.form, row_tokens=kept + 2)
     assert rows.shape[2] <= kept + 2
     for b, sample in enumerate(texts.samples):
         for i, chunk in enumerate(sample.chunks):
@@ -180,22 +176,20 @@ def test_truncation_cuts_each_part_on_its_own(name, kept, request) -> None:
 
 @pytest.mark.parametrize("opening", [(), (7,), (2, 7, 8)])
 def test_rows_open_with_what_the_encoder_asks_for(made, opening) -> None:
-    special = made.special | {"opening": opening}
+    form = made.form._replace(opening=opening)
     taken = np.array([[2, 0], [1, env.NOT_TAKEN]], np.int32)[: len(made.samples)]
-    tokens, lengths = env.state_rows(
-        made.batch, taken, **special, chunk_tokens=4, sort_by_index=False
-    )
+    tokens, lengths = env.state_rows(made.batch, taken, form, chunk_tokens=4, sort_by_index=False)
     kept = min(4, made.batch.chunks.shape[2])
     width = env.state_width(len(opening), made.batch.question.shape[1], kept, 2)
     assert tokens.shape[1] == width
-    sep_id = special["sep_id"]
+    sep_id = form.sep_id
     for b, sample in enumerate(made.samples):
         expected = [*opening, *made.ids(sample.question)[1:]]
         for i in taken[b][taken[b] >= 0]:
             expected += [*made.ids(sample.chunks[i])[1:-1][:4], sep_id]
         assert np.asarray(tokens)[b, : lengths[b]].tolist() == expected
-        assert (np.asarray(tokens)[b, lengths[b] :] == special["pad_id"]).all()
-    rows, row_lengths = env.chunk_rows(made.batch, **special, row_tokens=len(opening) + 4)
+        assert (np.asarray(tokens)[b, lengths[b] :] == form.pad_id).all()
+    rows, row_lengths = env.chunk_rows(made.batch, form, row_tokens=len(opening) + 4)
     assert rows.shape[2] <= len(opening) + 4
     for b, sample in enumerate(made.samples):
         for i, chunk in enumerate(sample.chunks):
@@ -205,7 +199,7 @@ def test_rows_open_with_what_the_encoder_asks_for(made, opening) -> None:
 
 def test_rows_do_not_change_under_jit(made) -> None:
     taken = np.array([[2, 0], [1, env.NOT_TAKEN]], np.int32)
-    settings = {**made.special, "chunk_tokens": 4, "sort_by_index": False}
+    settings = {"form": made.form, "chunk_tokens": 4, "sort_by_index": False}
     plain = env.state_rows(made.batch, taken, **settings)
     jitted = jax.jit(lambda batch, taken: env.state_rows(batch, taken, **settings))
     for one, other in zip(plain, jitted(made.batch, taken), strict=True):
@@ -235,8 +229,8 @@ def play(batch: EpisodeBatch, actions: list[list[int]], never_terminate: bool):
     """States after 0, 1, … steps; `actions[t]` holds one action an episode."""
     states = [env.reset(batch, len(actions))]
     for t, action in enumerate(actions):
-        arguments = batch, jnp.array(action), jnp.int32(t), never_terminate
-        states.append(env.step(states[-1], *arguments))
+        arguments = batch, jnp.array(action), jnp.int32(t)
+        states.append(env.step(states[-1], *arguments, never_terminate=never_terminate))
     return states
 
 

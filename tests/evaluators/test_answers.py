@@ -76,7 +76,7 @@ def test_answers_are_scored_and_written_in_order(tmp_path: Path) -> None:
     reader = Reader(reads_town)
     out, told = tmp_path / "deep" / "answers.jsonl", []
     generation = Generation(max_tokens=9, seed=5, enable_thinking=False, top_p=0.9)
-    answered, misses = answers.answer(reader, generation, asked_of(rows), out, 3, told.append)
+    answered, misses = answers.answer(reader, generation, asked_of(rows), out, 3, told=told.append)
     assert misses == []
     assert [each.id for each in answered] == [f"q{n}" for n in range(7)]
     assert told == [3, 3, 1]
@@ -246,7 +246,7 @@ def test_the_judge_is_asked_once_for_each_prediction(tmp_path: Path) -> None:
         )
 
     reader, told = Reader(judges), []
-    verdicts, misses = answers.judge(reader, Generation(), rows, verdict_file, 2, told.append)
+    verdicts, misses = answers.judge(reader, Generation(), rows, verdict_file, 2, told=told.append)
     assert verdicts == {"q0": False, "q1": True, "q2": False}
     assert [(miss.id, miss.cause, miss.attempts) for miss in misses] == [
         ("q3", "rate_limit", 2),

@@ -1,31 +1,29 @@
-"""Three steps with rewards from outside beside the fused step, as a program over two devices."""
+"""Three steps with rewards from outside, and the fused step that they are compared with."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from qrag_jax.learners.deferred import make_learn_step, make_play_step
 from qrag_jax.learners.step import make_train_step
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
-from qrag_jax.runtime.mesh import AXES, replicate, shard_batch
+from qrag_jax.runtime.mesh import replicate, shard_batch
+from tests.devices import mesh_of
 from tests.episodes_maker import tower
-from tests.learners.test_pqn_lora import adapters
 from tests.learners.three_steps import STEPS, flat, two_towers
+from tests.learners.whole_loss import adapters
 from tests.rollouts.play_setup import CONFIG, ENCODER, ONE_BUCKET, episodes
 
 ADAPTED = TextEncoder(**(vars(ENCODER) | {"lora_scale": 2.0, "lora_dropout": 0.4}))
 # All that a play draws or settles: positions, STOP, dropout, random acting at first.
 ROLLOUT = dataclasses.replace(CONFIG, positions="random", stop_action=True)
 LONG_EPISODE = 6  # of `episodes`
-CASES = {"whole": (1, 1), "split": (2, 2)}  # devices, micro-batches on each
 
 
 def score(actions: np.ndarray, valid: np.ndarray) -> np.ndarray:
@@ -50,7 +48,7 @@ def at_the_end(batch, trajectory) -> jax.Array:
 
 def steps(devices: int, accumulation: int, fused: bool) -> dict[str, np.ndarray]:
     """Adapters and every step's metrics."""
-    mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), AXES)
+    mesh = mesh_of(devices)
     base, one = tower(ADAPTED, 0), jax.tree.map(lambda leaf: leaf[0], adapters("bert", 0))
     actor = Actor(ADAPTED, ONE_BUCKET, ROLLOUT)
     towers = two_towers(mesh, one, actor, accumulation=accumulation, base=base)
@@ -82,14 +80,3 @@ def steps(devices: int, accumulation: int, fused: bool) -> dict[str, np.ndarray]
             same = jax.tree.map(np.array_equal, getattr(state, name), getattr(after, name))
             result[f"kept {name}"] = np.array(jax.tree.leaves(same))
     return result | flat({"params": state.params, "target_params": state.target_params})
-
-
-def main() -> None:
-    """`deferred_plays FOLDER`: one file a case."""
-    np.savez(f"{sys.argv[1]}/fused.npz", **steps(1, 1, fused=True))
-    for name, (devices, accumulation) in CASES.items():
-        np.savez(f"{sys.argv[1]}/{name}.npz", **steps(devices, accumulation, fused=False))
-
-
-if __name__ == "__main__":
-    main()

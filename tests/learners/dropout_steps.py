@@ -1,20 +1,20 @@
-"""Three training steps with dropout, as a program over two devices: a file for each case."""
+"""Three training steps with dropout, however they are split."""
 
 from __future__ import annotations
 
-import sys
+from functools import cache
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from qrag_jax.learners.step import make_train_step
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.rollouts.chunks import Actor
-from qrag_jax.runtime.mesh import AXES, shard_batch
+from qrag_jax.runtime.mesh import shard_batch
+from tests.devices import mesh_of
 from tests.episodes_maker import tower
-from tests.learners.test_pqn_lora import adapters
 from tests.learners.three_steps import STEPS, flat, two_towers
+from tests.learners.whole_loss import adapters
 from tests.rollouts.play_setup import CONFIG, ENCODER, ONE_BUCKET, episodes, feedback
 
 OF_TRUNK = {"dropout": 0.2, "attention_dropout": 0.3}  # whole towers are trained
@@ -27,9 +27,11 @@ CASES = {  # devices, micro-batches on each, what drops
 }
 
 
-def steps(devices: int, accumulation: int, dropout: dict[str, float]) -> dict[str, np.ndarray]:
+@cache
+def ran(case: str) -> dict[str, np.ndarray]:
     """Adapters (or towers) and every step's metrics."""
-    mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), AXES)
+    devices, accumulation, dropout = CASES[case]
+    mesh = mesh_of(devices)
     encoder = TextEncoder(**(vars(ENCODER) | {"lora_scale": 2.0} | dropout))
     one = tower(encoder, 0)
     base = None
@@ -43,12 +45,3 @@ def steps(devices: int, accumulation: int, dropout: dict[str, float]) -> dict[st
         state, metrics = step(state, shard_batch(mesh, episodes(number)))
         result |= flat({f"metrics {number}": metrics})
     return result | flat({"params": state.params, "target_params": state.target_params})
-
-
-def main() -> None:
-    for name, case in CASES.items():
-        np.savez(f"{sys.argv[1]}/{name}.npz", **steps(*case))
-
-
-if __name__ == "__main__":
-    main()

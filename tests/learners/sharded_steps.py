@@ -1,21 +1,21 @@
-"""Ten training steps under many meshes, as a program over eight devices; leaves what it found.
+"""Ten training steps under many meshes of eight devices, and what was found of each.
 
-`sharded_steps OUT` runs what `make test` looks at, `sharded_steps OUT tensor` the same of the axis
-`tensor`; with `slow` behind it either runs the other cases. `sharded_steps OUT ADDRESS PROCESS` is
-one of two processes that share eight devices and run one case each way of splitting.
+`sharded_steps OUT ADDRESS PROCESS`, as a program, is one of two processes that share eight devices
+and run one case each way of splitting.
 """
 
 from __future__ import annotations
 
-import json
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.evaluators import episodes as evaluation
@@ -29,8 +29,9 @@ from qrag_jax.models.trunks.gte import Gte, GteConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.mesh import AXES, shard_batch
+from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.sharding import BATCH_AXES
+from tests.devices import mesh_of
 from tests.episodes_maker import CLS, PAD, SEP, random_episodes, tower
 from tests.learners.three_steps import two_towers
 from tests.rollouts.play_setup import CHUNK_COUNTS, CONFIG, ONE_BUCKET, SHAPE, feedback
@@ -109,6 +110,7 @@ TENSOR_CASES = [
 ]
 SLOW_TENSOR_CASES = [Case(1, 2, 2, 4), Case(2, 2, 1, 2, "qwen3")]
 SKIPS = (Case(8, 1, 2), Case(2, 4, 1))
+SHARED = (Case(1, 8, 1), Case(2, 4, 1))  # by two processes
 MOVED = (Case(1, 8, 1), Case(2, 4, 1), WHOLE)  # a run that changes its mesh twice
 
 
@@ -136,8 +138,7 @@ class Training:
     """One case: its mesh, where its state lives, and its compiled step."""
 
     def __init__(self, case: Case) -> None:
-        devices = np.array(jax.devices()[: case.data * case.fsdp * case.tensor])
-        self.mesh = Mesh(devices.reshape(case.data, case.fsdp, case.tensor), AXES)
+        self.mesh = mesh_of(case.data, case.fsdp, case.tensor)
         encoder, rules = FAMILIES[case.family]
         self.tower = tower(encoder, 0)
         actor, split = Actor(encoder, ONE_BUCKET, CONFIG), case.accumulation
@@ -159,74 +160,93 @@ class Training:
         return state, losses
 
 
-def run(case: Case, out: Path) -> Training:
-    """Ten steps; writes the state, the losses, the program and what a device holds."""
-    training = Training(case)
-    state, losses = training.steps(training.start(), range(STEPS))
+class Found(NamedTuple):
+    """What ten steps left: arrays and losses, the program, bytes and shapes of every array."""
+
+    arrays: dict[str, np.ndarray]  # by path, with the losses
+    program: str  # HLO
+    held: dict[str, tuple[int, int]]  # bytes of the whole array, and on one device
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]  # the whole array's, and of a part
+
+
+@cache
+def training(case: Case) -> Training:
+    return Training(case)
+
+
+@cache
+def ten_steps(case: Case) -> tuple[TrainState, Found]:
+    """The state after ten steps, for tests that go on, and what was found."""
+    state, losses = training(case).steps(training(case).start(), range(STEPS))
+    held, shapes = {}, {}
+    for name, leaf in named(state):
+        part = leaf.addressable_shards[0].data
+        held[name] = leaf.nbytes, part.nbytes
+        shapes[name] = leaf.shape, part.shape
     arrays = host(state) | {"losses": np.array(losses)}
-    if jax.process_index() == 0:
-        np.savez(out / f"{case.name}.npz", **arrays)
-        (out / f"{case.name}.hlo").write_text(training.program.as_text())
-        held = {
-            name: [leaf.nbytes, leaf.addressable_shards[0].data.nbytes]
-            for name, leaf in _named(state)
-        }
-        parts = [list(leaf.addressable_shards[0].data.shape) for _, leaf in _named(state)]
-        shapes = [list(leaf.shape) for _, leaf in _named(state)]
-        found = {"bytes": held, "parts": parts, "shapes": shapes}
-        (out / f"{case.name}.json").write_text(json.dumps(found))
-        if case in SKIPS and jax.process_count() == 1:  # else the other one would have to step too
-            skip(training, state, out, case.name)
-    return training
+    return state, Found(arrays, training(case).program.as_text(), held, shapes)
 
 
-def skip(training: Training, state: TrainState, out: Path, name: str) -> None:
-    """One step more, in which a single device meets a word whose embedding is infinite."""
+def found(case: Case) -> Found:
+    return ten_steps(case)[1]
+
+
+def forget() -> None:
+    """Lets go of states and programs, for the modules that follow."""
+    training.cache_clear()
+    ten_steps.cache_clear()
+
+
+def skipped_step(case: Case) -> tuple[list[str], list[float]]:
+    """One step more, in which a single device meets a word whose embedding is infinite.
+
+    Returns:
+        the arrays of the state that changed, and what each device says of `skipped`.
+    """
+    run = training(case)
+    state = jax.tree.map(jnp.copy, ten_steps(case)[0])  # steps take the buffers of their state
     params = dict(state.params)
     params["word_embeddings"] = params["word_embeddings"].at[:, RARE].set(np.inf)
-    state = jax.device_put(state._replace(params=params), training.shardings)
+    state = jax.device_put(state._replace(params=params), run.shardings)
     before, episodes = host(state), batch(0)
     episodes.question[0, 0] = RARE
-    state, metrics = training.program(state, shard_batch(training.mesh, episodes))
+    state, metrics = run.program(state, shard_batch(run.mesh, episodes))
     after = host(state)
     changed = [path for path in before if before[path].tobytes() != after[path].tobytes()]
-    of_devices = [float(part.data) for part in metrics["skipped"].addressable_shards]
-    found = {"changed": changed, "skipped": of_devices}
-    (out / f"{name}-skipped.json").write_text(json.dumps(found))
+    return changed, [float(part.data) for part in metrics["skipped"].addressable_shards]
 
 
-def move(trainings: dict[Case, Training], out: Path) -> None:
+def moved(folder: Path) -> dict[str, np.ndarray]:
     """Ten steps, saved and restored onto another mesh after the third and the seventh."""
-    first, second, last = (trainings[case] for case in MOVED)
+    first, second, last = map(training, MOVED)
     state, losses = first.steps(first.start(), range(3))
-    for training, numbers in ((second, range(3, 7)), (last, range(7, STEPS))):
-        checkpoints = Checkpoints(out / "moved")
+    for run, numbers in ((second, range(3, 7)), (last, range(7, STEPS))):
+        checkpoints = Checkpoints(folder)
         checkpoints.save_last(numbers.start, state, {})
         checkpoints.wait()
-        state = Checkpoints(out / "moved").restore_last(training.start()).state
-        placed = jax.tree.map(lambda leaf, where: leaf.sharding == where, state, training.shardings)
+        state = Checkpoints(folder).restore_last(run.start()).state
+        placed = jax.tree.map(lambda leaf, where: leaf.sharding == where, state, run.shardings)
         assert all(jax.tree.leaves(placed))
-        state, more = training.steps(state, numbers)
+        state, more = run.steps(state, numbers)
         losses += more
-    np.savez(out / "moved.npz", **host(state), losses=np.array(losses))
+    return host(state) | {"losses": np.array(losses)}
 
 
-def play(training: Training, out: Path) -> None:
+def played(case: Case) -> dict[str, np.ndarray]:
     """Plays with parameters as this training places them, and as an evaluation builds them."""
-    mesh, shardings = training.mesh, training.shardings.params
+    run = training(case)
+    mesh, shardings = run.mesh, run.shardings.params
     player = evaluation.Player(mesh, shardings, ENCODER, CONFIG, feedback, 0.9)
     program = evaluation.make_play(player, ONE_BUCKET)
-    params = placement.both_towers(shardings, training.tower)
-    for ours, trained in zip(jax.tree.leaves(params), jax.tree.leaves(training.start().params)):
+    params = placement.both_towers(shardings, run.tower)
+    for ours, trained in zip(jax.tree.leaves(params), jax.tree.leaves(run.start().params)):
         assert ours.sharding == trained.sharding
-    played = program(params, shard_batch(mesh, batch(0)))
-    parts = mesh.shape["data"], mesh.shape["fsdp"]
-    np.savez(out / "played-{}-{}.npz".format(*parts), **host(played))
+    return host(program(params, shard_batch(mesh, batch(0))))
 
 
-def bad_programs(out: Path) -> None:
+def bad_programs() -> dict[str, str]:
     """Two programs that send the batch to every device, and keep their inputs."""
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 4, 1), AXES)
+    mesh = mesh_of(2, 4)
     by_episode, everywhere = PartitionSpec(BATCH_AXES), PartitionSpec()
 
     def copied(tokens: jax.Array) -> jax.Array:
@@ -240,11 +260,13 @@ def bad_programs(out: Path) -> None:
     )
     chunks = shard_batch(mesh, batch(0).chunks)
     embeddings = shard_batch(mesh, np.ones((16, 6, 128), np.float32))
-    for name, program, values in (("copied", copied, chunks), ("gathered", over_mesh, embeddings)):
-        (out / f"{name}.hlo").write_text(jax.jit(program).lower(values).compile().as_text())
+    return {
+        "copied": jax.jit(copied).lower(chunks).compile().as_text(),
+        "gathered": jax.jit(over_mesh).lower(embeddings).compile().as_text(),
+    }
 
 
-def _named(state: TrainState) -> list[tuple[str, jax.Array]]:
+def named(state: TrainState) -> list[tuple[str, jax.Array]]:
     return [
         (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)
@@ -254,27 +276,12 @@ def _named(state: TrainState) -> list[tuple[str, jax.Array]]:
 
 def main() -> None:
     out = Path(sys.argv[1])
-    whole = [Case(1, 1, 1, family=family) for family in FAMILIES]
-    alone = {
-        "slow": SLOW_CASES,
-        "tensor": [*whole, *TENSOR_CASES],
-        "tensor slow": SLOW_TENSOR_CASES,
-    }
-    if " ".join(sys.argv[2:]) in alone:
-        for case in alone[" ".join(sys.argv[2:])]:
-            run(case, out)
-        return
-    if len(sys.argv) > 2:
-        jax.distributed.initialize(sys.argv[2], num_processes=2, process_id=int(sys.argv[3]))
-        for case in (Case(1, 8, 1), Case(2, 4, 1)):
-            run(case, out)
-        return
-    assert len(jax.devices()) == 8
-    bad_programs(out)
-    trainings = {case: run(case, out) for case in (WHOLE, *CASES)}
-    move(trainings, out)
-    for case in (WHOLE, Case(2, 4, 1)):
-        play(trainings[case], out)
+    jax.distributed.initialize(sys.argv[2], num_processes=2, process_id=int(sys.argv[3]))
+    for case in SHARED:
+        arrays, program = found(case)[:2]
+        if jax.process_index() == 0:
+            np.savez(out / f"{case.name}.npz", **arrays)
+            (out / f"{case.name}.hlo").write_text(program)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
@@ -14,15 +9,12 @@ import pytest
 from qrag_jax.data.episodes import empty_episode
 from qrag_jax.learners.deferred import ScoredGradient
 from qrag_jax.learners.pqn import Towers
-from qrag_jax.rollouts.chunks import CHUNK, STATE, Draws
+from qrag_jax.rollouts.chunks import Draws
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
-from tests.devices import virtual_devices
-from tests.episodes_maker import towers
-from tests.learners.deferred_plays import per_step, score
+from tests.learners.deferred_plays import per_step, steps
 from tests.rollouts.play_setup import (
     ACTOR,
     ALPHA,
-    ENCODER,
     EPISODES,
     ONE_BUCKET_ACTOR,
     PQN,
@@ -36,22 +28,6 @@ from tests.rollouts.play_setup import (
 
 DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), ALPHA)
 BATCH = episodes(0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
-    """`deferred_plays`, which runs beside the first tests."""
-    out = tmp_path_factory.mktemp("two")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.learners.deferred_plays", str(out)],
-        cwd=Path(__file__).parents[2],
-        env=virtual_devices(2),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    yield process, out
-    process.kill()
-    process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -69,33 +45,6 @@ def scored(trajectory, mask: np.ndarray, batch=BATCH) -> ScoredEpisodes:
 def gradient_sums(params, episodes_of):
     gradient = ScoredGradient(ONE_BUCKET_ACTOR, PQN)
     return jitted_gradient(gradient, Towers(params, target()), episodes_of, DRAWS)
-
-
-def test_weights_that_did_not_play_learn_from_their_own_loss(trajectory) -> None:
-    later = towers(ENCODER, 2)
-    gradient, sums = gradient_sums(later, scored(trajectory, np.ones(EPISODES, bool)))
-    # The values are those of the target towers in the states that were played.
-    ending = trajectory.valid & trajectory.done
-    rewards = np.where(ending, score(trajectory.actions, trajectory.valid)[:, None], 0)
-    goals = np.asarray(PQN.targets(trajectory, rewards))
-    valid = trajectory.valid.reshape(-1)
-
-    @jax.jit
-    def whole_loss(params):
-        def embed(number: int, of: str):
-            tokens = getattr(trajectory, f"{of}_tokens").reshape(len(valid), -1)
-            lengths = getattr(trajectory, f"{of}_lengths").reshape(-1)
-            return ENCODER.embed(ENCODER.tower(params, number), tokens, lengths)
-
-        twin = (embed(STATE, "state") * embed(CHUNK, "chunk")).reshape(len(valid), 2, -1).sum(-1)
-        return (valid[:, None] * 0.5 * (2 * twin - goals.reshape(-1, 1)) ** 2).sum()
-
-    loss, expected = jax.value_and_grad(whole_loss)(later)
-    assert float(sums.loss) == pytest.approx(float(loss), rel=1e-4)
-    assert float(sums.transitions) == valid.sum()
-    for found, wanted in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
-        largest = max(float(np.abs(wanted).max()), 1e-3)
-        np.testing.assert_allclose(found, wanted, atol=1e-4 * largest)
 
 
 def test_episodes_without_a_reward_leave_no_trace(trajectory) -> None:
@@ -135,13 +84,10 @@ def test_an_episode_cut_at_its_first_step_ends_there(trajectory) -> None:
     assert float(sums.target) == pytest.approx(0.7 * began, rel=1e-5)
 
 
-def test_at_no_lag_it_is_the_fused_step_however_it_is_split(two_devices) -> None:
-    process, out = two_devices
-    _, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
-    fused, whole, split = (
-        dict(np.load(out / f"{name}.npz")) for name in ("fused", "whole", "split")
-    )
+def test_at_no_lag_it_is_the_fused_step_however_it_is_split() -> None:
+    fused = steps(devices=1, accumulation=1, fused=True)
+    whole = steps(devices=1, accumulation=1, fused=False)
+    split = steps(devices=2, accumulation=2, fused=False)
     for found in (whole, split):  # after a step with an infinite reward
         assert found.pop("skipped") == 1
         assert found.pop("kept params").all()

@@ -8,20 +8,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
-from tests.devices import virtual_devices
+from tests.devices import environment_of
+from tests.learners import placed_weights
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def memory(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `placed_weights` measures: memory is counted by process."""
     result = subprocess.run(
         [
             *(sys.executable, "-m", "tests.learners.placed_weights"),
             str(tmp_path_factory.mktemp("placed")),
         ],
         cwd=Path(__file__).parents[2],
-        env=virtual_devices(8),
+        env=environment_of(8),
         capture_output=True,
         text=True,
         timeout=600,
@@ -30,15 +34,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def test_what_is_placed_is_what_was_read(found: dict[str, Any]) -> None:
-    assert found["wrong"] == []
+def test_what_is_placed_is_what_was_read(tmp_path: Path) -> None:
+    placed_weights.write(tmp_path / "small", placed_weights.SMALL, np.float32, 10**5)
+    placed_weights.write(tmp_path / "half", placed_weights.SMALL, ml_dtypes.bfloat16, 10**9)
+    assert placed_weights.values(tmp_path) == []
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux counts the memory")
-def test_memory_on_the_way_is_that_of_a_tensor(found: dict[str, Any]) -> None:
+def test_memory_on_the_way_is_that_of_a_tensor(memory: dict[str, Any]) -> None:
     """Virtual devices keep their arrays in this process: what it grew by at most, less the arrays
     that are there in the end, is what the host held on the way, mapped pages of files included."""
-    memory = found["memory"]
     assert memory["whole"] > 4 * memory["shard"]
     allowed = 1.3 * memory["shard"] + memory["tensor"]
     # Reading all tensors and stacking them does not pass, so this measures what it says.

@@ -1,8 +1,11 @@
-"""Targets, gradients and sums of an update against plain formulas and a naive whole loss."""
+"""Targets, gradients and sums of every way to learn, against plain formulas and a whole loss."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +14,37 @@ import optax
 import pytest
 
 from qrag_jax.environments.chunks import with_stop
+from qrag_jax.learners.deferred import ScoredGradient
 from qrag_jax.learners.pqn import FusedGradient, Towers
-from qrag_jax.models.compute.rope import angles
-from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, Trajectory
+from qrag_jax.models.compute.dropout import TokenDropout, with_key
+from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.packing import Blocks
+from qrag_jax.models.compute.ragged import BlockShapes
+from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.rollouts.chunks import Actor, Draws, Trajectory
+from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from tests import reference
+from tests.episodes_maker import tower, towers
+from tests.learners.whole_loss import (
+    ADAPTED,
+    QWEN3,
+    adapters,
+    by_hand,
+    embed,
+    rows_of,
+    trunk_dropout,
+    whole_loss,
+)
 from tests.rollouts.play_setup import (
     ACTOR,
     ALPHA,
     CONFIG,
     ENCODER,
     EPISODES,
+    ONE_BUCKET,
     ONE_BUCKET_ACTOR,
     PLAN,
     PQN,
-    WIDTH,
     episodes,
     feedback,
     jitted_gradient,
@@ -36,6 +56,15 @@ from tests.rollouts.play_setup import (
 
 BATCH = episodes()
 DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), ALPHA)
+DROPOUT = jax.random.key(3)
+# Longer rows than the other encoder's: those of a prefix of two tokens.
+ONE_WIDE_BUCKET = BlockShapes(
+    Blocks((144,), (9,), (8.0,)), Blocks((80,), (24,), (12.0,)), Blocks((80,), (24,), (12.0,))
+)
+WIDE = PLAN._replace(
+    states=PLAN.states._replace(tokens=(48,), lengths=(10, 24)),
+    gradients=PLAN.gradients._replace(tokens=(30, 50), lengths=(9, 24)),
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,72 +106,127 @@ def test_targets(trajectory, rewards) -> None:
     np.testing.assert_allclose(result[trajectory.valid], expected[trajectory.valid], atol=1e-5)
 
 
-def test_gradient_is_that_of_the_whole_loss(trajectory, rewards, found) -> None:
-    steps = list(zip(*np.nonzero(trajectory.valid)))
-    states, chunks = [], []
-    for b, t in steps:
-        taken = trajectory.actions[b].tolist()
-        states.append(reference.state_row(BATCH, b, taken[:t], CONFIG))
-        chunks.append(reference.chunk_row(BATCH, b, taken[t], CONFIG))
-    rows = reference.padded(states, WIDTH), reference.padded(chunks, WIDTH)
-    goals = np.array([targets_by_loop(trajectory, rewards)[place] for place in steps], np.float32)
+class Case(NamedTuple):
+    """One way to learn, and how the plain loss embeds rows."""
 
-    def whole_loss(params):
-        s = ENCODER.embed(jax.tree.map(lambda p: p[STATE], params), *rows[0])
-        a = ENCODER.embed(jax.tree.map(lambda p: p[CHUNK], params), *rows[1])
-        half = ENCODER.width // 2
-        q1 = (s[:, :half] * a[:, :half]).sum(-1)
-        q2 = (s[:, half:] * a[:, half:]).sum(-1)
-        return 0.5 * ((2 * q1 - goals) ** 2).sum() + 0.5 * ((2 * q2 - goals) ** 2).sum()
+    actor: Actor
+    online: Any
+    target: Any
+    embed_tower: Callable[[Any, int, tuple], jax.Array]
+    dropout_key: jax.Array | None = None  # of the step
+    sides: tuple | None = None  # what plays, where it is more than `online` and `target`
+    later: Any = None  # parameters that learn from the episodes that `online` played
 
-    expected_loss, expected = jax.jit(jax.value_and_grad(whole_loss))(online())
-    gradient, sums = found
+
+def whole_towers(encoder: TextEncoder, shapes: BlockShapes, **more: Any) -> Case:
+    config = dataclasses.replace(CONFIG, **more.pop("config", {}))
+
+    def embed_tower(params: Any, number: int, rows: tuple) -> jax.Array:
+        return embed(encoder, jax.tree.map(lambda leaf: leaf[number], params), rows)
+
+    params = towers(encoder, 0), towers(encoder, 1)
+    return Case(Actor(encoder, shapes, config), *params, embed_tower, **more)
+
+
+def on_a_base(name: str, rate: float = 0.0) -> Case:
+    """Adapters; with a rate their inputs are dropped."""
+    encoder = TextEncoder(**(vars(ADAPTED[name]) | {"lora_dropout": rate}))
+    base = jax.tree.map(jnp.asarray, tower(encoder, 0))
+    online, target = (Adapted(base, adapters(name, seed)) for seed in (0, 1))
+    actor = Actor(encoder, ONE_WIDE_BUCKET, CONFIG)
+    if not rate:
+
+        def merged(params: Any, number: int, rows: tuple) -> jax.Array:
+            return embed(encoder, by_hand(base, params, number), rows)
+
+        return Case(actor, online, target, merged)
+    keyed = online._replace(dropout_key=jax.random.split(DROPOUT, 2))
+
+    def dropped(params: Any, number: int, rows: tuple) -> jax.Array:
+        one = encoder.tower(keyed._replace(adapters=params), number)
+        return embed(encoder, one, rows, partial(TokenDropout, rate=rate))
+
+    return Case(actor, online, target, dropped, DROPOUT, (keyed, target))
+
+
+def trunk_drops() -> Case:
+    """Both towers drop: online and target ones, each by masks of its own."""
+    encoder = TextEncoder(**(vars(ENCODER) | {"dropout": 0.2, "attention_dropout": 0.3}))
+    of_online, of_target = jax.random.split(DROPOUT, (2, 2))
+
+    def embed_tower(params: Any, number: int, rows: tuple) -> jax.Array:
+        masks = trunk_dropout(encoder, of_online[number])
+        return embed(encoder, encoder.tower(params, number), rows, masks)
+
+    online, target = towers(encoder, 0), towers(encoder, 1)
+    sides = with_key(online, of_online), with_key(target, of_target)
+    actor = Actor(encoder, ONE_BUCKET, CONFIG)
+    return Case(actor, online, target, embed_tower, DROPOUT, sides)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "bert": lambda: whole_towers(ENCODER, ONE_BUCKET),
+    "positions and STOP": lambda: whole_towers(
+        ENCODER, PLAN, config={"positions": "relative", "stop_action": True}
+    ),
+    "qwen3": lambda: whole_towers(QWEN3, WIDE),
+    "adapters of bert": lambda: on_a_base("bert"),
+    "adapters of qwen3": lambda: on_a_base("qwen3"),
+    "adapters that drop": lambda: on_a_base("bert", 0.4),
+    "a trunk that drops": trunk_drops,
+    "other weights than those that played": lambda: whole_towers(
+        ENCODER, ONE_BUCKET, later=towers(ENCODER, 2)
+    ),
+}
+
+
+def learned(value: Any) -> Any:
+    """What is learned: whole towers, or adapters alone."""
+    return value.adapters if isinstance(value, Adapted) else value
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradient_is_that_of_the_whole_loss(name: str) -> None:
+    case = CASES[name]()
+    stop = case.actor.config.stop_action
+    batch = jax.tree.map(np.asarray, with_stop(BATCH)) if stop else BATCH
+    played = jitted_rollout(case.actor, case.sides or (case.online, case.target), batch, DRAWS)
+    played = jax.tree.map(np.asarray, played)
+    rewards = np.asarray(feedback(batch, played))
+    goals = targets_by_loop(played, rewards)[played.valid].astype(np.float32)
+    rows = rows_of(case.actor.encoder, case.actor.config, batch, played)
+    if stop:
+        assert (played.actions[played.valid] == BATCH.chunk_mask.shape[1]).any()
+        assert rows.positions.any()
+
+    later = case.online if case.later is None else case.later
+    loss = jax.jit(jax.value_and_grad(whole_loss(rows, goals, case.embed_tower), has_aux=True))
+    (expected_loss, embedded), expected = loss(learned(later))
+    if case.later is None:  # what was acted on are these very embeddings
+        for name, own in zip(("state", "chunk"), embedded, strict=True):
+            acted_on = getattr(played, f"{name}_embeddings")[played.valid]
+            np.testing.assert_allclose(own, acted_on, atol=1e-5)
+        learns, experience = FusedGradient(case.actor, PQN, feedback), BATCH
+    else:
+        steps = Played(played.actions, played.valid, played.entropy)
+        experience = ScoredEpisodes(BATCH, steps, rewards, played.valid)
+        learns = ScoredGradient(case.actor, PQN)
+    both = Towers(later, case.target)
+    gradient, sums = jitted_gradient(learns, both, experience, DRAWS, case.dropout_key)
+
     assert float(sums.loss) == pytest.approx(float(expected_loss), rel=1e-5)
     assert jax.tree.structure(gradient) == jax.tree.structure(expected)
-    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
+    norms = {
+        jax.tree_util.keystr(path): float(optax.tree.norm(leaf))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(expected)
+    }
+    largest = max(norms.values())
     assert largest > 1e-2
-    for leaf, naive in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(leaf, naive, rtol=1e-5, atol=2e-6 * largest)
-    difference = jax.tree.map(jnp.subtract, gradient, expected)
-    assert float(optax.tree.norm(difference)) < 1e-5 * float(optax.tree.norm(expected))
-
-
-def test_gradient_reaches_through_the_rotation() -> None:
-    """With positions and STOP: the gradient against that of the loss over rotated chunks."""
-    config = dataclasses.replace(CONFIG, positions="relative", stop_action=True)
-    actor, batch = Actor(ENCODER, PLAN, config), with_stop(BATCH)
-
-    played = jitted_rollout(actor, (online(), target()), batch, DRAWS)
-    played = jax.tree.map(np.asarray, played)
-    assert (played.actions[played.valid] == BATCH.chunk_mask.shape[1]).any()
-    assert played.positions.any()
-    goals = np.asarray(PQN.targets(played, feedback(batch, played)))
-    width = max(played.state_tokens.shape[-1], played.chunk_tokens.shape[-1])
-
-    def rows(name):
-        tokens = getattr(played, f"{name}_tokens").reshape(EPISODES * CONFIG.max_steps, -1)
-        padding = ((0, 0), (0, width - tokens.shape[1]))
-        return np.pad(tokens, padding), getattr(played, f"{name}_lengths").reshape(-1)
-
-    cos, sin = angles(played.positions.reshape(-1), ENCODER.width, 200)
-
-    def whole_loss(params):
-        s = ENCODER.embed(jax.tree.map(lambda p: p[STATE], params), *rows("state"))
-        a = ENCODER.embed(jax.tree.map(lambda p: p[CHUNK], params), *rows("chunk"))
-        total = 0.0
-        for s_half, a_half in zip(jnp.split(s, 2, 1), jnp.split(a, 2, 1), strict=True):
-            even, odd = a_half[:, 0::2], a_half[:, 1::2]
-            q = (s_half[:, 0::2] * (even * cos - odd * sin)).sum(-1)
-            q += (s_half[:, 1::2] * (even * sin + odd * cos)).sum(-1)
-            total += (0.5 * (2 * q - goals.reshape(-1)) ** 2 * played.valid.reshape(-1)).sum()
-        return total
-
-    expected_loss, expected = jax.jit(jax.value_and_grad(whole_loss))(online())
-    gradient_of = FusedGradient(actor, PQN, feedback)
-    gradient, sums = jitted_gradient(gradient_of, Towers(online(), target()), BATCH, DRAWS)
-    assert float(sums.loss) == pytest.approx(float(expected_loss), rel=1e-5)
-    difference = jax.tree.map(jnp.subtract, gradient, expected)
-    assert float(optax.tree.norm(difference)) < 2e-5 * float(optax.tree.norm(expected))
+    # Everything is reached. Keys' biases shift all scores of a query alike, which softmax ignores.
+    reached = [norm for name, norm in norms.items() if not name.endswith("['key']['bias']")]
+    assert min(reached) > 1e-4 * largest
+    for leaf, plain in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
+        assert float(optax.tree.norm(leaf - plain)) < 2e-5 * largest
 
 
 def test_sums(trajectory, rewards, found) -> None:

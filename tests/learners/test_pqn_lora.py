@@ -8,43 +8,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from jax.sharding import Mesh
 
 from qrag_jax.evaluators import episodes as evaluation
 from qrag_jax.learners import placement
-from qrag_jax.learners.pqn import FusedGradient, Towers
 from qrag_jax.learners.step import make_train_step
-from qrag_jax.models.adapters import LoraConfig, new_adapters
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import BlockShapes, pull_back
+from qrag_jax.models.compute.ragged import BlockShapes, TokenRows, pull_back
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.trunks import bert_weights, qwen3_weights
-from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws
-from qrag_jax.runtime.mesh import AXES, shard_batch
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor
+from qrag_jax.runtime.mesh import shard_batch
+from tests.devices import mesh_of
 from tests.episodes_maker import tower
-from tests.learners import test_pqn_qwen3
 from tests.learners.three_steps import flat, two_towers
-from tests.rollouts import play_setup
+from tests.learners.whole_loss import ADAPTED, adapters, by_hand
 from tests.rollouts.play_setup import (
-    ALPHA,
     CONFIG,
-    EPISODES,
-    PQN,
     episodes,
     feedback,
-    jitted_gradient,
-    jitted_rollout,
 )
 
-LORA = LoraConfig(rank=3, alpha=6.0)
-ENCODERS = {
-    name: TextEncoder(**(vars(encoder) | {"lora_scale": LORA.scale}))
-    for name, encoder in (("bert", play_setup.ENCODER), ("qwen3", test_pqn_qwen3.ENCODER))
-}
-TABLES = {"bert": bert_weights.TABLE, "qwen3": qwen3_weights.TABLE}
+ENCODERS = ADAPTED
 LONGEST = 24
 PLAN = BlockShapes(
     Blocks((144,), (9,), (8.0,)),
@@ -52,62 +37,6 @@ PLAN = BlockShapes(
     Blocks((80,), (LONGEST,), (12.0,)),
 )
 BATCH = episodes()
-KEYS = jax.random.split(jax.random.key(7), EPISODES)
-# Fewer maps than all: fused maps of which some parts have an adapter and some have none.
-TARGETS = {"bert": ("query", "value", "intermediate.dense"), "qwen3": "all-linear"}
-
-
-def adapters(name: str, seed: int) -> dict[str, Any]:
-    """Two different towers' adapters, stacked, B too far from zero."""
-    module, rng = ENCODERS[name].module, np.random.default_rng(seed)
-    one = new_adapters(TABLES[name], module, LoraConfig(3, 6.0, TARGETS[name]), seed)
-    return jax.tree.map(
-        lambda leaf: 0.3 * rng.standard_normal((2, *leaf.shape)).astype(np.float32), one
-    )
-
-
-def by_hand(base: dict[str, Any], stacked: dict[str, Any], number: int) -> dict[str, Any]:
-    """One tower with its low-rank products added to the kernels, map by map."""
-    layers = dict(base["layers"])
-    for name, leaves in stacked["layers"].items():
-        a, b = leaves["lora_a"][number], leaves["lora_b"][number]
-        kernel = layers[name]["kernel"] + LORA.scale * jnp.einsum("nir,nro->nio", a, b)
-        layers[name] = layers[name] | {"kernel": kernel}
-    return base | {"layers": layers}
-
-
-@pytest.mark.parametrize("name", list(ENCODERS))
-def test_gradient_is_that_of_the_whole_loss(name: str) -> None:
-    encoder = ENCODERS[name]
-    base, online = jax.tree.map(jnp.asarray, tower(encoder, 0)), adapters(name, 0)
-    params, target = Adapted(base, online), Adapted(base, adapters(name, 1))
-    actor, draws = Actor(encoder, PLAN, CONFIG), Draws(KEYS, ALPHA)
-    played = jitted_rollout(actor, (params, target), BATCH, draws)
-    played = jax.tree.map(np.asarray, played)
-    goals = np.asarray(PQN.targets(played, feedback(BATCH, played))).reshape(-1)
-    valid = played.valid.reshape(-1)
-
-    def rows(of: str) -> tuple[np.ndarray, np.ndarray]:
-        tokens = getattr(played, f"{of}_tokens").reshape(len(valid), -1)
-        return tokens, getattr(played, f"{of}_lengths").reshape(-1)
-
-    def whole_loss(online):
-        s = encoder.embed(by_hand(base, online, STATE), *rows("state"))
-        a = encoder.embed(by_hand(base, online, CHUNK), *rows("chunk"))
-        twin = (s * a).reshape(len(s), 2, -1).sum(-1)
-        return (valid[:, None] * 0.5 * (2 * twin - goals[:, None]) ** 2).sum()
-
-    expected_loss, expected = jax.jit(jax.value_and_grad(whole_loss))(online)
-    gradient_of = FusedGradient(actor, PQN, feedback)
-    gradient, sums = jitted_gradient(gradient_of, Towers(params, target), BATCH, draws)
-    # The same loss: the rollout played with merged weights, as it were.
-    assert float(sums.loss) == pytest.approx(float(expected_loss), rel=1e-5)
-    assert jax.tree.structure(gradient) == jax.tree.structure(expected)
-    norms = [float(optax.tree.norm(leaf)) for leaf in jax.tree.leaves(expected)]
-    assert min(norms) > 1e-4 * max(norms)  # every adapter is reached
-    difference = jax.tree.map(jnp.subtract, gradient, expected)
-    for leaf in jax.tree.leaves(difference):
-        assert float(optax.tree.norm(leaf)) < 2e-5 * max(norms)
 
 
 @pytest.mark.parametrize("name", list(ENCODERS))
@@ -130,7 +59,7 @@ def products(encoder: TextEncoder, params: Any) -> set[str]:
     tokens = np.full((4, 20), 7, np.int32) + np.arange(4, dtype=np.int32)[:, None]
     lengths, cotangents = np.full(4, 20, np.int32), np.ones((4, encoder.width), np.float32)
     program = jax.jit(pull_back, static_argnums=(0, 1))
-    lowered = program.lower(encoder, PLAN.gradients, params, tokens, lengths, cotangents)
+    lowered = program.lower(encoder, PLAN.gradients, params, TokenRows(tokens, lengths), cotangents)
     return set(re.findall(r"= f32\[([\d,]+)\]\S* dot\(", lowered.compile().as_text()))
 
 
@@ -148,7 +77,7 @@ def test_no_gradient_of_a_frozen_kernel_is_computed() -> None:
 
 def test_a_step_changes_the_adapters_and_nothing_else() -> None:
     encoder = ENCODERS["bert"]
-    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), AXES)
+    mesh = mesh_of()
     base, one = tower(encoder, 0), jax.tree.map(lambda leaf: leaf[0], adapters("bert", 0))
     towers = two_towers(mesh, one, Actor(encoder, PLAN, CONFIG), accumulation=2, base=base)
     step, placed = make_train_step(towers, feedback), towers.base

@@ -5,28 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
 
 from qrag_jax.learners.deferred import ScoredGradient
 from qrag_jax.learners.pqn import FusedGradient, Sums, Towers
 from qrag_jax.learners.step import make_train_step
 from qrag_jax.models.compute.dropout import (
-    TokenDropout,
-    row_digests,
-    token_digests,
-    trunk_keys,
     with_key,
 )
-from qrag_jax.models.compute.packing import padded_layout
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.trunks.trunk import WORDS
-from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws
+from qrag_jax.rollouts.chunks import Actor, Draws
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
-from qrag_jax.runtime.mesh import AXES, shard_batch
+from qrag_jax.runtime.mesh import shard_batch
+from tests.devices import mesh_of
 from tests.episodes_maker import tower
 from tests.learners.deferred_plays import at_the_end, per_step
 from tests.learners.three_steps import two_towers
@@ -53,21 +46,6 @@ BATCH = episodes()
 ACTOR = Actor(DROPPING, ONE_BUCKET, CONFIG)
 
 
-def embed(params: Any, key: jax.Array, tokens: np.ndarray, lengths: np.ndarray) -> jax.Array:
-    """Rows padded side by side, each with its masks: nothing packed, no row left out."""
-    where, width = padded_layout(lengths, tokens.shape[1]), tokens.shape[1]
-    digests = jnp.repeat(row_digests(jnp.asarray(tokens), jnp.asarray(lengths)), width)
-    dropout = TokenDropout(
-        token_digests(digests, where.position),
-        keys=trunk_keys(key, DROPPING.module.config.num_hidden_layers),
-        hidden=SHARES["dropout"],
-        attention=SHARES["attention_dropout"],
-    )
-    prepared = DROPPING.module.unstack(params)
-    words = prepared[WORDS][tokens.reshape(-1)]
-    return DROPPING.embed_words(prepared, words, where._replace(dropout=dropout))
-
-
 @pytest.fixture(scope="module")
 def played() -> Any:
     """Episodes as towers play them whose masks were drawn by the keys above."""
@@ -88,31 +66,6 @@ def assert_gradients_equal(found: Any, expected: Any) -> None:
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert float(optax.tree.norm(one - two)) < 2e-5 * largest
-
-
-def test_gradient_is_that_of_the_loss_that_was_played(played, fused) -> None:
-    goals = np.asarray(PQN.targets(played, at_the_end(BATCH, played))).reshape(-1)
-    valid = played.valid.reshape(-1)
-
-    def rows(of: str) -> tuple[np.ndarray, np.ndarray]:
-        tokens = getattr(played, f"{of}_tokens").reshape(len(valid), -1)
-        return tokens, getattr(played, f"{of}_lengths").reshape(-1)
-
-    def whole_loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        both = tuple(
-            embed(DROPPING.tower(params, number), OF_ONLINE[number], *rows(of))
-            for number, of in ((STATE, "state"), (CHUNK, "chunk"))
-        )
-        twin = (both[0] * both[1]).reshape(len(valid), 2, -1).sum(-1)
-        return (valid[:, None] * 0.5 * (2 * twin - goals[:, None]) ** 2).sum(), both
-
-    (loss, both), expected = jax.jit(jax.value_and_grad(whole_loss, has_aux=True))(online())
-    for found, of in zip(both, ("state", "chunk"), strict=True):  # these are what was acted on
-        acted_on = getattr(played, f"{of}_embeddings").reshape(len(valid), -1)
-        np.testing.assert_allclose(found[valid], acted_on[valid], atol=1e-5)
-    gradient, sums = fused
-    assert float(sums.loss) == pytest.approx(float(loss), rel=1e-5)
-    assert_gradients_equal(gradient, expected)
 
 
 def test_targets_drop_by_masks_of_their_own(played) -> None:
@@ -142,7 +95,7 @@ def test_learning_later_is_the_fused_step_at_no_lag(played, fused) -> None:
 
 
 def test_a_training_step_drops_where_the_encoder_does() -> None:
-    mesh, one = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), AXES), tower(ENCODER, 0)
+    mesh, one = mesh_of(), tower(ENCODER, 0)
     state = two_towers(mesh, one).first_state(one, 42)
 
     def program(encoder: TextEncoder) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -13,10 +13,24 @@ import numpy as np
 import pytest
 
 from qrag_jax.runtime.sharding import LEAST_SPLIT
-from tests.devices import virtual_devices
+from tests.devices import environment_of
 from tests.episodes_maker import tower
 from tests.learners import hlo
-from tests.learners.sharded_steps import CASES, ENCODER, SKIPS, SLOW_CASES, WHOLE, Case
+from tests.learners.sharded_steps import (
+    CASES,
+    ENCODER,
+    SHARED,
+    SKIPS,
+    SLOW_CASES,
+    WHOLE,
+    Case,
+    bad_programs,
+    forget,
+    found,
+    moved,
+    played,
+    skipped_step,
+)
 
 FSDP8 = Case(1, 8, 1)
 
@@ -31,77 +45,51 @@ def each(quick: list[Case], slow: list[Case]) -> pytest.MarkDecorator:
 every_case = each(CASES, SLOW_CASES)
 
 
-def start(devices: int, *arguments: str) -> subprocess.Popen[str]:
-    """The process of `sharded_steps` over so many virtual devices."""
+def start(folder: Path, address: str, process: str) -> subprocess.Popen[str]:
+    """One of the two processes of `sharded_steps`, with half of the devices."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.learners.sharded_steps", *arguments],
+        [sys.executable, "-m", "tests.learners.sharded_steps", str(folder), address, process],
         cwd=Path(__file__).parents[2],
-        env=virtual_devices(devices),
+        env=environment_of(4),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def finish(process: subprocess.Popen[str]) -> None:
-    try:
-        _, errors = process.communicate(timeout=600)
-    finally:
-        process.kill()
-    assert process.returncode == 0, errors[-5000:]
+@pytest.fixture(scope="module", autouse=True)
+def programs_are_forgotten() -> Iterator[None]:
+    yield
+    forget()
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sharded")
-    finish(start(8, str(folder)))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def slow_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sharded_slow")
-    finish(start(8, str(folder), "slow"))
-    return folder
-
-
-@pytest.fixture
-def found_in(case: Case, request: pytest.FixtureRequest) -> Path:
-    """The folder with what was found of the case."""
-    return request.getfixturevalue("slow_out" if case in SLOW_CASES else "out")
-
-
-def arrays(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path) as found:
-        return dict(found)
-
-
-def check_equal(found: dict[str, np.ndarray], whole: dict[str, np.ndarray]) -> None:
-    assert found.keys() == whole.keys()
+def check_equal(one: dict[str, np.ndarray], whole: dict[str, np.ndarray]) -> None:
+    assert one.keys() == whole.keys()
     for name, value in whole.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(one[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def moments(state: dict[str, np.ndarray], name: str) -> list[np.ndarray]:
     return [value for path, value in state.items() if f"/{name}/" in path]
 
 
-def parameter_shapes(out: Path, case: Case) -> set[tuple[int, ...]]:
+def check_moments(one: dict[str, np.ndarray], whole: dict[str, np.ndarray]) -> None:
+    for moment, atol in (("mu", 1e-6), ("nu", 1e-9)):  # which are small numbers
+        for ours, theirs in zip(moments(one, moment), moments(whole, moment), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=atol)
+
+
+def parameter_shapes(case: Case) -> set[tuple[int, ...]]:
     """Of whole parameters, and of what a device holds of them."""
     whole = {(2, *leaf.shape) for leaf in jax.tree.leaves(tower(ENCODER, 0))}
-    parts = json.loads((out / f"{case.name}.json").read_text())["parts"]
-    return whole | {tuple(shape) for shape in parts}
-
-
-def program(out: Path, case: Case) -> str:
-    return (out / f"{case.name}.hlo").read_text()
+    return whole | {part for _, part in found(case).shapes.values()}
 
 
 # ---------------------------------------------------------------------- numbers
 
 
-def test_the_unsharded_run_trains(out: Path) -> None:
-    whole = arrays(out / f"{WHOLE.name}.npz")
+def test_the_unsharded_run_trains() -> None:
+    whole = found(WHOLE).arrays
     assert whole["step"] == 10
     assert len(set(whole["losses"].tolist())) == 10
     start = {"params/" + n: v for n, v in _flat(tower(ENCODER, 0)).items()}
@@ -114,54 +102,57 @@ def test_the_unsharded_run_trains(out: Path) -> None:
 
 
 @every_case
-def test_same_losses_and_state_after_ten_steps(out: Path, found_in: Path, case: Case) -> None:
-    found, whole = arrays(found_in / f"{case.name}.npz"), arrays(out / f"{WHOLE.name}.npz")
-    check_equal(found, whole)
-    for moment, atol in (("mu", 1e-6), ("nu", 1e-9)):  # which are small numbers
-        for ours, theirs in zip(moments(found, moment), moments(whole, moment), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=atol)
+def test_same_losses_and_state_after_ten_steps(case: Case) -> None:
+    check_equal(found(case).arrays, found(WHOLE).arrays)
+    check_moments(found(case).arrays, found(WHOLE).arrays)
 
 
 @pytest.mark.slow
-def test_two_processes_train_alike(out: Path, tmp_path: Path) -> None:
+def test_two_processes_train_alike(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    for process in [start(4, str(tmp_path), address, number) for number in "01"]:
-        finish(process)
-    whole = arrays(out / f"{WHOLE.name}.npz")
-    for case in (FSDP8, Case(2, 4, 1)):
-        check_equal(arrays(tmp_path / f"{case.name}.npz"), whole)
+    processes = [start(tmp_path, address, number) for number in "01"]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=600)
+            assert process.returncode == 0, errors[-5000:]
+    finally:
+        for process in processes:
+            process.kill()
+    for case in SHARED:
+        with np.load(tmp_path / f"{case.name}.npz") as arrays:
+            check_equal(dict(arrays), found(WHOLE).arrays)
         # Between CPU hosts a reduce-scatter is wrong now and then.
-        kinds = {kind for kind, _ in hlo.collectives(program(tmp_path, case))}
-        assert kinds == {"all-gather", "all-reduce"}
+        program = (tmp_path / f"{case.name}.hlo").read_text()
+        assert {kind for kind, _ in hlo.collectives(program)} == {"all-gather", "all-reduce"}
 
 
 @pytest.mark.parametrize("case", SKIPS, ids=[case.name for case in SKIPS])
-def test_devices_agree_to_skip_what_one_of_them_cannot_learn_from(out: Path, case: Case) -> None:
-    found = json.loads((out / f"{case.name}-skipped.json").read_text())
-    assert found["skipped"] == [1.0] * 8
+def test_devices_agree_to_skip_what_one_of_them_cannot_learn_from(case: Case) -> None:
+    changed, skipped = skipped_step(case)
+    assert skipped == [1.0] * 8
     # Neither parameters nor targets nor moments: the run's step and that of the schedule.
-    *schedule, env_steps, step = sorted(found["changed"], key=lambda name: name.count("/"))[::-1]
+    *schedule, env_steps, step = sorted(changed, key=lambda name: name.count("/"))[::-1]
     assert {env_steps, step} == {"env_steps", "step"}
     assert [name.rpartition("/")[2] for name in schedule] == ["count"]
 
 
-def test_a_run_may_change_its_mesh(out: Path) -> None:
-    check_equal(arrays(out / "moved.npz"), arrays(out / f"{WHOLE.name}.npz"))
+def test_a_run_may_change_its_mesh(tmp_path: Path) -> None:
+    check_equal(moved(tmp_path), found(WHOLE).arrays)
 
 
-def test_split_parameters_play_the_same_episodes(out: Path) -> None:
-    whole = arrays(out / "played-1-1.npz")
-    check_equal(arrays(out / "played-2-4.npz"), whole)
+def test_split_parameters_play_the_same_episodes() -> None:
+    whole = played(WHOLE)
+    check_equal(played(Case(2, 4, 1)), whole)
     assert whole["multi_step/valid"].sum() > 16
 
 
 # ---------------------------------------------------------------------- memory
 
 
-def test_a_device_holds_an_eighth(out: Path) -> None:
-    held = json.loads((out / f"{FSDP8.name}.json").read_text())["bytes"]
+def test_a_device_holds_an_eighth() -> None:
+    held = found(FSDP8).held
     for part in ("params/", "target_params/", "opt_state/"):
         sizes = [size for name, size in held.items() if name.startswith(part)]
         total, own = map(sum, zip(*sizes))
@@ -170,39 +161,42 @@ def test_a_device_holds_an_eighth(out: Path) -> None:
         assert own == (total // 8 if total >= 4 * LEAST_SPLIT else total), name
 
 
-def test_without_fsdp_every_device_holds_all(out: Path) -> None:
-    held = json.loads((out / f"{Case(8, 1, 2).name}.json").read_text())["bytes"]
-    assert all(total == own for total, own in held.values())
+def test_without_fsdp_every_device_holds_all() -> None:
+    assert all(total == own for total, own in found(Case(8, 1, 2)).held.values())
+
+
+@pytest.fixture(scope="module")
+def bad() -> dict[str, str]:
+    return bad_programs()
 
 
 @every_case
-def test_the_states_buffers_are_reused(out: Path, found_in: Path, case: Case) -> None:
-    held = json.loads((found_in / f"{case.name}.json").read_text())["bytes"]
+def test_the_states_buffers_are_reused(bad: dict[str, str], case: Case) -> None:
     # The constant key is passed through, which some versions count as an alias and some do not.
-    assert hlo.donated(program(found_in, case)) >= len(held) - 1
-    assert hlo.donated((out / "copied.hlo").read_text()) == 0
+    assert hlo.donated(found(case).program) >= len(found(case).held) - 1
+    assert hlo.donated(bad["copied"]) == 0
 
 
 # ---------------------------------------------------------------------- what is sent
 
 
 @every_case
-def test_only_parameters_and_sums_are_sent(found_in: Path, case: Case) -> None:
-    text, split = program(found_in, case), case.fsdp > 1
-    assert hlo.unexpected(text, parameter_shapes(found_in, case), split) == []
+def test_only_parameters_and_sums_are_sent(case: Case) -> None:
+    text, split = found(case).program, case.fsdp > 1
+    assert hlo.unexpected(text, parameter_shapes(case), split) == []
     kinds = {kind for kind, _ in hlo.collectives(text)}
     assert kinds == ({"all-gather", "reduce-scatter", "all-reduce"} if split else {"all-reduce"})
 
 
-def test_what_should_not_be_sent_is_found(out: Path) -> None:
-    shapes = parameter_shapes(out, FSDP8)
-    copied = hlo.unexpected((out / "copied.hlo").read_text(), shapes, split=True)
+def test_what_should_not_be_sent_is_found(bad: dict[str, str]) -> None:
+    shapes = parameter_shapes(FSDP8)
+    copied = hlo.unexpected(bad["copied"], shapes, split=True)
     assert "all-gather of s32[16, 6, 8]" in copied
-    gathered = hlo.unexpected((out / "gathered.hlo").read_text(), shapes, split=True)
+    gathered = hlo.unexpected(bad["gathered"], shapes, split=True)
     assert any("f32[16, 6, 128]" in line for line in gathered)
     # A step that gathers parameters is not one of pure data parallelism.
-    found = hlo.unexpected(program(out, FSDP8), shapes, split=False)
-    assert any(line.startswith("all-gather of f32[2, 2, 128, 128]") for line in found)
+    sent = hlo.unexpected(found(FSDP8).program, shapes, split=False)
+    assert any(line.startswith("all-gather of f32[2, 2, 128, 128]") for line in sent)
 
 
 def _flat(tree: dict) -> dict[str, np.ndarray]:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
@@ -15,8 +10,8 @@ from qrag_jax.learners.pqn import FusedGradient, Towers
 from qrag_jax.learners.state import init_state
 from qrag_jax.rollouts.chunks import Draws
 from qrag_jax.runtime.compilation import CompilationCounter
-from qrag_jax.runtime.mesh import make_mesh, shard_batch
-from tests.devices import virtual_devices
+from qrag_jax.runtime.mesh import shard_batch
+from tests.devices import mesh_of
 from tests.learners.three_steps import (
     OPTIMIZER,
     PEAK,
@@ -58,29 +53,12 @@ NAMES = {
 
 @pytest.fixture(scope="module")
 def mesh() -> jax.sharding.Mesh:
-    # One device even where there are more: the many have a process of their own below.
-    return jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), make_mesh().axis_names)
+    return mesh_of()
 
 
 @pytest.fixture(scope="module")
 def step(mesh):
     return build(mesh)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def eight_devices(tmp_path_factory) -> Iterator[tuple[subprocess.Popen, Path]]:
-    """Three steps in a process with eight virtual devices, which runs beside the first tests."""
-    out = tmp_path_factory.mktemp("eight") / "steps.npz"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.learners.three_steps", "4", "2", "1", str(out)],
-        cwd=Path(__file__).parents[2],
-        env=virtual_devices(8),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    yield process, out
-    process.kill()
-    process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -162,12 +140,9 @@ def test_micro_batches_give_the_whole_batchs_step(mesh, whole) -> None:
     check_equal(three_steps(mesh, build(mesh, accumulation=4)), whole, params_atol=1e-6)
 
 
-def test_eight_devices_give_the_same_step(whole, eight_devices) -> None:
-    process, out = eight_devices
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    with np.load(out) as found:
-        check_equal(dict(found), whole, params_atol=1e-5)
+def test_eight_devices_give_the_same_step(whole) -> None:
+    mesh = mesh_of(4, 2)
+    check_equal(three_steps(mesh, build(mesh)), whole, params_atol=1e-5)
 
 
 def test_a_step_without_finite_numbers_learns_nothing_and_the_next_one_goes_on(mesh, step) -> None:

@@ -3,58 +3,45 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
-from pathlib import Path
+from collections.abc import Iterator
 
 import jax
-import numpy as np
 import pytest
 
 from qrag_jax.runtime.sharding import LEAST_SPLIT
 from tests.learners import hlo
-from tests.learners.sharded_steps import FAMILIES, SLOW_TENSOR_CASES, TENSOR_CASES, Case
-from tests.learners.test_sharded_steps import arrays, check_equal, each, finish, moments, start
+from tests.learners.sharded_steps import (
+    FAMILIES,
+    SLOW_TENSOR_CASES,
+    TENSOR_CASES,
+    Case,
+    forget,
+    found,
+)
+from tests.learners.test_sharded_steps import check_equal, check_moments, each
 
 every_case = each(TENSOR_CASES, SLOW_TENSOR_CASES)
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tensor")
-    finish(start(8, str(folder), "tensor"))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def slow_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tensor_slow")
-    finish(start(8, str(folder), "tensor", "slow"))
-    return folder
-
-
-@pytest.fixture
-def found_in(case: Case, request: pytest.FixtureRequest) -> Path:
-    """The folder with what was found of the case."""
-    return request.getfixturevalue("slow_out" if case in SLOW_TENSOR_CASES else "out")
+@pytest.fixture(scope="module", autouse=True)
+def programs_are_forgotten() -> Iterator[None]:
+    yield
+    forget()
 
 
 @every_case
-def test_ten_steps_are_those_of_one_device(out: Path, found_in: Path, case: Case) -> None:
-    whole = arrays(out / f"{Case(1, 1, 1, family=case.family).name}.npz")
+def test_ten_steps_are_those_of_one_device(case: Case) -> None:
+    whole = found(Case(1, 1, 1, family=case.family)).arrays
     assert len(set(whole["losses"].tolist())) == 10
-    found = arrays(found_in / f"{case.name}.npz")
-    check_equal(found, whole)
-    for moment, atol in (("mu", 1e-6), ("nu", 1e-9)):
-        for ours, theirs in zip(moments(found, moment), moments(whole, moment), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=atol)
+    check_equal(found(case).arrays, whole)
+    check_moments(found(case).arrays, whole)
 
 
 @every_case
-def test_a_device_holds_its_part_alone(found_in: Path, case: Case) -> None:
-    held = json.loads((found_in / f"{case.name}.json").read_text())["bytes"]
+def test_a_device_holds_its_part_alone(case: Case) -> None:
     split = 0
-    for name, (total, own) in held.items():
+    for name, (total, own) in found(case).held.items():
         large = total >= 4 * LEAST_SPLIT
         both = large and (name.endswith("kernel") or "word_embeddings" in name)
         parts = case.fsdp * case.tensor if both else case.fsdp if large else 1
@@ -64,13 +51,12 @@ def test_a_device_holds_its_part_alone(found_in: Path, case: Case) -> None:
 
 
 @every_case
-def test_only_parameters_and_sums_are_sent(found_in: Path, case: Case) -> None:
-    found = json.loads((found_in / f"{case.name}.json").read_text())
+def test_only_parameters_and_sums_are_sent(case: Case) -> None:
     shapes: set[tuple[int, ...]] = set()
-    for whole, part in zip(found["shapes"], found["parts"], strict=True):
+    for whole, part in found(case).shapes.values():
         # Gathered over one axis after the other.
         shapes |= set(itertools.product(*map(set, zip(whole, part, strict=True))))
-    assert hlo.unexpected((found_in / f"{case.name}.hlo").read_text(), shapes, split=True) == []
+    assert hlo.unexpected(found(case).program, shapes, split=True) == []
 
 
 def test_rules_name_every_kernel() -> None:

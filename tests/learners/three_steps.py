@@ -1,8 +1,6 @@
-"""Three training steps of the small problem on a mesh; as a program it runs over many devices."""
+"""Three training steps of the small problem on a mesh."""
 
 from __future__ import annotations
-
-import sys
 
 import jax
 import numpy as np
@@ -18,7 +16,7 @@ from qrag_jax.learners.step import TrainStep, make_train_step
 from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.chunks import Actor
-from qrag_jax.runtime.mesh import make_mesh, replicate, shard_batch
+from qrag_jax.runtime.mesh import replicate, shard_batch
 from qrag_jax.runtime.sharding import Rules
 from tests.rollouts.play_setup import ONE_BUCKET_ACTOR, PQN, episodes, feedback, online
 
@@ -79,15 +77,3 @@ def three_steps(mesh: jax.sharding.Mesh, step: TrainStep) -> dict[str, np.ndarra
         state, metrics = step(state, shard_batch(mesh, episodes(number)))
         result |= flat({f"metrics {number}": metrics})
     return result | flat({"params": state.params, "target_params": state.target_params})
-
-
-def main() -> None:
-    """`three_steps DATA FSDP TENSOR OUT`: the mesh's sizes, and the file to write."""
-    *sizes, out = sys.argv[1:]
-    data, fsdp, tensor = map(int, sizes)
-    mesh = make_mesh((data, fsdp, tensor))
-    np.savez(out, **three_steps(mesh, build(mesh)))
-
-
-if __name__ == "__main__":
-    main()

@@ -19,13 +19,13 @@ from qrag_jax.metrics.facts import fact_columns
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.until_found import until_found
 from qrag_jax.rollouts.chunks import RolloutConfig
+from tests.devices import mesh_of
 from tests.retrieval_logs import played_rows
 from tests.rollouts.long_documents import (
     QUESTION_TOKENS,
     ROW_TOKENS,
     block_shapes,
     loaded,
-    one_device,
     params,
     sample,
     shardings,
@@ -94,7 +94,7 @@ def played(config: RolloutConfig, folder: Path, penalize: bool, gamma: float) ->
         max_chunk_tokens=ROW_TOKENS - 2,
         cache=folder,
     )
-    mesh, encoder = one_device(), loaded().encoder
+    mesh, encoder = mesh_of(), loaded().encoder
 
     def feedback(batch, trajectory):
         reward = partial(ground_truth, penalize_extra_steps=penalize)

@@ -25,7 +25,7 @@ from qrag_jax.models.compute.dropout import (
     with_key,
 )
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import embed_rows, pull_back
+from qrag_jax.models.compute.ragged import TokenRows, embed_rows, pull_back
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import family_of, load_encoder
@@ -129,13 +129,16 @@ def test_vectors_and_gradients_are_those_of_torch(family, family_bases, monkeypa
 
     loaded = family_bases[family]
     encoder, params = dropping(loaded.encoder), with_key(loaded.params, KEY)
-    found, _ = jitted(encoder, BLOCKS, params, TOKENS, LENGTHS)
+    found, _ = jitted(encoder, BLOCKS, params, TokenRows(TOKENS, LENGTHS))
     np.testing.assert_allclose(found[:ROWS], expected.detach().numpy(), atol=1e-5)
-    assert np.abs(found - jitted(encoder, BLOCKS, loaded.params, TOKENS, LENGTHS)[0]).max() > 1e-2
+    assert (
+        np.abs(found - jitted(encoder, BLOCKS, loaded.params, TokenRows(TOKENS, LENGTHS))[0]).max()
+        > 1e-2
+    )
     np.testing.assert_array_equal(found[1], found[3])  # equal rows, equal masks
 
     cotangents = np.random.default_rng(1).standard_normal(found.shape).astype(np.float32)
-    gradient, _ = jitted_pull_back(encoder, BLOCKS, params, TOKENS, LENGTHS, cotangents)
+    gradient, _ = jitted_pull_back(encoder, BLOCKS, params, TokenRows(TOKENS, LENGTHS), cotangents)
     (expected * torch.tensor(cotangents[:ROWS])).sum().backward()
     ours = tensors_from_params(family_of(loaded.model_config, "").table, gradient)
     theirs = {name: p.grad.numpy() for name, p in model.named_parameters()}
@@ -205,9 +208,9 @@ def test_other_blocks_orders_and_remat_give_the_same(family_bases) -> None:
         np.concatenate([TOKENS, np.full((6, 3), 9, np.int32)], axis=1),
         Blocks((72,), (12,), (12.0,)),
     )
-    expected, _ = jitted_pull_back(encoder, BLOCKS, params, TOKENS, LENGTHS, cotangents)
+    expected, _ = jitted_pull_back(encoder, BLOCKS, params, TokenRows(TOKENS, LENGTHS), cotangents)
     found, _ = jitted_pull_back(
-        layers, other, params, wide[order], LENGTHS[order], cotangents[order]
+        layers, other, params, TokenRows(wide[order], LENGTHS[order]), cotangents[order]
     )
     assert LEAF not in expected
     for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -220,7 +223,7 @@ def test_without_a_key_the_program_is_the_same(family_bases) -> None:
 
     def program(encoder: TextEncoder, params: Any) -> str:
         return jitted_pull_back.lower(
-            encoder, BLOCKS, params, TOKENS, LENGTHS, cotangents
+            encoder, BLOCKS, params, TokenRows(TOKENS, LENGTHS), cotangents
         ).as_text()
 
     plain = program(loaded.encoder, loaded.params)
@@ -233,8 +236,10 @@ def test_either_share_alone(family_bases) -> None:
     loaded, found = family_bases["bert"], []
     params = with_key(loaded.params, KEY)
     for shares in ((0.0, 0.0), (HIDDEN, 0.0), (0.0, ATTENTION), (HIDDEN, ATTENTION)):
-        found.append(jitted(dropping(loaded.encoder, *shares), BLOCKS, params, TOKENS, LENGTHS)[0])
-    plain = jitted(loaded.encoder, BLOCKS, loaded.params, TOKENS, LENGTHS)[0]
+        found.append(
+            jitted(dropping(loaded.encoder, *shares), BLOCKS, params, TokenRows(TOKENS, LENGTHS))[0]
+        )
+    plain = jitted(loaded.encoder, BLOCKS, loaded.params, TokenRows(TOKENS, LENGTHS))[0]
     np.testing.assert_array_equal(found[0], plain)
     for i in range(4):
         for j in range(i):

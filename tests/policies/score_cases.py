@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
+
+from qrag_jax.policies.document_scores import Searches, make_best_chunks, padded_chunks
 
 STEPS, WIDTH, K = 4, 8, 3
 TEXTS = 700  # rows of the table, fewer than the chunks: texts occur again, and Q-values tie
@@ -47,3 +51,19 @@ CASES = {
 }
 # Of at most 2,000 chunks.
 CASES["random_published"] = case("random_published", (1500, 200, 7, 3, 1), states=2, seed=8)
+
+
+def searches(case: Case) -> Searches:
+    """Every state of the case, with the keys that its documents are placed by."""
+    keys = jax.random.split(jax.random.key(3), len(case.counts))
+    return Searches(case.counts, case.states, case.taken, keys)
+
+
+def found(case: Case, mesh: Mesh, k: int = K) -> tuple[np.ndarray, np.ndarray]:
+    """Values and indices `[B, W, k]` of a case on a mesh."""
+    devices = mesh.shape["data"] * mesh.shape["fsdp"]
+    rows = np.zeros((len(case.counts), padded_chunks(int(max(case.counts)), devices)), np.int32)
+    for row, own in zip(rows, case.rows, strict=True):
+        row[: len(own)] = own
+    best = make_best_chunks(mesh, case.kind, STEPS, k)
+    return jax.device_get(best(case.table, rows, searches(case)))

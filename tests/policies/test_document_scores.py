@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from functools import cache
 
 import jax
 import numpy as np
 import pytest
 
 from qrag_jax.environments.positions import KINDS, RANDOM_PUBLISHED, draw_indents
-from qrag_jax.policies.document_scores import BLOCK, make_best_chunks, padded_chunks
+from qrag_jax.policies.document_scores import BLOCK, Searches, make_best_chunks, padded_chunks
 from qrag_jax.policies.soft_q import MASKED
 from qrag_jax.runtime.compilation import CompilationCounter
 from tests import reference
-from tests.devices import virtual_devices
-from tests.policies.score_cases import CASES, STEPS, WIDTH, Case, case
-from tests.policies.sharded_scores import found, keys
-from tests.rollouts.long_documents import one_device
+from tests.devices import mesh_of
+from tests.policies.score_cases import CASES, STEPS, WIDTH, Case, K, case, found, searches
 
 every_case = pytest.mark.parametrize("name", CASES)
+
+
+@cache
+def on_one_device(name: str, k: int) -> tuple[np.ndarray, np.ndarray]:
+    return found(CASES[name], mesh_of(), k)
 
 
 def all_q(case: Case, document: int, state: int) -> np.ndarray:
@@ -29,7 +30,7 @@ def all_q(case: Case, document: int, state: int) -> np.ndarray:
     taken = [int(i) for i in case.taken[document, state] if i >= 0]
     where = reference.chunk_positions(case.kind, taken, count)
     if case.kind == RANDOM_PUBLISHED:
-        indents = draw_indents(keys(case), case.counts)
+        indents = draw_indents(searches(case).keys, case.counts)
         where = indents.positions(np.arange(count)[None].repeat(len(case.counts), 0))[document]
         where = [int(p) for p in where]
         assert where != list(range(count)) or count == 1
@@ -55,29 +56,15 @@ def check(case: Case, values: np.ndarray, index: np.ndarray) -> None:
 @every_case
 @pytest.mark.parametrize("k", [1, 3])
 def test_best_chunks(name: str, k: int) -> None:
-    check(CASES[name], *found(CASES[name], one_device(), k))
-
-
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("scores")
-    subprocess.run(
-        [sys.executable, "-m", "tests.policies.sharded_scores", str(folder)],
-        cwd=Path(__file__).parents[2],
-        env=virtual_devices(8),
-        check=True,
-        timeout=300,
-    )
-    return folder
+    check(CASES[name], *on_one_device(name, k))
 
 
 @every_case
-@pytest.mark.parametrize("mesh", ["8-1", "2-4"])
-def test_eight_devices_find_what_one_does(name: str, mesh: str, sharded: Path) -> None:
-    with np.load(sharded / f"{name}-{mesh}.npz") as saved:
-        values, index = saved["values"], saved["index"]
+@pytest.mark.parametrize("mesh", [(8, 1), (2, 4)], ids=["8-1", "2-4"])
+def test_eight_devices_find_what_one_does(name: str, mesh: tuple[int, int]) -> None:
+    values, index = found(CASES[name], mesh_of(*mesh))
     check(CASES[name], values, index)
-    alone = found(CASES[name], one_device())
+    alone = on_one_device(name, K)
     np.testing.assert_allclose(values, alone[0], atol=1e-5)
     np.testing.assert_array_equal(index[values > MASKED], alone[1][values > MASKED])
 
@@ -87,14 +74,14 @@ def test_equal_values_go_to_the_lowest_index(k: int) -> None:
     one = case("none", (2 * BLOCK + 40,), states=1, seed=9)
     one.table[:] = one.table[0]
     one.taken[0, 0] = (0, 2, -1, -1)
-    _, index = found(one, one_device(), k)
+    _, index = found(one, mesh_of(), k)
     assert index[0, 0].tolist() == [1, 3][:k]
 
 
 def test_random_is_played_as_absolute() -> None:
     drawn = CASES["random-short"]
-    values, index = found(drawn, one_device())
-    other_values, other_index = found(drawn._replace(kind="absolute"), one_device())
+    values, index = found(drawn, mesh_of())
+    other_values, other_index = found(drawn._replace(kind="absolute"), mesh_of())
     np.testing.assert_array_equal(index, other_index)
     np.testing.assert_allclose(values, other_values, atol=1e-6)
 
@@ -102,14 +89,15 @@ def test_random_is_played_as_absolute() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_is_that_of_one_block(kind: str) -> None:
     """Beside what comes in: as much for 400,000 chunks as for a few blocks of them."""
-    best = make_best_chunks(one_device(), kind, STEPS, 2)
+    best = make_best_chunks(mesh_of(), kind, STEPS, 2)
     key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
 
     def temporary(chunks: int) -> int:
         shapes = [(5000, WIDTH), (1, padded_chunks(chunks, 1)), (1,), (1, 2, WIDTH), (1, 2, STEPS)]
         kinds = [np.float32, np.int32, np.int32, np.float32, np.int32]
-        arguments = map(jax.ShapeDtypeStruct, shapes, kinds)
-        return best.lower(*arguments, key).compile().memory_analysis().temp_size_in_bytes
+        table, rows, *of_searches = map(jax.ShapeDtypeStruct, shapes, kinds)
+        lowered = best.lower(table, rows, Searches(*of_searches, key))
+        return lowered.compile().memory_analysis().temp_size_in_bytes
 
     few, many = temporary(4 * BLOCK), temporary(400_000)
     # The rows of the document, four bytes a chunk, may be laid out anew; embeddings are not.
@@ -129,14 +117,14 @@ def test_padded_chunks(chunks: int, devices: int) -> None:
 
 
 def test_nothing_recompiles_within_a_length_class() -> None:
-    best = make_best_chunks(one_device(), "relative", STEPS, 1)
+    best = make_best_chunks(mesh_of(), "relative", STEPS, 1)
     rng = np.random.default_rng(0)
     count = 0
     for chunks in (40, 64, 33, 50):
         one = case("relative", (chunks,), states=1, seed=chunks)
         rows = rng.integers(0, 700, (1, padded_chunks(chunks, 1)), np.int32)
         counter = CompilationCounter()
-        best(one.table, rows, one.counts, one.states, one.taken, keys(one))
+        best(one.table, rows, searches(one))
         count += counter.count
     assert count == 1
 
@@ -144,4 +132,4 @@ def test_nothing_recompiles_within_a_length_class() -> None:
 @pytest.mark.parametrize("k", [0, 17])
 def test_actions_wanted(k: int) -> None:
     with pytest.raises(ValueError, match="it must be from 1 to 16"):
-        make_best_chunks(one_device(), "none", STEPS, k)
+        make_best_chunks(mesh_of(), "none", STEPS, k)

@@ -7,7 +7,6 @@ import functools
 import tempfile
 from pathlib import Path
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -19,7 +18,7 @@ from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.rollouts.text_table import Store, TextTable, make_embed
-from qrag_jax.runtime.mesh import AXES
+from tests.devices import mesh_of
 from tests.episodes_maker import towers
 
 WORDS = (
@@ -47,10 +46,6 @@ def params() -> Params:
     return towers(loaded().encoder, 0)
 
 
-def one_device() -> Mesh:
-    return Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), AXES)
-
-
 def shardings(mesh: Mesh) -> Params:
     return placement.params_shardings(mesh, (), loaded().params)
 
@@ -64,7 +59,7 @@ def block_shapes(state_tokens: int) -> BlockShapes:
 
 def table(store: Store | None = None, seed: int = 0, tower: int = 1) -> TextTable:
     """A table of one device."""
-    mesh, encoder = one_device(), loaded().encoder
+    mesh, encoder = mesh_of(), loaded().encoder
     embed = make_embed(mesh, shardings(mesh), encoder, block_shapes(ROW_TOKENS).chunks, tower)
     return TextTable(
         *(mesh, encoder, loaded().tokenizer, embed, towers(encoder, seed)),

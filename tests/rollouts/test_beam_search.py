@@ -25,13 +25,13 @@ from qrag_jax.rollouts.beam_search import Path as Way
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig, rollout
 from qrag_jax.runtime.compilation import CompilationCounter
 from tests import reference
+from tests.devices import mesh_of
 from tests.episodes_maker import towers
 from tests.rollouts.long_documents import (
     QUESTION_TOKENS,
     ROW_TOKENS,
     block_shapes,
     loaded,
-    one_device,
     params,
     sample,
     shardings,
@@ -73,7 +73,7 @@ def shared_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def searcher(rollout: RolloutConfig, config: BeamConfig) -> BeamSearch:
-    mesh, encoder = one_device(), loaded().encoder
+    mesh, encoder = mesh_of(), loaded().encoder
     return BeamSearch(
         mesh,
         shardings(mesh),

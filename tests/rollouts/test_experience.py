@@ -32,6 +32,7 @@ from qrag_jax.rollouts.experience import (
 )
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
+from tests.devices import mesh_of
 from tests.episodes_maker import random_store
 from tests.rollouts import long_documents
 
@@ -63,7 +64,7 @@ def test_texts_are_those_of_the_tokens_played(tmp_path: Path, staleness: int) ->
     told = babilong.documents(BabilongConfig("qa1", chunks=16, train=6), "train")
     assert isinstance(told, RedrawnSamples)
     others = [long_documents.sample(seed, 10) for seed in range(3)]
-    tokenizer, mesh = long_documents.loaded().tokenizer, long_documents.one_device()
+    tokenizer, mesh = long_documents.loaded().tokenizer, mesh_of()
     limits: dict[str, Any] = {
         "max_question_tokens": 40,
         "max_chunk_tokens": 200,
@@ -122,7 +123,7 @@ def small_batches(position: Any = None) -> Any:
 
 
 def on_mesh(position: Any = None) -> Batches:
-    return Batches(long_documents.one_device(), small_batches(position))
+    return Batches(mesh_of(), small_batches(position))
 
 
 class Computing:

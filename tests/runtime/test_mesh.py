@@ -1,10 +1,6 @@
-"""The mesh over the devices there are, and over eight virtual ones in a process of their own."""
+"""The mesh over the devices there are: eight virtual ones in these tests."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,7 +8,6 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.mesh import AXES, make_mesh, replicate, shard_batch
-from tests.devices import virtual_devices
 
 DEVICES = len(jax.devices())
 
@@ -51,40 +46,19 @@ def test_arrays_are_placed_without_change() -> None:
         np.testing.assert_array_equal(placed[name], value)
 
 
-EIGHT = """
-import jax, numpy as np
-from qrag_jax.errors import InputError
-from qrag_jax.runtime.mesh import make_mesh, replicate, shard_batch
-
-assert len(jax.devices()) == 8
-assert dict(make_mesh().shape) == {"data": 8, "fsdp": 1, "tensor": 1}
-mesh = make_mesh((-1, 2, 2))
-assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
-batch = shard_batch(mesh, {"x": np.arange(24).reshape(8, 3)})["x"]
-# Over all three axes, in the devices' order.
-assert [s.data.shape for s in batch.addressable_shards] == [(1, 3)] * 8
-starts = {s.device.id: int(s.data[0, 0]) for s in batch.addressable_shards}
-assert starts == {i: 3 * i for i in range(8)}, starts
-assert replicate(mesh, np.ones(3)).sharding.is_fully_replicated
-for shape in ((3, -1, 1), (4, 4, 1), (2, 2, 1), (-2, -4, 1)):
-    try:
-        make_mesh(shape)
-    except InputError as error:
-        assert "8 devices" in str(error)
-    else:
-        raise AssertionError(shape)
-print("as it should be")
-"""
-
-
 def test_eight_devices() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", EIGHT],
-        cwd=Path(__file__).parents[2],
-        env=virtual_devices(8),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "as it should be"
+    assert DEVICES == 8
+    mesh = make_mesh((-1, 2, 2))
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+    batch = shard_batch(mesh, {"x": np.arange(24).reshape(8, 3)})["x"]
+    # Over all three axes, in the devices' order.
+    assert [shard.data.shape for shard in batch.addressable_shards] == [(1, 3)] * 8
+    starts = {shard.device.id: int(shard.data[0, 0]) for shard in batch.addressable_shards}
+    assert starts == {i: 3 * i for i in range(8)}
+    assert replicate(mesh, np.ones(3)).sharding.is_fully_replicated
+
+
+@pytest.mark.parametrize("shape", [(3, -1, 1), (4, 4, 1), (2, 2, 1), (-2, -4, 1)])
+def test_sizes_that_eight_devices_refuse(shape) -> None:
+    with pytest.raises(InputError, match="8 devices"):
+        make_mesh(shape)

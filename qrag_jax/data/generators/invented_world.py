@@ -57,7 +57,7 @@ def _to(subject: str, obj: str, predicates: str, phrases: str, questions: str, *
 
 
 def _of(
-    subject: str, span: tuple[int, int], predicates: str, questions: str, low: str, high: str
+    subject: str, span: tuple[int, int], predicates: str, questions: str, *, low: str, high: str
 ) -> Relation:
     return Relation(
         subject,
@@ -192,8 +192,8 @@ RELATIONS: tuple[Relation, ...] = (
         (1820, 1990),
         "was born in {o} | has been alive since {o} | came into the world in {o}",
         "In what year was {x} born? | What is the birth year of {x}?",
-        "Who was born first, {a} or {b}?",
-        "Who is younger, {a} or {b}?",
+        low="Who was born first, {a} or {b}?",
+        high="Who is younger, {a} or {b}?",
     ),
     _to(
         "company",
@@ -221,8 +221,8 @@ RELATIONS: tuple[Relation, ...] = (
         (1780, 1995),
         "was founded in {o} | opened for business in {o} | dates from {o}",
         "In what year was {x} founded? | When did {x} open for business?",
-        "Which is older, {a} or {b}?",
-        "Which was founded later, {a} or {b}?",
+        low="Which is older, {a} or {b}?",
+        high="Which was founded later, {a} or {b}?",
     ),
     _to(
         "city",
@@ -244,8 +244,8 @@ RELATIONS: tuple[Relation, ...] = (
         (3000, 900000),
         "has {o} inhabitants | is home to {o} people | counts {o} residents",
         "How many people live in {x}? | What is the population of {x}?",
-        "Which has fewer inhabitants, {a} or {b}?",
-        "Which has more inhabitants, {a} or {b}?",
+        low="Which has fewer inhabitants, {a} or {b}?",
+        high="Which has more inhabitants, {a} or {b}?",
     ),
     _to(
         "river",
@@ -266,8 +266,8 @@ RELATIONS: tuple[Relation, ...] = (
         (40, 990),
         "is {o} kilometres long | has a length of {o} kilometres | runs for {o} kilometres",
         "How long is {x}? | What is the length of {x}?",
-        "Which is shorter, {a} or {b}?",
-        "Which is longer, {a} or {b}?",
+        low="Which is shorter, {a} or {b}?",
+        high="Which is longer, {a} or {b}?",
     ),
     _to(
         "lake",
@@ -288,8 +288,8 @@ RELATIONS: tuple[Relation, ...] = (
         (12, 480),
         "is {o} metres deep | has a depth of {o} metres | reaches down {o} metres",
         "How deep is {x}? | What is the depth of {x}?",
-        "Which is shallower, {a} or {b}?",
-        "Which is deeper, {a} or {b}?",
+        low="Which is shallower, {a} or {b}?",
+        high="Which is deeper, {a} or {b}?",
     ),
     _to(
         "university",
@@ -311,8 +311,8 @@ RELATIONS: tuple[Relation, ...] = (
         (1400, 1960),
         "was founded in {o} | received its charter in {o} | took its first students in {o}",
         "In what year was {x} founded? | When did {x} receive its charter?",
-        "Which is older, {a} or {b}?",
-        "Which was founded later, {a} or {b}?",
+        low="Which is older, {a} or {b}?",
+        high="Which was founded later, {a} or {b}?",
     ),
     _to(
         "book",
@@ -333,8 +333,8 @@ RELATIONS: tuple[Relation, ...] = (
         (1850, 2010),
         "appeared in {o} | came out in {o} | was first printed in {o}",
         "In what year did {x} appear? | When did {x} come out?",
-        "Which came out first, {a} or {b}?",
-        "Which came out later, {a} or {b}?",
+        low="Which came out first, {a} or {b}?",
+        high="Which came out later, {a} or {b}?",
     ),
     _to(
         "instrument",
@@ -355,8 +355,8 @@ RELATIONS: tuple[Relation, ...] = (
         (3, 60),
         "has {o} strings | is strung with {o} strings | carries {o} strings",
         "How many strings has {x}? | How many strings are there on {x}?",
-        "Which has fewer strings, {a} or {b}?",
-        "Which has more strings, {a} or {b}?",
+        low="Which has fewer strings, {a} or {b}?",
+        high="Which has more strings, {a} or {b}?",
     ),
     _to(
         "museum",
@@ -378,7 +378,7 @@ RELATIONS: tuple[Relation, ...] = (
         (1800, 2005),
         "opened in {o} | has welcomed visitors since {o} | was opened to the public in {o}",
         "In what year did {x} open? | When was {x} opened to the public?",
-        "Which opened first, {a} or {b}?",
-        "Which opened later, {a} or {b}?",
+        low="Which opened first, {a} or {b}?",
+        high="Which opened later, {a} or {b}?",
     ),
 )

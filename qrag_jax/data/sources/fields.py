@@ -66,6 +66,7 @@ def make_sample(
     record_id: str,
     question: str,
     chunks: Sequence[str],
+    *,
     support: Iterable[int],
     answer_texts: tuple[str, ...],
 ) -> Sample:

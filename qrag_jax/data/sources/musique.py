@@ -45,7 +45,9 @@ def parse(record: dict[str, Any]) -> Sample:
     answers = fields.answers(record)
     chunks = [_chunk(paragraph) for paragraph in paragraphs]
     support = _support(record, paragraphs)
-    return fields.make_sample(NAME, record_id, question, chunks, support, answers)
+    return fields.make_sample(
+        NAME, record_id, question, chunks, support=support, answer_texts=answers
+    )
 
 
 def mended(record: dict[str, Any]) -> str:

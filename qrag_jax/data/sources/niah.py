@@ -50,7 +50,9 @@ def parse(record: dict[str, Any]) -> Sample:
     else:
         support = _holding(chunks, outputs)
     answers = (", ".join(outputs),) if outputs else ()
-    return fields.make_sample(NAME, _id(record), question, chunks, support, answers)
+    return fields.make_sample(
+        NAME, _id(record), question, chunks, support=support, answer_texts=answers
+    )
 
 
 def mended(record: dict[str, Any]) -> str:

@@ -41,7 +41,9 @@ def parse(record: dict[str, Any], source: str) -> Sample:
             raise BadRecord("support title not in the context")
         support.append(position[title])
     chunks = [_chunk(title, sentences) for title, sentences in paragraphs]
-    return fields.make_sample(source, record_id, question, chunks, support, answers)
+    return fields.make_sample(
+        source, record_id, question, chunks, support=support, answer_texts=answers
+    )
 
 
 def mended(record: dict[str, Any]) -> str:

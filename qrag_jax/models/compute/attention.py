@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +13,20 @@ from qrag_jax.models.compute.dropout import KeptWeights
 MASKED = -1e9
 
 
+class _Heads(NamedTuple):
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+
+
 def padded_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     lengths: jax.Array,
+    *,
     products: jnp.dtype | None = None,
     causal: bool = False,
-    *,
     kept: KeptWeights | None = None,
 ) -> jax.Array:
     """softmax(QKᵀ/√d)·V over the first `lengths[b]` keys of each row (Vaswani et al., 2017).
@@ -38,16 +45,16 @@ def padded_attention(
         library's einsums, and above all their gradients, are slower than plain batched products.
         Dropout is computed by these everywhere: no fused kernel takes masks of ours.
     """
+    heads, products = _Heads(query, key, value), products or query.dtype
     if kept is not None:
-        arguments = lengths, products or query.dtype, causal
-        return _batched_products(query, key, value, *arguments, kept)
+        return _batched_products(heads, lengths, products, causal, kept)
     match jax.default_backend():
         case "cpu":
-            return _batched_products(query, key, value, lengths, products or query.dtype, causal)
+            return _batched_products(heads, lengths, products, causal)
         case "gpu" if _fused_kernel_takes(query):
-            return _library(query, key, value, lengths, causal, "cudnn")
+            return _library(heads, lengths, causal, "cudnn")
         case _:
-            return _library(query, key, value, lengths, causal, "xla")
+            return _library(heads, lengths, causal, "xla")
 
 
 def _fused_kernel_takes(query: jax.Array) -> bool:
@@ -58,12 +65,10 @@ def _fused_kernel_takes(query: jax.Array) -> bool:
     return nvidia and half and width <= 128 and width % 8 == 0
 
 
-def _library(query, key, value, lengths, causal, implementation):
+def _library(heads, lengths, causal, implementation):
     lengths = lengths.astype(jnp.int32)
     return jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
+        *heads,
         query_seq_lengths=lengths,
         key_value_seq_lengths=lengths,
         is_causal=causal,
@@ -71,7 +76,8 @@ def _library(query, key, value, lengths, causal, implementation):
     )
 
 
-def _batched_products(query, key, value, lengths, products, causal, kept=None):
+def _batched_products(heads_of_rows, lengths, products, causal, kept=None):
+    query, key, value = heads_of_rows
     batch, length, heads, width = query.shape
     groups = key.shape[2]
 
@@ -88,19 +94,19 @@ def _batched_products(query, key, value, lengths, products, causal, kept=None):
         bias = jnp.repeat(bias, groups, axis=0)[:, None]
     scaled = query * jnp.asarray(width**-0.5, query.dtype)
     mask, rate = (kept.mask.reshape(batch * groups, -1, length), kept.rate) if kept else (None, 0.0)
-    factors = by_group(scaled), by_group(key), by_group(value)
-    result = _attend(products, rate, *factors, bias, mask)
+    by_groups = _Heads(by_group(scaled), by_group(key), by_group(value))
+    result = _attend(products, rate, by_groups, bias, mask)
     return result.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(products, rate, query, key, value, bias, kept):
+def _attend(products, rate, heads, bias, kept):
     """query `[N, Q, d]`, key, value `[N, L, d]`, bias of the scores → `[N, Q, d]`.
 
     The bias is `[N, 1, L]` or `[1, Q, L]`; the softmax is taken in float32. kept `[N, Q, L]`: the
     weights that dropout leaves, None: all.
     """
-    return _attend_forward(products, rate, query, key, value, bias, kept)[0]
+    return _attend_forward(products, rate, heads, bias, kept)[0]
 
 
 def _dropped(rate, weights, kept):
@@ -112,15 +118,16 @@ def _product(products, subscripts, one, other, result):
     return jnp.einsum(subscripts, one, other, preferred_element_type=result)
 
 
-def _attend_forward(products, rate, query, key, value, bias, kept):
+def _attend_forward(products, rate, heads, bias, kept):
+    query, key, value = heads
     scores = _product(products, "nqd,nkd->nqk", query, key, jnp.float32) + bias
     weights = jax.nn.softmax(scores).astype(query.dtype)
     result = _product(products, "nqk,nkd->nqd", _dropped(rate, weights, kept), value, query.dtype)
-    return result, (query, key, value, bias, kept, weights, result)
+    return result, (heads, bias, kept, weights, result)
 
 
 def _attend_backward(products, rate, saved, gradient):
-    query, key, value, bias, kept, weights, result = saved
+    (query, key, value), bias, kept, weights, result = saved
     product = partial(_product, products, result=query.dtype)
     d_value = product("nqk,nqd->nkd", _dropped(rate, weights, kept), gradient)
     d_weights = _dropped(rate, product("nqd,nkd->nqk", gradient, value), kept)
@@ -128,7 +135,7 @@ def _attend_backward(products, rate, saved, gradient):
     d_scores = weights * (d_weights - (result * gradient).sum(-1, keepdims=True))
     d_query = product("nqk,nkd->nqd", d_scores, key)
     d_key = product("nqk,nqd->nkd", d_scores, query)
-    return d_query, d_key, d_value, jnp.zeros_like(bias), None
+    return _Heads(d_query, d_key, d_value), jnp.zeros_like(bias), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

@@ -65,6 +65,13 @@ class TokenCount(NamedTuple):
         return cls(*(jnp.stack(list(map(jnp.sum, field))).sum() for field in (real, computed)))
 
 
+class TokenRows(NamedTuple):
+    """Rows for an encoder: tokens `[N, L]` and their lengths `[N]`, 0 for an absent row."""
+
+    tokens: jax.Array
+    lengths: jax.Array
+
+
 class _Rows(NamedTuple):
     """Rows in the order of their length; absent and repeated ones, of length 0, come first."""
 
@@ -84,9 +91,9 @@ class _Packed(NamedTuple):
 
 
 def embed_rows(
-    encoder: TextEncoder, blocks: Blocks, params: Params, tokens: jax.Array, lengths: jax.Array
+    encoder: TextEncoder, blocks: Blocks, params: Params, given: TokenRows
 ) -> tuple[jax.Array, TokenCount]:
-    """tokens `[N, L]`, lengths `[N]` (0 = no row) → float32 `[N, D]`; absent rows give zeros.
+    """N rows → float32 `[N, D]`; absent rows give zeros.
 
     Equal to `encoder.embed(params, tokens, lengths)` on present rows, up to float rounding. Where
     `params` have keys of dropout, the trunk drops, or adapters see their inputs, through the masks
@@ -96,14 +103,14 @@ def embed_rows(
         ValueError: rows are wider than the longest row length of `blocks`.
     """
     params, key = without_key(params)
-    rows = _sorted(blocks, tokens, lengths, _masks(encoder, key, has_keys(params)))
+    rows = _sorted(blocks, given, _masks(encoder, key, has_keys(params)))
     unstacked = encoder.module.unstack(params, encoder.module.precision.products)
 
     def compute(embedded: jax.Array, block: _Packed) -> jax.Array:
         result = encoder.embed_words(unstacked, unstacked[WORDS][block.tokens], block.layout)
         return embedded.at[block.place].set(result, mode="drop")
 
-    nothing = jnp.zeros((tokens.shape[0], encoder.width), jnp.float32)
+    nothing = jnp.zeros((len(given.tokens), encoder.width), jnp.float32)
     embedded, count = _over_blocks(blocks, rows, compute, nothing)
     return jnp.zeros_like(embedded).at[rows.order].set(embedded)[rows.first], count
 
@@ -112,26 +119,27 @@ def pull_back(
     encoder: TextEncoder,
     blocks: Blocks,
     params: Params | Adapted,
-    tokens: jax.Array,
-    lengths: jax.Array,
+    given: TokenRows,
     cotangents: jax.Array,
 ) -> tuple[Params, TokenCount]:
     """Gradient of `Σ_n <cotangents[n], embed(tokens[n])>` with respect to `params`, in float32;
     of one tower's adapters where `params` has them; through the masks of its key if it has one.
 
-    tokens `[N, L]`, lengths `[N]`, cotangents `[N, D]`; rows of length 0 contribute nothing.
+    Args:
+        given: N rows; absent ones contribute nothing.
+        cotangents: `[N, D]`.
 
     Raises:
         ValueError: rows are wider than the longest row length of `blocks`.
     """
-    rows = _rows_to_pull_back(encoder, blocks, params, tokens, lengths)
+    rows = _rows_to_pull_back(encoder, blocks, params, given)
     # A row that occurs twice is pulled back once, with the sum of its cotangents.
     cotangents = jnp.zeros_like(cotangents).at[rows.first].add(cotangents)[rows.order]
 
     def cotangent_of(carry: Any, embedded: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:
         return cotangents.at[place].get(mode="fill", fill_value=0), carry
 
-    gradient, _, count = _pull_back(encoder, blocks, params, rows, cotangent_of, ())
+    gradient, _, count = _pull_back(encoder, blocks, params, rows, _Cotangents(cotangent_of, ()))
     return gradient, count
 
 
@@ -139,8 +147,7 @@ def embed_and_pull_back(
     encoder: TextEncoder,
     blocks: Blocks,
     params: Params | Adapted,
-    tokens: jax.Array,
-    lengths: jax.Array,
+    given: TokenRows,
     cotangent_of: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> tuple[Params, jax.Array, TokenCount]:
     """As `pull_back`, where a row's cotangent is known once the row is embedded.
@@ -153,8 +160,8 @@ def embed_and_pull_back(
         the gradient, the embeddings `[N, D]`, and the tokens; a row that occurs twice is computed
         twice.
     """
-    rows = _rows_to_pull_back(encoder, blocks, params, tokens, lengths, repeats=True)
-    count = tokens.shape[0]
+    rows = _rows_to_pull_back(encoder, blocks, params, given, repeats=True)
+    count = len(given.tokens)
 
     def of_block(carry: Any, embedded: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:
         row = rows.order.at[place].get(mode="fill", fill_value=count)
@@ -162,22 +169,21 @@ def embed_and_pull_back(
         return cotangent_of(embedded, row), carry
 
     nothing = jnp.zeros((count, encoder.width), jnp.float32)
-    return _pull_back(encoder, blocks, params, rows, of_block, nothing)
+    return _pull_back(encoder, blocks, params, rows, _Cotangents(of_block, nothing))
 
 
 def _rows_to_pull_back(
     encoder: TextEncoder,
     blocks: Blocks,
     params: Params | Adapted,
-    tokens: jax.Array,
-    lengths: jax.Array,
+    given: TokenRows,
     repeats: bool = False,
 ) -> _Rows:
     if isinstance(params, Adapted):
         masks = _masks(encoder, None, params.dropout_key is not None)
     else:
         masks = _masks(encoder, without_key(params)[1], False)
-    return _sorted(blocks, tokens, lengths, masks, repeats)
+    return _sorted(blocks, given, masks, repeats)
 
 
 _Masks = Callable[[jax.Array], TokenDropout]  # from digests
@@ -192,9 +198,16 @@ def _masks(encoder: TextEncoder, key: jax.Array | None, of_adapters: bool) -> _M
     return partial(TokenDropout, rate=encoder.lora_dropout) if of_adapters else None
 
 
-# From a carry, a block's embeddings `[R, D]` and their places in the order by length `[R]` to the
-# cotangents and the new carry.
-_CotangentOf = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
+class _Cotangents(NamedTuple):
+    """Where the cotangents of embeddings come from.
+
+    of: from the carry, a block's embeddings `[R, D]` and their places `[R]` in the order by length
+    to the cotangents `[R, D]` and the next carry.
+    carry: the first one.
+    """
+
+    of: Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
+    carry: Any
 
 
 def _pull_back(
@@ -202,12 +215,11 @@ def _pull_back(
     blocks: Blocks,
     params: Params | Adapted,
     rows: _Rows,
-    cotangent_of: _CotangentOf,
-    carry: Any,
+    cotangents: _Cotangents,
 ) -> tuple[Params, Any, TokenCount]:
     """The gradient and the last carry."""
     if isinstance(params, Adapted):
-        return _pull_back_to_adapters(encoder, blocks, params, rows, cotangent_of, carry)
+        return _pull_back_to_adapters(encoder, blocks, params, rows, cotangents)
     unstacked = encoder.module.unstack(without_key(params)[0])
     table = unstacked.pop(WORDS)
 
@@ -216,14 +228,14 @@ def _pull_back(
             return encoder.embed_words(unstacked | {WORDS: table}, words, block.layout)
 
         embedded, back = jax.vjp(embed, unstacked, table[block.tokens])
-        cotangent, carry = cotangent_of(total[2], embedded, block.place)
+        cotangent, carry = cotangents.of(total[2], embedded, block.place)
         gradient, of_words = back(cotangent)
         # Few rows of the word table are touched: added in place, not through a whole table.
         of_table = total[1].at[block.tokens].add(of_words)
         return jax.tree.map(jnp.add, total[0], gradient), of_table, carry
 
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (unstacked, table))
-    start = (*zeros, carry)
+    start = (*zeros, cotangents.carry)
     (gradient, of_table, carry), count = _over_blocks(blocks, rows, compute, start)
     return encoder.module.stack(gradient | {WORDS: of_table}), carry, count
 
@@ -233,8 +245,7 @@ def _pull_back_to_adapters(
     blocks: Blocks,
     params: Adapted,
     rows: _Rows,
-    cotangent_of: _CotangentOf,
-    carry: Any,
+    cotangents: _Cotangents,
 ) -> tuple[Params, Any, TokenCount]:
     """As `_pull_back`; the base is a constant."""
     module = encoder.module
@@ -251,27 +262,25 @@ def _pull_back_to_adapters(
             return encoder.embed_words(unstacked, unstacked[WORDS][block.tokens], block.layout)
 
         embedded, back = jax.vjp(embed, unstacked)
-        cotangent, carry = cotangent_of(total[1], embedded, block.place)
+        cotangent, carry = cotangents.of(total[1], embedded, block.place)
         return jax.tree.map(jnp.add, total[0], back(cotangent)[0]), carry
 
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), unstacked)
-    (gradient, carry), count = _over_blocks(blocks, rows, compute, (zeros, carry))
+    start = zeros, cotangents.carry
+    (gradient, carry), count = _over_blocks(blocks, rows, compute, start)
     return to_stacked(gradient)[0], carry, count
 
 
-def count_tokens(blocks: Blocks, tokens: jax.Array, lengths: jax.Array) -> TokenCount:
+def count_tokens(blocks: Blocks, given: TokenRows) -> TokenCount:
     """What `embed_rows` counts for the same rows, without computing them."""
-    return _over_blocks(blocks, _sorted(blocks, tokens, lengths), lambda carry, _: carry, ())[1]
+    return _over_blocks(blocks, _sorted(blocks, given), lambda carry, _: carry, ())[1]
 
 
 def _sorted(
-    blocks: Blocks,
-    tokens: jax.Array,
-    lengths: jax.Array,
-    masks: _Masks | None = None,
-    repeats: bool = False,
+    blocks: Blocks, given: TokenRows, masks: _Masks | None = None, repeats: bool = False
 ) -> _Rows:
     """`masks`: None, nothing drops. `repeats`: rows that occur twice stay so."""
+    tokens, lengths = given
     if tokens.shape[1] > blocks.lengths[-1]:
         raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the lengths {blocks.lengths}")
     tokens = jnp.where(jnp.arange(tokens.shape[1]) < lengths[:, None], tokens, 0)

@@ -129,6 +129,7 @@ def write_folder(
     sizes: Mapping[str, Size],
     arrays: Iterable[tuple[str, np.ndarray]],
     config: Mapping[str, Any],
+    *,
     tokenizer_files_from: Path,
     out: Path,
     max_shard_bytes: int = MAX_SHARD_BYTES,

@@ -150,6 +150,7 @@ def save_folder(
     config_dict: Mapping[str, Any],
     tokenizer_files_from: Path,
     out: Path,
+    *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Writes a folder that Hugging Face's model and sentence-transformers read.
@@ -172,7 +173,14 @@ def save_folder(
         "torch_dtype": sizes[table.names[(WORDS,)]].dtype.name,
     }
     arrays = _tensors(table, params)
-    write_folder(sizes, arrays, config, tokenizer_files_from, out, max_shard_bytes)
+    write_folder(
+        sizes,
+        arrays,
+        config,
+        tokenizer_files_from=tokenizer_files_from,
+        out=out,
+        max_shard_bytes=max_shard_bytes,
+    )
 
 
 def expected_shapes(table: NameTable, module: Trunk) -> dict[str, tuple[int, ...]]:

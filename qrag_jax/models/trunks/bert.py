@@ -137,7 +137,7 @@ class BertLayer(nn.Module):
         lengths = jnp.maximum(layout.lengths, 1)
         kept = kept_weights(layout.dropout, layout.place, c.num_attention_heads)
         products = self.precision.products
-        attended = padded_attention(query, key, value, lengths, products, kept=kept)
+        attended = padded_attention(query, key, value, lengths, products=products, kept=kept)
         attended = from_rows(attended.reshape(rows, length, width), layout)
         attended = self._linear(width, "attention_output")(attended, layout.dropout)
         attended = drop_hidden(attended, layout.dropout, ATTENTION_OUTPUT)

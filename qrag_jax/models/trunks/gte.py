@@ -176,7 +176,7 @@ class GteLayer(nn.Module):
         )
         lengths, products = jnp.maximum(layout.lengths, 1), self.precision.products
         kept = kept_weights(layout.dropout, layout.place, c.num_attention_heads)
-        attended = padded_attention(query, key, value, lengths, products, kept=kept)
+        attended = padded_attention(query, key, value, lengths, products=products, kept=kept)
         attended = from_rows(attended.reshape(rows, length, width), layout)
         attended = self._linear(width, "attention_output")(attended, layout.dropout)
         attended = drop_hidden(attended, layout.dropout, ATTENTION_OUTPUT)

@@ -17,7 +17,7 @@ from qrag_jax.models.compute.dropout import TokenDropout, drop, row_digests, tok
 from qrag_jax.models.compute.linear import Linear, side_by_side
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import embed_rows, pull_back
+from qrag_jax.models.compute.ragged import TokenRows, embed_rows, pull_back
 from qrag_jax.models.pretrained import LoadedEncoder, family_of, with_adapters, with_new_adapters
 from tests.models.conftest import torch_family
 
@@ -171,15 +171,17 @@ def test_embeddings_and_gradients_are_pefts(family, family_bases, tmp_path) -> N
         params.base, jax.tree.map(lambda leaf: leaf[None], params.adapters), KEY[None]
     )
     rows = TOKENS, LENGTHS
-    found, _ = jitted(encoder, BLOCKS, encoder.tower(stacked, 0), *rows)
+    found, _ = jitted(encoder, BLOCKS, encoder.tower(stacked, 0), TokenRows(*rows))
     expected = their_embeddings(model, encoder)
     np.testing.assert_allclose(found[PRESENT], expected.detach().numpy(), atol=1e-5)
-    plain = jitted(encoder, BLOCKS, encoder.tower(stacked._replace(dropout_key=None), 0), *rows)[0]
+    plain = jitted(
+        encoder, BLOCKS, encoder.tower(stacked._replace(dropout_key=None), 0), TokenRows(*rows)
+    )[0]
     assert np.abs(plain - found).max() > 1e-2
     np.testing.assert_array_equal(found[1], found[3])  # equal rows, equal masks
 
     cotangents = np.random.default_rng(1).standard_normal(found.shape).astype(np.float32)
-    gradient, _ = jitted_pull_back(encoder, BLOCKS, params, *rows, cotangents)
+    gradient, _ = jitted_pull_back(encoder, BLOCKS, params, TokenRows(*rows), cotangents)
     (expected * torch.tensor(cotangents[PRESENT])).sum().backward()
     table = family_of(loaded.model_config, "").table
     for path, name in target_modules(table, ALL_LINEAR).items():
@@ -208,9 +210,9 @@ def test_other_blocks_orders_and_remat_give_the_same(family_bases) -> None:
     wide = np.concatenate([TOKENS, np.full((6, 3), 9, np.int32)], axis=1)
     encoder, other = loaded.encoder, Blocks((72,), (12,), (12.0,))
     layers = dataclasses.replace(encoder, module=encoder.module.clone(remat="layers"))
-    expected, _ = jitted_pull_back(encoder, BLOCKS, params, TOKENS, LENGTHS, cotangents)
+    expected, _ = jitted_pull_back(encoder, BLOCKS, params, TokenRows(TOKENS, LENGTHS), cotangents)
     found, _ = jitted_pull_back(
-        layers, other, params, wide[order], LENGTHS[order], cotangents[order]
+        layers, other, params, TokenRows(wide[order], LENGTHS[order]), cotangents[order]
     )
     for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, two, atol=1e-4 * np.abs(two).max())
@@ -261,13 +263,19 @@ def test_without_a_key_the_program_is_the_same(family_bases) -> None:
     params = Adapted(loaded.params, loaded.adapters)
     cotangents = np.ones((6, 16), np.float32)
     programs = {
-        jitted_pull_back.lower(encoder, BLOCKS, params, TOKENS, LENGTHS, cotangents).as_text()
+        jitted_pull_back.lower(
+            encoder, BLOCKS, params, TokenRows(TOKENS, LENGTHS), cotangents
+        ).as_text()
         for encoder in (loaded.encoder, without)
     }
     assert len(programs) == 1
     assert "threefry" not in programs.pop()  # which makes the keys of maps
     dropped = jitted_pull_back.lower(
-        loaded.encoder, BLOCKS, params._replace(dropout_key=KEY), TOKENS, LENGTHS, cotangents
+        loaded.encoder,
+        BLOCKS,
+        params._replace(dropout_key=KEY),
+        TokenRows(TOKENS, LENGTHS),
+        cotangents,
     )
     assert "threefry" in dropped.as_text()
 

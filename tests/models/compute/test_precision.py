@@ -44,7 +44,7 @@ def test_attention_with_bfloat16_products_of_float32_activations() -> None:
     lengths = jnp.array([9, 1, 5], jnp.int32)
 
     def attend(products):
-        return jax.vjp(lambda *x: padded_attention(*x, lengths, products), *qkv)
+        return jax.vjp(lambda *x: padded_attention(*x, lengths, products=products), *qkv)
 
     (result, pull), (exact, exact_pull) = attend(HALF), attend(FULL)
     assert result.dtype == FULL

@@ -9,6 +9,7 @@ import pytest
 
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import (
+    TokenRows,
     embed_and_pull_back,
     embed_rows,
     first_of_its_kind,
@@ -49,7 +50,7 @@ jitted_pull_back = jax.jit(pull_back, static_argnums=(0, 1))
 
 @pytest.mark.parametrize("blocks", EVERY_BLOCKS)
 def test_equals_the_encoder_row_by_row(blocks, params, tokens, one_by_one) -> None:
-    rows = np.asarray(jitted(ENCODER, blocks, params, tokens, LENGTHS)[0])
+    rows = np.asarray(jitted(ENCODER, blocks, params, TokenRows(tokens, LENGTHS))[0])
     assert rows.shape == (ROWS, ENCODER.width)
     assert rows.dtype == np.float32
     present = LENGTHS > 0
@@ -59,7 +60,7 @@ def test_equals_the_encoder_row_by_row(blocks, params, tokens, one_by_one) -> No
 
 @pytest.mark.parametrize("blocks", EVERY_BLOCKS)
 def test_absent_rows_give_zeros(blocks, params, tokens) -> None:
-    rows = np.asarray(jitted(ENCODER, blocks, params, tokens, LENGTHS)[0])
+    rows = np.asarray(jitted(ENCODER, blocks, params, TokenRows(tokens, LENGTHS))[0])
     np.testing.assert_array_equal(rows[LENGTHS == 0], 0)
 
 
@@ -69,7 +70,7 @@ def test_random_lengths_in_one_program(params, tokens) -> None:
     def embed_and_count(params, tokens, lengths):
         nonlocal traces
         traces += 1
-        return embed_rows(ENCODER, EVERY_BLOCKS[0], params, tokens, lengths)[0]
+        return embed_rows(ENCODER, EVERY_BLOCKS[0], params, TokenRows(tokens, lengths))[0]
 
     program, direct = jax.jit(embed_and_count), jax.jit(ENCODER.embed)
     rng = np.random.default_rng(1)
@@ -88,8 +89,10 @@ def test_random_lengths_in_one_program(params, tokens) -> None:
 
 def test_a_row_does_not_depend_on_the_order_of_rows(params, tokens) -> None:
     blocks, order = EVERY_BLOCKS[0], np.random.default_rng(2).permutation(ROWS)
-    rows = np.asarray(jitted(ENCODER, blocks, params, tokens, LENGTHS)[0])
-    shuffled = np.asarray(jitted(ENCODER, blocks, params, tokens[order], LENGTHS[order])[0])
+    rows = np.asarray(jitted(ENCODER, blocks, params, TokenRows(tokens, LENGTHS))[0])
+    shuffled = np.asarray(
+        jitted(ENCODER, blocks, params, TokenRows(tokens[order], LENGTHS[order]))[0]
+    )
     present = LENGTHS[order] > 0
     np.testing.assert_allclose(shuffled[present], rows[order][present], atol=2e-6)
 
@@ -109,14 +112,14 @@ def direct_gradient(params, tokens):
 @pytest.mark.parametrize("blocks", EVERY_BLOCKS[:2])
 def test_pull_back_equals_autodiff(blocks, params, tokens, direct_gradient) -> None:
     cotangents, expected = direct_gradient
-    found, _ = jitted_pull_back(ENCODER, blocks, params, tokens, LENGTHS, cotangents)
+    found, _ = jitted_pull_back(ENCODER, blocks, params, TokenRows(tokens, LENGTHS), cotangents)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
     for leaf, reference in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(leaf, reference, rtol=1e-5, atol=1e-6 * largest)
     # A second draw of lengths runs in the same program.
     programs = jitted_pull_back._cache_size()
-    jitted_pull_back(ENCODER, blocks, params, tokens, LENGTHS[::-1].copy(), cotangents)
+    jitted_pull_back(ENCODER, blocks, params, TokenRows(tokens, LENGTHS[::-1].copy()), cotangents)
     assert jitted_pull_back._cache_size() == programs
 
 
@@ -132,7 +135,8 @@ def test_cotangents_that_follow_from_the_embeddings(params, tokens) -> None:
             weight = jnp.asarray(weights).at[row].get(mode="fill", fill_value=np.nan)
             return jnp.where(row[:, None] < len(weights), 2 * weight[:, None] * embedded, 0)
 
-        return embed_and_pull_back(ENCODER, EVERY_BLOCKS[0], params, tokens, lengths, cotangent_of)
+        rows = TokenRows(tokens, lengths)
+        return embed_and_pull_back(ENCODER, EVERY_BLOCKS[0], params, rows, cotangent_of)
 
     def whole(params):
         embedded = ENCODER.embed(params, twice, lengths)
@@ -149,14 +153,16 @@ def test_cotangents_that_follow_from_the_embeddings(params, tokens) -> None:
 def test_pull_back_of_absent_rows_is_zero(params, tokens) -> None:
     cotangents = np.ones((ROWS, ENCODER.width), np.float32)
     lengths = np.zeros(ROWS, np.int32)
-    nothing, _ = jitted_pull_back(ENCODER, EVERY_BLOCKS[0], params, tokens, lengths, cotangents)
+    nothing, _ = jitted_pull_back(
+        ENCODER, EVERY_BLOCKS[0], params, TokenRows(tokens, lengths), cotangents
+    )
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(nothing))
 
 
 def test_counts_the_tokens_of_the_blocks(params, tokens) -> None:
     shape = Blocks((27,), (27,), (20.0,))  # a block holds 27 tokens, of two rows at most
     lengths = np.array([27, 20, 14, 9, 4, 0, 0, 0, 0, 0, 0, 0, 0], np.int32)
-    _, count = jitted(ENCODER, shape, params, tokens, lengths)
+    _, count = jitted(ENCODER, shape, params, TokenRows(tokens, lengths))
     # 27; 20 + 4; 14 + 9
     assert (float(count.real), float(count.computed)) == (74, 3 * 27)
     assert count.real.dtype == count.computed.dtype == jnp.float32
@@ -166,13 +172,13 @@ def test_rows_that_occur_twice_are_computed_once(params, tokens) -> None:
     blocks, lengths = EVERY_BLOCKS[0], np.full(ROWS, 12, np.int32)
     repeated = tokens.copy()
     repeated[[4, 7, 9], :12] = tokens[2, :12]  # what stands beyond the row may differ
-    rows, count = jitted(ENCODER, blocks, params, repeated, lengths)
+    rows, count = jitted(ENCODER, blocks, params, TokenRows(repeated, lengths))
     assert float(count.real) == 12 * (ROWS - 3)
     np.testing.assert_allclose(rows, jax.jit(ENCODER.embed)(params, repeated, lengths), atol=2e-6)
     # A beginning is not the same row.
     shorter = lengths.copy()
     shorter[4] = 11
-    rows, count = jitted(ENCODER, blocks, params, repeated, shorter)
+    rows, count = jitted(ENCODER, blocks, params, TokenRows(repeated, shorter))
     assert float(count.real) == 12 * (ROWS - 3) + 11
     np.testing.assert_allclose(rows, jax.jit(ENCODER.embed)(params, repeated, shorter), atol=2e-6)
 
@@ -191,7 +197,9 @@ def test_pull_back_of_repeated_rows_equals_autodiff(params, tokens) -> None:
     repeated, lengths = tokens.copy(), np.full(ROWS, 9, np.int32)
     repeated[5:9] = tokens[1]
     cotangents = np.random.default_rng(5).standard_normal((ROWS, ENCODER.width)).astype(np.float32)
-    found, count = jitted_pull_back(ENCODER, EVERY_BLOCKS[0], params, repeated, lengths, cotangents)
+    found, count = jitted_pull_back(
+        ENCODER, EVERY_BLOCKS[0], params, TokenRows(repeated, lengths), cotangents
+    )
     assert float(count.real) == 9 * (ROWS - 4)
 
     def total(params):
@@ -205,7 +213,13 @@ def test_pull_back_of_repeated_rows_equals_autodiff(params, tokens) -> None:
 
 def test_rows_wider_than_the_largest_bucket_are_refused(params, tokens) -> None:
     with pytest.raises(ValueError, match="27 tokens exceed the lengths"):
-        embed_rows(ENCODER, Blocks((32,), (8, 26), (8.0, 20.0)), params, tokens, LENGTHS)
+        embed_rows(ENCODER, Blocks((32,), (8, 26), (8.0, 20.0)), params, TokenRows(tokens, LENGTHS))
     cotangents = np.zeros((ROWS, ENCODER.width), np.float32)
     with pytest.raises(ValueError, match="27 tokens exceed the lengths"):
-        pull_back(ENCODER, Blocks((32,), (8, 26), (8.0, 20.0)), params, tokens, LENGTHS, cotangents)
+        pull_back(
+            ENCODER,
+            Blocks((32,), (8, 26), (8.0, 20.0)),
+            params,
+            TokenRows(tokens, LENGTHS),
+            cotangents,
+        )

@@ -1,0 +1,172 @@
+"""The loss of an update as one plain function of the parameters, to take a gradient of.
+
+Every row is written one token at a time and embedded beside the others, padded: nothing is packed,
+no row is left out, and dropout's masks are laid over whole rows. It is slow and obvious.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.models.adapters import LoraConfig, new_adapters
+from qrag_jax.models.compute.dropout import TokenDropout, row_digests, token_digests, trunk_keys
+from qrag_jax.models.compute.packing import padded_layout
+from qrag_jax.models.compute.rope import angles
+from qrag_jax.models.heads.embedding import LAST, TextEncoder
+from qrag_jax.models.trunks import bert_weights, qwen3_weights
+from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.models.trunks.trunk import WORDS
+from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig, Trajectory
+from tests import reference
+from tests.episodes_maker import POSITIONS, SEP, VOCAB
+from tests.rollouts import play_setup
+
+PREFIX = (7, 8)  # of the second encoder's states; its chunks open with their own text
+QWEN3 = TextEncoder(
+    module=Qwen3(
+        Qwen3Config(
+            vocab_size=VOCAB,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            intermediate_size=24,
+            max_position_embeddings=POSITIONS,
+        )
+    ),
+    width=16,
+    max_positions=POSITIONS,
+    opening_id=None,
+    sep_id=SEP,
+    pad_id=SEP,
+    pooling=LAST,
+    normalise=True,
+    scale=1.5,
+    state_prefix=PREFIX,
+)
+LORA = LoraConfig(rank=3, alpha=6.0)
+ENCODERS = {"bert": play_setup.ENCODER, "qwen3": QWEN3}
+ADAPTED = {
+    name: TextEncoder(**(vars(encoder) | {"lora_scale": LORA.scale}))
+    for name, encoder in ENCODERS.items()
+}
+TABLES = {"bert": bert_weights.TABLE, "qwen3": qwen3_weights.TABLE}
+# Fewer maps than all: fused maps of which some parts have an adapter and some have none.
+TARGETS = {"bert": ("query", "value", "intermediate.dense"), "qwen3": "all-linear"}
+
+
+class Rows(NamedTuple):
+    """The states and chosen chunks of all steps that happened, N of them."""
+
+    states: tuple[np.ndarray, np.ndarray]  # tokens [N, L], lengths [N]
+    chunks: tuple[np.ndarray, np.ndarray]
+    positions: np.ndarray  # [N] of the chunks
+
+
+def adapters(name: str, seed: int) -> dict[str, Any]:
+    """Two different towers' adapters, stacked, B too far from zero."""
+    module, rng = ADAPTED[name].module, np.random.default_rng(seed)
+    one = new_adapters(TABLES[name], module, LoraConfig(3, 6.0, TARGETS[name]), seed)
+    return jax.tree.map(
+        lambda leaf: 0.3 * rng.standard_normal((2, *leaf.shape)).astype(np.float32), one
+    )
+
+
+def by_hand(base: dict[str, Any], stacked: dict[str, Any], number: int) -> dict[str, Any]:
+    """One tower with its low-rank products added to the kernels, map by map."""
+    layers = dict(base["layers"])
+    for name, leaves in stacked["layers"].items():
+        a, b = leaves["lora_a"][number], leaves["lora_b"][number]
+        kernel = layers[name]["kernel"] + LORA.scale * jnp.einsum("nir,nro->nio", a, b)
+        layers[name] = layers[name] | {"kernel": kernel}
+    return base | {"layers": layers}
+
+
+def rows_of(
+    encoder: TextEncoder, config: RolloutConfig, batch: EpisodeBatch, played: Trajectory
+) -> Rows:
+    """Every state and chunk of the trajectory, made one token at a time."""
+    opens = encoder.opening_id is not None
+    states, chunks = [], []
+    for b, t in zip(*np.nonzero(played.valid)):
+        taken = played.actions[b].tolist()
+        # The reference opens rows with [CLS]; another encoder may have a prefix or nothing there.
+        state = reference.state_row(batch, b, taken[:t], config)
+        states.append(state if opens else [*encoder.state_prefix, *state[1:]])
+        most = config.max_chunk_tokens - (2 if opens else 1)
+        chunk = [*reference.chunk(batch, b, taken[t], most), SEP]
+        chunks.append([encoder.opening_id, *chunk] if opens else chunk)
+    width = max(map(len, states + chunks))
+    both = reference.padded(states, width), reference.padded(chunks, width)
+    return Rows(*both, np.asarray(played.positions[played.valid]))
+
+
+Dropout = Callable[[jax.Array], TokenDropout]  # from the digests of tokens to their masks
+
+
+def trunk_dropout(encoder: TextEncoder, key: jax.Array) -> Dropout:
+    """The masks of a trunk that drops."""
+    keys = trunk_keys(key, encoder.module.config.num_hidden_layers)
+    hidden, attention = encoder.dropout, encoder.attention_dropout
+    return partial(TokenDropout, keys=keys, hidden=hidden, attention=attention)
+
+
+def embed(
+    encoder: TextEncoder,
+    params: Any,
+    rows: tuple[np.ndarray, np.ndarray],
+    dropout: Dropout | None = None,
+) -> jax.Array:
+    """Rows padded side by side, `[N, D]`, each with its masks if there are any."""
+    tokens, lengths = rows
+    if dropout is None:
+        return encoder.embed(params, tokens, lengths)
+    where, width = padded_layout(lengths, tokens.shape[1]), tokens.shape[1]
+    digests = jnp.repeat(row_digests(jnp.asarray(tokens), jnp.asarray(lengths)), width)
+    masks = dropout(token_digests(digests, where.position))
+    prepared = encoder.module.unstack(params)
+    words = prepared[WORDS][tokens.reshape(-1)]
+    return encoder.embed_words(prepared, words, where._replace(dropout=masks))
+
+
+def turned(embedded: jax.Array, positions: np.ndarray) -> jax.Array:
+    """Rotated at the positions, half by half and pair by pair."""
+    width = embedded.shape[-1]
+    cos, sin = angles(positions, width, int(positions.max(initial=0)) + 1)
+    halves = []
+    for half in jnp.split(embedded, 2, axis=1):
+        even, odd = half[:, 0::2], half[:, 1::2]
+        pairs = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
+        halves.append(pairs.reshape(half.shape))
+    return jnp.concatenate(halves, axis=1)
+
+
+def whole_loss(
+    rows: Rows, goals: np.ndarray, embed_tower: Callable[[Any, int, tuple], jax.Array]
+) -> Callable[[Any], tuple[jax.Array, tuple[jax.Array, jax.Array]]]:
+    """From parameters to the summed loss, and the embeddings of states and chunks.
+
+    Args:
+        goals: `[N]`, the target of each step.
+        embed_tower: `(params, STATE or CHUNK, rows)` → `[N, D]`.
+    """
+
+    def loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        states = embed_tower(params, STATE, rows.states)
+        chunks = embed_tower(params, CHUNK, rows.chunks)
+        half = states.shape[-1] // 2
+        acted = turned(chunks, rows.positions)
+        q_1 = (states[:, :half] * acted[:, :half]).sum(-1)
+        q_2 = (states[:, half:] * acted[:, half:]).sum(-1)
+        total = 0.5 * ((2 * q_1 - goals) ** 2).sum() + 0.5 * ((2 * q_2 - goals) ** 2).sum()
+        return total, (states, chunks)
+
+    return loss
