@@ -1,1 +1,1 @@
-"""What is measured, against what, and how to run it: python -m benchmarks --suite NAME."""
+"""The benchmarks of the package; `python -m benchmarks --suite NAME` runs one suite."""

@@ -1,4 +1,4 @@
-"""python -m benchmarks --suite NAME [--quick] [--only=PART,PART]"""
+"""Runs a benchmark suite: python -m benchmarks --suite NAME [--quick] [--only=PART,PART]"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IN_PARTS = ("learn", "long")
 
 
 def main() -> int:
-    """Runs one suite; 0 whatever its targets say, 1 when a case could not run."""
+    """Runs one suite; returns 1 if a case could not run, else 0, even if a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--suite", required=True, choices=SUITES)
     parser.add_argument("--quick", action="store_true", help="end within 50 seconds on 2 cores")

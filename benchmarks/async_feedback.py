@@ -1,5 +1,8 @@
-"""Training steps a second with a language model that takes seconds to answer, beside steps whose
-rewards come from the supporting facts, in turns in one process."""
+"""Measures training steps per second with rewards from a language model that is slow to answer.
+
+The peer is a training whose rewards come from the supporting facts. The two take turns in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +23,20 @@ from qrag_jax.runtime.run import Run
 from qrag_jax.systems import q_rag
 from qrag_jax.systems.q_rag_config import complete
 
-# Answers that take so long, with so many batches in flight that they may.
+# Seconds that an answer takes, and a staleness K that gives the model this time.
 SECONDS, STALENESS, ROUNDS, STEPS = 2.0, 1, 9, 6
 QUICK_SECONDS, QUICK_STALENESS, QUICK_ROUNDS, QUICK_STEPS = 0.2, 16, 3, 20
 
 
 class Side:
-    """One way to step, with a state of its own."""
+    """A system that trains, with its own state and experience."""
 
     def __init__(self, system: q_rag.QRag, run: Run) -> None:
         self.system, self.state, self.number = system, system.first_state(), 0
         self.experience = system.experience(run, StopSignal())
 
     def go(self, count: int) -> float:
-        """Seconds for so many steps."""
+        """Takes `count` training steps; returns the seconds they took."""
         before = time.perf_counter()
         for _ in range(count):
             episodes = self.experience.next(self.state, self.number, StopSignal())
@@ -44,7 +47,7 @@ class Side:
 
 
 def cases(quick: bool) -> list[Case]:
-    """The share of the steps a second that is kept."""
+    """Steps per second with the model's rewards, as a share of those without the model."""
     seconds, staleness = (QUICK_SECONDS, QUICK_STALENESS) if quick else (SECONDS, STALENESS)
     rounds, count = (QUICK_ROUNDS, QUICK_STEPS) if quick else (ROUNDS, STEPS)
     with echo_server(seconds) as url, tempfile.TemporaryDirectory() as folder:
@@ -56,7 +59,7 @@ def cases(quick: bool) -> list[Case]:
         config.train.steps = 10_000
         if not quick:
             config.data.synthetic.train = 1000
-        q_rag.check(config)  # takes away the section of a server of our own
+        q_rag.check(config)  # removes the section of our own server
         return _measured(config, Path(folder), rounds, count, seconds)
 
 
@@ -67,7 +70,7 @@ def _measured(
         Run.open(workdir, time.monotonic()) as run,
         q_rag.open_system(config, run) as by_model,
     ):
-        # The same play, data and encoder; each update scores what it has just played.
+        # The same play, data and encoder, but each update scores the episodes it has just played.
         by_facts = dataclasses.replace(by_model, service=None)
         facts, model = Side(by_facts, run), Side(by_model, run)
         facts.go(2), model.go(2)  # compilation
@@ -77,7 +80,7 @@ def _measured(
             pair = {}
             for side in (facts, model) if turn % 2 else (model, facts):
                 if side is model:
-                    side.go(config.reward.staleness + 1)  # what was answered meanwhile is used up
+                    side.go(config.reward.staleness + 1)  # use up the answers that came meanwhile
                 before = side.experience.waited.get("feedback", 0.0)
                 pair[side] = side.go(count)
                 waited += side.experience.waited.get("feedback", 0.0) - before
@@ -93,7 +96,7 @@ def _measured(
             "steps/s",
             peer=count / statistics.median(facts for facts, _ in times),
             ratio=kept,
-            # A tiny encoder's steps are over before the client has sent their questions.
+            # No target for a tiny encoder: its steps end before the client has sent the questions.
             target=None if tiny else "ratio >= 0.9",
             holds=None if tiny else kept >= 0.9,
             details={

@@ -1,10 +1,12 @@
-"""Are the encoders Hugging Face's, how fast are they, and do they train?
+"""Compares the encoders with torch models: equality, speed, and a short training.
 
-Every family (BERT, XLM-R, Qwen3) is compared with Hugging Face's model in torch: layer by layer on
-small random models and the genuine MiniLM; in tokens per second, forward and in a training step, in
-the same run; and each is trained a little by the user's own command. On a GPU speed is measured in
-bfloat16 at true sizes, on a CPU at sizes cut as the cases say. Run it on an idle machine. `--quick`
-looks at equality alone, and measures and trains Qwen3 alone. Needs the extra "test".
+Every family (BERT, XLM-R, Qwen3, GTE) is compared layer by layer with Hugging Face's model in torch
+(for GTE with `encoder_cases.torch_gte`), on small random models and on the genuine MiniLM. BERT,
+XLM-R and Qwen3 are compared in tokens per second, forward and in a training step, in the same run:
+on a GPU in bfloat16 at true sizes, on a CPU at sizes cut as the cases say. Every family is trained
+for a few steps by the user's own command. Run the suite on an idle machine. With `--quick` the
+comparison covers equality but not stability, and only Qwen3 is measured and trained. The suite
+needs the extra "test".
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ def run(quick: bool) -> list[Case]:
     """All cases of the suite.
 
     Raises:
-        InputError: torch is not installed, or computes elsewhere than jax.
+        InputError: torch is not installed, or it has no GPU although jax has one.
     """
     if importlib.util.find_spec("torch") is None:
         raise InputError("the encoders suite needs torch; pip install 'qrag_jax[test]'.")
-    # On a GPU jax takes three quarters of the memory at its start: leave torch a half.
+    # On a GPU jax reserves three quarters of the memory at its start: leave half of it to torch.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     cases = []
     for part in PARTS:
@@ -95,5 +97,5 @@ def _training(quick: bool, folder: Path) -> Iterator[Case]:
     yield from training_cases(families, layers, folder)
 
 
-# (quick, an empty folder of its own) → cases.
+# Each part takes (quick, an empty folder) and yields cases.
 PARTS: tuple[Callable[[bool, Path], Iterator[Case]], ...] = (_parity, _speed, _training)

@@ -1,6 +1,6 @@
-"""Evaluation questions in two halves: one chooses the checkpoint, the other one is reported.
+"""Splits evaluation questions into two halves: one selects the checkpoint, one is reported.
 
-The best of N checkpoints on the questions that chose it is an optimistic figure.
+A checkpoint's score is too optimistic on the questions that selected it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qrag_jax.data.sources.registry import SOURCES
 
 
 class Halves(NamedTuple):
-    """Files of records: `train` has no question of the other two."""
+    """Files of records; `train` has no question of the other two files."""
 
     train: Path
     selects: Path
@@ -25,14 +25,14 @@ class Halves(NamedTuple):
 
 
 def half(record_id: str) -> int:
-    """0 or 1, by a digest of the id: the same in every run, of every order of the files."""
+    """0 or 1, from a digest of the id: the same in every run and for every order of the files."""
     return hashlib.sha256(record_id.encode()).digest()[0] & 1
 
 
 def write_halves(source: str, folder: Path, out: Path) -> Halves:
-    """Writes the records of a data folder: for training, half 0 and half 1 of those of "dev".
+    """Writes three files of a data folder's records: "train", half 0 and half 1 of "dev".
 
-    Training questions that are evaluation questions too, of either half, are left out.
+    Training questions that are also in "dev", in either half, are left out.
 
     Raises:
         InputError: `folder` has no files of a split, or one cannot be read.

@@ -1,7 +1,7 @@
-"""What a suite of long trainings keeps, so that an interrupted one goes on: runs and results.
+"""Keeps the runs and results of a suite of long trainings, so that an interrupted suite resumes.
 
-Both are of one version of the code. A changed trainer trains anew, whatever lies there from before:
-figures of two versions never meet in one table.
+Runs and results belong to one version of the code. After a change of the trainer everything is
+trained anew, even if older runs are there: a table never has figures of two versions.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ TRAINER = ("qrag_jax/**/*.py", "qrag_jax/**/*.txt", "configs/*.py")
 SUITES = ("benchmarks/**/*.py",)
 PACKAGES = ("jax", "jaxlib", "flax", "optax")
 RUNS = Path("runs/benchmarks")
-PROGRAMS = "compilation_cache"  # of a run, as train.py has it
+PROGRAMS = "compilation_cache"  # folder in a run, named as in train.py
 
 Part = Callable[[], dict[str, Any]]
 
 
 def code_version(root: Path = ROOT, patterns: Sequence[str] = TRAINER) -> str:
-    """A digest of the code under `root`, names and contents, and of the packages it uses."""
+    """A digest of the code under `root` (names and contents) and of its packages' versions."""
     digest = hashlib.sha256()
     for package in PACKAGES:
         digest.update(f"{package} {importlib.metadata.version(package)}\n".encode())
@@ -49,8 +49,10 @@ class Kept:
     """Where one suite keeps what it made.
 
     Attributes:
-        suite: its name. runs: folder of trainings, of this version of the trainer. results: folder
-            of the parts' results, of this version of trainer and suites. root: of the code.
+        suite: name of the suite.
+        runs: folder of the trainings, for this version of the trainer.
+        results: folder of the parts' results, for this version of trainer and suites.
+        root: folder of the code.
     """
 
     suite: str
@@ -60,7 +62,7 @@ class Kept:
 
     @classmethod
     def of(cls, suite: str, root: Path = ROOT, under: Path = RUNS) -> Kept:
-        """Those of a suite, told on the screen; folders of other versions stay where they are."""
+        """The folders of a suite; prints them. Folders of other versions stay where they are."""
         runs = under / suite / code_version(root)
         others = sum(entry.is_dir() for entry in runs.parent.glob("*")) - runs.is_dir()
         print(f"runs: {runs}" + (f" ({others} of other versions beside it)" if others else ""))
@@ -69,13 +71,14 @@ class Kept:
     def finish(
         self, parts: Mapping[str, Part], only: Sequence[str] = ()
     ) -> dict[str, dict[str, Any]]:
-        """Runs the parts that have no result yet; returns all results there are, by part.
+        """Runs the parts that have no result yet; returns all existing results, by part.
 
         Args:
-            only: parts to run, none: all. Results of others are returned if they are there.
+            parts: all parts of the suite.
+            only: parts to run; empty: all. Existing results of other parts are returned too.
 
         Raises:
-            InputError: `only` names a part that there is not.
+            InputError: `only` names an unknown part, or the code changed while a part was run.
         """
         if unknown := [name for name in only if name not in parts]:
             raise InputError(f"--only={unknown[0]}: the parts are {', '.join(parts)}.")
@@ -109,7 +112,7 @@ class Kept:
     def write_tables(
         self, results: Mapping[str, Mapping[str, Any]], note: str, tables: Sequence[str]
     ) -> None:
-        """The tables as README.md and RESULTS.md have them, in one file that is told."""
+        """Writes the tables of README.md and RESULTS.md to one file and prints its path."""
         if not results:
             return
         dates = sorted({result["date"] for result in results.values()})
@@ -122,7 +125,7 @@ class Kept:
 
 
 def begin_anew(workdir: Path) -> Path:
-    """Empties a run's folder but for its compiled programs; returns it."""
+    """Empties a run's folder, except for its compiled programs; returns the folder."""
     for entry in workdir.glob("*"):
         if entry.is_dir() and entry.name != PROGRAMS:
             shutil.rmtree(entry)
@@ -132,13 +135,13 @@ def begin_anew(workdir: Path) -> Path:
 
 
 def command(module: str, *arguments: str) -> None:
-    """Runs a module of the package as a user does; what it prints is shown."""
+    """Runs a module of the package as a user does and shows its output."""
     print(f"$ python -m {module} {' '.join(arguments)}", flush=True)
     subprocess.run([sys.executable, "-m", module, *arguments], check=True)  # noqa: S603
 
 
 def train(workdir: Path, config: str, *fields: str) -> Path:
-    """Trains, or goes on with a training, as a user does; returns the run's folder."""
+    """Starts or resumes a training as a user does; returns the run's folder."""
     command("qrag_jax.train", f"--config={config}", f"--workdir={workdir}", *fields)
     return workdir
 

@@ -1,11 +1,11 @@
-"""Does training help? Real trainings, scored by the command a user gives.
+"""Measures whether training helps: real trainings, scored by the user's own command.
 
 The full suite trains MiniLM with three seeds on HotpotQA and MuSiQue records (folder QRAG_DATA,
-default ../shared/data) and once on the quick start. One half of the evaluation questions chooses
-the best checkpoint of a run, the other half is reported; the quick start is reported on another
-invented world. Runs and results are kept in runs/benchmarks/learn, by the code's version: an
-interrupted suite goes on, `--only=PART` runs a part of it. `--quick` trains a tiny encoder on
-invented questions instead.
+default ../shared/data), once on the quick start, and once on HotpotQA with as many transitions as
+the public code. One half of the evaluation questions selects the best checkpoint of a run, the
+other half is reported. The quick start is reported on another invented world. Runs and results are
+kept in runs/benchmarks/learn by version of the code: an interrupted suite resumes, and
+`--only=PART` runs one part. `--quick` trains a tiny encoder on invented questions instead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ SCORES = ("fact_em", "fact_f1")
 REPORTED = "reported"  # the folder of a run's scores on half 1
 OTHER_WORLD = 1  # seed of the invented world that the quick start is reported on; it trains on 0
 
-# The public PyTorch code, MiniLM, train.jsonl.gz -> dev.jsonl.gz. There is no command for it here.
+# The public PyTorch code with MiniLM, trained on train.jsonl.gz and scored on dev.jsonl.gz. No
+# command here repeats this.
 PUBLIC_FACT_EM, PUBLIC_TRANSITIONS, PUBLIC_RATE = 0.59, 1313, 1.5
 PUBLIC_ERROR = 0.036  # standard error of its fact EM, from 189 questions
 PUBLIC_ABOUT: dict[str, float | str] = {
@@ -48,11 +49,11 @@ PUBLIC_ABOUT: dict[str, float | str] = {
     "public code: how": "measured once by hand on this kind of machine; no command repeats it",
 }
 PUBLIC = "one seed, 189 questions, standard error 0.036, measured by hand, no command"
-EQUAL_STEPS = 164  # of 4 questions with 2 steps: 1,312 transitions
+EQUAL_STEPS = 164  # updates of 4 questions with 2 steps: 1,312 transitions
 
 
 def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
-    """All cases of the suite; of the full one those of the parts that are finished."""
+    """All cases of the suite; for the full suite, the cases of its finished parts."""
     kept = Kept.of("learn")
     if quick:
         return _quick_cases(begin_anew(kept.runs / "quick"))
@@ -67,7 +68,7 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
 
 
 def _parts(runs: Path) -> dict[str, Part]:
-    """Every training of the full suite whose data are there, by name."""
+    """The trainings of the full suite whose data are there, by name."""
     parts: dict[str, Part] = {"quickstart": partial(_quick_start, runs / "quickstart")}
     if (DATA / SOURCES[0]).exists():
         parts["public"] = partial(_equal_transitions, runs / "hotpotqa-public")
@@ -78,7 +79,7 @@ def _parts(runs: Path) -> dict[str, Part]:
 
 
 def all_cases(results: Mapping[str, Mapping[str, Any]]) -> list[Case]:
-    """The figures of the parts that have results."""
+    """The cases of the parts that have results."""
     cases = []
     if "public" in results:
         cases += _equal_transitions_cases(results["public"])
@@ -99,7 +100,7 @@ def _of_seeds(source: str, results: Mapping[str, Mapping[str, Any]]) -> list[Map
 
 
 def _result(workdir: Path, summary: Path) -> dict[str, Any]:
-    """What is kept of one training."""
+    """The figures that are kept of one training."""
     return {
         "summary": json.loads(summary.read_text()),
         "checkpoints": len(metrics(workdir, "eval/return")),
@@ -117,12 +118,12 @@ def _evaluate(workdir: Path, out: Path, *fields: str) -> Path:
 
 
 def _seed(source: str, seed: int, runs: Path) -> dict[str, Any]:
-    """Trains on a data set's records; half 0 of its dev questions selects, half 1 is reported."""
+    """Trains on a data set; half 0 of its dev questions selects, half 1 is reported."""
     halves: Halves = write_halves(source, DATA / source, runs / "halves")
     workdir = runs / f"{source}-seed{seed}"
     untrained = Path(REPORTED) / "untrained"
     for other in (runs / f"{source}-seed{s}" for s in SEEDS):
-        # Every seed starts from the same MiniLM: the untrained one is scored once.
+        # Every seed starts from the same MiniLM, so the untrained model is scored only once.
         if (other / untrained).exists() and not (workdir / REPORTED).exists() and other != workdir:
             shutil.copytree(other / untrained, workdir / untrained)
     train(
@@ -149,7 +150,7 @@ def _quick_start(workdir: Path) -> dict[str, Any]:
 
 
 def _equal_transitions(workdir: Path) -> dict[str, Any]:
-    """Same records and transitions as the public code's run; no checkpoint is chosen."""
+    """Same records and as many transitions as the public code's run; scores the last checkpoint."""
     folder = DATA / "hotpotqa"
     train(
         workdir,
@@ -240,7 +241,7 @@ def selection(result: Mapping[str, Any]) -> str:
 
 
 def seed_cases(name: str, results: Sequence[Mapping[str, Any]]) -> list[Case]:
-    """Figures over a source's seeds, all on half 1."""
+    """The cases of a source over its seeds, all on half 1."""
     summaries = [result["summary"] for result in results]
     cases = [Case(f"{name}: reported on {selection(results[0])}", results[0]["reported"], "")]
     for score in SCORES:
@@ -300,7 +301,7 @@ def _listed(seeds: Sequence[int]) -> str:
 
 
 def _scores(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Cells of a line: each retriever's means, the range of its intervals; steps, minutes."""
+    """Cells of a line: each retriever's means and range of intervals, then steps and minutes."""
     summaries = [result["summary"] for result in results]
     cells = []
     for retriever in RETRIEVERS:
@@ -314,7 +315,7 @@ def _scores(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _quick_cases(workdir: Path) -> list[Case]:
-    fewer = "--config.encoder.length_buckets=1"  # programs to compile
+    fewer = "--config.encoder.length_buckets=1"  # fewer programs to compile
     train(workdir, "configs/quickstart.py:tiny", "--config.train.steps=30", fewer)
     other = f"--config.data.synthetic.seed={OTHER_WORLD}"
     result = _result(workdir, _evaluate(workdir, workdir / REPORTED, other))

@@ -1,4 +1,4 @@
-"""Answers a second through the client, beside asyncio.gather over the openai package."""
+"""Measures answers per second: our client against asyncio.gather over the openai package."""
 
 from __future__ import annotations
 
@@ -20,12 +20,19 @@ from qrag_jax.llm.outcomes import Answer, ChatRequest
 
 CONCURRENCY = 32
 ANSWERS, QUICK_ANSWERS = 10_000, 500
-ROUNDS = 5  # each asks its share of the answers of both, so that both meet the same machine
+ROUNDS = 5  # both sides take part in every round, so that the machine is the same for both
 _WARM_UP = 2 * CONCURRENCY
 
 
 class Round(NamedTuple):
-    """One side's round: seconds by the clock and of this process, seconds `[answer]`."""
+    """One side's figures in one round.
+
+    Attributes:
+        seconds: wall-clock time.
+        processor: CPU seconds of this process.
+        latencies: seconds of each answer; empty for our client, which has its own counters.
+        wrong: number of answers that are missing or belong to another prompt.
+    """
 
     seconds: float
     processor: float
@@ -35,7 +42,7 @@ class Round(NamedTuple):
 
 @contextlib.contextmanager
 def echo_server(seconds: float = 0.0) -> Iterator[str]:
-    """The URL of a server in a process of its own whose answers take so long."""
+    """Starts an echo server in a new process; every answer takes `seconds`. Yields its URL."""
     command = [sys.executable, "-m", "benchmarks.peers.echo_server", str(seconds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         try:
@@ -60,13 +67,13 @@ def cases(quick: bool) -> list[Case]:
         warm_up = runner.run(peer_round(api, _prompts(-1, _WARM_UP)))
         for index in range(ROUNDS):
             prompts = _prompts(index, count // ROUNDS)
-            if index % 2:  # who goes first changes
+            if index % 2:  # the sides take turns at going first
                 peer, ours = runner.run(peer_round(api, prompts)), ours_round(client, prompts)
             else:
                 ours, peer = ours_round(client, prompts), runner.run(peer_round(api, prompts))
             rounds.append((ours, peer))
         latency = client.counters().latency
-        # Both with the warm-up, which the client's counters hold too.
+        # Both include the warm-up, because the client's counters include it.
         ours_latency = {p: 1000 * latency.percentile(p) for p in (50, 99)}
         runner.run(api.close())
     times = [t for side in (warm_up, *(peer for _, peer in rounds)) for t in side.latencies]
@@ -117,7 +124,7 @@ def _as_cases(
 
 
 def ours_round(client: Client, prompts: Sequence[str]) -> Round:
-    """The prompts through the client; its own counters hold the latencies."""
+    """Sends the prompts through our client; its counters have the latencies."""
     requests = [ChatRequest((("user", prompt),)) for prompt in prompts]
     started, processor = time.perf_counter(), time.process_time()
     outcomes = client.ask_blocking(requests)
@@ -127,7 +134,7 @@ def ours_round(client: Client, prompts: Sequence[str]) -> Round:
 
 
 async def peer_round(api: openai.AsyncOpenAI, prompts: Sequence[str]) -> Round:
-    """The prompts through the openai package with a semaphore, as its users write it."""
+    """Sends the prompts through the openai package with a semaphore, as its users do."""
     slots, latencies = asyncio.Semaphore(CONCURRENCY), []
 
     async def ask(prompt: str) -> str | None:
@@ -154,6 +161,6 @@ def _prompts(index: int, count: int) -> list[str]:
 
 
 def _wrong(prompts: Sequence[str], texts: Sequence[str | None]) -> int:
-    """Answers that are missing or another prompt's; the server echoes."""
+    """Counts answers that are missing or belong to another prompt; the server echoes prompts."""
     missing = len(prompts) - len(texts)
     return missing + sum(prompt != text for prompt, text in zip(prompts, texts, strict=False))

@@ -1,12 +1,12 @@
-"""Long documents: is a retriever trained on short ones as good on long ones, and at what cost?
+"""Measures whether a retriever trained on short documents works on long ones, and at what cost.
 
-The full suite trains MiniLM on bAbI stories of tasks qa1 and qa2 among 50 sentences and on needles
-in about 4,000 tokens, with the user's own commands, then scores them at many lengths, beside the
-peer `torch-sequential`. Documents scored have noise of other books than those trained on, and the
-same questions at every length. Stories, books and needles come from the folder QRAG_DATA (default
-../shared/data), else they are invented. Runs and results are kept in runs/benchmarks/long, by the
-code's version: an interrupted suite goes on, `--only=PART` runs a part of it. `--quick` trains a
-tiny encoder instead. The peer needs the extra "test".
+The full suite trains MiniLM with the user's own commands: on bAbI stories of tasks qa1 and qa2
+among 50 sentences, and on needles in about 4,000 tokens. It then scores the runs at many lengths,
+beside the peer `torch-sequential`. The scored documents have the same questions at every length,
+and noise from other books than the training documents. Stories, books and needles come from the
+folder QRAG_DATA (default ../shared/data); without it they are invented. Runs and results are kept
+in runs/benchmarks/long by version of the code: an interrupted suite resumes, and `--only=PART` runs
+one part. `--quick` trains a tiny encoder instead. The peer needs the extra "test".
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from qrag_jax.data.generators.noise import NoiseConfig, noise
 from qrag_jax.data.sources.registry import load_samples
 
 TASKS = ("qa1", "qa2")
-LENGTHS = {50: 200, 160: 200, 1200: 100, 4600: 100, 40_000: 20}  # chunks: documents played
+LENGTHS = {50: 200, 160: 200, 1200: 100, 4600: 100, 40_000: 20}  # chunks: documents that are played
 LONGEST = 400_000
-# The sentences of an invented world are not all different: of so many 400,000 are.
+# An invented world repeats some sentences: among this many, at least 400,000 are different.
 MANY = 420_000
-SHORT, LONG = 50, 4600  # trained on; compared with it
+SHORT, LONG = 50, 4600  # chunks: the length trained on, and the length compared with it
 BEAM = 4
 NEEDLES = {200: 100, 6600: 50}  # chunks of about 21 tokens: 4k and 128k tokens
-# Sentences of an invented world: of books there are not so many different ones.
+# Noise from an invented world: books do not have that many different sentences.
 DIFFERENT = (
     "--config.data.sources.babilong.noise=",
     "--config.data.sources.babilong.noise_dev=",
@@ -54,7 +54,7 @@ LENGTH_COLUMNS = {
 
 
 def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
-    """All cases of the suite; of the full one those of the parts that are finished."""
+    """All cases of the suite; for the full suite, the cases of its finished parts."""
     kept = Kept.of("long")
     if quick:
         return _quick_cases(begin_anew(kept.runs / "quick"))
@@ -85,7 +85,7 @@ def _parts(runs: Path) -> dict[str, Part]:
 
 
 def all_cases(results: Mapping[str, Mapping[str, Any]]) -> list[Case]:
-    """The figures of the parts that have results."""
+    """The cases of the parts that have results."""
     cases: list[Case] = []
     for name, result in results.items():
         cases += _length_cases(name, result) if "lengths" in result else []
@@ -110,7 +110,7 @@ def _train_task(task: str, runs: Path) -> Path:
 def _score(
     workdir: Path, lengths: Mapping[int, int], *fields: str, out: str = "lengths"
 ) -> list[dict[str, Any]]:
-    """What `qrag_jax.evaluate_lengths` says, shortest first."""
+    """Runs `qrag_jax.evaluate_lengths`; returns its results, the shortest length first."""
     command(
         "qrag_jax.evaluate_lengths",
         f"--workdir={workdir}",
@@ -136,7 +136,7 @@ def _length_cases(task: str, scored: Mapping[str, Any]) -> list[Case]:
     results = scored["lengths"]
     short, cases = results[0], []
     for result in results:
-        length, same = result["chunks"], result["em_shortest"]  # of the same questions
+        length, same = result["chunks"], result["em_shortest"]  # the same questions' EM
         before = short["fact_em"] if same is None else same
         gain = result["fact_em"] / max(before, 1e-9)
         asked = length == LONG
@@ -181,10 +181,10 @@ def _shown(result: dict[str, Any]) -> dict[str, float | str]:
 
 
 def _beam(task: str, runs: Path) -> dict[str, Any]:
-    """Beam search beside greedy play, on the same documents with the same checkpoint."""
+    """Compares beam search with greedy play on the same documents, with the same checkpoint."""
     workdir = _train_task(task, runs)
     lengths = {SHORT: 200, 1200: 100}
-    # Embeddings are kept from one to the other: the cost is that of searching.
+    # The runs share kept embeddings, so that the measured cost is that of searching.
     kept = f"--embeddings={runs / 'embeddings'}"
     search = (f"--config.eval.beam={BEAM}", "--config.eval.beam_score=policy")
     _score(workdir, lengths, kept, out="greedy")
@@ -218,7 +218,7 @@ def _cost(runs: Path) -> dict[str, Any]:
 
     workdir = _train_task("qa1", runs)
     cases = cost_cases(workdir, LONG, (1200, LONG, 40_000))
-    repeated = "--config.data.sources.babilong.noise_repeats=0"  # there are not so many sentences
+    repeated = "--config.data.sources.babilong.noise_repeats=0"  # books have fewer sentences
     (once,) = _score(workdir, {LONGEST: 1}, repeated, out="longest")
     cases.append(
         Case(
@@ -234,7 +234,7 @@ def _cost(runs: Path) -> dict[str, Any]:
 
 
 def _different(runs: Path) -> dict[str, Any]:
-    """A document of `LONGEST` different texts, embedded once and looked up again."""
+    """Plays a document of `LONGEST` different texts twice; the second time nothing is embedded."""
     from benchmarks.long_texts import count_texts, different_cases
 
     workdir = _train_task("qa1", runs)
@@ -280,7 +280,10 @@ def _needles(runs: Path) -> dict[str, Any]:
 
 
 def _known(files: Path, books: Path) -> float:
-    """The share of the records' sentences that the noise of training has: they are not split."""
+    """The share of the records' sentences that the noise of training has too.
+
+    The books of training are not split for these records.
+    """
     known = set(noise(NoiseConfig(str(books), source="niah"), "train", 1).sentences)
     texts = [
         text for sample in load_samples("niah", str(files), "dev")[0] for text in sample.chunks
@@ -303,7 +306,7 @@ def _file_case(
 
 
 def lengths_table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table of `RESULTS.md` of accuracy and cost against length."""
+    """The table of accuracy and cost by length, for `RESULTS.md`."""
     rows = []
     for task, scored in results.items():
         for result in scored.get("lengths", ()):
@@ -330,7 +333,7 @@ def _quick_cases(workdir: Path) -> list[Case]:
     from benchmarks.long_cost import cost_cases
     from benchmarks.long_texts import count_texts, different_cases
 
-    fewer = "--config.encoder.length_buckets=1"  # programs to compile
+    fewer = "--config.encoder.length_buckets=1"  # fewer programs to compile
     train(workdir, "configs/babilong.py:tiny", "--config.train.steps=6", fewer)
     kept = f"--embeddings={workdir / 'embeddings'}"
     results = _score(workdir, {20: 8, 80: 8}, *DIFFERENT, kept)

@@ -1,4 +1,4 @@
-"""What an episode over a long document costs: beside the peer, and against its length."""
+"""Measures the cost of an episode over a long document: beside the peer, and by length."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _timed(searcher: BeamSearch, documents: list[Sample]) -> tuple[float, list[t
 def _sequential(
     run: SavedRun, params: Params, documents: list[Sample]
 ) -> tuple[list[tuple[int, ...]], float]:
-    """Chunks taken, and seconds, of the peer on the same tokens and weights."""
+    """Plays the peer on the same tokens and weights; returns the chunks it took and its seconds."""
     from benchmarks.peers.learner import Settings
     from benchmarks.peers.sequential import SequentialPeer
 
@@ -115,7 +115,7 @@ def _first(batch, count: int) -> np.ndarray:
 
 
 def _growth_cases(run: SavedRun, searcher: BeamSearch, lengths: Sequence[int]) -> list[Case]:
-    """One document a length, every text of it different and embedded for it alone."""
+    """Plays one document per length; all its texts are different and embedded anew."""
     seconds, beyond, details = [], [], {}
     for length in lengths:
         document = _all_different(documents_of_length(run.config.dev_data, length, 1)[0])

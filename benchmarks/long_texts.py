@@ -1,4 +1,4 @@
-"""A document of very many different texts: how many tokens it really has, and what it costs."""
+"""Measures a document of very many different texts: its true number of tokens, and its cost."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ AT_ONCE = 20_000  # texts tokenised together
 
 
 class Texts(NamedTuple):
-    """Counts of one document: chunks, different ones, tokens of all (no special ones, nothing cut),
-    and chunks longer than the row limit, which are cut when they are embedded."""
+    """Counts of one document.
+
+    Attributes:
+        chunks: number of chunks.
+        different: number of different chunks.
+        tokens: tokens of all chunks, without special tokens, before any cut.
+        cut: number of chunks longer than the row limit; they are cut when they are embedded.
+    """
 
     chunks: int
     different: int
@@ -27,10 +33,12 @@ class Texts(NamedTuple):
 
 
 def count_texts(workdir: Path, chunks: int, fields: Sequence[str]) -> Texts:
-    """Counts the first evaluation document of that length, by the run's own tokenizer.
+    """Counts the first evaluation document of `chunks` chunks, with the run's tokenizer.
 
     Args:
-        fields: as on the command line, "--config.data.sources.babilong.noise=".
+        workdir: folder of the run.
+        chunks: length of the document.
+        fields: config fields as on the command line: "--config.data.sources.babilong.noise=".
     """
     config = older_runs.load_config(workdir / CONFIG_NAME)
     for field in fields:
@@ -52,11 +60,12 @@ def count_texts(workdir: Path, chunks: int, fields: Sequence[str]) -> Texts:
 
 
 def different_cases(made: Sequence[Mapping[str, Any]], texts: Texts, least: int = 1) -> list[Case]:
-    """The cases of a document played twice, its embeddings kept from the first time.
+    """The cases of a document that is played once or more; embeddings are kept from the first time.
 
     Args:
-        made: results of `qrag_jax.evaluate_lengths`, first and, if need be, second.
-        least: different texts that are asked for.
+        made: results of `qrag_jax.evaluate_lengths`, one for each time.
+        texts: counts of the document.
+        least: required number of different texts.
     """
     about = f"a document of {texts.chunks:,} chunks, {texts.different:,} different texts"
     counted: dict[str, float] = {

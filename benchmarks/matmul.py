@@ -1,4 +1,4 @@
-"""The speed limit of the machine: a large matrix product in jax and in torch."""
+"""Measures the speed limit of the machine: a large matrix product in jax and in torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Peaks:
 
 
 def measure_peaks(rounds: int, dtype: str) -> tuple[Peaks, Case]:
-    """n×n times n×n with float32 sums; n is 2048 on CPU, 8192 on GPU."""
+    """Times the product of n×n matrices; n is 2048 on CPU, 8192 on GPU. Ours sums in float32."""
     n = 8192 if on_gpu() else 2048
     a = jax.random.normal(jax.random.key(0), (n, n), jnp.dtype(dtype))
     b = torch.randn((n, n), dtype=getattr(torch, dtype), device="cuda" if on_gpu() else "cpu")
@@ -48,7 +48,7 @@ def measure_peaks(rounds: int, dtype: str) -> tuple[Peaks, Case]:
         ratio=peaks.jax / peaks.torch,
         details={
             "peer": "torch.matmul",
-            # Beside other busy programs torch's threads wait for each other and ratios flatter us.
+            # Other busy programs make torch's threads wait for each other: ratios look too good.
             "processes running on the machine before, 1 minute's mean": load,
             "median time, s": timings["ours"].median,
             "peer: median time, s": timings["torch"].median,

@@ -1,4 +1,4 @@
-"""How speed is measured: interleaved rounds, memory, and the work that a measurement is put to."""
+"""Measures speed: interleaved rounds, peak memory, and the work that a program does."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ STATUS = Path("/proc/self/status")
 class Work:
     """What one run of a program does.
 
-    text, computed: tokens that carry text, and all that were computed. flops: those that the
-    task needs (text tokens alone, nothing computed twice), so that they are the same for all.
+    Attributes:
+        text: tokens that carry text.
+        computed: all tokens that were computed.
+        flops: FLOPs that the task needs (text tokens alone, nothing computed twice). They are the
+            same for all programs.
     """
 
     text: float
@@ -34,8 +37,14 @@ class Work:
 
 @dataclasses.dataclass
 class Timing:
-    """seconds of each measured round; compile: of the first call beyond a later one; memory in
-    bytes while the first calls ran: peak of the process on CPU, of the program's arrays on GPU."""
+    """The measurements of one program.
+
+    Attributes:
+        seconds: of each measured round.
+        compile: seconds of the first call beyond those of a later call.
+        memory: peak bytes during the first calls: of the process on CPU, of the program's arrays on
+            GPU.
+    """
 
     seconds: list[float]
     compile: float
@@ -55,8 +64,10 @@ def on_gpu() -> bool:
 def interleave(
     programs: Mapping[str, Callable[[int], object]], rounds: int, warmups: int = 1
 ) -> dict[str, Timing]:
-    """Times programs in turns: a, b, a, b, …; each is called with the round's number and waits
-    for its own result."""
+    """Times programs in turns: a, b, a, b, …
+
+    Each program is called with the number of the call, from 0, and must wait for its result.
+    """
     result: dict[str, Timing] = {}
     for name, program in programs.items():
         reset_peak_memory()
@@ -81,7 +92,7 @@ def ratio(ours: Timing, peer: Timing) -> float:
 
 
 def reset_peak_memory() -> None:
-    """Starts the peak anew where the system allows it (not for jax's arrays on a GPU)."""
+    """Resets the peak if the system allows it; the peak of jax's arrays on a GPU stays."""
     if on_gpu():
         import torch
 
@@ -91,7 +102,7 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory(ours: bool) -> float:
-    """Bytes: of the process on CPU, of jax's or torch's arrays on a GPU."""
+    """Peak bytes: of the process on CPU, of jax's (`ours`) or torch's arrays on a GPU."""
     if on_gpu():
         import torch
 
@@ -105,11 +116,11 @@ def peak_memory(ours: bool) -> float:
 
 
 def forward_flops(config: BertConfig | Qwen3Config, lengths: Sequence[int] | np.ndarray) -> float:
-    """Of one forward pass over rows of these lengths, lookups, norms and activations left out.
+    """FLOPs of one forward pass over rows of these lengths, without lookups, norms, activations.
 
-    A layer of BERT takes `2·(4h² + 2hi) + 4·L·h` a token of a row of L tokens; one of Qwen3, whose
-    q query heads and k key heads have width d, `2·(2hqd + 2hkd + 3hi) + 2·(L + 1)·q·d`: a token
-    sees those before it alone.
+    A layer of BERT takes `2·(4h² + 2hi) + 4·L·h` per token of a row of L tokens. A layer of Qwen3,
+    whose q query heads and k key heads have width d, takes `2·(2hqd + 2hkd + 3hi) + 2·(L + 1)·q·d`:
+    a token sees only itself and the tokens before it.
     """
     row = np.asarray(lengths, np.float64)
     width, inner = config.hidden_size, config.intermediate_size

@@ -1,10 +1,10 @@
-"""Memory of a training step per device, ahead of time: which encoder fits where?
+"""Estimates the memory of a training step per device: which encoder fits on which device?
 
-Every case is compiled for one or eight virtual CPU devices from shapes alone; no weights are read,
-no parameter is allocated. The bytes are those of XLA's buffer assignment: arguments (parameters,
+Every case is compiled for one or eight virtual CPU devices from shapes alone: no weights are read,
+no parameter is allocated. The bytes come from XLA's buffer assignment: arguments (parameters,
 target parameters, moments, batch), outputs that are not donated arguments, and temporaries. The
-last are the CPU compiler's, an estimate of a GPU's, which fuses more and computes bfloat16 products
-without copies in float32. `--quick`: MiniLM alone.
+temporaries are the CPU compiler's. They only estimate a GPU's, because a GPU's compiler fuses more
+and computes bfloat16 products without copies in float32. `--quick` compiles MiniLM alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.report import Case, print_table
 GIB = 2**30
 DEVICES = 8
 SIZES = (24, 40, 80, 141)  # GiB of common accelerators
-# Of a device's memory, for the program, the runtime and the gaps between buffers.
+# Share of a device's memory kept free for the program, the runtime and gaps between buffers.
 RESERVE = 0.08
 
 
@@ -56,7 +56,7 @@ def total(row: dict[str, Any]) -> int:
 
 
 def fits(row: dict[str, Any]) -> str:
-    """The smallest of `SIZES` that is enough, with `RESERVE` of it left."""
+    """The smallest of `SIZES` that is enough with a share of `RESERVE` free, or "none"."""
     enough = [size for size in SIZES if total(row) <= (1 - RESERVE) * size * GIB]
     return f"{enough[0]} GiB" if enough else "none"
 

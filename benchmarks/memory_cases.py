@@ -1,7 +1,7 @@
 """Bytes per device of a training step, from its compiled program: nothing is allocated or run.
 
-`python -m benchmarks.memory_cases [--quick]` prints one JSON object per case. `memory` starts it
-with eight virtual CPU devices.
+`python -m benchmarks.memory_cases [--quick]` prints one JSON object per case. `memory` starts this
+module with eight virtual CPU devices.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from qrag_jax.runtime.mesh import AXES
 from qrag_jax.systems.q_rag_config import QRagConfig
 
 RANK = 16
-REMAT = "layers"  # what is computed again for gradients: all but what enters a layer
-QUESTIONS = 8  # of a batch, per device
-CHUNKS, STEPS = 10, 2  # as HotpotQA's
+REMAT = "layers"  # gradients compute all again except the inputs of layers
+QUESTIONS = 8  # per device in a batch
+CHUNKS, STEPS = 10, 2  # as in HotpotQA
 QUESTION_TOKENS, ROW_TOKENS, MEAN_TOKENS = 64, 220, 130
-BLOCK_TOKENS = 8192  # as training takes them on accelerators
+BLOCK_TOKENS = 8192  # as in a training on accelerators
 HALF = jnp.dtype(jnp.bfloat16)
 COMPILER_OPTIONS = {
-    # What is computed and where it is kept is settled before LLVM comes: its care would be lost.
+    # XLA settles computations and buffers before LLVM runs: LLVM's optimisations change neither.
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
-    # The CPU's compiler takes away, as a GPU's does not, what keeps a recomputed layer apart from
-    # the first computation, and merges the two: all would be kept as if there were no remat.
+    # Unlike a GPU's compiler, the CPU's removes the barrier between a layer's first computation and
+    # its recomputation, and merges the two: all values would be kept, as without remat.
     "xla_disable_hlo_passes": "cse_barrier_expander",
 }
 
@@ -70,7 +70,7 @@ class Model:
 
     @property
     def parts(self) -> Family:
-        """What its family is made of."""
+        """The parts of the model's family."""
         return FAMILIES[self.family]
 
 
@@ -99,11 +99,11 @@ QWEN3 = (
 )
 MODELS = (BERT_BASE, GTE, E5_LARGE, *QWEN3)
 MESHES = (1, 1, 1), (1, 8, 1)  # data, fsdp, tensor
-OTHER_MESH = (1, 4, 2)  # for the smallest model: it takes what the second does
+OTHER_MESH = (1, 4, 2)  # for the smallest model alone: it needs as much as the second mesh
 
 
 class Step:
-    """A training step of one model on one mesh, of shapes alone.
+    """A training step of one model on one mesh, built from shapes alone.
 
     Attributes:
         arguments: the state, a batch and (with LoRA) the base, as shapes with their shardings.
@@ -154,8 +154,10 @@ class Step:
         return lowered.compile(compiler_options=COMPILER_OPTIONS)
 
     def gathered_bytes(self) -> int:
-        """Bytes that a device has, while it computes, of parameters that are gathered from others:
-        online and target towers, and the base."""
+        """Bytes of the parameters that a device gathers from others while it computes.
+
+        These are the online and target towers, and the base.
+        """
         state, base = self.arguments[0], self.arguments[2:]
         return sum(
             whole_bytes(leaf)
@@ -165,23 +167,23 @@ class Step:
 
 
 def whole_bytes(leaf: jax.ShapeDtypeStruct) -> int:
-    """Of an array as if it were on one device."""
+    """Bytes of a whole array, as if it were on one device."""
     return int(np.prod(leaf.shape, dtype=np.int64)) * _itemsize(leaf)
 
 
 def part_bytes(leaf: jax.ShapeDtypeStruct) -> int:
-    """Of an array on each device."""
+    """Bytes of an array's part on each device."""
     part = leaf.sharding.shard_shape(leaf.shape)
     return int(np.prod(part, dtype=np.int64)) * _itemsize(leaf)
 
 
 def _itemsize(leaf: jax.ShapeDtypeStruct) -> int:
-    # A key of threefry is two words.
+    # A threefry key has two words of 4 bytes.
     return 8 if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf.dtype.itemsize
 
 
 def adapter_shapes(model: Model, encoder: TextEncoder) -> Params:
-    """Adapters of rank `RANK` beside every kernel of the layers."""
+    """Shapes of adapters of rank `RANK` for every kernel of the layers."""
     kernels = kernel_shapes(encoder.module)
     shapes = {}
     for place in target_modules(model.parts.table, ALL_LINEAR):
@@ -192,7 +194,7 @@ def adapter_shapes(model: Model, encoder: TextEncoder) -> Params:
 
 
 def block_shapes_for(encoder: TextEncoder) -> BlockShapes:
-    """One shape a place: more would compute the same in smaller blocks."""
+    """One shape for each kind of row; more shapes would compute the same in smaller blocks."""
     opening, in_state = len(encoder.state_opening), ROW_TOKENS
     state_row = min(
         state_width(opening, QUESTION_TOKENS, in_state, STEPS - 1), encoder.max_positions
@@ -203,7 +205,7 @@ def block_shapes_for(encoder: TextEncoder) -> BlockShapes:
 
 
 def batch_shapes(mesh: Mesh) -> EpisodeBatch:
-    """`QUESTIONS` per device with `CHUNKS` chunks each."""
+    """Shapes of a batch of `QUESTIONS` per device with `CHUNKS` chunks each."""
     count = QUESTIONS * mesh.size
     by_episode = NamedSharding(mesh, PartitionSpec(AXES))
 
@@ -237,7 +239,7 @@ def mesh_of(shape: tuple[int, int, int]) -> Mesh:
 
 
 def measure(model: Model, shape: tuple[int, int, int], lora: bool) -> dict[str, Any]:
-    """One case: bytes on each device, by what they are for."""
+    """Compiles one case; returns the bytes on each device by their use."""
     step, began = Step(model, mesh_of(shape), lora), time.monotonic()
     stats = step.compile().memory_analysis()
     return {
@@ -253,7 +255,7 @@ def measure(model: Model, shape: tuple[int, int, int], lora: bool) -> dict[str, 
 
 
 def cases(quick: bool) -> Iterator[tuple[Model, tuple[int, int, int], bool]]:
-    """Every model, full and with LoRA, on one device and on eight; quick: MiniLM alone."""
+    """Every model, in full and with LoRA, on one device and on eight; quick: MiniLM alone."""
     for model in (MINILM,) if quick else MODELS:
         for lora in (False, True):
             for shape in MESHES:

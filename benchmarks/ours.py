@@ -1,4 +1,4 @@
-"""Our side of the speed suite, built of the pieces that train.py and evaluate.py use."""
+"""Our side of the speed suite, built from the parts that train.py and evaluate.py use."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from qrag_jax.runtime.mesh import make_mesh, shard_batch
 from qrag_jax.systems.q_rag_config import QRagConfig, complete
 
 DATA = Path(os.environ.get("QRAG_DATA", "../shared/data"))
-SCHEDULED = 1000  # optimizer steps whose learning rates the peers are given
+SCHEDULED = 1000  # optimizer steps for which the peers get learning rates
 
-VOCABULARY = 30522  # of bert-base-uncased, which MiniLM has too
+VOCABULARY = 30522  # of bert-base-uncased and of MiniLM
 MINILM = BertConfig(VOCABULARY, 384, 6, 12, 1536)
 BERT_BASE = BertConfig(VOCABULARY, 768, 12, 12, 3072)
 QUICK = BertConfig(VOCABULARY, 384, 2, 12, 1536)  # two layers of MiniLM's width
-SMALL = BertConfig(VOCABULARY, 32, 1, 2, 64)  # where only lengths are measured
+SMALL = BertConfig(VOCABULARY, 32, 1, 2, 64)  # for cases that depend on lengths alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Texts:
     origin: str
 
     def batch(self, number: int, size: int) -> EpisodeBatch:
-        """The `number`-th batch of `size` questions, from the first again after the last."""
+        """The `number`-th batch of `size` questions; the first question follows the last one."""
         source = EpisodeSource(self.store, self.shape)
         start = number * size
         return stack([source[i % len(source)] for i in range(start, start + size)])
@@ -83,15 +83,18 @@ class Encoder:
         return self.encoder.module.config
 
     def towers(self) -> Params:
-        """Both towers as training starts: twice the same weights on axis 0."""
+        """Both towers at the start of training: the same weights twice, stacked on axis 0."""
         return jax.tree.map(lambda leaf: np.stack([leaf, leaf]), self.params)
 
 
 def read_texts(
     config: ConfigDict, name: str, questions: int, cache: Path
 ) -> tuple[QRagConfig, Sequence[Sample], str]:
-    """Real records of the data set `name` where they are, else invented questions; the config that
-    says so, taken apart."""
+    """Reads records of the data set `name`, or invents questions if the records are not there.
+
+    Returns:
+        The config with these data (on a GPU in bfloat16), the samples, and their origin in words.
+    """
     with config.unlocked():
         config.data.cache = str(cache)
         config.data.limit = questions
@@ -114,7 +117,7 @@ def load_texts(
 
 
 def load_tokenizer(minilm: Path | None, samples: Sequence[Sample], folder: Path) -> TextTokenizer:
-    """MiniLM's, or one trained on the samples."""
+    """MiniLM's tokenizer, or without MiniLM one that is trained on the samples."""
     if minilm is None:
         texts = (text for s in samples for text in (s.question, *s.chunks))
         make_scratch_folder(folder, texts, ScratchConfig(1, 32, 2, 8000, 512), 0)
@@ -130,7 +133,7 @@ def genuine_minilm(folder: Path, config: QRagConfig) -> Encoder:
 def random_encoder(
     sizes: BertConfig, name: str, tokenizer: TextTokenizer, config: QRagConfig
 ) -> Encoder:
-    """Random weights of these sizes."""
+    """A BERT of these sizes with random weights."""
     encoder = TextEncoder(
         module=Bert(sizes, precision(config.encoder.dtype), config.encoder.remat),
         width=sizes.hidden_size,
@@ -199,13 +202,16 @@ class Training:
 
     @staticmethod
     def text_tokens(chunks: float, states: float, chosen: float) -> float:
-        """Text tokens of all encoder calls of a step, given those of each kind of row: chunks
-        and states are embedded under both roles, states and chosen chunks again for gradients."""
+        """Text tokens of all encoder calls of a step, given the text tokens of each kind of row.
+
+        Chunks and states are embedded by both the online and the target towers. States and chosen
+        chunks are embedded once more for gradients.
+        """
         return 2.0 * chunks + 2.0 * states + states + chosen
 
 
 class Player:
-    """Greedy episodes by the way that evaluate.py goes."""
+    """Plays greedy episodes as evaluate.py does."""
 
     def __init__(self, texts: Texts, encoder: Encoder) -> None:
         config = texts.config
@@ -243,13 +249,13 @@ _count_tokens = jax.jit(count_tokens, static_argnums=0)
 
 def computed_tokens(blocks: Blocks, lengths: np.ndarray) -> float:
     """Tokens that `embed_rows` computes for rows of these lengths."""
-    numbers = jnp.arange(1, 1 + len(lengths), dtype=jnp.int32)  # every row another text
+    numbers = jnp.arange(1, 1 + len(lengths), dtype=jnp.int32)  # every row is a different text
     tokens = jnp.repeat(numbers[:, None], blocks.lengths[-1], axis=1)
     return float(_count_tokens(blocks, TokenRows(tokens, jnp.asarray(lengths))).computed)
 
 
 class Embedder:
-    """Chunk rows embedded as the rollout embeds them, or in one call where none is padded."""
+    """Embeds chunk rows as the rollout does; `full`: in one call, for rows without padding."""
 
     def __init__(self, texts: Texts, encoder: Encoder, *, full: bool = False) -> None:
         self.blocks = block_shapes(texts, encoder).chunks
@@ -261,7 +267,7 @@ class Embedder:
         self.program = jax.jit(encoder.encoder.embed if full else ragged)
 
     def __call__(self, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        """tokens `[N, L]`, lengths `[N]` → `[N, D]`, computed when this returns."""
+        """tokens `[N, L]`, lengths `[N]` → `[N, D]`; waits for the result."""
         return self.program(self.params, tokens, lengths).block_until_ready()
 
 
@@ -278,6 +284,6 @@ def chunk_rows(texts: Texts, encoder: Encoder, questions: int) -> tuple[np.ndarr
 
 
 def learning_rates(config: QRagConfig) -> tuple[float, ...]:
-    """Of the first optimizer steps."""
+    """The learning rates of the first `SCHEDULED` optimizer steps."""
     schedule = learning_rate_schedule(config.optimizer)
     return tuple(np.asarray(jax.vmap(schedule)(jnp.arange(SCHEDULED))).tolist())

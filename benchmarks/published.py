@@ -1,8 +1,9 @@
-"""Q-RAG's published runs: our config of each beside its constants, and a model of its real shape.
+"""Checks our configs of Q-RAG's published runs: their constants, and models of their real shapes.
 
-Every config of configs/published.py is compared with `published_constants`, and its training step
-is built for an encoder of the real widths and layer counts, whose weights are random: no model is
-read. It embeds a short row with `--quick`, else the longest rows there are.
+Every config of configs/published.py is compared with `published_constants`. Its training step is
+then built for an encoder with the real widths and layer counts. The weights are random; no model
+is read. With `--quick` the encoder embeds a short row, else the longest state and the longest
+chunk.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from qrag_jax.rollouts.limits import check_fit
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.systems.q_rag_config import QRagConfig
 
-# What the models' own config.json say of their sizes, by their names on the hub.
+# The sizes in each model's config.json, by the model's name on the hub.
 MODELS: dict[str, dict[str, Any]] = {
     "facebook/contriever": {
         "model_type": "bert",
@@ -101,12 +102,12 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 QUICK_ROW = 32  # tokens
-CHUNKS = 16  # of a document in the built step; nothing but its time depends on them
+CHUNKS = 16  # per document in the built step; only the time to build it depends on this
 
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """What came of building a run: parameters of a tower, seconds, and why it was not built."""
+    """The result of building a run: parameters of a tower, seconds, and why it was not built."""
 
     parameters: int = 0
     seconds: float = 0.0
@@ -114,7 +115,7 @@ class Built:
 
 
 def run(quick: bool) -> list[Case]:
-    """One case a run."""
+    """One case per published run."""
     return [_case(name, quick) for name in published.RUNS]
 
 
@@ -166,7 +167,7 @@ def _text(constant: Any) -> str:
 
 
 def build(config: QRagConfig, quick: bool) -> Built:
-    """Builds the encoder and the training step of a run, of the model's real shape."""
+    """Builds the encoder and the training step of a run, with the model's real shape."""
     began = time.monotonic()
     model = MODELS[config.encoder.path]
     if model["model_type"] not in FAMILIES:
@@ -181,11 +182,11 @@ def build(config: QRagConfig, quick: bool) -> Built:
 
 
 def encoder_of(config: QRagConfig, model: dict[str, Any]) -> TextEncoder:
-    """The run's encoder, its special tokens aside, without weights."""
+    """The run's encoder without weights; the ids of its special tokens are made up."""
     family = FAMILIES[model["model_type"]]
     sizes = family.read_config(model, config.encoder.path)
     settings = config.encoder
-    assert settings.scale is not None  # for mypy: no run leaves it to a folder
+    assert settings.scale is not None  # for mypy: every published run sets both
     assert settings.normalise is not None
     encoder = TextEncoder(
         module=family.trunk(sizes, precision(settings.dtype), settings.remat),
@@ -214,7 +215,7 @@ def _state_row(config: QRagConfig, encoder: TextEncoder) -> int:
 
 
 def _trace_step(config: QRagConfig, encoder: TextEncoder, tower: Any) -> None:
-    """The whole training step, traced for one micro-batch on one device; raises what is wrong."""
+    """Traces the whole training step for one micro-batch on one device; raises its errors."""
     chunk_row, state_row = config.data.max_chunk_tokens, _state_row(config, encoder)
     chunks = Blocks((8192,), (chunk_row,), (chunk_row,))
     states = Blocks((8192,), (max(state_row, chunk_row),), (state_row,))
@@ -243,8 +244,11 @@ def _trace_step(config: QRagConfig, encoder: TextEncoder, tower: Any) -> None:
 
 
 def _random_weights(tower: Any) -> Any:
-    """Weights of the shapes of one tower, uniform in ±0.035, by a multiplicative hash of their
-    places (Knuth, TAOCP 3, 6.4): half a billion draws of JAX's own would take a minute."""
+    """Random weights in the shapes of one tower, uniform in ±0.035.
+
+    They come from a multiplicative hash of their places (Knuth, TAOCP 3, 6.4): half a billion draws
+    by jax.random would take a minute.
+    """
 
     def leaf_of(shape: jax.ShapeDtypeStruct) -> jax.Array:
         place = jnp.arange(math.prod(shape.shape), dtype=jnp.uint32)
@@ -273,9 +277,9 @@ def _batch(config: QRagConfig, count: int) -> EpisodeBatch:
     )
 
 
-@functools.cache  # several runs have one encoder
+@functools.cache  # several runs share an encoder
 def _embed(encoder: TextEncoder, rows: tuple[int, ...]) -> None:
-    """Random weights embed a row of each of these lengths."""
+    """Embeds a row of each of these lengths with random weights."""
     tower = jax.eval_shape(encoder.init, jax.random.key(0))
 
     @jax.jit

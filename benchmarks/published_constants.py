@@ -1,9 +1,9 @@
-"""The constants of Q-RAG's published runs, each with the file of the public code that has it.
+"""The constants of Q-RAG's published runs, each with the file of the public code that sets it.
 
-Facts of GitHub griver/Q-RAG: of the newest version of each file that could be read, or of its
-README and the paper (arXiv 2511.07328) where no file has them; a source says so where a version of
-the file that was read has another value. Where ours differs on purpose `ours` and `why` say so;
-everything else must be equal.
+The values come from GitHub griver/Q-RAG, from the newest version of each file that could be read.
+If no file sets a constant, its value comes from the README or the paper (arXiv 2511.07328). If
+another version of a file has another value, `source` says so. If our value differs on purpose,
+`ours` and `why` say so. All other values must be equal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 
 class _Same:
-    """Ours is theirs."""
+    """Marks a constant for which our config has the same value."""
 
 
 SAME = _Same()
@@ -28,8 +28,10 @@ class Constant:
 
     Attributes:
         name: a field of our config, or a name in `DERIVED`.
-        theirs: its value there. source: the file.
-        ours: our value, where it differs. why: the reason, in words.
+        theirs: the value in the published run.
+        source: the file, or the text, that has this value.
+        ours: our value, if it differs.
+        why: the reason for the difference, in words.
     """
 
     name: str
@@ -40,11 +42,11 @@ class Constant:
 
     @property
     def expected(self) -> Any:
-        """What our config must have."""
+        """The value that our config must have."""
         return self.theirs if isinstance(self.ours, _Same) else self.ours
 
 
-# What several fields of ours say together.
+# Values that follow from several fields of our config.
 DERIVED: dict[str, Callable[[ConfigDict], Any]] = {
     "transitions an update": lambda config: config.train.batch_size * config.env.max_steps,
     "transitions a micro-batch": lambda config: (
@@ -129,9 +131,15 @@ def _updates(
     ours: int | None = None,
     of_steps: str = "",
 ) -> tuple[Constant, ...]:
-    """Args:
-    ours: transitions of our micro-batch where theirs is not one of whole episodes.
-    of_steps: source of the steps, where it is another.
+    """The sizes of an update and of its micro-batches, and the number of updates.
+
+    Args:
+        source: the file that has these values.
+        micro: transitions of their micro-batch.
+        accumulation: micro-batches in an update.
+        steps: number of updates.
+        ours: transitions of our micro-batch, if theirs is no whole number of episodes.
+        of_steps: source of `steps`, if it is another one.
     """
     theirs = micro * accumulation
     if ours is None:
@@ -159,7 +167,7 @@ def _environment(
     penalize: bool,
     of_steps: str = "",
 ) -> tuple[Constant, ...]:
-    """`of_steps`: source of the steps, where it is another."""
+    """Constants of the environment; `of_steps`: source of `max_steps`, if it is not `env`."""
     return (
         Constant("env.max_steps", max_steps, of_steps or env),
         Constant("env.positions", positions, env),
@@ -171,9 +179,14 @@ def _environment(
 def _lengths(
     source: str, chunk: int, in_state: int, of_state: str = "", special: int = 2
 ) -> tuple[Constant, ...]:
-    """Args:
-    of_state: source of the length inside a state, where it is another.
-    special: tokens that the tokenizer adds to a text, which theirs counts in.
+    """The longest chunks, chunks inside a state, and questions, in tokens.
+
+    Args:
+        source: the file that has these values.
+        chunk: tokens of a chunk.
+        in_state: tokens of a question, and of a chunk inside a state.
+        of_state: source of `in_state`, if it is another one.
+        special: number of special tokens that the tokenizer adds to a text; theirs counts them.
     """
     ours, why = in_state - special, "theirs counts the special tokens of each part, ours its text"
     return (

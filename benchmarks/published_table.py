@@ -1,4 +1,4 @@
-"""The tables of docs/published.md: `python -m benchmarks.published_table` writes them anew."""
+"""Writes the tables of docs/published.md: `python -m benchmarks.published_table`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from configs import published
 DOCUMENT = Path(__file__).parents[1] / "docs" / "published.md"
 BEGIN = "<!-- written by python -m benchmarks.published_table -->"
 HEAD = "| their file | constant | theirs | ours | what differs |\n| --- | --- | --- | --- | --- |"
-# A run that repeats another one's constants, and adds to them.
+# Run → another run, whose constants it repeats; it adds some of its own.
 LIKE = {
     "contriever-babilong-em": "contriever-babilong",
     "gte-hotpotqa-musique-wiki": "gte-hotpotqa-musique",
@@ -61,7 +61,7 @@ def _text(constant: Any) -> str:
 
 
 def main() -> None:
-    """Puts the tables behind the document's own text."""
+    """Writes the tables anew behind the text of the document."""
     text, _, _ = DOCUMENT.read_text().partition(BEGIN)
     DOCUMENT.write_text(f"{text}{BEGIN}\n\n{tables()}")
 

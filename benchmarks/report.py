@@ -1,4 +1,4 @@
-"""The language of every benchmark: cases in a table, then one JSON object as the last line."""
+"""Reports the cases of a benchmark: as a table, then as one JSON object on the last line."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ class Case:
     """One measured figure.
 
     Attributes:
-        case: what was measured. value: the figure, None if it could not be had. unit: its unit.
-        peer: the peer's figure from the same run, or the published one that the case names.
-        ratio: ours to the peer's, above 1 = ours is better.
-        target: what was asked for, in words. holds: whether it was met; None without a target.
-        details: what lies behind the figure, by name with its unit.
+        case: what was measured.
+        value: the figure; None if it could not be measured.
+        unit: the unit of `value`.
+        peer: the peer's figure from the same run, or the published figure that `case` names.
+        ratio: our figure relative to the peer's; above 1, ours is better.
+        target: the required result, in words.
+        holds: whether the target was met; None without a target.
+        details: further figures of the measurement; their names include the unit.
     """
 
     case: str
@@ -34,7 +37,7 @@ class Case:
 
 
 def machine() -> str:
-    """Processor, usable cores and memory of this machine, with jax's device."""
+    """Processor, usable cores, memory, Python, jax and its devices of this machine, in a line."""
     import jax
 
     model = platform.processor() or platform.machine()
@@ -82,13 +85,13 @@ def show(suite: str, cases: Sequence[Case]) -> int:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as `RESULTS.md` has it."""
+    """A Markdown table as in `RESULTS.md`."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def cases_markdown(cases: Sequence[Case]) -> str:
-    """The cases as a table of `RESULTS.md`; their details are left out."""
+    """The cases as a Markdown table for `RESULTS.md`, without their details."""
     held = {True: "yes", False: "**no**", None: ""}
     rows = [
         (c.case, _number(c.value), c.unit, _number(c.peer), _number(c.ratio), c.target or "")
@@ -99,7 +102,7 @@ def cases_markdown(cases: Sequence[Case]) -> str:
 
 
 def print_table(lines: Sequence[tuple[str, ...]]) -> None:
-    """Columns as wide as their widest cell."""
+    """Prints a table; every column is as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))

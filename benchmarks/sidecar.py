@@ -1,8 +1,9 @@
-"""The language model beside the trainer: the client's throughput, what waiting for answers costs a
-training, and a BabiLong run with the real vLLM.
+"""Measures the language model beside the trainer: the client, and what waiting for answers costs.
 
-The last needs vLLM's environment (`make sidecar-cpu`, or QRAG_SIDECAR_PYTHON) and is left out by
-`--quick`. Its model is random, so its rewards say that everything is connected, nothing else.
+The suite has the client's throughput, the speed that a training keeps while it waits for answers,
+and a BabiLong run with the real vLLM. The run needs vLLM's environment (`make sidecar-cpu`, or
+QRAG_SIDECAR_PYTHON); `--quick` leaves it out. Its model is random, so its rewards show only that
+all parts are connected.
 """
 
 from __future__ import annotations

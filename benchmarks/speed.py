@@ -1,11 +1,11 @@
-"""How fast is it? Encoder, training step, evaluation and start-up beside PyTorch peers.
+"""Measures the speed of encoder, training step, evaluation and start-up against PyTorch peers.
 
-Ours and the peers (benchmarks/peers) compute on the same tensors and first weights, in turns,
-in one process. HotpotQA and MuSiQue records come from the folder QRAG_DATA (default
-../shared/data), else questions are invented. On a GPU everything computes in bfloat16 and takes
-GPU-sized batches. Run it on an idle machine: beside other busy programs torch on CPU slows down
-far more than jax, and the ratios flatter us. `--quick` takes a smaller encoder and fewer cases.
-Needs the extra "test".
+Our code and the peers (benchmarks/peers) take turns in one process, on the same tensors and initial
+weights. HotpotQA and MuSiQue records come from the folder QRAG_DATA (default ../shared/data);
+without them, questions are invented. On a GPU everything computes in bfloat16, in GPU-sized
+batches. Run the suite on an idle machine: other busy programs slow torch on a CPU far more than
+jax, so our ratios would look too good. `--quick` takes a smaller encoder and fewer cases. The
+suite needs the extra "test".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def run(quick: bool) -> list[Case]:
     """
     if importlib.util.find_spec("torch") is None:
         raise InputError("the speed suite needs torch; pip install 'qrag_jax[test]'.")
-    # On a GPU jax takes three quarters of the memory at its start: leave torch a half.
+    # On a GPU jax reserves three quarters of the memory at its start: leave half of it to torch.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     cases = []
     with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +95,7 @@ def _cases(quick: bool, folder: Path) -> Iterator[Case]:
     yield from step_cases(setting, texts, trained, 256 if gpu else 16, small_targets)
     yield from step_cases(setting, texts, base, 128 if gpu else 4, base_targets)
     if not gpu and precision("auto").products != precision("float32").products:
-        # Not asked for: what this CPU's matrix unit gives, to us and to torch's autocast.
+        # Without a target: what this CPU's matrix unit gains for us and for torch's autocast.
         half_peaks, peak_case = measure_peaks(rounds, "bfloat16")
         yield peak_case
         half_setting = dataclasses.replace(setting, peaks=half_peaks)

@@ -1,4 +1,7 @@
-"""A random Qwen3 of some hundred kilobytes, as a folder that vLLM serves; it talks gibberish."""
+"""Makes a random Qwen3 model of some hundred kilobytes, as a folder that vLLM can serve.
+
+Its answers are gibberish.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model(seed: int) -> Qwen3ForCausalLM:
-    """Another seed is another model of the same sizes; word vectors and head are one array."""
+    """A model with random weights from `seed`; word vectors and head share one array."""
     config = Qwen3Config(
         vocab_size=len(tokenizer()),
         hidden_size=64,
@@ -53,7 +56,7 @@ def model(seed: int) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     made = Qwen3ForCausalLM(config).eval()
     with torch.no_grad():
-        for parameter in made.parameters():  # large enough that no two tokens come near a tie
+        for parameter in made.parameters():  # large, so that no two tokens nearly tie
             parameter.add_(torch.randn_like(parameter) * 0.3)
     return made
 

@@ -1,16 +1,22 @@
-"""BabiLong: find the facts of a bAbI story strewn among sentences of books, in document order.
+"""BabiLong: find the facts of a bAbI story, which are scattered in order among book sentences.
 
     python -m qrag_jax.train --config=configs/babilong.py:qa3 --config.data.path=STORIES \
         --config.data.sources.babilong.noise=BOOKS
 
-STORIES holds the bAbI files of `en-valid-10k` (`qa3_train.txt`, `qa3_valid.txt`, …, gzip'd or not),
-BOOKS plain texts; without them stories and noise are invented. The variant names the task, `:qa1`
-(or nothing) to `:qa20`, and the size: `:qa3` is the paper's run for Contriever (arXiv 2511.07328),
-`:qa3-minilm` fits a CPU, `:qa3-tiny` runs in seconds, offline; `:minilm` and `:tiny` are of qa1.
-`:qa1-minilm` (100 steps) reaches fact EM 1.00 on 200 documents of 50 chunks and 0.98 on 100 of
-4,600, `:qa2-minilm` (300 steps) 0.95 and 0.89, both in float32 (2 cores, AMD EPYC, 2026-11-22). The
-paper's run needs a GPU and was not measured.
-Score it at other lengths: python -m qrag_jax.evaluate_lengths --workdir=RUN --chunks=50,4600,40000
+STORIES is a folder of bAbI files from `en-valid-10k` (`qa3_train.txt`, `qa3_valid.txt`, …, gzipped
+or not). BOOKS is a folder of plain texts. Without them stories and noise are invented (stories only
+for qa1 to qa5).
+
+The variant names the task, `:qa1` to `:qa20`, and the size. `:qa3` is the paper's run for
+Contriever (arXiv 2511.07328), `:qa3-minilm` fits a CPU, `:qa3-tiny` runs in seconds, offline.
+Without a task it is qa1: `:minilm` and `:tiny`.
+
+`:qa1-minilm` (100 steps) reaches fact EM 1.00 on 200 documents of 50 chunks, and 0.98 on 100
+documents of 4,600. `:qa2-minilm` (300 steps) reaches 0.95 and 0.89. Both are in float32 (2 cores,
+AMD EPYC, 2026-11-22). The paper's run needs a GPU and was not measured.
+
+Score a run at other lengths:
+python -m qrag_jax.evaluate_lengths --workdir=RUN --chunks=50,4600,40000
 """
 
 from configs import common

@@ -1,7 +1,7 @@
-"""What experiments share: where they start from, and the variants that many of them have.
+"""What experiments share: the settings they start from, and the variants that many of them have.
 
-Every field, with its comment and its value, is listed by `python -m qrag_jax.train --help`.
-Durations are in optimizer steps, lengths in tokens, batch sizes in questions (whole episodes).
+`python -m qrag_jax.train --help` lists every field with its comment and its value. Durations are
+in optimizer steps, lengths in tokens, batch sizes in questions (whole episodes).
 """
 
 from ml_collections import ConfigDict
@@ -58,8 +58,10 @@ def minilm(config: ConfigDict) -> ConfigDict:
 
 
 def contriever(config: ConfigDict) -> ConfigDict:
-    """Contriever as in Q-RAG: the mean of its hidden states, times 0.1, and that run's constants
-    (BabiLong's: 128 transitions an update)."""
+    """Contriever as in Q-RAG: the mean of its hidden states, times 0.1.
+
+    The constants are those of Q-RAG's BabiLong run (128 transitions per update).
+    """
     config.encoder.path = "facebook/contriever"
     config.encoder.update(pooling="mean", normalise=False, scale=0.1)
     config.policy.alpha = 0.01
@@ -74,7 +76,7 @@ def contriever(config: ConfigDict) -> ConfigDict:
 def e5(config: ConfigDict) -> ConfigDict:
     """multilingual-e5-large (XLM-R, 560M) as published: the normalised mean, its two prefixes.
 
-    The constants stay: they are those of Q-RAG's E5 run on HotpotQA.
+    The default constants stay: they are those of Q-RAG's E5 run on HotpotQA.
     """
     config.encoder.path = "intfloat/multilingual-e5-large"
     config.encoder.update(pooling="mean", normalise=True, scale=1.0)
@@ -85,7 +87,9 @@ def e5(config: ConfigDict) -> ConfigDict:
 
 def gte(config: ConfigDict) -> ConfigDict:
     """gte-multilingual-base (NewModel, 305M) as published: the normalised state of its first token.
-    Constants of Q-RAG's run with it on HotpotQA and MuSiQue."""
+
+    The constants are those of Q-RAG's run with this model on HotpotQA and MuSiQue.
+    """
     config.encoder.path = "Alibaba-NLP/gte-multilingual-base"
     config.encoder.update(pooling="cls", normalise=True, scale=1.0)
     config.policy.alpha = 0.005
@@ -99,8 +103,11 @@ def gte(config: ConfigDict) -> ConfigDict:
 
 def qwen3(config: ConfigDict) -> ConfigDict:
     """Qwen3-Embedding-0.6B as published: the normalised last hidden state, an instruction before
-    the question. Constants of Q-RAG's run with it; low-rank adapters as in HARR's (arXiv
-    2602.03645)."""
+    the question.
+
+    The constants are those of Q-RAG's run with this model. Low-rank adapters are trained, as in
+    HARR (arXiv 2602.03645).
+    """
     config.encoder.path = "Qwen/Qwen3-Embedding-0.6B"
     config.encoder.update(pooling="last", normalise=True, scale=1.0)
     config.encoder.state_prefix = (
@@ -118,7 +125,7 @@ def qwen3(config: ConfigDict) -> ConfigDict:
 
 
 SIZES = {"tiny": tiny, "minilm": minilm}
-# Pretrained encoders that people use; --config.encoder.path=FOLDER takes another of that kind.
+# Common pretrained encoders; --config.encoder.path=FOLDER takes another one of the same kind.
 ENCODERS = {"contriever": contriever, "e5": e5, "gte": gte, "qwen3": qwen3}
 
 

@@ -1,13 +1,15 @@
-"""HotpotQA + MuSiQue, and with `:wiki` 2WikiMultihopQA too: the paper's mixtures, by size.
+"""The paper's mixtures by size: HotpotQA + MuSiQue, and with `:wiki` also 2WikiMultihopQA.
 
     python -m qrag_jax.train --config=configs/hotpotqa_musique.py --config.data.path=FOLDER
 
-FOLDER has one sub-folder a source (`hotpotqa`, `musique`, `two_wiki`), or give
-`--config.data.path=hotpotqa=FOLDER1,musique=FOLDER2`; without a path the data come from the hub.
-Of their whole training data that makes 82 : 18, with 2Wiki 33 : 7 : 60; with
-`--config.data.mixture=weights` the weights alone decide (`config.data.sources.NAME.weight`).
-Constants as in Q-RAG's GTE run (arXiv 2511.07328), lengths and steps cut to fit the 512 positions
-of Contriever. It needs a GPU; cost and score were not measured. `:tiny` runs in seconds, offline.
+FOLDER has one sub-folder per source (`hotpotqa`, `musique`, `two_wiki`); or give
+`--config.data.path=hotpotqa=FOLDER1,musique=FOLDER2`. Without a path the data come from the hub.
+With the whole training data the shares are 82 : 18, and with 2Wiki 33 : 7 : 60. With
+`--config.data.mixture=weights` only the weights count (`config.data.sources.NAME.weight`).
+
+The constants are those of Q-RAG's GTE run (arXiv 2511.07328), but lengths and steps per episode are
+cut to fit the 512 positions of Contriever. The run needs a GPU; cost and score were not measured.
+`:tiny` runs in seconds, offline.
 """
 
 from configs import common

@@ -2,14 +2,15 @@
 
     python -m qrag_jax.train --config=configs/niah.py --config.data.sources.niah.noise=BOOKS
 
-makes documents of about 4,000 tokens with four needles that share a key (RULER's multi-value) among
-the sentences of BOOKS, a folder of plain texts; without it the haystack is invented. With
-`--config.data.path=FOLDER` it reads `train*` and `dev*` files of RULER's instead, and
-`--config.eval.path=FILE` scores on one. `config.data.sources.niah.preset` names the other tasks:
-single_1 to single_3, multikey_1 to multikey_3, multivalue, multiquery. Constants as in Q-RAG's
-Contriever run (arXiv 2511.07328), 5 steps. `:minilm` fits a CPU: after 40 steps all four needles
-are found in 100 of 100 documents of 200 chunks (2 cores, AMD EPYC, 2026-11-22). `:tiny` runs in
-seconds, offline.
+This makes documents of about 4,000 tokens, with four needles that share a key (RULER's multi-value)
+among the sentences of BOOKS, a folder of plain texts. Without BOOKS the haystack is invented. With
+`--config.data.path=FOLDER` the run reads RULER's own `train*` and `dev*` files instead, and
+`--config.eval.path=FILE` scores on such a file. `config.data.sources.niah.preset` chooses the task:
+single_1 to single_3, multikey_1 to multikey_3, multivalue, multiquery.
+
+The constants are those of Q-RAG's Contriever run (arXiv 2511.07328), with 5 steps. `:minilm` fits a
+CPU: after 40 steps it finds all four needles in 100 of 100 documents of 200 chunks (2 cores, AMD
+EPYC, 2026-11-22). `:tiny` runs in seconds, offline.
 """
 
 from configs import common
@@ -26,7 +27,7 @@ def get_config(arg: str = ""):
     config.policy.alpha = 0.01
     config.pqn.lambda_ = 0.65
     config.pqn.tau = 0.1
-    config.reward.per_fact_reward = 0.25  # all of four is a rare reward at first
+    config.reward.per_fact_reward = 0.25  # finding all four is rare at first
     config.optimizer.learning_rate = 5e-5
     config.optimizer.weight_decay = 0.01
     config.optimizer.schedule = "linear"

@@ -1,15 +1,18 @@
-"""Q-RAG's published runs (arXiv 2511.07328), constant by constant, as its public code has them.
+"""Q-RAG's published runs (arXiv 2511.07328), with each constant as in its public code.
 
     python -m qrag_jax.train --config=configs/published.py:e5-hotpotqa --config.data.path=FOLDER
 
 The variant names the encoder and the data: `:contriever-babilong` (qa3; other tasks with
 `--config.data.sources.babilong.task=qa1`), `:contriever-babilong-em` (rewards of a language model),
 `:contriever-niah`, `:e5-hotpotqa`, `:e5-musique`, `:qwen3-babilong`, `:gte-hotpotqa-musique` and
-`:gte-hotpotqa-musique-wiki`. Without one it is `:e5-hotpotqa`; `:tiny` runs in seconds, offline.
-Encoders are used as the public code uses them (docs/published.md has every constant with its file,
-ours, and what differs); `configs/hotpotqa.py` and the others use them as their makers say.
-They need a GPU of 80 GB, and come from the hub or `--config.encoder.path=FOLDER`; their cost and
-scores were not measured here.
+`:gte-hotpotqa-musique-wiki`. The default is `:e5-hotpotqa`; `:tiny` runs in seconds, offline.
+
+Encoders are used as in the public code; `configs/hotpotqa.py` and the others use them as their
+makers recommend. docs/published.md lists every constant of the public code with its file, our value
+and what differs. The YAML files named below are files of the public code.
+
+The runs need a GPU of 80 GB. Encoders come from the hub or from `--config.encoder.path=FOLDER`.
+Cost and scores were not measured here.
 """
 
 from __future__ import annotations
@@ -23,13 +26,16 @@ from qrag_jax.systems.q_rag_config import complete
 
 
 def questions(transitions: int, max_steps: int, accumulation: int) -> int:
-    """Questions in an update of about so many transitions: of whole episodes, and the nearest
-    number that splits into equal micro-batches."""
+    """Number of questions in an update of about `transitions` transitions.
+
+    An update has whole episodes, so this is the nearest number that splits into equal
+    micro-batches.
+    """
     return max(round(transitions / (max_steps * accumulation)), 1) * accumulation
 
 
 def base(*sources: str) -> ConfigDict:
-    """What all of them share."""
+    """The settings that all published runs share."""
     config = common.get_config(*sources)
     config.encoder.dtype = "float32"
     config.env.never_terminate = True
@@ -37,15 +43,18 @@ def base(*sources: str) -> ConfigDict:
     config.pqn.update(gamma=0.99, learning_start=200)
     config.optimizer.update(beta1=0.9, beta2=0.98, eps=1e-6, clip_norm=2.0, warmup_steps=1000)
     config.eval.samples = 300
-    config.eval.best_by = "return_until_found"  # their reward of an evaluation
+    config.eval.best_by = "return_until_found"  # the reward in Q-RAG's evaluations
     return config
 
 
 def lengths(config: ConfigDict, chunk: int, in_state: int, special: int = 2) -> None:
-    """Tokens of a chunk row, and of each part of a state, the question among them.
+    """Sets the lengths of a chunk row and of each part of a state (the question is one), in tokens.
 
     Args:
-        special: tokens that theirs counts in a part of a state, [CLS] and [SEP]; ours counts text.
+        chunk: tokens of a chunk row.
+        in_state: tokens of each part of a state, as Q-RAG's code counts them.
+        special: special tokens ([CLS] and [SEP]) that Q-RAG's code counts in each part of a state;
+            ours counts only the text.
     """
     config.data.max_chunk_tokens = chunk
     config.data.max_chunk_tokens_in_state = in_state - special
@@ -53,22 +62,31 @@ def lengths(config: ConfigDict, chunk: int, in_state: int, special: int = 2) -> 
 
 
 def updates(config: ConfigDict, micro: int, accumulation: int, steps: int, every: int) -> None:
-    """Transitions of a micro-batch and how many make an update; updates between evaluations."""
+    """Sets the size and the number of updates.
+
+    Args:
+        micro: transitions in a micro-batch.
+        accumulation: micro-batches in an update.
+        steps: updates in all.
+        every: updates between evaluations, and between checkpoints.
+    """
     batch = questions(micro * accumulation, config.env.max_steps, accumulation)
     config.train.update(batch_size=batch, accumulation=accumulation, steps=steps)
     config.train.update(eval_every=every, checkpoint_every=every)
 
 
 def mean(config: ConfigDict, path: str) -> None:
-    """The mean of the last hidden states over 10, not normalised, without prefixes; the model's own
-    dropout stays on."""
+    """Embeds by the mean of the last hidden states divided by 10, not normalised, without prefixes.
+
+    The model's own dropout stays on.
+    """
     config.encoder.path = path
     config.encoder.update(pooling="mean", normalise=False, scale=0.1)
     config.encoder.update(dropout=0.1, attention_dropout=0.1)
 
 
 def contriever(config: ConfigDict) -> None:
-    """configs/algo/pqn.yaml."""
+    """Contriever, with the constants of configs/algo/pqn.yaml."""
     mean(config, "facebook/contriever")
     config.policy.alpha = 0.01
     config.pqn.update(lambda_=0.65, tau=0.1)
@@ -78,7 +96,7 @@ def contriever(config: ConfigDict) -> None:
 
 
 def babilong(config: ConfigDict, special: int = 2) -> None:
-    """configs/envs/babilong.yaml and configs/training.yaml; `special` as of `lengths`."""
+    """configs/envs/babilong.yaml and configs/training.yaml; for `special` see `lengths`."""
     config.data.sources.babilong.update(task="qa3", chunks=100)
     config.env.update(max_steps=6, sort_by_index=True, positions="relative")
     lengths(config, 256, 64, special)
@@ -94,7 +112,7 @@ def contriever_babilong() -> ConfigDict:
 
 
 def contriever_babilong_em() -> ConfigDict:
-    """The same with rewards from the answers of Qwen3-1.7B: configs/feedback/defaults.yaml."""
+    """BabiLong with rewards from answers of Qwen3-1.7B: configs/feedback/defaults.yaml."""
     config = contriever_babilong()
     config.env.never_terminate = False
     config.reward.name = "babilong_em"
@@ -154,7 +172,7 @@ def e5_musique() -> ConfigDict:
 
 
 def qwen3_babilong() -> ConfigDict:
-    """configs/algo/pqn_qwen3.yaml: all weights are trained, and no text is put before others."""
+    """configs/algo/pqn_qwen3.yaml: all weights are trained, and texts have no prefix."""
     config = base("babilong")
     config.encoder.path = "Qwen/Qwen3-Embedding-0.6B"
     config.encoder.update(pooling="last", normalise=True, scale=1.0)
@@ -163,13 +181,16 @@ def qwen3_babilong() -> ConfigDict:
     config.optimizer.update(
         learning_rate=5e-5, weight_decay=0.01, schedule="linear", final_ratio=0.0
     )
-    babilong(config, special=1)  # its tokenizer ends a text and does not open it
+    babilong(config, special=1)  # its tokenizer adds a special token only at the end
     return config
 
 
 def gte_hotpotqa_musique(*more: str) -> ConfigDict:
-    """configs/algo/pqn_gte.yaml, configs/envs/combined_2.yaml, training_gte_combined.yaml; `more`
-    sources in the heap."""
+    """configs/algo/pqn_gte.yaml, configs/envs/combined_2.yaml, training_gte_combined.yaml.
+
+    Args:
+        more: further sources in the mixture.
+    """
     config = base("hotpotqa", "musique", *more)
     mean(config, "Alibaba-NLP/gte-multilingual-base")
     config.encoder.attention_dropout = 0.0
@@ -186,7 +207,7 @@ def gte_hotpotqa_musique(*more: str) -> ConfigDict:
 
 
 def gte_hotpotqa_musique_wiki() -> ConfigDict:
-    """The same with 2WikiMultihopQA in the heap."""
+    """The run with GTE, with 2WikiMultihopQA in the mixture too."""
     return gte_hotpotqa_musique("two_wiki")
 
 

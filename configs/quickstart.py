@@ -2,10 +2,10 @@
 
     make train
 
-is `python -m qrag_jax.train --config=configs/quickstart.py --workdir=runs/quickstart` and then
-`python -m qrag_jax.evaluate --workdir=runs/quickstart`. Nothing is downloaded but MiniLM; where it
-cannot be had a small encoder is trained from scratch. On 2 cores (AMD EPYC, 2026-11-22) it takes 5
-minutes and brings fact EM on 300 questions of another invented world from 0.30 to 0.79. `:tiny`
+runs `python -m qrag_jax.train --config=configs/quickstart.py --workdir=runs/quickstart` and then
+`python -m qrag_jax.evaluate --workdir=runs/quickstart`. Only MiniLM is downloaded; if that is not
+possible, a small encoder is trained from scratch. On 2 cores (AMD EPYC, 2026-11-22) the run takes 5
+minutes and raises fact EM from 0.30 to 0.79 on 300 questions of another invented world. `:tiny`
 runs in seconds, offline.
 """
 

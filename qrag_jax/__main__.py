@@ -1,4 +1,4 @@
-"""`qrag NAME` is `python -m qrag_jax.NAME`; without a name the commands are listed."""
+"""The command `qrag`: `qrag NAME` runs `python -m qrag_jax.NAME`; `qrag` lists the commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELP = ("--help", "-h", "help")
 
 
 def usage() -> str:
-    """The commands, a line each."""
+    """The help text, with one line per command."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name.ljust(width)}  {line}" for name, line in COMMANDS.items()]
     return "\n".join(
@@ -35,7 +35,7 @@ def usage() -> str:
 
 
 def main() -> int:
-    """Runs the command that the first word names."""
+    """Runs the command named by the first argument; returns the exit status."""
     name, *_ = [*sys.argv[1:], "--help"]
     if name in HELP:
         print(usage())

@@ -1,10 +1,11 @@
-"""Answers a retrieval log's questions: python -m qrag_jax.answer --log=LOG --out=ANSWERS.jsonl
---llm.url=http://127.0.0.1:8000/v1 --llm.model=NAME
+"""Answers the questions of a retrieval log with a language model, and scores the answers.
 
-A language model is asked each question with the chunks taken (`--filter` drops some before), and
-its answers are scored. A file begun with the same settings is gone on with; questions that got no
-answer are counted, never scored, and asked again by the next call. With `--judge` the model is
-asked too whether each answer is right.
+    python -m qrag_jax.answer --log=LOG --out=ANSWERS.jsonl --llm.url=URL --llm.model=NAME
+
+URL is for example http://127.0.0.1:8000/v1. The model sees each question with the chunks that the
+retriever took; `--filter` drops some of them first. A file that was begun with the same settings is
+resumed. Questions without an answer are counted, never scored, and asked again by the next call.
+With `--judge` the model also says whether each answer is right.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from qrag_jax.runtime import commandline
 
 
 def _settings() -> ml_collections.ConfigDict:
-    """`--llm.field=value`: those of `ClientConfig`, and how texts are drawn."""
+    """The fields of `--llm.FIELD=VALUE`: those of `ClientConfig`, and how texts are drawn."""
     config = config_dict.ConfigDict(
         {
             "temperature": 0.0,

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Bad input, told in one sentence that names the file, the field and the fix.
+    """Bad input; the message is one sentence that names the file, the field and the fix.
 
-    Commands print the message alone (no traceback) and exit with status 2.
+    Commands print only the message (no traceback) and exit with status 2.
     """
 
 
@@ -16,10 +16,12 @@ def check_least(section: str, settings: object, **least: float) -> None:
     """Refuses fields of `settings` that are too low.
 
     Args:
-        section: where the fields are in a config, such as "train".
+        section: the config section that holds the fields, such as "train".
+        settings: the object that holds the values.
+        least: the lowest value of each field, by name.
 
     Raises:
-        InputError: names the field.
+        InputError: a field is too low; the message names it.
     """
     for name, low in least.items():
         value = getattr(settings, name)
@@ -31,7 +33,7 @@ def check_known(section: str, settings: object, name: str, known: Iterable[str])
     """Refuses a name that is not one of `known`.
 
     Raises:
-        InputError: names the field, and those there are.
+        InputError: the name is unknown; the message lists the known ones.
     """
     value, known = getattr(settings, name), tuple(known)
     if value not in known:

@@ -2,9 +2,10 @@
 
     python -m qrag_jax.evaluate_lengths --workdir=RUN --chunks=50,160,1200,4600,40000
 
-The same questions are asked at every length: those of stories that fit the shortest, unless
-`--every_story` is given. One table and one plot show accuracy, seconds and peak memory against
-length. Fields of the run's config can be overridden, for example `--config.eval.beam=4`.
+Every length asks the same questions: those of the stories that fit the shortest length. With
+`--every_story` each length asks about all stories that fit it. One table and one plot show
+accuracy, seconds and peak memory for each length. Fields of the run's config can be overridden,
+for example `--config.eval.beam=4`.
 """
 
 from __future__ import annotations

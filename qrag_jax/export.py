@@ -1,10 +1,11 @@
-"""Writes a run's towers as sentence-transformers models: python -m qrag_jax.export --workdir=RUN
---out=FOLDER
+"""Writes a run's two towers as sentence-transformers models.
 
-FOLDER/state embeds states (the question and the chunks taken so far), FOLDER/chunk embeds chunks;
-both give the vectors of training. README.md says how they were trained and how they are used. Of a
-run with LoRA they hold the adapters merged in; FOLDER/adapter-state and FOLDER/adapter-chunk hold
-them alone, in PEFT's format.
+    python -m qrag_jax.export --workdir=RUN --out=FOLDER
+
+FOLDER/state embeds states (the question and the chunks taken so far), FOLDER/chunk embeds chunks.
+Both give the same vectors as in training. README.md says how the towers were trained and how to use
+them. For a run with LoRA, both have the adapters merged in; FOLDER/adapter-state and
+FOLDER/adapter-chunk hold the adapters alone, in PEFT's format.
 """
 
 from __future__ import annotations

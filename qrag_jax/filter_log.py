@@ -1,7 +1,9 @@
-"""Cuts a retrieval log down: python -m qrag_jax.filter_log --log=LOG --filter=NAME --out=NEW.jsonl
+"""Writes a copy of a retrieval log in which a filter has chosen the chunks of each row.
 
-`--filter=qvalue` needs `--threshold`, `--filter=retrieval_step` needs `--steps`. The new log holds
-fewer chunks a row, for whatever reads it next; the old one stays as it is.
+    python -m qrag_jax.filter_log --log=LOG --filter=NAME --out=NEW.jsonl
+
+`--filter=qvalue` needs `--threshold`, `--filter=retrieval_step` needs `--steps`. The old log is not
+changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Serves a language model until it is told to stop: python -m qrag_jax.serve_llm
---config=configs/quickstart.py --config.llm.server.model=FOLDER
+"""Serves a language model to trainers on other terminals, until it is told to stop.
 
-For trainers on other terminals; one that has no --config.llm.url starts a server of its own.
+    python -m qrag_jax.serve_llm --config=configs/quickstart.py --config.llm.server.model=FOLDER
+
+A trainer without --config.llm.url starts its own server instead.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ def _log(line: str) -> None:
 
 def serve(server: Server) -> int:
     """Keeps the server up until SIGTERM or Ctrl-C; returns the exit status."""
-    asked: list[int] = []  # a handler may not set an Event that the same thread waits for
+    asked: list[int] = []  # a signal handler must not set an Event that its own thread waits for
 
     def stop(number: int, frame: FrameType | None) -> None:
         asked.append(number)
         if len(asked) > 1 or not server.alive():
-            raise KeyboardInterrupt  # it is still starting, or hangs
+            raise KeyboardInterrupt  # the server is still starting, or it hangs
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
@@ -57,7 +58,8 @@ def main() -> int:
     llm = run_flags.given_experiment(CONFIG).llm
     if llm.url:
         raise InputError(f"--config.llm.url={llm.url} names a server that is there already.")
-    # Those who use it were given its port, and would go on asking there whoever took it.
+    # The server must keep its port: clients know the port, and would send their requests to any
+    # other process that took it.
     server = sidecar(llm.to_dict(), Path(), may_move=False, log=_log)
     assert isinstance(server, Server)
     return serve(server)

@@ -41,20 +41,21 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     Raises:
         InputError: the config, the data, the encoder or the workdir cannot be used.
         SaveError: a checkpoint could not be written; the last good one is kept.
-        FeedbackLost: the language model was lost; the run is saved.
-        NotFinite: too many steps in a row had no finite numbers; the run is saved.
+        FeedbackLost: the language model gives no more rewards; the run is saved.
+        NotFinite: too many steps in a row had a loss or gradient that was not finite; the run is
+            saved.
     """
     began = time.monotonic()
     systems.check(config)
-    # ---- run folder, one process a folder; then mesh, data, policy, feedback and update
+    # ---- run folder (locked: one process per folder); then mesh, data, policy, feedback, update
     with Run.open(workdir, began) as run, systems.open_system(config, run) as system:
-        # ---- state: shapes first, then built or restored in place
+        # ---- state: built in place, then restored if there is a checkpoint
         state = run.restore(system.first_state, system.data, system.provenance)
         steps, ended = system.train.steps, None
         with StopSignal() as stop, contextlib.ExitStack() as stack:
             log(f"{system.line}; {workdir}")
             try:
-                # ---- experience: fused in the update, K steps behind, or played on the host
+                # ---- experience: played in the update, K steps before it, or on the host
                 experience = system.experience(run, stop)
             except Stopped:
                 return _stopped(stop, run.step)
@@ -63,7 +64,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
             try:
                 if step == 0 or run.progress.evaluation_due:
                     _evaluate(system, run, step_log, (step, state), stop)
-                    if step:  # in the place of the checkpoint without this evaluation
+                    if step:  # replaces the checkpoint that lacks this evaluation
                         run.save(step, state, experience.position())
                 step_log.restart_window()
                 # ---- the loop
@@ -74,7 +75,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
                         state, metrics = system.update(state, episodes)  # one program
                         experience.prepare(state)  # while the device computes
                         step += 1
-                        step_log.step(step, metrics)  # waits for the step before
+                        step_log.step(step, metrics)  # waits for the previous step
                     if _is_due(step, system.train.eval_every, steps):
                         _evaluate(system, run, step_log, (step, state), stop)
                     if _is_due(step, system.train.checkpoint_every, steps):
@@ -96,10 +97,10 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
 
 
 def dry_run(config: ml_collections.ConfigDict) -> int:
-    """Prints what the experiment would compute with; leaves nothing behind.
+    """Prints the config, the programs and their memory; uses a temporary run folder.
 
     Raises:
-        InputError: as of `train`.
+        InputError: as in `train`.
     """
     systems.check(config)
     with (
@@ -124,8 +125,8 @@ def _evaluate(
 ) -> None:
     """Scores the parameters; keeps them if they are the best so far.
 
-    If the run is to stop while this waits for rewards, or the language model is lost, the
-    evaluation is left for the run's next start.
+    If the run is told to stop while this waits for rewards, or if the language model gives no more
+    rewards, the next start of the run repeats the evaluation.
     """
     progress, (step, state) = run.progress, at
     with step_log.finished():
@@ -185,7 +186,7 @@ def main() -> int:
         return 1
     except InputError:
         raise
-    except Exception as error:  # libraries tell a full disk by many classes
+    except Exception as error:  # libraries report a full disk by many exception classes
         if not whole_files.disk_is_full(error):
             raise
         _leave_at_once(
@@ -195,7 +196,7 @@ def main() -> int:
 
 
 def _leave_at_once(sentence: str) -> NoReturn:
-    """Exits with 1 past the threads of an asynchronous save that failed, which would not end."""
+    """Exits with status 1 without waiting for the threads of a failed save, which never end."""
     print(f"error: {sentence}", file=sys.stderr, flush=True)
     os._exit(1)
 

@@ -1,9 +1,10 @@
-"""When to stop: python -m qrag_jax.tune_stopping --log=HELD_OUT_LOG --test=OTHER_LOG
+"""Tunes when the retriever stops: a threshold on Q.
 
-Tunes the threshold on Q with one retrieval log and reports it beside every fixed budget, the full
-budget and the oracle `early_stop`, on that log and on the other. Without `--test` the log is cut
-in two halves by a hash of the ids: one to tune on, one to report on. Writes `stopping.json` and
-`stopping.png`.
+    python -m qrag_jax.tune_stopping --log=HELD_OUT_LOG --test=OTHER_LOG
+
+The threshold is tuned on one retrieval log. Its scores on both logs are reported beside every fixed
+budget, the full budget and the oracle `early_stop`. Without `--test` a hash of the ids splits the
+log into two halves: one to tune on, one to report on. Writes `stopping.json` and `stopping.png`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Checks a data file before a training does: python -m qrag_jax.validate_data --source S --path P.
+"""Checks a data file before training: python -m qrag_jax.validate_data --source S --path P.
 
-Ends with status 0 when every record is usable (mended ones are), 1 when some are skipped, 2 when
-nothing can be read. Of the source babilong all story files of a folder are checked; one bad line
-is status 2.
+The exit status is 0 if every record is usable (mended records count as usable), 1 if some are
+skipped, and 2 if nothing can be read. For the source babilong all story files of a folder are
+checked, and one bad line gives status 2.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qrag_jax.runtime.output import lasting_output
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints what was read, skipped and found; returns the exit status."""
+    """Prints what was read, skipped and mended; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m qrag_jax.validate_data")
     known = (*SOURCES, babilong.NAME)
     parser.add_argument("--source", required=True, help=f"layout: {', '.join(known)}")

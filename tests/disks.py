@@ -1,4 +1,4 @@
-"""Folders on disks that are full, or that may only be read."""
+"""Folders on full disks and on read-only disks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def mount(*arguments: str) -> None:
-    """Mounts, or skips the test where that is not allowed."""
+    """Mounts a file system; skips the test if that is not allowed."""
     try:
         subprocess.run(["mount", *arguments], check=True, capture_output=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
@@ -19,14 +19,14 @@ def mount(*arguments: str) -> None:
 
 
 def unmount(folder: Path) -> None:
-    """Takes away what `mount` put there, also if it is in use."""
+    """Unmounts a folder, even if it is in use."""
     command = ["umount", "--lazy", str(folder)]
     subprocess.run(command, check=True, capture_output=True, timeout=20)
 
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str = "1m") -> Iterator[Path]:
-    """A file system in memory at `folder`, of a size as `mount` takes it."""
+    """A file system in memory at `folder`; `size` is as in the options of `mount`."""
     folder.mkdir()
     mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
     try:
@@ -36,7 +36,7 @@ def small_disk(folder: Path, size: str = "1m") -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Writes a file until nothing more goes onto the disk; returns it."""
+    """Writes a file until the disk is full; returns the file."""
     filler = disk / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while file.write(bytes(4096)):
@@ -46,7 +46,7 @@ def fill(disk: Path) -> Path:
 
 @contextlib.contextmanager
 def read_only(folder: Path) -> Iterator[Path]:
-    """While the block runs, the folder may only be read, by root too."""
+    """Makes the folder read-only while the block runs, even for root."""
     mount("--bind", str(folder), str(folder))
     try:
         mount("-o", "remount,bind,ro", str(folder))

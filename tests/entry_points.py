@@ -1,4 +1,4 @@
-"""Runs the entry points as a user does, as processes of their own, for the tests of them."""
+"""Runs the entry points as a user does, each in its own process, for their tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Commands:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a machine without torch, as users' are."""
+        """The environment of a machine without torch, like the users' machines."""
         path = [str(ROOT / "tests" / "without_torch"), os.environ.get("PYTHONPATH", "")]
         own = {
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
@@ -54,14 +54,14 @@ class Commands:
 
     @functools.cached_property
     def forks(self) -> Forks:
-        """Where commands are forked from."""
+        """The fork server of the commands."""
         return Forks(self.folder, self.environment)
 
     def start(self, module: str, *arguments: str, **options: Any) -> Any:
-        """The process of `python -m qrag_jax.MODULE`, in the repository root.
+        """Starts `python -m qrag_jax.MODULE` in the repository root; returns its process.
 
-        It is forked from one that has imported jax and the rest; with options of its own, besides
-        the environment, it is started anew.
+        The process is forked from one that has imported jax and the rest. It is a new process if
+        it has options besides `env`, or if its environment changes what imports read.
         """
         environment = options.get("env", self.environment)
         if not options.keys() - {"env"} and self.forks.can(environment):
@@ -76,13 +76,13 @@ class Commands:
         )
 
     def run(self, module: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        """The same, ended."""
+        """Like `start`, but waits for the end; returns status and output."""
         process = self.start(module, *arguments, **options)
         out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def succeed(self, module: str, *arguments: str, **options: Any) -> str:
-        """The same, which must exit with 0; returns what it printed."""
+        """Like `run`, but the command must exit with 0; returns its standard output."""
         result = self.run(module, *arguments, **options)
         assert result.returncode == 0, result.stderr[-3000:]
         return result.stdout
@@ -99,7 +99,7 @@ def refusal(result: subprocess.CompletedProcess[str], status: int = 2) -> str:
 
 
 def metric_lines(workdir: Path) -> list[dict[str, Any]]:
-    """The whole lines of `metrics.jsonl`; a line being written is left out."""
+    """The complete lines of `metrics.jsonl`; a line that is still being written is left out."""
     path = workdir / "metrics.jsonl"
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -115,7 +115,7 @@ def saved_state(workdir: Path, step: int) -> dict[str, np.ndarray]:
     """Every array of the training state saved at `step`, by its name, as NumPy."""
     folder = workdir.absolute() / "checkpoints" / "last" / str(step) / "state"
     with warnings.catch_warnings(), ocp.PyTreeCheckpointer() as checkpointer:
-        warnings.simplefilter("ignore")  # it was saved on this very machine
+        warnings.simplefilter("ignore")  # the state was saved on this machine
         tree = checkpointer.restore(folder)
     leaves = ocp.tree.to_flat_dict(tree, sep="/")
     leaves["key"] = jax.random.key_data(leaves["key"])

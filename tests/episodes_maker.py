@@ -73,9 +73,10 @@ def words(rng: np.random.Generator, count: int) -> list[int]:
 def random_episodes(
     seed: int, chunk_counts: Sequence[int], shape: EpisodeShape, facts: int = 2
 ) -> EpisodeBatch:
-    """One episode for each count, 0 standing for a row that fills up a batch.
+    """One episode for each count; a count of 0 makes a row that fills up a batch.
 
-    Lengths run from 0 (an empty chunk that is there) to the shape's; up to `facts` chunks support.
+    Chunk lengths run from 0 (a chunk without tokens) to the shape's. Up to `facts` chunks are
+    supporting facts.
     """
     rng = np.random.default_rng(seed)
     rows = []

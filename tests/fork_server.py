@@ -1,7 +1,7 @@
-"""Starts commands as processes forked from one that has imported all they need: seconds each.
+"""Starts commands fast: forks them from a process that has already imported what they need.
 
-A command is a process of its own in every way: it has its own id, gets signals, and ends with a
-status. Only what it would import first, from jax to orbax, is there already. `Forks` is used like
+This saves seconds per command. A forked command is a full process: it has its own id, gets signals
+and ends with a status. Only its imports, from jax to orbax, are already done. `Forks` is used like
 `subprocess.Popen`; `python -m tests.fork_server SOCKET` is the process that it forks from.
 """
 
@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-# What is read as modules are imported, so that it must be as the server has it.
+# Variables that modules read at import: a command must have the same values as the server.
 AT_IMPORT = ("JAX_", "PYTHON", "LD_", "XLA_PYTHON", "HF_", "TF_", "OMP_", "OPENBLAS_")
 
 
 class ForkedProcess:
-    """What tests use of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that tests use."""
 
     def __init__(self, args: list[str], connection: socket.socket, out: int, err: int) -> None:
         self.args, self._connection = args, connection
@@ -48,32 +48,32 @@ class ForkedProcess:
         self._ended.set()
 
     def poll(self) -> int | None:
-        """The status, None as long as it runs."""
+        """The exit status; None while the process runs."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for its end."""
+        """Waits for the end of the process; returns its exit status."""
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
         assert self.returncode is not None
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal, unless it has ended."""
+        """Sends a signal, unless the process has ended."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Sends SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """All that it still writes, once it has ended."""
+        """Waits for the end of the process; returns the rest of its output and of its errors."""
         texts = ["", ""]
 
         def read(place: int, stream: Any) -> None:
@@ -104,10 +104,11 @@ class ForkedProcess:
 
 
 class Forks:
-    """The server, started at its first use.
+    """Starts commands through a fork server, which starts at its first use.
 
     Args:
-        folder: for its socket. environment: as which all commands are started.
+        folder: folder of the server's socket.
+        environment: environment of the server.
     """
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
@@ -126,7 +127,7 @@ class Forks:
         )
 
     def start(self, module: str, arguments: list[str], cwd: Path, environment: dict[str, str]):
-        """The process of `python -m MODULE ARGUMENTS`."""
+        """Starts `python -m MODULE ARGUMENTS`; returns its process."""
         self._await_server()
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(str(self._path))
@@ -159,7 +160,7 @@ class Forks:
 
 
 def serve(path: str) -> tuple[str, list[str]] | None:
-    """Forks until its parent is gone; in a forked process returns the module and its arguments."""
+    """Forks until its parent ends; in a forked process, returns the module and its arguments."""
     import_all()
     parent = os.getppid()
     listener = socket.socket(socket.AF_UNIX)
@@ -199,7 +200,7 @@ def _tell_end(pid: int, connection: socket.socket) -> None:
 
 
 def import_all() -> None:
-    """What commands import, without what defines their flags."""
+    """Imports the modules that commands import, except those that define flags."""
     import matplotlib.figure  # noqa: F401
     from absl import app  # noqa: F401
     from ml_collections import config_flags  # noqa: F401

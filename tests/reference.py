@@ -1,4 +1,4 @@
-"""The training loop's formulas once more, slow and obvious: NumPy in float64, one state a time."""
+"""The training loop's formulas, slow and obvious: NumPy in float64, one state at a time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def padded(rows: Sequence[Sequence[int]], width: int) -> tuple[np.ndarray, np.nd
 
 
 def rotated(embedding: np.ndarray, position: int) -> np.ndarray:
-    """Complex numbers of neighbouring pairs, turned by p·theta^(-2j/D), half by half."""
+    """Each half's neighbouring pairs as complex numbers, turned by p·theta^(-2j/D)."""
     result = []
     for half in np.split(embedding.astype(np.float64), 2):
         pairs = half[0::2] + 1j * half[1::2]
@@ -67,7 +67,7 @@ def rotated(embedding: np.ndarray, position: int) -> np.ndarray:
 
 
 def relative_positions(taken: Sequence[int], chunks: int) -> list[int]:
-    """Segment by segment: linspace(0, 18), 20 more in each; the integer part."""
+    """The integer parts of linspace(0, 18) in each segment, 20 more in each next segment."""
     cuts = [0, *sorted(taken), chunks]
     result: list[int] = []
     for number, (start, end) in enumerate(itertools.pairwise(cuts)):
@@ -77,7 +77,7 @@ def relative_positions(taken: Sequence[int], chunks: int) -> list[int]:
 
 
 def chunk_positions(kind: str, taken: Sequence[int], chunks: int) -> list[int]:
-    """Positions of all chunks of a document when nothing is drawn."""
+    """Positions of all chunks of a document if they are not drawn at random."""
     if kind == "relative":
         return relative_positions(taken, chunks)
     return [0] * chunks if kind == "none" else list(range(chunks))
@@ -88,7 +88,7 @@ def log_sum_exp(values: np.ndarray) -> float:
 
 
 def log_policy(q: np.ndarray, available: np.ndarray, alpha: float, top_k: int) -> np.ndarray:
-    """`[C]` → `[C]`, -inf where an action cannot be drawn; all ties with the k-th can be."""
+    """`[C]` → `[C]`, -inf for actions that are not drawn; ties with the k-th best are."""
     result = np.full(len(q), -np.inf)
     left = np.flatnonzero(available)
     if len(left):
@@ -105,7 +105,7 @@ def entropy(log_probabilities: np.ndarray) -> float:
 
 
 def soft_value(twin: np.ndarray, available: np.ndarray, alpha: float, top_k: int) -> float:
-    """`[C, 2]` → the sum over halves of α·logsumexp(q/α) over the k best of what is left."""
+    """`[C, 2]` → α·logsumexp(q/α) over the k best available, summed over halves."""
     total = 0.0
     for half in range(2):
         best = np.sort(np.asarray(twin, np.float64)[available, half])[::-1][:top_k]
@@ -128,7 +128,7 @@ def lambda_returns(
 
 @dataclasses.dataclass
 class Episode:
-    """One played episode; every list has one entry a step that happened."""
+    """One played episode; every list has one entry per step that happened."""
 
     actions: list[int] = dataclasses.field(default_factory=list)
     done: list[bool] = dataclasses.field(default_factory=list)
@@ -177,7 +177,7 @@ class Player:
         choose: Callable[[int, np.ndarray], int] | None = None,
         uniform: bool = False,
     ) -> Episode:
-        """`choose(t, log_policy [C])` draws an action; None takes the best Q."""
+        """Plays one episode; `choose(t, log_policy [C])` draws an action, None takes the best Q."""
         result = Episode()
         count, columns = int(batch.chunk_mask[episode].sum()), batch.chunk_mask.shape[1]
         facts = set(np.flatnonzero(batch.support[episode]))
@@ -189,7 +189,7 @@ class Player:
         while count and len(result.actions) < config.max_steps:
             row = state_row(batch, episode, result.actions, config)
             where = chunk_positions(config.positions, result.actions, count)
-            where += [0] * (len(chunks) - count)  # STOP stands nowhere
+            where += [0] * (len(chunks) - count)  # STOP has no position
             twin = self.twin(params, row, chunks, where)
             left = np.array([name not in result.actions for name in names])
             q = twin.sum(-1)
@@ -221,7 +221,7 @@ class Player:
 
 
 def categorical(key: jax.Array, chunks: int) -> Callable[[int, np.ndarray], int]:
-    """Draws as an episode's key says: the step folded in, over all `chunks` of the batch."""
+    """Draws with an episode's key, the step folded in, over all `chunks` of the batch."""
 
     def choose(t: int, policy: np.ndarray) -> int:
         logits = np.full(chunks, -1e30, np.float32)

@@ -14,7 +14,7 @@ STEPS = 5
 
 
 def played_rows(count: int, seed: int, prefix: str = "q") -> list[Row]:
-    """Rows of `STEPS` steps over ten chunks with 1 to 3 facts; Q tells facts from noise mostly."""
+    """Rows of `STEPS` steps over ten chunks with 1 to 3 facts; Q mostly ranks facts above noise."""
     rng = np.random.default_rng(seed)
     rows = []
     for number in range(count):

@@ -1,1 +1,1 @@
-"""The parts of the encoders suite, a module each."""
+"""The parts of the encoders suite, one module each."""

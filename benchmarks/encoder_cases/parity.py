@@ -1,7 +1,7 @@
-"""Is an encoder Hugging Face's? One folder read by both, compared layer by layer in float32.
+"""Compares an encoder with Hugging Face's model of the same folder, layer by layer in float32.
 
-Rows are random tokens of unequal lengths. Where ours is given other tokens beyond the end of a row
-theirs is given padding, so that what stands there is seen to change nothing.
+Rows are random tokens of unequal lengths. Beyond the end of a row our encoder gets other tokens and
+theirs gets padding: equal results show that tokens beyond the end change nothing.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder, family_of
 from qrag_jax.models.trunks.trunk import LAYERS
 
-EQUAL = 1e-4  # of hidden states and vectors; of gradients relative to each one's largest entry
-SAME = 1e-5  # of a vector in other company: the order of sums alone changes
-LONGEST = 40  # tokens of the longest row, if the model takes as many
+EQUAL = 1e-4  # for hidden states and vectors; for gradients relative to their largest entry
+SAME = 1e-5  # for a vector among other rows: only the order of sums changes
+LONGEST = 40  # tokens of the longest row, unless the model takes fewer
 HALF = jnp.dtype(jnp.bfloat16)
 DRIFT_ANGLE, DRIFT_LENGTH = 1e-3, 5e-2  # 1 - cosine; difference over the vector's length
-# A gradient that is 0 in exact arithmetic (of BERT's key biases) is rounding alone: it is measured
-# by this share of the model's largest.
+# Differences of a small gradient are relative to this share of the model's largest gradient. BERT's
+# key biases need this: their gradient is 0 in exact arithmetic, so that it is only rounding.
 SMALLEST_GRADIENT = 1e-3
 
 
@@ -47,7 +47,15 @@ _pull_back = jax.jit(pull_back, static_argnums=(0, 1))
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A largest difference: what it is of, its limit, torch's own figure, what lies behind it."""
+    """One largest difference.
+
+    Attributes:
+        name: what is compared.
+        value: the largest difference.
+        limit: the largest allowed value.
+        peer: the same figure of torch's model alone.
+        details: further figures of the comparison.
+    """
 
     name: str
     value: float
@@ -57,19 +65,19 @@ class Figure:
 
     @property
     def holds(self) -> bool:
-        """Whether the limit is kept; never of NaN."""
+        """Whether the value is within the limit; False for NaN."""
         return self.value <= self.limit
 
 
 class Rows(NamedTuple):
-    """tokens `[B, L]`, none of them padding, and lengths `[B]` of the rows that begin them."""
+    """tokens `[B, L]`, none of them padding; the first `lengths[i]` tokens are row i."""
 
     tokens: np.ndarray
     lengths: np.ndarray
 
     @property
     def inside(self) -> np.ndarray:
-        """Which tokens are of the row, `[B, L]`."""
+        """Which tokens belong to their row, `[B, L]`."""
         return np.arange(self.tokens.shape[1]) < self.lengths[:, None]
 
 
@@ -86,7 +94,8 @@ def equality(model: Any, loaded: LoadedEncoder) -> Iterator[Figure]:
     """How far ours is from Hugging Face's: hidden states, vectors, gradients.
 
     Args:
-        model: see `hugging_face`. loaded: the same with ours, in float32.
+        model: see `hugging_face`.
+        loaded: our encoder of the same folder, in float32.
     """
     rows = _random_rows(loaded)
     with torch.no_grad():
@@ -97,7 +106,7 @@ def equality(model: Any, loaded: LoadedEncoder) -> Iterator[Figure]:
 
 
 def stability(model: Any, loaded: LoadedEncoder) -> Iterator[Figure]:
-    """How far a vector moves that should stay: by bfloat16, the side of the padding, company."""
+    """How much a vector changes with bfloat16, the side of the padding, and other rows."""
     rows = _random_rows(loaded)
     ours = _ours(loaded, rows)
     with torch.no_grad():
@@ -122,7 +131,7 @@ def _random_rows(loaded: LoadedEncoder) -> Rows:
 def _random_tokens(
     loaded: LoadedEncoder, rng: np.random.Generator, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """Any token but that of padding."""
+    """Random tokens, none of them padding."""
     vocab, pad = loaded.encoder.module.config.vocab_size, loaded.encoder.pad_id
     return ((pad + 1 + rng.integers(vocab - 1, size=shape)) % vocab).astype(np.int32)
 
@@ -134,7 +143,7 @@ def _ours(loaded: LoadedEncoder, rows: Rows) -> np.ndarray:
 def _theirs(
     model: Any, loaded: LoadedEncoder, rows: Rows, side: str = "right"
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Hidden states `[B, L, H]` after each layer (the first: before all), and vectors `[B, D]`."""
+    """Hidden states `[B, L, H]` after each layer (first: before all), and vectors `[B, D]`."""
     tokens = np.where(rows.inside, rows.tokens, loaded.encoder.pad_id)
     states, vectors = their_embed_rows(model, loaded.encoder, tokens, rows.lengths, side)
     return [state.float().numpy() for state in states], vectors.float().numpy()
@@ -145,7 +154,7 @@ def _largest(differences: np.ndarray) -> float:
 
 
 def _hidden_states(loaded: LoadedEncoder, rows: Rows, states: list[np.ndarray]) -> Figure:
-    """Ours after n layers are those of a trunk of n layers."""
+    """Compares hidden states; ours after n layers come from a trunk cut to n layers."""
     trunk, params = loaded.encoder.module, loaded.params
     assert len(states) == trunk.config.num_hidden_layers + 1
     reached = {}
@@ -160,8 +169,10 @@ def _hidden_states(loaded: LoadedEncoder, rows: Rows, states: list[np.ndarray]) 
 
 
 def _gradients(model: Any, loaded: LoadedEncoder, rows: Rows) -> Figure:
-    """Of Σ <vector, random numbers> with respect to every parameter, ours pulled back in blocks as
-    a training does."""
+    """Compares gradients of Σ <vector, random numbers> with respect to every parameter.
+
+    Ours are pulled back in blocks, as in a training.
+    """
     rng = np.random.default_rng(1)
     target = rng.normal(size=(len(rows.lengths), loaded.encoder.width)).astype(np.float32)
     tokens = np.where(rows.inside, rows.tokens, loaded.encoder.pad_id)
@@ -191,7 +202,7 @@ def _gradients(model: Any, loaded: LoadedEncoder, rows: Rows) -> Figure:
 
 
 def _blocks(rows: Rows) -> Blocks:
-    """Of room for two of the longest rows, so that there are several."""
+    """Blocks with room for two of the longest rows, so that several blocks are needed."""
     longest = rows.tokens.shape[1]
     return choose_blocks(np.bincount(rows.lengths, minlength=longest + 1), 2 * longest, 2, 1)
 
@@ -199,7 +210,7 @@ def _blocks(rows: Rows) -> Blocks:
 def _drift(
     model: Any, loaded: LoadedEncoder, rows: Rows, exact: np.ndarray, their_exact: np.ndarray
 ) -> Iterator[Figure]:
-    """What bfloat16 does to the vectors, beside what it does to torch's."""
+    """How much bfloat16 changes our vectors, beside how much it changes torch's."""
 
     def half(activations: jnp.dtype) -> np.ndarray:
         module = loaded.encoder.module.clone(precision=Precision(activations, HALF))
@@ -226,19 +237,19 @@ def _drift(
 
 
 def _angle(found: np.ndarray, exact: np.ndarray) -> float:
-    """The largest 1 - cosine of two rows `[B, D]`."""
+    """The largest 1 - cosine between a row `[B, D]` of one array and of the other."""
     found, exact = found.astype(np.float64), exact.astype(np.float64)
     lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(exact, axis=1)
     return float((1 - (found * exact).sum(axis=1) / lengths).max())
 
 
 def _shift(found: np.ndarray, exact: np.ndarray) -> float:
-    """The largest |difference| of an entry over the length of its row."""
+    """The largest |difference| of an entry, divided by the length of its row's vector."""
     return _largest((found - exact) / np.linalg.norm(exact, axis=1, keepdims=True))
 
 
 def _company(loaded: LoadedEncoder, rows: Rows, together: np.ndarray) -> Figure:
-    """How much a row's vector changes where it stands alone, among other rows, or in a block."""
+    """How much a vector changes if its row is alone, among other rows, wider, or in a block."""
     embed = partial(_embed, loaded.encoder, loaded.params)
     rng = np.random.default_rng(2)
     alone, others = [], []

@@ -1,4 +1,4 @@
-"""Hugging Face's model of any family as a text encoder: the same rows, pooling and weights."""
+"""Hugging Face's model of any family as a text encoder, with our rows, pooling and weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from qrag_jax.models.heads.embedding import CLS, LAST, TextEncoder
 
-LEARNING_RATE, BETAS, EPS, DECAY = 1e-5, (0.9, 0.98), 1e-6, 0.01  # of AdamW, ours and theirs
+LEARNING_RATE, BETAS, EPS, DECAY = 1e-5, (0.9, 0.98), 1e-6, 0.01  # of AdamW, for both sides
 ADAMW: dict[str, Any] = {
     "lr": LEARNING_RATE,
     "betas": BETAS,
@@ -22,25 +22,25 @@ ADAMW: dict[str, Any] = {
 
 
 def model_options(model_type: str) -> dict[str, Any]:
-    """Arguments of AutoModel that leave out what retrievers do without."""
+    """Arguments of AutoModel that leave out layers which retrievers do not use."""
     return {} if model_type == "qwen3" else {"add_pooling_layer": False}
 
 
 def embed_rows(
     model: Any, encoder: TextEncoder, tokens: np.ndarray, lengths: np.ndarray, side: str = "right"
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Rows `[B, L]` padded on the right, computed as they are or padded on the left.
+    """Embeds rows `[B, L]` that are padded on the right; `side` "left" moves the padding there.
 
     Returns:
-        Hidden states `[B, L, H]` before all layers and after each, normed as the last are, and the
-        vectors `[B, D]` that `encoder` makes of the last.
+        Hidden states `[B, L, H]` before all layers and after each layer, all with the final norm,
+        and the vectors `[B, D]` that `encoder` pools from the last ones.
     """
     inside = np.arange(tokens.shape[1]) < lengths[:, None]
     if side == "left":
         tokens = np.stack([np.roll(row, -length) for row, length in zip(tokens, lengths)])
         inside = inside[:, ::-1]
     mask = torch.from_numpy(inside.copy()).long()
-    # BERT numbers places from the left whatever stands there, unless it is told.
+    # BERT numbers positions from the left, padding included, unless it gets position_ids.
     positions = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
     output = model(
         input_ids=torch.from_numpy(tokens).long(),
@@ -48,7 +48,7 @@ def embed_rows(
         output_hidden_states=True,
         **(positions if model.config.model_type == "bert" else {}),
     )
-    # Qwen3's come without the final norm, but for the last.
+    # Qwen3 applies the final norm to the last hidden states only.
     norm = getattr(model, "norm", torch.nn.Identity())
     states = [*map(norm, output.hidden_states[:-1]), output.last_hidden_state]
     first = mask.argmax(1)
@@ -72,7 +72,7 @@ def pool(
 
 
 class Batch(NamedTuple):
-    """tokens and mask `[B, L]` of one mini-batch, and which rows `[B]` of all it has."""
+    """tokens and mask `[B, L]` of one mini-batch, and the numbers `[B]` of its rows."""
 
     tokens: torch.Tensor
     mask: torch.Tensor
@@ -82,8 +82,10 @@ class Batch(NamedTuple):
 def mini_batches(
     tokens: np.ndarray, lengths: np.ndarray, size: int, device: str, *, sort: bool
 ) -> list[Batch]:
-    """Rows `[N, L]` in mini-batches of `size`, each as wide as its longest row; `sort`: by length,
-    the longest first, as sentence-transformers has it."""
+    """Rows `[N, L]` in mini-batches of `size`, each as wide as its longest row.
+
+    With `sort`, rows are sorted by length, the longest first, as in sentence-transformers.
+    """
     order = np.argsort(-lengths, kind="stable") if sort else np.arange(len(lengths))
     batches = []
     for start in range(0, len(order), size):
@@ -96,12 +98,12 @@ def mini_batches(
 
 
 class Peer:
-    """The model with AdamW: float32 weights that compute under autocast where ours has bfloat16."""
+    """The model with AdamW; its float32 weights compute under autocast if ours is in bfloat16."""
 
     def __init__(self, model: Any, encoder: TextEncoder, device: str, half: bool) -> None:
         self.model, self.encoder, self.device = model.to(device), encoder, device
         self.autocast = half
-        # To embed alone one keeps the weights themselves in bfloat16.
+        # Embedding needs no gradients: there the weights themselves are in bfloat16.
         self.embedder = copy.deepcopy(self.model).to(torch.bfloat16) if half else self.model
         self.optimizer: torch.optim.Optimizer | None = None
 

@@ -1,4 +1,4 @@
-"""A trained run out to sentence-transformers and back: are the vectors those of training?"""
+"""Exports a trained run to sentence-transformers and compares its vectors with training's."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from qrag_jax.systems import older_runs, towers_export
 from qrag_jax.systems.saved_run import SavedRun
 
 TOLERANCE = 1e-5
-MOST_TOKENS = 24  # of a text: an exported tower cuts rows where training did
+MOST_TOKENS = 24  # per text: exported towers cut long rows, as training does
 
 
 def our_vectors(
     loaded: LoadedEncoder, params: Any, tower: towers_export.Tower, texts: Sequence[Sequence[str]]
 ) -> np.ndarray:
-    """Embeddings `[len(texts), D]` of rows made part by part, as training makes them.
+    """Embeddings `[len(texts), D]` of rows that are joined from parts, as in training.
 
     Args:
-        params: both towers', stacked on axis 0. texts: the parts of each row.
+        loaded: the encoder and its tokenizer.
+        params: parameters of both towers, stacked on axis 0.
+        tower: the tower that embeds the rows.
+        texts: the parts of each row.
     """
     encoder = loaded.encoder
     rows = []
@@ -47,11 +50,11 @@ def our_vectors(
 
 
 def round_trip_case(name: str, workdir: Path, out: Path, texts: Sequence[str]) -> Case:
-    """Exports a run's last checkpoint to `out` and embeds with both: the largest difference."""
+    """Exports a run's last checkpoint to `out`; the largest difference between both vectors."""
     from sentence_transformers import SentenceTransformer
 
     config = older_runs.load_config(workdir / CONFIG_NAME)
-    config.encoder.dtype = "float32"  # as the library computes
+    config.encoder.dtype = "float32"  # as sentence-transformers
     run = SavedRun.open(workdir, config)
     towers_export.export(run, "last", out)
     params, _ = run.trained("last")

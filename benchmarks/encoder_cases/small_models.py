@@ -1,7 +1,7 @@
-"""Small random Hugging Face models of every family, with tokenizers that make whole folders.
+"""Makes small random Hugging Face models of every family, with tokenizers, as complete folders.
 
-Read by the parity table and by the tests of the encoders. Folders that are to be trained have
-tokenizers that learned from the training's texts.
+The parity table and the tests of the encoders read them. In folders for a training the tokenizers
+have learned from the training's texts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def torch_bert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> BertModel:
 def torch_xlm_roberta(
     seed: int = 0, noise: float = 0.2, roberta: bool = False, **sizes: Any
 ) -> XLMRobertaModel:
-    """A small random Hugging Face XLM-R (RoBERTa): 24 positions of which rows take 22."""
+    """A small random Hugging Face XLM-R, or RoBERTa; rows can use 22 of its 24 positions."""
     small: dict[str, Any] = {
         "vocab_size": 60,
         "hidden_size": 16,
@@ -116,7 +116,7 @@ def numpy_tensors(model: torch.nn.Module) -> dict[str, np.ndarray]:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A real word-level tokenizer, so that a folder is complete."""
+    """Writes a real word-level tokenizer, so that the folder is complete."""
     vocab = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b"])}
     tokenizer = Tokenizer(models.WordLevel(vocab, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -129,11 +129,13 @@ QWEN_END = "<|endoftext|>"
 
 
 def write_bpe_tokenizer(folder: Path, texts: Sequence[str] = (), size: int = 500) -> int:
-    """A byte-level BPE tokenizer like Qwen3-Embedding's: no [CLS], a text ends with `QWEN_END`,
-    while its eos_token is the end of a chat turn. It learns from texts, else it knows "the".
+    """Writes a byte-level BPE tokenizer like Qwen3-Embedding's.
+
+    It has no [CLS]. A text ends with `QWEN_END`, while the eos_token is the end of a chat turn. The
+    tokenizer learns from `texts`; without them it knows all bytes and "the".
 
     Returns:
-        How many tokens it has.
+        The number of its tokens.
     """
     letters = [*sorted(pre_tokenizers.ByteLevel.alphabet())]
     vocab = {letter: i for i, letter in enumerate([*letters, "th", "the"])}
@@ -156,11 +158,12 @@ def write_bpe_tokenizer(folder: Path, texts: Sequence[str] = (), size: int = 500
 
 
 def write_unigram_tokenizer(folder: Path, texts: Sequence[str] = (), size: int = 500) -> int:
-    """A unigram tokenizer with XLM-R's special tokens and their ids: <s> 0, <pad> 1, </s> 2. It
-    learns from texts, else it knows the letters and a few words.
+    """Writes a unigram tokenizer with XLM-R's special tokens and ids: <s> 0, <pad> 1, </s> 2.
+
+    The tokenizer learns from `texts`; without them it knows the letters and a few words.
 
     Returns:
-        How many tokens it has.
+        The number of its tokens.
     """
     letters = [chr(ord("a") + i) for i in range(26)]
     words = ["▁", "▁the", "▁query", "▁passage", ":", "▁moth", "th", *letters, ".", "?"]
@@ -179,7 +182,7 @@ def write_unigram_tokenizer(folder: Path, texts: Sequence[str] = (), size: int =
     return len(vocab)
 
 
-# Family → its model and its tokenizer, with a vocabulary that the tokenizer fits.
+# Family → its model, its tokenizer, and a vocabulary size that holds the tokenizer's tokens.
 FAMILIES: dict[str, tuple[Callable[..., Any], Callable[[Path], Any], int]] = {
     "bert": (torch_bert, write_tokenizer, 60),
     "xlm-roberta": (torch_xlm_roberta, write_unigram_tokenizer, 60),
@@ -189,7 +192,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], Callable[[Path], Any], int]] = {
 
 
 def write_small_model(family: str, folder: Path, **sizes: Any) -> Path:
-    """The whole folder of a small random model of the family; returns it."""
+    """Writes the complete folder of a small random model of the family; returns the folder."""
     make, write, vocab = FAMILIES[family]
     make(**({"vocab_size": vocab} | sizes)).save_pretrained(folder)
     write(folder)
@@ -197,7 +200,7 @@ def write_small_model(family: str, folder: Path, **sizes: Any) -> Path:
 
 
 def write_trainable_model(family: str, folder: Path, texts: Sequence[str], layers: int = 2) -> Path:
-    """A folder to train: a tokenizer learned from the texts, weights as the family begins with."""
+    """Writes a folder to train: a tokenizer learned from texts, the family's initial weights."""
     if family == "bert":
         sizes = ScratchConfig(layers=layers, hidden=32, heads=2, vocab=500, positions=256)
         make_scratch_folder(folder, texts, sizes, seed=0)

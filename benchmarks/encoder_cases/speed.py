@@ -1,8 +1,9 @@
-"""Forward and training step of every family beside Hugging Face's model, on the same ragged rows.
+"""Measures forward pass and training step of BERT, XLM-R and Qwen3 against Hugging Face's models.
 
-The loss is Σ <vector, random numbers>, whose gradient needs one forward and one backward pass; both
-sides end the step with AdamW on all parameters, unclipped. Theirs runs in two ways, and is told by
-the faster: all rows in one padded batch (on a GPU in mini-batches), and sorted by length.
+Both sides compute the same ragged rows. The loss is Σ <vector, random numbers>; its gradient needs
+one forward and one backward pass. Both sides end the step with AdamW on all parameters, without
+clipping. Theirs runs in two ways: all rows in one padded batch (on a GPU in mini-batches), and rows
+sorted by length. The faster way is the peer's figure.
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import family_of
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
 
-TRAIN_SHARE = 0.40  # of the measured matmul peak, asked of Qwen3-Embedding-0.6B on a GPU
+TRAIN_SHARE = 0.40  # target of Qwen3-Embedding-0.6B on a GPU, of the measured matmul peak
 PADDED, SORTED = "padded", "length-sorted"
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model by the fields of its `config.json`; `least_share`: of the peak, on a GPU."""
+    """A model by the fields of its `config.json`; `least_share` of the peak is its GPU target."""
 
     name: str
     fields: Mapping[str, Any]
     least_share: float | None = None
 
     def cut(self, name: str, **fields: int) -> Model:
-        """With other sizes, which the name says."""
+        """The model with other sizes; `name` is added to its name."""
         return Model(f"{self.name}{name}", {**self.fields, **fields})
 
 
@@ -121,8 +122,14 @@ QUICK = (
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """tokens `[N, L]`, lengths `[N]`; how many rows a mini-batch of theirs has, unsorted and
-    sorted."""
+    """The rows that both sides compute.
+
+    Attributes:
+        tokens: `[N, L]`.
+        lengths: `[N]`.
+        padded_size: rows per mini-batch of the peer, unsorted.
+        sorted_size: rows per mini-batch of the peer, sorted by length.
+    """
 
     tokens: np.ndarray
     lengths: np.ndarray
@@ -131,7 +138,7 @@ class Rows:
 
     @property
     def name(self) -> str:
-        """In words."""
+        """The rows in words."""
         return f"{len(self.lengths)} rows of {self.lengths.min()} to {self.lengths.max()} tokens"
 
 
@@ -150,7 +157,7 @@ def speed_cases(quick: bool, gpu: bool) -> Iterator[Case]:
 
 
 def _rows(setting: Setting, vocab: int) -> Rows:
-    """Lengths evenly spread, in no order."""
+    """Random rows; their lengths are evenly spread and shuffled."""
     longest, count, padded, sorted_size = (512, 256, 32, 32) if setting.gpu else (128, 16, 16, 8)
     rng = np.random.default_rng(0)
     lengths = rng.permutation(np.linspace(longest // 8, longest, count).astype(np.int32))
@@ -164,7 +171,7 @@ class Ours:
     def __init__(self, encoder: TextEncoder, params: Params, rows: Rows, setting: Setting) -> None:
         room = ACCELERATOR_BLOCK_TOKENS if setting.gpu else CPU_BLOCK_TOKENS
         histogram = np.bincount(rows.lengths, minlength=rows.tokens.shape[1] + 1)
-        # As many lengths and sizes as `configs/common.py` has; quick: one shape to compile.
+        # As many lengths and sizes as `EncoderConfig` has; quick: one shape to compile.
         lengths, sizes = (1, 1) if setting.quick else (3, 2)
         blocks = choose_blocks(histogram, room, lengths, sizes)
         of_gradients = choose_blocks(histogram, room, max(lengths - 1, 1), sizes)
@@ -196,7 +203,7 @@ class Ours:
 
 
 def build(model: Model, dtype: str) -> tuple[Any, TextEncoder, Params]:
-    """Theirs in float32 with random weights; ours, computing in `dtype`, with the same."""
+    """Their model with random float32 weights; our encoder with these weights, in `dtype`."""
     fields = dict(model.fields)
     config = AutoConfig.for_model(**fields)
     torch.manual_seed(0)

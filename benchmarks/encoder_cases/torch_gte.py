@@ -1,8 +1,8 @@
-"""GTE's encoder in plain torch, for transformers has no class of model_type "new".
+"""GTE's encoder in plain torch, because transformers has no class for model_type "new".
 
-Written from the definition its makers publish (huggingface.co/Alibaba-NLP/new-impl, Apache-2.0):
-config fields, names of weights, places of dropout and order of computation are theirs, for rotated
-positions and packed projections. Importing this module makes `AutoModel` know the type.
+The code follows the published definition (huggingface.co/Alibaba-NLP/new-impl, Apache-2.0) for
+rotated positions and packed projections. Config fields, names of weights, places of dropout and
+order of computation are the same. Importing this module registers the type with `AutoModel`.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ NORMS = {"layer_norm": nn.LayerNorm, "rms_norm": RootMeanSquareNorm}
 
 
 def cos_sin(config: NewConfig, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`[L, d]` each: the angles of a head's pairs (j, j + d/2), twice side by side.
+    """Cosines and sines `[L, d]` of a head's pairs (j, j + d/2); each angle stands at both places.
 
-    The table is made for rows as long as factor · max_position_embeddings, so that scaling, which
-    begins above max_position_embeddings, holds at every length.
+    The frequencies are those of a table for rows as long as factor · max_position_embeddings.
+    Scaling begins above max_position_embeddings, so it holds at every length.
     """
     width = config.hidden_size // config.num_attention_heads
     base, scaling = config.rope_theta, config.rope_scaling or {}
@@ -96,7 +96,7 @@ def cos_sin(config: NewConfig, length: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 class Embeddings(nn.Module):
-    """Words, and segments where there are any, normed."""
+    """The sum of word and, if there are any, segment embeddings, normed."""
 
     def __init__(self, config: NewConfig) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Embeddings(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every token of a row sees all of the row."""
+    """Self-attention: every token of a row sees the whole row."""
 
     def __init__(self, config: NewConfig) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class Layer(nn.Module):
 
 
 class NewModel(PreTrainedModel):
-    """The trunk; the names of its weights are those of the published NewModel."""
+    """The trunk; its weights have the same names as in the published NewModel."""
 
     config: NewConfig
     config_class = NewConfig

@@ -1,4 +1,4 @@
-"""A tiny PQN training of every family by the user's own command, and its way out of here."""
+"""Trains a tiny model of every family by the user's own command, and exports it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def training_cases(families: Sequence[str], layers: int, folder: Path) -> Iterat
     texts = training_texts()
     for family in families:
         model = write_trainable_model(family, folder / f"model-{family}", texts, layers)
-        # Vectors of length 1 are not made smaller; the mean of hidden states is divided by 10.
+        # Qwen3's vectors keep length 1; the other families' mean of hidden states is divided by 10.
         scale = 1.0 if family == "qwen3" else 0.1
         workdir = folder / f"run-{family}"
         lines = _train(folder, workdir, {"encoder.path": model, "encoder.scale": scale})
@@ -39,14 +39,14 @@ def training_cases(families: Sequence[str], layers: int, folder: Path) -> Iterat
 
 
 def training_texts() -> list[str]:
-    """What the tiny trainings read: invented questions and passages."""
+    """The texts of the tiny trainings: invented questions and passages."""
     data = QRagConfig.of(hotpotqa.get_config("tiny")).data
     samples = load_split(data, "train", hold_out=True).all
     return [text for sample in samples for text in (sample.question, *sample.chunks)]
 
 
 def _train(folder: Path, workdir: Path, fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl."""
+    """Runs the training; returns the lines of metrics.jsonl."""
     fields = {
         "data.cache": folder / "tokens",
         "data.synthetic.dev": QUESTIONS,
@@ -92,5 +92,5 @@ def _cases(family: str, lines: Sequence[dict[str, Any]]) -> Iterator[Case]:
         peer=exact[0],
         details={"questions": QUESTIONS, "fact F1": f1[-1], "fact F1, untrained": f1[0]},
     )
-    # The first line has compilation.
+    # The first line includes compilation.
     yield Case(f"{title}: rate", sorted(rates[1:])[len(rates[1:]) // 2], "steps/s")

@@ -1,1 +1,1 @@
-"""PyTorch versions of what is benchmarked, on the same tensors and weights; imports torch."""
+"""The peers of the benchmarks: PyTorch code on the same tensors and weights; imports torch."""

@@ -1,4 +1,4 @@
-"""Peer `torch`: the whole PQN step batched as a competent PyTorch program would have it."""
+"""Peer `torch`: the whole PQN step in batches, as a competent PyTorch program computes it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,21 @@ from benchmarks.peers.towers import Pair, Rows, Tower
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 
-SORTED_ROWS = 32  # rows a mini-batch where rows are sorted by length
+SORTED_ROWS = 32  # rows per mini-batch if rows are sorted by length
 
 
 class _Played(NamedTuple):
-    """Actions, valid, done, values: `[B, T]`. states: of each step, its live episodes' rows."""
+    """Played episodes. A step is live in the episodes that have not ended before it.
+
+    Attributes:
+        actions: chunk taken at each step, `[B, T]`.
+        valid: whether the step happened, `[B, T]`.
+        done: whether the episode has ended after the step, `[B, T]`.
+        values: the target towers' soft values of the states after the first, `[B, T]`.
+        states: state embeddings of each step's live episodes, for steps that have any.
+        lengths: tokens of these states.
+        live: numbers of the live episodes, for every step.
+    """
 
     actions: torch.Tensor
     valid: torch.Tensor
@@ -30,7 +40,7 @@ class _Played(NamedTuple):
 
 
 class BatchedPeer:
-    """Trains and evaluates whole batches; `sort` embeds all chunks in length-sorted batches."""
+    """Trains and evaluates whole batches; with `sort`, chunks are embedded sorted by length."""
 
     def __init__(
         self, settings: Settings, params: Params, device: str = "cpu", *, sort: bool = False
@@ -40,7 +50,7 @@ class BatchedPeer:
         self.sort = sort
 
     def step(self, batch: EpisodeBatch, actions: np.ndarray | None = None) -> StepResult:
-        """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` instead of the policy's."""
+        """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` replace the policy's."""
         learner = self.learner
         episodes, chunks = self._prepare(batch)
         pairs = learner.online, learner.target
@@ -89,7 +99,7 @@ class BatchedPeer:
 
     @torch.no_grad()
     def _embed_chunks(self, pair: Pair, chunks: Rows, batch: EpisodeBatch) -> torch.Tensor:
-        """Every chunk's embedding `[B, C, D]`, zeros where there is none."""
+        """Every chunk's embedding `[B, C, D]`, zeros where there is no chunk."""
         mask = np.asarray(batch.chunk_mask)
         present = torch.as_tensor(np.flatnonzero(mask), device=self.learner.device)
         rows = chunks.pick(present)
@@ -169,7 +179,7 @@ def _join(
 ) -> Rows:
     """`opening part [SEP] part [SEP] …` of parts `[N, P]` with their lengths `[N]`."""
     width = len(opening) + sum(part.shape[1] + 1 for part in parts)
-    # One column too many takes what lies beyond a part's end.
+    # One extra column takes the tokens beyond a part's end.
     tokens = parts[0].new_full((len(parts[0]), width + 1), encoder.pad_id)
     tokens[:, : len(opening)] = tokens.new_tensor(opening)
     start = torch.full_like(lengths[0], len(opening))
@@ -183,7 +193,7 @@ def _join(
 
 
 def _cut(rows: Rows) -> Rows:
-    """Without the columns that no row reaches."""
+    """The rows without the columns that no row reaches."""
     return Rows(rows.tokens[:, : int(rows.lengths.max())], rows.lengths)
 
 

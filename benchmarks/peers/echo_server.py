@@ -1,7 +1,7 @@
-"""A model server that echoes: python -m benchmarks.peers.echo_server [SECONDS] prints its port,
-then serves; every answer takes so long.
+"""A model server that echoes prompts: python -m benchmarks.peers.echo_server [SECONDS].
 
-Does as little as HTTP allows, so that what is measured are its clients.
+It prints its port, then serves. Every answer takes SECONDS (default 0). The server does as little
+as HTTP allows, so that a benchmark measures its clients.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class EchoProtocol(asyncio.Protocol):
         self._data, self._seconds = b"", seconds
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keeps where replies go."""
+        """Keeps the transport that replies go to."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Replies to every request that is complete."""
+        """Replies to every complete request."""
         self._data += data
         while (end := self._data.find(b"\r\n\r\n") + 4) > 3:
             length = 0

@@ -1,4 +1,4 @@
-"""What both PQN peers share: settings, towers, optimizer and the update of the target towers."""
+"""The parts that both PQN peers share: settings, towers, optimizer and the update step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from qrag_jax.rollouts.chunks import RolloutConfig
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The constants of a run; `learning_rates[i]` is that of optimizer step i, the last stays."""
+    """The constants of a run.
+
+    `learning_rates[i]` is the learning rate of optimizer step i; later steps have the last rate.
+    """
 
     encoder: TextEncoder
     rollout: RolloutConfig
@@ -30,10 +33,15 @@ class Settings:
 
 
 class StepResult(NamedTuple):
-    """Loss and gradient norm (before clipping) of one update, and what was played.
+    """Figures of one update and of the episodes that it played; arrays are NumPy's.
 
-    transitions: how many. state_lengths, chunk_lengths: tokens of each state and chosen chunk;
-    steps: the time t of each state. NumPy.
+    Attributes:
+        loss: loss of the update.
+        grad_norm: gradient norm before clipping.
+        transitions: number of transitions.
+        state_lengths: tokens of each state.
+        chunk_lengths: tokens of each chosen chunk.
+        steps: the time t of each state.
     """
 
     loss: float
@@ -70,7 +78,7 @@ class Learner:
                 tower.compile_model()
 
     def count_tokens(self) -> Counter:
-        """A counter of all that the towers compute from now on."""
+        """A counter of all tokens that the towers compute from now on."""
         counter = Counter()
         for pair in (self.online, self.target):
             for tower in pair.towers():
@@ -79,19 +87,19 @@ class Learner:
 
     @property
     def learning_rate(self) -> float:
-        """Of the step that comes."""
+        """The learning rate of the next step."""
         rates = self.settings.learning_rates
         return rates[min(self.steps, len(rates) - 1)]
 
     @property
     def alpha(self) -> float:
-        """The temperature of the step that comes."""
+        """The temperature of the next step."""
         peak = self.settings.optimizer.learning_rate
         return self.settings.pqn.alpha * max(self.learning_rate / peak, 1e-6)
 
     @property
     def uniform(self) -> bool:
-        """Whether the step that comes acts at random."""
+        """Whether the next step acts at random."""
         return self.env_steps < 2 * self.settings.pqn.learning_start
 
     def loss(
@@ -109,7 +117,7 @@ class Learner:
         done: torch.Tensor,
         values: torch.Tensor,
     ) -> torch.Tensor:
-        """λ-returns `[B, T]`; values `[B, T]` are the target towers' of the states acted in."""
+        """λ-returns `[B, T]`; values `[B, T]`: of the states acted in, by the target towers."""
         settings = self.settings
         rewards = soft_q.ground_truth(
             support, actions, valid, settings.penalize_extra_steps, settings.per_fact_reward
@@ -118,7 +126,11 @@ class Learner:
         return soft_q.lambda_returns(rewards, discount, values, settings.pqn.lambda_)
 
     def update(self, loss: torch.Tensor, transitions: int) -> torch.Tensor:
-        """One optimizer step, then `target ← (1-τ)·target + τ·online`; returns the norm."""
+        """One optimizer step, then `target ← (1-τ)·target + τ·online`.
+
+        Returns:
+            The gradient norm before clipping.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         online: list[torch.Tensor] = list(self.online.parameters())

@@ -1,7 +1,7 @@
-"""Peer `torch-sequential`: one question at a time, everything embedded anew, as public code does.
+"""Peer `torch-sequential`: plays one question at a time and embeds all anew, like public code.
 
-Episodes of a batch are played one after the other, each batch of rows is padded to a power of
-two of its longest row, and the update embeds its states, chunks and next states once more.
+The episodes of a batch are played one after the other. Each batch of rows is padded to the next
+power of two of its longest row. The update embeds its states, chunks and next states once more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.peers.towers import Rows, Tower, pad_rows
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.models.heads.embedding import Params
 
-SHORTEST, LONGEST = 16, 512  # tokens that batches of rows are padded to
+SHORTEST, LONGEST = 16, 512  # least and greatest padded length, in tokens
 AT_ONCE = 1024  # rows embedded at once
 
 
@@ -30,7 +30,15 @@ class _Episode(NamedTuple):
 
 
 class _Played(NamedTuple):
-    """One episode: T' steps taken; target_chunks `[C, D]`; available before each step."""
+    """One played episode of T' steps.
+
+    Attributes:
+        actions: the chunk taken at each step.
+        states: the token row of each state.
+        chosen: the token row of each chunk taken.
+        available: which chunks are available before each step.
+        target_chunks: the target tower's embeddings `[C, D]`; None in greedy play.
+    """
 
     actions: list[int]
     states: list[list[int]]
@@ -47,7 +55,7 @@ class SequentialPeer:
         self.settings = settings
 
     def step(self, batch: EpisodeBatch, actions: np.ndarray | None = None) -> StepResult:
-        """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` instead of the policy's."""
+        """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` replace the policy's."""
         learner = self.learner
         episodes = {i: _episode(batch, i) for i in np.flatnonzero(batch.chunk_mask.any(1)).tolist()}
         played = [
@@ -121,7 +129,7 @@ class SequentialPeer:
 
     @torch.no_grad()
     def _returns(self, episode: _Episode, played: _Played) -> torch.Tensor:
-        """λ-returns of one episode `[T']`; its later states are embedded again for their values."""
+        """λ-returns `[T']` of one episode; embeds later states again for their values."""
         learner, device = self.learner, self.learner.device
         steps = len(played.actions)
         values = torch.zeros(1, steps, device=device)
@@ -144,7 +152,7 @@ class SequentialPeer:
         return learner.returns(support, actions, valid, done, values)[0]
 
     def _embed(self, tower: Tower, rows: list[list[int]]) -> torch.Tensor:
-        """Rows → `[N, D]`; documents too long for one batch in several."""
+        """Rows → `[N, D]`; at most `AT_ONCE` rows are embedded at once."""
         batches = (rows[i : i + AT_ONCE] for i in range(0, len(rows), AT_ONCE))
         return torch.cat([tower(self._rows(batch)) for batch in batches])
 

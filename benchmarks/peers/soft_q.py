@@ -16,7 +16,7 @@ def twin_q(state: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
 
 
 def rotate(chunks: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Embeddings `[C, 2D]` rotated at `[C]`: RoPE on each half, interleaved pairs."""
+    """Rotates embeddings `[C, 2D]` by positions `[C]`: RoPE on each half, interleaved pairs."""
     half = chunks.shape[-1] // 2
     frequency = 10_000.0 ** (-torch.arange(0, half, 2, dtype=torch.float64) / half)
     angle = positions.double()[:, None, None] * frequency.to(chunks.device)
@@ -26,13 +26,13 @@ def rotate(chunks: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def positions(kind: str, taken: list[int], chunks: int) -> torch.Tensor:
-    """Where the chunks of a document stand `[C]`: absolute, or relative to those taken."""
+    """Positions `[C]` of a document's chunks: 0, absolute, or relative to the chunks taken."""
     if kind == "none":
         return torch.zeros(chunks)
     if kind != "relative":
         return torch.arange(chunks)
     cuts = [0, *sorted(taken), chunks]
-    # The sum guards the integer part against 17.999…: gaps between steps are far larger.
+    # 1e-9 guards floor() against 17.999… for 18; the gaps between positions are far larger.
     parts = [
         20 * number + torch.linspace(0, 18, end - start, dtype=torch.float64) + 1e-9
         for number, (start, end) in enumerate(itertools.pairwise(cuts))
@@ -41,14 +41,17 @@ def positions(kind: str, taken: list[int], chunks: int) -> torch.Tensor:
 
 
 def chosen_twin_q(state: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
-    """state, chunk `[N, 2D]` → `[N, 2]`."""
+    """Twin values of one chunk per state: state, chunk `[N, 2D]` → `[N, 2]`."""
     return (state * chunk).unflatten(-1, (2, -1)).sum(-1)
 
 
 def draw(
     q: torch.Tensor, available: torch.Tensor, alpha: float, top_k: int, uniform: bool
 ) -> torch.Tensor:
-    """One action a row from softmax(q / α) over the top k available actions; `[N, C]` → `[N]`."""
+    """One action per row from softmax(q / α) over the top k available actions; `[N, C]` → `[N]`.
+
+    With `uniform`, all available actions are equally likely.
+    """
     q = torch.where(available, q, MASKED)
     worst = q.topk(min(top_k, q.shape[1]), dim=1).values[:, -1:]
     logits = torch.where(available & (q >= worst), (q - q.amax(1, keepdim=True)) / alpha, MASKED)
@@ -70,7 +73,10 @@ def soft_value(
 def ground_truth(
     support: torch.Tensor, actions: torch.Tensor, valid: torch.Tensor, penalize: bool, fact: float
 ) -> torch.Tensor:
-    """Rewards `[B, T]`: 1 (or less for extra steps) when the last missing fact is taken."""
+    """Rewards `[B, T]`: 1 (or less for extra steps) when the last missing fact is taken.
+
+    Each fact taken adds `fact`.
+    """
     hit = support.gather(1, actions) & valid
     facts = support.sum(1, keepdim=True)
     completes = hit & (hit.cumsum(1) == facts)
@@ -82,7 +88,7 @@ def ground_truth(
 def lambda_returns(
     rewards: torch.Tensor, discount: torch.Tensor, values: torch.Tensor, lambda_: float
 ) -> torch.Tensor:
-    """`[B, T]` each; `values[:, t]` is that of the state acted in at t."""
+    """λ-returns; all arrays are `[B, T]`, `values[:, t]` is the value of the state at step t."""
     returns = torch.zeros_like(rewards)
     following = value = torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):

@@ -1,4 +1,4 @@
-"""Hugging Face BERT as the peers' text tower, holding the very weights that ours holds."""
+"""Hugging Face BERT as the peers' text tower, with the same weights as our tower."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass
 class Counter:
-    """Tokens that towers computed since the counter was made; adding up makes no GPU wait."""
+    """Counts the tokens that towers compute; adding to it does not wait for the GPU."""
 
     computed: int = 0
     device_text: torch.Tensor | int = 0
@@ -45,23 +45,23 @@ class Counter:
 
     @property
     def text(self) -> int:
-        """How many of the tokens were text."""
+        """How many of the tokens were text; this waits for the GPU."""
         return int(self.device_text)
 
     @property
     def padding_share(self) -> float:
-        """The computed tokens that carried no text, as a share."""
+        """The share of the computed tokens that carried no text."""
         return 1.0 - self.text / max(self.computed, 1)
 
 
 class Tower(torch.nn.Module):
-    """Masked mean of BERT's last hidden states times `scale`; autocast where ours is bfloat16."""
+    """Masked mean of BERT's last hidden states times `scale`; autocast if ours is in bfloat16."""
 
     def __init__(self, encoder: TextEncoder, params: Params, device: torch.device) -> None:
         super().__init__()
         assert isinstance(encoder.module, Bert)
         self.model = _bert(encoder.module.config, params).to(device)
-        self.run: Any = self.model  # what is called: the model, or the model compiled
+        self.run: Any = self.model  # called by forward(): the model, compiled or not
         self.autocast = encoder.module.precision.products == jnp.bfloat16
         self.scale = encoder.scale
         self.device = device
@@ -72,11 +72,11 @@ class Tower(torch.nn.Module):
         self.run = torch.compile(self.model, dynamic=True)
 
     def forward(self, rows: Rows, *, full: bool = False) -> torch.Tensor:
-        """Rows, at least one token each, → float32 embeddings `[N, D]`; `full`: none is padded."""
+        """Rows of at least one token → float32 embeddings `[N, D]`; `full`: no row is padded."""
         if self.counter is not None:
             self.counter.add(rows)
         inside = torch.arange(rows.tokens.shape[1], device=self.device) < rows.lengths[:, None]
-        # A context of its own: weights that were cast under no_grad must not be reused with grad.
+        # A new context per call: weights that were cast under no_grad must not be reused with grad.
         with torch.autocast(self.device.type, torch.bfloat16) if self.autocast else nullcontext():
             mask = None if full else inside
             hidden = self.run(input_ids=rows.tokens, attention_mask=mask).last_hidden_state
@@ -108,7 +108,7 @@ def tower_params(params: Params, tower: int) -> Params:
 
 
 def pad_rows(rows: list[list[int]], width: int, pad_id: int, device: torch.device) -> Rows:
-    """Lists of token ids to `[N, width]`."""
+    """Pads lists of token ids on the right to `[N, width]`."""
     tokens = np.full((len(rows), width), pad_id, np.int64)
     for place, row in zip(tokens, rows):
         place[: len(row)] = row

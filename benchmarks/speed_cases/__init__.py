@@ -1,1 +1,1 @@
-"""The cases of the speed suite, a file for each thing that takes time."""
+"""The cases of the speed suite, one module for each task that is timed."""

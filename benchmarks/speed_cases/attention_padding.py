@@ -1,8 +1,8 @@
-"""What attention computes without text: its rows are padded, though linear maps see none of that.
+"""Counts the padding that attention computes; linear maps compute hardly any.
 
-Rows stand end to end in blocks of T places; attention looks at R rows of L places of each block,
-whether they are there and as long or not (`models.compute.packing`). Counted on the host, by the
-trainer's own choice of blocks; nothing is computed.
+Rows stand end to end in blocks of T places. In every block attention computes R rows of L places,
+even if the rows are fewer or shorter (`models.compute.packing`). The places are counted on the
+host, for the blocks that the trainer chooses; no encoder runs.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from qrag_jax.models.compute.packing import Blocks, Filling, next_block
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.trunks.bert import BertConfig
 
-FORWARD, BOTH_WAYS = 1, 3  # a gradient costs two forward passes more
+FORWARD, BOTH_WAYS = 1, 3  # forward passes: a gradient costs two more
 
 
 @dataclasses.dataclass
 class Places:
-    """Sums over encoder calls, each weighted by its passes.
+    """Sums over encoder calls, each weighted by its number of forward passes.
 
     Attributes:
-        text: tokens with text. linear: places that linear maps compute (T). attention: places of
-            attention's rows (R·L). text_pairs, pairs: of tokens, Σ n² and R·L², as scores have.
+        text: tokens with text.
+        linear: places that linear maps compute (T).
+        attention: places of attention's rows (R·L).
+        text_pairs: pairs of tokens that attention scores need (Σ n²).
+        pairs: pairs of places that attention scores compute (R·L²).
     """
 
     text: float = 0.0
@@ -40,7 +43,7 @@ class Places:
     pairs: float = 0.0
 
     def add(self, blocks: Blocks, lengths: np.ndarray, passes: int) -> None:
-        """Counts the blocks for rows of these lengths, all present."""
+        """Adds the blocks for rows of these lengths `[N]`, all of them present."""
         ordered = jnp.asarray(np.sort(lengths).astype(np.int32))
         shapes = list(blocks.shapes(len(lengths)))
         left = Filling(jnp.int32(0), jnp.int32(len(lengths)))
@@ -60,8 +63,14 @@ _next_block = jax.jit(next_block, static_argnums=0)
 
 
 class Shares(NamedTuple):
-    """Of what is computed: places of linear maps and of attention without text; FLOPs that
-    attention takes; FLOPs beyond those that the text needs."""
+    """Shares of what is computed.
+
+    Attributes:
+        linear: share of the linear maps' places that hold no text.
+        attention: share of the places of attention's rows that hold no text.
+        attention_flops: share of the FLOPs that attention scores take.
+        padding_flops: share of the FLOPs that the text does not need.
+    """
 
     linear: float
     attention: float
@@ -70,7 +79,10 @@ class Shares(NamedTuple):
 
 
 def shares(places: Places, sizes: BertConfig = MINILM) -> Shares:
-    """With the widths of this encoder: a layer takes 2·(4h² + 2hi) FLOPs a place and 4h a pair."""
+    """The shares for an encoder of these sizes.
+
+    A layer takes 2·(4h² + 2hi) FLOPs per place and 4h per pair.
+    """
     width, inner = sizes.hidden_size, sizes.intermediate_size
     dense, scores = 2.0 * (4 * width**2 + 2 * width * inner), 4.0 * width
     computed = dense * places.linear + scores * places.pairs
@@ -86,7 +98,7 @@ def shares(places: Places, sizes: BertConfig = MINILM) -> Shares:
 def count_places(
     block_shapes: BlockShapes, encoder: Encoder, texts: Texts, batch: EpisodeBatch
 ) -> Places:
-    """Of one PQN step in which every chunk is drawn at random, as those at a training's start."""
+    """The places of a PQN step that draws chunks at random, as at the start of a training."""
     places = Places()
     chunks = _chunk_rows(encoder, texts, batch)
     rows = np.concatenate([batch.chunks[batch.chunk_mask], chunks[:, None]], axis=1)
@@ -113,12 +125,12 @@ def _chunk_rows(encoder: Encoder, texts: Texts, batch: EpisodeBatch) -> np.ndarr
 def _states(
     encoder: Encoder, texts: Texts, batch: EpisodeBatch
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Of each step: lengths of the states' rows, and of the rows of the chunks taken there."""
+    """Yields for each step the lengths of the state rows and of the rows of the chunks taken."""
     rng, data, count = np.random.default_rng(0), texts.config.data, len(batch.question_length)
     opening = len(encoder.encoder.chunk_opening)
     rows = np.zeros(batch.chunk_mask.shape, np.int64)
     rows[batch.chunk_mask] = _chunk_rows(encoder, texts, batch)
-    order = rng.random(batch.chunk_mask.shape) + ~batch.chunk_mask  # those that are none come last
+    order = rng.random(batch.chunk_mask.shape) + ~batch.chunk_mask  # absent chunks come last
     taken = order.argsort(axis=1)[:, : texts.config.env.max_steps]
     state = batch.question_length + len(encoder.encoder.state_opening) + 1
     for chosen in taken.T:

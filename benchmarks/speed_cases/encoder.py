@@ -1,4 +1,4 @@
-"""Encoder forward alone, against Hugging Face's BertModel on the same rows."""
+"""Measures the encoder's forward pass against Hugging Face's BertModel on the same rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user waits for: the real training command, started cold and once more."""
+"""Measures how long a user waits for the real training command, started cold and once more."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def entry_point_cases(setting: Setting, minilm: bool) -> list[Case]:
         folder = Path(name)
         cold, cold_seconds = _train(setting, folder, "cold", minilm)
         warm, warm_seconds = _train(setting, folder, "warm", minilm)
-    waits = [row[WAIT] for row in cold if WAIT in row][1:]  # the first line has compilation
+    waits = [row[WAIT] for row in cold if WAIT in row][1:]  # the first line includes compilation
     waiting = sum(waits) / len(waits)
     encoder = "MiniLM" if minilm else "random weights of MiniLM's width"
     cases = [
@@ -60,7 +60,7 @@ def entry_point_cases(setting: Setting, minilm: bool) -> list[Case]:
 def _train(
     setting: Setting, folder: Path, name: str, minilm: bool
 ) -> tuple[list[dict[str, Any]], float]:
-    """The lines of metrics.jsonl that tell of speed, and the seconds that the command took."""
+    """Runs the command; returns its lines of metrics.jsonl about speed, and its seconds."""
     path = DATA / "hotpotqa"
     fields: dict[str, Any] = {"data.path": path}
     if not path.exists():
@@ -81,7 +81,7 @@ def _train(
     workdir = folder / name
     command = [sys.executable, "-m", "qrag_jax.train", "--config=configs/hotpotqa.py:minilm"]
     command += [f"--workdir={workdir}", *(f"--config.{key}={v}" for key, v in fields.items())]
-    # Both starts share compiled programs, but not the run: the second is new, not resumed.
+    # Both starts share compiled programs but not the run: the second one does not resume.
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",

@@ -1,4 +1,4 @@
-"""Greedy episodes over many questions, against one episode at a time in PyTorch."""
+"""Measures greedy episodes over many questions against one episode at a time in PyTorch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qrag_jax.metrics.retrieval_log import Row
 def evaluation_case(
     setting: Setting, texts: Texts, encoder: Encoder, questions: int, batch_size: int
 ) -> Case:
-    """Episodes per second by the way a user's evaluation goes, log rows included."""
+    """Episodes per second of the evaluation that a user runs, log rows included."""
     player = Player(texts, encoder)
     peer = SequentialPeer(peer_settings(texts, encoder), encoder.towers(), setting.device)
     batch = texts.batch(0, questions)
@@ -66,7 +66,7 @@ def evaluation_case(
 
 
 def _lengths(texts: Texts, batch: EpisodeBatch, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of every chunk row `[B, C]` and of every state acted in `[B, T]`, 0 where none."""
+    """Tokens of every chunk row `[B, C]` and every state acted in `[B, T]`; 0 if there is none."""
     data = texts.config.data
     sizes = np.asarray(batch.chunk_lengths)
     chunks = np.where(batch.chunk_mask, np.minimum(sizes, data.max_chunk_tokens - 2) + 2, 0)

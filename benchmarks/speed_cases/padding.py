@@ -1,4 +1,4 @@
-"""Tokens computed without text in a training step, on documents of several shapes."""
+"""Measures the padding that a training step computes, on documents of several shapes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ MOST = 0.10
 
 
 def padding_cases(setting: Setting, texts: Texts, encoder: Encoder, questions: int) -> list[Case]:
-    """The mean of `padding_share` over a few steps, which is that of linear maps; it depends on
-    lengths, not on the encoder. And what attention's padded rows add, in places and in FLOPs."""
+    """One case for the padding of linear maps, and one for that of attention's rows.
+
+    The first is the mean of `padding_share` over a few steps; it depends on lengths, not on the
+    encoder. The second shows what attention's padded rows add, in places and in FLOPs.
+    """
     training = Training(texts, encoder)
     batches = [texts.batch(i, questions) for i in range(BATCHES)]
     share = statistics.mean(training.step(batch)["padding_share"] for batch in batches)

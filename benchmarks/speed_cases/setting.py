@@ -1,4 +1,4 @@
-"""What every case of the speed suite is given: sizes, data, encoders, peaks."""
+"""The settings that the cases of the speed suite share, and their targets."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from benchmarks.peers.learner import Settings
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Fixed for one run of the suite.
+    """The settings of one run of the suite.
 
-    quick: the smaller suite, whose ratios are no targets. gpu: jax computes on a GPU. rounds:
-    measured rounds; warmups: calls before them, the first one left out. peaks: of this machine.
+    Attributes:
+        quick: whether this is the smaller suite, which has no targets for ratios.
+        gpu: whether jax computes on a GPU.
+        rounds: number of measured rounds.
+        warmups: calls between the first call and the measured rounds.
+        peaks: FLOP/s of a matrix product on this machine.
     """
 
     quick: bool
@@ -31,26 +35,26 @@ class Setting:
         return "cuda" if self.gpu else "cpu"
 
     def at_least(self, cpu: float, gpu: float) -> float | None:
-        """The target on this machine, None where the sizes are not those it was set for."""
+        """The target on this machine; None for the quick sizes, which have no target."""
         return None if self.quick else gpu if self.gpu else cpu
 
 
 class Verdict(TypedDict):
-    """The two keys of a case that say what was asked for and whether it was met."""
+    """Two fields of a case: its target, and whether the target was met."""
 
     target: str | None
     holds: bool | None
 
 
 def verdict(value: float, least: float | None, unit: str = "") -> Verdict:
-    """Of a case whose value must be at least `least`."""
+    """The verdict on a case whose value must be at least `least`; None: it has no target."""
     if least is None:
         return {"target": None, "holds": None}
     return {"target": f">= {least:g}{unit}", "holds": value >= least}
 
 
 def peer_settings(texts: Texts, encoder: Encoder) -> Settings:
-    """What the PQN peers are given, from the config that ours is built of."""
+    """The settings of the PQN peers, from the same config as our training."""
     config = texts.config
     return Settings(
         encoder=encoder.encoder,

@@ -1,4 +1,4 @@
-"""The whole PQN step, against the PyTorch peers on the same batches and first weights."""
+"""Measures the whole PQN step against PyTorch peers on the same batches and initial weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,15 @@ def step_cases(
     questions: int,
     targets: Mapping[str, float | None],
 ) -> list[Case]:
-    """Transitions per second beside each peer of `targets` (least ratio, None: no target)."""
+    """Transitions per second, compared with each peer.
+
+    Args:
+        setting: settings of the suite.
+        texts: the questions to train on.
+        encoder: the encoder with its initial weights.
+        questions: size of a batch.
+        targets: least ratio to each peer; None: no target.
+    """
     batches = [texts.batch(i, questions) for i in range(1 + setting.warmups + setting.rounds)]
     training = Training(texts, encoder)
     shares: list[float] = []
@@ -108,17 +116,17 @@ class _Peer:
 
     def program(self, batches: list[EpisodeBatch]) -> Callable[[int], None]:
         def step(number: int) -> None:
-            self.results.append(self.peer.step(batches[number]))  # its floats wait for the GPU
+            self.results.append(self.peer.step(batches[number]))  # float() waits for the GPU
 
         return step
 
     @property
     def transitions(self) -> float:
-        """Of a step, on average."""
+        """Mean number of transitions per step."""
         return statistics.mean(result.transitions for result in self.results)
 
     def work(self, texts: Texts, encoder: Encoder, batches: list[EpisodeBatch]) -> Work:
-        """Of a step, on average."""
+        """Mean work per step."""
         steps = len(self.results)
         flops = _flops(texts, encoder, batches, self.results)
         return Work(self.counter.text / steps, self.counter.computed / steps, flops)
@@ -132,8 +140,12 @@ def _chunk_lengths(texts: Texts, batch: EpisodeBatch) -> np.ndarray:
 def _flops(
     texts: Texts, encoder: Encoder, batches: list[EpisodeBatch], results: list[StepResult]
 ) -> float:
-    """That a step needs, on average: all chunks under both roles, states and chosen chunks with
-    gradients (backward = twice forward), the later states under the target."""
+    """Mean FLOPs that a step needs.
+
+    All chunks are embedded by the online and the target towers. States and chosen chunks are
+    embedded with gradients (backward = twice forward). The target towers also embed the states
+    after the first.
+    """
     total = 0.0
     for batch, result in zip(batches, results, strict=True):
         total += 2 * forward_flops(encoder.sizes, _chunk_lengths(texts, batch))
@@ -150,7 +162,7 @@ def _own_work(
     results: list[StepResult],
     padding_share: float,
 ) -> Work:
-    """Ours, with the lengths of the states and chosen chunks that a peer saw on these batches."""
+    """Our work, with the lengths of states and chosen chunks that a peer saw on these batches."""
     means = (
         statistics.mean(float(_chunk_lengths(texts, batch).sum()) for batch in batches),
         statistics.mean(float(result.state_lengths.sum()) for result in results),

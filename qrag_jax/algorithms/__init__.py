@@ -1,1 +1,1 @@
-"""Pure update steps and the return estimators they share."""
+"""Algorithms as pure functions, and the return estimators that they share."""

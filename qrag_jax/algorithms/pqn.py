@@ -10,7 +10,7 @@ from qrag_jax.algorithms.returns import lambda_returns
 
 
 def alpha_at(alpha: float, learning_rate: jax.Array, peak: float) -> jax.Array:
-    """α_t = α_0·lr_t / lr_0, kept above 1e-6·α_0 so that a division by it stays finite."""
+    """α_t = α_0·lr_t / lr_0, but at least 1e-6·α_0, so that a division by it stays finite."""
     return alpha * jnp.maximum(learning_rate / peak, 1e-6)
 
 
@@ -19,11 +19,15 @@ def targets(
 ) -> jax.Array:
     """λ-returns `[B, T]` of whole episodes from the soft values of the target towers.
 
-    `values[:, t+1]` is the value of the state step t led to; the last step of a whole episode
+    `values[:, t+1]` is the value of the state that step t led to. The last step of a whole episode
     ends it, so nothing is bootstrapped there.
 
     Args:
-        rewards, done, values: `[B, T]` of each step; the values are of the states acted in.
+        rewards: `[B, T]`, of each step.
+        done: `[B, T]`, whether the episode has ended after the step.
+        values: `[B, T]`, of the states acted in.
+        gamma: γ, the discount.
+        lambda_: λ of the returns.
     """
     discount = gamma * (1.0 - done.astype(jnp.float32))
     next_values = jnp.pad(values[:, 1:], ((0, 0), (0, 1)))
@@ -37,9 +41,10 @@ def loss(
     """`½(2q_1 - G)² + ½(2q_2 - G)²` summed over valid transitions, and their number.
 
     Args:
-        state_embeddings, chunk_embeddings: `[..., 2D]`, halves are the critics; the chunks' as
-            rotated at their positions.
-        target: `[...]` λ-returns G; valid: `[...]` bool.
+        state_embeddings: `[..., 2D]`; each half belongs to one critic.
+        chunk_embeddings: `[..., 2D]`, rotated at the chunks' positions.
+        target: `[...]` λ-returns G.
+        valid: `[...]` bool.
     """
     product = state_embeddings * chunk_embeddings
     twin = product.reshape(*product.shape[:-1], 2, -1).sum(-1)

@@ -16,10 +16,11 @@ def lambda_returns(
     """λ-returns `G_t = r_t + discount_t·[(1-λ)·v_{t+1} + λ·G_{t+1}]`, with `G_T = v_T`.
 
     Args:
-        r_t, discount_t: `[T]`.
-        v_tp1: `[T]`, the value of the state each action led to; its last entry bootstraps a
+        r_t: `[T]`, rewards.
+        discount_t: `[T]`, γ·(1 - done_t).
+        v_tp1: `[T]`, the value of the state that each action led to. Its last entry bootstraps a
             rollout that stops before the episode does.
-        lambda_: 0 gives one-step targets, 1 the discounted sum of rewards.
+        lambda_: 0 gives one-step targets, 1 gives the discounted sum of rewards.
 
     Returns:
         `[T]`. (Sutton & Barto, 2018, eq. 12.18; the recursion of rlax `lambda_returns`.)

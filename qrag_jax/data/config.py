@@ -1,4 +1,4 @@
-"""What a run reads, and how long texts may be."""
+"""Settings of a run's data: what the run reads, and how long texts may be."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qrag_jax.errors import check_known, check_least
 from qrag_jax.runtime.config_fields import internal
 
 SYNTHETIC = "synthetic"
-# Settings of sources that make their documents themselves.
+# Settings of the sources that make their own documents.
 SETTINGS: dict[str, type] = {babilong.NAME: BabilongConfig, niah.NAME: NiahConfig}
 
 
@@ -28,25 +28,28 @@ class DataConfig:
 
     Attributes:
         sources: name → weight in the training mixture.
-        babilong, niah: the settings of these sources.
+        babilong: settings of the source "babilong".
+        niah: settings of the source "niah".
 
     Raises:
         InputError: a field cannot be used.
     """
 
-    # weights: a source's share of the episodes is its weight. size: it is its weight times its
-    # training questions, so that equal weights throw all questions into one heap, as Q-RAG does.
+    # A source's share of the episodes is proportional to: its weight ("weights"), or its weight
+    # times its number of training questions ("size"; equal weights then pool all questions, as
+    # Q-RAG does).
     mixture: str = "weights"
     # File, folder, or name=path,name=path; "": from the hub; "synthetic": invented questions in
-    # each source's own format. Of babilong the folder of stories; of it and niah "" is "synthetic".
+    # each source's format. For babilong: the folder of stories. For babilong and niah, "" means
+    # "synthetic".
     path: str = ""
-    limit: int = 0  # training records read per source, 0: all
+    limit: int = 0  # training samples kept per source, 0: all; the source "synthetic" ignores it
     max_question_tokens: int = 64  # longer questions are cut
-    max_chunk_tokens: int = 220  # a chunk's row, [CLS] and [SEP] counted
-    max_chunk_tokens_in_state: int = 220  # a chunk's tokens inside a state
-    workers: int = 0  # processes that build batches ahead; 0: threads
-    cache: str = ""  # tokens are kept here; "": $QRAG_CACHE or ~/.cache/qrag_jax
-    synthetic: SyntheticConfig | None = None  # of the source "synthetic" and the path "synthetic"
+    max_chunk_tokens: int = 220  # length of a chunk's row, [CLS] and [SEP] included
+    max_chunk_tokens_in_state: int = 220  # tokens of a chunk inside a state
+    workers: int = 0  # processes that build batches ahead; 0: threads do it
+    cache: str = ""  # folder that keeps tokens; "": $QRAG_CACHE or ~/.cache/qrag_jax
+    synthetic: SyntheticConfig | None = None  # for the source "synthetic" and the path "synthetic"
     sources: Mapping[str, float] = internal(factory=dict)
     babilong: BabilongConfig = internal(factory=BabilongConfig)
     niah: NiahConfig = internal(factory=NiahConfig)
@@ -58,25 +61,25 @@ class DataConfig:
 
     @property
     def cache_folder(self) -> Path:
-        """Where tokens and made corpora are kept between runs."""
+        """The folder that keeps tokens and generated corpora between runs."""
         return Path(self.cache).expanduser() if self.cache else default_cache()
 
     def at(self, path: str) -> DataConfig:
-        """The same data from another path, "" for the same one."""
+        """The same settings with another path; "" keeps the path."""
         return dataclasses.replace(self, path=path or self.path)
 
     def shares(self, stores: Mapping[str, Tokens]) -> dict[str, float]:
         """Each source's share of the training episodes.
 
         Raises:
-            InputError: a weight is not a positive number.
+            InputError: there is no weight, or one is not a positive number.
         """
         sizes = {name: len(store) for name, store in stores.items()}
         return mix_weights(self.sources, sizes if self.mixture == BY_SIZE else None)
 
     def token_limits(self, tokenizer: TextTokenizer) -> dict[str, Any]:
         """How texts are cut and where their tokens are kept, for `tokens.tokenise`."""
-        special = 1 if tokenizer.cls_id is None else 2  # of a chunk's row
+        special = 1 if tokenizer.cls_id is None else 2  # special tokens of a chunk's row
         longest = max(self.max_chunk_tokens - special, self.max_chunk_tokens_in_state)
         return {
             "max_question_tokens": self.max_question_tokens,
@@ -86,7 +89,7 @@ class DataConfig:
 
     @property
     def backgrounds(self) -> list[NoiseConfig]:
-        """Where documents have their background from, of sources that make them."""
+        """The background settings of the sources that make their own documents."""
         found = [self.babilong.background] if babilong.NAME in self.sources else []
         makes = niah.NAME in self.sources and self.path in ("", SYNTHETIC)
         own = self.niah.background if makes else None

@@ -1,4 +1,4 @@
-"""The Grain pipeline: token stores to shuffled, host-sharded, prefetched `EpisodeBatch`es."""
+"""The Grain pipeline from token stores to shuffled, host-sharded, prefetched episode batches."""
 
 from __future__ import annotations
 
@@ -20,11 +20,17 @@ PADDING_SAMPLE = -1
 class EpisodeBatch(NamedTuple):
     """Questions with their chunks as token ids without special tokens, padded on the right.
 
-    question `[B, Lq]`, question_length `[B]`, chunks `[B, C, La]`, chunk_lengths `[B, C]`: int32.
-    chunk_mask `[B, C]`: the document has this chunk. support `[B, C]`: it is a supporting fact.
-    sample `[B]`: number of the sample among those of all stores, one store after the other, or
-    `PADDING_SAMPLE` for a row that fills up a batch. epoch `[B]`: of its store, from 0; where
-    documents are drawn anew it tells which one this is.
+    Attributes:
+        question: `[B, Lq]` int32.
+        question_length: `[B]` int32.
+        chunks: `[B, C, La]` int32.
+        chunk_lengths: `[B, C]` int32.
+        chunk_mask: `[B, C]` bool, whether the document has this chunk.
+        support: `[B, C]` bool, whether the chunk is a supporting fact.
+        sample: `[B]` int32, number of the sample, counted over all stores one after the other;
+            `PADDING_SAMPLE` for a row that only fills up the batch.
+        epoch: `[B]` int32, epoch of the sample's store, from 0. With redrawn documents, `sample`
+            and `epoch` together identify the document.
     """
 
     question: Any
@@ -59,7 +65,10 @@ class EpisodeShape:
 class EpisodeSource:
     """Random access to the episodes of one token store, padded to one shape.
 
-    `before`: samples in the stores before this one.
+    Attributes:
+        store: the token store.
+        shape: the padded sizes.
+        before: number of samples in the stores before this one.
     """
 
     store: Tokens
@@ -74,7 +83,7 @@ class EpisodeSource:
         return self.episode(index, 0)
 
     def episode(self, index: int, epoch: int) -> EpisodeBatch:
-        """Episode `index` as it is in an epoch, without the batch dimension."""
+        """Episode `index` in an epoch, without the batch dimension."""
         shape, document = self.shape, self.store.document(index, epoch)
         question, question_length = _pad([document.question], 1, shape.question_tokens)
         chunks, chunk_lengths = _pad(document.chunks, shape.chunks, shape.chunk_tokens)
@@ -92,7 +101,7 @@ class EpisodeSource:
         )
 
     def at(self, position: int, index: int) -> EpisodeBatch:
-        """Episode `index` at a position of Grain's, which counts on from epoch to epoch."""
+        """Episode `index` at a position of Grain; positions go on counting over the epochs."""
         return self.episode(index, position // len(self))
 
 
@@ -109,19 +118,22 @@ def training_batches(
     """An endless, resumable iterator of shuffled batches.
 
     Args:
-        stores: tokens of each source; weights: its share of the episodes, summing to 1.
+        stores: tokens of each source.
+        weights: each source's share of the episodes; the shares sum to 1.
+        shape: the sizes that every batch is padded to.
         batch_size: episodes per batch on this host.
-        workers: processes that build batches ahead; 0 builds them ahead in threads.
+        seed: seed of the shuffling.
+        workers: processes that build batches ahead; with 0, threads build them ahead.
         shard: (index of this host, number of hosts).
 
     Returns:
-        A Grain iterator: besides `next` it has `get_state()` and `set_state(state)`, a
-        JSON-serialisable position that already accounts for what was prefetched.
+        A Grain iterator with `next`, `get_state()` and `set_state(state)`. The state is a
+        JSON-serialisable position that already accounts for prefetched batches.
     """
     datasets, shares, before = [], [], 0
     for number, (name, store) in enumerate(stores.items()):
         source = EpisodeSource(store, shape, before)
-        # The position is all that an episode is drawn by: whoever reads it, it is the same.
+        # An episode depends only on its position, so it is the same in every thread and process.
         dataset = grain.MapDataset.range(len(store)).map_with_index(source.at)
         before += len(store)
         datasets.append(dataset.seed(seed + number).shuffle().repeat())
@@ -132,7 +144,7 @@ def training_batches(
     read = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
     iterable = batches.to_iter_dataset(read)
     if workers:
-        # Batches come through pipes: shared memory would outlive a run that is killed as a whole.
+        # Batches come through pipes: shared memory would remain after the whole run is killed.
         by_pipe = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
         iterable = grain.experimental.WithOptionsIterDataset(iterable, by_pipe)
         settings = grain.MultiprocessingOptions(num_workers=workers)
@@ -152,7 +164,7 @@ def evaluation_batches(
 
 
 def empty_episode(shape: EpisodeShape) -> EpisodeBatch:
-    """A row without question or chunks, which every computation leaves out."""
+    """A row without question and chunks; every computation ignores it."""
     return EpisodeBatch(
         question=np.zeros(shape.question_tokens, np.int32),
         question_length=np.int32(0),
@@ -166,15 +178,15 @@ def empty_episode(shape: EpisodeShape) -> EpisodeBatch:
 
 
 def stack(rows: Sequence[EpisodeBatch]) -> EpisodeBatch:
-    """Rows to one batch."""
+    """Stacks rows into one batch."""
     return EpisodeBatch(*(np.stack(field) for field in zip(*rows, strict=True)))
 
 
 def check_steps(max_steps: int, stores: Mapping[str, Tokens]) -> None:
-    """Refuses an episode length that no document can fill.
+    """Refuses an episode length that no document of a source can fill.
 
     Raises:
-        InputError: `max_steps` exceeds the chunks of every sample of a source.
+        InputError: a source has no sample with at least `max_steps` chunks.
     """
     for name, store in stores.items():
         most = int(store.chunk_counts.max())

@@ -1,4 +1,4 @@
-"""Samples made when they are asked for, so that a set of long documents needs no memory."""
+"""Samples made at each access, so that a set of long documents needs no memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class LazySamples(Sequence[Sample]):
 
     Args:
         count: number of samples.
-        make: sample of an index from 0 to count - 1, the same at every call.
-        content: digest of the texts that samples are made of, "" where it is not known.
+        make: returns the sample of an index from 0 to count - 1, the same at every call.
+        content: digest of the texts that samples are made of; "" if it is not known.
     """
 
     def __init__(self, count: int, make: Callable[[int], Sample], content: str = "") -> None:
@@ -41,7 +41,7 @@ class LazySamples(Sequence[Sample]):
         return self._make(self._indices[index])
 
     def drawn(self, index: int, epoch: int) -> Sample:
-        """The sample as it is in an epoch: always the same, but of subclasses."""
+        """The sample in this epoch: the same in all epochs, unless a subclass draws it anew."""
         return self[index]
 
 
@@ -60,7 +60,7 @@ class _Joined(LazySamples):
 
 
 def drawn(samples: Sequence[Sample], index: int, epoch: int) -> Sample:
-    """A sample as it is in an epoch of its source."""
+    """The sample as it is in this epoch of its source."""
     return samples.drawn(index, epoch) if isinstance(samples, LazySamples) else samples[index]
 
 

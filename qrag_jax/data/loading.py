@@ -1,4 +1,4 @@
-"""A run's samples: which sources, from where, for training or for evaluation."""
+"""Loads the training or evaluation samples of a run from all of its sources."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime.whole_files import new_folder, reason
 
 HELD_OUT_SHARE = 0.1
-GENERATED = (babilong.NAME, niah.NAME)  # sources with a generator of their own documents
+GENERATED = (babilong.NAME, niah.NAME)  # sources that generate their own documents
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedSamples:
-    """Samples of one split by source, with one line each on what was read."""
+    """Samples of one split by source, and for each source one line on what was read."""
 
     by_source: dict[str, Sequence[Sample]]
     report: list[str]
@@ -38,11 +38,15 @@ def load_split(config: DataConfig, split: Split, *, hold_out: bool) -> LoadedSam
     """Reads the samples of every source.
 
     Args:
-        hold_out: a path that is one file has no dev part: keep a tenth of it for "dev", by a
-            hash of the id, instead of giving the whole file to either split.
+        config: the sources and where their data is.
+        split: "train" or "dev".
+        hold_out: whether to split a path that is a single file (it has no dev part): "dev" gets a
+            tenth, chosen by a hash of the id, and "train" gets the rest. Without it, each split
+            gets the whole file.
 
     Raises:
-        InputError: nothing usable is found (see `load_samples`), or a path names no source.
+        InputError: the data of a source cannot be used (see `load_samples`), a source is unknown
+            or has no path, or a corpus cannot be written.
     """
     limit = config.limit if split == "train" else 0
     paths = _paths(config)
@@ -78,13 +82,13 @@ def load_split(config: DataConfig, split: Split, *, hold_out: bool) -> LoadedSam
 
 
 def without_questions(train: LoadedSamples, held_out: Sequence[Sample]) -> LoadedSamples:
-    """Training samples whose question text is not also an evaluation question.
+    """The training samples without those whose question is also an evaluation question.
 
-    Sources made on access are kept whole: their documents differ though few questions there are
-    ("Where is Mary?"), and their files or generators keep the stories of the splits apart.
+    Lazy sources are kept whole. They have few different questions ("Where is Mary?") but many
+    different documents, and their files or generators already keep the splits' stories apart.
 
     Raises:
-        InputError: none of a source is left.
+        InputError: a source has no sample left.
     """
     asked = {s.question for s in held_out} if not _all_lazy(train) else set()
     kept: dict[str, Sequence[Sample]] = {
@@ -132,7 +136,7 @@ def _made(config: DataConfig) -> synthetic.SyntheticConfig:
 
 
 def _written_corpus(config: DataConfig, name: str) -> Path:
-    """Invented questions as official files of source `name`, written once."""
+    """The folder of invented questions in the official format of source `name`, written once."""
     if name not in SOURCES:
         known = ", ".join([*SOURCES, *GENERATED, SYNTHETIC])
         raise InputError(f"config.data.sources names {name!r}; the known sources are {known}.")

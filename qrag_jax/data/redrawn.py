@@ -1,8 +1,9 @@
 """Documents drawn anew in every epoch: the same question and facts among other background.
 
-A document is told by its parts (the question and the facts), by the background that all documents
-share, and by a layout, which says where the facts stand and what is between them. So its texts and
-its tokens are composed alike, whatever the epoch, and every text is tokenised and kept once.
+Three things define a document: its parts (the question and the facts), the background texts that
+all documents share, and a layout, which says where the facts stand and which background texts are
+between them. Texts and tokens of every epoch are composed from these in the same way, and every
+text is tokenised and kept only once.
 """
 
 from __future__ import annotations
@@ -20,35 +21,36 @@ from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import DocumentTokens, TextTokenizer, TokenStore, tokenise
 
-SHOWN = 200  # documents whose chunks tell how long chunks are
+SHOWN = 200  # documents that `chunk_lengths` measures
 
 
 class Layout(Protocol):
-    """How the documents of a set are put together; small, since every worker has a copy."""
+    """How the documents of a set are put together. It is small: every worker has a copy."""
 
     @property
     def chunks(self) -> int:
-        """C, chunks of a document."""
+        """C, the number of chunks of a document."""
 
     @property
     def key(self) -> str:
-        """Tells this layout from every other one."""
+        """A text that distinguishes this layout from all others."""
 
     def __call__(self, index: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The document of a sample in an epoch, which depends on nothing else.
+        """The layout of one sample's document in one epoch, the same at every call.
 
         Returns:
-            places `[F]`, the chunk that each fact is, and background `[C - F]`, which of the
-            background texts the other chunks are, in document order.
+            places `[F]`: the chunk index of each fact. background `[C - F]`: the indices of the
+            background texts that are the other chunks, in document order.
         """
 
 
 class RedrawnSamples(LazySamples):
-    """Samples of a first epoch, and by `drawn` those of any.
+    """Samples that differ between epochs: indexing gives the first epoch, `drawn` any epoch.
 
     Args:
-        parts: each sample with its facts alone as chunks, and its support among them.
+        parts: the samples with only their facts as chunks; `support` refers to these chunks.
         background: `[texts]` array of str.
+        layout: where facts and background texts stand in each document.
     """
 
     def __init__(self, parts: Sequence[Sample], background: np.ndarray, layout: Layout) -> None:
@@ -56,20 +58,21 @@ class RedrawnSamples(LazySamples):
         self.parts, self.background, self.layout = parts, background, layout
 
     def drawn(self, index: int, epoch: int) -> Sample:
-        """The sample as it is in an epoch."""
+        """The sample as it is in this epoch."""
         index = range(len(self))[index]
         places, background = self.layout(index, epoch)
         return composed(self.parts[index], places, self.background[background])
 
 
 def composed(facts: Sample, places: np.ndarray, background: np.ndarray) -> Sample:
-    """The sample of a document.
+    """The sample of a document that is put together from facts and background.
 
-    Only references: the texts are those given.
+    The sample refers to the given texts and does not copy them.
 
     Args:
-        facts: with its facts alone as chunks.
-        places: `[F]` where they stand; background: `[C - F]` texts of the other places, in order.
+        facts: a sample with only its facts as chunks.
+        places: `[F]`, the chunk index of each fact.
+        background: `[C - F]`, the texts of the other chunks, in document order.
     """
     texts = np.empty(len(places) + len(background), object)
     is_background = np.ones(len(texts), bool)
@@ -82,10 +85,12 @@ def composed(facts: Sample, places: np.ndarray, background: np.ndarray) -> Sampl
 
 @dataclasses.dataclass(frozen=True)
 class RedrawnStore:
-    """Tokens of redrawn samples, see `tokens.Tokens`: each fact and each background text once.
+    """Tokens of redrawn samples (see `tokens.Tokens`): each fact and background text once.
 
     Attributes:
-        parts: sample i's question and facts; background: one sample, whose chunks it is.
+        parts: the question and the facts of each sample.
+        background: one sample, whose chunks are the background texts.
+        layout: where facts and background texts stand in each document.
     """
 
     parts: TokenStore
@@ -97,28 +102,28 @@ class RedrawnStore:
 
     @property
     def content_key(self) -> str:
-        """A digest of texts, supporting facts, tokenizer and of how documents are drawn."""
+        """A digest of texts, supporting facts, tokenizer, limits and layout."""
         keys = f"{self.parts.content_key} {self.background.content_key} {self.layout.key}"
         return hashlib.sha256(keys.encode()).hexdigest()[:32]
 
     @property
     def truncated_questions(self) -> int:
-        """Questions that were cut."""
+        """Number of questions that were cut."""
         return self.parts.truncated_questions
 
     @property
     def truncated_chunks(self) -> int:
-        """Facts and background texts that were cut."""
+        """Number of facts and background texts that were cut."""
         return self.parts.truncated_chunks + self.background.truncated_chunks
 
     @property
     def chunk_texts(self) -> int:
-        """How many facts and background texts there are."""
+        """Number of facts and background texts."""
         return self.parts.chunk_texts + self.background.chunk_texts
 
     @property
     def chunk_counts(self) -> np.ndarray:
-        """Chunks of each sample, `[samples]`."""
+        """Number of chunks of each sample, `[samples]`."""
         return np.full(len(self), self.layout.chunks)
 
     @property
@@ -139,13 +144,13 @@ class RedrawnStore:
         return np.array(found)
 
     def document(self, sample: int, epoch: int = 0) -> DocumentTokens:
-        """One sample's tokens in an epoch."""
+        """One sample's tokens in this epoch."""
         question, facts, support = self.parts.document(sample)
         places, background = self.layout(sample, epoch)
         fact_at = dict(zip(places.tolist(), facts, strict=True))
         between = iter(background.tolist())
         chunks = [
-            # The text before its first chunk is the question of that one sample.
+            # Text 0 is the (empty) question of the store's one sample; the chunks begin at text 1.
             fact_at[i] if i in fact_at else self.background.text(1 + next(between))
             for i in range(self.layout.chunks)
         ]
@@ -160,7 +165,7 @@ def tokenise_redrawn(
     max_chunk_tokens: int,
     cache: Path,
 ) -> RedrawnStore:
-    """Tokens of the samples, as `tokens.tokenise` makes them."""
+    """Returns the tokens of redrawn samples; for arguments and errors see `tokens.tokenise`."""
     texts = tuple(samples.background.tolist())
     background = Sample("background", "", texts, (), (), "")
     parts, shared = (

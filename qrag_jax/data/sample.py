@@ -1,4 +1,4 @@
-"""What a training or evaluation question is, before it becomes tokens."""
+"""A training or evaluation question with its chunks, before it becomes tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    """One multi-hop question with the chunks it may be answered from.
+    """One multi-hop question with the chunks that may contain its answer.
 
     Attributes:
         id: unique within its source; written to retrieval logs.
@@ -30,11 +30,11 @@ class Sample:
 
 
 class BadRecord(ValueError):
-    """A record that cannot become a `Sample`; the message is a short reason, used as a key."""
+    """A record that cannot become a `Sample`; its message is a short reason and serves as a key."""
 
 
 def fingerprint(samples: Sequence[Sample]) -> str:
-    """A digest of samples: ids, texts and supporting facts."""
+    """A digest of all fields of the samples."""
     digest = hashlib.sha256()
     for sample in samples:
         digest.update(json.dumps(dataclasses.astuple(sample)).encode())

@@ -1,4 +1,4 @@
-"""The samples of a run as tokens, cut to the lengths that its config allows."""
+"""Turns a run's samples into tokens, cut to the lengths that the config allows."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from qrag_jax.data.tokens import TextTokenizer, Tokens, TokenStore, tokenise
 def tokenise_samples(
     config: DataConfig, tokenizer: TextTokenizer, samples: Sequence[Sample]
 ) -> TokenStore:
-    """The samples' tokens."""
+    """Returns the samples' tokens."""
     return tokenise(samples, tokenizer, **config.token_limits(tokenizer))
 
 
 def tokenise_training(
     config: DataConfig, tokenizer: TextTokenizer, samples: Sequence[Sample]
 ) -> Tokens:
-    """As `tokenise_samples`; of samples that are drawn anew in every epoch, those of all."""
+    """Returns the samples' tokens; redrawn samples get a store that covers every epoch."""
     if isinstance(samples, RedrawnSamples):
         return tokenise_redrawn(samples, tokenizer, **config.token_limits(tokenizer))
     return tokenise_samples(config, tokenizer, samples)
 
 
 def truncation_report(store: Tokens) -> str:
-    """How many texts were cut, as one line; empty if none was."""
+    """One line on how many texts were cut; empty if none was cut."""
     if not store.truncated_questions and not store.truncated_chunks:
         return ""
     return (

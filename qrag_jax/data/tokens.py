@@ -1,4 +1,4 @@
-"""Tokenisation, done once: texts to ids, kept in memory-mapped files keyed by their content."""
+"""Turns texts into token ids once and keeps them in memory-mapped files, keyed by content."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.whole_files import new_folder, reason, write_whole
 
-FORMAT = 1  # raise it when the files below change meaning
+FORMAT = 1  # increase it when the meaning of the files below changes
 _SAMPLES_AT_ONCE = 512
 
 
 @dataclasses.dataclass(frozen=True)
 class TextTokenizer:
-    """A fast tokenizer with the special tokens a retriever's rows need.
+    """A fast tokenizer with the special tokens that a retriever's rows need.
 
     Attributes:
-        backend: encodes plain text; special tokens written in a text are treated as text.
-        cls_id: the token that rows open with, None where they open with their text.
-        sep_id, pad_id: separating (or ending) and padding token.
+        backend: encodes plain text; it treats special tokens written in a text as plain text.
+        cls_id: the first token of a row; None if rows begin directly with their text.
+        sep_id: the token that separates (or ends) texts.
+        pad_id: the padding token.
         vocab_size: ids run from 0 to vocab_size - 1, added tokens included.
     """
 
@@ -44,14 +45,16 @@ class TextTokenizer:
         """Reads the tokenizer of a model folder.
 
         Args:
-            opens_rows: rows of this family open with [CLS] (<s>); else with their text, and
-                `cls_id` is None even if the tokenizer has such a token.
+            folder: the model folder.
+            opens_rows: whether rows of this model family begin with [CLS] (<s>). If not, they
+                begin with their text, and `cls_id` is None even if the tokenizer has the token.
 
         Raises:
-            InputError: the folder has no tokenizer with a fast version, or it lacks the padding
-                token, both [SEP] and an end-of-text token, or the opening token where one is used.
+            InputError: the folder has no tokenizer with a fast version; or the tokenizer has no
+                padding token, neither [SEP] nor an end-of-text token, or no [CLS] although rows
+                begin with it.
         """
-        from transformers import AutoTokenizer  # slow to import: only when a folder is read
+        from transformers import AutoTokenizer  # slow to import, so only when a folder is read
 
         try:
             # By default transformers asks on the terminal whether to run the folder's own code.
@@ -94,9 +97,10 @@ class TextTokenizer:
 
 
 def _end_of_text(backend: tokenizers.Tokenizer, eos_id: int | None) -> int | None:
-    """The special token that the tokenizer itself ends a text with, else its `eos_token`.
+    """The special token that the tokenizer puts at the end of a text, else its `eos_token`.
 
-    They differ in Qwen3-Embedding: a chat turn's end is its eos_token, the text's end is pooled.
+    The two differ in Qwen3-Embedding: `eos_token` ends a chat turn, but the model pools at the
+    token that ends the text.
     """
     ended = backend.encode("a")
     if eos_id is not None and ended.ids and ended.special_tokens_mask[-1]:
@@ -107,8 +111,10 @@ def _end_of_text(backend: tokenizers.Tokenizer, eos_id: int | None) -> int | Non
 class DocumentTokens(NamedTuple):
     """One sample as token ids without special tokens.
 
-    question `[length]`; chunks: `[length]` of each, in document order; support `[facts]`: indices
-    of the supporting facts.
+    Attributes:
+        question: `[length]`.
+        chunks: `[length]` each, in document order.
+        support: `[facts]` chunk indices of the supporting facts.
     """
 
     question: np.ndarray
@@ -117,15 +123,17 @@ class DocumentTokens(NamedTuple):
 
 
 class Tokens(Protocol):
-    """The tokens of many samples, as training reads them.
+    """The interface through which training reads the tokens of many samples.
 
     Attributes:
-        content_key: a digest of all that they depend on.
-        truncated_questions, truncated_chunks: texts cut; of `chunk_texts` chunks that are kept.
-        chunk_counts: chunks of each sample, `[samples]`.
+        content_key: a digest of everything that the tokens depend on.
+        truncated_questions: number of questions that were cut.
+        truncated_chunks: number of stored chunks that were cut.
+        chunk_texts: number of stored chunks.
+        chunk_counts: number of chunks of each sample, `[samples]`.
         question_lengths: tokens of each question, `[samples]`.
-        chunk_lengths: tokens of the chunks, or of those of some samples, `[chunks]`.
-        longest_chunk: tokens of the longest of all.
+        chunk_lengths: tokens of each chunk, of all samples or of some of them, `[chunks]`.
+        longest_chunk: tokens of the longest chunk of all samples.
     """
 
     @property
@@ -148,20 +156,22 @@ class Tokens(Protocol):
     def __len__(self) -> int: ...
 
     def document(self, sample: int, epoch: int = 0) -> DocumentTokens:
-        """One sample's tokens, which may differ from epoch to epoch."""
+        """One sample's tokens; they may differ between epochs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenStore:
-    """The tokens of many samples in flat arrays; row i of it is sample i.
+    """The tokens of many samples in flat arrays.
 
     Attributes:
         tokens: `[total]` int32, all texts one after the other: question, chunks, question, …
         text_starts: `[texts + 1]` int64, where each text begins in `tokens`.
-        sample_starts: `[samples + 1]` int64, which text is each sample's question.
-        support: `[facts]` int32 chunk indices; support_starts: `[samples + 1]` int64.
-        truncated_questions, truncated_chunks: texts cut to the limits they were read with.
-        folder: where the arrays are mapped from, None if they live in memory alone.
+        sample_starts: `[samples + 1]` int64, the index of each sample's question among the texts.
+        support: `[facts]` int32, chunk indices of the supporting facts, sample after sample.
+        support_starts: `[samples + 1]` int64, where each sample's facts begin in `support`.
+        truncated_questions: number of questions that were cut to the length limit.
+        truncated_chunks: number of chunks that were cut to the length limit.
+        folder: where the arrays are mapped from; None if they are only in memory.
     """
 
     tokens: np.ndarray
@@ -174,7 +184,7 @@ class TokenStore:
     folder: Path | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the folder alone: workers map the same files instead of copying them."""
+        """Pickles only the folder, so that workers map the same files instead of copying them."""
         if self.folder is not None:
             return open_store, (self.folder,)
         return TokenStore, tuple(getattr(self, f.name) for f in dataclasses.fields(self))
@@ -184,7 +194,7 @@ class TokenStore:
 
     @property
     def content_key(self) -> str:
-        """A digest of texts, supporting facts and tokenizer; "" of a store in memory alone."""
+        """A digest of texts, supporting facts, tokenizer and limits; "" if only in memory."""
         return self.folder.name if self.folder else ""
 
     def text(self, index: int) -> np.ndarray:
@@ -196,14 +206,14 @@ class TokenStore:
         return self.support[self.support_starts[sample] : self.support_starts[sample + 1]]
 
     def document(self, sample: int, epoch: int = 0) -> DocumentTokens:
-        """One sample's tokens, the same in every epoch."""
+        """One sample's tokens; they are the same in every epoch."""
         first, end = self.sample_starts[sample], self.sample_starts[sample + 1]
         chunks = [self.text(i) for i in range(first + 1, end)]
         return DocumentTokens(self.text(first), chunks, self.support_of(sample))
 
     @property
     def chunk_texts(self) -> int:
-        """How many chunks there are in all."""
+        """Number of chunks of all samples."""
         return int(self.chunk_counts.sum())
 
     @property
@@ -213,7 +223,7 @@ class TokenStore:
 
     @property
     def chunk_counts(self) -> np.ndarray:
-        """Chunks of each sample, `[samples]`."""
+        """Number of chunks of each sample, `[samples]`."""
         return np.diff(self.sample_starts) - 1
 
     @property
@@ -240,11 +250,14 @@ def tokenise(
     max_chunk_tokens: int,
     cache: Path,
 ) -> TokenStore:
-    """Tokens of the samples, from the cache where the same texts were tokenised before.
+    """Returns the tokens of the samples, from the cache if it has them already.
 
     Args:
-        max_question_tokens, max_chunk_tokens: longer texts are cut (and counted).
-        cache: folder that keeps one sub-folder per content; a broken one is made again.
+        samples: the samples.
+        tokenizer: encodes their texts.
+        max_question_tokens: longer questions are cut and counted.
+        max_chunk_tokens: longer chunks are cut and counted.
+        cache: folder that keeps one store per content, in `tokens/`; a broken store is rebuilt.
 
     Raises:
         InputError: the cache cannot be written.
@@ -267,14 +280,14 @@ def tokenise(
 
 
 class BrokenStore(ValueError):
-    """Files of one tokenised content are missing, cut, or do not fit together."""
+    """Files of a token store are missing or cut, or do not fit together."""
 
 
 def open_store(folder: Path) -> TokenStore:
-    """Maps the files of one tokenised content.
+    """Maps the files of a token store into memory.
 
     Raises:
-        BrokenStore: a file is missing or cut.
+        BrokenStore: a file is missing or cut, or the files do not fit together.
     """
     names = ("tokens", "text_starts", "sample_starts", "support", "support_starts")
     try:
@@ -314,14 +327,14 @@ def _write(
     max_chunk_tokens: int,
 ) -> None:
     arrays, meta = _encode(samples, tokenizer, max_question_tokens, max_chunk_tokens)
-    # Built beside its final place and renamed: a killed or concurrent run leaves no half cache.
+    # Built next to its final place, then renamed: a killed or concurrent run leaves no half store.
     building = new_folder(folder.parent, ".building-")
     try:
         for name, array in arrays.items():
             np.save(building / f"{name}.npy", array, allow_pickle=False)
         write_whole(building / "meta.json", json.dumps(meta))
         if folder.exists() and not _is_whole(folder):
-            shutil.rmtree(folder)  # a part of it was deleted or cut
+            shutil.rmtree(folder)  # a file of it was deleted or cut
         try:
             building.rename(folder)
         except OSError:  # another process was faster
@@ -345,12 +358,12 @@ def _encode(
     max_question_tokens: int,
     max_chunk_tokens: int,
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """The arrays of a store by name, and what `meta.json` says."""
-    # A text that several documents share, as background text does, is encoded once.
-    places: dict[tuple[str, int], int] = {}  # text and limit → its place in `rows`
+    """The arrays of a store by name, and the contents of `meta.json`."""
+    # A text that several documents share (background text, for example) is encoded once.
+    places: dict[tuple[str, int], int] = {}  # (text, limit) → index in `rows`
     rows: list[np.ndarray] = []
     too_long: list[bool] = []
-    order: list[int] = []  # the place of each text of the samples
+    order: list[int] = []  # index in `rows` of each text of the samples
     counts: list[int] = []
     support: list[int] = []
     support_counts: list[int] = []

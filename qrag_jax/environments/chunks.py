@@ -2,8 +2,8 @@
 
 State: the question followed by the chunks taken so far. Action: the index of a chunk not taken
 yet. An episode ends after `max_steps` actions, when no chunk is left or, unless `never_terminate`,
-once every supporting fact is taken (Q-RAG, arXiv 2511.07328). With a STOP action, an empty chunk
-behind the others (`with_stop`), it also ends when that is taken.
+once every supporting fact is taken (Q-RAG, arXiv 2511.07328). If there is a STOP action, which is
+an empty chunk after the others (`with_stop`), taking it also ends the episode.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ NOT_TAKEN = -1
 
 
 class ChunksState(NamedTuple):
-    """Where a batch of episodes stands.
+    """The current state of a batch of episodes.
 
-    taken `[B, T]`: chunk indices in the order taken, `NOT_TAKEN` for steps to come.
-    available `[B, C]`: chunks that may be taken now.
-    done `[B]`: the episode has ended; further steps leave it as it is.
+    Attributes:
+        taken: `[B, T]`, chunk indices in the order taken, `NOT_TAKEN` for steps to come.
+        available: `[B, C]`, chunks that may be taken now.
+        done: `[B]`, whether the episode has ended; further steps do not change it.
     """
 
     taken: jax.Array
@@ -43,10 +44,10 @@ def reset(batch: EpisodeBatch, max_steps: int) -> ChunksState:
 
 
 def with_stop(batch: EpisodeBatch) -> EpisodeBatch:
-    """The batch with one more chunk in the last column: empty, never a supporting fact, STOP.
+    """The batch with STOP as one more chunk in the last column: empty, never a supporting fact.
 
-    Its row holds special tokens alone (`[CLS] [SEP]`), so the chunk tower learns its embedding like
-    any other.
+    Its row holds no text (`[CLS] [SEP]`), so the chunk tower learns its embedding like that of any
+    other chunk.
     """
 
     def one_more(array: jax.Array, value: bool | jax.Array = False) -> jax.Array:
@@ -151,7 +152,7 @@ def state_rows(
         sort_by_index: chunks in document order rather than in the order taken.
 
     Returns:
-        tokens `[B, W]` and lengths `[B]`, W being `state_width` of K chunks.
+        tokens `[B, W]` and lengths `[B]`, where W is `state_width` of K chunks.
     """
     if sort_by_index:
         last = batch.chunk_mask.shape[1]

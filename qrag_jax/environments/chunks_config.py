@@ -17,13 +17,14 @@ class ChunksConfig:
     """
 
     max_steps: int = 2  # T, chunks taken per episode
-    # Play on when all supporting facts are found or, with a language model's reward, when that
-    # completes the episode (config.reward.completion_threshold).
+    # Continue after all supporting facts are found or, with rewards of a language model, after a
+    # reward completes the episode (config.reward.completion_threshold).
     never_terminate: bool = True
-    sort_by_index: bool = False  # states list chunks in document order, else as taken
-    # Chunk embeddings are rotated at: none, absolute, random, random_published, relative
+    sort_by_index: bool = False  # states list chunks in document order, else in the order taken
+    # Positions at which chunk embeddings are rotated: none, absolute, random, random_published or
+    # relative.
     positions: str = "none"
-    stop_action: bool = False  # an action that ends the episode, besides the chunks
+    stop_action: bool = False  # adds an action STOP, which ends the episode
 
     def __post_init__(self) -> None:
         check_least("env", self, max_steps=1)

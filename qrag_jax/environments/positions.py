@@ -1,17 +1,17 @@
-"""Where a chunk stands in its document, as the integer its embedding is rotated at.
+"""Positions of chunks: the integer at which the embedding of a chunk is rotated.
 
 Kinds (Q-RAG, arXiv 2511.07328):
 - `none`: no chunk is rotated.
 - `absolute`: 0, 1, 2, …
-- `random`: absolute, but in training every chunk lies 1 to `MOST_INDENT` further than the one
-  before, drawn anew for each episode, so that later positions are known from short documents.
-- `random_published`: as Q-RAG's code has its "random", in training and in evaluation. A document
-  of n chunks is cut into five parts at four random places, and part j lies d_j further than
-  `absolute`, 0 ≤ d_1 ≤ … ≤ d_5 < 2000 - n drawn and sorted; documents hold 2,000 chunks at most.
-  In evaluation the draw depends on the question and n alone, so that it can be repeated.
-- `relative`: chunks are numbered within the intervals that the chunks taken so far cut the
-  document into. Interval k runs from 20·k to 20·k + 18 however many chunks it holds, so documents
-  of any length look alike.
+- `random`: as `absolute`, but in training every chunk lies 1 to `MOST_INDENT` positions after the
+  previous one. The gaps are drawn anew for each episode, so that training on short documents also
+  meets late positions.
+- `random_published`: the "random" of Q-RAG's code, in training and in evaluation. A document of n
+  chunks is cut into five parts at four random places, and part j is moved by d_j positions. The
+  moves 0 ≤ d_1 ≤ … ≤ d_5 < 2000 - n are drawn and sorted; documents have at most 2,000 chunks. In
+  evaluation the draw depends only on the question and n, so that it can be repeated.
+- `relative`: the chunks taken so far cut the document into intervals. The positions in interval k
+  run from 20·k to 20·k + 18, however many chunks it has, so documents of any length look alike.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ RANDOM_PUBLISHED = "random_published"
 KINDS = ("none", "absolute", "random", RANDOM_PUBLISHED, "relative")
 STEP = 20  # positions from the start of one interval to the start of the next
 SPAN = 18  # int(0.9·STEP): the position of an interval's last chunk within it
-MOST_INDENT = 8  # gap between neighbours under `random`, at most
-MOST_CHUNKS = 2000  # of a document under `random_published` (`max_chunks_count`)
-PARTS = 5  # with an indent of its own each (`num_splits`)
+MOST_INDENT = 8  # largest gap between neighbours under `random`
+MOST_CHUNKS = 2000  # most chunks of a document under `random_published` (`max_chunks_count`)
+PARTS = 5  # of a document, each with its own indent (`num_splits`)
 
 
 def check_chunks(kind: str, chunks: int) -> None:
-    """Refuses documents that are longer than their positions reach.
+    """Refuses documents that have more chunks than there are positions.
 
     Raises:
         InputError: a document of `chunks` chunks has no positions of this kind.
@@ -47,7 +47,7 @@ def check_chunks(kind: str, chunks: int) -> None:
 
 
 def last_position(kind: str, chunks: int, max_steps: int) -> int:
-    """The highest position that a document of `chunks` chunks can show."""
+    """The highest position that a chunk can have in a document of `chunks` chunks."""
     if kind == "none":
         return 0
     if kind == "relative":
@@ -60,8 +60,9 @@ def last_position(kind: str, chunks: int, max_steps: int) -> int:
 def relative(index: jax.Array, taken: jax.Array, chunks: jax.Array) -> jax.Array:
     """Positions of the chunks `index` given those taken so far.
 
-    With i_1 < … < i_k taken, [0, i_1) is interval 0, [i_1, i_2) interval 1, …, [i_k, chunks) the
-    last; the m chunks of interval j lie at the integer part of 20·j + linspace(0, 18, m).
+    Let i_1 < … < i_k be the chunks taken. Interval 0 is [0, i_1), interval 1 is [i_1, i_2), …, and
+    the last one is [i_k, chunks). The m chunks of interval j have the positions
+    ⌊20·j + linspace(0, 18, m)⌋.
 
     Args:
         index: `[..., N]` chunk indices, below `chunks`.
@@ -72,8 +73,8 @@ def relative(index: jax.Array, taken: jax.Array, chunks: jax.Array) -> jax.Array
         `[..., N]` int32. Exact for documents of up to 100 million chunks.
     """
     chunks = jnp.asarray(chunks, jnp.int32)[..., None]
-    cuts = jnp.where(taken < 0, chunks, taken)  # what is not taken cuts nothing off
-    # Before or at each chunk: how many cuts, the last of them; behind it: the next one.
+    cuts = jnp.where(taken < 0, chunks, taken)  # an empty slot cuts nothing off
+    # For each chunk: the number of cuts up to it, the last one of them, and the next cut after it.
     before = cuts[..., None, :] <= index[..., :, None]
     behind = ~before
     interval = before.sum(-1)
@@ -87,7 +88,7 @@ def relative(index: jax.Array, taken: jax.Array, chunks: jax.Array) -> jax.Array
 
 
 def absolute(keys: jax.Array | None, episodes: int, chunks: int) -> jax.Array:
-    """Positions `[B, C]` of all chunks: 0, 1, 2, …; with keys `[B]`, behind random indents."""
+    """Positions `[B, C]` of all chunks: 0, 1, 2, …, or with keys `[B]` at random gaps."""
     if keys is None:
         return jnp.broadcast_to(jnp.arange(chunks), (episodes, chunks))
 
@@ -101,8 +102,10 @@ def absolute(keys: jax.Array | None, episodes: int, chunks: int) -> jax.Array:
 class Indents(NamedTuple):
     """The draw of `random_published` for B documents.
 
-    cuts `[B, PARTS - 1]`: ascending indices at which a part begins; one that is not below a
-    document's chunks cuts nothing. by `[B, PARTS]`: positions that each part is moved by.
+    Attributes:
+        cuts: `[B, PARTS - 1]`, ascending indices at which a part begins. A cut that is not below
+            the document's number of chunks has no effect.
+        by: `[B, PARTS]`, number of positions by which each part is moved.
     """
 
     cuts: jax.Array
@@ -117,15 +120,15 @@ class Indents(NamedTuple):
 def draw_indents(keys: jax.Array, chunks: jax.Array) -> Indents:
     """Cuts and indents of documents with `chunks` `[B]` chunks; keys `[B]`.
 
-    The cuts are any four of 1, …, n - 2, all as likely, fewer where there are not four; an indent
-    is any of 0, …, 1999 - n, before they are sorted, 0 where n is 2,000.
+    The cuts are four of 1, …, n - 2, all choices equally likely; if there are not four, all of
+    them. The indents are drawn from 0, …, 1999 - n and then sorted; they are 0 if n is 2,000.
     """
 
     def one(key: jax.Array, count: jax.Array) -> Indents:
         of_cuts, of_indents = jax.random.split(key)
         places = count - 2
         cuts: list[jax.Array] = []
-        # Floyd's way to a random set: the k-th draw is below `top`, or `top` if that is in it.
+        # Floyd's algorithm for a random set: draw up to `top`; if the set has the draw, take `top`.
         for number, own in enumerate(jax.random.split(of_cuts, PARTS - 1)):
             top = places - (PARTS - 1) + number
             drawn = jax.random.randint(own, (), 0, jnp.maximum(top, 0) + 1)
@@ -138,13 +141,14 @@ def draw_indents(keys: jax.Array, chunks: jax.Array) -> Indents:
 
 
 def evaluation_keys(question: jax.Array | np.ndarray, lengths: jax.Array | np.ndarray) -> jax.Array:
-    """The keys `[B]` of an evaluation's draws: of equal questions the same, in any batch.
+    """The PRNG keys `[B]` of an evaluation's draws: equal questions have equal keys in any batch.
 
     Args:
-        question: `[B, L]` token ids. lengths: `[B]` of each; what lies beyond is not read.
+        question: `[B, L]` token ids.
+        lengths: `[B]` number of tokens of each question; tokens after it are not read.
     """
     tokens = jnp.asarray(question).astype(jnp.uint32) + 1
-    # A polynomial in an odd number, modulo 2^32.
+    # A polynomial hash in an odd number, modulo 2^32.
     powers = jnp.cumprod(jnp.full(tokens.shape[1], 2_654_435_761, jnp.uint32), dtype=jnp.uint32)
     inside = jnp.arange(tokens.shape[1]) < lengths[:, None]
     digests = jnp.where(inside, tokens * powers, 0).sum(-1, dtype=jnp.uint32)

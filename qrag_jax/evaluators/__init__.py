@@ -1,1 +1,1 @@
-"""From parameters to named scores."""
+"""Evaluators: they turn parameters into named scores."""

@@ -1,7 +1,7 @@
-"""The questions of a retrieval log answered by a language model, scored, and written down.
+"""Answers the questions of a retrieval log with a language model; scores and writes the answers.
 
-A file begun with the same settings is gone on with; questions that got no answer are counted, never
-scored, and asked again by the next call.
+A file that was begun with the same settings is resumed. Questions without an answer are counted,
+never scored, and asked again by the next call.
 """
 
 from __future__ import annotations
@@ -37,16 +37,21 @@ NOTHING_ANSWERED = 1  # exit status
 
 @dataclasses.dataclass(frozen=True)
 class AnswerOptions:
-    """What is answered, by whom, and where the answers go.
+    """What is answered, by which model, and where the answers go.
 
     Attributes:
-        log: retrieval log. out: file of answers to write or to go on with.
+        log: the retrieval log.
+        out: file of answers to write or to resume.
         llm: fields of `ClientConfig` and of `Generation`.
-        data: file the questions are from, for aliases and types. samples: questions, 0 for all.
-        filter, threshold, steps: of the chunks, as `chunk_filter` takes them.
-        prompt: a name, a file, or "auto". metric: how answers are scored. cut_off: what answers are
-            that max_tokens cut off. batch: answers written at once, 0: as many as are asked.
-        judge: ask whether each answer is right, too. restart: throw a partial file away.
+        data: file that the questions are from, for aliases and types.
+        samples: number of questions, 0 for all.
+        filter, threshold, steps: the filter of chunks and its parameter, as for `chunk_filter`.
+        prompt: a name, a file, or "auto".
+        metric: how answers are scored.
+        cut_off: how to treat answers that max_tokens cut off, "fail" or "score".
+        batch: number of answers written at once, 0: the client's concurrency.
+        judge: also ask whether each answer is right.
+        restart: throw a partial file away.
     """
 
     log: Path
@@ -66,7 +71,14 @@ class AnswerOptions:
 
 
 class Found(NamedTuple):
-    """Answers, questions without one, verdicts by id (None: not asked for), answers without one."""
+    """What the model said.
+
+    Attributes:
+        rows: the answers.
+        misses: the questions without an answer.
+        verdicts: by id; None if no judge was asked.
+        unjudged: the answers without a verdict.
+    """
 
     rows: list[AnswerRow]
     misses: list[Miss]
@@ -75,7 +87,10 @@ class Found(NamedTuple):
 
 
 def answer_log_questions(options: AnswerOptions) -> int:
-    """Asks, writes and prints the scores; the exit status, 1 if no question has an answer.
+    """Asks the questions, writes the answers and prints their scores.
+
+    Returns:
+        the exit status, 1 if no question has an answer.
 
     Raises:
         InputError: a file or a setting cannot be used.
@@ -89,7 +104,7 @@ def answer_log_questions(options: AnswerOptions) -> int:
         **{field.name: options.llm[field.name] for field in dataclasses.fields(ClientConfig)}
     )
     try:
-        # Files of two names that differ in their ending have one file of verdicts.
+        # Answer files whose names differ only in the ending share a file of verdicts: lock both.
         with log_locks(*dict.fromkeys((out, _verdict_file(out)))):
             _begin(options, meta, len(all_questions))
             return _run(options, asked, generation, meta, client_config)
@@ -122,7 +137,7 @@ def _run(
     client_config: ClientConfig,
 ) -> int:
     from qrag_jax.llm.client.client import (
-        Client,  # imports openai, which bad flags need not wait for
+        Client,  # imports openai, which is slow: bad flags are refused before
     )
 
     out, batch = options.out, options.batch or client_config.concurrency
@@ -135,7 +150,7 @@ def _run(
                 tqdm.write(f"{written} questions are answered in {out} already")
             bar.update(min(written, len(asked)))
             rows, misses = answering.answer(client, generation, asked, out, batch, told=bar.update)
-        by_id = {row.id: row for row in rows}  # the file may hold more, and in another order
+        by_id = {row.id: row for row in rows}  # the file may hold more rows, in another order
         rows = [by_id[question.id] for question in asked if question.id in by_id]
         if options.judge:
             with tqdm(total=len(rows), unit="verdict") as bar:
@@ -178,7 +193,7 @@ def _report(out: Path, meta: dict[str, Any], found: Found) -> None:
 
 
 def _questions(options: AnswerOptions) -> tuple[list[Question], list[Question]]:
-    """The questions to ask now, and all of the log."""
+    """The questions to ask now, and all questions of the log."""
     log = options.log
     keep = chunk_filter(options.filter, {"threshold": options.threshold, "steps": options.steps})
     rows = retrieval_log.read(log)
@@ -213,7 +228,7 @@ def _golds(path: Path, ids: set[str]) -> dict[str, Gold]:
 def _meta(
     options: AnswerOptions, everything: list[Question], generation: Generation
 ) -> dict[str, Any]:
-    """What the answers were made with; a file begun with other settings is not gone on with."""
+    """What the answers depend on; a file that was begun with other settings is not resumed."""
     used = {question.prompt.name: question.prompt for question in everything}
     golds = [[question.id, question.rule, question.type, *question.gold] for question in everything]
     applied = {"name": options.filter, "threshold": options.threshold, "steps": options.steps}

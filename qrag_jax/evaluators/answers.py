@@ -1,7 +1,7 @@
-"""From retrieved chunks to scored answers: what is asked of a language model, and what came back.
+"""Asks a language model for answers from retrieved chunks, and scores the answers.
 
-Nothing here knows a server: whoever asks is an `Asks`. A question without an answer (the call
-failed, the prompt is too long, the text cannot be read) is a `Miss`, never an answer that is wrong.
+This module knows no server: an `Asks` sends the requests. A question without an answer (the call
+failed, the prompt is too long, the text cannot be read) is a `Miss`, never a wrong answer.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from qrag_jax.metrics.answer_log import AnswerRow, Miss, VerdictRow
 from qrag_jax.metrics.chunk_filters import Filter
 from qrag_jax.metrics.retrieval_log import Row
 
-_AHEAD = 2  # batches asked while one is waited for, so that a slow answer does not stop the rest
+_AHEAD = 2  # batches in flight besides the oldest one, so that a slow answer does not stop the rest
 
 
 class Asks(Protocol):
-    """Asks a language model: one outcome a request, in their order; never raises for a failure."""
+    """Asks a language model: one outcome per request, in their order; a failure raises no error."""
 
     def submit(self, requests: Sequence[ChatRequest]) -> Future[list[Outcome]]:
-        """Begins to ask."""
+        """Starts the requests."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Gold:
-    """What a data set's record says of a question beyond the log: its answers and its type."""
+    """What a data set's record adds to the log's question: its answers and its type."""
 
     answers: tuple[str, ...]
     type: str = ""
@@ -64,13 +64,16 @@ def questions(
     """The questions of a retrieval log, with the chunks that a filter keeps.
 
     Args:
-        log: where the rows come from, for errors.
-        prompt: name of a prompt or a file; "auto": of BABILong documents that of their task, else
-            "open_qa". metric: a rule of `answers`; "auto": that of the data set, told by the id.
-        golds: by id; what is not in it has the log's own answers.
+        log: the log's path, for error messages.
+        rows: the log's rows.
+        keep: the filter of chunks.
+        prompt: name of a prompt, or a file; "auto": the task's prompt for BABILong documents, else
+            "open_qa".
+        metric: a rule of `metrics.answers`; "auto": the rule of the data set, known from the id.
+        golds: answers and types by id; other questions have the log's answers.
 
     Raises:
-        InputError: an id is there twice, a question has no right answer, or the prompt or the rule
+        InputError: an id occurs twice, a question has no right answer, or the prompt or the rule
             cannot be used.
     """
     asking = Asking(prompt, metric)
@@ -101,18 +104,18 @@ def answer(
     *,
     told: Callable[[int], object] = lambda number: None,
 ) -> tuple[list[AnswerRow], list[Miss]]:
-    """Asks what the file `out` has no answer to yet, and adds the answers to it, batch by batch.
+    """Asks the questions that the file `out` has no answer to, and appends the answers by batch.
 
     Args:
-        batch: questions asked together; at most three batches are under way.
-        told: called with the number of questions that a batch settled.
+        batch: number of questions asked together; at most three batches are in flight.
+        told: called after each batch with its number of questions.
 
     Returns:
-        the answers, those of the file first, and the questions without one.
+        the answers, those of the file first, and the questions without an answer.
 
     Raises:
         InputError: the file is broken.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     rows = answer_log.read_partial(out, AnswerRow)
     known = {row.id for row in rows}
@@ -151,7 +154,7 @@ def judge(
     """Asks whether each prediction is right, unless the file `out` has a verdict on it already.
 
     Returns:
-        the verdicts by id, and the predictions without one.
+        the verdicts by id, and the predictions without a verdict.
 
     Raises:
         InputError, OSError: as for `answer`.
@@ -184,7 +187,7 @@ def judge(
 
 
 def settings(generation: Generation, used: Sequence[Prompt]) -> dict[str, Any]:
-    """What a file of answers depends on besides model and log, for its record."""
+    """The settings that a file of answers depends on besides model and log, for its record."""
     made = {prompt.name: prompt.fingerprint for prompt in used}
     drawn = {
         field.name: getattr(generation, field.name)
@@ -195,7 +198,7 @@ def settings(generation: Generation, used: Sequence[Prompt]) -> dict[str, Any]:
 
 
 Item = TypeVar("Item", Question, AnswerRow)
-_Made = list[tuple[Any, ChatRequest | Failure, Cut]]  # item, its request or why there is none, …
+_Made = list[tuple[Any, ChatRequest | Failure, Cut]]  # item, request or reason, what was cut
 
 
 def _outcomes(
@@ -204,7 +207,7 @@ def _outcomes(
     request: Callable[[Item], tuple[ChatRequest | Failure, Cut]],
     batch: int,
 ) -> Iterator[list[tuple[Item, Cut, Outcome]]]:
-    """What became of each item, batch by batch, in their order; a `Failure` is not asked."""
+    """The outcome of each item, batch by batch, in their order; a `Failure` is not sent."""
     waiting: deque[tuple[_Made, Future[list[Outcome]]]] = deque()
 
     def settle() -> list[tuple[Item, Cut, Outcome]]:

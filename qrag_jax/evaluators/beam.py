@@ -33,10 +33,12 @@ from qrag_jax.runtime.locks import log_locks
 
 @dataclasses.dataclass(frozen=True)
 class SearchSettings:
-    """What a search needs besides how the retriever plays.
+    """What a search needs besides a `Player`.
 
     Attributes:
-        tokenizer: of texts that are not tokenised yet. encoder: its blocks.
+        beam: how actions are searched.
+        encoder: config from which the block shapes are chosen.
+        tokenizer: for texts that are not tokenised yet.
         max_question_tokens: longer questions are cut.
     """
 
@@ -53,17 +55,17 @@ def make_beam_search(
     stores: Sequence[TokenStore],
     embeddings: Path | None = None,
 ) -> BeamSearch:
-    """The search that a config asks for.
+    """Makes the beam search of a config.
 
     Args:
-        stores: tokens of samples of the usual lengths; blocks are chosen for them.
+        stores: tokens of samples of typical lengths, for which the block shapes are chosen.
         embeddings: folder where embeddings of chunks are kept for later commands.
 
     Raises:
-        InputError: rows can be longer than the encoder's positions.
+        InputError: rows can be longer than the encoder's positions; see `check_fit`.
     """
     encoder, rollout = player.encoder, player.config
-    # Not what these samples need but the longest there can be: other documents come.
+    # The longest possible rows, not the longest of these samples: other documents follow.
     in_state = rollout.max_chunk_tokens_in_state
     longest = max(rollout.max_chunk_tokens - 2, in_state)
     others = state_width(len(encoder.state_opening), 0, in_state, rollout.max_steps - 1)
@@ -100,10 +102,12 @@ def make_beam_search(
 
 @dataclasses.dataclass(frozen=True)
 class SearchLog:
-    """Searched episodes in a retrieval log.
+    """Writes searched episodes to a retrieval log.
 
     Attributes:
-        meta: `log_record` of the search. player: tells the returns.
+        player: gives the returns.
+        path: the log's file.
+        meta: `log_record` of the search.
     """
 
     searcher: BeamSearch
@@ -115,7 +119,7 @@ class SearchLog:
         """Plays the samples that the log does not hold yet.
 
         Returns:
-            all rows, and how many of them were played now, which are the last ones.
+            all rows, and the number of rows that this call played (the last ones).
 
         Raises:
             InputError: the log was begun with other settings, another process writes to it, or it
@@ -145,7 +149,7 @@ class SearchLog:
 
 
 def _return(player: Player, sample: Sample, taken: Sequence[int]) -> float:
-    """The discounted return of one episode, over the chunks that matter alone."""
+    """The discounted return of one episode, from its taken and its supporting chunks alone."""
     if not taken:
         return 0.0
     chunks = sorted({*taken, *sample.support})

@@ -1,4 +1,4 @@
-"""Greedy episodes over a set of samples, batched on the device: retrieval-log rows and scores."""
+"""Plays greedy episodes over a set of samples in batches; gives retrieval-log rows and scores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,14 @@ from qrag_jax.runtime.sharding import BATCH_AXES, gather, specs_of
 
 
 class Played(NamedTuple):
-    """Chunks taken `[B, T]`, whether each step happened, their Q, and the return `[B]`."""
+    """What was taken in B episodes of T steps.
+
+    Attributes:
+        taken: `[B, T]`, index of the chunk taken.
+        valid: `[B, T]`, whether the step took a chunk; STOP is not a chunk.
+        q: `[B, T]`, Q of the chunk taken.
+        ret: `[B]`, discounted return of the episode.
+    """
 
     taken: jax.Array
     valid: jax.Array
@@ -39,7 +46,7 @@ class Played(NamedTuple):
 
 
 class Episodes(NamedTuple):
-    """The same questions answered in several steps and by one look-up with the same encoder."""
+    """The same questions, played in several steps and by one look-up with the same encoder."""
 
     multi_step: Played
     single_step: Played
@@ -50,12 +57,13 @@ Play = Callable[[Params, EpisodeBatch], Episodes]
 
 @dataclasses.dataclass(frozen=True)
 class Player:
-    """How a system's retriever plays, whatever its parameters are and whatever it is asked.
+    """How a retriever plays, apart from its parameters and the questions.
 
     Attributes:
         shardings: where the parameters live: two towers stacked on axis 0, or (`Adapted`) their
-            adapters stacked over the one base.
-        feedback, gamma: tell the returns.
+            adapters stacked, over one base.
+        feedback: gives the rewards of an episode.
+        gamma: γ, the discount of the returns.
     """
 
     mesh: Mesh
@@ -67,16 +75,17 @@ class Player:
 
     @classmethod
     def of(cls, towers: TwoTowers, feedback: Feedback) -> Player:
-        """The towers in training, greedy."""
+        """The player of towers that are being trained."""
         actor, config = towers.actor, towers.config
         shardings = towers.params_shardings
         return cls(towers.mesh, shardings, actor.encoder, actor.config, feedback, config.gamma)
 
 
 def make_play(player: Player, block_shapes: BlockShapes) -> Play:
-    """The jitted `(params, batch) → Episodes`; greedy, split over the mesh's batch axes.
+    """Makes the jitted `(params, batch) → Episodes`, which plays greedily.
 
-    Parameters that are split over devices are gathered to play.
+    The batch is split over the mesh's batch axes. Parameters that are split over devices are
+    gathered first.
     """
     actor, shardings = Actor(player.encoder, block_shapes, player.config), player.shardings
     config = player.config
@@ -98,7 +107,7 @@ def make_play(player: Player, block_shapes: BlockShapes) -> Play:
             rewards = player.feedback(batch, played)
             return jax.vmap(discounted_return, (0, None))(rewards, player.gamma)
 
-        took_chunk = trajectory.valid & (trajectory.actions < chunks)  # STOP is no chunk
+        took_chunk = trajectory.valid & (trajectory.actions < chunks)  # STOP is not a chunk
         return Episodes(
             Played(trajectory.actions, took_chunk, trajectory.q, returns(trajectory)),
             Played(first, present, first_q, returns(looked_up)),
@@ -120,10 +129,11 @@ def make_play(player: Player, block_shapes: BlockShapes) -> Play:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeEvaluator:
-    """Plays a fixed set of questions with any parameters, and scores the play.
+    """Plays a fixed set of questions with any parameters, and makes rows of the retrieval log.
 
     Attributes:
-        indices: of the samples that are played, in order. batch_size: questions played at once.
+        batch_size: number of questions played at once.
+        indices: indices of the samples that are played, in order.
     """
 
     play: Play
@@ -140,7 +150,7 @@ class EpisodeEvaluator:
         return [self.samples[index] for index in self.indices]
 
     def batches(self, params: Params | Adapted, done: int = 0) -> Iterator[tuple[list[Row], ...]]:
-        """Plays the questions behind the first `done`.
+        """Plays the questions after the first `done` ones.
 
         Yields:
             for each batch the rows of multi-step and of single-step retrieval.
@@ -150,7 +160,7 @@ class EpisodeEvaluator:
         for number, batch in enumerate(evaluation_batches(self.store, self.shape, size, indices)):
             episodes = self.play(params, shard_batch(self.mesh, batch))
             shown = [self.samples[i] for i in indices[number * size : (number + 1) * size]]
-            # The device plays this batch while the host makes rows of the one before.
+            # The device plays this batch while the host makes the rows of the previous one.
             if running is not None:
                 yield _both_rows(*running)
             running = shown, episodes
@@ -158,7 +168,7 @@ class EpisodeEvaluator:
             yield _both_rows(*running)
 
     def rows(self, params: Params | Adapted) -> tuple[list[Row], list[Row]]:
-        """The rows of multi-step and of single-step retrieval of all questions."""
+        """The rows of all questions, for multi-step and for single-step retrieval."""
         multi: list[Row] = []
         single: list[Row] = []
         for rows, single_rows in self.batches(params):
@@ -168,8 +178,10 @@ class EpisodeEvaluator:
 
 
 def mean_scores(rows: Sequence[Row]) -> dict[str, float]:
-    """Mean scores of the play, and of the same play until all facts were found (there EM and
-    recall are the same)."""
+    """Mean scores of the play, and of the same play cut where all facts are found.
+
+    The cut changes neither EM nor recall, so these have no `_until_found` score.
+    """
     cut = [until_found(row) for row in rows]
     columns, cut_columns = fact_columns(rows), fact_columns(cut)
     columns["return"] = [row.ret for row in rows]

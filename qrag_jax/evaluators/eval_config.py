@@ -1,4 +1,4 @@
-"""What is scored, on how many questions, and how actions are searched then."""
+"""Settings of evaluations: the data, the number of questions and the search for actions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class EvalConfig:
 
     path: str = ""  # data to evaluate on; "": the dev part of data.path
     samples: int = 500  # fixed questions scored during training, 0: all
-    # The best checkpoint has the highest mean "return" of the full budget, as trained for, or
-    # "return_until_found": 1 for a question whose facts are all found (answer key, as in Q-RAG).
+    # The score whose mean chooses the best checkpoint: "return", of the full budget as in training,
+    # or "return_until_found", 1 if all facts of a question are found (answer key, as in Q-RAG).
     best_by: str = "return"
     batch_size: int = 32  # questions played at once
     beam: int = 1  # W, paths searched by qrag_jax.evaluate; 1 is greedy
     beam_score: str = "policy"  # ranks paths: Σ log π (policy), Σ γ^t·Q (sum), last Q (last)
-    stop_threshold: float = -math.inf  # an episode ends before a Q not above this
-    seed: int = 42  # draws those questions; names the retrieval log
+    stop_threshold: float = -math.inf  # an episode ends before an action whose Q is not above it
+    seed: int = 42  # draws the scored questions; in the retrieval log's name
 
     def __post_init__(self) -> None:
         check_least("eval", self, batch_size=1, samples=0)
@@ -42,14 +42,14 @@ class EvalConfig:
 
     @property
     def searches(self) -> bool:
-        """Whether evaluation does more than play greedily to the end."""
+        """Whether `qrag_jax.evaluate` also plays by beam search or with a stopping threshold."""
         return self.beam > 1 or self.stop_threshold > -math.inf
 
     def check_devices(self, devices: int) -> None:
         """Refuses batches that do not split over the devices.
 
         Raises:
-            InputError: such a batch.
+            InputError: `batch_size` is not a multiple of the number of devices.
         """
         if self.batch_size % devices:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Evaluation documents of a run's source at other lengths, with the same questions at each."""
+"""Makes evaluation documents of several lengths, with the same questions at each length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from qrag_jax.errors import InputError
 class Documents(NamedTuple):
     """Documents of one length.
 
-    fit: how many of the split's stories they could be made of. line: what was read and left out.
+    Attributes:
+        samples: the documents.
+        fit: how many of the split's stories fit this length.
+        line: what was read and left out, for the screen.
     """
 
     samples: Sequence[Sample]
@@ -32,14 +35,16 @@ def documents_of_lengths(
     *,
     every_story: bool = False,
 ) -> dict[int, Documents]:
-    """The first documents of each length; all of them have the stories that fit the smallest one.
+    """Makes the first documents of each length, from the stories that fit the shortest length.
 
-    Short documents have room for short stories alone, which are the easy ones: scored on all that
-    fit, a retriever would look worse the longer the documents are.
+    Short documents have room only for short stories, which are the easy ones. If each length used
+    all stories that fit it, a retriever would look worse on longer documents for that reason alone.
 
     Args:
-        config: the data that are evaluated on. lengths: in chunks; counts: documents of each.
-        every_story: of a length all stories that fit it, so that questions differ.
+        config: the data that are evaluated on.
+        lengths: lengths of documents, in chunks.
+        counts: number of documents of each length.
+        every_story: each length uses all stories that fit it, so the questions differ.
 
     Raises:
         InputError: see `documents_of_length`.
@@ -55,7 +60,8 @@ def documents_of_length(config: DataConfig, chunks: int, count: int) -> Sequence
     """The first `count` evaluation documents of the data's source, made `chunks` chunks long.
 
     Raises:
-        InputError: the source has no such documents, or see `babilong`, `haystacks`.
+        InputError: the source cannot make documents of a given length, or see `babilong` and
+            `haystacks`.
     """
     return _documents(config, chunks, count, 0).samples
 

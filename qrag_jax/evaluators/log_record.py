@@ -1,7 +1,8 @@
-"""What a retrieval log was made with: all that can change one of its rows.
+"""The record of a retrieval log: all settings that can change one of its rows.
 
-It is the run's whole config without the fields that change no row, so that a field that comes later
-is in it without being listed, and digests of the weights, the questions and the tokenizer.
+The record holds digests of the weights, the questions and the tokenizer, and the run's config
+without the fields that change no row. So a new field of the config is in the record without being
+listed here.
 """
 
 from __future__ import annotations
@@ -17,49 +18,49 @@ from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime.embedding_files import encoder_key
 
-# Fields that change no row; a name with a dot at its end is a whole section.
+# Fields that change no row. A name that ends with a dot is a whole section.
 FREE_FIELDS = (
-    # Where and how fast it is computed.
+    # Where and how fast the rows are computed.
     "profile",
     "runtime.",
     "data.cache",
     "data.workers",
     "eval.batch_size",
-    # What training alone reads: the weights that came of it are in the record.
+    # Read only by training: the record holds the trained weights instead.
     "seed",
     "train.",
     "eval.samples",
     "eval.best_by",
-    # What a language model is asked, and what becomes of its rewards: evaluation asks none.
+    # Requests to a language model and its rewards: evaluation asks no model.
     "llm.",
     "reward.prompt",
     "reward.scale",
     "reward.staleness",
     "reward.max_failure_share",
 )
-# Fields that say how the beam is searched: greedy play to the end does not depend on them.
+# Settings of the beam search: greedy play to the end does not depend on them.
 BEAM_FIELDS = ("eval.beam", "eval.beam_score", "eval.stop_threshold")
 
 PREFIX = "config."
 
 
 def _written(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as a record has them: JSON knows no infinities, so these are written as texts."""
+    """Fields as a record holds them: infinities become texts, because JSON has none."""
     return {
         PREFIX + name: str(v) if v in (math.inf, -math.inf) else v for name, v in fields.items()
     }
 
 
-# Fields that came after this form of record, with what a record without them was made with.
+# Fields that were added after this form of record, with the values of records without them.
 LATER = _written({})
 
 
 @dataclasses.dataclass(frozen=True)
 class Retriever:
-    """Whose play a log holds.
+    """The retriever whose play a log holds.
 
     Attributes:
-        label: of the checkpoint, "best-160" or "untrained".
+        label: the checkpoint's label, such as "best-160" or "untrained".
         weights: digest of all its parameters.
     """
 
@@ -80,13 +81,14 @@ def log_record(
     *,
     searched: bool,
 ) -> dict[str, Any]:
-    """What a log depends on, for `retrieval_log.check_meta`; fields are named as on the command
-    line.
+    """What a log depends on, for `retrieval_log.check_meta`.
+
+    Fields have the names that they have on the command line.
 
     Args:
-        fields: of the run's config, by names with dots, nothing left open.
+        fields: the fields of the run's config by names with dots, with all open fields settled.
         samples: fingerprint of the questions.
-        searched: by a beam, or with a rule for stopping; else play is greedy, to the end.
+        searched: True for beam search or a rule for stopping, False for greedy play to the end.
     """
     encoder = loaded.encoder
     free = FREE_FIELDS if searched else (*FREE_FIELDS, *BEAM_FIELDS)
@@ -96,7 +98,7 @@ def log_record(
         "weights": retriever.weights,
         "samples": samples,
         "tokenizer": loaded.tokenizer.fingerprint(),
-        # What config.encoder.dtype "auto" came to on this machine.
+        # What config.encoder.dtype "auto" means on this machine.
         "precision": list(map(str, encoder.module.precision)),
         **_written({name: value for name, value in fields.items() if not is_free(name, free)}),
     }

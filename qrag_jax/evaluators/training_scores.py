@@ -1,4 +1,4 @@
-"""The scores that a training is told of: by the supporting facts, returns by its own rewards."""
+"""Scores during training: fact scores from the supporting facts, returns from the rewards."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from qrag_jax.runtime.interrupt import StopSignal
 class Evaluation(NamedTuple):
     """What one evaluation found.
 
-    metrics: by the names they are written under. baselines: metrics that every later evaluation
-    repeats, if this is the first one. line: for the screen. score: chooses the best checkpoint,
-    whose `scores` are kept with it.
+    Attributes:
+        metrics: values by the names they are written under.
+        baselines: metrics that later evaluations repeat if this one is of the untrained weights.
+        line: one line for the screen.
+        score: the score that chooses the best checkpoint.
+        scores: all scores of multi-step play, kept with the checkpoint if it is the best.
     """
 
     metrics: dict[str, float]
@@ -37,8 +40,11 @@ class TrainingScores:
     """Scores the fixed questions of a training.
 
     Attributes:
+        episodes: plays the questions.
         best_by: name of the score that chooses the best checkpoint.
-        gamma: of returns by a language model. max_steps, stop_action: of an episode.
+        gamma: γ, the discount of returns from a language model's rewards.
+        max_steps: T, actions per episode.
+        stop_action: whether there is a STOP action.
     """
 
     episodes: EpisodeEvaluator
@@ -50,14 +56,14 @@ class TrainingScores:
     def evaluate(
         self, params: Any, step: int, rewards: Rewards | None, stop: StopSignal
     ) -> Evaluation:
-        """Plays the questions.
+        """Plays the questions and scores the play.
 
         Args:
-            rewards: of a language model, None where they are of the supporting facts.
+            rewards: rewards from a language model; None if the supporting facts give them.
 
         Raises:
-            Stopped: the run is to stop while this waits for rewards.
-            FeedbackLost: no more rewards can be had.
+            Stopped: the run is told to stop while this waits for rewards.
+            FeedbackLost: the language model gives no more rewards.
         """
         multi, single = self.episodes.rows(params)
         scores, single_scores = mean_scores(multi), mean_scores(single)
@@ -87,8 +93,7 @@ class TrainingScores:
         )
 
     def _returns(self, rows: Sequence[Row], asks: Rewards, stop: StopSignal) -> dict[str, float]:
-        """Mean return by the language model, over the questions that it scored, and the share of
-        others."""
+        """Mean return over the questions that the model scored, and the share of the others."""
         samples, size = self.episodes.shown, self.episodes.batch_size
         taken = [self._actions(row, sample) for row, sample in zip(rows, samples, strict=True)]
         asked = [
@@ -107,7 +112,7 @@ class TrainingScores:
         return {"return": float(np.mean(returns)), "unscored_share": share}
 
     def _actions(self, row: Row, sample: Sample) -> list[int]:
-        """What was done in an episode, with STOP, which is no chunk, where that ended it."""
+        """The actions of an episode: the chunks taken, and STOP if that ended the episode."""
         taken = row.pred_idx
         stopped = self.stop_action and len(taken) < self.max_steps
         return [*taken, len(sample.chunks)] if stopped else taken

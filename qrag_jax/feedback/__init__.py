@@ -1,1 +1,1 @@
-"""Where rewards come from."""
+"""Rewards: from the supporting facts, or from a language model."""

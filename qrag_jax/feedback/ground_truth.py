@@ -16,18 +16,18 @@ GROUND_TRUTH = "ground_truth"
 
 @dataclasses.dataclass(frozen=True)
 class FactReward:
-    """Section `reward`, of rewards from the supporting facts.
+    """Section `reward`, for rewards from the supporting facts.
 
     Raises:
         InputError: a field cannot be used.
     """
 
-    # r: "ground_truth" ("gt"), from the supporting facts, or of the language model of config.llm
-    # at the end of an episode: "answer_em", "answer_f1", "babilong_em", "judge".
+    # The reward: "ground_truth" ("gt"), from the supporting facts; or "answer_em", "answer_f1",
+    # "babilong_em" or "judge", from the language model of config.llm
     name: str = GROUND_TRUTH
-    penalize_extra_steps: bool = True  # 0.5 + 0.5·n_facts / n_taken instead of 1
-    per_fact_reward: float = 0.0  # for every new supporting fact
-    step_cost: float = 0.0  # of a chunk that is no supporting fact; gives STOP its sense
+    penalize_extra_steps: bool = True  # reward 0.5 + 0.5·n_facts / n_taken instead of 1
+    per_fact_reward: float = 0.0  # added for every new supporting fact
+    step_cost: float = 0.0  # cost of a chunk that is no supporting fact; makes STOP useful
 
     def __post_init__(self) -> None:
         check_known("reward", self, "name", (GROUND_TRUTH,))
@@ -35,13 +35,14 @@ class FactReward:
 
 
 def fact_feedback(config: FactReward, *, stop_action: bool) -> Callable[[Any, Any], jax.Array]:
-    """The reward function `(batch, trajectory) → rewards [B, T]` of the supporting facts.
+    """Makes the reward function `(batch, trajectory) → rewards [B, T]` of the supporting facts.
 
-    Where a language model gives the rewards, it still tells the returns of evaluations that ask
-    none.
+    If a language model gives the rewards, evaluations that ask no model still use this function for
+    their returns.
 
     Args:
-        stop_action: the last column of a batch is STOP.
+        config: the section `reward`.
+        stop_action: whether the last column of a batch is the action STOP.
     """
 
     def rewards(batch: Any, trajectory: Any) -> jax.Array:
@@ -69,16 +70,17 @@ def ground_truth(
     step_cost: float = 0.0,
     stops: jax.Array | bool = False,
 ) -> jax.Array:
-    """A reward on the step at which the last missing supporting fact is taken, once an episode.
+    """Rewards the step that takes the last missing supporting fact, once per episode.
 
     The reward is 1, or with `penalize_extra_steps` `0.5 + 0.5·n_facts / (n_taken + 1e-5)`;
     every new fact adds `per_fact_reward` (Q-RAG, arXiv 2511.07328, ground-truth feedback). A chunk
-    that is no supporting fact costs `step_cost`, so that where there is a STOP action, worth 0,
-    going on pays only while a fact is likely to be found.
+    that is no supporting fact costs `step_cost`. So if there is a STOP action, which is worth 0,
+    another step pays only while a fact is likely to be found.
 
     Args:
         support: `[B, C]` bool, the supporting facts.
-        actions: `[B, T]` chunks in the order taken; valid: `[B, T]` bool, steps that happened.
+        actions: `[B, T]` chunks in the order taken.
+        valid: `[B, T]` bool, steps that happened.
         stops: `[B, T]` bool, steps that took STOP instead of a chunk.
 
     Returns:

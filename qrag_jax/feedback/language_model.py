@@ -1,7 +1,8 @@
-"""Rewards from a language model that answers with the chunks of an episode, or judges the answer.
+"""Rewards from a language model that answers questions from the chunks of an episode.
 
-One reward an episode, for its last step (Q-RAG, arXiv 2511.07328, LLM answer metric and LLM judge).
-An episode whose reward could not be had is `Unscored`, never 0.
+The reward is a metric of the answer, or the model's verdict as a judge (Q-RAG, arXiv 2511.07328,
+LLM answer metric and LLM judge). `feedback.completion` says which steps get the rewards. If there
+is no reward, the result is `Unscored`, never 0.
 """
 
 from __future__ import annotations
@@ -31,33 +32,33 @@ BABILONG = "babilong"  # the rule of `metrics.answers`
 
 
 class Asks(Protocol):
-    """Asks a language model: one outcome a request, in their order; never raises for a failure."""
+    """Asks a language model: one outcome per request, in order; never raises for a failure."""
 
     def ask_blocking(self, requests: Sequence[ChatRequest]) -> list[Outcome]:
-        """Waits for the outcomes."""
+        """Asks, and waits for the outcomes."""
         ...
 
 
-# What asking again does not change: the prompt is too long, the server's filter withholds the
-# answer, the model calls a tool, the text cannot be read.
+# Causes that asking again does not change: the prompt is too long, the server's filter withholds
+# the answer, the model calls a tool, or no answer can be read from the text.
 PERMANENT = ("too_long", "filtered", "tool_call", *NO_ANSWER_CAUSES)
 
 
 @dataclasses.dataclass(frozen=True)
 class Unscored:
-    """Why an episode has no reward; `cause` is a short word by which they are counted."""
+    """Why an episode has no reward; `cause` is a short word for counting."""
 
     cause: str
     message: str
 
     @property
     def permanent(self) -> bool:
-        """Whether it would be so again."""
+        """Whether asking again would fail again."""
         return self.cause in PERMANENT
 
 
 Reward = float | Unscored
-# From an answer's scores to the reward; None: a judge says.
+# How the reward is made from an answer's scores; None: a judge decides.
 METRICS: dict[str, Callable[[Scores], float] | None] = {
     "answer_em": lambda scores: scores.em,
     "answer_f1": lambda scores: scores.f1,
@@ -68,23 +69,23 @@ METRICS: dict[str, Callable[[Scores], float] | None] = {
 
 @dataclasses.dataclass(frozen=True)
 class ModelReward(FactReward):
-    """Section `reward`, of rewards from the language model of section `llm`.
+    """Section `reward`, for rewards from the language model of section `llm`.
 
-    The fields of `FactReward` are for the returns of evaluations, which ask no model.
+    The fields of `FactReward` are for the returns of evaluations that ask no model.
 
     Raises:
         InputError: a field cannot be used.
     """
 
     scale: float = 1.0  # factor on the reward
-    prompt: str = "auto"  # in qrag_jax/llm/text/templates, or a .txt file; auto: by the data
-    # None: the model is asked once, at the end. A number: after every step, and the first reward
-    # (with its scale) that is not below completes the episode: no step after it has one.
+    prompt: str = "auto"  # name in qrag_jax/llm/text/templates, or a .txt file; auto: by the data
+    # None: ask the model once, at the end. A number: ask after every step; the first reward (times
+    # scale) that is not below this number completes the episode, and later steps get no reward
     completion_threshold: float | None = None
-    # K, updates between an episode's play and its own: so long the model may take to answer while
-    # the device goes on. 0: strictly on-policy.
+    # K: updates between playing an episode and learning from it; the model may answer meanwhile,
+    # while the device continues. 0: strictly on-policy
     staleness: int = 1
-    max_failure_share: float = 0.5  # of a batch without rewards, above which the run pauses
+    max_failure_share: float = 0.5  # share of a batch without rewards above which the run pauses
 
     def __post_init__(self) -> None:
         check_known("reward", self, "name", METRICS)
@@ -104,11 +105,12 @@ class ModelReward(FactReward):
 
 
 class LanguageModelFeedback:
-    """Scores batches of episodes on threads of its own, while the caller goes on.
+    """Scores batches of questions on separate threads, while the caller continues.
 
     Attributes:
-        metric: a name in `METRICS`. scale: factor on the reward (`reward_scaling`).
-        generation: how texts are drawn.
+        metric: a name in `METRICS`.
+        scale: factor on the reward (Q-RAG's `reward_scaling`).
+        generation: how answers are sampled and read.
     """
 
     def __init__(
@@ -132,16 +134,17 @@ class LanguageModelFeedback:
     def begin(
         self, questions: Sequence[Question], known: Sequence[Reward] | None = None
     ) -> Future[list[Reward]]:
-        """Begins to score; the future has one reward a question, in their order.
+        """Starts to score; the future has one reward per question, in order.
 
         Args:
-            known: what came before; only those questions are asked again of which another answer
-                can be hoped for.
+            questions: what the model is asked.
+            known: rewards of an earlier call. Only the questions without a reward whose failure may
+                pass are asked again.
         """
         return self._pool.submit(self._rewards, questions, known)
 
     def close(self) -> None:
-        """Takes back what was not begun; threads end with their requests."""
+        """Cancels batches that have not begun; the threads end with their requests."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _rewards(
@@ -178,7 +181,7 @@ class LanguageModelFeedback:
     def _judge_answers(
         self, questions: Sequence[Question], answers: dict[int, str], rewards: list[Reward | None]
     ) -> None:
-        """Fills in whether each answer is right."""
+        """Asks the judge whether each answer is right, and fills in the rewards."""
         requests = [
             judge_request(
                 self._judge,
@@ -197,7 +200,7 @@ class LanguageModelFeedback:
                 rewards[place] = self.scale * verdict
 
     def _ask(self, wanted: Sequence[ChatRequest | Failure]) -> list[Outcome]:
-        """The outcomes in order; a `Failure` is not asked."""
+        """Asks the requests; returns the outcomes in order, a `Failure` as it is."""
         sent = [request for request in wanted if not isinstance(request, Failure)]
         came = iter(self._asks.ask_blocking(sent) if sent else ())
         return [each if isinstance(each, Failure) else next(came) for each in wanted]

@@ -1,7 +1,7 @@
-"""A question with the chunks that a retriever found: how a model is asked, how its answer scored.
+"""Questions with the chunks that a retriever found: how a model is asked and its answer scored.
 
-Whatever comes instead of an answer (the call failed, the prompt is too long, the text cannot be
-read) is a value with a `cause`, never an answer that is wrong.
+If there is no answer (the call failed, the prompt is too long, the text cannot be read), the result
+is a value with a `cause`, never a wrong answer.
 """
 
 from __future__ import annotations
@@ -27,10 +27,15 @@ class Question:
     """One question with the chunks that the model is shown.
 
     Attributes:
-        chunks: (index in the document, text), the oldest first: in the order taken, or in that of
-            the document for prompts that tell a story.
-        gold: the right answers. rule, prompt: how it is scored and asked.
-        hops: facts that the answer needs. type: of the question, "" where unknown.
+        id: the sample's id.
+        question: the question's text.
+        chunks: (index in the document, text) pairs in the order taken, the oldest first; for
+            prompts that tell a story, in the order of the document.
+        gold: the right answers.
+        rule: how the answer is scored.
+        prompt: how the question is asked.
+        hops: number of facts that the answer needs.
+        type: of the question; "" if unknown.
     """
 
     id: str
@@ -47,9 +52,11 @@ class Asking:
     """How the questions of one data set, or of several, are asked and scored.
 
     Attributes:
-        prompt: name of a prompt or a file; "auto": of BABILong documents that of their task, else
-            "open_qa". metric: a rule of `answers`; "auto": that of the data set, told by the id.
-        prompts: those in use so far, by name.
+        prompt: name of a prompt or a file; "auto": the prompt of the task for BABILong documents,
+            "open_qa" for others.
+        metric: a rule of `metrics.answers`; "auto": the rule of the data set, known by the sample's
+            id.
+        prompts: the prompts used so far, by name.
     """
 
     def __init__(self, prompt: str = AUTO, metric: str = AUTO) -> None:
@@ -67,10 +74,16 @@ class Asking:
         hops: int,
         type_: str = "",
     ) -> Question:
-        """The question of one sample; `chunks` in the order taken.
+        """Makes the question of one sample.
 
         Args:
-            place: where the sample stands, for errors.
+            place: where the sample comes from, for errors.
+            sample_id: the sample's id.
+            text: the question's text.
+            chunks: (index in the document, text) pairs, in the order taken.
+            golds: the right answers.
+            hops: number of facts, unless the id tells it.
+            type_: of the question; "": the id may tell it.
 
         Raises:
             InputError: it has no right answer, or the prompt or the rule cannot be used.
@@ -83,14 +96,14 @@ class Asking:
             )
         rule = answers.rule_of(sample_id) if self.metric == AUTO else self.metric
         try:
-            answers.score(rule, sample_id, text, "", right)  # that it can be scored
+            answers.score(rule, sample_id, text, "", right)  # check that it can be scored
         except InputError as error:
             raise InputError(f"{place}: sample {sample_id}: {error}") from None
         task = answers.babilong_task(sample_id)
         name = self.prompt if self.prompt != AUTO else f"babilong_{task}" if task else "open_qa"
         if name not in self.prompts:
             prompt = prompts.load(name)
-            prompt.with_chunks("", [])  # that it can be filled
+            prompt.with_chunks("", [])  # check that it can be filled
             self.prompts[name] = prompt
         shown = list(chunks)
         if self.prompts[name].chunk_slot == "facts":
@@ -108,7 +121,7 @@ class Asking:
 
 
 def fitted(question: Question, generation: Generation) -> prompts.Fitted | Failure:
-    """The prompt with as much of the chunks as the budget allows."""
+    """Fills the prompt with as much of the chunks as the token budget allows."""
     texts = [text for _, text in question.chunks]
     budget = generation.max_prompt_tokens if generation.count else 0
     count = generation.count or (lambda messages: 0)
@@ -131,6 +144,6 @@ def read_answer(
 def judge_request(
     prompt: Prompt, question: str, golds: Sequence[str], prediction: str, generation: Generation
 ) -> ChatRequest:
-    """Asks whether a prediction is right."""
+    """Makes the request that asks a judge whether a prediction is right."""
     texts = {"question": question, "golds": "; ".join(golds), "prediction": prediction}
     return generation.request(prompt.fill(texts))

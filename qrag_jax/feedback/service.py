@@ -1,4 +1,4 @@
-"""Rewards from a language model as a service: its server, its client, what it is asked."""
+"""Runs the language model that gives rewards: its server, its client, and the requests."""
 
 from __future__ import annotations
 
@@ -36,32 +36,38 @@ from qrag_jax.llm.text.generation import Generation
 from qrag_jax.metrics.answer_table import causes_text
 from qrag_jax.runtime.interrupt import StopSignal
 
-LAZY_SAMPLES = 20  # checked before
-LOOK_EVERY = 0.1  # seconds, for a signal to stop
+LAZY_SAMPLES = 20  # of a lazy data set, checked before any is played
+LOOK_EVERY = 0.1  # seconds between checks for a signal to stop
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds, before asking again
 
 Log = Callable[[str], None]
 
 
 class FeedbackLost(RuntimeError):
-    """No more rewards can be had; the message is one sentence for the user."""
+    """No more rewards can be obtained; the message is one sentence for the user."""
 
 
 @dataclasses.dataclass
 class Asked:
-    """Episodes whose rewards are on their way; steps: of each episode."""
+    """Episodes whose rewards were asked for.
+
+    Attributes:
+        questions: of all episodes, in order.
+        future: the rewards of the questions.
+        steps: number of steps of each episode.
+    """
 
     questions: list[Question]
     future: Future[list[Reward]]
     steps: list[int] = dataclasses.field(default_factory=list)
 
     def ready(self) -> bool:
-        """Whether they are all there, or failed."""
+        """Whether all rewards have arrived, or failed."""
         return self.future.done()
 
 
 class Rewards:
-    """Asks for the rewards of episodes, and waits until enough of a batch are there."""
+    """Asks for the rewards of episodes, and waits until enough of a batch have arrived."""
 
     def __init__(
         self,
@@ -76,9 +82,13 @@ class Rewards:
     ) -> None:
         """
         Args:
-            max_failure_share: of a batch, above which the run pauses and asks again.
-            lost: why the server was given up, "" as long as it was not.
-            counts: metrics of the client.
+            feedback: scores the questions.
+            asking: how the questions are asked.
+            max_failure_share: share of a batch without rewards above which the run pauses and asks
+                again.
+            log: receives lines for people.
+            lost: returns why the server was given up; "" if it was not.
+            counts: returns the metrics of the client.
             completion: after which steps the model is asked, and when an episode is complete.
         """
         self.counts, self._completion = counts, completion or Completion()
@@ -89,7 +99,8 @@ class Rewards:
         """Asks for the rewards of episodes.
 
         Args:
-            taken: chunks in the order taken; numbers beyond a sample's chunks are STOP.
+            samples: one per episode.
+            taken: chunk indices in the order taken; an index beyond a sample's chunks is STOP.
         """
         questions = [
             _question(self._asking, sample, part)
@@ -99,11 +110,11 @@ class Rewards:
         return Asked(questions, self._feedback.begin(questions), list(map(len, taken)))
 
     def wait(self, asked: Asked, stop: StopSignal) -> list[EpisodeRewards | Unscored]:
-        """The rewards of each episode in order, at most the share allowed of them `Unscored`.
+        """Waits for the rewards of each episode, in order; at most the allowed share is `Unscored`.
 
         Raises:
             Stopped: the run is to stop.
-            FeedbackLost: the server was given up, or too many failures would be so again.
+            FeedbackLost: the server was given up, or too many episodes would fail again.
         """
         pause = FIRST_PAUSE
         while True:
@@ -139,9 +150,10 @@ class Rewards:
 
 
 def leave_room(llm: LlmConfig) -> None:
-    """Keeps JAX from taking the GPU memory of a server of our own on the same GPUs.
+    """Keeps JAX from taking the GPU memory that our own server needs on the same GPUs.
 
-    Without effect once a device was used, and where the user has set the variable.
+    It sets XLA_PYTHON_CLIENT_MEM_FRACTION. This has no effect after JAX has used a device, or if
+    the user has set the variable.
     """
     if not llm.url and llm.server is not None and not llm.server.devices:
         left = max(0.95 - llm.server.memory_share, 0.05)
@@ -150,11 +162,14 @@ def leave_room(llm: LlmConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ServiceConfig:
-    """What rewards of a language model depend on.
+    """Settings of the rewards of a language model.
 
     Attributes:
-        reward, llm: sections of the config. never_terminate: a complete episode goes on.
-        seed: of draws where the temperature is not 0. cache: folder of digests of models.
+        reward: section of the config.
+        llm: section of the config.
+        never_terminate: whether an episode continues after it is complete.
+        seed: of sampling if the temperature is not 0 and `llm.seed` is None.
+        cache: folder for the digests of models.
     """
 
     reward: ModelReward
@@ -166,34 +181,35 @@ class ServiceConfig:
 
 @contextlib.contextmanager
 def open_service(config: ServiceConfig, workdir: Path, log: Log) -> Iterator[PendingService]:
-    """The server that `config.llm` asks for, which starts while the caller goes on, and its client;
-    both end with the block.
+    """Opens the server that `config.llm` asks for and its client; both end with the block.
+
+    The server starts while the caller continues.
 
     Raises:
         InputError: a field cannot be used.
     """
     llm, reward = dataclasses.asdict(config.llm), config.reward
-    _client_config(llm | {"url": llm["url"] or "http://127.0.0.1:1"}, "any", None)  # can be used
+    _client_config(llm | {"url": llm["url"] or "http://127.0.0.1:1"}, "any", None)  # checks fields
     metric = reward.name
     asking = Asking(reward.prompt, BABILONG if metric == "babilong_em" else AUTO)
     host = f"-{jax.process_index()}" if jax.process_index() else ""
     if not llm["url"]:
         llm["server"]["log"] = _of_host(llm["server"]["log"], host)
         if not llm["version"]:
-            # Folders of one name hold different weights, whose answers must not be confused.
+            # Folders of the same name may hold different weights; their answers must not be mixed.
             llm["version"] = served_version(llm["server"], config.cache, log)
     server = sidecar(llm, workdir, _api_key(llm), log=log)
     generation = _generation(config.seed, llm)
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
     if isinstance(server, Existing):
-        server.start()  # a look at it: whatever is wrong is told at once
+        server.start()  # only checks it; so an error is raised at once
     starting = pool.submit(server.start)
     with contextlib.ExitStack() as stack:
         stack.callback(_end, server, starting, pool)
 
         def ready(stop: StopSignal) -> Rewards:
             from qrag_jax.llm.client.client import (
-                Client,  # openai, which runs without a model need not
+                Client,  # imports openai, which runs without a model do not need
             )
 
             while not concurrent.futures.wait([starting], LOOK_EVERY).done:
@@ -228,9 +244,9 @@ class PendingService:
     """A server that may still be starting.
 
     Attributes:
-        ready: waits for it; raises `Stopped` if the run is to stop first.
+        ready: waits for the server; raises `Stopped` if the run is to stop first.
         asking: how questions are asked.
-        provenance: what answers depend on besides the questions, as JSON.
+        provenance: settings on which answers depend besides the questions, as JSON.
     """
 
     ready: Callable[[StopSignal], Rewards]
@@ -238,12 +254,12 @@ class PendingService:
     provenance: dict[str, Any]
 
     def check(self, samples: Sequence[Sample]) -> None:
-        """Refuses samples of one source whose answers cannot be scored, before any is played.
+        """Checks that the answers of one source's samples can be scored, before any is played.
 
-        Of samples made as they are needed, which are all alike, the first few are looked at.
+        `LazySamples` are all alike, so only the first few of them are checked.
 
         Raises:
-            InputError: names the first.
+            InputError: an answer cannot be scored; the message names the first such sample.
         """
         few = slice(LAZY_SAMPLES if isinstance(samples, LazySamples) else None)
         for sample in samples[few]:
@@ -263,7 +279,7 @@ def _question(asking: Asking, sample: Sample, taken: Sequence[int]) -> Question:
 
 def _end(server: Server | Existing, starting: Future[Any], pool: Any) -> None:
     starting.cancel()
-    server.stop()  # one that is starting hears of it, one that has not begun does not begin
+    server.stop()  # a server that is starting gives up; one that has not begun does not begin
     pool.shutdown()
     server.stop()
 
@@ -283,13 +299,13 @@ def _provenance(
 
 
 def _of_host(name: str, host: str) -> str:
-    """A file's name, apart from that of other hosts."""
+    """A file's name with the suffix of this host, so that hosts do not share the file."""
     path = Path(name)
     return str(path.with_name(f"{path.stem}{host}{path.suffix}")) if name and host else name
 
 
 def _api_key(llm: dict[str, Any]) -> str:
-    """The key of a server that is there already."""
+    """The key of a server that is already running; "" for our own."""
     if not llm["url"]:
         return ""
     return ClientConfig(llm["url"], llm["model"], api_key_env=llm["api_key_env"]).api_key()

@@ -1,1 +1,1 @@
-"""A formula becomes an update on the mesh."""
+"""Learners: the formulas of an algorithm become an update on the mesh."""

@@ -1,4 +1,4 @@
-"""Adam that a step without finite numbers leaves as it was (Kingma & Ba, arXiv 1412.6980)."""
+"""Adam whose state does not change in a step that is not finite (Kingma & Ba, arXiv 1412.6980)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import optax
 
 
 def keep_unless(condition: jax.Array | bool, new: Any, old: Any) -> Any:
-    """The leaves of `new` where the condition (a scalar) holds, else those of `old`, bit for bit.
+    """The leaves of `new` if the condition (a scalar) holds, else those of `old`, bit for bit.
 
-    Done on every result by itself it becomes part of the loop that computes it: nothing is read
-    twice and buffers are reused. (Results chosen after the whole update need a second copy of all
-    moments; `jax.lax.cond` has a GPU wait for the host.)
+    Applied to each result separately, the choice becomes part of the loop that computes the result:
+    nothing is read twice, and buffers are reused. (A choice after the whole update would need a
+    second copy of all moments; `jax.lax.cond` makes a GPU wait for the host.)
     """
     return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
 
 
 def scale_by_adam(beta1: float, beta2: float, eps: float) -> optax.GradientTransformationExtraArgs:
-    """`optax.scale_by_adam`, with its state, whose update takes `finite`, a bool scalar.
+    """As `optax.scale_by_adam`, with the same state, but its update takes a bool scalar `finite`.
 
-    Where it is False the moments and their count stay, and the updates mean nothing.
+    If `finite` is False, the moments and their count do not change, and the returned updates have
+    no meaning.
     """
 
     def update(

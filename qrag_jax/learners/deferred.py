@@ -1,9 +1,9 @@
-"""PQN where rewards come from outside: one program plays, another learns once they are there.
+"""PQN with rewards from outside: one program plays, another one learns once the rewards are there.
 
-Between the two lie K batches, so that the device is busy while a reward model thinks. A batch is
-learned from by the weights of its turn, whatever weights played it: its states and chunks are
-encoded again, the targets are those of the present target towers, and the loss is that of `pqn`.
-With K = 0 a step is the one of `learners.step` (tested), rewards being equal.
+K batches lie between the two, so that the device is busy while a reward model works. Learning uses
+the current weights, not those that played the batch: its states and chunks are encoded again, the
+targets come from the current target towers, and the loss is that of `pqn`. With K = 0 and the same
+rewards, a step equals that of `learners.step` (tested).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ PlayStep = Callable[..., Played]  # (state, batch, number of the batch), then a 
 
 
 def make_play_step(towers: TwoTowers) -> PlayStep:
-    """The jitted `(state, batch, number) → Played`, split over the mesh as the training step.
+    """Makes the jitted `(state, batch, number) → Played`, split over the mesh as the training step.
 
-    `number` is an int32 scalar on the device: the step that will learn from the batch. It settles
-    the draws; temperature, random acting and dropout are those of `state`.
+    `number` is an int32 scalar on the device: the number of the step that will learn from the
+    batch. It determines the draws. Temperature, random acting and dropout are those of `state`.
     """
     mesh, shardings, actor = towers.mesh, towers.shardings, towers.actor
     base_shardings = towers.base_shardings
@@ -99,10 +99,11 @@ def make_play_step(towers: TwoTowers) -> PlayStep:
 
 
 def make_learn_step(towers: TwoTowers) -> TrainStep:
-    """The jitted `(state, ScoredEpisodes) → (state, metrics)`; the state's buffers are donated.
+    """Makes the jitted `(state, ScoredEpisodes) → (state, metrics)`.
 
-    Metrics are those of `make_train_step`, over the scored episodes, and `unscored_share`, of the
-    others among all. `padding_share` is of this program.
+    The state's buffers are donated. Metrics are those of `make_train_step` over the scored
+    episodes, and `unscored_share`, the share of episodes without rewards. `padding_share` is that
+    of this program alone.
     """
 
     def with_share(episodes: ScoredEpisodes, metrics: Metrics) -> Metrics:
@@ -115,7 +116,7 @@ def make_learn_step(towers: TwoTowers) -> TrainStep:
 
 @dataclasses.dataclass(frozen=True)
 class ScoredGradient:
-    """As `pqn.FusedGradient`, from episodes that are played and scored."""
+    """As `pqn.FusedGradient`, for episodes that are already played and scored."""
 
     actor: Actor
     config: PQNConfig
@@ -123,11 +124,11 @@ class ScoredGradient:
     def __call__(
         self, towers: Towers, episodes: ScoredEpisodes, draws: Draws, dropout_key: jax.Array | None
     ) -> tuple[Params, Sums]:
-        """The gradient of the online towers.
+        """The gradient of the online towers, and the sums.
 
         Args:
-            draws: with the keys that the episodes were played with; `uniform` is not used, the
-                play is over.
+            draws: the keys that the episodes were played with, and the temperature; `uniform` is
+                not used, because the play is over.
         """
         actor, config = self.actor, self.config
         encoder, block_shapes, rollout_config = actor.encoder, actor.block_shapes, actor.config
@@ -150,8 +151,8 @@ class ScoredGradient:
 
         chunk_rows = rows(played.chunk_tokens, played.chunk_lengths)
         state_rows = rows(played.state_tokens, played.state_lengths)
-        # The chunks' embeddings first: with them a state's cotangent is known as soon as the state
-        # is embedded, so that chosen chunks alone are encoded once more than with stored ones.
+        # Chunks are embedded first. Then the cotangent of a state is known as soon as the state is
+        # embedded, so states are encoded once, and only the chosen chunks twice.
         chunks, used_by_chunks = embed_rows(
             encoder, block_shapes.gradients, encoder.tower(params, CHUNK), chunk_rows
         )
@@ -195,7 +196,7 @@ class ScoredGradient:
 
 
 def scored_shapes(batch: EpisodeBatch, steps: int) -> ScoredEpisodes:
-    """Shapes of the played and scored episodes of a batch of shapes."""
+    """Shapes and dtypes of the scored episodes of a batch, which is given as shapes too."""
 
     def of(dtype: Any) -> Any:
         return jax.ShapeDtypeStruct((batch.sample.shape[0], steps), dtype)
@@ -205,7 +206,7 @@ def scored_shapes(batch: EpisodeBatch, steps: int) -> ScoredEpisodes:
 
 
 def _tower(params: Params | Adapted, number: int) -> Params | Adapted:
-    """One of the two; of adapters, with its key of dropout."""
+    """The parameters of one of the two towers; adapters keep their dropout key."""
     if not isinstance(params, Adapted):
         return jax.tree.map(lambda leaf: leaf[number], params)
     own = params.adapters, params.dropout_key

@@ -19,9 +19,10 @@ SCHEDULES = ("constant", "linear", "cosine", "quarter_cosine")
 class OptimizerConfig:
     """Section `optimizer`.
 
-    With s the share of the decay that is over and r the `final_ratio`, the schedule "cosine" is
-    the usual half of a cosine, r + (1 - r)·(1 + cos πs) / 2, and "quarter_cosine" Q-RAG's, which
-    stays high for longer: r + (1 - r)·cos(πs / 2), at half time 0.74 against 0.55 for r = 0.1.
+    Let s be the share of the decay that is done, and r the `final_ratio`. The schedule "cosine" is
+    the usual half of a cosine, r + (1 - r)·(1 + cos πs) / 2. "quarter_cosine" is that of Q-RAG,
+    r + (1 - r)·cos(πs / 2), which stays high for longer: for r = 0.1 it is 0.74 at half time, and
+    "cosine" 0.55.
 
     Attributes:
         total_steps: optimizer steps of the run.
@@ -35,11 +36,11 @@ class OptimizerConfig:
     beta1: float = 0.9  # β_1
     beta2: float = 0.98  # β_2
     eps: float = 1e-6  # ε
-    clip_norm: float = 2.0  # global norm of the gradient
-    # After warm-up: constant, linear, cosine (the usual half of one) or quarter_cosine (Q-RAG's).
+    clip_norm: float = 2.0  # largest global norm of the gradient
+    # After warm-up: constant, linear, cosine (half of a cosine) or quarter_cosine (Q-RAG's).
     schedule: str = "quarter_cosine"
-    final_ratio: float = 0.1  # last learning rate over the peak
-    warmup_steps: int = 1000  # linear rise to lr_0
+    final_ratio: float = 0.1  # last learning rate divided by the peak
+    warmup_steps: int = 1000  # steps of the linear rise to lr_0
     total_steps: int = internal(10_000)
 
     def __post_init__(self) -> None:
@@ -63,13 +64,13 @@ def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
         after = optax.cosine_decay_schedule(peak, decay, config.final_ratio)
     else:
         after = quarter_cosine_schedule(peak, decay, config.final_ratio)
-    # The first step already learns: with a rate of 0 it would be lost, and α_t be 0 with it.
+    # The first step already learns: with a rate of 0 it would be lost, and α_t would be almost 0.
     rise = optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1))
     return optax.join_schedules([rise, after], [config.warmup_steps])
 
 
 def quarter_cosine_schedule(peak: float, steps: int, final_ratio: float) -> optax.Schedule:
-    """`peak·(r + (1 - r)·cos(π/2 · step/steps))`, r being `final_ratio`; `peak·r` ever after."""
+    """`peak·(r + (1 - r)·cos(π/2 · step/steps))` with r = `final_ratio`; then it stays `peak·r`."""
 
     def rate(step: jnp.ndarray) -> jnp.ndarray:
         over = jnp.clip(step / steps, 0.0, 1.0)
@@ -81,14 +82,14 @@ def quarter_cosine_schedule(peak: float, steps: int, final_ratio: float) -> opta
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
-    """AdamW on all parameters, as the published runs have it.
+    """AdamW on all parameters, as in the published runs.
 
-    Its update takes `finite`, a bool scalar: where it is False the moments stay, the schedule goes
-    on, and the updates mean nothing.
+    Its update takes a bool scalar `finite`. If it is False, the moments do not change, the schedule
+    still advances, and the returned updates have no meaning.
     """
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm),
-        # `optax.adamw`, in parts.
+        # The parts of `optax.adamw`.
         optax.chain(
             scale_by_adam(config.beta1, config.beta2, config.eps),
             optax.add_decayed_weights(config.weight_decay),

@@ -1,4 +1,4 @@
-"""The training state on the mesh: where its arrays live, and the first one built in place."""
+"""The training state on the mesh: where its arrays live, and how the first state is built there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def params_shardings(mesh: Mesh, rules: Rules, tower: Params) -> Params:
 
 
 def base_shardings(mesh: Mesh, rules: Rules, base: Params) -> Params:
-    """The shardings of the one frozen tower that adapters stand on."""
+    """The shardings of the one frozen tower that is the base of adapters."""
     return shardings_of(mesh, rules, base, base)
 
 
@@ -44,11 +44,13 @@ def state_shapes(tower: Params, optimizer: optax.GradientTransformation) -> Trai
 def first_state(
     shardings: TrainState, tower: Params, optimizer: optax.GradientTransformation, seed: int
 ) -> TrainState:
-    """Both towers start from the same one; no device ever holds more than its part of an array.
+    """The first state, in which both towers are copies of one tower.
+
+    No device ever holds more than its part of an array.
 
     Args:
-        tower: of one tower, or of its adapters: host arrays, the same on every host, or leaves in
-            files.
+        tower: parameters of one tower, or of its adapters: host arrays, the same on every host, or
+            `StoredLeaf`s.
     """
 
     def build(tower: Params) -> TrainState:
@@ -58,7 +60,7 @@ def first_state(
 
 
 def both_towers(shardings: Params, tower: Params) -> Params:
-    """Two copies of one tower, or of its adapters (as in `place`), placed as in training."""
+    """Two copies of one tower, or of its adapters (see `place`), placed as in training."""
     return jax.jit(_both, out_shardings=shardings)(_place_one(shardings, tower))
 
 
@@ -74,10 +76,10 @@ def _place_one(shardings: Params, tower: Params) -> Params:
 
 
 def place(tower: Params, shardings: Params) -> Params:
-    """One tower on the mesh, each device getting its part alone.
+    """Places one tower on the mesh; each device gets only its part.
 
-    Leaves in files are read as many layers at a time as are not larger than the largest tensor,
-    each device's part by itself, so that the host never holds more than about that.
+    A leaf in files is read a few layers at a time, no more than the size of the largest tensor, and
+    each device's part separately. So the host never holds much more than the largest tensor.
 
     Args:
         tower: host arrays, the same on every host, or `StoredLeaf`s.
@@ -95,7 +97,7 @@ def place(tower: Params, shardings: Params) -> Params:
         whole = jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
         for start in range(0, layers, together):
             part = _read_parts(leaf.layers(start, start + together), sharding)
-            # In place: there is never a second copy of the leaf on a device.
+            # In place, so that a device never holds a second copy of the leaf.
             update = jax.jit(_put_layers, donate_argnums=0, out_shardings=sharding)
             whole = update(whole, part, start).block_until_ready()
         return whole
@@ -108,11 +110,11 @@ def _put_layers(whole: jax.Array, part: jax.Array, start: int) -> jax.Array:
 
 
 def _read_parts(leaf: StoredLeaf, sharding: NamedSharding) -> jax.Array:
-    """A leaf of which the host holds one device's part at a time."""
+    """Reads a leaf onto its devices; the host holds one device's part at a time."""
     parts: dict[str, np.ndarray] = {}
     arrays = []
     for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
-        if str(index) not in parts:  # devices of the same part mostly stand side by side
+        if str(index) not in parts:  # devices with the same part are mostly neighbours
             parts = {str(index): leaf.read(index or ())}
         arrays.append(jax.device_put(parts[str(index)], device).block_until_ready())
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays)

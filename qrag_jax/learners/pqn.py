@@ -1,9 +1,10 @@
 """PQN with λ-returns and twin soft Q-values (Gallici et al., arXiv 2407.04811; Q-RAG, 2511.07328).
 
-One update: play whole episodes with the current weights, score them, form λ-returns under the
-target towers, regress both critics on them. The loss reaches the towers through the embeddings:
-its gradient with respect to them is taken in closed form and pulled back through each tower in
-length-sorted blocks, so only the states and the chosen chunks are encoded with gradients.
+One update plays whole episodes with the current weights, scores them, forms λ-returns with the
+values of the target towers, and regresses both critics on them. The loss depends on the towers only
+through the embeddings. So its gradient with respect to the embeddings is computed first, and then
+pulled back through each tower in length-sorted blocks: only the states and the chosen chunks are
+encoded with gradients.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class PQNConfig:
     """Section `pqn`: constants of the update, with the paper's symbols.
 
     Attributes:
-        alpha: α_0, temperature at the full learning rate; the policy's.
+        alpha: α_0, temperature at the peak learning rate; that of section `policy`.
 
     Raises:
         InputError: a field cannot be used.
@@ -43,20 +44,20 @@ class PQNConfig:
 
     gamma: float = 0.99  # γ, discount
     lambda_: float = 0.5  # λ of the returns
-    tau: float = 0.02  # τ, step of the target towers
-    learning_start: int = 200  # the first 2·this environment steps act at random
+    tau: float = 0.02  # τ, share of the online towers in an update of the target towers
+    learning_start: int = 200  # the first 2·learning_start environment steps act at random
     alpha: float = internal(0.05)
 
     def __post_init__(self) -> None:
         check_least("pqn", self, learning_start=0)
 
     def targets(self, trajectory: Trajectory, rewards: jax.Array) -> jax.Array:
-        """`algorithms.pqn.targets`; of a trajectory `done` and `values` are read."""
+        """`algorithms.pqn.targets` of a trajectory; only its `done` and `values` are read."""
         return targets(rewards, trajectory.done, trajectory.values, self.gamma, self.lambda_)
 
 
 class Towers(NamedTuple):
-    """Both towers, or their adapters over one base, stacked on axis 0: online and target ones."""
+    """Online and target parameters: two towers stacked on axis 0, or adapters over one base."""
 
     online: Params | Adapted
     target: Params | Adapted
@@ -89,14 +90,14 @@ class FusedGradient:
     def __call__(
         self, towers: Towers, batch: EpisodeBatch, draws: Draws, dropout_key: jax.Array | None
     ) -> tuple[Params, Sums]:
-        """The gradient of the online towers.
+        """The gradient of the online towers, and the sums.
 
-        Towers that share a frozen base (`Adapted`) have the gradient of their adapters. With
-        `dropout_key` the online towers drop, or adapters see their inputs, through the masks of
-        `models.compute.dropout`. Play and learning see the same ones, so the policy acts on the
-        very embeddings that are regressed: dropout adds to its exploration. The target towers drop
-        by masks of their own, as in Q-RAG, where all towers stay in torch's training mode; on a
-        base with adapters they drop nothing.
+        For towers that share a frozen base (`Adapted`) it is the gradient of their adapters. With a
+        `dropout_key` the masks of `models.compute.dropout` apply to the online towers, or to the
+        inputs of their adapters. Play and learning use the same masks, so the policy acts on the
+        same embeddings that are regressed, and dropout adds to its exploration. The target towers
+        have masks of their own, as in Q-RAG, where all towers stay in torch's training mode. Target
+        adapters drop nothing.
         """
         encoder, rollout_config = self.actor.encoder, self.actor.config
         if rollout_config.stop_action:
@@ -128,7 +129,7 @@ class FusedGradient:
 
 
 def with_dropout(params: Params | Adapted, key: jax.Array | None) -> Params | Adapted:
-    """Online towers, or their adapters, with a key of dropout each, from the one of this step."""
+    """Online towers, or their adapters, each with a dropout key made from the key of this step."""
     if key is None:
         return params
     if isinstance(params, Adapted):
@@ -137,7 +138,7 @@ def with_dropout(params: Params | Adapted, key: jax.Array | None) -> Params | Ad
 
 
 def target_with_dropout(params: Params | Adapted, key: jax.Array | None) -> Params | Adapted:
-    """Target towers with keys of their own; adapters as they are, for they drop nothing there."""
+    """Target towers, each with its own dropout key; target adapters get none and drop nothing."""
     if key is None or isinstance(params, Adapted):
         return params
     return with_key(params, jax.random.split(key, (2, 2))[1])
@@ -154,7 +155,7 @@ def sums_of(
 ) -> Sums:
     """The sums over valid steps; `loss` is summed already.
 
-    It reads `actions`, `valid`, `q` and `entropy` of the trajectory.
+    Only `actions`, `valid`, `q` and `entropy` of the trajectory are read.
     """
     present = batch.chunk_mask.any(axis=1) & trajectory.valid.any(axis=1)
     unsolved = batch.support.at[
@@ -183,7 +184,7 @@ def sums_of(
 def _over_towers(
     compute: Callable[[tuple], Any], params: Params | Adapted, rows: tuple[TokenRows, jax.Array]
 ) -> Any:
-    """`compute((one tower, *its rows))` for each of the two, compiled once.
+    """Calls `compute((tower, *rows))` for each of the two towers; it is compiled once.
 
     Args:
         params: whole towers, or adapters on one base, stacked on axis 0.

@@ -13,11 +13,14 @@ from qrag_jax.models.heads.embedding import Params
 
 
 class TrainState(NamedTuple):
-    """All that training changes; every leaf is an array.
+    """The state of training; every leaf is an array.
 
-    params, target_params: two towers stacked on axis 0, or their adapters alone. step: optimizer
-    steps done, skipped ones too, int32. env_steps: environment steps (transitions) done, int32.
-    key: PRNG key of the run, constant.
+    Attributes:
+        params, target_params: two towers stacked on axis 0, or their adapters alone.
+        opt_state: state of the optimizer.
+        step: optimizer steps done, skipped ones too, int32.
+        env_steps: environment steps (transitions) done, int32.
+        key: PRNG key of the run, constant.
     """
 
     params: Params
@@ -41,18 +44,18 @@ def init_state(params: Params, optimizer: optax.GradientTransformation, key: jax
 
 
 def episode_keys(state: TrainState, batch: jax.Array, episodes: int) -> jax.Array:
-    """The PRNG keys `[episodes]` of the batch with this number, that of the step that learns it."""
+    """The PRNG keys `[episodes]` of a batch; its number is that of the step that learns from it."""
     return jax.random.split(jax.random.fold_in(state.key, batch), episodes)
 
 
 def dropout_key(state: TrainState) -> jax.Array:
     """The key of this step's dropout, the same on every device; no other draw comes from it."""
-    stream = jax.random.fold_in(state.key, 2**32 - 1)  # which is no number of a step
+    stream = jax.random.fold_in(state.key, 2**32 - 1)  # not the number of any step
     return jax.random.fold_in(stream, state.step)
 
 
 class Total(NamedTuple):
-    """A summed loss and the number of transitions that it is over: float32 scalars."""
+    """A summed loss and its number of transitions: float32 scalars."""
 
     loss: jax.Array
     transitions: jax.Array
@@ -67,13 +70,13 @@ def apply_update(
 ) -> tuple[TrainState, jax.Array, jax.Array]:
     """One optimizer step on the mean loss, then `target ← (1-τ)·target + τ·online`.
 
-    Where the loss or the gradient's norm is not finite nothing is learned: parameters, targets and
-    moments stay bit for bit. Time goes on: the step, the environment steps and the learning rate's
-    schedule, which all count batches, so that the next batch has the keys and the rate of its turn.
-    Nothing non-finite is ever put in: an element whose own update overflows keeps its value.
+    If the loss or the gradient's norm is not finite, nothing is learned: parameters, targets and
+    moments stay the same, bit for bit. The counts of steps and environment steps and the learning
+    rate's schedule still advance, so that the next batch has the keys and the rate of its number.
+    No parameter becomes non-finite: an element whose own update overflows keeps its value.
 
     Args:
-        optimizer: keeps its own state where it is told `finite=False` (`make_optimizer`).
+        optimizer: keeps its moments if it gets `finite=False` (`make_optimizer`).
 
     Returns:
         the new state, the gradient's global norm before clipping, and whether both were finite.

@@ -22,25 +22,25 @@ TrainStep = Callable[..., tuple[TrainState, Metrics]]  # (state, batch), then a 
 
 
 def make_train_step(towers: TwoTowers, feedback: Feedback) -> TrainStep:
-    """The jitted `(state, batch) → (state, metrics)`; the state's buffers are donated.
+    """Makes the jitted `(state, batch) → (state, metrics)`; the state's buffers are donated.
 
-    Where the state's towers are adapters it is `(state, batch, base)`: one frozen base serves
-    both towers, online and target, and is neither changed nor donated.
+    If the state holds adapters, it is `(state, batch, base)`: both towers, online and target, share
+    one frozen base, which is neither changed nor donated.
 
     The batch is split over the mesh's batch axes and, on each device, into `accumulation`
     micro-batches. Losses are sums with their counts, and every episode has its own PRNG key, so
-    any split gives the numbers of the whole batch. So it does with dropout, whose masks depend on
-    the step and the content of rows (`models.compute.dropout`).
+    any split gives the same numbers as the whole batch. This also holds with dropout, whose masks
+    depend on the step and the content of rows (`models.compute.dropout`).
 
-    The state lives as `shardings` say. Parameters split over `fsdp` are gathered to be computed
-    with, each device gets its part of the summed gradient back, and the optimizer and the target
-    towers work on parts alone (Rajbhandari et al., arXiv 1910.02054, ZeRO stage 3, with the
-    gathering once a step instead of once a layer).
+    The state lives where `shardings` say. Parameters that are split over devices are gathered
+    before use. Each device gets back its part of the summed gradient, and the optimizer and the
+    target towers work on parts alone (Rajbhandari et al., arXiv 1910.02054, ZeRO stage 3, but with
+    one gathering per step instead of one per layer).
 
     Metrics are float32 scalars: means over transitions (`loss`, `mean_q`, `mean_target`,
-    `td_error`, `entropy`), over episodes (`return`, `fact_em` of the acting policy), and
-    `grad_norm`, `learning_rate`, `alpha`, `padding_share`, `env_steps`, and `skipped`, 1 where the
-    loss or the gradient was not finite and nothing was learned (`state.apply_update`).
+    `td_error`, `entropy`), means over episodes (`return`, `fact_em` of the acting policy), and
+    `grad_norm`, `learning_rate`, `alpha`, `padding_share`, `env_steps` and `skipped`. `skipped` is
+    1 if the loss or the gradient was not finite and nothing was learned (`state.apply_update`).
     """
     return make_step(towers, FusedGradient(towers.actor, towers.config, feedback))
 
@@ -50,12 +50,12 @@ def make_step(
     gradient_of: Callable[..., tuple[Params, Sums]],
     more_metrics: Callable[[Any, Metrics], Metrics] = lambda episodes, metrics: metrics,
 ) -> TrainStep:
-    """`make_train_step` for any way from episodes to the gradient of their summed loss.
+    """As `make_train_step`, with any function that gives the gradient of the summed loss.
 
     Args:
-        gradient_of: `(towers, episodes, draws, dropout_key)` to the gradient and its sums, as
+        gradient_of: `(towers, episodes, draws, dropout_key)` → the gradient and its sums, such as
             `FusedGradient`; episodes are a pytree with the batch on axis 0.
-        more_metrics: adds to them what episodes tell.
+        more_metrics: `(episodes, metrics)` → the metrics with more of them from the episodes.
     """
     mesh, shardings, config = towers.mesh, towers.shardings, towers.config
     base_shardings, accumulation, drops = towers.base_shardings, towers.accumulation, towers.drops

@@ -1,4 +1,4 @@
-"""What the programs of a learner of two towers are made of."""
+"""The parts from which the programs of a two-tower learner are built."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ class TwoTowers:
     """Two towers, or adapters on one frozen base, and how they learn.
 
     Attributes:
-        shardings: of the state, as `learners.placement.state_shardings` gives them.
-        schedule: optimizer step → learning rate. peak: its highest.
-        accumulation: micro-batches a step is computed in, on each device.
-        base, base_shardings: of the base that adapters stand on, None where whole towers are
-            trained.
+        shardings: where the training state lives, from `learners.placement.state_shardings`.
+        schedule: optimizer step → learning rate.
+        peak: the highest learning rate.
+        accumulation: number of micro-batches in a step, on each device.
+        base, base_shardings: the frozen base of adapters and where it lives; None if whole towers
+            are trained.
     """
 
     mesh: Mesh
@@ -57,7 +58,7 @@ class TwoTowers:
         optimizer: OptimizerConfig,
         accumulation: int = 1,
     ) -> TwoTowers:
-        """Those that start from a loaded encoder; its base is put on the mesh."""
+        """The towers that start from a loaded encoder; a frozen base is placed on the mesh."""
         transformation = make_optimizer(optimizer)
         base = base_shardings = None
         if loaded.adapters is not None:
@@ -83,12 +84,12 @@ class TwoTowers:
 
     @property
     def params_shardings(self) -> Params | Adapted:
-        """Where the parameters live, with the base that adapters stand on."""
+        """Where the parameters live, including the frozen base if adapters are trained."""
         params = self.shardings.params
         return params if self.base_shardings is None else Adapted(self.base_shardings, params)
 
     def first_state(self, tower: Params, seed: int) -> TrainState:
-        """Both towers start from the same one, see `placement.first_state`."""
+        """The first state, in which both towers are copies of `tower` (`placement.first_state`)."""
         return placement.first_state(self.shardings, tower, self.optimizer, seed)
 
     def state_shapes(self, tower: Params) -> TrainState:
@@ -96,7 +97,7 @@ class TwoTowers:
         return placement.state_shapes(tower, self.optimizer)
 
     def draws(self, state: TrainState, number: jax.Array, episodes: int) -> Draws:
-        """How the actions of one batch are drawn: α_t, and uniformly in the first steps of a run.
+        """The draws of one batch; the first environment steps of a run act uniformly at random.
 
         Args:
             number: the step that learns from the batch; the keys depend on it alone.
@@ -109,11 +110,11 @@ class TwoTowers:
         )
 
     def with_base(self, params: Params) -> Params | Adapted:
-        """What is played with: adapters together with their base."""
+        """The parameters to play with: adapters together with their base, or whole towers."""
         return params if self.base is None else Adapted(self.base, params)
 
     def bound(self, program: Callable[..., Any]) -> Callable[..., Any]:
-        """The program, which is given the base behind its other arguments if there is one."""
+        """The program with the base as its last argument, if there is a base."""
         if self.base is None:
             return program
         return lambda *arguments: program(*arguments, self.base)

@@ -1,1 +1,1 @@
-"""Language models beside the trainer, asked over HTTP; never imports jax."""
+"""Client and server of a language model that runs beside the trainer; never imports jax."""

@@ -1,4 +1,4 @@
-"""Single calls to a server's own endpoints: is it there, what does it serve, take these weights."""
+"""Single HTTP calls to a model server: health, names of its models, hand-over of weights."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any, NamedTuple
 
 from qrag_jax.llm.listener import NotOurs, OwnServer
 
-LONGEST_REPLY = 16 << 20  # bytes of a body; an answer with its log-probabilities has some thousands
+LONGEST_REPLY = 16 << 20  # bytes of a body; an answer with log-probabilities has a few thousand
 
 
 class Reply(NamedTuple):
-    """What came back.
+    """The reply to a call.
 
     Attributes:
-        status: HTTP's; 0: no connection, or none in time.
-        text: of the body, or of the connection's error.
+        status: HTTP status; 0 if there is no usable reply: no connection, a timeout, a reply that
+            is too long, or a request that cannot be sent.
+        text: the body, or the error if the status is 0.
     """
 
     status: int
@@ -25,7 +26,7 @@ class Reply(NamedTuple):
 
     @property
     def json(self) -> Any:
-        """The parsed body, None where it is no JSON."""
+        """The parsed body; None if it is not JSON."""
         try:
             return json.loads(self.text)
         except ValueError:
@@ -33,16 +34,16 @@ class Reply(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """One line for an error message: the status and the beginning of what the server said."""
+        """One line for an error message: the HTTP status, if any, and the beginning of the text."""
         words = " ".join(self.text.split())[:300]
         return f"HTTP {self.status}: {words}" if self.status else words
 
 
 class Endpoint:
-    """A server at `url`, such as http://127.0.0.1:8000/v1, asked without retries or proxies.
+    """Calls the server at `url`, such as http://127.0.0.1:8000/v1, without retries or proxies.
 
-    With `own`, a server that we started, its present url is asked, and nothing is sent unless it is
-    proven to listen there.
+    If `own` is given (a server that we started), calls go to its current URL, and nothing is sent
+    unless that server is proven to listen there.
     """
 
     def __init__(self, url: str, api_key: str = "", *, own: OwnServer | None = None) -> None:
@@ -50,15 +51,15 @@ class Endpoint:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def get(self, path: str, timeout: float = 5.0) -> Reply:
-        """GET of a path such as /v1/models; `timeout` in seconds."""
+        """Sends a GET request for a path such as /v1/models; `timeout` in seconds."""
         return self._call("GET", path, None, timeout)
 
     def post(self, path: str, body: Any = None, timeout: float = 60.0) -> Reply:
-        """POST of a path with a body that JSON can say."""
+        """Sends a POST request with `body` as JSON; `timeout` in seconds."""
         return self._call("POST", path, None if body is None else json.dumps(body), timeout)
 
     def model_names(self, timeout: float = 5.0) -> tuple[str, ...]:
-        """Names of the models served; none where the server does not answer."""
+        """The names of the models served; empty if the server does not answer."""
         models = self.get("/v1/models", timeout).json
         entries = models.get("data") if isinstance(models, dict) else None
         return tuple(
@@ -67,7 +68,7 @@ class Endpoint:
 
     def _call(self, method: str, path: str, body: str | None, timeout: float) -> Reply:
         parts = urllib.parse.urlsplit(self._own.url if self._own else self._url)
-        # vLLM's own endpoints stand beside /v1.
+        # vLLM's own endpoints, such as /health, are beside /v1 and not below it.
         root = parts.path.rstrip("/").removesuffix("/v1")
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
@@ -87,7 +88,7 @@ class Endpoint:
             return Reply(answer.status, text.decode("utf-8", "replace"))
         except (OSError, http.client.HTTPException) as error:
             return Reply(0, f"{type(error).__name__}: {error}")
-        except ValueError:  # a header that HTTP cannot carry; it may be the key
+        except ValueError:  # a malformed header; it may be the key, so it is not shown
             return Reply(0, "the request cannot be sent: its address or the API key is malformed")
         finally:
             connection.close()

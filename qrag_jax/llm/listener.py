@@ -1,8 +1,9 @@
-"""Who listens on a port of 127.0.0.1: the proof that a server there is our own.
+"""Finds out who listens on a port of 127.0.0.1, to prove that a server there is our own.
 
-Whoever takes a port first is answered to by every client of it. So before anything secret is sent
-to a server that we started, the socket that listens is looked up (Linux: /proc/net/tcp names it by
-its inode) and must be held by a process that came of ours (/proc/PID/fd).
+Any process may take a port first; all clients of the port then talk to that process. So before we
+send a secret to a server that we started, we look up the listening socket (on Linux,
+/proc/net/tcp lists sockets by inode). The server's process or one of its descendants must hold
+this socket (/proc/PID/fd).
 """
 
 from __future__ import annotations
@@ -15,28 +16,29 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 PROC = Path("/proc")
-HOST = "127.0.0.1"  # never another: whoever reaches the port may use the server
+HOST = "127.0.0.1"  # never another address: anyone who can reach the port can use the server
 _LISTENS = "0A"  # TCP_LISTEN in the kernel's table
 _HERE = socket.inet_aton(HOST)
-_MAPPED = bytes(10) + b"\xff\xff" + _HERE  # ::ffff:127.0.0.1, an IPv6 socket that is bound here
+_MAPPED = bytes(10) + b"\xff\xff" + _HERE  # ::ffff:127.0.0.1: IPv6 sockets bound to HOST
 
 
 class NotOurs(ConnectionError):
-    """What listens is not the server that we started; the message is one sentence."""
+    """The server that we started does not listen on its port; the message is one sentence."""
 
 
 class OwnServer(Protocol):
-    """A server of our own, as those who connect to it see it."""
+    """A server that we started, as its clients see it."""
 
     @property
     def url(self) -> str:
-        """Where it is now, with /v1."""
+        """Its current URL, with /v1."""
         ...
 
     def check(self) -> tuple[int, ...]:
-        """Proves that it listens at `url`; returns the same as long as the same sockets do.
+        """Proves that it listens at `url`; returns the inodes of the listening sockets.
 
-        The same before a connection is made and after it: the connection is to one of them.
+        If it returns the same value before and after a connection is made, the connection leads to
+        one of these sockets.
 
         Raises:
             NotOurs: nothing listens there, or another process does.
@@ -45,20 +47,21 @@ class OwnServer(Protocol):
 
 
 class Listener(NamedTuple):
-    """A socket that a connection to the port reaches; `uid` is its owner's number."""
+    """A listening socket that a connection to the port may reach; `uid`: its owner's user id."""
 
     inode: int
     uid: int
 
 
 def listeners(port: int) -> list[Listener]:
-    """The sockets that a connection to 127.0.0.1:port may reach, as the system chooses them.
+    """The listening sockets that a connection to 127.0.0.1:port may reach.
 
-    A socket bound to that address goes before one bound to all addresses; several that share a
-    port (SO_REUSEPORT) are all there, for a connection may reach any of them.
+    Like the system, it prefers sockets bound to that address to sockets bound to all addresses. If
+    several sockets share the port (SO_REUSEPORT), a connection may reach any of them, so all are
+    returned.
 
     Raises:
-        OSError: the system does not tell (no /proc).
+        OSError: the system does not list its sockets (no /proc).
     """
     exact: list[Listener] = []
     to_all: list[Listener] = []
@@ -82,11 +85,11 @@ def listeners(port: int) -> list[Listener]:
 
 
 def family(root: int) -> list[int]:
-    """The process `root` and all that came of it and are still there."""
+    """The process `root` and all its descendants that still exist."""
     parents: dict[int, list[int]] = {}
     for pid in _processes():
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name, in brackets, may hold blanks and brackets itself.
+            # The name, which is in brackets, may itself contain spaces and brackets.
             stat = (PROC / str(pid) / "stat").read_text()
             parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(pid)
     found, at = [root], 0
@@ -97,7 +100,7 @@ def family(root: int) -> list[int]:
 
 
 def held_by(inode: int, pids: list[int]) -> Path | None:
-    """The link /proc/PID/fd/N to a socket, of the first of the processes that holds it."""
+    """The link /proc/PID/fd/N of the first process that holds the socket; None if none does."""
     for pid in pids:
         with contextlib.suppress(OSError):
             for link in (PROC / str(pid) / "fd").iterdir():
@@ -107,7 +110,7 @@ def held_by(inode: int, pids: list[int]) -> Path | None:
 
 
 def still_held(inode: int, link: Path) -> bool:
-    """Whether a link found by `held_by` is still one to that socket."""
+    """Whether a link found by `held_by` still points to that socket."""
     try:
         return os.readlink(link) == f"socket:[{inode}]"
     except OSError:
@@ -115,14 +118,17 @@ def still_held(inode: int, link: Path) -> bool:
 
 
 def described(port: int) -> str:
-    """Who listens on the port: `process 812 (python3)`; "" if nobody does or it cannot be seen."""
+    """Who listens on the port: `process 812 (python3)`, or its user if the process is hidden.
+
+    Returns "" if nobody listens, or if the system does not list its sockets.
+    """
     try:
         found = listeners(port)
     except OSError:
         return ""
     if not found:
         return ""
-    # The files of other users' processes may not be seen, their number may.
+    # The open files of other users' processes are hidden; the user id is not.
     link = held_by(found[0].inode, _processes())
     if link is None:
         return f"a process of the user with number {found[0].uid}"
@@ -133,7 +139,7 @@ def described(port: int) -> str:
 
 
 def can_be_told() -> bool:
-    """Whether this system tells who listens: tried with a socket of this process."""
+    """Whether this system shows who listens; tested with a socket of this process."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         probe.listen(1)

@@ -1,4 +1,4 @@
-"""What a language model is asked, and the two things that come back: an answer or a failure."""
+"""Requests to a language model and their two possible outcomes: an answer or a failure."""
 
 from __future__ import annotations
 
@@ -8,34 +8,31 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-# Why there is no answer: no reply in time, no connection, 5xx, 429, another 4xx, a reply that is
-# no completion, a completion without text, a prompt longer than the model's context; or the server
-# ended the text for a reason of its own (`finish_reason`): it broke it off, its filter withheld it,
-# the model called a tool, it does not say why or gives a reason that nobody knows.
+# Why there is no answer. The last four depend on the reply's `finish_reason`.
 CAUSES = (
-    "timeout",
-    "connection",
-    "server",
-    "rate_limit",
-    "request",
-    "malformed",
-    "empty",
-    "too_long",
-    "broken_off",
-    "filtered",
-    "tool_call",
-    "unknown_end",
+    "timeout",  # no reply in time
+    "connection",  # no connection
+    "server",  # HTTP 5xx
+    "rate_limit",  # HTTP 429
+    "request",  # another HTTP error, or a prompt that cannot be sent
+    "malformed",  # the reply is not a completion
+    "empty",  # a completion without text
+    "too_long",  # the prompt is longer than the model's context
+    "broken_off",  # the server broke the text off
+    "filtered",  # the server's filter withheld the text
+    "tool_call",  # the model called a tool
+    "unknown_end",  # the server gives no reason, or an unknown one
 )
-# How a text ends that is an answer: by itself, or at max_tokens.
+# The `finish_reason` of an answer: the text ended by itself, or at max_tokens.
 ENDS = ("stop", "length")
 
-# Fields of the body that `extra` may not set: one answer, whole, to the request's own prompt.
+# Fields that `extra` may not set, because a request gets one whole answer to its own prompt.
 _OWN_FIELDS = ("model", "messages", "prompt", "n", "stream")
 
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """Tokens the server counted, 0 where it did not say."""
+    """Numbers of tokens as the server counted them; 0 if it did not report them."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -43,16 +40,17 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What the model said.
+    """An answer of the model. The last three attributes are empty if the server did not give them.
 
     Attributes:
-        text: its words, never blank.
-        version: of the weights it was sampled with; "" where unknown, or changed meanwhile.
-        finish_reason: "stop", or "length" where max_tokens cut it.
+        text: the text, never blank.
+        version: of the weights that sampled it; "" if unknown or if the weights changed meanwhile.
+        finish_reason: "stop", or "length" if max_tokens cut it off.
         usage: tokens of prompt and answer.
-        cached: it comes from the cache on disk.
-        tokens, token_ids, log_probs: `[token]` each, empty where the server did not give them.
-            Ids come with `extra={"return_token_ids": True}` (vLLM), log-probabilities are in nats.
+        cached: whether it comes from the cache on disk.
+        tokens: `[token]` strings.
+        token_ids: `[token]` ids; vLLM gives them with `extra={"return_token_ids": True}`.
+        log_probs: `[token]` log-probabilities in nats.
     """
 
     text: str
@@ -70,8 +68,9 @@ class Failure:
     """Why there is no answer.
 
     Attributes:
-        cause: one of `CAUSES`. message: one sentence, with the server's words where there are any.
-        attempts: times the server was asked, not counting those that a dead server took.
+        cause: one of `CAUSES`.
+        message: one sentence, with the server's error message if there is one.
+        attempts: how often the server was asked; attempts that failed in an outage do not count.
     """
 
     cause: str
@@ -88,15 +87,16 @@ Outcome = Answer | Failure
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How an answer is drawn; the base of both kinds of request.
+    """Sampling parameters of an answer; the base class of both kinds of request.
 
     Attributes:
-        temperature: 0 is greedy; only such answers are cached.
-        max_tokens: longest answer. seed: of the draw, where the server takes one.
-        top_p: nucleus, None leaves it to the server.
-        log_probs: ask for the tokens of the answer with their log-probabilities.
-        extra: further fields of the body, such as vLLM's `{"chat_template_kwargs": …}`; they win
-            over the others.
+        temperature: 0 is greedy; only greedy answers are cached.
+        max_tokens: longest answer.
+        seed: of the sampling, if the server supports one.
+        top_p: nucleus sampling; None leaves it to the server.
+        log_probs: whether to ask for the answer's tokens and their log-probabilities.
+        extra: further fields of the body, such as vLLM's `{"chat_template_kwargs": …}`; they
+            override the other fields.
     """
 
     temperature: float = dataclasses.field(default=0.0, kw_only=True)
@@ -112,7 +112,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the same request has the same answer."""
+        """Whether decoding is greedy, so that the same request has the same answer."""
         return self.extra.get("temperature", self.temperature) == 0
 
     def _body(self, model: str) -> dict[str, Any]:
@@ -126,14 +126,14 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class ChatRequest(Sampling):
-    """A conversation to go on with: messages are (role, content) pairs."""
+    """A conversation that the model continues; messages are (role, content) pairs."""
 
     messages: tuple[tuple[str, str], ...]
 
     path = "/chat/completions"
 
     def body(self, model: str) -> dict[str, Any]:
-        """The request as the server takes it."""
+        """The body of the HTTP request."""
         body = self._body(model)
         body["messages"] = [{"role": role, "content": content} for role, content in self.messages]
         if self.log_probs:
@@ -143,14 +143,14 @@ class ChatRequest(Sampling):
 
 @dataclasses.dataclass(frozen=True)
 class CompletionRequest(Sampling):
-    """A text, or its token ids, to go on with."""
+    """A text, or its token ids, that the model continues."""
 
     prompt: str | tuple[int, ...]
 
     path = "/completions"
 
     def body(self, model: str) -> dict[str, Any]:
-        """The request as the server takes it."""
+        """The body of the HTTP request."""
         body = self._body(model)
         body["prompt"] = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
         if self.log_probs:
@@ -162,10 +162,10 @@ Request = ChatRequest | CompletionRequest
 
 
 def request_key(request: Request, model: str, version: str) -> bytes:
-    """SHA-256 of model, version, prompt and parameters: requests of one key have one answer.
+    """SHA-256 of model, version, prompt and parameters; requests with the same key share an answer.
 
     Raises:
-        TypeError: `request.extra` holds something that JSON does not.
+        TypeError: `request.extra` holds a value that JSON cannot represent.
     """
     fields = [request.path, version, request.body(model)]
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()

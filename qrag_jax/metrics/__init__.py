@@ -1,1 +1,1 @@
-"""Answer and ranking metrics in plain Python."""
+"""Metrics of retrieval and of answers, and the logs they are computed from; without JAX."""

@@ -1,4 +1,4 @@
-"""The files of answers and of verdicts on them: JSON lines, resumable after a kill."""
+"""Files of answers and of verdicts on answers: JSON lines, resumable after a kill."""
 
 from __future__ import annotations
 
@@ -22,14 +22,21 @@ class AnswerRow:
     """What a model answered to one question.
 
     Attributes:
-        id, question: the sample's. answers: the gold ones.
-        prediction: the answer read out of `text`, the model's whole text.
-        em, f1: of the prediction. rule: by which they were scored.
-        chunks: indices in the document of the chunks given to the model, in that order.
-        cut_chunks, cut_characters: what of them did not fit: the first so many whole, and
-            characters in all.
-        version: of the model's weights, "" where unknown. finish_reason: as the server said it.
-        hops: facts that the answer needs. type: of the question, "" where unknown.
+        id, question: id and question of the sample.
+        answers: the gold answers.
+        prediction: the answer extracted from `text`.
+        text: the model's whole text.
+        em, f1: scores of the prediction.
+        rule: the rule that gave these scores.
+        chunks: indices in the document of the chunks for the prompt, in the prompt's order; chunks
+            that were cut are included.
+        cut_chunks: number of chunks, from the first on, that were left out whole because they did
+            not fit.
+        cut_characters: number of characters left out in all.
+        version: version of the model's weights, "" if unknown.
+        finish_reason: as the server reported it.
+        hops: number of facts that the answer needs.
+        type: type of the question, "" if unknown.
     """
 
     id: str
@@ -51,7 +58,7 @@ class AnswerRow:
 
 @dataclasses.dataclass(frozen=True)
 class VerdictRow:
-    """What the judge said of one prediction: whether it is right, and in which words."""
+    """The judge's verdict on one prediction: whether it is right, and the judge's text."""
 
     id: str
     prediction: str
@@ -65,8 +72,9 @@ class Miss:
     """A question without an answer, or an answer without a verdict; never scored.
 
     Attributes:
-        cause: a short word, by which misses are counted. message: one sentence.
-        attempts: times the server was asked.
+        cause: a short word; misses are counted by cause.
+        message: one sentence.
+        attempts: how often the server was asked.
         hops, type: as in `AnswerRow`.
     """
 
@@ -96,7 +104,7 @@ def append(path: Path, rows: Iterable[AnswerRow] | Iterable[VerdictRow]) -> None
 
 
 def write_misses(path: Path, misses: Iterable[Miss]) -> None:
-    """Writes the file anew; with no misses there is no file."""
+    """Replaces the file; if there are no misses, deletes it."""
     if lines := b"".join(map(_line, misses)):
         write_whole(path, lines)
     else:
@@ -106,11 +114,11 @@ def write_misses(path: Path, misses: Iterable[Miss]) -> None:
 def read_partial(path: Path, kind: type[Record]) -> list[Record]:
     """Reads a file that may have been cut off, and makes it fit to be appended to.
 
-    A last line without its newline was being written when the process was killed: it is dropped
-    and the file truncated. No file gives no rows.
+    A last line without a newline was being written when the process was killed. It is dropped, and
+    the file is truncated. If there is no file, there are no rows.
 
     Raises:
-        InputError: a whole line is no row of this kind; names file, line and field.
+        InputError: a whole line is not a row of this kind; names file, line and field.
     """
     if not path.exists():
         return []

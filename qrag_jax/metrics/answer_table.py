@@ -16,16 +16,19 @@ _INDENT = "  "
 def answer_scores(
     rows: Sequence[AnswerRow], misses: Sequence[Miss], verdicts: Mapping[str, bool] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Scores by group: "all", then "2 hops" and so on, then types, where there are several.
+    """Scores by group: "all", then numbers of hops ("2 hops"), then types of question.
+
+    Numbers of hops are groups only if there are several of them. The same holds for types.
 
     Args:
-        rows: answers, one a question. misses: questions without one; counted, not scored.
-        verdicts: the judge's, by id; None if there was no judge.
+        rows: answers, one per question.
+        misses: questions without an answer; they are counted, not scored.
+        verdicts: the judge's verdicts by id; None if there was no judge.
 
     Returns:
-        of each group `em`, `f1` and, with a judge, `judge`, as {"mean", "low", "high"} with 95%
-        bootstrap intervals and only where there are any, and the counts `answered`, `failed` and
-        `judged`.
+        For each group: `em`, `f1` and, with a judge, `judge`, each as {"mean", "low", "high"} with
+        a 95% bootstrap interval; a score without values is left out. Also the counts `answered`,
+        `failed` and, with a judge, `judged`.
     """
     scores = {"all": _scores(rows, misses, verdicts)}
     everything: list[AnswerRow | Miss] = [*rows, *misses]
@@ -47,7 +50,7 @@ def answer_scores(
 
 
 def table(scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The scores as lines of text, one a group; "-" where a group has no answer."""
+    """The scores as lines of text, one per group; "-" if a group has no such score."""
     judge = any("judged" in group for group in scores.values())
     columns = ("em", "f1", *(("judge",) if judge else ()))
     lines = [["", *columns, "answered", "failed"]]
@@ -59,16 +62,16 @@ def table(scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 class HasCause(Protocol):
-    """What did not come about."""
+    """A question or an answer that failed for some cause."""
 
     @property
     def cause(self) -> str:
-        """A short word for why."""
+        """A short word for the cause."""
         ...
 
 
 def causes_text(misses: Iterable[HasCause]) -> str:
-    """`timeout 3, too_long 1`: how often each cause, the most frequent first."""
+    """How often each cause occurs, the most frequent first: `timeout 3, too_long 1`."""
     counts = Counter(miss.cause for miss in misses)
     return ", ".join(f"{cause} {count}" for cause, count in counts.most_common())
 

@@ -1,8 +1,8 @@
 """Answer metrics: exact match and F1 of a predicted answer against the gold ones.
 
-Four rules, each that of a public evaluation script: SQuAD v1.1 (Rajpurkar et al., 2016), HotpotQA
-(Yang et al., 2018; 2WikiMultiHopQA scores alike), MuSiQue (Trivedi et al., 2022) and BABILong
-(Kuratov et al., 2024). With several gold answers, EM and F1 are each the best over them.
+There are four rules, each from a public evaluation script: SQuAD v1.1 (Rajpurkar et al., 2016),
+HotpotQA (Yang et al., 2018; 2WikiMultiHopQA scores alike), MuSiQue (Trivedi et al., 2022) and
+BABILong (Kuratov et al., 2024). With several gold answers, EM and F1 are each the best over them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qrag_jax.errors import InputError
 
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-# Answers that HotpotQA counts whole or not at all, normalised.
+# Normalised answers that give F1 in HotpotQA only if they are equal as a whole.
 _WHOLE = ("yes", "no", "noanswer")
 
 
@@ -31,14 +31,14 @@ class Scores(NamedTuple):
 def normalise(text: str) -> str:
     """SQuAD's normal form: lower case, no ASCII punctuation, no articles, single blanks.
 
-    Punctuation goes first and leaves no blank, so "well-known" becomes "wellknown" and "a." "".
+    Punctuation is deleted first, so "well-known" becomes "wellknown" and "a." becomes "".
     """
     bare = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLE.sub(" ", bare).split())
 
 
 def squad(prediction: str, golds: Sequence[str]) -> Scores:
-    """SQuAD v1.1: equality, and F1 over bags of tokens, of the normal forms.
+    """SQuAD v1.1 on normal forms: EM is equality, F1 compares bags of tokens.
 
     Two texts without any token have EM 1 but F1 0, as in the script.
 
@@ -49,7 +49,7 @@ def squad(prediction: str, golds: Sequence[str]) -> Scores:
 
 
 def hotpotqa(prediction: str, golds: Sequence[str]) -> Scores:
-    """HotpotQA: SQuAD's, but "yes", "no" and "noanswer" share no tokens with longer answers.
+    """HotpotQA: SQuAD's rule, but "yes", "no" and "noanswer" have F1 0 with any other answer.
 
     Raises:
         ValueError: there is no gold answer.
@@ -64,7 +64,7 @@ def hotpotqa(prediction: str, golds: Sequence[str]) -> Scores:
 
 
 def musique(prediction: str, golds: Sequence[str]) -> Scores:
-    """MuSiQue: SQuAD's over the answer and its aliases; two texts without a token have F1 1.
+    """MuSiQue: SQuAD's rule over the answer and its aliases; two texts without a token have F1 1.
 
     Raises:
         ValueError: there is no gold answer.
@@ -107,22 +107,25 @@ BABILONG_LABELS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
 
 
 def babilong(prediction: str, golds: Sequence[str], task: str, question: str) -> Scores:
-    """BABILong's rule for `task`: which of its labels does the answer name?
+    """BABILong's rule for `task`: which of the task's labels does the answer name?
 
-    Of the answer the first sentence counts, in lower case; a label is named where its letters
-    stand ("gardens" names "garden"); labels that the question names too do not count, so that a
-    template may repeat the question ("Before the garden the milk was in the office."). EM asks
-    that the gold label is named and no other: BABILong's accuracy. F1 is over sets of labels.
+    Only the first sentence of the answer counts, in lower case. It names a label if it contains
+    the label's letters ("gardens" names "garden"). Labels that the question also names do not
+    count, because a template may repeat the question ("Before the garden the milk was in the
+    office."). EM is BABILong's accuracy: the gold label is named and no other label. F1 compares
+    sets of labels.
 
-    Q-RAG's script takes the last word for EM and counts the question's labels in F1, so that a
-    right answer in the template of qa3 has F1 2/3 there; here it has 1.
+    Q-RAG's script uses the last word for EM and counts the question's labels in F1. A right answer
+    in the template of qa3 has F1 2/3 there; here it has 1.
 
     Args:
-        golds: the gold labels, one answer each.
+        prediction: the predicted answer.
+        golds: the gold labels, one per gold answer.
         task: qa1 to qa5.
+        question: the question's text.
 
     Raises:
-        InputError: the task is unknown, or a gold answer is no label of it.
+        InputError: the task is unknown, or a gold answer is not one of its labels.
         ValueError: there is no gold answer.
     """
     if task not in BABILONG_LABELS:
@@ -146,7 +149,7 @@ def babilong(prediction: str, golds: Sequence[str], task: str, question: str) ->
 
 def _named(prediction: str, labels: Collection[str]) -> set[str]:
     sentence = prediction.lower().split(".")[0]
-    for end in ("<context>", "<example>"):  # a model that goes on with examples of its own
+    for end in ("<context>", "<example>"):  # the model may go on with more examples
         sentence = sentence.split(end)[0]
     return {label for label in labels if label in sentence}
 
@@ -158,7 +161,7 @@ RULES = ("squad", "hotpotqa", "musique", "babilong")
 
 
 def rule_of(sample_id: str) -> str:
-    """The rule of the data set that an id is from, as one can tell: a name in `RULES`."""
+    """The rule of the data set that an id seems to be from: a name in `RULES`."""
     if _BABILONG_ID.match(sample_id):
         return "babilong"
     if _MUSIQUE_ID.match(sample_id):
@@ -167,19 +170,19 @@ def rule_of(sample_id: str) -> str:
 
 
 def babilong_task(sample_id: str) -> str:
-    """The bAbI task that the id of a BABILong document begins with, "" where it does not."""
+    """The bAbI task with which the id of a BABILong document begins; "" for other ids."""
     found = _BABILONG_ID.match(sample_id)
     return found[1] if found else ""
 
 
 def musique_type(sample_id: str) -> str:
-    """The shape of a MuSiQue question that its id begins with, such as "3hop1"; else ""."""
+    """The shape of a MuSiQue question, from the start of its id, such as "3hop1"; else ""."""
     found = _MUSIQUE_ID.match(sample_id)
     return found[1] if found else ""
 
 
 def musique_hops(sample_id: str) -> int:
-    """The number of hops in a MuSiQue question's id, 0 where it says none."""
+    """The number of hops in a MuSiQue question's id; 0 for other ids."""
     found = _MUSIQUE_ID.match(sample_id)
     return int(found[2]) if found else 0
 
@@ -191,10 +194,10 @@ def score(
 
     Args:
         rule: a name in `RULES`.
-        sample_id, question: what `babilong` needs besides; it reads the task from the id.
+        sample_id, question: only `babilong` uses them; it reads the task from the id.
 
     Raises:
-        InputError: the rule is unknown, or see `babilong`.
+        InputError: the rule is unknown, or as in `babilong`.
         ValueError: there is no gold answer.
     """
     if rule == "babilong":

@@ -27,7 +27,7 @@ def mean_interval(
         values: one number per sample, `[n]`, n ≥ 1.
         level: confidence level, strictly between 0 and 1.
         resamples: number of draws, at least 1.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Raises:
         ValueError: no values, a value that is not finite, or a bad `level` or `resamples`.
@@ -41,7 +41,7 @@ def mean_interval(
         raise ValueError(f"level must lie between 0 and 1, not {level}")
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, not {resamples}")
-    if data.min() == data.max():  # exact, where averaging equal numbers may round
+    if data.min() == data.max():  # exact, while the mean of equal numbers may round
         constant = float(data[0])
         return constant, constant, constant
 
@@ -68,7 +68,7 @@ def paired_interval(
 ) -> tuple[float, float, float]:
     """Mean of `a - b` over the same samples, with its interval: (mean, low, high).
 
-    Samples are drawn as pairs, so what makes a sample hard for both cancels out. An interval
+    Samples are drawn as pairs, so the difficulty of a sample for both cancels out. An interval
     above 0 says that `a` is better at this level.
 
     Args:

@@ -1,9 +1,9 @@
-"""Chunk filters: which of the chunks taken in an episode are kept, as a function of a log's row.
+"""Chunk filters: functions of a log's row that choose which chunks of an episode are kept.
 
-Source: Q-RAG (arXiv 2511.07328), where they stand between the retrieval log and the model that
-answers. A filter keeps the episode's `ret`; `pred_idx`, `q_values` and `pred_texts` are cut alike
-and `f1` and `em` are counted anew. Of greedy play, `qvalue` at a threshold leaves exactly what an
-episode that stops there would have taken: nothing before the stop depends on what comes after it.
+Source: Q-RAG (arXiv 2511.07328), which filters between the retrieval log and the model that
+answers. A filter keeps the episode's `ret`, cuts `pred_idx`, `q_values` and `pred_texts` alike, and
+computes `f1` and `em` anew. If play was greedy, `qvalue` at a threshold keeps exactly the chunks
+that an episode with this stopping rule takes, because no step depends on later steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def qvalue(row: Row, threshold: float) -> Row:
     """The chunks before the first step whose Q is at most `threshold`.
 
     Raises:
-        InputError: the row has no Q for each chunk taken (its id is named).
+        InputError: the row does not have one Q for each chunk taken (its id is named).
     """
     if len(row.q_values) != len(row.pred_idx):
         raise InputError(
@@ -46,10 +46,10 @@ def retrieval_step(row: Row, steps: int) -> Row:
 
 
 def early_stop(row: Row) -> Row:
-    """The chunks up to and with the last supporting fact taken; all of them if none was taken.
+    """The chunks up to the last supporting fact taken, with it; all chunks if none was taken.
 
-    An oracle, for it looks at the supporting facts: play that knows when it has found them. Play
-    that never finds one never stops (the same in griver/Q-RAG, `EarlyStopChunkFilter`).
+    This is an oracle: it looks at the supporting facts, like play that knows when it has found
+    them. Play that finds none of them never stops (as in griver/Q-RAG, `EarlyStopChunkFilter`).
     """
     gold = set(row.sf_idx)
     hits = [step for step, index in enumerate(row.pred_idx) if index in gold]

@@ -1,4 +1,4 @@
-"""Retrievers side by side: means with intervals, gains over the same questions, the table."""
+"""Compares retrievers: means with intervals, gains over the same questions, a text table."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ NAMES = {
     (TRAINED, "single"): "single_step_trained",
     (TRAINED, "multi"): "trained",
 }
-PLANNED = "planned"  # trained, by beam search or with a rule for stopping
+PLANNED = "planned"  # the trained one, with beam search or a stopping rule
 
 
 def compared(played: Mapping[str, list[Row]], *, in_full: bool) -> dict[str, Any]:
     """The scores of retrievers that were asked the same questions.
 
-    Both modes come from one play; where play ended at the last fact there is no full budget.
+    Both modes come from one play. If play ended at the last fact, there is no full budget.
 
     Args:
-        played: rows by the retriever's name. in_full: episodes took all their steps.
+        played: rows by the retriever's name.
+        in_full: episodes took all their steps.
     """
     cut = {name: [until_found(row) for row in rows] for name, rows in played.items()}
     summary: dict[str, Any] = {"mode": FULL_BUDGET if in_full else UNTIL_FOUND}
@@ -39,11 +40,10 @@ def compared(played: Mapping[str, list[Row]], *, in_full: bool) -> dict[str, Any
 
 
 def table(summary: dict[str, Any]) -> str:
-    """The scores as text, one line a retriever in each mode: means, most with bootstrap 95 %
-    intervals.
+    """The scores as text, one line per mode and retriever: means, most with 95 % intervals.
 
-    Intervals of precision, recall and steps are in the summary file: in the table they would make
-    it too wide to read.
+    The intervals are bootstrap intervals. Those of precision, recall and steps are only in the
+    summary file, because they would make the table too wide to read.
     """
     cut = summary["until_found"]
     text = []
@@ -79,14 +79,14 @@ def table(summary: dict[str, Any]) -> str:
 
 
 def _lines(title: str, summaries: dict[str, Any], ranked: Sequence[str]) -> list[str]:
-    """The table of one mode; `ranked`: its columns of recall@k."""
+    """The table of one mode; `ranked` lists its columns of recall@k."""
     bare = {"fact_precision": "precision", "fact_recall": "recall", "steps": "steps"}
     lines = [[title, "fact_em", "fact_f1", *bare.values(), *ranked, "return"]]
     for name in (*NAMES.values(), PLANNED):
         if name not in summaries:
             continue
         intervals = summaries[name]["intervals"]
-        # A retriever that stops early may never take k chunks: those it takes count.
+        # A retriever that stops early may never take k chunks; then all its chunks count.
         at_k = [intervals.get(column, intervals["fact_recall"]) for column in ranked]
         lines.append(
             [
@@ -119,6 +119,6 @@ def _summaries(played: Mapping[str, list[Row]]) -> dict[str, Any]:
 
 
 def _with_flat_scores(scores: dict[str, Any]) -> dict[str, Any]:
-    """Means under their own names, and all intervals below `intervals`."""
+    """Means under the names of the scores, and all intervals under `intervals`."""
     intervals = {name: value for name, value in scores.items() if isinstance(value, dict)}
     return {**{name: value["mean"] for name, value in intervals.items()}, "intervals": intervals}

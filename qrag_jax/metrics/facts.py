@@ -16,7 +16,7 @@ from qrag_jax.metrics.retrieval_log import Row
 
 
 def fact_em(support: Iterable[int], predicted: Sequence[int]) -> float:
-    """1.0 if every supporting fact was taken, else 0.0; chunks taken besides do not matter.
+    """1.0 if every supporting fact was taken, else 0.0; other chunks taken do not matter.
 
     Raises:
         ValueError: `support` is empty, or an index is negative.
@@ -59,7 +59,7 @@ def fact_f1(support: Iterable[int], predicted: Sequence[int]) -> float:
 def recall_at(support: Iterable[int], predicted: Sequence[int], k: int) -> float:
     """Share in [0, 1] of the supporting facts among the first `k` chunks taken.
 
-    With fewer than `k` chunks taken, those that there are count.
+    If fewer than `k` chunks were taken, all of them count.
 
     Raises:
         ValueError: `support` is empty, an index is negative, or `k` is below 1.
@@ -70,11 +70,11 @@ def recall_at(support: Iterable[int], predicted: Sequence[int], k: int) -> float
 
 
 def fact_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Fact metrics of each row, counted from its indices, not read from its `f1` and `em`.
+    """Fact metrics of each row, computed from its indices, not read from its `f1` and `em`.
 
     Returns:
-        `fact_em`, `fact_f1`, `fact_precision`, `fact_recall` and `steps` (chunks taken), one
-        value a row each.
+        `fact_em`, `fact_f1`, `fact_precision`, `fact_recall` and `steps` (chunks taken), each with
+        one value per row.
 
     Raises:
         ValueError: there are no rows, or a row has no supporting facts (its id is named).
@@ -105,9 +105,9 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     """Means of a retrieval log with their 95% bootstrap intervals.
 
     Returns:
-        those of `fact_columns`, `recall@1` … `recall@K` (K = the longest prediction, so none when
-        all are empty) and `return`, each as {"mean", "low", "high"}, and `samples`, the number of
-        rows.
+        The metrics of `fact_columns`, `recall@1` … `recall@K` and `return`, each as {"mean",
+        "low", "high"}. K is the length of the longest prediction; if all are empty, there is no
+        recall@k. Also `samples`, the number of rows.
 
     Raises:
         ValueError: there are no rows, or a row has no supporting facts (its id is named).
@@ -125,7 +125,7 @@ def _index_sets(support: Iterable[int], predicted: Sequence[int]) -> tuple[set[i
     taken = {int(index) for index in predicted}
     if not gold:
         raise ValueError("support is empty: fact metrics need at least one supporting fact")
-    # A negative index is padding that was not cut off; counted, it would lower precision.
+    # A negative index is padding that was not cut off; it would lower precision.
     if min(gold) < 0 or min(taken, default=0) < 0:
         raise ValueError("a chunk index is negative: cut off padding before scoring")
     return gold, taken

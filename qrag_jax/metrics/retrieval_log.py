@@ -24,13 +24,13 @@ class Row:
         question, answer: the sample's texts; `answer` may be empty.
         sf_idx: indices of the supporting facts in the document.
         pred_idx: indices of the chunks taken, in the order taken, without padding; may be empty.
-        q_values: Q of each chunk taken at the step it was taken; finite. Empty when the chunks
+        q_values: Q of each chunk taken, at the step that took it; finite. Empty when the chunks
             were not played (the chunk filter `gt`).
-        sf_texts, pred_texts: the chunks behind `sf_idx` and `pred_idx`.
+        sf_texts, pred_texts: the texts of the chunks in `sf_idx` and `pred_idx`.
         ret: the episode's discounted return; written as "return".
         text_len: length of the document, in characters.
         f1, em: Fact F1 and Fact EM of this sample.
-        aliases: other right answers; written only where there are any.
+        aliases: other right answers; written only if there are any.
     """
 
     id: str
@@ -67,9 +67,10 @@ _LISTS: dict[str, Any] = {
 }
 _OPTIONAL: dict[str, Any] = {"aliases": str}  # lists too
 
-# Key of a record of all settings: the number of its form. Older logs recorded some alone.
+# Key in a record of all settings; its value is the version of the record's form. Older logs
+# recorded only some settings.
 RECORD = "record"
-_MOST_NAMED = 8  # settings that differ, in one sentence
+_MOST_NAMED = 8  # most differing settings named in one message
 
 _BEGIN_ANEW = "pass --restart, or delete the log, to begin anew"
 _WRITE_ANEW = "write the log anew with python -m qrag_jax.evaluate"
@@ -84,7 +85,7 @@ def log_name(seed: int, num_chunks: int | None = None) -> str:
 def append(path: Path, rows: Iterable[Row]) -> None:
     """Adds rows at the end of the log and waits until they are on disk.
 
-    To go on with an old log, call `read_partial` first: it cuts off a torn last line.
+    To continue an old log, call `read_partial` first: it cuts off a torn last line.
 
     Raises:
         ValueError: a row holds a NaN or an infinity (its id is named); nothing is written.
@@ -100,8 +101,8 @@ def append(path: Path, rows: Iterable[Row]) -> None:
 def read_partial(path: Path) -> list[Row]:
     """Reads a log that may have been cut off, and makes it fit to be appended to.
 
-    A last line without its newline was being written when the process was killed: it is dropped
-    and the file truncated to the last whole line. No file gives no rows.
+    A last line without a newline was being written when the process was killed. It is dropped, and
+    the file is truncated to the last whole line. If there is no file, there are no rows.
 
     Raises:
         InputError: a whole line is not a row of a retrieval log; names file, line and field.
@@ -123,9 +124,9 @@ def read_partial(path: Path) -> list[Row]:
 
 
 def read(path: Path) -> list[Row]:
-    """Reads a finished log, or what there is of one being written; the file is left as it is.
+    """Reads a finished log, or the rows so far of a log in progress; does not change the file.
 
-    A last line without its newline that is no whole row is being written: it is left out.
+    A last line that has no newline and is not a whole row is still being written; it is left out.
 
     Raises:
         InputError: the log does not exist, cannot be read or holds no row, or a row cannot be
@@ -177,7 +178,7 @@ def _check_row(row: Row, place: str) -> None:
 
 
 def meta_path(path: Path) -> Path:
-    """Where the log at `path` says what it was made with: `<log>.meta.json`."""
+    """The file that records what the log at `path` was made with: `<log>.meta.json`."""
     return path.with_name(path.name + ".meta.json")
 
 
@@ -199,12 +200,14 @@ def check_meta(path: Path, meta: Mapping[str, Any], later: Mapping[str, Any] | N
     calls compare. Call it before the first `append`.
 
     Args:
-        later: values that a log was made with whose record lacks their keys.
+        path: the log.
+        meta: what the rows of this evaluation depend on.
+        later: for keys that an older record may lack: the values that its log was made with.
 
     Raises:
-        InputError: the log was begun with other values, has rows but no record of where they come
-            from, or its record is broken or of an older form; the sentence names what differs,
-            with both values, and how to go on.
+        InputError: the log was begun with other values, it has rows but no record, or its record
+            is broken or of an older form. The sentence names the differing values and says how to
+            go on.
     """
     side = meta_path(path)
     fix = f"pass --restart, or delete {path} and {side.name}, to begin anew"
@@ -238,7 +241,7 @@ def check_count(path: Path, rows: int, questions: int) -> None:
     """Refuses a log that more than one evaluation wrote to.
 
     Raises:
-        InputError: it has more rows than there are questions.
+        InputError: the log has more rows than there are questions.
     """
     if rows > questions:
         raise InputError(
@@ -248,12 +251,12 @@ def check_count(path: Path, rows: int, questions: int) -> None:
 
 
 def _as_read(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """As it will be read back: tuples become lists."""
+    """The record as it will be read back: tuples become lists."""
     return json.loads(json.dumps(dict(meta)))
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values below all keys, by names with dots; an empty mapping is a value."""
+    """The leaves of nested mappings, by dotted names; an empty mapping is a leaf."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         below = isinstance(value, dict) and value
@@ -262,8 +265,8 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def discard(path: Path) -> None:
-    """Deletes the log at `path` and its meta file, whichever of them exist (`--restart`)."""
-    path.unlink(missing_ok=True)  # the rows first: rows without a meta file are refused
+    """Deletes the log at `path` and its meta file, if they exist (`--restart`)."""
+    path.unlink(missing_ok=True)  # rows first: rows without a meta file are refused
     meta_path(path).unlink(missing_ok=True)
 
 
@@ -293,7 +296,7 @@ def _decode_meta(side: Path, fix: str) -> dict[str, Any]:
 def _decode(line: bytes, place: str, fix: str) -> Row:
     try:
         record = json.loads(line, parse_constant=_no_constant)
-        if b"\\u" in line:  # JSON can hold half a surrogate pair, no file or tokenizer takes it
+        if b"\\u" in line:  # JSON can hold half a surrogate pair, which no file or tokenizer takes
             json.dumps(record, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise InputError(f"{place}: a text is not valid Unicode; {fix}") from None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def interval_text(interval: Mapping[str, float], sign: bool = False) -> str:
-    """`0.812 [0.790, 0.833]` of {"mean", "low", "high"}; with `sign`, + before what is above 0."""
+    """{"mean", "low", "high"} as `0.812 [0.790, 0.833]`; with `sign`, numbers ≥ 0 have a plus."""
     form = "+.3f" if sign else ".3f"
     return f"{interval['mean']:{form}} [{interval['low']:{form}}, {interval['high']:{form}}]"
 

@@ -1,4 +1,4 @@
-"""Where to stop: the scores of every threshold on the Q value, and the choice of the best one."""
+"""Scores every stopping threshold on the Q value and chooses the best one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.retrieval_log import Row
 
 OBJECTIVES = ("fact_f1", "fact_em", "fact_precision", "fact_recall")
-# Sums over the rows are rounded differently from one threshold to the next; scores this close
-# are equal. Below the smallest true difference of two means of F1 over 100,000 questions.
+# Sums over the rows are rounded differently from one threshold to the next. Scores this close count
+# as equal. Two different means of F1 over 100,000 questions differ by more than this.
 _TIE = 1e-10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sweep:
-    """Scores of all thresholds that differ in what is taken, from "take nothing" downwards.
+    """Scores of all thresholds that take different chunks; the first threshold takes nothing.
 
     Attributes:
         thresholds: `[K]`, falling; at each, play stops at the first step with Q <= threshold.
@@ -33,11 +33,12 @@ class Sweep:
 def sweep(rows: Sequence[Row]) -> Sweep:
     """Scores of every threshold, exactly, in one pass over the sorted values.
 
-    A step is taken when no Q up to and with it is at most the threshold, that is when the running
-    minimum of Q lies above it. So decisions change only at the running minima: K is one more than
-    the number of distinct ones. Sorted from the highest, each adds its step's change of score.
-    A threshold is the middle between two neighbouring minima, the largest margin to both; the
-    two outermost lie half the mean distance of minima beyond them.
+    A step is taken if neither its Q nor an earlier Q is at most the threshold, that is if the
+    running minimum of Q is above the threshold. So decisions change only at the running minima,
+    and K is one more than the number of distinct minima. The minima are sorted from the highest;
+    each adds the change of score of its step. A threshold lies in the middle of two neighbouring
+    minima, with the largest margin to both. The two outermost thresholds lie beyond the minima, by
+    half the mean distance of the minima.
 
     Raises:
         InputError: no chunk was taken in any row, or a row lacks a Q for a chunk taken.
@@ -64,7 +65,7 @@ def sweep(rows: Sequence[Row]) -> Sweep:
     minima = np.minimum.accumulate(q, axis=1)[taken]
     order = np.argsort(-minima, kind="stable")
     minima = minima[order]
-    ends = np.flatnonzero(np.append(minima[1:] != minima[:-1], True))  # last of equal ones
+    ends = np.flatnonzero(np.append(minima[1:] != minima[:-1], True))  # last of equal minima
     scores = {}
     for name, prefix in _prefix_scores(hits, facts).items():
         changes = np.cumsum(np.diff(prefix, axis=1)[taken][order])[ends]
@@ -73,7 +74,7 @@ def sweep(rows: Sequence[Row]) -> Sweep:
 
 
 def choose(values: Sequence[float] | NDArray[np.float64], steps: Sequence[float] | NDArray) -> int:
-    """Index of the highest value; of equal ones (within 1e-10) that with the fewest steps."""
+    """Index of the highest value; among equal values (within 1e-10), the fewest steps win."""
     value = np.asarray(values, np.float64)
     best = np.flatnonzero(value >= value.max() - _TIE)
     return int(best[np.argmin(np.asarray(steps)[best])])
@@ -95,13 +96,13 @@ def _prefix_scores(
 
 
 def _between(minima: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Thresholds around the falling, distinct `minima` `[D]`: `[D + 1]`."""
+    """The `[D + 1]` thresholds around the falling, distinct `minima` `[D]`."""
     spread = float(minima[0] - minima[-1])
     gap = spread / (minima.size - 1) if spread > 0 else 1.0
     upper = np.concatenate([[minima[0] + gap], minima])
     lower = np.concatenate([minima, [minima[-1] - gap]])
     middle = lower + (upper - lower) / 2.0
     # Devices compare in float32, where the middle of two neighbouring numbers rounds to one of
-    # them; it must not be the upper one, which is to be taken.
+    # them. It must not round to the upper one, because a step with that Q is taken.
     rounded = middle.astype(np.float32).astype(np.float64)
     return np.where((lower <= rounded) & (rounded < upper), rounded, lower)

@@ -1,4 +1,7 @@
-"""When to stop: a threshold on Q tuned on one log, beside budgets and the oracle, on another."""
+"""Tunes a stopping threshold on Q on one log and compares it with other rules on another log.
+
+The other rules are no stopping, fixed budgets and the oracle.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ Columns = Mapping[str, Sequence[float]]
 
 
 class Part(NamedTuple):
-    """Rows scored together: what the table calls them, and where they come from."""
+    """Rows that are scored together, with their name in the table and the log they come from."""
 
     name: str
     log: Path
@@ -35,12 +38,14 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StoppingOptions:
-    """What is tuned on what, and where the report goes.
+    """The logs, budgets and objective of the tuning, and the folder of the report.
 
     Attributes:
-        log: retrieval log to tune on. test: to report on; None: half of the other one.
-        out: folder; None: the log's. budgets: fixed ones to compare with; None: 1, 2, …, all.
-        objective: what threshold and budget maximise, one of `stop_threshold.OBJECTIVES`.
+        log: retrieval log to tune on.
+        test: retrieval log to report on; None: `log` is split into one half for each purpose.
+        out: folder of the report; None: the folder of `log`.
+        budgets: fixed budgets to compare with; None: 1, 2, …, all.
+        objective: score that threshold and budget maximise, one of `stop_threshold.OBJECTIVES`.
     """
 
     log: Path
@@ -51,7 +56,7 @@ class StoppingOptions:
 
 
 def tune(options: StoppingOptions) -> None:
-    """Tunes, reports and writes.
+    """Tunes the threshold, prints the report and writes its files.
 
     Raises:
         InputError: a log or a budget cannot be used.
@@ -153,7 +158,7 @@ def _rules(budgets: Sequence[int], threshold: float) -> dict[str, Filter]:
 
 
 def _scores(rows: Sequence[Row], rules: Mapping[str, Filter]) -> dict[str, Columns]:
-    """Each rule's value for every row, by metric."""
+    """For each rule, the values of every metric, one per row."""
     return {rule: fact_columns([keep(row) for row in rows]) for rule, keep in rules.items()}
 
 
@@ -167,7 +172,7 @@ def _table(
     labels: Mapping[str, str],
     marked: Sequence[str],
 ) -> list[str]:
-    """One table for all parts, each under its name; the rules chosen carry a star."""
+    """One table for all parts, each under its name; the chosen rules have a star."""
     lines = [["", *COLUMNS]]
     for name, of_rules in intervals.items():
         lines.append([name, *[""] * len(COLUMNS)])

@@ -1,11 +1,11 @@
-"""The two modes of evaluation, both from one play: `full budget` and `until found`.
+"""The two modes of evaluation, `full budget` and `until found`, both from one play.
 
-Full budget: an episode takes all its steps, as a retriever does that cannot know when it is done.
-Until found: it ends with the step at which the last supporting fact is found, as in the test
-environments of Q-RAG's public code (griver/Q-RAG, arXiv 2511.07328), whose reward is 1 for that
-step, without a penalty or a discount. That looks at the answer key; it is for comparing with
-published figures. Greedy play up to a step does not depend on what comes after it, so cutting the
-play of the full budget gives exactly the play that ends there.
+Full budget: an episode takes all its steps, like a retriever that cannot know when it is done.
+Until found: the episode ends with the step that finds the last supporting fact, as in the test
+environments of Q-RAG's public code (griver/Q-RAG, arXiv 2511.07328). Their reward is 1 for that
+step, without a penalty or a discount. This mode looks at the answer key; it exists for comparison
+with published figures. Greedy play up to a step does not depend on later steps. So cutting the play
+of the full budget gives exactly the play that ends there.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ FULL_BUDGET, UNTIL_FOUND = "full budget", "until found"
 
 
 def until_found(row: Row) -> Row:
-    """The row of the episode that ends once all supporting facts are found.
+    """The row of the episode that ends as soon as all supporting facts are found.
 
-    Its return is 1.0 if they are found, else 0.0.
+    The return is 1.0 if they are all found. Else the row has all its steps and the return 0.0.
     """
     missing, steps = set(row.sf_idx), 0
     for index in row.pred_idx:

@@ -1,1 +1,1 @@
-"""Encoders: trunks, heads, what they compute with, and their files."""
+"""Encoders: trunks, heads, their building blocks, and their files."""

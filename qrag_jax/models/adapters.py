@@ -23,9 +23,11 @@ class LoraConfig:
     """Sizes of the adapters.
 
     Attributes:
-        rank: r. alpha: s·r. targets: `ALL_LINEAR` or names of modules as Hugging Face has them,
-            whole or the end after a dot ("q_proj", "attention.output.dense").
-        dropout: p, share of what enters an adapter that a training step drops (`dropout`).
+        rank: r.
+        alpha: s·r.
+        targets: `ALL_LINEAR`, or names of modules as in Hugging Face's models: the whole name or
+            its end after a dot ("q_proj", "attention.output.dense"). A string is split at commas.
+        dropout: p, the share of an adapter's inputs that a training step drops (`dropout`).
     """
 
     rank: int
@@ -40,11 +42,12 @@ class LoraConfig:
 
 
 def target_modules(table: NameTable, targets: str | tuple[str, ...]) -> dict[LeafPath, str]:
-    """The linear maps that `targets` name: place in the tree → Hugging Face's name, `{}` for the
-    layer's number.
+    """The linear maps that `targets` name: path in the parameter tree → Hugging Face's name.
+
+    The names contain `{}` in the place of the layer's number.
 
     Raises:
-        InputError: a name is of no linear map in the layers of this model.
+        InputError: `targets` is empty, or a name matches no linear map in this model's layers.
     """
     linear = {
         path[:-1]: name.removesuffix(".weight")
@@ -70,17 +73,17 @@ def target_modules(table: NameTable, targets: str | tuple[str, ...]) -> dict[Lea
 
 
 def kernel_shapes(module: Trunk) -> dict[LeafPath, tuple[int, ...]]:
-    """The place of every linear map in the layers → its shape `(n, in, out)`."""
+    """Path of every linear map in the layers → shape of its stacked kernels, `(n, in, out)`."""
     tree = jax.eval_shape(module.init_params, jax.random.key(0))
     leaves: Mapping[LeafPath, Any] = flatten_dict({LAYERS: tree[LAYERS]})
     return {path[:-1]: leaf.shape for path, leaf in leaves.items() if path[-1] == "kernel"}
 
 
 def new_adapters(table: NameTable, module: Trunk, config: LoraConfig, seed: int) -> Params:
-    """Adapters that change nothing yet: A uniform in ±1/√in as PEFT draws it, B zero.
+    """New adapters, which change no output yet: A is uniform in ±1/√in as in PEFT, B is zero.
 
     Returns:
-        float32 NumPy arrays.
+        A tree of float32 NumPy arrays.
 
     Raises:
         InputError: see `target_modules`.

@@ -12,10 +12,10 @@ from qrag_jax.models.pretrained import UNNORMALISED_SCALE
 from qrag_jax.models.scratch import ScratchConfig
 from qrag_jax.runtime.minilm import MINILM, MINILM_OR_SCRATCH
 
-# What a config leaves to the model's folder. It is settled when a run begins, and the run's saved
-# config holds what it came to: a run never asks the folder again.
+# Fields that a config may leave to the model's folder, with the values that mean so. When a run
+# begins, the folder's settings are saved in the run's config. The run never asks the folder again.
 LEFT_OPEN: dict[str, Any] = {"pooling": "", "normalise": None, "scale": None}
-# MiniLM was published with normalised vectors; here it is used as Q-RAG uses BERTs.
+# MiniLM was published with normalised vectors. Here its vectors are made as in Q-RAG's BERT towers.
 OF_MINILM: dict[str, Any] = {"pooling": MEAN, "normalise": False, "scale": UNNORMALISED_SCALE}
 
 
@@ -24,15 +24,15 @@ class AdaptersConfig:
     """Section `encoder.lora`: low-rank adapters, trained instead of the encoder.
 
     Raises:
-        InputError: a size makes no sense, or dropout has no adapters to act on.
+        InputError: a value is out of range, or dropout is set but there are no adapters.
     """
 
-    rank: int = 0  # r, 0: the encoder itself is trained
+    rank: int = 0  # r; 0: train the encoder itself
     alpha: float = 16.0  # an adapter's product is scaled by alpha / r
-    dropout: float = 0.0  # share of an adapter's inputs dropped, in training alone
-    # Linear maps that get one: "all-linear", or names as in the model's files: ("query", "value")
+    dropout: float = 0.0  # share of an adapter's inputs that training drops
+    # Maps that get an adapter: "all-linear", or names as in the model's files: ("query", "value")
     targets: str | tuple[str, ...] = ALL_LINEAR
-    path: str = ""  # PEFT folder to start from, whose rank, alpha, targets hold
+    path: str = ""  # PEFT folder to start from; its rank, alpha and targets are used
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1:
@@ -58,7 +58,7 @@ class AdaptersConfig:
 
     @property
     def sizes(self) -> LoraConfig | None:
-        """Those of new adapters; None where none are to be made."""
+        """Sizes of new adapters; None if no new adapters are made."""
         if not self.rank:
             return None
         return LoraConfig(self.rank, self.alpha, self.targets, self.dropout)
@@ -69,25 +69,25 @@ class EncoderConfig:
     """Section `encoder`.
 
     Raises:
-        InputError: a field cannot be used.
+        InputError: a field has a value that cannot be used.
     """
 
     path: str = "facebook/contriever"  # folder, hub name, "minilm", or "": from scratch
-    dtype: str = "auto"  # of the computation: float32, bfloat16; auto: as the device is
-    remat: str = "none"  # computed again for gradients: none, dots (all but), layers
-    # How a row's hidden states become its vector. "" and None: as the model's folder says; "minilm"
-    # and folders that say nothing: as Q-RAG does (the mean, times 0.1; the last one of Qwen3).
+    dtype: str = "auto"  # of the computation: float32, bfloat16; auto: the faster one here
+    remat: str = "none"  # recomputed for gradients: none, layers, dots (all but dot products)
+    # How a row's hidden states become a vector. "" and None: as the model's folder says; "minilm"
+    # and folders that say nothing: the mean times 0.1 as in Q-RAG (Qwen3: last, normalised).
     pooling: str = ""  # mean, last, cls
-    normalise: bool | None = None  # the pooled vector to length 1
-    scale: float | None = None  # factor on it; None: 1 if normalised, else 0.1
+    normalise: bool | None = None  # scale the pooled vector to length 1
+    scale: float | None = None  # factor on the vector; None: 1 if normalised, else 0.1
     state_prefix: str = ""  # text that states begin with, such as "query: "
     chunk_prefix: str = ""  # text that chunks begin with, such as "passage: "
-    # Shares that the trunk drops in training, in the online and the target towers (Q-RAG: 0.1).
-    dropout: float = 0.0  # of hidden states: embeddings, and what blocks add to them
-    attention_dropout: float | None = None  # of attention's weights; None: the same
-    length_buckets: int = 3  # row lengths that attention is compiled for
+    # Shares that the trunk drops in training, in online and target towers (Q-RAG: 0.1).
+    dropout: float = 0.0  # of hidden states: embeddings, outputs of attention and feed-forward
+    attention_dropout: float | None = None  # of attention weights; None: the same as dropout
+    length_buckets: int = 3  # number of row lengths that attention is compiled for
     block_tokens: int = 0  # tokens computed at a time; 0: 512 on CPU, else 8192
-    block_sizes: int = 2  # block sizes compiled, each half of the next
+    block_sizes: int = 2  # number of block sizes compiled, each half of the next
     lora: AdaptersConfig = dataclasses.field(default_factory=AdaptersConfig)
     scratch: ScratchConfig | None = None  # sizes of an encoder from scratch
 
@@ -117,7 +117,7 @@ class EncoderConfig:
 
     @property
     def load_settings(self) -> dict[str, Any]:
-        """How `load_encoder` is to read the model's folder."""
+        """The settings with which `load_encoder` reads the model's folder."""
         names = ("dtype", "scale", "remat", "pooling", "normalise", "state_prefix", "chunk_prefix")
         settings = {name: getattr(self, name) for name in names} | self.trunk_dropout
         if self.path in (MINILM, MINILM_OR_SCRATCH):

@@ -26,26 +26,33 @@ from qrag_jax.runtime.leftovers import BUILDING_ENCODER
 from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 from qrag_jax.runtime.whole_files import new_folder
 
-FOLDER = "encoder"  # in the run's
-ADAPTERS = "adapter"  # folder of the first adapters, in the encoder's
+FOLDER = "encoder"  # in the run's folder
+ADAPTERS = "adapter"  # folder of the first adapters, in the encoder's folder
 
 
 def prepare_encoder(
     config: EncoderConfig, workdir: Path, texts: Iterable[str], seed: int, *, is_kept: bool
 ) -> LoadedEncoder:
-    """The encoder the run in `workdir` starts from.
+    """The encoder that the run in `workdir` starts from; it is kept in the run's folder.
 
     `config.path` is a folder, a hub name, "minilm" (see `find_minilm`), "minilm-or-scratch", or
     "" for a small encoder from scratch, whose tokenizer is trained on `texts`. With LoRA the
-    first adapters are kept beside it.
+    first adapters are kept in the encoder's folder.
 
     Args:
-        is_kept: the run has begun, so that what lies in its folder is its own.
+        config: the encoder's settings.
+        workdir: the run's folder.
+        texts: the tokenizer of an encoder from scratch is trained on them.
+        seed: seed of random weights and new adapters.
+        is_kept: whether the run has begun; an encoder in its folder is then used as it is.
+
+    Raises:
+        InputError: the encoder or the adapters cannot be found or used.
     """
     folder, settings = workdir / FOLDER, config.load_settings
     if is_kept and folder.exists():
         return _kept_encoder(folder, settings)
-    shutil.rmtree(folder, ignore_errors=True)  # of a start that was refused: never trained
+    shutil.rmtree(folder, ignore_errors=True)  # left by a start that was refused: never trained
     workdir.mkdir(parents=True, exist_ok=True)
     building = new_folder(workdir, BUILDING_ENCODER)
     try:
@@ -61,17 +68,17 @@ def prepare_encoder(
         building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return _kept_encoder(folder, settings)  # again: its weights are still in its files
+    return _kept_encoder(folder, settings)  # read again: weights are read lazily, from this path
 
 
 def with_first_adapters(config: EncoderConfig, loaded: LoadedEncoder, seed: int) -> LoadedEncoder:
     """The encoder with the adapters that training starts from, if the config asks for any.
 
-    Those of a folder have its rank, alpha and targets, but the config's dropout.
+    Adapters from a folder keep the folder's rank, alpha and targets, but use the config's dropout.
 
     Raises:
-        InputError: there are no linear maps of the names given; or the folder `config.lora.path`
-            cannot be used, or has another rank.
+        InputError: the model has no linear maps of the names given, or the folder
+            `config.lora.path` cannot be used or has another rank.
     """
     new, path = config.lora.sizes, config.lora.path
     if not path:
@@ -93,7 +100,7 @@ def _kept_encoder(folder: Path, settings: Mapping[str, Any]) -> LoadedEncoder:
 
 
 def _tell_prompts(folder: Path, config: EncoderConfig) -> None:
-    """Tells which texts the model expects before others where the config begins none with any."""
+    """Prints the model's prompts (texts that precede inputs) if the config sets no prefix."""
     found = prompts(folder)
     if found and not config.state_prefix and not config.chunk_prefix:
         texts = ", ".join(f"{name} {text!r}" for name, text in found.items())

@@ -1,4 +1,4 @@
-"""A model folder as a ready encoder: architecture, weights and tokenizer that fit together."""
+"""Loads and saves an encoder's folder: architecture, weights and tokenizer that fit together."""
 
 from __future__ import annotations
 
@@ -33,15 +33,17 @@ from qrag_jax.runtime.sharding import Rules
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One architecture, everything that makes a folder of it an encoder.
+    """One architecture: all that is needed to load a folder of it as an encoder.
 
     Attributes:
         read_config: (parsed `config.json`, its path for errors) → the trunk's config.
-        trunk: (config, precision, remat) → the trunk. table: its weights' names.
+        trunk: (config, precision, remat) → the trunk.
+        table: the names of its weights.
         rules: how its parameters are split over a mesh (see `runtime.sharding`).
-        opens_rows: rows open with [CLS] (<s>), else with their text.
-        pooling, normalise: how it is used where its folder does not say.
-        drops: its trunk can drop in training (see `dropout`).
+        opens_rows: whether rows begin with [CLS] (<s>), else with their text.
+        pooling: used if the folder names none.
+        normalise: used if the folder has no sentence-transformers files.
+        drops: whether its trunk can drop in training (see `dropout`).
     """
 
     read_config: Callable[[Mapping[str, Any], str], TrunkConfig]
@@ -56,7 +58,7 @@ class Family:
 
 UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
 
-# By the model_type of config.json.
+# The families by the model_type of config.json.
 FAMILIES = {
     "bert": Family(BertConfig.from_dict, Bert, bert_weights.TABLE, bert_weights.PARTITION_RULES),
     "qwen3": Family(
@@ -81,12 +83,12 @@ FAMILIES = {
 
 @dataclasses.dataclass(frozen=True)
 class LoadedEncoder:
-    """An encoder with the parameters of one tower and what it was read from.
+    """An encoder with the parameters of one tower, its tokenizer and its parsed `config.json`.
 
     Attributes:
-        stored: the stacked parameters, float32, in their files until `placement` reads them.
-        lora, adapters: sizes and parameters (of one tower) of adapters; None where the encoder's
-            parameters themselves are trained.
+        stored: the stacked parameters, float32; they stay in files until `placement` reads them.
+        lora: sizes of the adapters; None if the encoder itself is trained.
+        adapters: parameters of one tower's adapters; None if the encoder itself is trained.
     """
 
     encoder: TextEncoder
@@ -98,7 +100,7 @@ class LoadedEncoder:
 
     @property
     def params(self) -> Params:
-        """The parameters as NumPy arrays: all are read, at every call."""
+        """The parameters as NumPy arrays; each access reads all of them."""
         return jax.tree.map(np.asarray, self.stored)
 
     @property
@@ -129,7 +131,7 @@ def family_of(model_config: Mapping[str, Any], where: str) -> Family:
 
 
 def own_pooling(folder: Path, family: Family) -> Published:
-    """How a model makes its vectors: its sentence-transformers files, then its family, say.
+    """How a model makes its vectors, by its sentence-transformers files, else by its family.
 
     Raises:
         InputError: see `read_published`.
@@ -154,18 +156,23 @@ def load_encoder(
     """Reads the folder of an encoder in Hugging Face's layout.
 
     Args:
-        dtype: of the computation (see `precision`). remat: a name of `trunk.REMAT_POLICIES`.
-        scale: factor on the pooled vector; None: the model's own, else 1 on normalised vectors and
-            0.1 (as in Q-RAG) on others.
-        pooling: a name of `POOLINGS`, or "": the model's own. normalise: None: as the model does.
-            Where both are given the folder's sentence-transformers files are not read.
-        state_prefix, chunk_prefix: texts before those of a tower, tokenised by themselves.
-        dropout, attention_dropout: shares that the trunk drops in training.
+        dtype: dtype of the computation (see `precision`).
+        scale: factor on the pooled vector; None: the model's factor, or if it has none 1 for
+            normalised vectors and 0.1 (as in Q-RAG) for others.
+        remat: a name of `trunk.REMAT_POLICIES`.
+        pooling: a name of `POOLINGS`, or "": the model's pooling.
+        normalise: None: as the model does. If both `pooling` and `normalise` are given, the
+            folder's sentence-transformers files are not read.
+        state_prefix: text before each state, tokenised separately.
+        chunk_prefix: text before each chunk, tokenised separately.
+        dropout: share of hidden states that the trunk drops in training.
+        attention_dropout: share of attention weights that the trunk drops in training.
 
     Raises:
-        InputError: a file is missing or broken, the architecture is unknown, the weights do not
-            fit config.json, the tokenizer does not fit the weights, a setting is unknown, the
-            model makes its vectors in a way that is not computed here, or it has no dropout.
+        InputError: a file is missing or broken, the architecture is unknown, its width is odd, the
+            weights do not fit config.json, the tokenizer does not fit the weights, a setting is
+            unknown, the model makes its vectors in a way that is not computed here, or dropout is
+            set for a model that has none.
     """
     computed_in = precision(dtype)
     for name, value, known in (
@@ -224,7 +231,7 @@ def load_encoder(
 
 
 def with_new_adapters(loaded: LoadedEncoder, config: LoraConfig, seed: int) -> LoadedEncoder:
-    """The encoder, frozen, with adapters that change nothing yet.
+    """The encoder, frozen, with new adapters that change no output yet.
 
     Raises:
         InputError: the model has no linear maps of the names in `config.targets`.
@@ -246,7 +253,7 @@ def with_adapters(loaded: LoadedEncoder, folder: Path) -> LoadedEncoder:
 
 
 def with_lora(loaded: LoadedEncoder, config: LoraConfig) -> LoadedEncoder:
-    """The encoder computing its adapters, which have these sizes, as `config` says."""
+    """The encoder with `config` as the sizes, scale and dropout of its adapters."""
     encoder = dataclasses.replace(
         loaded.encoder, lora_scale=config.scale, lora_dropout=config.dropout
     )
@@ -256,11 +263,14 @@ def with_lora(loaded: LoadedEncoder, config: LoraConfig) -> LoadedEncoder:
 def save_adapters(
     loaded: LoadedEncoder, adapters: Params, out: Path, tower: int | None = None
 ) -> None:
-    """Writes adapters of one tower of this encoder in PEFT's format.
+    """Writes the adapters of one tower of this encoder in PEFT's format.
 
     Args:
-        adapters: of one tower, or of several stacked on axis 0, of which `tower` is the number of
-            the one to write (`chunks.STATE`, `chunks.CHUNK`). out: folder, made if need be.
+        loaded: the encoder.
+        adapters: of one tower, or of several towers stacked on axis 0.
+        out: folder, created if it does not exist.
+        tower: if several are stacked, the number of the one to write (`chunks.STATE`,
+            `chunks.CHUNK`).
 
     Raises:
         ValueError: the encoder has no adapters.
@@ -278,9 +288,9 @@ def save_encoder(
     out: Path,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Writes the folder of an encoder under its family's names (see `weight_names.save_folder`).
+    """Writes the folder of an encoder, with its family's names (see `weight_names.save_folder`).
 
-    Weights keep the bytes they were read with, one tensor in memory at a time.
+    Weights keep the bytes that they have in their files. One tensor at a time is in memory.
     """
     table = family_of(loaded.model_config, str(out)).table
     kept = jax.tree.map(_as_read, loaded.stored)

@@ -1,4 +1,4 @@
-"""A small BERT from scratch, with a WordPiece tokenizer trained on the run's own texts."""
+"""Makes a small BERT from scratch, with a WordPiece tokenizer trained on the run's texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qrag_jax.models.trunks.bert_weights import save_folder
 from qrag_jax.runtime.whole_files import write_whole
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-MAX_LETTERS = 1000  # of the alphabet; rarer ones become [UNK]
+MAX_LETTERS = 1000  # size of the alphabet; rarer letters become [UNK]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,8 @@ class ScratchConfig:
     layers: int = 2  # transformer layers
     hidden: int = 128  # 2D, width of an embedding
     heads: int = 4  # attention heads
-    vocab: int = 8000  # word pieces at most
-    positions: int = 512  # longest row
+    vocab: int = 8000  # most word pieces in the vocabulary
+    positions: int = 512  # longest row, in tokens
 
 
 def make_scratch_folder(
@@ -68,8 +68,8 @@ def _train_tokenizer(folder: Path, texts: Iterable[str], vocab: int) -> int:
     learner = _untrained_tokenizer({})
     alphabet = _alphabet(texts, learner)
     inside = [f"##{c}" for c in alphabet if len(_words(f"a{c}", learner)) == 1]
-    # The trainer numbers "##" letters in random order and breaks ties by number, so that two runs
-    # would differ: letters given as special tokens keep the order given.
+    # The trainer numbers "##" letters in random order and breaks ties by number, so two runs would
+    # differ. Letters that are given as special tokens keep the given order.
     trainer = tokenizers.trainers.WordPieceTrainer(
         vocab_size=vocab,
         special_tokens=[*SPECIAL_TOKENS.values(), *inside],

@@ -1,7 +1,7 @@
 """Q-values of every chunk of long documents, in blocks over the chunks and sharded over the mesh.
 
-A document is `[C]` rows of a table of embeddings (`rollouts.text_table`), whatever its length:
-blocks are gathered, placed (rotated at their positions) and scored, and only the k best survive.
+A document of any length is a list `[C]` of rows in a table of embeddings (`rollouts.text_table`).
+Block by block, chunks are gathered, rotated at their positions and scored; only the k best stay.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from qrag_jax.policies.soft_q import MASKED
 from qrag_jax.runtime.sharding import BATCH_AXES
 
 BLOCK = 1024  # chunks scored at a time
-LEAST_BLOCK = 16  # of documents that are shorter
+LEAST_BLOCK = 16  # the smallest block, for short documents
 
 
 class Best(NamedTuple):
     """The k best actions of each state: values `[B, W, k]`, chunk indices (actions) `[B, W, k]`.
 
-    Where fewer than k chunks are left the values are `MASKED`.
+    If fewer than k chunks are left, the remaining values are `MASKED`.
     """
 
     values: jax.Array
@@ -34,7 +34,7 @@ class Best(NamedTuple):
 
 
 class Searches(NamedTuple):
-    """W states in each of B documents, whose next actions are looked for.
+    """W states in each of B documents; the next action of each state is wanted.
 
     counts: `[B]` chunks of each document.
     states: `[B, W, 2D]` embeddings.
@@ -61,7 +61,7 @@ class _Placement(NamedTuple):
 
 
 def padded_chunks(chunks: int, devices: int) -> int:
-    """Columns for documents of that many chunks: whole blocks on every device."""
+    """Number of columns for documents of this many chunks: whole blocks on every device."""
     block = BLOCK
     while block // 2 * devices >= chunks and block > LEAST_BLOCK:
         block //= 2
@@ -69,16 +69,21 @@ def padded_chunks(chunks: int, devices: int) -> int:
 
 
 def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunks:
-    """The jitted `(table, rows, searches) → Best`.
+    """Makes the jitted `(table, rows, searches) → Best`.
 
-    The table is `[N, 2D]`. The rows `[B, C]` are each document's places in it, C as
-    `padded_chunks` gives it; they are split over the mesh's batch axes. Ties go to the lowest
-    index, as with argmax.
+    - table `[N, 2D]`: embeddings.
+    - rows `[B, C]`: rows of the table, split over the mesh's batch axes; C is from `padded_chunks`.
+    - searches: `Searches` of the B documents.
+
+    Ties go to the lowest index, as with argmax.
 
     Args:
         kind: one of `positions.KINDS`; "random" is played as "absolute".
         max_steps: T.
-        k: actions wanted, at most `LEAST_BLOCK`.
+        k: number of actions, at most `LEAST_BLOCK`.
+
+    Raises:
+        ValueError: k is out of range.
     """
     if not 1 <= k <= LEAST_BLOCK:
         raise ValueError(f"k is {k}; it must be from 1 to {LEAST_BLOCK}")
@@ -128,11 +133,11 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
 def _scores(
     placement: _Placement, searches: Searches, chunks: jax.Array, index: jax.Array
 ) -> jax.Array:
-    """Q `[B, W, n]` of chunks `[B, n, 2D]` with the indices `[n]`; `MASKED` where not free."""
+    """Q `[B, W, n]` of chunks `[B, n, 2D]` with the indices `[n]`; `MASKED` if taken or absent."""
     kind, last, indents = placement
     counts, states, taken, _ = searches
     if kind == "relative":
-        where = positions.relative(index, taken, counts[:, None])  # of every state its own
+        where = positions.relative(index, taken, counts[:, None])  # each state has its own
         turned = _turned_back(states, last)
         states = jax.vmap(jax.vmap(lambda one, p: one[p]))(turned, jnp.clip(where, 0, last))
         q = jnp.einsum("bnd,bwnd->bwn", chunks, states)
@@ -147,7 +152,10 @@ def _scores(
 
 
 def _turned_back(states: jax.Array, last: int) -> jax.Array:
-    """`[B, W, 2D]` → `[B, W, P, 2D]`: <s, R(p)·a> is <R(-p)·s, a>, and positions are few."""
+    """States `[B, W, 2D]` rotated back at each of P positions: `[B, W, P, 2D]`.
+
+    <s, R(p)·a> equals <R(-p)·s, a>, and there are few positions.
+    """
     every = jnp.arange(last + 1)
     shape = (*states.shape[:2], last + 1, states.shape[-1])
     spread = jnp.broadcast_to(states[:, :, None], shape)

@@ -2,7 +2,7 @@
 
 An embedding of width 2D is read as two halves, each the vector of one critic:
 `q_i = <E_s[half i], E_a[half i]>` and `Q = q_1 + q_2` (Q-RAG, arXiv 2511.07328).
-All in float32.
+All values are float32.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SoftQConfig:
     """
 
     alpha: float = 0.05  # α_0, temperature; α_t = α_0·lr_t / lr_0
-    top_k_actions: int = 5  # k, actions drawn from and summed over in V
+    top_k_actions: int = 5  # k, number of best actions that are drawn from, and summed over in V
 
     def __post_init__(self) -> None:
         check_least("policy", self, top_k_actions=1)
@@ -45,7 +45,10 @@ def log_policy(q: jax.Array, available: jax.Array, alpha: jax.Array, top_k: int)
     """Log-probabilities of softmax(q / α) over the available actions among the top k.
 
     Args:
-        q: `[..., C]` values; available: `[..., C]` bool; alpha: temperature, a scalar > 0.
+        q: `[..., C]` values.
+        available: `[..., C]` bool.
+        alpha: temperature, a scalar > 0.
+        top_k: number of best actions that can be drawn.
 
     Returns:
         `[..., C]`, `MASKED` or less for actions that cannot be drawn.
@@ -71,14 +74,17 @@ def soft_value(twin: jax.Array, available: jax.Array, alpha: jax.Array, top_k: i
     """`V = Σ_i α·logsumexp(q_i / α)`, each over the available actions in the top k of half i.
 
     Args:
-        twin: `[..., C, 2]` values of the two critics; available: `[..., C]` bool.
+        twin: `[..., C, 2]` values of the two critics.
+        available: `[..., C]` bool.
+        alpha: temperature.
+        top_k: number of best actions of each half that are summed over.
 
     Returns:
-        `[...]`; 0 where no action is available (a state that has ended is worth nothing).
+        `[...]`; 0 where no action is available, because a state that has ended has the value 0.
     """
     q = jnp.where(available[..., None], twin, MASKED)
     best = jax.lax.top_k(jnp.moveaxis(q, -1, -2), min(top_k, q.shape[-2]))[0]
-    # Subtract the maximum first: q/α overflows no float, and α → 0 gives max(q).
+    # Subtract the maximum first, so that q/α does not overflow and α → 0 gives max(q).
     top = best[..., :1]
     value = top[..., 0] + alpha * jax.nn.logsumexp((best - top) / alpha, axis=-1)
     return jnp.where(available.any(-1), value.sum(-1), 0.0)

@@ -1,1 +1,1 @@
-"""Weights and a batch become scored experience."""
+"""Rollouts: weights and a batch of questions become scored experience."""

@@ -1,7 +1,7 @@
-"""Episodes over documents of any length: greedy, or by beam search over actions ("Plan Q-RAG").
+"""Plays documents of any length, greedily or by beam search over actions ("Plan Q-RAG").
 
-Texts are embedded once into a table; a step after that encodes W states a document and takes the
-best of W × C actions. The Q-values are the learned ones (Q-RAG, arXiv 2511.07328).
+Texts are embedded once, into a table. After that, a step encodes W states per document and takes
+the best of W × C actions. The Q-values are the learned ones (Q-RAG, arXiv 2511.07328).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from qrag_jax.rollouts.text_table import Store, TextTable, make_embed
 from qrag_jax.runtime.mesh import replicate
 
 POLICY, SUM, LAST = BEAM_SCORES = ("policy", "sum", "last")
-CHUNKS_AT_ONCE = 65_536  # of all documents played side by side
+CHUNKS_AT_ONCE = 65_536  # in all documents played side by side, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +38,11 @@ class BeamConfig:
         beam: W, paths kept at every step; 1 is greedy.
         score: what ranks paths: "policy", Σ_t log π(a_t | s_t) with π = softmax(Q / α) over the
             best max(k, W) chunks and STOP; "sum", Σ_t γ^t·Q(s_t, a_t); or "last", the newest Q.
-            Q falls once all facts are found, so the last two rank a path that finds them late
-            above one that finds them at once: they are for documents that need every step.
-        gamma: γ of the sum. alpha: α of the policy. top_k_actions: k of the policy.
+            Q falls once all facts are found, so "sum" and "last" rank a path that finds them late
+            above one that finds them early. Use these two for documents that need every step.
+        gamma: γ of the sum.
+        alpha: α of the policy.
+        top_k_actions: k of the policy.
         stop_threshold: a path ends before an action whose Q is not above it; -inf: never.
         batch_size: documents played side by side, at most.
     """
@@ -55,14 +57,14 @@ class BeamConfig:
 
     @property
     def actions(self) -> int:
-        """The best actions of a state that are looked at."""
+        """The number of best actions that are looked at in each state."""
         ranked = self.beam > 1 and self.score == POLICY
         return max(self.beam, self.top_k_actions) if ranked else self.beam
 
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """A way through a document: chunks taken, their Q, what ranks it, and whether it ended."""
+    """A path through a document: chunks taken, their Q, its ranking score, whether it ended."""
 
     taken: tuple[int, ...] = ()
     q: tuple[float, ...] = ()
@@ -83,8 +85,8 @@ class BeamSearch:
     """Plays documents with one set of parameters.
 
     Args:
-        shardings: where `params`, two towers stacked on axis 0, live.
-        actor: its blocks of `chunks` must hold the longest chunk row, those of `states` any state.
+        shardings: where `params` live (two towers stacked on axis 0).
+        actor: its `chunks` blocks must hold the longest chunk row, its `states` blocks any state.
         max_question_tokens: longer questions are cut.
         store: keeps the chunks' embeddings between processes.
     """
@@ -122,9 +124,9 @@ class BeamSearch:
         self._stop = self._embed_stop() if rollout.stop_action else None
 
     def play(self, samples: Sequence[Sample]) -> Iterator[tuple[Sample, Path]]:
-        """The best path through each document, in order; long documents fewer at a time."""
+        """The best path through each document, in order; of long documents fewer at a time."""
         batch: list[Sample] = []
-        columns = 0  # of the longest in the batch
+        columns = 0  # of the longest document in the batch
         for sample in samples:
             own = padded_chunks(len(sample.chunks), self._devices)
             if batch and len(batch) >= self._room(max(columns, own)):
@@ -136,7 +138,7 @@ class BeamSearch:
             yield from self._play_batch(batch, columns)
 
     def _room(self, columns: int) -> int:
-        """Documents played side by side when the longest has that many columns."""
+        """Number of documents played side by side if the longest has this many columns."""
         return max(1, min(self._config.batch_size, CHUNKS_AT_ONCE // columns))
 
     def _play_batch(self, batch: list[Sample], columns: int) -> Iterator[tuple[Sample, Path]]:
@@ -182,7 +184,10 @@ class BeamSearch:
         keys: jax.Array,
         beams: list[list[Path]],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Values and indices `[B, W, k]` of the best actions, STOP, if there is one, last."""
+        """Q-values and indices `[B, W, k]` of the best actions.
+
+        If there is a STOP action, it is one more column at the end.
+        """
         taken = np.full((*states.shape[:2], self._rollout.max_steps), NOT_TAKEN, np.int32)
         for i, beam in enumerate(beams):
             for j, path in enumerate(beam):
@@ -199,15 +204,15 @@ class BeamSearch:
     def _search(
         self, beam: list[Path], values: np.ndarray, index: np.ndarray, sample: Sample
     ) -> list[Path]:
-        """The W best ways on from the paths of one document, best first.
+        """The W best continuations of the paths of one document, best first.
 
-        Of paths that took the same chunks, in whatever order, the better one stays.
+        Of several paths that took the same chunks, in any order, only the best one stays.
         """
         found = [path for path in beam if path.ended]
         for j, path in enumerate(beam):
             if path.ended:
                 continue
-            # Stable: of equal values the lower index first, as argmax takes it.
+            # A stable sort puts the lower index first among equal values, as argmax does.
             order = np.argsort(-values[j], kind="stable")
             able = [a for a in order if values[j, a] > MASKED / 2]
             if not able or values[j, able[0]] <= self._config.stop_threshold:
@@ -226,14 +231,14 @@ class BeamSearch:
 
     def _longer(self, path: Path, action: int, q: float, score: float, sample: Sample) -> Path:
         """The path with one more action, ended where `environments.chunks.step` ends it."""
-        if action == len(sample.chunks):  # STOP is no chunk
+        if action == len(sample.chunks):  # STOP is not a chunk
             return dataclasses.replace(path, score=score, ended=True)
         taken = (*path.taken, action)
         found = not self._rollout.never_terminate and set(sample.support) <= set(taken)
         return Path(taken, (*path.q, q), score, ended=found)
 
     def _scores(self, path: Path, q: np.ndarray) -> np.ndarray:
-        """What ranks the path with one more action, of the values `[n]` of its actions."""
+        """Ranking scores `[n]` of the path with one more action, from the actions' Q `[n]`."""
         config = self._config
         if config.score == LAST:
             return q
@@ -266,7 +271,7 @@ class BeamSearch:
         return row
 
     def _keys(self, questions: list[Question], size: int) -> jax.Array:
-        """Those of the draws that documents are placed by, `[size]`."""
+        """PRNG keys `[size]` of the draws of the chunks' positions."""
         tokens = np.zeros((size, self._max_question_tokens), np.int32)
         lengths = np.zeros(size, np.int32)
         for i, question in enumerate(questions):
@@ -276,5 +281,5 @@ class BeamSearch:
 
     def _embed_stop(self) -> jax.Array:
         """The embedding `[2D]` of STOP, an empty chunk."""
-        (row,) = self.table.rows_of([""])  # before the array is looked at: it grows by it
+        (row,) = self.table.rows_of([""])  # first: this makes the array grow
         return self.table.array[int(row)]

@@ -1,4 +1,4 @@
-"""The shapes that rows are computed in: blocks that suit the lengths in the data and the device."""
+"""Chooses the blocks in which rows are computed, by the lengths in the data and the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.rollouts.chunks import RolloutConfig
 
-# Tokens computed at a time: on CPU what the caches hold, on accelerators what fills them.
+# Tokens computed at a time: as many as a CPU's caches hold, or as an accelerator needs to be busy.
 CPU_BLOCK_TOKENS, ACCELERATOR_BLOCK_TOKENS = 512, 8192
 
 
@@ -41,12 +41,12 @@ def choose_block_shapes(
     states = _histogram(lengths, state_row)
     both = np.zeros(max(chunk_row, state_row) + 1, np.int64)
     both[: len(states)] += states
-    # As many chosen chunks as states are encoded with gradients.
+    # Gradients need as many chosen chunks as states.
     both[: len(chunks)] += chunks * states.sum() // max(chunks.sum(), 1)
     on_cpu = jax.default_backend() == "cpu"
     usual = CPU_BLOCK_TOKENS if on_cpu else ACCELERATOR_BLOCK_TOKENS
     tokens, sizes = config.block_tokens or usual, config.block_sizes
-    # States and gradients are a small share of the tokens: fewer shapes to compile.
+    # States and gradients are a small share of the tokens, so fewer shapes are enough for them.
     return BlockShapes(
         chunks=choose_blocks(chunks, tokens, count, sizes),
         states=choose_blocks(states, tokens, max(count - 1, 1), sizes),

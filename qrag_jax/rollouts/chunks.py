@@ -1,4 +1,4 @@
-"""Episodes played by a two-tower soft-Q policy over the chunks of many documents at once."""
+"""Plays episodes with a two-tower soft-Q policy over the chunks of many documents at once."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ class RolloutConfig:
 
     Attributes:
         max_steps: T, actions per episode.
-        never_terminate: play on after all supporting facts are found.
+        never_terminate: episodes continue after all supporting facts are found.
         sort_by_index: the state lists chunks in document order, else in the order taken.
         max_chunk_tokens: longest chunk row, special tokens counted.
         max_chunk_tokens_in_state: tokens of a chunk kept inside a state.
-        top_k_actions: actions the policy draws from, and the soft value sums over.
-        positions: where a chunk's embedding is rotated, one of `environments.positions.KINDS`.
+        top_k_actions: number of best actions that the policy draws from and the soft value sums
+            over.
+        positions: kind of the positions at which chunk embeddings are rotated, one of
+            `environments.positions.KINDS`.
         stop_action: the last column of a batch is STOP (`environments.chunks.with_stop`).
     """
 
@@ -49,20 +51,20 @@ class RolloutConfig:
     stop_action: bool = False
 
     def last_position(self, columns: int) -> int:
-        """The highest position in a batch of that many columns."""
+        """The highest position in a batch with this many columns."""
         return positions.last_position(self.positions, columns, self.max_steps)
 
 
 @dataclasses.dataclass(frozen=True)
 class Actor:
-    """What plays, but for its parameters; hashable, so it can be static under `jax.jit`."""
+    """All that plays episodes except the parameters; hashable, so it can be static in `jax.jit`."""
 
     encoder: TextEncoder
     block_shapes: BlockShapes
     config: RolloutConfig
 
     def state_rows(self, batch: EpisodeBatch, taken: jax.Array) -> TokenRows:
-        """The states that follow from the chunks taken `[B, T]`: tokens `[B, L]`, lengths `[B]`."""
+        """The states after taking the chunks `[B, T]`: tokens `[B, L]`, lengths `[B]`."""
         encoder, config = self.encoder, self.config
         rows = env.state_rows(
             batch,
@@ -93,8 +95,10 @@ class Actor:
 class Draws(NamedTuple):
     """How actions are drawn.
 
-    keys: `[B]` PRNG keys, one an episode; None acts greedily. alpha: temperature of policy and soft
-    value. uniform: scalar bool, act uniformly at random instead.
+    Attributes:
+        keys: `[B]` PRNG keys, one per episode; None acts greedily.
+        alpha: temperature of the policy and of the soft value.
+        uniform: scalar bool; True acts uniformly at random instead.
     """
 
     keys: jax.Array | None
@@ -103,29 +107,36 @@ class Draws(NamedTuple):
 
     @classmethod
     def specs(cls) -> Draws:
-        """How they lie on the mesh: keys are split as episodes are, the rest is on every device."""
+        """Their layout on the mesh: keys are split like episodes, all else is on every device."""
         by_episode: Any = PartitionSpec(BATCH_AXES)
         everywhere: Any = PartitionSpec()
         return cls(by_episode, everywhere, everywhere)
 
     @classmethod
     def greedy(cls) -> Draws:
-        """The best action is taken."""
+        """Always takes the best action."""
         return cls(None, jnp.float32(1.0))
 
 
 class Trajectory(NamedTuple):
-    """Episodes as played; T steps, D the embedding's width.
+    """Played episodes; T steps, D the embedding's width.
 
-    actions `[B, T]`, valid `[B, T]` (the step happened), done `[B, T]` (it ended the episode).
-    q `[B, T]`: online Q of the action taken. first_q `[B, C]`: online Q of every chunk at reset,
-    `MASKED` where there is none. entropy `[B, T]` of the acting policy, in nats.
-    values `[B, T]`: soft value, under the last of the parameter sets, of the state acted in.
-    state_tokens `[B, T, L]`, state_lengths `[B, T]` (0 where not valid), chunk_tokens
-    `[B, T, W]`, chunk_lengths `[B, T]`: what the update needs to encode again.
-    state_embeddings, chunk_embeddings `[B, T, D]`: online, of each state and chunk taken, the
-    chunk's as it comes from its tower. positions `[B, T]`: where that was rotated to act on it.
-    tokens: text and computed tokens of the rollout.
+    Attributes:
+        actions: `[B, T]`, the actions taken.
+        valid: `[B, T]`, whether the step happened.
+        done: `[B, T]`, whether the episode has ended after the step.
+        q: `[B, T]`, online Q of the action taken.
+        first_q: `[B, C]`, online Q of every chunk at reset, `MASKED` where there is no chunk.
+        entropy: `[B, T]`, of the acting policy, in nats.
+        values: `[B, T]`, soft value of the state acted in, by the last parameter set.
+        state_tokens: `[B, T, L]`, the rows of the states, which the update encodes again.
+        state_lengths: `[B, T]`, their lengths, 0 where not valid.
+        chunk_tokens: `[B, T, W]`, the rows of the chunks taken, which the update encodes again.
+        chunk_lengths: `[B, T]`, their lengths, 0 where not valid.
+        state_embeddings: `[B, T, D]`, online, of each state.
+        chunk_embeddings: `[B, T, D]`, online, of each chunk taken, before rotation.
+        positions: `[B, T]`, position of the chunk taken, at which it was rotated for the policy.
+        tokens: numbers of text tokens and of computed tokens in the rollout.
     """
 
     actions: jax.Array
@@ -166,14 +177,14 @@ def rollout(
 
     Args:
         params: one or two parameter sets, each with the two towers stacked on axis 0 (`STATE`,
-            `CHUNK`): the first acts, the last gives the state values (online, target).
+            `CHUNK`). The first set acts (online), the last gives the state values (target).
     """
     encoder, block_shapes, config = actor.encoder, actor.block_shapes, actor.config
     keys, alpha, uniform = draws
     towers = [[encoder.tower(p, i) for i in (STATE, CHUNK)] for p in params]
 
     def embed(tower: int, blocks: Blocks, rows: TokenRows) -> tuple[jax.Array, TokenCount]:
-        """N rows → `[roles, N, D]`, a role being one of the parameter sets."""
+        """N rows → `[roles, N, D]`; a role is one of the parameter sets."""
         results = [embed_rows(encoder, blocks, role[tower], rows) for role in towers]
         embedded, used = zip(*results, strict=True)
         return jnp.stack(embedded), TokenCount.total(used)
@@ -247,11 +258,11 @@ def rollout(
 def positions_of(
     config: RolloutConfig, batch: EpisodeBatch, keys: jax.Array | None
 ) -> Callable[[jax.Array], jax.Array]:
-    """The function from chunks taken `[B, T]` to the positions `[B, C]` of all chunks."""
+    """Returns a function from the chunks taken `[B, T]` to the positions `[B, C]` of all chunks."""
     episodes, columns = batch.chunk_mask.shape
     counts = batch.chunk_mask.sum(axis=1) - (1 if config.stop_action else 0)
     index = jnp.broadcast_to(jnp.arange(columns), (episodes, columns))
-    # A time at which no action is drawn: the same keys give draws of their own.
+    # No action is drawn at time 2**31 - 1, so these draws differ from those of the actions.
     own = None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, 2**31 - 1)
     if config.positions == "none":
         fixed = jnp.zeros_like(index)
@@ -268,13 +279,13 @@ def positions_of(
             position = positions.relative(index, taken, counts)
         else:
             position = fixed
-        # Padding and STOP stand nowhere: they are not rotated.
+        # Padding and STOP have no position: they are not rotated.
         return jnp.where(index < counts[:, None], position, 0)
 
     return where
 
 
 def _draw(keys: jax.Array, t: jax.Array, log_policy: jax.Array) -> jax.Array:
-    """One action an episode; keys `[B]`, log_policy `[B, C]` → `[B]`."""
+    """Draws one action per episode: keys `[B]`, log_policy `[B, C]` → `[B]`."""
     step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, t)
     return jax.vmap(jax.random.categorical)(step_keys, log_policy)

@@ -1,10 +1,11 @@
-"""Where the next batch to learn from comes from: three kinds of experience.
+"""Experience: where the batches that training learns from come from. There are three kinds.
 
-- `Fused`: a batch of questions, which the update itself plays and scores.
-- `Deferred`: episodes played some updates ago, whose rewards a language model gives while the
-  device goes on. The batch of step s is played by the weights after s - K updates (or the first
-  ones) and learned from in step s, however long its answers take: a run's numbers do not depend on
-  speed. What is in flight is saved as actions, and asked again by a run that goes on.
+- `Fused`: a batch of questions; the update itself plays and scores it.
+- `Deferred`: episodes that were played K updates ago. A language model gives their rewards while
+  the device goes on. The batch of step s is played by the weights after s - K updates (at first, by
+  the first weights) and learned from in step s, however long its answers take: a run's numbers do
+  not depend on speed. Episodes in flight are saved as actions; a resumed run asks for their rewards
+  again.
 - `OnHost`: episodes that the host plays.
 """
 
@@ -33,8 +34,10 @@ from qrag_jax.runtime.mesh import replicate, shard_batch
 class Played(NamedTuple):
     """What is kept of played episodes; T steps.
 
-    actions `[B, T]`: chunks in the order taken, or STOP. valid `[B, T]`: the step happened.
-    entropy `[B, T]` of the acting policy, in nats.
+    Attributes:
+        actions: `[B, T]`, chunks in the order taken, or STOP.
+        valid: `[B, T]`, whether the step happened.
+        entropy: `[B, T]`, of the acting policy, in nats.
     """
 
     actions: jax.Array
@@ -45,9 +48,13 @@ class Played(NamedTuple):
 class ScoredEpisodes(NamedTuple):
     """Played episodes with their rewards.
 
-    score `[B, T]` float32: reward of each step. scored `[B, T]` bool: whether the step is learned
-    from. No step of an episode is whose rewards could not be had, and none behind one that an
-    episode was made to end at: the last one that is learned from ends it.
+    Attributes:
+        batch: the questions.
+        played: what was played.
+        score: `[B, T]` float32, reward of each step.
+        scored: `[B, T]` bool, whether the step is learned from. It is False in an episode without
+            rewards, and after the step at which the rewards ended an episode. The last step that is
+            learned from counts as the episode's end.
     """
 
     batch: EpisodeBatch
@@ -60,8 +67,8 @@ class Experience(Protocol):
     """What the training loop learns from.
 
     Attributes:
-        waited: seconds so far in which the device may have had nothing to do, by what for.
-        samples: number and epoch of those that the last `next` gave, `[b, 2]` on this host.
+        waited: seconds so far in which the device may have been idle, by cause.
+        samples: `[b, 2]` on this host, number and epoch of each sample of the last `next`.
     """
 
     waited: dict[str, float]
@@ -71,25 +78,30 @@ class Experience(Protocol):
         """What the step from `number` to `number` + 1 learns from.
 
         Args:
-            state: of the training, which the device may still be computing.
+            state: the training state, which the device may still be computing.
+            number: optimizer steps done so far.
 
         Raises:
-            Stopped: the run is to stop.
-            FeedbackLost: no more rewards can be had.
+            Stopped: the run is told to stop.
+            FeedbackLost: the language model gives no more rewards.
         """
         ...
 
     def prepare(self, state: Any) -> None:
-        """What the host can do for the next step while the device computes `state`."""
+        """Does the host's work for the next step while the device computes `state`."""
         ...
 
     def position(self) -> tuple[Any, list[Any]]:
-        """What a run goes on from: the iterator's position behind the batches learned from, and
-        what is known of those after it, as JSON. Every host must call it."""
+        """Where a resumed run goes on, as JSON. Every host must call it.
+
+        Returns:
+            the iterator's position after the batches learned from, and the played episodes of the
+            batches after it.
+        """
         ...
 
     def counts(self) -> dict[str, float]:
-        """Further metrics, over the whole start."""
+        """Further metrics, counted since this start of the run."""
         ...
 
 
@@ -98,10 +110,10 @@ class Batches:
 
     def __init__(self, mesh: Mesh, batches: Any) -> None:
         self._mesh, self._batches = mesh, batches
-        self.position: Any = batches.get_state()  # of the iterator, behind the last one
+        self.position: Any = batches.get_state()  # of the iterator, after the last batch
 
     def next(self) -> tuple[EpisodeBatch, np.ndarray]:
-        """The next batch, and number and epoch of each sample on this host, `[b, 2]`."""
+        """The next batch, and `[b, 2]` number and epoch of each of its samples on this host."""
         batch = next(self._batches)
         self.position = self._batches.get_state()
         return shard_batch(self._mesh, batch), np.stack([batch.sample, batch.epoch], axis=1)
@@ -135,12 +147,12 @@ class Fused:
         self._ahead = self._fetch(state)
 
     def position(self) -> tuple[Any, list[Any]]:
-        """See `Experience`; a batch fetched ahead is fetched again."""
+        """See `Experience`; a resumed run fetches a prefetched batch again."""
         return self._used, []
 
     def _fetch(self, state: Any) -> tuple[EpisodeBatch, np.ndarray, Any]:
-        # Grain's threads or processes build batches ahead, so this takes a moment, in which the
-        # device has work; it was kept waiting only if that is done by now.
+        # Grain's threads or processes build batches ahead, so this is short, and the device has
+        # work meanwhile. The device had to wait only if that work is done by now.
         before = time.monotonic()
         batch, samples = self._batches.next()
         if is_computed(state):
@@ -153,10 +165,11 @@ class Fused:
 
 
 class OnHost(Fused):
-    """See `Experience`: `play(state, batch, number)` makes of a batch what is learned from.
+    """See `Experience`: the host plays each batch.
 
     Args:
-        play: waits for its episodes; what it returns lies on the mesh.
+        play: `(state, batch, number)` → what is learned from, on the mesh; it waits for its
+            episodes.
     """
 
     def __init__(self, batches: Batches, play: Callable[[Any, EpisodeBatch, int], Any]) -> None:
@@ -179,18 +192,20 @@ class _InFlight:
 
     batch: EpisodeBatch
     samples: np.ndarray  # [b, 2] on this host: number and epoch
-    behind: Any  # the iterator's position
+    behind: Any  # the iterator's position after this batch
     played: Played
-    asked: Asked | None = None  # for its rewards; None: not yet
+    asked: Asked | None = None  # the request for its rewards; None: not sent yet
 
 
 @dataclasses.dataclass(frozen=True)
 class Asking:
-    """Whom rewards are asked of, and when.
+    """How rewards are asked for, and for which steps.
 
     Attributes:
-        rewards: answers. samples: what the batches' numbers mean.
-        staleness: K. steps: of the whole run; nothing is played beyond.
+        rewards: asks for rewards, and waits for them.
+        samples: the training samples, indexed by the numbers in batches.
+        staleness: K, updates between the play of a batch and its own update.
+        steps: optimizer steps of the whole run; no batch is played for later ones.
     """
 
     rewards: Rewards
@@ -200,7 +215,7 @@ class Asking:
 
 
 class Deferred:
-    """See `Experience`: played K updates before it is learned from."""
+    """See `Experience`: a batch is played K updates before it is learned from."""
 
     def __init__(
         self,
@@ -212,8 +227,8 @@ class Deferred:
     ) -> None:
         """
         Args:
-            play: `(state, batch, number of the batch)`, a compiled program.
-            pending: as `position` gave it, empty for a new run.
+            play: `(state, batch, number of the batch)` → `Played`, a compiled program.
+            pending: the played episodes that `position` gave; empty for a new run.
         """
         self.waited = {"input": 0.0, "feedback": 0.0}
         self.samples = np.zeros((0, 2), np.int32)
@@ -241,7 +256,7 @@ class Deferred:
             self._queue.append(self._begin(state, number + ahead))
         oldest = self._queue[0]
         if oldest.asked is None or not oldest.asked.ready():
-            # What was just played is asked for before anything is waited for.
+            # Ask for the rewards of what was just played before waiting for the oldest batch.
             self._ask()
         assert oldest.asked is not None
         before = time.monotonic()
@@ -261,7 +276,7 @@ class Deferred:
         return ScoredEpisodes(oldest.batch, oldest.played, *scores)
 
     def prepare(self, state: Any) -> None:
-        """See `Experience`; asks for the rewards of what was played before the update."""
+        """See `Experience`; asks for the rewards of the batches played before the update."""
         self._ask()
 
     def position(self) -> tuple[Any, list[Any]]:
@@ -279,7 +294,7 @@ class Deferred:
         return self._asking.rewards.counts()
 
     def _begin(self, state: Any, number: int) -> _InFlight:
-        """Begins to play the batch that step `number` learns from."""
+        """Starts to play the batch that step `number` learns from."""
         before = time.monotonic()
         batch, samples = self._batches.next()
         if is_computed(state):
@@ -290,7 +305,7 @@ class Deferred:
         return _InFlight(batch, samples, self._batches.position, played)
 
     def _ask(self) -> None:
-        """Asks for the rewards of what was played; waits for the play, for nothing else."""
+        """Asks for the rewards of the played batches; waits for their play, but for no answers."""
         for entry in self._queue:
             if entry.asked is None:
                 actions, valid = map(_of_this_host, entry.played[:2])
@@ -300,7 +315,7 @@ class Deferred:
 
 
 def is_computed(arrays: Any) -> bool:
-    """Whether the device has computed them; what lies on the host is."""
+    """Whether the device has computed the arrays; arrays on the host count as computed."""
     first = jax.tree.leaves(arrays)[:1]
     return all(leaf.is_ready() for leaf in first if hasattr(leaf, "is_ready"))
 

@@ -1,4 +1,4 @@
-"""Whether episodes fit the encoder, checked before any compute."""
+"""Checks that episodes fit the encoder, before anything is computed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from qrag_jax.rollouts.chunks import RolloutConfig
 def check_fit(
     config: RolloutConfig, encoder: TextEncoder, shape: EpisodeShape, stores: Mapping[str, Tokens]
 ) -> None:
-    """Refuses settings that no row, episode or batch can satisfy.
+    """Refuses settings whose rows do not fit the encoder, or whose episodes fit no document.
 
     Args:
-        shape: the longest there is. stores: by name, for messages.
+        shape: sizes of the longest question, chunk and document.
+        stores: tokens by source; the names are for messages.
 
     Raises:
-        InputError: rows longer than the encoder's positions, or more steps than chunks.
+        InputError: a row is longer than the encoder's positions, a chunk row has no room for text,
+            a document has more chunks than its positions allow, or there are more steps than
+            chunks.
     """
     check_steps(config.max_steps, stores)
     positions.check_chunks(config.positions, shape.chunks)

@@ -1,4 +1,4 @@
-"""Episodes whose actions are known, seen again by other towers: all states are encoded at once."""
+"""Replays episodes with known actions for other towers; all states are encoded at once."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ def replay(
     draws: Draws,
     actions: jax.Array,
 ) -> Trajectory:
-    """Plays episodes again.
+    """Plays episodes again with the actions that were taken.
 
-    Of the trajectory's fields those stay empty that the towers which learn have to fill in: Q,
-    entropy and embeddings. The first state's value, which no target holds, is 0.
+    The trajectory's Q-values, entropy and embeddings stay empty: the caller computes them for the
+    towers that learn. The value of the first state is 0, because no target uses it.
 
     Args:
-        params: the towers that value states. batch: with STOP if there is one.
-        draws: with the keys that the episodes were played with, and the temperature of the soft
-            value. actions: `[B, T]` that were taken.
+        params: the towers that give the state values.
+        batch: the questions, with STOP if there is a STOP action.
+        draws: the keys that the episodes were played with, and the temperature of the soft value.
+        actions: `[B, T]`, the actions that were taken.
     """
     encoder, block_shapes, config = actor.encoder, actor.block_shapes, actor.config
     keys, alpha, _ = draws
@@ -68,7 +69,7 @@ def replay(
     where, last = positions_of(config, batch, keys), config.last_position(chunks)
 
     def value(step: tuple[jax.Array, env.ChunksState, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """Of one time, so that the chunks are rotated for one at a time."""
+        """Soft values and positions at one time, so that chunks are rotated for one at a time."""
         state_embedding, state, action = step
         position = where(state.taken)
         twin = soft_q.twin_q(state_embedding, rotate(all_chunks, position, last))

@@ -1,8 +1,8 @@
-"""Embeddings of texts, one row for each DISTINCT text, reused from document to document.
+"""A table of text embeddings: one row for each DISTINCT text, shared by all documents.
 
-Texts are tokenised, sorted by length and embedded in groups of one static size, so memory grows
-with (distinct texts × embedding width) and never with tokens, and nothing recompiles. With a store,
-on one CPU device, not even with the texts: the table is a file that is mapped into memory.
+Texts are tokenised, sorted by length and embedded in groups of two static sizes, so nothing
+recompiles. Memory grows with (distinct texts × embedding width), never with tokens. With a store on
+one CPU device it does not grow with the texts either: the table is a file mapped into memory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.runtime.mesh import replicate
 from qrag_jax.runtime.sharding import BATCH_AXES, gather, specs_of
 
-GROUP, SMALL_GROUP = 8192, 512  # texts embedded by one call, and where fewer are asked for
-DIGEST = 16  # bytes that stand for a text
+GROUP, SMALL_GROUP = 8192, 512  # texts embedded by one call; the small size if it is enough
+DIGEST = 16  # bytes of a text's digest
 
 Embed = Callable[[Params, np.ndarray, np.ndarray], jax.Array]
 
@@ -38,20 +38,20 @@ class Mapped(Protocol):
     rows: np.ndarray  # [N, D] float32
 
     def reserve(self, count: int) -> None:
-        """Makes `rows` that long."""
+        """Makes `rows` this long."""
 
     def put(self, start: int, embeddings: np.ndarray) -> None:
-        """Writes `[n, D]` from row `start` on."""
+        """Writes the embeddings `[n, D]`, from row `start` on."""
 
 
 class Store(Protocol):
-    """Where embeddings outlive the process (`runtime.embedding_files`)."""
+    """Keeps embeddings between processes (`runtime.embedding_files`)."""
 
     def table(self) -> Mapped:
         """An empty table on disk."""
 
     def load(self) -> Iterator[tuple[list[bytes], np.ndarray]]:
-        """What is kept, a part at a time: digests of texts and their embeddings `[n, D]`."""
+        """The stored embeddings, part by part: digests of texts, and embeddings `[n, D]`."""
 
     def add(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
         """Keeps the embeddings `[n, D]`, float32, of the texts with these digests."""
@@ -59,7 +59,7 @@ class Store(Protocol):
 
 @dataclasses.dataclass
 class Counts:
-    """Texts asked for, those embedded for it, their tokens, and seconds spent embedding."""
+    """Numbers of texts asked for, texts embedded and their tokens, and seconds of embedding."""
 
     asked: int = 0
     embedded: int = 0
@@ -70,12 +70,13 @@ class Counts:
 def make_embed(
     mesh: Mesh, shardings: Params, encoder: TextEncoder, blocks: Blocks, tower: int
 ) -> Embed:
-    """The jitted `(params, tokens [N, L], lengths [N]) → [N, D]` of one tower.
+    """Makes the jitted `(params, tokens [N, L], lengths [N]) → [N, D]` of one tower.
 
-    Rows are split over the mesh's batch axes; N must be a multiple of their devices.
+    Rows are split over the mesh's batch axes; N must be a multiple of the number of devices.
 
     Args:
-        shardings: where the parameters, two towers stacked on axis 0, live; parts are gathered.
+        shardings: where the parameters live (two towers stacked on axis 0); parts are gathered.
+        tower: index of the tower.
     """
     specs, by_row = specs_of(shardings), PartitionSpec(BATCH_AXES)
 
@@ -91,13 +92,14 @@ def make_embed(
 
 
 class TextTable:
-    """Grows as texts are asked for.
+    """A table of embeddings, which grows when new texts are asked for.
 
     Args:
-        embed: as `make_embed` makes it. params: what it is called with.
-        row_tokens: longest row, special tokens counted; longer texts are cut.
+        embed: a function from `make_embed`.
+        params: the parameters that `embed` is called with.
+        row_tokens: length of the longest row, special tokens counted; longer texts are cut.
         store: keeps embeddings between processes; None: nothing is kept. On one CPU device the
-            table is mapped from its disk.
+            table itself is a file on the store's disk, mapped into memory.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class TextTable:
         self._mesh, self._encoder, self._tokenizer = mesh, encoder, tokenizer
         self._embed, self._params, self._row_tokens = embed, params, row_tokens
         self._store = store
-        self._row_of: dict[bytes, int] = {}  # by digest: memory is not to grow with the texts
+        self._row_of: dict[bytes, int] = {}  # by digest: the texts themselves would take memory
         self._rows = 0
         self._everywhere = everywhere = NamedSharding(mesh, PartitionSpec())
         self._put = jax.jit(_put, donate_argnums=0, out_shardings=everywhere)
@@ -134,19 +136,19 @@ class TextTable:
 
     @property
     def array(self) -> jax.Array:
-        """The embeddings on every device, `[N, D]` float32; N doubles where `len` comes near it.
+        """The embeddings on every device, `[N, D]` float32; N doubles when `len` comes near it.
 
-        It ends with the next text that is embedded: ask for it after `rows_of`.
+        Embedding another text makes this array invalid: read it after `rows_of`.
         """
         return self._table
 
     @property
     def mapped_bytes(self) -> int:
-        """Of the table as it is mapped from a file; 0 where it is an array of the devices."""
+        """Size of the table's mapped file; 0 if the table is an array on the devices."""
         return 0 if self._mapped is None else self._mapped.rows.nbytes
 
     def rows_of(self, texts: Sequence[str]) -> np.ndarray:
-        """The row of each text, `[n]` int32; embeds those that are not there yet."""
+        """The row index of each text, `[n]` int32; texts that have no row yet are embedded."""
         self.counts.asked += len(texts)
         digests = [_digest(text) for text in texts]
         missing = {d: t for d, t in zip(digests, texts, strict=True) if d not in self._row_of}
@@ -157,7 +159,7 @@ class TextTable:
         return np.fromiter((self._row_of[digest] for digest in digests), np.int32, len(texts))
 
     def forget(self) -> None:
-        """Drops all rows, but not the room for them: what is asked for next is embedded anew."""
+        """Drops all rows but keeps their memory; texts asked for later are embedded again."""
         self._row_of, self._rows, self.counts = {}, 0, Counts()
 
     def _add(self, texts: dict[bytes, str]) -> None:
@@ -172,7 +174,7 @@ class TextTable:
         size += -size % devices
         tokens = np.full((size, self._row_tokens), encoder.pad_id, np.int32)
         lengths = np.zeros(size, np.int32)
-        # Dealt out by length: every device gets as much to do as the others.
+        # Rows are dealt out by length, so that every device has the same amount of work.
         places = np.arange(size).reshape(-1, devices).T.ravel().argsort()[: len(rows)]
         for place, i in zip(places, order, strict=True):
             tokens[place, : len(rows[i])], lengths[place] = rows[i], len(rows[i])
@@ -197,7 +199,7 @@ class TextTable:
             return
         rows = np.zeros((_group_size(count), embeddings.shape[1]), np.float32)
         rows[:count] = embeddings
-        # What fills the group up lies behind the last row, and is written over by the next group.
+        # The padding of the group lies behind the last row; the next group overwrites it.
         while len(self._table) < self._rows + len(rows):
             self._table = self._double(self._table)
         self._table = self._put(self._table, rows, np.int32(self._rows))
@@ -208,7 +210,7 @@ class TextTable:
         self._rows += len(digests)
 
     def _look(self) -> jax.Array:
-        """The mapped file as an array of the device: on a CPU the same memory, no copy."""
+        """The mapped file as a device array; on a CPU it is the same memory, not a copy."""
         assert self._mapped is not None
         return jax.device_put(self._mapped.rows, self._everywhere, may_alias=True)
 

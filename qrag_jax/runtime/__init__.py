@@ -1,1 +1,1 @@
-"""Devices, checkpoints, metric writers: the effects at the edge."""
+"""Code with side effects: devices, files, checkpoints, locks, metric writers, command lines."""

@@ -1,6 +1,7 @@
-"""Foreign files read within limits: no line, and no file that is read whole, may eat the memory.
+"""Reads files of unknown origin within limits, so that no line and no file exhausts the memory.
 
-A line without an end, or a few kilobytes of gzip that unpack to terabytes, are told in a sentence.
+A line without an end, or a few kilobytes of gzip that unpack to terabytes, raise a one-sentence
+error.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from qrag_jax.errors import InputError
 
 MAX_LINE_BYTES = 64 * 2**20  # a document of 10M tokens has about 45 MB
 MAX_WHOLE_BYTES = 4 * 2**30  # the largest official file has 0.7 GB
-MAX_EXPANSION = 200  # of gzip; text unpacks to 3 to 10 times, a bomb to 1,000 times
+MAX_EXPANSION = 200  # of gzip; text unpacks to 3 to 10 times its size, a bomb to 1,000 times
 _PIECE = 2**24
 
 
 def lines(file: BinaryIO, path: Path, fix: str) -> Iterator[bytes]:
-    """The lines of an open file, with their ends.
+    """The lines of an open file, with their line ends.
 
     Args:
-        path, fix: named in the error: the file, and what to do.
+        file: the open file.
+        path: the file's path, for the error.
+        fix: says in the error what the user can do.
 
     Raises:
         InputError: a line is longer than `MAX_LINE_BYTES`.
@@ -37,11 +40,15 @@ def lines(file: BinaryIO, path: Path, fix: str) -> Iterator[bytes]:
 
 
 def whole(file: BinaryIO, path: Path) -> bytes:
-    """All of an open file, gzip'd as `path` or not.
+    """The whole content of an open file, unpacked.
+
+    Args:
+        file: the open file; a gzip file must be open through `gzip`, which unpacks it.
+        path: the file's path; its name ends in `.gz` if the file is gzip.
 
     Raises:
-        InputError: it has more than `MAX_WHOLE_BYTES`, or is gzip that unpacks to more than
-            `MAX_EXPANSION` times its size (and more than a line may have).
+        InputError: the content is larger than `MAX_WHOLE_BYTES`, or a gzip file unpacks to more
+            than `MAX_EXPANSION` times its size (and to more than `MAX_LINE_BYTES`).
     """
     most = MAX_WHOLE_BYTES
     if path.name.endswith(".gz"):

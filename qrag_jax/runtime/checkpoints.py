@@ -24,7 +24,7 @@ class _Damaged(Exception):
 
 
 class Restored(NamedTuple):
-    """A state (or parts of one), the JSON saved with it, and the step they are of."""
+    """A state (or parts of one), the JSON saved with it, and their step."""
 
     state: Any
     extra: dict[str, Any]
@@ -34,16 +34,17 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The checkpoints under `workdir/checkpoints`.
 
-    `last/STEP` holds the whole training state and JSON extras (iterator position, counters);
-    two are kept, so a failed save never touches the good one. `best/STEP` holds the online
-    parameters and their scores. Saving returns once the arrays are copied off the device; a
-    step's folder appears, by a rename, when it is complete, the digests of its files in it. They
-    are compared before anything is restored: bits that flipped, a file cut or lost make a step
-    "damaged", and the one before it is taken.
+    `last/STEP` holds the whole training state and JSON extras (iterator position, counters). Two
+    steps are kept, so a failed save never touches the good one. `best/STEP` holds the online
+    parameters and their scores. A save returns as soon as the arrays are copied off the device.
+    When the step is complete, its folder appears by a rename, with digests of its files in it.
+    The digests are compared before a restore. Flipped bits and cut or lost files make a step
+    "damaged"; if it is a `last` step, the step before it is used.
 
     Args:
-        read_only: nothing is ever made or changed there.
-        log: told, a line each time, of a damaged step and of one that cannot be checked.
+        workdir: the run's folder.
+        read_only: nothing in the folder is ever made or changed.
+        log: called with one line for every damaged step and every step that cannot be checked.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Checkpoints:
         self._best = _manager(self._digests["best"], keep=1, read_only=read_only)
 
     def save_last(self, step: int, state: Any, extra: dict[str, Any]) -> None:
-        """Starts saving a training state, in the place of one of the same step.
+        """Starts saving a training state; it replaces a saved state of the same step.
 
         Raises:
             SaveError: this or an earlier save failed, for example on a full disk.
@@ -69,7 +70,8 @@ class Checkpoints:
     def save_best(self, step: int, params: Any, extra: dict[str, Any]) -> None:
         """Starts saving the parameters with the best evaluation so far; raises `SaveError`.
 
-        A run that was killed meets its steps again: the same step has the same parameters.
+        A run that was killed repeats steps, and the same step has the same parameters. So a sound
+        checkpoint of this step is kept; a damaged one and those of later steps are deleted.
         """
         for old in self._best.all_steps():
             if old > step or (old == step and _damage(self._best, step)):
@@ -88,10 +90,11 @@ class Checkpoints:
     def restore_last(self, template: Any) -> Restored:
         """The newest sound training state, placed and typed as `template` (arrays or shapes).
 
-        Damaged steps after it are put aside, as `checkpoints/damaged-STEP`, and told.
+        Newer damaged steps are moved to `checkpoints/damaged-STEP` and logged.
 
         Raises:
-            InputError: all are damaged, or the arrays have other names or shapes.
+            InputError: there is no checkpoint, all are damaged, or the arrays have other names or
+                shapes.
         """
         restored, troubles = self._newest_sound(self._last, template, fall_back=True)
         for step, trouble in troubles.items():
@@ -114,9 +117,10 @@ class Checkpoints:
     def restore_params(self, which: str, template: Any) -> tuple[Any, int]:
         """Online parameters of the "best" or "last" checkpoint, with their step.
 
-        Of damaged last ones the newest sound one is taken, and told.
+        For "last" the newest sound checkpoint is used; newer damaged ones are logged.
 
         Args:
+            which: "best" or "last".
             template: arrays or `jax.ShapeDtypeStruct`s with shardings, shaped like the parameters.
 
         Raises:
@@ -143,7 +147,11 @@ class Checkpoints:
     ) -> tuple[Restored, dict[int, str]]:
         """The newest step that is not damaged, and what is wrong with each newer one.
 
-        Every host of a run reads the same files and so comes to the same step.
+        Every host of a run reads the same files and so finds the same step.
+
+        Args:
+            fall_back: goes on with an older step if one is damaged; otherwise that is an error.
+            partial: `template` holds only a part of the state.
         """
         troubles: dict[int, str] = {}
         while steps := [step for step in manager.all_steps() if step not in troubles]:
@@ -155,7 +163,7 @@ class Checkpoints:
                 state, extra = _restore(manager, step, template, partial, checked=checked)
             except _Damaged as error:
                 if not _step_folder(manager, step).exists():
-                    manager.reload()  # a training that goes on has just put a newer one there
+                    manager.reload()  # a running training has just replaced it by a newer one
                     continue
                 troubles[step] = str(error)
                 if fall_back:
@@ -196,7 +204,7 @@ class Checkpoints:
             tree = jax.device_put(tree, may_alias=False)
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(tree), extra=ocp.args.JsonSave(extra))
         try:
-            manager.wait_until_finished()  # with the digests of the one before
+            manager.wait_until_finished()  # also for the earlier step's digests
             self._digests[Path(manager.directory).name].step = step
             manager.save(step, args=args, force=True, custom_metadata={digests.MARK: True})
         except Exception as error:
@@ -212,7 +220,7 @@ class Checkpoints:
     def _save_error(self, error: Exception) -> SaveError:
         good = _complete_steps(self.folder / "last")
         kept = f"the state of step {max(good)} is kept" if good else "none was saved before"
-        # The chain of what failed ends with the cause, for example "No space left on device".
+        # The message chains errors and ends with the cause, such as "No space left on device".
         reason = " ".join(str(error).split()).rpartition(": ")[2][:200]
         return SaveError(
             f"a checkpoint could not be written to {self.folder} ({reason}); {kept}: free space "
@@ -224,7 +232,8 @@ class _DigestWriter:
     """Puts the digests into a step just before Orbax renames it to its place.
 
     Attributes:
-        folder: of the steps. step: the one being saved.
+        folder: the folder of the steps.
+        step: the step that is being saved.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -277,7 +286,7 @@ def _restore(
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         of_config = isinstance(error, (ValueError, KeyError, TypeError))
-        # A step whose files are as they were saved fails by what is asked of it.
+        # If the files passed the check, such an error means that the template does not fit them.
         if isinstance(error, _OtherShapes) or (checked and of_config):
             raise InputError(
                 f"{manager.directory}: checkpoint {step} was made with another configuration "
@@ -290,11 +299,11 @@ def _restore(
 
 
 class _OtherShapes(ValueError):
-    """The arrays asked for are not those of a step."""
+    """The requested arrays do not match the arrays of a step."""
 
 
 def _check_shapes(folder: Path, template: Any, partial: bool) -> None:
-    """Compares names and shapes before arrays are read: reads broken off midway are noisy."""
+    """Compares names and shapes before arrays are read: a read that fails midway is noisy."""
     with ocp.PyTreeCheckpointer() as checkpointer:
         saved = ocp.tree.to_flat_dict(checkpointer.metadata(folder).item_metadata.tree, sep="/")
     wanted = ocp.tree.to_flat_dict(template, sep="/")

@@ -1,4 +1,4 @@
-"""Command lines: flags into a config, and bad input into one sentence with exit status 2."""
+"""Parses command lines; reports bad input in one sentence, with exit status 2."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ def run(
     """Parses the flags, runs `main` and exits with its status.
 
     An unknown `--config.field`, a value of the wrong type and every `InputError` print one
-    sentence, without a traceback, and exit with 2. Closed output (`| head`) ends no command.
+    sentence, without a traceback, and exit with 2. A command goes on when its output is closed
+    (`| head`).
 
     Args:
-        define: called with the arguments first, to define flags that depend on them.
-        more_help: what `--help` tells besides the flags, from the arguments.
+        main: the command; returns the exit status.
+        define: called first, with the arguments, to define flags that depend on them.
+        more_help: called with the arguments; returns the text that `--help` adds to the flags.
     """
     with lasting_output():
         app.run(
@@ -44,19 +46,20 @@ def run(
 
 @contextlib.contextmanager
 def writing(place: Path | str, flag: str) -> Iterator[None]:
-    """Tells in one sentence where the block cannot write: a full disk, a folder to be read only.
+    """Turns write errors of the block (a full disk, a read-only folder) into one sentence.
 
     Args:
-        place: where the command writes, if the error does not say. flag: that names another place.
+        place: where the command writes; named if the error does not name a file.
+        flag: the flag that names another place.
 
     Raises:
-        InputError: instead of those errors.
+        InputError: instead of such an error.
     """
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # libraries tell a full disk by many classes
+    except Exception as error:  # libraries raise many classes for a full disk
         where = getattr(error, "filename", None) or place
         told = f"{where} cannot be written ({reason(error)})"
         if disk_is_full(error):
@@ -71,8 +74,10 @@ def parse_flags(
     define: Callable[[Sequence[str]], None] | None = None,
     more_help: Callable[[Sequence[str]], str] | None = None,
 ) -> list[str]:
-    """Parses flags as absl does; leaves with one sentence when they are wrong, and with status 0
-    where help is asked for."""
+    """Parses flags as absl does.
+
+    Wrong flags end the process with one sentence and status 2; `--help` ends it with status 0.
+    """
     try:
         if define is not None:
             define(argv[1:])
@@ -90,10 +95,10 @@ def parse_flags(
 
 
 def _help() -> str:
-    """What the command is for, and its flags."""
+    """The description of the command and its flags."""
     about = sys.modules["__main__"].__doc__ or ""
     own = [
-        flags.FLAGS.module_help(module).strip().partition("\n")[2]  # the module is told first
+        flags.FLAGS.module_help(module).strip().partition("\n")[2]  # line 1 is the module's name
         for module in flags.FLAGS.flags_by_module_dict()
         if module == sys.argv[0] or module.startswith("qrag_jax.")
     ]
@@ -102,7 +107,7 @@ def _help() -> str:
 
 def _main_or_sentence(main: Callable[[], int]) -> int:
     if not flags.FLAGS["verbosity"].present:
-        # Orbax tells every rename at INFO, and what it raises, traceback by traceback, at ERROR.
+        # Orbax logs every rename at INFO, and the traceback of every error it raises at ERROR.
         logging.set_verbosity(logging.FATAL)
     try:
         return main()
@@ -118,11 +123,11 @@ def _sentence(error: Exception, argv: Sequence[str]) -> str:
             flag = word.lstrip("-").partition("=")[0]
             if word.startswith("-") and quoted[1] in flag.split("."):
                 return f"--{flag}: the config has no field {quoted[1]!r}; see --help."
-    # A config file that fails is told with its traceback; the reason is the last line.
+    # If a config file fails, the message holds its traceback; the reason is the last line.
     lines = [line.strip() for line in str(error).split("\n") if line.strip()]
     if not lines:
         return type(error).__name__
-    # absl tells first in which flag a file was given, here that of the whole config.
+    # absl's message begins with "flag --config=FILE: "; that is dropped before a field's name.
     last = re.sub(r"^flag --config=\S+: (?=config\.)", "", lines[-1])
     return last.removeprefix("ValueError: ")
 

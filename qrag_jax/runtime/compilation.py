@@ -1,4 +1,4 @@
-"""How many programs are compiled and how long that takes; keeping them between runs."""
+"""Counts compiled programs and their compilation time; keeps the programs between runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from qrag_jax.errors import InputError
 
-# JAX reports this for every program it makes ready, also when the persistent cache had it.
+# JAX reports this for every program it makes ready, also for one from the persistent cache.
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
 
 
 class _Totals:
-    """What this process has compiled since its one listener was registered."""
+    """What this process has compiled since the listeners were registered, which happens once."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -53,8 +53,8 @@ _TOTALS = _Totals()
 class CompilationCounter:
     """Counts the programs this process compiles from the moment the counter is made.
 
-    Every jitted function counts once per input shape, and so does every single operation outside
-    of jit (`jnp.zeros`, `x + 1`) per shape: feed NumPy arrays where the count must be exact.
+    A jitted function counts once per input shape. So does every single operation outside of jit
+    (`jnp.zeros`, `x + 1`): feed NumPy arrays where the count must be exact.
     """
 
     def __init__(self) -> None:
@@ -67,31 +67,31 @@ class CompilationCounter:
     def count(self) -> int:
         """Programs made ready to run, whether compiled or fetched from the persistent cache.
 
-        So the number depends on the program alone, not on what an earlier run left behind.
+        So the number depends on the code alone, not on the cache that an earlier run left behind.
         """
         return _TOTALS.count - self._count
 
     @property
     def seconds(self) -> float:
-        """Time spent on them, in seconds: XLA's compilation, or the fetching."""
+        """Seconds spent on these programs: compiling them with XLA, or fetching them."""
         return _TOTALS.seconds - self._seconds
 
     @property
     def cache_hits(self) -> int:
-        """How many of them the persistent cache had; `count - cache_hits` were compiled."""
+        """Number of programs from the persistent cache; `count - cache_hits` were compiled."""
         return _TOTALS.cache_hits - self._cache_hits
 
 
 def enable_persistent_cache(folder: Path) -> Path:
     """Keeps compiled programs in `folder`, so that a resumed run starts sooner.
 
-    Programs that took at least 0.5 s to compile are kept, however small. What the user has set in
-    the environment (JAX_COMPILATION_CACHE_DIR, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS,
-    JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES) stays in force. The folder is code to be run: only
-    trusted users may write to it.
+    Programs of any size are kept if they took at least 0.5 s to compile. Variables that the user
+    has set in the environment (JAX_COMPILATION_CACHE_DIR,
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS, JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES) take
+    precedence. The folder holds code that will run: only trusted users may write to it.
 
     Returns:
-        The folder in force.
+        The folder that is used.
 
     Raises:
         InputError: the folder cannot be made.
@@ -113,6 +113,6 @@ def enable_persistent_cache(folder: Path) -> Path:
     for name, value in settings.items():
         if not os.environ.get(name.upper()):
             jax.config.update(name, value)
-    # JAX opens its folder at the first compilation and would keep to one opened before now.
+    # JAX opens its folder at the first compilation. Without a reset it keeps an earlier folder.
     compilation_cache.reset_cache()
     return Path(own) if own else folder

@@ -1,7 +1,7 @@
-"""Sections of a config from the dataclasses they fill: defaults, types and comments stand once.
+"""Builds config sections from dataclasses, so defaults, types and comments are written only once.
 
-A field that no config has (it is settled by the code) is made by `internal`. The comment of a field
-stands behind it, or on the lines above it.
+`internal` makes a field that no config has, because the code sets it. The comment of a field stands
+behind it or on the lines above it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ _INTERNAL = "internal"
 
 
 def internal(default: Any = None, *, factory: Callable[[], Any] | None = None) -> Any:
-    """A field of a dataclass that is in no config; its default, or what makes it."""
+    """A field of a dataclass that is in no config.
+
+    Args:
+        default: the field's default.
+        factory: makes the default, in place of `default`.
+    """
     metadata = {_INTERNAL: True}
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
@@ -39,12 +44,14 @@ def fields_of(settings: type) -> list[dataclasses.Field]:
 
 
 def section(settings: type, **values: Any) -> ConfigDict:
-    """The section that fills the dataclass, with its defaults.
+    """The config section for a dataclass, with the defaults of the dataclass.
 
-    A field that is a dataclass is a section of its own; one that may be None is not there.
+    A field that is a dataclass becomes a nested section, unless it may be None: then it is left
+    out.
 
     Args:
-        values: other than the defaults.
+        settings: the dataclass.
+        values: fields with values that replace the defaults.
     """
     result = ConfigDict()
     types_of = typing.get_type_hints(settings)
@@ -62,7 +69,7 @@ def section(settings: type, **values: Any) -> ConfigDict:
 
 
 def fill(settings: type[T], given: Mapping[str, Any], place: str) -> T:
-    """The dataclass of a section; fields that are not given keep their defaults.
+    """Builds the dataclass of a section; fields that are not given keep their defaults.
 
     Args:
         place: the section's name, for messages: "train", "encoder.lora".
@@ -86,7 +93,10 @@ def fill(settings: type[T], given: Mapping[str, Any], place: str) -> T:
 
 
 def plain(settings: Any) -> dict[str, Any]:
-    """The fields that a config has, of a dataclass that was filled: the inverse of `fill`."""
+    """The config fields of a filled dataclass: the inverse of `fill`.
+
+    A field is left out if it is None and its default is None.
+    """
     result: dict[str, Any] = {}
     for field in fields_of(type(settings)):
         value = getattr(settings, field.name)
@@ -98,7 +108,7 @@ def plain(settings: Any) -> dict[str, Any]:
 
 
 def described(settings: type, place: str) -> list[tuple[str, Any, str]]:
-    """Name, default and comment of every field, those of nested sections too."""
+    """Name, default and comment of every field, including those of nested sections."""
     lines: list[tuple[str, Any, str]] = []
     types_of, told = typing.get_type_hints(settings), comments(settings)
     for field in fields_of(settings):
@@ -114,7 +124,7 @@ def described(settings: type, place: str) -> list[tuple[str, Any, str]]:
 
 @functools.cache
 def comments(settings: type) -> dict[str, str]:
-    """The comment of each field, those that a base class has too."""
+    """The comment of each field, including the fields of base classes."""
     found: dict[str, str] = {}
     for cls in reversed(settings.__mro__):
         if dataclasses.is_dataclass(cls):
@@ -159,7 +169,7 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 def _typed(kinds: tuple[Any, ...], default: Any) -> Any:
-    """The value, or what tells ConfigDict its type where the value does not."""
+    """The default, or a reference that gives ConfigDict the type if the default does not."""
     others = [kind for kind in kinds if kind is not type(None)]
     if len(others) > 1:
         return FieldReference(default, field_type=object)

@@ -1,4 +1,4 @@
-"""Where experiment files are found: in the working folder, else among those of the package."""
+"""Finds experiment files: in the working folder, else in the package."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-FLAGS = ("config", "eval_config")  # whose values name such files
+FLAGS = ("config", "eval_config")  # flags whose values name experiment files
 FOLDER = "configs"
 
 
 def own_folder() -> Path:
-    """The experiment files of this version: in an installed package, or beside the checkout's."""
+    """The folder of this version's experiment files: in an installed package, or in a checkout."""
     installed = PACKAGE / FOLDER
     return installed if installed.is_dir() else PACKAGE.parent / FOLDER
 
 
 def resolved(argv: Sequence[str]) -> list[str]:
-    """The command line, with the package's own file where `configs/NAME.py` is not in the working
-    folder. Files may `from configs import common`, wherever they lie: that is the package's."""
+    """Returns the command line, with missing experiment files replaced by the package's own.
+
+    Only `configs/NAME.py` is replaced, if it is not in the working folder and the package has it.
+    After the call, an experiment file in any folder can use `from configs import common`.
+    """
     words = list(argv)
     for place, word in enumerate(words):
         name, equals, value = word.lstrip("-").partition("=")
@@ -43,7 +46,7 @@ def _found(value: str) -> str:
 
 
 def _import_own() -> None:
-    """Lets `configs` be the package's own folder where nothing else of that name is installed."""
+    """Makes `configs` the package's own folder, unless another one with `common.py` is found."""
     if FOLDER in sys.modules:
         return
     found = importlib.util.find_spec(FOLDER)

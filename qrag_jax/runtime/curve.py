@@ -1,4 +1,4 @@
-"""The learning curve as a picture, drawn from the lines of `metrics.jsonl`."""
+"""Plots the learning curve from the lines of `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ _BASELINES = {
 
 
 def plot_curve(metrics: Sequence[Mapping[str, float | None]], out: Path, title: str) -> None:
-    """Draws evaluation above and training below, against the optimizer step, as a PNG.
+    """Draws a PNG against the optimizer step: evaluation above, training below.
 
-    Above: `eval/fact_em` and `eval/fact_f1`, with dashed lines at the last `untrained/fact_em`
-    and `single_step/fact_em` there are. Below: `train/loss`, raw and smoothed, and `train/mean_q`
-    on an axis of its own. Needs no display. What is missing, None, NaN or infinite is left out.
+    Above: `eval/fact_em` and `eval/fact_f1`, with dashed lines at the last values of
+    `untrained/fact_em` and `single_step/fact_em`. Below: `train/loss`, raw and smoothed, and
+    `train/mean_q` on a second axis. Needs no display. Values that are missing, None, NaN or
+    infinite are left out.
 
     Args:
         metrics: rows with `step` and any of the names above, as from `read_metrics`.
         out: the PNG to write; its folder is made if absent.
-        title: put over the picture.
+        title: shown above the panels.
     """
-    # Imported here: it takes long, and most processes draw nothing.
+    # Imported here because the import is slow and most processes draw nothing.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 7.0), dpi=120, layout="constrained")
@@ -86,7 +87,7 @@ def _draw_training(axes: Axes, metrics: Sequence[Mapping[str, float | None]]) ->
         handles += right.get_legend_handles_labels()[0]
         labels += right.get_legend_handles_labels()[1]
     if handles:
-        # Above the panel: the right axis is drawn over anything inside the left one.
+        # Above the panel, because the right axis is drawn over everything inside the left one.
         axes.legend(
             handles,
             labels,

@@ -1,7 +1,7 @@
-"""Digests of a saved step's files, by which bits that flipped on the disk are found.
+"""Digests of the files of a saved step, which reveal bits that flipped on the disk.
 
-Orbax 0.12.8 writes arrays without checksums of their bytes: one bit was flipped in the arrays of a
-small state, 60 times over, and 57 times other numbers were restored without a word.
+Orbax 0.12.8 writes arrays without checksums of their bytes. In a test, one bit was flipped in the
+arrays of a small state, 60 times over. In 57 cases Orbax restored other numbers without an error.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from pathlib import Path
 from qrag_jax.runtime import whole_files
 
 NAME = "digests.json"
-# Orbax writes these at the top of a step as it puts the step in its place, after the digests.
+# Orbax writes these files into a step's folder when it moves the step to its place, that is after
+# the digests.
 STEP_METADATA = "_CHECKPOINT_METADATA"
 _LATER = (STEP_METADATA, "commit_success.txt")
-MARK = "digests"  # in the step's metadata: that there must be digests
+MARK = "digests"  # this key in a step's metadata says that there must be digests
 _THREADS = 4
 
 
 def write_digests(folder: Path) -> None:
-    """Puts a file with the size and SHA-256 of every other file into the folder of a step.
+    """Writes a file with the size and SHA-256 of every other file into the folder of a step.
 
-    It reads all of the step again, from memory mostly: 0.9 GB/s and core were measured (Xeon with
-    SHA instructions), and up to four files are read at once.
+    It reads the whole step again, mostly from memory, one file after the other. One core reads
+    0.9 GB/s (measured on a Xeon with SHA instructions).
 
     Raises:
-        OSError: a file cannot be read, or the digests not be written.
+        OSError: a file cannot be read, or the digests cannot be written.
     """
     found = {name: [size, _sha256(folder / name)] for name, size in _sizes(folder).items()}
     whole_files.write_whole(folder / NAME, json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
 def has_digests(folder: Path) -> bool:
-    """Whether the step has digests or had some: those of older versions never did.
+    """Whether the step has digests or once had some. Steps of older versions never had any.
 
-    A step whose metadata cannot be read counts as having had some.
+    A step whose metadata cannot be read counts as one that had digests.
     """
     if (folder / NAME).exists():
         return True
@@ -50,7 +51,10 @@ def has_digests(folder: Path) -> bool:
 
 
 def damage(folder: Path) -> str:
-    """What is wrong with the files of a step that `has_digests`, in words; "" if nothing is."""
+    """Says what is wrong with the files of a step that `has_digests`; "" if nothing is.
+
+    Up to four files are read at once.
+    """
     try:
         json.loads((folder / STEP_METADATA).read_bytes())
     except (OSError, ValueError):
@@ -95,7 +99,7 @@ def _sha256(path: Path) -> str:
 
 
 def _read(path: Path) -> str:
-    """The digest, or in words why there is none."""
+    """The digest, or a text that says why the file cannot be read."""
     try:
         return _sha256(path)
     except OSError as error:

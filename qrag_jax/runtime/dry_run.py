@@ -1,4 +1,4 @@
-"""What a run would compute, told without computing it: its programs and the memory they need."""
+"""Lists the programs of a run and the memory they need, without running them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ class Program(NamedTuple):
 
 
 def program_lines(programs: Sequence[Program]) -> Iterator[str]:
-    """Compiles each program for the devices of this process; a line each, and their number."""
+    """Compiles each program for the devices of this process.
+
+    Yields:
+        One line of text per program, then one line with their number.
+    """
     for name, function, arguments in programs:
         before = time.monotonic()
         found = function.lower(*arguments).compile().memory_analysis()
@@ -39,7 +43,7 @@ def program_lines(programs: Sequence[Program]) -> Iterator[str]:
 
 
 def _size(count: int) -> str:
-    """Bytes for readers."""
+    """A number of bytes as text for people."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

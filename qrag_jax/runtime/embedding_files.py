@@ -1,7 +1,7 @@
-"""Embeddings of texts kept on disk between commands: one folder for one encoder.
+"""Keeps embeddings of texts on disk between commands, in one folder per encoder.
 
-The table that a command works on is on disk too, mapped into memory: the system may take its pages
-back, so that memory does not grow with the texts.
+The table that a command works on is also a file, mapped into memory. The system can take the pages
+back, so memory does not grow with the number of texts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME_BYTES = 16
 
 
 def encoder_key(params: Any, settings: Mapping[str, Any]) -> str:
-    """A digest of parameters and of all else that an embedding depends on."""
+    """A digest of the parameters and of all other settings that an embedding depends on."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         array = np.ascontiguousarray(leaf)
@@ -36,12 +36,14 @@ def encoder_key(params: Any, settings: Mapping[str, Any]) -> str:
 
 
 class MappedTable:
-    """Rows `[N, D]` float32 in a file without a name, which ends with the process.
+    """Rows `[N, D]` float32 in an unnamed file, which disappears when the process ends.
 
-    They are written to the file and read through the map: a full disk is an error, not a signal.
+    Rows are written to the file and read through the map. So a full disk raises an error; a write
+    through the map would end in a signal.
 
     Args:
-        folder: where the file is made. width: D.
+        folder: where the file is made.
+        width: D.
 
     Raises:
         InputError: the disk is full, or the folder may not be written to.
@@ -54,7 +56,7 @@ class MappedTable:
         self.rows = np.zeros((0, width), np.float32)
 
     def reserve(self, count: int) -> None:
-        """Makes `rows` that long, what is there stays; they read as zeros until they are put."""
+        """Extends `rows` to `count` rows. Old rows stay; new rows are zero until `put`."""
         if count > len(self.rows):
             with self._told():
                 self._file.truncate(count * self._width * 4)
@@ -62,7 +64,7 @@ class MappedTable:
             self.rows = np.frombuffer(mapped, np.float32).reshape(count, self._width)
 
     def put(self, start: int, embeddings: np.ndarray) -> None:
-        """Writes `[n, D]` from row `start` on; all must be reserved."""
+        """Writes `embeddings` `[n, D]` from row `start` on; these rows must be reserved."""
         with self._told():
             self._file.seek(start * self._width * 4)
             self._file.write(np.ascontiguousarray(embeddings, np.float32).tobytes())
@@ -82,12 +84,14 @@ class MappedTable:
 class EmbeddingFiles:
     """One file for each group of texts: their digests, then their embeddings.
 
-    A file is named by a digest of its content and put in its place whole, so one that a kill, a
-    full disk or another process left broken is known by its name, and its texts are embedded
-    again. Several processes may add at the same time.
+    Writes are atomic, and a file's name is a digest of its content. So the name reveals a file
+    that a kill, a full disk or another process left broken; its texts are embedded again. Several
+    processes may add files at the same time.
 
     Args:
-        folder: of one `encoder_key`. width: D. digest_bytes: length of a text's digest.
+        folder: the folder for one `encoder_key`.
+        width: D.
+        digest_bytes: length of a text's digest.
 
     Raises:
         InputError: the folder cannot be made.
@@ -103,7 +107,7 @@ class EmbeddingFiles:
         self._folder, self._width, self._digest_bytes = folder, width, digest_bytes
 
     def load(self) -> Iterator[tuple[list[bytes], np.ndarray]]:
-        """Digests of texts and their embeddings `[n, D]`, file by file; deletes broken files."""
+        """Yields digests of texts and their embeddings `[n, D]` per file; deletes broken files."""
         size = self._digest_bytes
         for path in sorted(self._folder.glob("*" + _SUFFIX)):
             data = path.read_bytes()
@@ -115,7 +119,7 @@ class EmbeddingFiles:
             yield [data[i * size : (i + 1) * size] for i in range(count)], rows.reshape(count, -1)
 
     def table(self) -> MappedTable:
-        """A new table, empty, beside the files."""
+        """A new, empty table in the same folder."""
         return MappedTable(self._folder, self._width)
 
     def add(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Stopping a run in good order when it is sent SIGTERM or Ctrl-C, or its terminal closes."""
+"""Stops a run in good order on SIGTERM, on Ctrl-C or when its terminal closes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class Stopped(Exception):
 
 
 class StopSignal:
-    """While entered, the first SIGTERM, SIGINT or SIGHUP only sets a flag, for the loop to look at.
+    """Inside the block, SIGTERM, SIGINT and SIGHUP only set a flag, which the loop checks.
 
-    A SIGHUP that was ignored before, by `nohup` say, stays ignored. A second SIGINT raises
-    KeyboardInterrupt at once: Ctrl-C twice ends a run that hangs. On exit the earlier handlers are
-    back in force (one that was not installed from Python cannot be put back; the signal's default
-    is then).
+    A SIGHUP that was ignored before, for example by `nohup`, stays ignored. A second SIGINT raises
+    KeyboardInterrupt at once, so Ctrl-C twice ends a run that hangs. On exit the earlier handlers
+    are restored. A handler that was not installed from Python cannot be restored; its signal then
+    has the default action.
 
     Attributes:
         requested: whether a signal came.
-        name: the first one's name, such as "SIGTERM"; None as long as none came.
+        name: name of the first signal, such as "SIGTERM"; None until a signal comes.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What processes that were killed left behind, deleted as the next one starts."""
+"""Deletes, at the start of a process, what killed processes left behind."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import locks, whole_files
 
-BUILDING_ENCODER = ".encoder-"  # how the name begins of a run's encoder while it is made
+BUILDING_ENCODER = ".encoder-"  # prefix of the folder in which a run's encoder is built
 UNFINISHED_STEP = ".orbax-checkpoint-tmp"  # in the names of checkpoints being saved
-WEIGHTS = "qrag-weights-"  # how folders begin in which weights wait for a server
-WEIGHTS_LOCK = ".lock"  # in such a folder; its maker holds it
+WEIGHTS = "qrag-weights-"  # prefix of folders that hold weights for a server
+WEIGHTS_LOCK = ".lock"  # lock file in such a folder, held by the folder's maker
 MEMORY = Path("/dev/shm")  # noqa: S108  (a file system in memory; folders made there are private)
 
 Log = Callable[[str], None]
 
 
 def clean_run(workdir: Path, log: Log) -> None:
-    """Deletes what is half made in a run's folder; only the holder of its lock may call this."""
+    """Deletes unfinished files in a run's folder; only the holder of its lock may call this."""
     found = [
         *workdir.glob(f"{BUILDING_ENCODER}*"),
         *workdir.glob(f".*{whole_files.PARTIAL}"),
@@ -31,16 +31,19 @@ def clean_run(workdir: Path, log: Log) -> None:
 
 
 def clean_weights(folder: Path, log: Log) -> None:
-    """Deletes folders of weights below `folder` whose makers are dead, and that we may delete."""
+    """Deletes folders of weights in `folder` whose makers are dead, if permissions allow it."""
     _delete([path for path in folder.glob(f"{WEIGHTS}*") if _abandoned(path)], log)
 
 
 @contextlib.contextmanager
 def weights_folder(parent: Path | None) -> Iterator[Path]:
-    """A private folder for weights that is deleted with the block, or by the next such block.
+    """A private folder for weights, deleted when the block ends.
+
+    If the process is killed, the next such block deletes the folder.
 
     Args:
-        parent: made if need be; None: the usual temporary folder.
+        parent: where the folder is made (`parent` too, if absent); None: the usual temporary
+            folder.
     """
     parent = parent or Path(tempfile.gettempdir())
     parent.mkdir(parents=True, exist_ok=True)
@@ -52,14 +55,14 @@ def weights_folder(parent: Path | None) -> Iterator[Path]:
                 stack.enter_context(locks.held(folder / WEIGHTS_LOCK, "taken", "", "folder"))
                 if (folder / WEIGHTS_LOCK).exists():
                     break
-            # Another process looked at it before it was locked, and may have deleted it.
+            # Another process inspected the folder before it was locked, and may have deleted it.
             shutil.rmtree(folder, ignore_errors=True)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
 
 
 def _abandoned(path: Path) -> bool:
-    # Not by process ids: containers that share the memory number theirs each from 1.
+    # Process ids would not tell: containers that share the memory each count from 1.
     lock = path / WEIGHTS_LOCK
     try:
         return lock.is_file() and not path.is_symlink() and not locks.is_held(lock)

@@ -1,4 +1,4 @@
-"""Accuracy, time and memory against the length of documents, as a picture."""
+"""Plots accuracy, time and memory against the length of documents."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ def plot_lengths(results: Sequence[Mapping[str, Any]], out: Path, title: str) ->
     """Draws three panels over a logarithmic axis of chunks, as a PNG. Needs no display.
 
     Args:
-        results: one a length, with `chunks`, `fact_em`, `fact_f1`, `seconds_per_episode`,
-            `peak_memory_mib` (these two may be None) and `intervals` of the first two.
+        results: one result per length, with `chunks`, `fact_em`, `fact_f1`, `intervals` of these
+            two scores, `seconds_per_episode` and `peak_memory_mib` (the last two may be None).
         out: the PNG to write; its folder is made if absent.
+        title: shown above the panels.
     """
-    # Imported here: it takes long, and most processes draw nothing.
+    # Imported here because the import is slow and most processes draw nothing.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 9.0), dpi=120, layout="constrained")

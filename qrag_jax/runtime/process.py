@@ -1,4 +1,4 @@
-"""The process a run lives in: how old it is, how much memory it took."""
+"""Tells the age and the peak memory of this process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _IMPORTED = time.monotonic()
 
 
 def process_age() -> float:
-    """Seconds since this process was created, so with Python's start and every import.
+    """Seconds since this process was created, including Python's start and every import.
 
-    Linux tells it to a hundredth; elsewhere it is counted from the import of this module.
+    On Linux it is exact to a hundredth of a second. Elsewhere it counts from the import of this
+    module.
     """
     try:
         # proc_pid_stat(5): field 22, after the name in parentheses, is the start in clock ticks.
@@ -26,9 +27,9 @@ def process_age() -> float:
 
 
 class PeakMemory:
-    """The most memory this process held since the object was made.
+    """The peak memory of this process since the object was made.
 
-    Linux starts the peak anew; elsewhere it is that of the whole process so far.
+    On Linux the object resets the peak. Elsewhere the peak is that of the whole process so far.
     """
 
     def __init__(self) -> None:

@@ -14,17 +14,17 @@ PERFETTO_NAME = "perfetto_trace.json.gz"
 
 
 class StepProfile:
-    """Traces `steps` training steps, the first two of this start left out: they compile.
+    """Traces `steps` training steps, without the first two of this start, which compile.
 
-    Use as a context manager around the loop: however the loop ends, a trace that is open is
-    written, with as many steps as there were. On the first host only.
+    Use as a context manager around the loop. In whichever way the loop ends, an open trace is
+    written with the steps so far. Only the first host traces.
 
     Args:
         folder: gets `plugins/profile/DATE/` with an `.xplane.pb` (TensorBoard) and
             `perfetto_trace.json.gz`.
         steps: steps to trace; 0 traces nothing.
         done: steps done before this start.
-        log: prints a line, which tells where the trace is.
+        log: prints a line that says where the trace is.
     """
 
     SKIPPED = 2
@@ -32,19 +32,26 @@ class StepProfile:
     def __init__(self, folder: Path, steps: int, done: int, log: Callable[[str], None]) -> None:
         self.folder = folder
         self._begin = done + self.SKIPPED + 1  # step traced first
-        self._end = self._begin + steps  # step not traced any more
+        self._end = self._begin + steps  # first step after the trace
         self._wanted = steps > 0 and jax.process_index() == 0
         self._log = log
         self._first: int | None = None  # step traced first, while a trace is open
-        self._last = 0  # step traced last, as yet
+        self._last = 0  # last step traced so far
 
     def turn(self, step: int, running: Any) -> None:
-        """Opens the trace ahead of the first step wanted, and closes it ahead of the one after
-        the last, once what is `running` (arrays) is computed: the trace holds whole steps."""
+        """Opens the trace before the first step to trace, and closes it after the last one.
+
+        It first waits until the arrays in `running` are computed, so that the trace holds whole
+        steps.
+
+        Args:
+            step: the step that is about to begin.
+            running: arrays that the device may still be computing.
+        """
         if self._wanted and step == self._begin:
             jax.block_until_ready(running)
             options = jax.profiler.ProfileOptions()
-            # Every Python call would be an event: a million in seconds, which crowd out the rest.
+            # Else every Python call is an event: a million in seconds, which crowd out the rest.
             options.python_tracer_level = 0
             jax.profiler.start_trace(
                 self.folder, create_perfetto_trace=True, profiler_options=options
@@ -55,7 +62,7 @@ class StepProfile:
             self._close()
 
     def step(self, step: int) -> contextlib.AbstractContextManager[Any]:
-        """Marks the host's part of a step, by which the viewers group what runs on the device."""
+        """Marks the host's part of a step; viewers group the device's work by these marks."""
         if self._first is None:
             return contextlib.nullcontext()
         self._last = step

@@ -1,4 +1,4 @@
-"""The folder of a run: its lock, its progress, its checkpoints and its last files."""
+"""Manages the folder of a run: its lock, progress, checkpoints and final files."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from qrag_jax.runtime.writers import METRICS_NAME, read_metrics
 
 @dataclasses.dataclass
 class Progress:
-    """What a run has besides arrays; saved with every checkpoint."""
+    """The state of a run besides its arrays; saved with every checkpoint."""
 
     seconds: float = 0.0  # of training and evaluating, over all starts
     best_return: float = -math.inf  # the score that chooses the best checkpoint
     baselines: dict[str, float] = dataclasses.field(default_factory=dict)
     batches: Any = None  # position of the data iterator
-    # Episodes played but not yet learned from, where rewards come later.
+    # Episodes played but not yet learned from, if rewards come later.
     pending: list[Any] = dataclasses.field(default_factory=list)
-    evaluation_due: bool = False  # the run was stopped while this step's waited for rewards
-    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)  # rewards of a model
-    data: dict[str, str] = dataclasses.field(default_factory=dict)  # content key by source
-    skipped_steps: int = 0  # that learned nothing, their numbers not being finite
-    skipped_in_a_row: int = 0  # of these, the last ones
+    evaluation_due: bool = False  # the run ended during this step's evaluation
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)  # of a model's rewards
+    data: dict[str, str] = dataclasses.field(default_factory=dict)  # content key of each source
+    skipped_steps: int = 0  # steps whose numbers were not finite
+    skipped_in_a_row: int = 0  # skipped steps since the last good one
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Progress:
-        """As it was saved, also by older code."""
+        """Builds it from saved fields, also from those that older code saved."""
         fields = dict(saved)
         if "made_with" in fields:
             fields["provenance"] = fields.pop("made_with")
@@ -54,8 +54,8 @@ class Run:
     """A run that this process trains.
 
     Attributes:
-        step: of the checkpoint that the run goes on from, 0 for a new one.
-        has_learned: since the last save.
+        step: step of the checkpoint from which the run goes on, 0 for a new run.
+        has_learned: whether a step has learned something since the last save.
     """
 
     def __init__(self, workdir: Path, began: float) -> None:
@@ -70,13 +70,15 @@ class Run:
     @classmethod
     @contextlib.contextmanager
     def open(cls, workdir: Path, began: float) -> Iterator[Run]:
-        """The run in the folder, which is made if need be; no other process trains in it.
+        """Opens the run in the folder, which is made if absent; no other process trains in it.
 
         Args:
-            began: on the monotonic clock, when this start did.
+            workdir: the run's folder.
+            began: time on the monotonic clock at which this start of the run began.
 
         Raises:
-            InputError: the folder cannot be made, is another process's, or has lost its config.
+            InputError: the folder cannot be made, another process trains in it, or its config is
+                lost.
         """
         try:
             workdir.mkdir(parents=True, exist_ok=True)
@@ -87,7 +89,7 @@ class Run:
         with contextlib.ExitStack() as stack:
             if jax.process_index() == 0:  # the first host holds the lock
                 stack.enter_context(locks.run_lock(workdir))
-                if jax.process_count() == 1:  # another host may be making something already
+                if jax.process_count() == 1:  # else another host may be writing files
                     leftovers.clean_run(workdir, log)
                     leftovers.clean_weights(leftovers.MEMORY, log)
             refuse_lost_config(workdir)
@@ -95,7 +97,7 @@ class Run:
 
     @functools.cached_property
     def checkpoints(self) -> Checkpoints:
-        """Made at their first use: a start that is refused leaves none."""
+        """Made at first use, so that a refused start leaves no folder for checkpoints."""
         return Checkpoints(self.workdir, log=log)
 
     @property
@@ -105,25 +107,27 @@ class Run:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the run has a config: what lies in its folder is its own."""
+        """Whether the run has a config; if so, the files in its folder belong to it."""
         return self.config_path.exists()
 
     @property
     def seconds(self) -> float:
-        """Of training and evaluating, over all starts."""
+        """Seconds of training and evaluating, over all starts."""
         return time.monotonic() - self._began
 
     def restore(
         self, first_state: Callable[[], Any], data: Mapping[str, str], provenance: Mapping[str, Any]
     ) -> Any:
-        """The state that the run goes on from: a new one, or that of the newest checkpoint.
+        """The state from which the run goes on: a new one, or that of the newest checkpoint.
 
         Args:
-            first_state: builds a new one in place.
-            data: content of the training data by source. provenance: what rewards depend on.
+            first_state: builds a new state, placed on the devices.
+            data: content key of the training data, by source.
+            provenance: what the rewards depend on.
 
         Raises:
-            InputError: the data are others than those the run began with.
+            InputError: the training data differ from those that the run began with, or no
+                checkpoint can be restored.
         """
         state, progress = first_state(), Progress(data=dict(data))
         self.step = self.checkpoints.last_step() or 0
@@ -151,7 +155,7 @@ class Run:
         """Saves the whole state; `position` is that of the experience.
 
         Raises:
-            SaveError: it could not be written.
+            SaveError: the state could not be written.
         """
         self.has_learned, self._saved = False, step
         self.progress.seconds = self.seconds
@@ -161,24 +165,29 @@ class Run:
     def save_if_worth(
         self, step: int, state: Any, position: tuple[Any, list[Any]], *, last: bool
     ) -> None:
-        """As `save`, but while nothing is learned the older one of two is not given away."""
+        """As `save`, but skips the save if no step has learned anything since the last save.
+
+        Two states are kept, and such a save would only delete the older one. The last step of a
+        training is always saved.
+        """
         if self.has_learned or not self.progress.skipped_in_a_row or last:
             self.save(step, state, position)
 
     def save_at_end(
         self, step: int, state: Any, position: tuple[Any, list[Any]], *, failed: bool
     ) -> None:
-        """Saves what is not saved yet, and waits until all is on disk.
+        """Saves the state if it is not saved yet, and waits until everything is on disk.
 
         Args:
-            failed: the last steps had no finite numbers.
+            failed: the run ends because its last steps were not finite; the state is then saved
+                only if an earlier step has learned something since the last save.
         """
         if step != self._saved and (self.has_learned or not failed):
             self.save(step, state, position)
         self.checkpoints.wait()
 
     def keep_if_best(self, step: int, params: Any, score: float, scores: dict[str, float]) -> None:
-        """Keeps parameters that scored higher than all before."""
+        """Saves parameters that scored higher than all before, unless the last step was skipped."""
         if score > self.progress.best_return and not self.progress.skipped_in_a_row:
             self.progress.best_return = score
             self.checkpoints.save_best(step, params, {"scores": scores})
@@ -196,4 +205,4 @@ def log(line: str) -> None:
     """One line on the screen, from the first host only."""
     if jax.process_index() == 0:
         tqdm.write(line)
-        sys.stdout.flush()  # at once also where the output goes to a file
+        sys.stdout.flush()  # at once, even if the output goes to a file

@@ -1,4 +1,4 @@
-"""On which devices a run computes, and how parameters are split over them."""
+"""Config section for the devices of a run and for splitting parameters over them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ class RuntimeConfig:
     """
 
     mesh: tuple[int, int, int] = (-1, 1, 1)  # devices along data, fsdp, tensor; -1: the rest
-    # (regex, strategy) by parameter, the first found in its name holds: "model" is as the model's
-    # own rules say, "fsdp" splits large arrays over the mesh axis fsdp, "column" and "row" the
-    # outputs or inputs of a kernel over the axis tensor, too, "replicate" copies to every device.
+    # (regex, strategy) pairs; a parameter has the strategy of the first regex found in its name.
+    # "model" follows the model's own rules, "fsdp" splits large arrays over the mesh axis fsdp,
+    # "column" and "row" also split the outputs or inputs of a kernel over the axis tensor,
+    # "replicate" copies to every device.
     sharding: tuple[tuple[str, str], ...] = ((".*", "model"),)
 
     def __post_init__(self) -> None:
         check_rules(self.sharding)
 
     def rules(self, own: Rules = ALL_SPLIT) -> Rules:
-        """The (regex, strategy) pairs; `own` are the model's, for the strategy "model"."""
+        """The (regex, strategy) pairs; the model's rules, `own`, replace the strategy "model"."""
         return resolve(self.sharding, own)

@@ -1,4 +1,4 @@
-"""The config that a run was made with, as its folder keeps it: written, read again, compared."""
+"""Writes, reads and compares the config that a run keeps in its folder."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CONFIG_NAME = "config.json"
 
 
 def save_config(config: ml_collections.ConfigDict, path: Path) -> None:
-    """Writes the config as JSON, whole or not at all; raises `OSError`."""
+    """Writes the config as JSON, atomically; raises `OSError` if it cannot be written."""
     whole_files.write_whole(path, json.dumps(config.to_dict(), indent=2) + "\n")
 
 
 def refuse_lost_config(workdir: Path) -> None:
-    """Refuses a folder whose config was lost: nothing tells what its checkpoints were made with.
+    """Refuses a folder whose config was lost: the settings of its checkpoints are unknown.
 
     Raises:
         InputError: there are checkpoints but no config.
@@ -38,7 +38,7 @@ def read_fields(path: Path) -> dict[str, Any]:
     """The fields that `save_config` wrote; lists become tuples again.
 
     Raises:
-        InputError: the file is missing or no JSON object.
+        InputError: the file is missing or is not a JSON object.
     """
     try:
         saved = _tuples(json.loads(path.read_bytes()))
@@ -64,7 +64,7 @@ def check_same_config(
     """Refuses to resume a run under another config.
 
     Args:
-        free: fields that change nothing in what a run computes, or the beginnings of their names.
+        free: names, or beginnings of names, of fields that do not change what a run computes.
 
     Raises:
         InputError: a field that the numbers depend on differs; all such fields are named.
@@ -83,7 +83,7 @@ def check_same_config(
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested sections, by names with dots."""
+    """The leaves of nested sections, by dotted names."""
     result: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):

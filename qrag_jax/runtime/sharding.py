@@ -1,9 +1,10 @@
-"""Which parameter is split over which devices: rules by name, and what they mean on the mesh.
+"""Splits parameters over the devices of a mesh, by rules for parameter names.
 
-Two axes of the mesh split parameters. `fsdp` takes the largest dimension it divides. `tensor` takes
-the one that tensor parallelism splits (Shoeybi et al., arXiv 1909.08053): the outputs of maps that
-open a block, the inputs of those that close it. Both say only where parameters are stored: they
-are gathered to be computed with, each device its own part of the batch.
+Two axes of the mesh split parameters. `fsdp` splits the largest dimension that it divides. `tensor`
+splits the dimension that tensor parallelism splits (Shoeybi et al., arXiv 1909.08053): the outputs
+of maps that open a block, and the inputs of maps that close a block. If `tensor` does not divide
+that dimension, it splits the largest other one. Both axes only say where parameters are stored. For
+the computation the parameters are gathered, and each device computes with a part of the batch.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from qrag_jax.runtime.mesh import AXES
 
 BATCH_AXES = AXES  # a batch is split over every axis of the mesh
 DATA, FSDP, TENSOR = AXES
-MODEL = "model"  # the strategy that the model's own rules say
+MODEL = "model"  # this strategy stands for the model's own rules
 REPLICATE, COLUMN, ROW = "replicate", "column", "row"
 STRATEGIES = (MODEL, REPLICATE, FSDP, COLUMN, ROW)
-TENSOR_SPLITS = {COLUMN: -1, ROW: -2}  # which dimension; FSDP splits over the axis `fsdp` alone
+# The dimension that is split over `tensor`. The strategy FSDP splits over the axis `fsdp` alone.
+TENSOR_SPLITS = {COLUMN: -1, ROW: -2}
 ALL_SPLIT = ((".*", FSDP),)
-# Elements from which an array is split: below, its copies cost less than gathering it.
+# Arrays with fewer elements are not split: their copies cost less than gathering them.
 LEAST_SPLIT = 2**16
 
 Rules = Sequence[tuple[str, Any]]
@@ -64,25 +66,27 @@ def check_rules(rules: Any) -> None:
 
 
 def resolve(rules: Rules, own: Rules) -> Rules:
-    """The rules with those of the model, `own`, in the place of the strategy "model"."""
+    """Replaces the strategy "model" in the rules by the rules of the model, `own`."""
     return tuple((pattern, own if rule == MODEL else rule) for pattern, rule in rules)
 
 
 def shardings_of(mesh: Mesh, rules: Rules, tree: Any, params: Any) -> Any:
-    """Where every array of `tree` lives.
+    """The sharding of every array of `tree`.
 
     The first rule whose regex is found in a parameter's path (such as `layers/query/kernel`)
-    gives its strategy; without one it is replicated. Arrays of `tree` that stand for a
-    parameter (its target, its moments in the optimizer), which is known by their path's end and
-    their shape, live where it lives. All others are replicated.
+    gives its strategy. A parameter without a rule is replicated. Some arrays of `tree` belong to a
+    parameter: its copy in the target network, its moments in the optimizer. They are
+    recognised by the end of their path and by their shape, and are placed like the parameter.
+    All others are replicated.
 
     Args:
-        rules: as `resolve` gives them; in place of a strategy there may be further rules.
+        rules: as `resolve` returns them; instead of a strategy there may be further rules.
         tree: arrays or shapes, for example of the whole training state.
-        params: arrays or shapes of the parameters, two towers stacked on axis 0.
+        params: arrays or shapes of the parameters: both towers stacked on axis 0, or one frozen
+            tower.
 
     Returns:
-        a tree like `tree` of `NamedSharding`s.
+        A tree like `tree` of `NamedSharding`s.
     """
     specs = {
         (_name(path), leaf.shape): _spec(mesh, rules, _name(path), leaf.shape)
@@ -90,7 +94,7 @@ def shardings_of(mesh: Mesh, rules: Rules, tree: Any, params: Any) -> Any:
     }
 
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        # The longest end of the path first: `layers/norm/scale` may stand beside `norm/scale`.
+        # Longest end of the path first, because `layers/norm/scale` may exist beside `norm/scale`.
         ends = ((_name(path[start:]), leaf.shape) for start in range(len(path)))
         return NamedSharding(mesh, next((specs[e] for e in ends if e in specs), PartitionSpec()))
 
@@ -103,7 +107,7 @@ def specs_of(shardings: Any) -> Any:
 
 
 def gather(tree: Any, specs: Any) -> Any:
-    """Inside a shard_map: the whole arrays from the parts that `specs` leave on each device."""
+    """Inside a shard_map: gathers whole arrays from the parts that `specs` put on each device."""
 
     def whole(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
         for axis, name in _split_axes(spec):
@@ -114,11 +118,11 @@ def gather(tree: Any, specs: Any) -> Any:
 
 
 def sum_to_parts(tree: Any, specs: Any) -> Any:
-    """Inside a shard_map: sums whole arrays over the batch axes, leaving each device its part."""
+    """Inside a shard_map: sums whole arrays over the batch axes; each device keeps its part."""
 
     def part(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
         split = _split_axes(spec)
-        for axis, name in split:  # scattered first: the other axes then sum only parts
+        for axis, name in split:  # scatter first, so that the other axes sum only parts
             leaf = _sum_scatter(leaf, axis, name)
         scattered = [name for _, name in split]
         return jax.lax.psum(leaf, [name for name in BATCH_AXES if name not in scattered])
@@ -128,8 +132,8 @@ def sum_to_parts(tree: Any, specs: Any) -> Any:
 
 def _sum_scatter(leaf: jax.Array, axis: int, name: str) -> jax.Array:
     if jax.default_backend() == "cpu" and jax.distributed.is_initialized():
-        # Between CPU hosts XLA's reduce-scatter, by gloo, at times returns wrong values at the
-        # end of the first part (github.com/jax-ml/jax/issues/40830); its all-reduce does not.
+        # Between CPU hosts, XLA's reduce-scatter (by gloo) sometimes returns wrong values at the
+        # end of the first part (github.com/jax-ml/jax/issues/40830). Its all-reduce does not.
         size = leaf.shape[axis] // jax.lax.psum(1, name)
         start = size * jax.lax.axis_index(name)
         return jax.lax.dynamic_slice_in_dim(jax.lax.psum(leaf, name), start, size, axis)
@@ -146,7 +150,7 @@ def _spec(mesh: Mesh, rules: Rules, name: str, shape: tuple[int, ...]) -> Partit
         parts = mesh.shape[mesh_axis]
         fitting = [a for a, size in enumerate(shape) if size % parts == 0 and a not in split]
         if parts > 1 and fitting:
-            # The towers' axis last: a device without its share of one tower has all of the other.
+            # Axis 0 (the towers) is split last: such a split gives a device all of one tower.
             best = max(fitting, key=lambda axis: (axis == wanted, axis > 0, shape[axis]))
             split[best] = mesh_axis
 

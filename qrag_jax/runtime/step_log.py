@@ -1,10 +1,10 @@
-"""What a training tells of its steps: metrics, rates, the bar, steps that learned nothing.
+"""Writes what training steps report: metrics, rates, the progress bar, skipped steps.
 
-The results of a step are waited for and written while the next one runs. One step is ahead and no
-more: rates stay true, a signal is heeded at once, memory is bounded.
+The log waits for the results of a step and writes them while the next step runs. Only one step is
+ahead of the log. So the rates are true, a signal is heeded at once, and memory is bounded.
 
-A step whose loss or gradient is not finite sees to it itself that nothing is learned; what it tells
-of that comes with its metrics (`skipped`).
+The update itself checks that the loss and the gradient are finite. If they are not, it learns
+nothing from the step and says so in the metric `skipped`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.runtime.writers import MetricWriter
 
 Metrics = dict[str, jax.Array]
-SHOWN = 8  # questions named in the sentence of one skipped step
-LAST_VALUE = ("env_steps",)  # metrics that are counts so far, of which no mean is taken
+SHOWN = 8  # most questions named in the message about one skipped step
+LAST_VALUE = ("env_steps",)  # counts so far: the last value is written, not the mean
 
 
 class NotFinite(RuntimeError):
@@ -36,7 +36,7 @@ class NotFinite(RuntimeError):
 
 
 class Played(Protocol):
-    """What the log reads of an experience (`rollouts.experience`)."""
+    """The part of an experience (`rollouts.experience`) that the log reads."""
 
     waited: dict[str, float]
     samples: np.ndarray
@@ -50,18 +50,19 @@ class Played(Protocol):
 class Window:
     """The steps that the next line of metrics averages over."""
 
-    metrics: list[Metrics] = dataclasses.field(default_factory=list)  # of each step
+    metrics: list[Metrics] = dataclasses.field(default_factory=list)  # of every step
     began: float = dataclasses.field(default_factory=time.monotonic)
-    waited: dict[str, float] = dataclasses.field(default_factory=dict)  # of the steps, as it began
+    waited: dict[str, float] = dataclasses.field(default_factory=dict)  # when the window began
 
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """What a system tells besides its metrics.
+    """What a system gives the log besides metrics.
 
     Attributes:
-        names: ids of questions, by their number. shown: metrics beside the bar, name → format.
-        advice: what to change where no step is finite.
+        names: gives the ids of questions from their numbers.
+        shown: metrics shown beside the progress bar, name → format.
+        advice: what the user can change if no step is finite; part of an error message.
     """
 
     names: Callable[[Sequence[int]], list[str]]
@@ -70,14 +71,15 @@ class Told:
 
 
 class StepLog:
-    """Use as a context manager around the loop."""
+    """The log of a training's steps. Use it as a context manager around the loop."""
 
     def __init__(
         self, run: Run, train: TrainConfig, profile: int, experience: Played, told: Told
     ) -> None:
         """
         Args:
-            profile: steps to trace. experience: its waits and counts are written.
+            profile: number of steps to trace.
+            experience: the log writes its waits and counts.
         """
         self._run, self._train, self._experience, self._told = run, train, experience, told
         done = run.step
@@ -87,7 +89,7 @@ class StepLog:
         self._bar = tqdm(initial=done, total=train.steps, unit="step", disable=hidden)
         self._running: tuple[int, Metrics, np.ndarray] | None = None
         self._window = self._new_window()
-        self._has_stepped = self._has_failed = False  # in this start
+        self._has_stepped = self._has_failed = False  # both in this start of the run
 
     def __enter__(self) -> StepLog:
         with contextlib.ExitStack() as stack:
@@ -101,18 +103,19 @@ class StepLog:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done in here, in seconds or hours, is no part of the rates."""
+        """Leaves the time spent in the block, be it seconds or hours, out of the rates."""
         before = time.monotonic()
         yield
         self._window.began += time.monotonic() - before
 
     @contextlib.contextmanager
     def finished(self) -> Iterator[None]:
-        """As `paused`, with the last step's results told: for what needs the state, which the next
-        step overwrites.
+        """As `paused`, but first waits for the last step and writes its results.
+
+        Code that reads the state runs in this block, because the next step overwrites the state.
 
         Raises:
-            NotFinite: as of `step`.
+            NotFinite: as in `step`.
         """
         self.finish()
         with self.paused():
@@ -120,15 +123,16 @@ class StepLog:
 
     @contextlib.contextmanager
     def traced(self, step: int) -> Iterator[None]:
-        """Around the host's part of a step, which is traced if that was asked for."""
+        """Surrounds the host's part of a step; traces the step if the profile includes it."""
         with self.paused():
             self._profile.turn(step, self._running)
         with self._profile.step(step):
             yield
 
     def step(self, step: int, metrics: Metrics) -> None:
-        """Takes the results of a step, which the device may still be computing, and tells those
-        of the step before.
+        """Takes the results of a step and writes those of the step before.
+
+        The device may still be computing the new results.
 
         Raises:
             NotFinite: too many steps in a row learned nothing.
@@ -139,17 +143,17 @@ class StepLog:
             self._tell(*before)
 
     def finish(self) -> None:
-        """Waits for the last step, and tells its results.
+        """Waits for the last step and writes its results.
 
         Raises:
-            NotFinite: as of `step`.
+            NotFinite: as in `step`.
         """
         last, self._running = self._running, None
         if last is not None:
             self._tell(*last)
 
     def restart_window(self) -> None:
-        """Begins a new line of metrics: what was before is no part of it."""
+        """Begins a new line of metrics, without the steps before."""
         self._window = self._new_window()
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
@@ -172,14 +176,14 @@ class StepLog:
             shown = {name: format(means[name], form) for name, form in self._told.shown.items()}
             self._bar.set_postfix(shown)
             self.restart_window()
-        # A run of nothing but skipped steps stops, too; it is told once.
+        # A short run in which every step is skipped stops, too. The error is raised only once.
         limit = min(self._train.max_skipped_steps, self._train.steps)
         if 0 < limit <= in_a_row and not self._has_failed:
             self._has_failed = True
             raise self._stop_error(step, in_a_row, samples)
 
     def _count(self, step: int, skipped: bool, samples: np.ndarray) -> int:
-        """Skipped steps in a row."""
+        """Counts the step; returns how many steps in a row were skipped."""
         run, progress = self._run, self._run.progress
         if not skipped:
             run.has_learned, progress.skipped_in_a_row = True, 0
@@ -244,7 +248,7 @@ class StepLog:
 
 
 def _mean_of_finite(values: Sequence[np.ndarray]) -> float:
-    """NaN if none is: a skipped step does not hide the loss of the others."""
+    """The mean of the finite values: a skipped step does not hide the others' loss. NaN if none."""
     finite = [value for value in values if np.isfinite(value)]
     return float(np.mean(finite)) if finite else math.nan
 

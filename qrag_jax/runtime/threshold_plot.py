@@ -1,4 +1,4 @@
-"""Scores against the stopping threshold as a picture."""
+"""Plots scores against the stopping threshold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plot_thresholds(
     out: Path,
     title: str,
 ) -> None:
-    """Draws fact F1, precision, recall and EM above and the mean steps below, as a PNG.
+    """Draws a PNG: fact F1, precision, recall and EM above, the mean number of steps below.
 
     Needs no display.
 
@@ -32,16 +32,16 @@ def plot_thresholds(
         scores: `fact_f1`, `fact_precision`, `fact_recall`, `fact_em` and `steps`, `[K]` each.
         chosen: the threshold marked by a dashed line in both panels.
         out: the PNG to write; its folder is made if absent.
-        title: put over the picture.
+        title: shown above the panels.
     """
-    # Imported here: it takes long, and most processes draw nothing.
+    # Imported here because the import is slow and most processes draw nothing.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 6.5), dpi=120, layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
     figure.suptitle(title)
     for name, (label, colour, width) in _SCORES.items():
-        # Between two thresholds a score is constant, and jumps at a Q halfway.
+        # A score jumps at a Q between two thresholds; the jump is drawn in the middle of them.
         top.plot(
             thresholds,
             scores[name],

@@ -1,4 +1,4 @@
-"""How long a training is, and how often it looks around."""
+"""Config section for the length of a training, its batches, and how often it saves and scores."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class TrainConfig:
 
     steps: int = 10_000  # optimizer steps
     batch_size: int = 48  # questions per optimizer step
-    accumulation: int = 4  # micro-batches a step is computed in
-    log_every: int = 10  # steps a line of metrics averages over
+    accumulation: int = 4  # micro-batches per optimizer step
+    log_every: int = 10  # steps that one line of metrics averages over
     eval_every: int = 250  # steps between evaluations
     checkpoint_every: int = 250  # steps between saves of the whole state
-    # Steps in a row that may be left out for a loss or gradient that is not finite; 0: any number
+    # number of steps in a row with a non-finite loss or gradient that ends the run; 0: no limit
     max_skipped_steps: int = 10
 
     def __post_init__(self) -> None:
@@ -30,10 +30,10 @@ class TrainConfig:
         check_least("train", self, **least, max_skipped_steps=0)
 
     def host_batch(self, devices: int, hosts: int) -> int:
-        """Questions of a step on one host.
+        """Number of questions per optimizer step on one host.
 
         Raises:
-            InputError: they do not split evenly.
+            InputError: the batch does not split evenly.
         """
         parts = devices * self.accumulation
         if self.batch_size % parts:

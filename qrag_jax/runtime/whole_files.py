@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, whatever ends the process meanwhile."""
+"""Atomic writes: files appear whole or not at all, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-PARTIAL = ".partial"  # how the names of files end that are being written; those begin with a dot
+PARTIAL = ".partial"  # suffix of files that are being written; their names begin with a dot
 
-# What the system says of a folder that may not be written to, or is none.
+# Errors for a path that is not writable or is not a folder.
 NOT_WRITABLE = (
     errno.EACCES,
     errno.EPERM,
@@ -22,8 +22,8 @@ NOT_WRITABLE = (
     errno.EISDIR,
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# What libraries say that tell a full disk in words alone: TensorStore and Orbax, safetensors,
-# SQLite; NumPy tells how much of an array was written.
+# Messages of libraries that report a full disk only in words: TensorStore and Orbax, safetensors,
+# SQLite. NumPy's message says how much of an array was written.
 _FULL_TEXTS = (
     "no space left on device",
     "enospc",
@@ -35,10 +35,10 @@ _NUMPY_TEXT = (" requested and ", " written")
 
 
 def write_whole(path: Path, text: str | bytes) -> None:
-    """Writes a small file in the place of an older one, which stays as it is if this fails.
+    """Replaces a small file atomically; if this fails, the old file stays as it was.
 
-    After a kill, a crash of the machine or on a full disk there is the old file or the new one,
-    never a part. Folders that miss are made.
+    After a kill, a crash of the machine or a full disk there is either the old file or the new
+    one, never a part of it. Missing folders are made.
 
     Raises:
         OSError: the file cannot be written.
@@ -49,7 +49,7 @@ def write_whole(path: Path, text: str | bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file beside `path` to write to; it takes the place of `path` as the block ends well.
+    """Opens a file beside `path`; it replaces `path` when the block ends without an error.
 
     Raises:
         OSError: the file cannot be written.
@@ -70,7 +70,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the names in the folder are on disk; not every file system can."""
+    """Waits until the names in the folder are on disk; does nothing if the file system cannot."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -80,13 +80,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def new_folder(parent: Path, prefix: str) -> Path:
-    """Makes a folder of a name that was not there, to build something in and to rename it.
+    """Makes a folder with a new name, in which something is built before it is renamed.
 
-    Unlike `tempfile.mkdtemp`'s it is open to whom the user's umask says, not to the user alone:
-    runs and caches are shared.
+    Its permissions follow the user's umask, because runs and caches are shared. A folder of
+    `tempfile.mkdtemp` would be open to the user alone.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
     parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -99,9 +99,9 @@ def new_folder(parent: Path, prefix: str) -> Path:
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Whether the error, or what it came from, is that of a full disk (quota, size of a file).
+    """Whether the error, or one that led to it, means a full disk (or quota, or file size limit).
 
-    Libraries raise classes of their own and OSErrors without a number, so words count too.
+    Some libraries raise other classes, or OSErrors without a number, so messages count as well.
     """
     seen: BaseException | None = error
     while seen is not None:
@@ -117,7 +117,7 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """What the error says, on one line and without a path: "No space left on device"."""
+    """The error's message on one line, without a path, such as "No space left on device"."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if disk_is_full(error):

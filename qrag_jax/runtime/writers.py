@@ -27,10 +27,9 @@ class MetricWriter:
 
     Args:
         workdir: the run's folder; made if absent.
-        resume_step: the step of the checkpoint the run goes on from: lines of later steps, and a
-            line torn by the kill, are dropped, and TensorBoard is told to hide events from
-            `resume_step + 1` on. None for a run from the start: lines that are there already are
-            moved to `metrics.jsonl.old`.
+        resume_step: the step of the checkpoint from which the run resumes. Lines of later steps
+            and a line torn by the kill are dropped. TensorBoard is told to hide events from
+            `resume_step + 1` on. None for a new run: an old file is moved to `metrics.jsonl.old`.
 
     Raises:
         InputError: a whole line of the old `metrics.jsonl` is broken.
@@ -44,13 +43,13 @@ class MetricWriter:
                 os.replace(path, path.with_name(METRICS_NAME + ".old"))
             else:
                 _drop_after(path, resume_step)
-        # Unbuffered: a line is whole in the file as soon as `write` returns, whatever kills us.
+        # Unbuffered: when `write` returns, the whole line is in the file, even if a kill follows.
         self._file = path.open("ab", buffering=0)
         self._board = _summary_writer()(
             str(workdir / TENSORBOARD_NAME),
             purge_step=0 if resume_step is None else resume_step + 1,
             flush_secs=20,
-            # Names hold whole seconds; a resume within one would overwrite the older file.
+            # File names hold whole seconds; a resume in the same second would overwrite a file.
             filename_suffix=f".{time.time_ns()}",
         )
 
@@ -59,7 +58,7 @@ class MetricWriter:
 
         Args:
             step: number of optimizer steps done.
-            metrics: name, such as `train/loss`, to scalar (Python, NumPy or JAX). NaN and
+            metrics: maps a name, such as `train/loss`, to a scalar (Python, NumPy or JAX). NaN and
                 infinities become null in the JSON line. TensorBoard allows only letters, digits
                 and `-_./` in names and shows an underscore for anything else.
 
@@ -94,8 +93,11 @@ class MetricWriter:
 
 
 def _summary_writer() -> Any:
-    """The class, imported without torch: tensorboardX takes it in where it is installed, which
-    lasts seconds, for tensors that never come here."""
+    """The class, imported without torch.
+
+    tensorboardX imports torch where it is installed. That takes seconds and serves only torch's
+    tensors, which are never written here.
+    """
     hidden = "torch" not in sys.modules
     if hidden:
         sys.modules["torch"] = None  # type: ignore[assignment]
@@ -110,7 +112,7 @@ def _summary_writer() -> Any:
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """Lines of a `metrics.jsonl`, oldest first; null becomes NaN, a torn last line is left out.
 
-    The file is not changed: it may belong to a run that is going on.
+    The file is not changed, because it may belong to a run in progress.
 
     Raises:
         InputError: there is no such file, or a whole line is broken.

@@ -1,7 +1,7 @@
-"""The systems: one file each, its parts chosen by a config and put together.
+"""The systems that can be trained: each is one module, which assembles the parts a config chooses.
 
-A system's module has `check(config)`, which refuses what makes no sense whatever the data are, and
-`open_system(config, run, dry=…)`, a context manager that gives a `System`.
+The module has two functions. `check(config)` refuses a config that is wrong for any data.
+`open_system(config, run, dry=…)` is a context manager that gives a `System`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ class System(Protocol):
     """What the training loop asks of a system.
 
     Attributes:
-        train: section `train` of its config. profile: steps to trace.
-        data: content of the training data by source. provenance: what rewards depend on besides.
-        line: what is trained on what, for the screen. told: what the log of steps tells.
+        train: section `train` of the config.
+        profile: number of steps to trace.
+        data: content key of the training data, by source.
+        provenance: what the rewards depend on besides the data.
+        line: one line for the screen: what is trained, and on what.
+        told: what the log of steps shows besides the metrics.
     """
 
     train: TrainConfig
@@ -43,41 +46,44 @@ class System(Protocol):
     told: Told
 
     def first_state(self) -> Any:
-        """The first state of training, built in place; it has `params`."""
+        """The first state of training, built in place; it has a field `params`."""
         ...
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
-        """What the run learns from, at the run's progress.
+        """What the run learns from, continued where the run's progress ends.
 
         Raises:
-            Stopped: the run is to stop while this waits for a server.
+            Stopped: the run is told to stop while this waits for a server.
         """
         ...
 
     def update(self, state: Any, episodes: Any) -> tuple[Any, dict[str, Any]]:
-        """One optimizer step: one compiled program, which the device may still be computing as
-        this returns. The metrics have `skipped`, 1 where nothing was learned."""
+        """Does one optimizer step, with one compiled program.
+
+        The device may still be computing when this returns. The metric `skipped` is 1 if nothing
+        was learned.
+        """
         ...
 
     def programs(self) -> list[Program]:
-        """All that it computes with, for a dry run."""
+        """All programs that the system runs, for a dry run."""
         ...
 
     def evaluate(self, state: Any, step: int, stop: StopSignal) -> Evaluation:
         """Scores the parameters.
 
         Raises:
-            Stopped: the run is to stop first.
-            FeedbackLost: no more rewards can be had.
+            Stopped: the run is told to stop before the scores are complete.
+            FeedbackLost: the language model gives no more rewards.
         """
         ...
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses a config that makes no sense whatever the data are.
+    """Refuses a config that is wrong for any data.
 
     Raises:
-        InputError: the system is unknown, or a value.
+        InputError: the system is unknown, or a value makes no sense.
     """
     _module(config).check(config)
 
@@ -85,7 +91,7 @@ def check(config: ConfigDict) -> None:
 def open_system(
     config: ConfigDict, run: Run, *, dry: bool = False
 ) -> AbstractContextManager[System]:
-    """The system of a config, everything read and checked that the run's folder and data say.
+    """Opens the system of a config: reads and checks the run's folder, the data and the encoder.
 
     Args:
         dry: nothing will be trained, so no server is started.

@@ -28,7 +28,7 @@ def data_section(sources: Iterable[str]) -> ConfigDict:
 
 
 def fill_data(given: Mapping[str, Any]) -> DataConfig:
-    """The settings of a section.
+    """The settings that a section `data` holds.
 
     Raises:
         InputError: a field is unknown or cannot be used.
@@ -50,7 +50,7 @@ def fill_data(given: Mapping[str, Any]) -> DataConfig:
 
 
 def described_sources() -> list[tuple[str, Any, str]]:
-    """Name, default and comment of the settings of every source that has any."""
+    """Name, default and comment of every setting of every source."""
     share = "share of the training mixture"
     lines: list[tuple[str, Any, str]] = [("data.sources.NAME.weight", 1.0, share)]
     for name, settings in SETTINGS.items():

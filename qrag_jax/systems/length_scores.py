@@ -1,4 +1,4 @@
-"""A run scored on documents of several lengths: one table and one plot."""
+"""Scores a run on documents of several lengths; writes one table and one plot."""
 
 from __future__ import annotations
 
@@ -51,13 +51,16 @@ COLUMNS = {
 
 @dataclasses.dataclass(frozen=True)
 class LengthOptions:
-    """What is scored, and where the scores go.
+    """What is scored, and where the scores are written.
 
     Attributes:
-        checkpoint: "best" or "last". chunks: lengths, shortest first; samples: documents of each.
-        every_story: at each length all stories that fit it, not those that fit the shortest.
-        embeddings: folder that keeps embeddings of chunks. out: of logs, table and plot; None: the
-            run's own. restart: throw partial logs away.
+        checkpoint: "best" or "last".
+        chunks: lengths of the documents, in chunks, shortest first.
+        samples: number of documents of each length.
+        every_story: each length uses all stories that fit it, not those that fit the shortest.
+        embeddings: folder that keeps embeddings of chunks.
+        out: folder of logs, table and plot; None: `lengths` in the run's folder.
+        restart: throw partial logs away.
     """
 
     checkpoint: str
@@ -70,13 +73,15 @@ class LengthOptions:
 
 
 def score_lengths(run: SavedRun, options: LengthOptions) -> list[dict]:
-    """Plays documents of each length, shortest first; returns one result a length.
+    """Plays documents of each length, shortest first.
 
-    `fits` and `stories` say how many of the split's stories were asked from; `em_shortest` is fact
-    EM of the same questions at the shortest length, None if not all of them were asked there.
+    Returns:
+        one result for each length. `stories` is the number of stories in the split, `fits` the
+        number of those that are short enough. `em_shortest` is the fact EM of the same questions at
+        the shortest length; None if some of them were not asked there.
 
     Raises:
-        InputError: the run's documents cannot be made that long, or a log is of other settings.
+        InputError: the run's documents cannot be made that long, or a log has other settings.
     """
     config, chunks, samples = run.config, options.chunks, options.samples
     params, step = run.trained(options.checkpoint)
@@ -85,7 +90,7 @@ def score_lengths(run: SavedRun, options: LengthOptions) -> list[dict]:
     if label == "best-0":
         print("best = untrained: no evaluation during training scored above the first weights")
     out = options.out or run.workdir / "lengths"
-    # Refused before anything is computed, whichever length it is.
+    # All lengths are checked before anything is computed.
     book_record.check_unseen(run.workdir, config.dev_data.backgrounds)
     for length in chunks:
         positions.check_chunks(config.env.positions, length)
@@ -112,7 +117,7 @@ def score_lengths(run: SavedRun, options: LengthOptions) -> list[dict]:
             "em_shortest": _mean([at_shortest.get(row.id) for row in rows]),
         }
         means, scores = _scores(rows)
-        # With the answer key: an episode ends once all facts are found.
+        # These scores use the answer key: an episode ends once all facts are found.
         cut_means, cut_scores = _scores([until_found(row) for row in rows])
         means["f1_until_found"] = cut_means["fact_f1"]
         means["precision_until_found"] = cut_means["fact_precision"]
@@ -160,21 +165,23 @@ def _play(
 
 
 def _mean(scores: Sequence[float | None]) -> float | None:
-    """Their mean, None where one is missing."""
+    """The mean of the scores; None if one of them is None."""
     known = [score for score in scores if score is not None]
     return sum(known) / len(known) if len(known) == len(scores) else None
 
 
 def _fingerprint(documents: Sequence[Sample]) -> str:
-    """Of the first and the last one, and of all texts that documents are made of: making them all
-    would take as long as playing them."""
+    """A digest of the first and the last document, and of all texts that documents are made of.
+
+    Making all documents would take as long as playing them.
+    """
     content = documents.content if isinstance(documents, LazySamples) else ""
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     return f"{len(documents)} {fingerprint([documents[0], documents[-1]])} {digest}"
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """The results as text, one line a length under a heading."""
+    """The results as text: a heading and one line for each length."""
     lines = [" ".join(name.rjust(_width(name)) for name in COLUMNS)]
     for result in results:
         cells = (

@@ -1,4 +1,4 @@
-"""The card of exported towers: how they were trained, what they scored, how they are used."""
+"""The model card of exported towers: their training, their scores and how to use them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pipeline_tag: sentence-similarity
 tags: [sentence-transformers, feature-extraction, multi-step-retrieval, qrag_jax]
 ---
 """
-# Positions of chunks, by config.env.positions, as a reader would number them.
+# How the card explains the positions of chunks, by the value of config.env.positions.
 NUMBERING = {
     "absolute": "p = 0, 1, 2, … in document order",
     "random": "p = 0, 1, 2, … in document order (in training with random gaps)",
@@ -41,16 +41,21 @@ NUMBERING = {
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the card tells.
+    """What the card says about a run.
 
     Attributes:
-        name: of the run. config: the run's. fields: of it, as it is saved.
-        checkpoint: "best" or "last". step: of it.
-        seconds: of training, None if it never ended. summary: `summary.json`, {} if not scored.
-        pooling, normalise, scale, width: of the encoder. lora: sizes of adapters, if it has any.
-        prefixes: what each tower's texts begin with.
-        separator: the token that joins a state's parts.
-        state_tokens, chunk_tokens: the longest row of each tower.
+        name: name of the run.
+        config: the run's config.
+        fields: the fields of that config, as they were saved.
+        checkpoint: "best" or "last".
+        step: optimizer step of the checkpoint.
+        seconds: seconds of training, from `training.json`; None without that file.
+        summary: content of `summary.json`; {} if the run was not scored.
+        pooling, normalise, scale, width: settings of the encoder.
+        lora: sizes of the adapters; None if there are no adapters.
+        prefixes: the text that each tower's rows begin with.
+        separator: the token between the parts of a state.
+        state_tokens, chunk_tokens: length of the longest row of each tower, in tokens.
     """
 
     name: str
@@ -245,13 +250,13 @@ def _scores(facts: Facts) -> str:
 def _scores_table(title: str, summary: Mapping[str, Any], recalls: Sequence[str]) -> str:
     names = [name for name in RETRIEVERS if name in summary]
     facts = ("fact_em", "fact_f1", "fact_precision", "fact_recall")
-    # Summaries of older versions lack some.
+    # Summaries that older versions wrote lack some of these.
     there = [name for name in facts if name in summary["trained"]["intervals"]]
     columns = [*there, *recalls, "return"]
     rows = []
     for name in names:
         intervals = summary[name]["intervals"]
-        # A retriever that stops early may never take k chunks: those it takes count.
+        # A retriever that stops early may never take k chunks: then its fact recall is shown.
         cells = (intervals.get(c) or intervals["fact_recall"] for c in columns)
         rows.append([name.replace("_", " "), *map(_cell, cells)])
     return _table([title, *columns], rows)
@@ -273,7 +278,10 @@ def _config(fields: Mapping[str, Any]) -> str:
 
 
 def _without_folders(value: Any) -> Any:
-    """Names alone in place of paths on the machine of training, which mean nothing elsewhere."""
+    """Cuts the absolute paths in a config to their last part.
+
+    Folders of the training machine mean nothing on another one.
+    """
     if isinstance(value, Mapping):
         return {name: _without_folders(item) for name, item in value.items()}
     return re.sub(r"(?<![^=,])[~/][^=,]*/", "", value) if isinstance(value, str) else value

@@ -1,5 +1,4 @@
-"""Configs of runs that older code saved, as today's code has them, so that they can be gone on with
-and scored."""
+"""Updates the configs of runs that older code saved, so that these can be resumed and scored."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from qrag_jax.runtime.saved_config import check_same_config, read_fields
 from qrag_jax.systems.data_section import source_section
 from qrag_jax.systems.q_rag_config import complete, prune
 
-# Fields that change nothing in what a run computes: a resumed run may be given other values.
+# Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     "train.log_every",
     "train.eval_every",
@@ -33,8 +32,8 @@ FREE_FIELDS = (
     "eval.seed",
     "eval.beam",
     "eval.stop_threshold",
-    # What a language model is asked and how may change (a longer answer, another prompt): the run
-    # says so, see `feedback.service`.
+    # Requests to a language model may change (a longer answer, another prompt): the run logs such
+    # a change, see `runtime.run.Run.restore`.
     "llm.",
     "reward.prompt",
     "reward.max_failure_share",
@@ -42,7 +41,7 @@ FREE_FIELDS = (
     "profile",
 )
 
-# Fields that came later, with the value that a run saved without them was made with.
+# Fields that were added later, each with the value that holds for runs saved without it.
 LATER_FIELDS: dict[str, Any] = {
     "system": "q_rag",
     "profile": 0,
@@ -72,7 +71,7 @@ LATER_FIELDS: dict[str, Any] = {
     "runtime.sharding": (),
 }
 
-# How documents were drawn before there were these fields: by runs that have the source.
+# Fields of a source that were added later: how older runs of this source drew their documents.
 OLDER_DRAWS: dict[str, Any] = {"noise_dev": SHARED, "redraw": False}
 
 # Fields that an old run may have and that nothing reads any more.
@@ -82,11 +81,11 @@ REMOVED_FIELDS = ("encoder.block_rows",)
 def load_config(path: Path) -> ml_collections.ConfigDict:
     """Reads the config of a run.
 
-    Fields that there were not yet when it was saved, or whose meaning has changed since, get the
-    value that keeps the run as it was; fields that nothing in the run read are dropped.
+    A field that did not exist when the run was saved, or whose meaning has changed since, gets the
+    value that keeps the run as it was. Fields that the run does not read are dropped.
 
     Raises:
-        InputError: the file is missing or no JSON object.
+        InputError: the file is missing or is not a JSON object.
     """
     saved = read_fields(path)
     for name in REMOVED_FIELDS:
@@ -104,10 +103,10 @@ def load_config(path: Path) -> ml_collections.ConfigDict:
 
 
 def resume_config(given: ml_collections.ConfigDict, run: Run) -> None:
-    """Fills what `given` leaves open as the run has it, if it has begun.
+    """Fills the open fields of `given` from the saved config of the run, if the run has begun.
 
     Raises:
-        InputError: the run has another config.
+        InputError: the run has begun with another config.
     """
     if run.has_begun:
         saved = load_config(run.config_path)
@@ -117,7 +116,7 @@ def resume_config(given: ml_collections.ConfigDict, run: Run) -> None:
 
 
 def draw_as(config: ml_collections.ConfigDict, saved: ml_collections.ConfigDict) -> None:
-    """Lets an older run's documents be drawn as they were where `config` says nothing else."""
+    """Keeps the way in which an older run drew documents, where `config` has the defaults."""
     for source in SETTINGS.keys() & set(saved.data.sources) & set(config.data.sources):
         ours, theirs, new = (
             config.data.sources[source],
@@ -130,7 +129,7 @@ def draw_as(config: ml_collections.ConfigDict, saved: ml_collections.ConfigDict)
 
 
 def settled(config: ml_collections.ConfigDict, encoder: TextEncoder) -> ml_collections.ConfigDict:
-    """A copy of the config that says what `encoder` does where `config` leaves it open."""
+    """A copy of the config whose open fields have the values that `encoder` uses."""
     result = config.copy_and_resolve_references()
     for name in LEFT_OPEN:
         result.encoder[name] = getattr(encoder, name)
@@ -138,14 +137,14 @@ def settled(config: ml_collections.ConfigDict, encoder: TextEncoder) -> ml_colle
 
 
 def fill_from_saved(config: ml_collections.ConfigDict, saved: ml_collections.ConfigDict) -> None:
-    """Fills what `config` leaves open with what was settled when the run began."""
+    """Fills the open fields of `config` with the values that were settled when the run began."""
     for name in LEFT_OPEN:
         if config.encoder[name] == LEFT_OPEN[name]:
             config.encoder[name] = saved.encoder[name]
 
 
 def _put_under_sources(data: dict[str, Any]) -> None:
-    """`data.babilong` becomes `data.sources.babilong`, and a source's number its weight."""
+    """Moves `data.babilong` to `data.sources.babilong`; a source that is a number is its weight."""
     for name, given in data["sources"].items():
         if isinstance(given, dict):
             continue
@@ -158,10 +157,12 @@ def _put_under_sources(data: dict[str, Any]) -> None:
 
 
 def _fill_older_run(saved: dict[str, Any], folder: Path) -> None:
-    """Settles the config of a run that began before folders were asked, by its family.
+    """Settles the open encoder fields of an older run by the family of its model.
+
+    Older code did not read these settings from the model's folder.
 
     Args:
-        folder: the run's encoder; where there is none, nothing was trained and nothing is done.
+        folder: folder of the run's encoder. Without it nothing was trained, and nothing is done.
     """
     if not (folder / "config.json").is_file():
         return

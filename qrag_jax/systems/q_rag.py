@@ -1,4 +1,4 @@
-"""Q-RAG (arXiv 2511.07328): PQN trains two towers to take one chunk of a document after another."""
+"""Q-RAG (arXiv 2511.07328): PQN trains two towers to take chunks of a document one by one."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from qrag_jax.systems.q_rag_inputs import Inputs, load_inputs
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses values that make no sense whatever the data are; what nothing reads is taken away.
+    """Refuses values that are wrong for any data, and removes the fields that nothing reads.
 
     Raises:
-        InputError: such a value.
+        InputError: a field is unknown, or its value makes no sense.
     """
     prune(complete(config))
     config.reward.name = ALIASES.get(config.reward.name, config.reward.name)
@@ -55,7 +55,7 @@ def check(config: ConfigDict) -> None:
 
 @contextlib.contextmanager
 def open_system(given: ConfigDict, run: Run, *, dry: bool = False) -> Iterator[QRag]:
-    """The system, with the server of its language model, if it has one; see `systems`."""
+    """Opens the system, and the server of its language model if it has one; see `systems`."""
     older_runs.resume_config(given, run)
     config = QRagConfig.of(given)
     with contextlib.ExitStack() as stack:
@@ -66,12 +66,12 @@ def open_system(given: ConfigDict, run: Run, *, dry: bool = False) -> Iterator[Q
         config.eval.check_devices(mesh.size)
         service = None
         if isinstance(config.reward, ModelReward) and config.llm is not None and not dry:
-            # Its server starts while the data and the encoder are read.
+            # The server starts while the data and the encoder are read.
             never, kept = config.env.never_terminate, config.data.cache_folder
             asked = ServiceConfig(config.reward, config.llm, never, config.seed, kept)
             service = stack.enter_context(open_service(asked, run.workdir, log))
         inputs = load_inputs(config, run, service)
-        if not run.has_begun:  # once: a start that fails must not cost the run its config
+        if not run.has_begun:  # written once: a later start that fails must not lose the config
             book_record.write_books(run.workdir, config.data.backgrounds)
             save_config(older_runs.settled(given, inputs.encoder.encoder), run.config_path)
         yield QRag(config, mesh, inputs, service)
@@ -151,7 +151,7 @@ class QRag:
 
     @cached_property
     def towers(self) -> TwoTowers:
-        """What the programs are made of."""
+        """The two towers, from which all programs are built."""
         config, inputs, loaded = self.config, self.inputs, self.inputs.encoder
         stores, encoder = [*inputs.stores.values()], loaded.encoder
         shapes = choose_block_shapes(config.encoder, config.rollout, encoder, inputs.shape, stores)
@@ -167,7 +167,7 @@ class QRag:
 
     @cached_property
     def _update(self) -> Any:
-        """One program: it plays, scores and learns, or learns from what was played and scored."""
+        """The program of an update: it plays, scores and learns, or learns from scored episodes."""
         if self.config.is_ground_truth:
             return make_train_step(self.towers, self._feedback)
         return make_learn_step(self.towers)

@@ -1,4 +1,4 @@
-"""Q-RAG's config: which sections it has, and the settings they are taken apart into."""
+"""Q-RAG's config: its sections, and the dataclass of settings that is read from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.systems.data_section import data_section, described_sources, fill_data
 
-ALIASES = {"gt": GROUND_TRUTH}  # of config.reward.name
+ALIASES = {"gt": GROUND_TRUTH}  # other names for values of config.reward.name
 SECTIONS: dict[str, type] = {
     "encoder": EncoderConfig,
     "env": ChunksConfig,
@@ -42,7 +42,7 @@ SECTIONS: dict[str, type] = {
     "eval": EvalConfig,
     "runtime": RuntimeConfig,
 }
-# Sections that only some choices read, each behind the one that it is in.
+# Sections that only some configs need. Each one comes after the section that contains it.
 OPTIONAL: dict[str, type] = {
     "encoder.scratch": ScratchConfig,
     "data.synthetic": SyntheticConfig,
@@ -57,11 +57,11 @@ FIELDS = {
 
 @dataclasses.dataclass(frozen=True)
 class QRagConfig:
-    """A config taken apart.
+    """The settings of a config, one dataclass for each section.
 
     Attributes:
-        llm: of the language model that gives the rewards; None where the supporting facts do, and
-            where a run is scored.
+        llm: settings of the language model that gives the rewards; None if the supporting facts
+            give them, or if the run is only scored.
     """
 
     seed: int
@@ -80,13 +80,13 @@ class QRagConfig:
 
     @classmethod
     def of(cls, config: ConfigDict, *, scoring: bool = False) -> QRagConfig:
-        """Takes a config apart.
+        """Reads the settings of a config.
 
         Args:
-            scoring: the run is not trained further, so its language model need not be there.
+            scoring: the run is not trained further, so it needs no language model.
 
         Raises:
-            InputError: a field is unknown, or has a value that makes no sense whatever the data.
+            InputError: a field is unknown, or its value is wrong for any data.
         """
         known = {*FIELDS, *SECTIONS, "system", "data", "reward", "llm"}
         if unknown := sorted(set(config) - known):
@@ -102,7 +102,7 @@ class QRagConfig:
         parts["optimizer"] = dataclasses.replace(parts["optimizer"], **total)
         llm = dict(config.llm.items()) if by_model and not scoring else {}
         if llm.get("url"):
-            llm.pop("server", None)  # none is started
+            llm.pop("server", None)  # no server is started
         if config.profile < 0:
             raise InputError(f"config.profile is {config.profile}; it must be at least 0.")
         return cls(
@@ -123,8 +123,8 @@ class QRagConfig:
     def rollout(self) -> RolloutConfig:
         """The static settings of playing episodes.
 
-        Where a language model gives the rewards the supporting facts end no episode: it is trained
-        without them (see `feedback.completion` for what does).
+        If a language model gives the rewards, training does not use the supporting facts, so they
+        do not end an episode. `feedback.completion` says what ends it.
         """
         return RolloutConfig(
             max_steps=self.env.max_steps,
@@ -152,16 +152,15 @@ class QRagConfig:
 
     @property
     def dev_data(self) -> DataConfig:
-        """What is evaluated on: `eval.path` goes before `data.path`."""
+        """The data of evaluations: those of `eval.path` if it is given, else of `data.path`."""
         return self.data.at(self.eval.path)
 
 
 def default_config(*sources: str) -> ConfigDict:
     """Q-RAG's settings for a Contriever-sized encoder (arXiv 2511.07328), on these data sources.
 
-    Fields that only some choices read are not there (`complete` adds them): those of the language
-    model where the supporting facts give the rewards, of invented questions, of an encoder from
-    scratch.
+    Optional fields are there only if these settings need them: those of a language model, of
+    invented questions and of an encoder from scratch. `complete` adds others later.
     """
     config = ConfigDict({"system": "q_rag"})
     for name, (value, _) in FIELDS.items():
@@ -174,14 +173,15 @@ def default_config(*sources: str) -> ConfigDict:
 
 
 def complete(config: ConfigDict, words: Sequence[str] = (), also: Iterable[str] = ()) -> ConfigDict:
-    """Adds the fields that the choices of a config and of a command line ask for.
+    """Adds the optional fields that the values in a config and on a command line need.
 
     Args:
-        words: of the command line, of which `--config.FIELD=VALUE` are read.
-        also: sections that are wanted whatever the choices, of "llm" and "llm.server".
+        words: words of the command line; only `--config.FIELD=VALUE` are read.
+        also: optional sections to add in any case, such as "llm" and "llm.server".
 
     Raises:
-        InputError: a field is given that the choices leave without use.
+        InputError: the command line gives a field that the config does not use, or a source's field
+            by its old name.
     """
     given = _overrides(words)
     also = tuple(also)
@@ -202,7 +202,7 @@ def complete(config: ConfigDict, words: Sequence[str] = (), also: Iterable[str] 
                     config.reward[name] = value
     for name in given:
         part, _, rest = name.removeprefix("data.").partition(".")
-        if name.startswith("data.") and part in SETTINGS:  # where they were
+        if name.startswith("data.") and part in SETTINGS:  # their old place
             raise InputError(
                 f"config.{name} is not a field; settings of a source are under it: "
                 f"--config.data.sources.{part}.{rest}."
@@ -223,8 +223,10 @@ def complete(config: ConfigDict, words: Sequence[str] = (), also: Iterable[str] 
 
 
 def prune(config: ConfigDict) -> ConfigDict:
-    """Takes away the fields that the choices of a config leave without use, so that two configs
-    that do the same are the same."""
+    """Removes the optional fields that a config does not use.
+
+    So two configs that do the same are equal.
+    """
     wanted = _wanted(config, lambda name: _at(config, name))
     with config.unlocked():
         for name in reversed(OPTIONAL):
@@ -238,7 +240,7 @@ def prune(config: ConfigDict) -> ConfigDict:
 
 
 def add_missing_sections(config: ConfigDict, other: ConfigDict) -> None:
-    """Adds the optional fields that `other` has and `config` lacks."""
+    """Adds the optional fields that `other` has and `config` lacks, with their defaults."""
     with config.unlocked():
         for name, kind in OPTIONAL.items():
             part, last = _part_of(config, name)
@@ -250,8 +252,8 @@ def add_missing_sections(config: ConfigDict, other: ConfigDict) -> None:
 
 
 def _wanted(config: ConfigDict, chosen: Callable[[str], Any]) -> dict[str, bool]:
-    """Which of the optional sections the choices ask for; `chosen` gives a field's value."""
-    # BabiLong and needles make documents of their own.
+    """Which of the optional sections a config needs; `chosen` gives the value of a field."""
+    # BabiLong and needles make their own documents.
     official = [name for name in config.data.sources if name not in SETTINGS]
     paths = (chosen("data.path"), chosen("eval.path"))
     by_model = _asks_model(chosen("reward.name"))
@@ -280,7 +282,7 @@ def _asks_model(reward: str) -> bool:
 
 
 def _part_of(config: ConfigDict, name: str) -> tuple[ConfigDict | None, str]:
-    """The section that a field is in, None where there is none, and the field's own name."""
+    """The section that a field is in (None if it does not exist), and the field's last name."""
     *sections, last = name.split(".")
     return (_at(config, ".".join(sections)) if sections else config), last
 
@@ -295,7 +297,7 @@ def _at(config: ConfigDict, name: str) -> Any:
 
 
 def _overrides(words: Sequence[str]) -> dict[str, str]:
-    """`--config.FIELD=VALUE` and `--config.FIELD VALUE` → values as they are written."""
+    """The values of `--config.FIELD=VALUE` and `--config.FIELD VALUE`, as they are written."""
     found: dict[str, str] = {}
     for number, word in enumerate(words):
         name, equals, value = word.lstrip("-").partition("=")
@@ -306,7 +308,7 @@ def _overrides(words: Sequence[str]) -> dict[str, str]:
 
 
 def _unquoted(text: str) -> str:
-    """A text as ml_collections reads it: quotes around it are not part of it."""
+    """The text without the quotes around it, as ml_collections reads it."""
     for quote in "\"'":
         if len(text) >= 2 and text[0] == text[-1] == quote:
             return text[1:-1]

@@ -1,4 +1,4 @@
-"""What a Q-RAG run learns from and is scored on, read and checked before any compute."""
+"""Reads and checks the data and the encoder of a Q-RAG run, before anything is computed."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from qrag_jax.systems.q_rag_config import QRagConfig
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """All that a run reads."""
+    """Everything that a run reads."""
 
     encoder: LoadedEncoder
     stores: dict[str, Tokens]  # training tokens by source
     dev_samples: Sequence[Sample]
     dev_store: TokenStore
-    train_samples: Sequence[Sample]  # of all stores, one after the other
+    train_samples: Sequence[Sample]  # of all sources, one after the other
     dev_indices: list[int]  # the fixed questions scored during training
     shape: EpisodeShape
 
     def line(self, config: QRagConfig) -> str:
-        """What is trained on what."""
+        """One line for the screen: numbers of questions, steps and devices."""
         questions, train = sum(map(len, self.stores.values())), config.train
         return (
             f"{questions} training questions, {len(self.dev_indices)} scored every "
@@ -44,7 +44,7 @@ class Inputs:
         )
 
     def told(self, config: QRagConfig) -> Told:
-        """What the log of steps tells of them."""
+        """What the log of steps shows: names of questions, metrics and advice."""
         dtype, rate = config.encoder.dtype, config.optimizer.learning_rate
         advice = f"a lower --config.optimizer.learning_rate (it is {rate:g}), "
         if dtype != "float32":
@@ -56,7 +56,7 @@ class Inputs:
         return Told(names, {"loss": ".3f", "fact_em": ".2f"}, advice + "or ")
 
     def batch_shapes(self, questions: int) -> EpisodeBatch:
-        """Shapes of a batch of so many questions."""
+        """Shapes and dtypes of a batch of this many questions."""
         one = jax.tree.map(np.asarray, empty_episode(self.shape))
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((questions, *leaf.shape), leaf.dtype), one
@@ -64,10 +64,11 @@ class Inputs:
 
 
 def load_inputs(config: QRagConfig, run: Run, service: PendingService | None) -> Inputs:
-    """Reads and tokenises everything, and checks that it fits.
+    """Reads and tokenises the data, prepares the encoder, and checks that they fit together.
 
     Args:
-        service: of a language model, which must be able to score the samples.
+        service: gives a language model's rewards, and must be able to score the samples; None
+            without a language model.
 
     Raises:
         InputError: the data or the encoder cannot be used, or do not fit the config.

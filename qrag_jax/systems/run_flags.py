@@ -1,4 +1,4 @@
-"""Flags of the commands: the experiment that a training is given, the run that others read."""
+"""Command-line flags: the experiment that `train` is given, the run that other commands read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 
 
 class _CompleteParser(config_flags.config_flags.ConfigFileFlagParser):
-    """Reads a config file, and adds the fields that its choices and the command line ask for."""
+    """Reads a config file, and adds the optional fields that it and the command line need."""
 
     def __init__(self, also: Iterable[str]) -> None:
         super().__init__(name="config", lock_config=True)
@@ -39,7 +39,7 @@ def define_experiment(also: Iterable[str] = ()) -> flags.FlagHolder:
     """Defines `--config`, an experiment's FILE or FILE:VARIANT.
 
     Args:
-        also: sections that the command reads whatever the experiment's choices.
+        also: optional sections that the command reads with any experiment.
     """
     holder = config_flags.DEFINE_config_file("config", None, "Experiment, FILE or FILE:VARIANT.")
     flags.FLAGS["config"].parser = _CompleteParser(also)
@@ -47,8 +47,10 @@ def define_experiment(also: Iterable[str] = ()) -> flags.FlagHolder:
 
 
 def fields_help(argv: Sequence[str]) -> str:
-    """Every field of a config with its comment, and its value in the experiment that is given, or
-    where none is the usual one."""
+    """Every field of a config with its comment and its value.
+
+    The value is that of the experiment on the command line, or the default if none is given.
+    """
     file, values = _argument(argv, "config"), {}
     if file:
         values = flat(_CompleteParser(()).parse(file).to_dict())
@@ -65,7 +67,7 @@ def given_experiment(holder: flags.FlagHolder) -> ml_collections.ConfigDict:
     """The experiment on the command line.
 
     Raises:
-        InputError: there is none, or its file cannot be loaded.
+        InputError: no experiment is given, or its file cannot be loaded.
     """
     try:
         config = holder.value
@@ -84,12 +86,12 @@ def workdir() -> Path:
 
 
 def checkpoint() -> str:
-    """Which of its checkpoints: "best" or "last"."""
+    """The run's checkpoint to read: "best" or "last"."""
     return flags.FLAGS.checkpoint
 
 
 def checkpoint_is_given() -> bool:
-    """Whether the command line says which checkpoint."""
+    """Whether the command line names a checkpoint."""
     return bool(flags.FLAGS["checkpoint"].present)
 
 
@@ -105,7 +107,7 @@ def _argument(argv: Sequence[str], name: str) -> str | None:
 def define(argv: Sequence[str]) -> None:
     """Defines the flags; `--config` is the run's saved config, updated by `--eval_config`.
 
-    Called by commands as they start, not on import: train.py has a `--workdir` of its own.
+    Commands call it when they start, not on import, because train.py has its own `--workdir`.
     """
     flags.DEFINE_string("workdir", None, "Folder of a trained run.")
     flags.DEFINE_enum("checkpoint", "best", ["best", "last"], "Which checkpoint.")
@@ -123,7 +125,7 @@ def define(argv: Sequence[str]) -> None:
 
 
 def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
-    """Puts the fields of the config `file` into `config`; the sources as one whole."""
+    """Replaces fields of `config` by those of the config `file`; the sources all at once."""
     parser = config_flags.config_flags.ConfigFileFlagParser(name="eval_config")
     try:
         fields, saved = parser.parse(file), config.copy_and_resolve_references()
@@ -133,7 +135,7 @@ def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
         q_rag_config.add_missing_sections(config, fields)
         config.lock().update(fields)
         q_rag_config.prune(config)
-        older_runs.fill_from_saved(config, saved)  # a whole experiment as FILE leaves it open
+        older_runs.fill_from_saved(config, saved)  # FILE may leave these fields open
         older_runs.draw_as(config, saved)
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[-1].strip().removeprefix("ValueError: ")

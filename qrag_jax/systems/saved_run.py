@@ -1,4 +1,4 @@
-"""A trained run on disk, as the commands that score it open it: config, encoder, checkpoint."""
+"""Opens a trained run for the commands that score or export it: config, encoder, checkpoint."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from qrag_jax.systems.q_rag_config import QRagConfig
 
 @dataclasses.dataclass(frozen=True)
 class SavedRun:
-    """What was saved, on the mesh of this machine.
+    """A saved run on the mesh of this machine.
 
     Attributes:
-        given: the config, as it was given. fields: the same by names with dots, nothing left open.
-        shardings: where parameters live: two towers stacked on axis 0, or (`Adapted`) their
-            adapters stacked over the one base.
+        given: the config, as it was given.
+        fields: the same config by names with dots, with all open fields settled.
+        shardings: where the parameters live: two towers stacked on axis 0, or (`Adapted`) their
+            adapters stacked, over one base.
     """
 
     workdir: Path
@@ -52,12 +53,12 @@ class SavedRun:
         """Reads the encoder of the run in `workdir`.
 
         Args:
-            config: the run's, or one with other data or another way to evaluate.
+            config: the run's config, possibly with other data or other settings of evaluation.
 
         Raises:
-            InputError: it is not a run that was trained, or its encoder cannot be used.
+            InputError: `workdir` holds no trained run, or its encoder cannot be used.
         """
-        if os.access(workdir, os.W_OK):  # a run that may only be read is scored without
+        if os.access(workdir, os.W_OK):  # a read-only run is scored without the cache
             enable_persistent_cache(workdir / "compilation_cache")
         taken = QRagConfig.of(config, scoring=True)
         mesh = make_mesh(taken.runtime.mesh)
@@ -77,7 +78,7 @@ class SavedRun:
 
     @property
     def player(self) -> Player:
-        """How its retriever plays."""
+        """How the run's retriever plays."""
         config = self.config
         feedback = fact_feedback(config.reward, stop_action=config.env.stop_action)
         return Player(
@@ -91,7 +92,7 @@ class SavedRun:
 
     @property
     def search(self) -> SearchSettings:
-        """How its evaluations search."""
+        """How the run's evaluations search."""
         longest = self.config.data.max_question_tokens
         return SearchSettings(self.config.beam, self.config.encoder, self.loaded.tokenizer, longest)
 
@@ -130,7 +131,7 @@ class SavedRun:
 
     @functools.cached_property
     def _base(self) -> Params | None:
-        """The frozen base on the mesh, once for all that stands on it."""
+        """The frozen base on the mesh, placed once and shared by all adapters; None without one."""
         if not isinstance(self.shardings, Adapted):
             return None
         return placement.place(self.loaded.stored, self.shardings.base)

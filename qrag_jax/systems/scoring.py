@@ -1,4 +1,4 @@
-"""A run's checkpoint scored beside the encoder it started from, with resumable logs."""
+"""Scores a run's checkpoint beside the encoder that it started from, with resumable logs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ from qrag_jax.systems.saved_run import SavedRun
 
 @dataclasses.dataclass(frozen=True)
 class ScoreOptions:
-    """What is scored, and where the scores go.
+    """What is scored, and where the scores are written.
 
     Attributes:
-        checkpoint: "best" or "last". samples: questions to score, 0 for all.
-        out: folder of logs and summaries; None: the run's own. restart: throw partial logs away.
-        hold_out: the data are those of the training run; of a single file only the part kept for
-            evaluation is scored.
+        checkpoint: "best" or "last".
+        hold_out: the data are those of the training run. If they are one file, only the part held
+            out for evaluation is scored.
+        samples: number of questions to score, 0 for all.
+        out: folder of logs and summaries; None: `eval` in the run's folder.
+        restart: throw partial logs away.
     """
 
     checkpoint: str
@@ -51,7 +53,7 @@ class ScoreOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """All that is shared by the encoders scored: the questions and the compiled program."""
+    """What all scored encoders share: the run, the questions and the compiled program."""
 
     run: SavedRun
     evaluator: episodes.EpisodeEvaluator
@@ -90,7 +92,7 @@ def score_run(run: SavedRun, options: ScoreOptions) -> dict[str, Any]:
     summary["samples"] = len(scene.evaluator.indices)
     summary["seconds"] = _training_seconds(workdir)
     path = out / (Path(retrieval_log.log_name(config.eval.seed)).stem + "_summary.json")
-    # The run's own summary is that of its own data, whatever else it is scored on.
+    # With --out, the summary in the run's folder stays as it is.
     for target in (path,) if options.out else (path, workdir / "summary.json"):
         write_whole(target, json.dumps(summary, indent=2) + "\n")
     print(table(summary))
@@ -122,7 +124,11 @@ def _scene(run: SavedRun, samples: Sequence[Sample], options: ScoreOptions) -> S
 def _score(
     scene: Scene, params: Params, folder: Path, retriever: Retriever
 ) -> tuple[dict[str, list[Row]], float | None]:
-    """Plays what the logs do not hold yet; returns the rows and episodes/s (None if all were)."""
+    """Plays the questions that the logs lack.
+
+    Returns:
+        the rows of both logs, and episodes per second (None if nothing was played).
+    """
     config, label = scene.run.config, retriever.label
     log = folder / retrieval_log.log_name(config.eval.seed)
     logs = {"multi": log, "single": log.with_name(f"single_step_{log.name}")}
@@ -142,7 +148,7 @@ def _score_missing(
         retrieval_log.check_meta(path, meta, LATER)
         rows[kind] = retrieval_log.read_partial(path)
         retrieval_log.check_count(path, len(rows[kind]), len(scene.evaluator.indices))
-    # The two logs are written one after the other: go on where both are complete.
+    # The two logs are written one after the other: go on after the last question in both.
     done = min(map(len, rows.values()))
     if done:
         print(

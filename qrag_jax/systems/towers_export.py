@@ -1,8 +1,8 @@
-"""A run's towers as sentence-transformers models, adapters beside them, and the card.
+"""Exports a run's towers as sentence-transformers models, with their adapters and a model card.
 
-`state` embeds states (the question and the chunks taken so far), `chunk` embeds chunks; both give
-the vectors of training. Of a run with LoRA they hold the adapters merged in; `adapter-state` and
-`adapter-chunk` hold them alone, in PEFT's format.
+`state` embeds states (the question and the chunks taken so far), `chunk` embeds chunks. Both give
+the same vectors as in training. For a run with LoRA, both have the adapters merged in;
+`adapter-state` and `adapter-chunk` hold the adapters alone, in PEFT's format.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.saved_run import SavedRun
 
 CARD = "README.md"
-ADAPTER = "adapter"  # beginning of the names of folders in PEFT's format
+ADAPTER = "adapter"  # prefix of the names of the folders in PEFT's format
 
 
 class Tower(NamedTuple):
     """One of the two encoders of a run, as it is written.
 
     Attributes:
-        name: its folder. number: its place in the parameters.
-        opening: ids that its rows begin with. max_tokens: of its longest row.
-        plain: its texts are single texts, not parts joined by the separator.
+        name: name of its folder.
+        number: its index on axis 0 of the parameters.
+        opening: token ids that every row begins with.
+        max_tokens: length of the longest row.
+        plain: True if a text is one part, False if it is parts joined by the separator.
     """
 
     name: str
@@ -72,7 +74,7 @@ def towers(loaded: LoadedEncoder, config: QRagConfig) -> tuple[Tower, Tower]:
 
 
 def parameters(loaded: LoadedEncoder, number: int, params: Params | Adapted) -> Params:
-    """One of the towers in `params`, adapters merged into it, as float32 NumPy arrays."""
+    """The parameters of one tower, with its adapters merged in, as float32 NumPy arrays."""
     if not isinstance(params, Adapted):
         return _on_host(params, number)
     merged = Adapted(loaded.params, _on_host(params.adapters, number))
@@ -87,8 +89,9 @@ def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, o
     """Writes one tower as a folder that `SentenceTransformer(out)` reads.
 
     Args:
-        params: both towers', stacked on axis 0 (of `Adapted` the adapters).
-        out: made.
+        params: parameters of both towers, stacked on axis 0; in an `Adapted`, only the adapters
+            are stacked.
+        out: the folder, which this function creates.
 
     Raises:
         InputError: see `check_tokenizer`.
@@ -112,17 +115,21 @@ def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, o
 
 
 def export(run: SavedRun, which: str, out: Path) -> None:
-    """Writes both towers of the "best" or "last" checkpoint, adapters beside them, and the card.
+    """Writes both towers of a checkpoint, their adapters and the model card.
+
+    Args:
+        which: "best" or "last".
+        out: a new or empty folder.
 
     Raises:
-        InputError: `out` holds something, or there is no such checkpoint.
+        InputError: `out` is not an empty folder, or there is no such checkpoint.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out={out} exists and is not an empty folder; give another one.")
     params, step = run.trained(which)
     both = towers(run.loaded, run.config)
     card = model_card.card(_facts(run, which, step, both))
-    # Built beside its place and renamed, so that no half of it is ever there.
+    # Built in a folder beside `out` and then renamed, so that `out` is never half written.
     private = new_folder(out.parent, f".{out.name}-")
     building = private / out.name
     try:

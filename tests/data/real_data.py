@@ -1,4 +1,4 @@
-"""Where the real data of the tests lie: QRAG_DATA, by default shared/data beside the checkout."""
+"""Finds the real data of the tests: in QRAG_DATA, by default in shared/data by the checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several tests of the client ask and read."""
+"""Requests, and readers of their outcomes, that several tests of the client share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def texts(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Whether something comes to hold in that time."""
+    """Waits up to `seconds` for `holds()` to be true; returns whether it is."""
     ends = time.monotonic() + seconds
     while not holds() and time.monotonic() < ends:
         time.sleep(0.01)

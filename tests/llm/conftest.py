@@ -1,4 +1,4 @@
-"""What the tests of the client and of the sidecar share."""
+"""Fixtures of the tests of the client and of the sidecar."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ __all__ = ["model_folder", "stand_in"]
 
 @pytest.fixture(autouse=True, scope="package")
 def _short_turns() -> Iterator[None]:
-    """Server and client take turns on one interpreter; at 5 ms a turn every reply takes four."""
+    """Shortens the turns of threads.
+
+    Server and client take turns on one interpreter. A reply takes four turns, by default 5 ms each.
+    """
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-4)
     yield
@@ -33,13 +36,13 @@ def server() -> Iterator[ModelServer]:
 
 @pytest.fixture
 def said() -> list[str]:
-    """What clients made by `make_client` told people."""
+    """Messages to the user from clients of `make_client`."""
     return []
 
 
 @pytest.fixture
 def make_client(server: ModelServer, said: list[str]) -> Iterator[Callable[..., Client]]:
-    """Clients of `server` with short pauses and settings as given, closed at the end."""
+    """Makes clients of `server` with short pauses and given settings; closes them at the end."""
     clients: list[Client] = []
 
     def make(**settings: Any) -> Client:

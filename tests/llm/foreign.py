@@ -1,5 +1,7 @@
-"""A real HTTP server of somebody else, on a port that our own server was to have: it plays along,
-and keeps every header it was sent."""
+"""A real HTTP server of somebody else, on a port that was meant for our own server.
+
+It replies as our server would, and keeps every header that it receives.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from typing import Any
 
 
 class Foreign:
-    """Serves `name` on 127.0.0.1:port (0: a free one) from this process, which is not the server's.
+    """Serves `name` on 127.0.0.1:port (0: a free port) from this process, not from our server's.
 
     Attributes:
-        headers: of all requests so far. port: that it took.
+        headers: headers of all requests so far.
+        port: the port it listens on.
     """
 
     def __init__(self, name: str, port: int = 0) -> None:
@@ -55,5 +58,5 @@ class Foreign:
         self.close()
 
     def saw(self, secret: str) -> bool:
-        """Whether a header held it."""
+        """Whether a header contained the secret."""
         return any(secret in value for each in self.headers for value in each.values())

@@ -1,4 +1,4 @@
-"""A real HTTP server that speaks OpenAI's completions and misbehaves as its script says."""
+"""A real HTTP server with OpenAI's completions API; its script makes it misbehave."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A request as it came: `number` counts from 0 over all but probes, `nth` per prompt."""
+    """A received request.
+
+    Attributes:
+        number: number of the request, from 0; probes do not count.
+        nth: number of the request among those with the same prompt, from 0.
+        path: path of the URL.
+        body: the JSON body.
+        headers: the headers; their names are in lower case.
+    """
 
     number: int
     nth: int
@@ -31,13 +39,16 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What goes back.
+    """A scripted reply.
 
     Attributes:
-        text: of the answer, None for "echo: " and the prompt. choice: further fields of it.
-        status: HTTP status; an error's text is its message.
-        raw: the whole body instead. headers: further ones. delay: seconds before the reply.
-        drop: close the connection without a word.
+        text: text of the answer, or message of an error. None: "echo: " and the prompt.
+        status: HTTP status.
+        delay: seconds before the reply.
+        raw: a whole body that replaces the usual one.
+        headers: additional headers.
+        drop: close the connection without a reply.
+        choice: additional fields of the answer's choice.
     """
 
     text: str | None = None
@@ -53,12 +64,15 @@ Script = Callable[[Call], Reply]
 
 
 class ModelServer:
-    """Serves "tiny" on 127.0.0.1 from a thread, on the same port after `kill` and `start`.
+    """Serves the model "tiny" on 127.0.0.1 from a thread; `kill` and `start` keep its port.
 
     Attributes:
-        script: the reply to each call; may be changed at any time. probe_status: to each probe.
-        calls: all completions asked for. probes: requests for /models.
-        most_at_once: completions in work at the same time. connections: accepted so far.
+        script: makes the reply to each call; may be changed at any time.
+        probe_status: makes the HTTP status for each probe.
+        calls: all requests for completions so far.
+        probes: number of probes (GET requests, such as /models) so far.
+        most_at_once: largest number of completions in work at the same time.
+        connections: number of connections accepted so far.
     """
 
     def __init__(self, script: Script = lambda call: Reply()) -> None:
@@ -77,11 +91,11 @@ class ModelServer:
 
     @property
     def url(self) -> str:
-        """The base of the API."""
+        """The base URL of the API."""
         return f"http://127.0.0.1:{self._port}/v1"
 
     def start(self) -> None:
-        """Listens; after `kill` on the port of before."""
+        """Starts to listen; after `kill`, on the same port as before."""
         loop, listening = asyncio.new_event_loop(), threading.Event()
 
         async def serve() -> None:
@@ -104,7 +118,7 @@ class ModelServer:
         assert listening.wait(10)
 
     def kill(self) -> None:
-        """Refuses connections and breaks those that are open, as a process that dies."""
+        """Refuses connections and breaks the open ones, like a process that dies."""
         if self._loop is None:
             return
         loop, self._loop = self._loop, None
@@ -144,7 +158,7 @@ class ModelServer:
             writer.close()
 
     async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answers one request; whether the connection goes on."""
+        """Answers one request; returns whether the connection stays open."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         method, path, _ = head[0].split(" ")
         headers = {name.lower(): value for name, _, value in (h.partition(": ") for h in head[1:])}

@@ -1,5 +1,8 @@
-"""A real child process that behaves like a vLLM server as one looks from outside: an interpreter
-that ignores which module it is told to run, and serves, hesitates, dies or will not stop."""
+"""A real child process that, seen from outside, behaves like a vLLM server.
+
+It is an interpreter that ignores which module it is told to run. Instead it serves, hesitates, dies
+or refuses to stop.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ http.server.ThreadingHTTPServer(address, Handler).serve_forever()
 
 @dataclasses.dataclass(frozen=True)
 class StandIn:
-    """The executable, which writes down how each of its processes was started."""
+    """The executable; it records how each of its processes was started."""
 
     python: Path
 
@@ -84,7 +87,7 @@ class StandIn:
         return [json.loads(line) for line in lines]
 
     def pids(self) -> list[int]:
-        """Of all its processes ever."""
+        """Numbers of all processes started so far."""
         return [pid for start in self.starts() for pid in start["pids"]]
 
 
@@ -102,7 +105,7 @@ def model_folder(tmp_path: Path) -> Path:
 
 
 def running(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

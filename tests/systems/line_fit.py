@@ -1,4 +1,4 @@
-"""The smallest system there can be: a line fitted to points that the host draws, step by step."""
+"""The smallest possible system: it fits a line to points that the host draws at every step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def open_system(config: ConfigDict, run: Run, *, dry: bool = False) -> Iterator[
 
 
 class Points:
-    """Points on the line y = 2x + 1, others at every step; the host draws them."""
+    """Points on the line y = 2x + 1; the host draws new points at every step."""
 
     def __init__(self, position: int) -> None:
         self.waited = {"input": 0.0}

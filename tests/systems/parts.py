@@ -1,4 +1,4 @@
-"""The parts of a config's system that tests look at one by one."""
+"""Makes single parts of a config's system for tests: samples, encoder, tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qrag_jax.systems.q_rag_config import QRagConfig, prune
 
 
 def only_source(config: ConfigDict, name: str) -> None:
-    """Puts one source in the place of all."""
+    """Replaces all sources of a config by one."""
     with config.unlocked():
         config.data.sources = ConfigDict({name: source_section(name)})
     prune(config)
@@ -43,5 +43,5 @@ def prepared(config: ConfigDict, workdir: Path, samples: Sequence[Sample] = ()) 
 def tokenised(
     config: ConfigDict, tokenizer: TextTokenizer, samples: Sequence[Sample]
 ) -> TokenStore:
-    """Their tokens."""
+    """The tokens of the samples."""
     return tokenise_samples(QRagConfig.of(config).data, tokenizer, samples)

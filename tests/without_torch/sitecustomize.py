@@ -1,6 +1,7 @@
-"""Python runs this file at its start where the folder is on PYTHONPATH: torch is then not there.
+"""Hides torch from Python processes that have this folder on PYTHONPATH.
 
-Users of the trainer have no torch; it is here as the tests' reference, and takes seconds to import.
+Python runs this file at its start. Users of the trainer have no torch. The tests have it as a
+reference, but importing it takes seconds.
 """
 
 from importlib.machinery import PathFinder

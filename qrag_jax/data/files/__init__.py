@@ -1,1 +1,1 @@
-"""The files that samples come from."""
+"""Readers of the files that samples come from."""

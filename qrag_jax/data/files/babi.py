@@ -1,7 +1,7 @@
-"""The bAbI tasks (Weston et al., 2015): their story files, and one question as a `Story`.
+"""Reads the story files of the bAbI tasks (Weston et al., 2015), one `Story` per question.
 
-A line is `ID sentence` or `ID question<TAB>answer<TAB>supporting ids`; ids start again at 1 with
-each story, and a story has several questions.
+A line is `ID sentence` or `ID question<TAB>answer<TAB>supporting ids`. Ids start again at 1 with
+each story. A story has several questions.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from qrag_jax.errors import InputError
 Split = Literal["train", "dev"]
 
 TASKS = tuple(f"qa{number}" for number in range(1, 21))
-FOLDER = "babi"  # what the stories' folder may be called under a parent shared by sources
-# The names of each split's part, the first found is read. The official 1k and 10k sets have no
-# part for validation, only their `en-valid` forms do.
+FOLDER = "babi"  # name of the stories' folder in a parent folder that sources share
+# The names of the parts that may serve as a split; the first one found is read. Of the official 1k
+# and 10k sets only the `en-valid` forms have a validation part.
 PARTS: dict[str, tuple[str, ...]] = {"train": ("train",), "dev": ("valid", "dev", "test")}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Story:
-    """One question with what was told before it.
+    """One question with the statements before it.
 
     Attributes:
-        facts: the statements before the question, in order; questions asked in between left out.
-        question, answer: their texts.
-        support: indices into `facts`, in the order in which the file refers to them.
+        facts: the statements before the question, in order, without the questions in between.
+        question: the question's text.
+        answer: the answer's text.
+        support: indices into `facts`, in the order of the supporting ids in the file.
     """
 
     facts: tuple[str, ...]
@@ -44,7 +45,7 @@ def story_file(folder: Path, task: str, split: Split) -> tuple[Path, str]:
     """Returns the file of a task's split, and the name of the part: train, valid, dev or test.
 
     Raises:
-        InputError: the task is unknown, the folder is none, or it has no such file.
+        InputError: the task is unknown, `folder` is not a folder, or it has no such file.
     """
     if task not in TASKS:
         raise InputError(f"the bAbI task is {task!r}; give one from qa1 to qa20.")
@@ -56,13 +57,13 @@ def story_file(folder: Path, task: str, split: Split) -> tuple[Path, str]:
 
 
 def find_story_file(folder: Path, task: str, split: Split) -> tuple[Path, str] | None:
-    """Returns what `story_file` does, or None if the folder has no such file.
+    """Returns the same as `story_file`, but None if the folder has no such file.
 
-    Both `qa1_train.txt` and the official `qa1_single-supporting-fact_train.txt` are found, gzip'd
+    It finds both `qa1_train.txt` and the official `qa1_single-supporting-fact_train.txt`, gzip'd
     or not, in `folder` or in its sub-folder `babi`.
 
     Raises:
-        InputError: the folder is none.
+        InputError: `folder` is not a folder.
     """
     for place in (folder, folder / FOLDER):
         files = text_files(place) if place == folder or place.is_dir() else []
@@ -78,8 +79,8 @@ def read_stories(path: Path) -> list[Story]:
     """Returns one story for each question of a file, in its order.
 
     Raises:
-        InputError: the file cannot be read, has no question, or a line is not as the format has
-            it: no number, a number out of order, a question without tab, answer or supporting
+        InputError: the file cannot be read, has no question, or has a line that breaks the format:
+            no number, no text, a number out of order, a question without tab, answer or supporting
             ids, or a supporting id that is not a statement before the question.
     """
     stories = list(_stories(path))
@@ -90,7 +91,7 @@ def read_stories(path: Path) -> list[Story]:
 
 def _stories(path: Path) -> Iterator[Story]:
     facts: list[str] = []
-    places: dict[int, int] = {}  # id of a statement → its index among the facts
+    places: dict[int, int] = {}  # id of a statement → its index in `facts`
     last = 0
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():

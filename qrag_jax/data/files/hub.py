@@ -1,4 +1,4 @@
-"""Records of a data set on the Hugging Face hub, where no local path is given."""
+"""Reads the records of a data set from the Hugging Face hub when no local path is given."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, An
 
     Args:
         repo: hub name, e.g. "hotpotqa/hotpot_qa".
-        config: the data set's configuration, None where it has one only.
-        split: the hub's own name of the split, e.g. "validation".
+        config: the data set's configuration; None if it has only one.
+        split: the hub's name of the split, e.g. "validation".
 
     Raises:
-        InputError: the optional package `datasets` is missing, or the split cannot be had.
+        InputError: the optional package `datasets` is missing, or the split cannot be loaded.
     """
     try:
         import datasets  # optional, slow to import
@@ -28,7 +28,7 @@ def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, An
         ) from None
     try:
         table = datasets.load_dataset(repo, config, split=split)
-    # Whatever goes wrong here (network, name, cache, disk) has the same remedy for the user.
+    # All failures here (network, name, cache, disk) have the same remedy for the user.
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(

@@ -1,4 +1,4 @@
-"""Records out of JSON and JSON-lines files, gzip'd or not, and which files make up a split."""
+"""Reads records from JSON and JSON-lines files, gzip'd or not, and finds the files of a split."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields (where, record), `where` being "file.jsonl.gz:17".
+    """Yields pairs (where, record); `where` is for example "file.jsonl.gz:17".
 
-    A `.jsonl` file holds one object a line and is read line by line, so that it need not fit in
-    memory. A `.json` file holds one list of objects, an object with that list under "data", or
-    JSON lines after all; it is read whole. Both within the limits of `bounded_files`. The number
-    in `where` counts lines, in a list records.
+    A `.jsonl` file holds one object per line. It is read line by line, so that it need not fit in
+    memory. A `.json` file holds a list of objects, an object with such a list under "data", or
+    JSON lines. It is read whole. The limits of `bounded_files` apply to both. The number in
+    `where` is the line; for a list it is the number of the record, from 1.
 
     Raises:
-        InputError: the file is missing, empty, cut short, not gzip, not UTF-8, not JSON, has a
-            line that is far too long, or holds something that is not an object.
+        InputError: the file is missing, empty, cut short or too large, is not gzip, UTF-8 or JSON
+            as its name says, has none of the known suffixes, has a line that is far too long, or
+            holds something that is not an object.
     """
     if not path.exists():
         raise InputError(f"{path} does not exist; give the path of a data file or folder")
@@ -53,16 +54,16 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def split_files(path: Path, split: str, official: tuple[str, ...]) -> list[Path]:
-    """Returns the files of one split, in the order in which they are to be read.
+    """Returns the files of one split, in reading order.
 
     Args:
-        path: one file, which is then the answer, or a folder.
+        path: a folder, or one file; a file is returned as it is.
         split: "train" or "dev".
-        official: names of the split's official files; any of them in the folder, as `.json` or
-            `.jsonl`, gzip'd or not, and nothing else is read. Else all files named `{split}*`.
+        official: names of the split's official files. If the folder has any of them, as `.json` or
+            `.jsonl`, gzip'd or not, only these are read. Otherwise all files named `{split}*` are.
 
     Raises:
-        InputError: `path` is missing, or a folder without a file for this split.
+        InputError: `path` is missing, or is a folder without a file of this split.
     """
     if not path.exists():
         raise InputError(f"{path} does not exist; give the path of a data file or folder")
@@ -82,12 +83,12 @@ def split_files(path: Path, split: str, official: tuple[str, ...]) -> list[Path]
 
 
 def find_split(folder: Path, split: str, official: Sequence[str]) -> list[Path]:
-    """Returns the files of one split in `folder` as `split_files` does, none if there are none."""
+    """Returns the files of one split as `split_files` does; an empty list if there are none."""
     stems = [name.removesuffix(".jsonl").removesuffix(".json") for name in official]
     if not any(_stem_files(folder, stem) for stem in stems):
         names = (entry.name for entry in folder.glob(f"{split}*"))
         stems = sorted({_stem(name) for name in names if name.endswith(SUFFIXES)})
-    # One stem is one file: a folder often holds both a download and what was unpacked from it.
+    # Only one file per stem: a folder often holds both a download and its unpacked copy.
     return [files[0] for stem in stems if (files := _stem_files(folder, stem))]
 
 
@@ -118,7 +119,7 @@ def _document(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]
     del data
     records.reverse()
     for number in range(1, len(records) + 1):
-        # Popped, so that what has been read is freed: official files hold half a gigabyte.
+        # Popping frees each record once it is read: official files hold half a gigabyte.
         yield f"{path.name}:{number}", _object(path, number, records.pop())
 
 

@@ -1,4 +1,4 @@
-"""Plain text files, gzip'd or not, read whole, and what is said when they cannot be."""
+"""Finds and reads plain text files, gzip'd or not, with plain messages when that fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUFFIXES = (".txt", ".txt.gz")
 
 
 def read_text(path: Path) -> str:
-    """Returns the text of a UTF-8 file, a byte-order mark left out.
+    """Returns the text of a UTF-8 file without its byte-order mark.
 
     Raises:
         InputError: the file cannot be opened, is cut short, is not gzip though its name says so,
@@ -40,7 +40,7 @@ def read_text(path: Path) -> str:
 
 
 def text_files(folder: Path) -> list[Path]:
-    """Returns the text files of a folder by name; of `a.txt` and `a.txt.gz` the first alone.
+    """Returns the text files of a folder by name; if `a.txt` is there, `a.txt.gz` is left out.
 
     Raises:
         InputError: the folder does not exist or is a file.

@@ -1,1 +1,1 @@
-"""Documents and questions that the program makes itself."""
+"""Generators of documents and questions."""

@@ -1,8 +1,8 @@
-"""Stories like those of bAbI tasks 1 to 5, told from a small simulated world: nothing to download.
+"""Generates stories like those of bAbI tasks 1 to 5 from a small simulated world; no downloads.
 
-People of the world walk between the rooms of a house, take, put down and hand over things, and may
-only do what their place allows; questions are asked of its final state or of its past. The stories
-of the train and dev splits are never the same.
+People walk between the rooms of a house and take, put down and hand over things, as far as their
+place allows it. Questions are about the final state or the past of the house. The train and dev
+splits have no story in common.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ GIVES = ("gave", "passed")
 DIRECTIONS = {"north": (0, 1), "south": (0, -1), "east": (1, 0), "west": (-1, 0)}
 OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 
-Question = tuple[str, str, tuple[int, ...]]  # its text, the answer, the supporting facts
+Question = tuple[str, str, tuple[int, ...]]  # text, answer, supporting facts
 
 
 class House:
-    """The state of the world and what was told of it.
+    """The state of the world and the facts told so far. A fact is named by its index in `facts`.
 
     Attributes:
-        facts: the sentences told, one an event.
-        room: person → (room, number of the fact that says so), once it was told.
-        holder: thing → (person, fact) while it is carried.
-        lies: thing → (room, fact of the putting down, fact that says where), once put down.
-        path: thing → the rooms it was carried into: (room before, room, supporting facts).
+        draw: the random draws.
+        facts: the sentences told, one per event.
+        room: person → (room, fact that says so), once a fact has told it.
+        holder: thing → (person, fact that says so), while the thing is carried.
+        lies: thing → (room, fact that it was put down, fact that tells the room), from when it is
+            put down until it is taken again.
+        path: thing → moves while it was carried: (room before, new room, supporting facts).
         gifts: (giver, thing, receiver, fact), in order.
     """
 
@@ -47,11 +49,11 @@ class House:
         self.lies: dict[str, tuple[str, int, int]] = {}
         self.path: dict[str, list[tuple[str, str, tuple[int, ...]]]] = {t: [] for t in THINGS}
         self.gifts: list[tuple[str, str, str, int]] = []
-        # Where the things are at first; a story never says so.
+        # Where the things lie. A story never tells where they lie at first.
         self._place = {thing: draw.choice(ROOMS) for thing in THINGS}
 
     def move(self) -> None:
-        """Somebody goes to another room with all that they carry."""
+        """Somebody goes to another room with everything that they carry."""
         person = self.draw.choice(PEOPLE)
         before = self.room.get(person)
         room = self.draw.choice([r for r in ROOMS if before is None or r != before[0]])
@@ -106,7 +108,7 @@ class House:
 
 
 def where_is_person(house: House) -> Question | None:
-    """qa1: one supporting fact, the last walk of a person."""
+    """qa1: one supporting fact, the person's last walk."""
     if not house.room:
         return None
     person = house.draw.choice(list(house.room))
@@ -115,7 +117,7 @@ def where_is_person(house: House) -> Question | None:
 
 
 def where_is_thing(house: House) -> Question | None:
-    """qa2: two facts, who has or put down the thing and where that person went."""
+    """qa2: two facts, who has the thing or put it down, and where that person went."""
     places = {
         thing: (house.room[person][0], (fact, house.room[person][1]))
         for thing, (person, fact) in house.holder.items()
@@ -129,7 +131,7 @@ def where_is_thing(house: House) -> Question | None:
 
 
 def where_was_thing(house: House) -> Question | None:
-    """qa3: three facts, who took the thing and that person's walks to and from the answer."""
+    """qa3: three facts, how a person got the thing, and their walks to and from the answer."""
     steps = []
     for thing, path in house.path.items():
         entered = [room for _, room, _ in path]
@@ -141,7 +143,7 @@ def where_was_thing(house: House) -> Question | None:
 
 
 def who_gave_what(house: House) -> Question | None:
-    """qa5: one fact, the last giving that the question may be about."""
+    """qa5: one fact, the last gift that matches the question."""
     if not house.gifts:
         return None
     giver, thing, receiver, _ = house.draw.choice(house.gifts)
@@ -167,7 +169,10 @@ def _happenings(
     least: int,
     most: int,
 ) -> Callable[[Draw], Story]:
-    """Stories of `least` to `most` events (more if they leave nothing to ask); with weights."""
+    """A teller of stories of `least` to `most` events (more while there is nothing to ask).
+
+    `events` are pairs (weight, event); an event is drawn in proportion to its weight.
+    """
     weighted = [event for weight, event in events for _ in range(weight)]
 
     def tell(draw: Draw) -> Story:
@@ -183,10 +188,10 @@ def _happenings(
 
 
 def which_room(draw: Draw) -> Story:
-    """qa4: two statements on where three rooms lie, one of them asked about."""
+    """qa4: two statements on where three rooms lie; the question is about one of them."""
     first, second, third = draw.shuffled(ROOMS)[:3]
     one = draw.choice(list(DIRECTIONS))
-    # The third room must not lie where the first does.
+    # The third room must not lie in the same place as the first.
     two = draw.choice([d for d in DIRECTIONS if d != OPPOSITE[one]])
     pairs = [_said(draw, second, one, first), _said(draw, third, two, second)]
     asked = draw.below(2)
@@ -196,7 +201,7 @@ def which_room(draw: Draw) -> Story:
         question, answer = f"What is {direction} of the {reference}?", subject
     else:
         question, answer = f"What is the {subject} {direction} of?", reference
-    # Sometimes asked the other way round than it was told.
+    # Sometimes the question reverses the direction of the statement.
     if draw.chance(0.5):
         back = OPPOSITE[direction]
         if answer == subject:
@@ -207,7 +212,7 @@ def which_room(draw: Draw) -> Story:
 
 
 def _said(draw: Draw, subject: str, direction: str, reference: str) -> tuple[str, str, str]:
-    """The same relation, from either end."""
+    """The relation, stated from a random end."""
     if draw.chance(0.5):
         return subject, direction, reference
     return reference, OPPOSITE[direction], subject
@@ -224,7 +229,7 @@ TELLERS: dict[str, Callable[[Draw], Story]] = {
 
 
 def generate(task: str, split: Split, count: int, seed: int) -> list[Story]:
-    """The first `count` stories of a split; more are the same and then others.
+    """The first `count` stories of a split; a larger `count` only appends stories.
 
     Raises:
         InputError: the task has no generator.
@@ -240,7 +245,7 @@ def generate(task: str, split: Split, count: int, seed: int) -> list[Story]:
 
 
 def _story(task: str, draw: Draw, stream: int) -> Story:
-    """The first story drawn that belongs to the split: a digest of its text says to which."""
+    """Draws stories until one belongs to the split; a digest of the text decides its split."""
     while True:
         story = TELLERS[task](draw)
         text = "\n".join((*story.facts, story.question))

@@ -1,7 +1,8 @@
-"""Which books a run was trained among, so that none of them is scored on later.
+"""Records which books a run was trained on, so that later scoring uses none of them.
 
-Which books of a folder are for dev depends on all of them: with one book more, a book of training
-may become one of dev. So a run keeps the digests of its training books, and scoring compares.
+The choice of dev books depends on all books of a folder: if one book is added, a training book may
+become a dev book. A run therefore keeps the digests of its training books, and scoring compares
+them with the dev books.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SHOWN = 5  # books named in one sentence
 
 
 def write_books(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
-    """Keeps the digests of the books that training documents draw from; without books nothing.
+    """Writes the digests of the books that training documents draw from; no file without books.
 
     Raises:
         InputError: see `noise.books_of`.
@@ -33,13 +34,12 @@ def write_books(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
 
 
 def check_unseen(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
-    """Refuses books for dev that the run in `workdir` was trained among.
+    """Refuses dev books that the run in `workdir` was trained on.
 
-    A run of before such records, and one whose config lets both splits share all books, is not
-    looked at.
+    Runs without such a record, and backgrounds whose splits share all books, are not checked.
 
     Raises:
-        InputError: there are such books, the record is broken, or see `noise.books_of`.
+        InputError: there are such books, or the record is broken; see also `noise.books_of`.
     """
     path = workdir / NAME
     if not path.exists():
@@ -48,7 +48,7 @@ def check_unseen(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
     for config in backgrounds:
         if config.is_shared:
             continue
-        # Of a book that training still has no sentence is scored on: see `noise`.
+        # Books that are still training books do no harm: `noise` takes their sentences out of dev.
         now = set(_digests(books_of(config, "train")).values())
         known = set(trained.get(config.source, {}).values()) - now
         dev = _digests(books_of(config, "dev"))

@@ -1,4 +1,4 @@
-"""Books as sentences, and which books of a folder are for training and which for dev."""
+"""Reads books as sentences and splits the books of a folder into training and dev books."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from qrag_jax.data.files.text_files import read_text, text_files
 from qrag_jax.data.generators.synthetic import Split
 from qrag_jax.errors import InputError
 
-# Of a folder's sentences. More than half: documents are trained on at tens of sentences and scored
-# at tens of thousands, each of them another one.
+# Dev's share of a folder's sentences. It is more than half: training documents have tens of
+# sentences, but scored documents have tens of thousands of different ones.
 DEV_SHARE = 0.6
-# The splitter takes what is between quotation marks for one sentence. It must not see single ones
-# either: after an elision ("'gan", "'tis") it would look for the closing one for pages. Those that
-# end a sentence are left out, since else they would begin the next one.
+# The splitter treats a quotation as one sentence, so quotation marks are removed. It must not see
+# single marks either: after an elision ("'gan", "'tis") it would search pages for the closing mark.
+# Single marks at the end of a sentence are removed, since they would begin the next sentence.
 _QUOTATION_MARKS = re.compile(r"""["“”]|(?<=[.!?])['’](?=["“”\s]|$)""")
 _HIDDEN = str.maketrans("'‘’", "ʼʻʽ")
 _SHOWN = str.maketrans("ʼʻʽ", "'‘’")
@@ -34,9 +34,9 @@ class Book:
 
 
 def sentences_of(text: str) -> list[str]:
-    """The sentences of an English text without quotation marks, white space collapsed.
+    """The sentences of an English text, without double quotation marks, white space collapsed.
 
-    Single marks stay but at the end of a sentence. What has no letter is left out.
+    Single marks stay, except at the end of a sentence. Sentences without a letter are left out.
     """
     parts = sentencex.segment("en", _QUOTATION_MARKS.sub("", text).translate(_HIDDEN))
     sentences = (" ".join(part.translate(_SHOWN).split()) for part in parts)
@@ -44,16 +44,16 @@ def sentences_of(text: str) -> list[str]:
 
 
 def read_books(folder: str, field: str) -> tuple[Book, ...]:
-    """The books of a folder that have a sentence, by name.
+    """The books of a folder that have at least one sentence, sorted by name.
 
-    The same object as long as no file changes.
+    The result is cached: it is the same object as long as no file changes.
 
     Args:
-        folder: of `*.txt` and `*.txt.gz`.
-        field: of the config that names the folder, for messages.
+        folder: the folder of `*.txt` and `*.txt.gz` files.
+        field: the config field that names the folder, for messages.
 
     Raises:
-        InputError: the folder has no books or not a sentence, or a book cannot be read.
+        InputError: the folder has no books or no sentences, or a book cannot be read.
     """
     files = text_files(Path(folder))
     if not files:
@@ -67,10 +67,10 @@ def read_books(folder: str, field: str) -> tuple[Book, ...]:
 
 
 def split_books(books: Sequence[Book], split: Split) -> list[Book]:
-    """The books of one split: whole books, `DEV_SHARE` of all sentences in dev, or about that.
+    """The books of one split. Books stay whole; dev gets about `DEV_SHARE` of all sentences.
 
-    From the longest book down, each goes to the split that lacks most. At least one book each if
-    there are two.
+    From the longest book to the shortest, each book goes to the split that is further below its
+    share. If there are at least two books, each split gets at least one.
     """
     sizes: dict[Split, int] = {"train": 0, "dev": 0}
     parts: dict[Split, list[Book]] = {"train": [], "dev": []}

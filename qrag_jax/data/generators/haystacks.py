@@ -1,4 +1,4 @@
-"""Needle-in-a-haystack documents of any length, with the knobs of RULER (Hsieh et al., 2024)."""
+"""Needle-in-a-haystack documents of any length, with the settings of RULER (Hsieh et al., 2024)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from qrag_jax.errors import InputError
 
 SPLITS: tuple[Split, ...] = ("train", "dev")
 HAYSTACKS = ("noise", "essay", "needle")
-CHARACTERS_PER_TOKEN = 4  # of English prose, roughly
-# The haystack "noise": always the same, in this order.
+CHARACTERS_PER_TOKEN = 4  # roughly, in English prose
+# The haystack "noise": these sentences, repeated in this order.
 FILLER = (
     "The kettle is on the stove.",
     "Rain falls on the roof.",
@@ -34,10 +34,14 @@ FILLER = (
 class Preset(NamedTuple):
     """One of RULER's tasks.
 
-    haystack: what is between the needles: "noise" (the same sentences over and over), "essay"
-    (book sentences) or "needle" (needles of other keys). keys, values, queries: RULER's
-    num_needle_k, num_needle_v and num_needle_q: keys hidden, values of each, keys asked for.
-    key_type, value_type: words, numbers or uuids.
+    Attributes:
+        haystack: the text between the needles: "noise" (the same sentences over and over), "essay"
+            (book sentences) or "needle" (needles with other keys).
+        keys: number of hidden keys, RULER's num_needle_k.
+        values: number of values of each key, RULER's num_needle_v.
+        queries: number of keys that are asked for, RULER's num_needle_q.
+        key_type: words, numbers or uuids.
+        value_type: words, numbers or uuids.
     """
 
     haystack: str = "essay"
@@ -62,30 +66,28 @@ PRESETS = {
 
 @dataclasses.dataclass(frozen=True)
 class NiahConfig:
-    """Section `data.sources.niah`: what documents to make where there are no files.
+    """Section `data.sources.niah`: which documents to make if there are no files.
 
     Raises:
         InputError: a field is outside its range.
     """
 
-    preset: str = "multivalue"  # or single_1 to _3, multikey_1 to _3, multiquery
-    keys: int = (
-        0  # num_needle_k, at least as many as queries; 0 or "": the preset's, here and below
-    )
-    values: int = 0  # num_needle_v, of each key
-    queries: int = 0  # num_needle_q, keys asked for
-    haystack: str = ""  # noise (a few sentences over and over), essay or needle
-    key_type: str = ""  # words, numbers or uuids
-    value_type: str = ""  # words, numbers or uuids
-    chunks: int = 0  # C, sentences of a document, 0: what makes up `tokens`
-    tokens: int = 4096  # length of a document, roughly
+    preset: str = "multivalue"  # multivalue, multiquery, single_1 to _3 or multikey_1 to _3
+    keys: int = 0  # num_needle_k, raised to queries if lower; 0: the preset's
+    values: int = 0  # num_needle_v, values of each key; 0: the preset's
+    queries: int = 0  # num_needle_q, keys asked for; 0: the preset's
+    haystack: str = ""  # noise (a few sentences over and over), essay or needle; "": the preset's
+    key_type: str = ""  # words, numbers or uuids; "": the preset's
+    value_type: str = ""  # words, numbers or uuids; "": the preset's
+    chunks: int = 0  # C, sentences per document; 0: as many as make up `tokens`
+    tokens: int = 4096  # approximate length of a document; used if chunks is 0
     noise: str = ""  # folder of books; "": sentences of an invented world
-    noise_repeats: int = 1  # uses of a sentence in one document, 0: any number
-    seed: int = 0  # of everything drawn
-    train: int = 10_000  # documents made
+    noise_repeats: int = 1  # how often a document may use one sentence, 0: any number
+    seed: int = 0  # seed of all random draws
+    train: int = 10_000  # documents made for training
     dev: int = 1_000  # documents made for evaluation
-    noise_dev: str = ""  # books for dev documents; "": some of noise's, held out
-    redraw: bool = True  # training: another haystack and places in every epoch
+    noise_dev: str = ""  # folder of books for dev; "": held-out books of noise; "shared": all
+    redraw: bool = True  # training: draw a new haystack and new places in every epoch
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -112,14 +114,14 @@ class NiahConfig:
 
     @property
     def knobs(self) -> Preset:
-        """The preset with what the config says otherwise."""
+        """The preset with the config's values in place of its own; `keys` is at least `queries`."""
         given = {name: getattr(self, name) for name in Preset._fields}
         knobs = PRESETS[self.preset]._replace(**{n: v for n, v in given.items() if v})
         return knobs._replace(keys=max(knobs.keys, knobs.queries))
 
     @property
     def background(self) -> NoiseConfig | None:
-        """Where the haystack comes from; None if it is no text of books or of an invented world."""
+        """The source of the haystack; None if it has no text of books or of an invented world."""
         if self.knobs.haystack != "essay":
             return None
         return NoiseConfig(self.noise, self.noise_dev, self.noise_repeats, self.seed, source=NAME)
@@ -133,18 +135,21 @@ def documents(config: NiahConfig, split: Split, chunks: int = 0, count: int = 0)
 def read_documents(
     config: NiahConfig, split: Split, chunks: int = 0, count: int = 0
 ) -> tuple[LazySamples, str]:
-    """Documents of one length, each with one question, and one line on what was made of what.
+    """Documents of one length with one question each, and one line on what was made.
 
-    A document depends on the config, the split, the length, its number and, of `train` where the
-    config redraws, the epoch: haystack and places are others then, the needles stay. The question
-    of a dev document is the same at every length.
+    A document depends only on the config, the split, the length and its number. With
+    `config.redraw`, training documents also depend on the epoch: haystack and places change, but
+    the needles stay. The question of a dev document is the same at every length.
 
     Args:
-        chunks: sentences of a document, 0 for what the config says.
-        count: the first so many, 0 for all.
+        config: which documents to make.
+        split: "train" or "dev".
+        chunks: sentences of a document; 0: as the config says.
+        count: number of documents, the first ones; 0: all.
 
     Raises:
-        InputError: the needles are more than the sentences, or the noise is too little.
+        InputError: there are more needles than sentences, or too few sentences of noise; see also
+            `noise` and `distinct`.
     """
     knobs = config.knobs
     chunks = chunks or config.chunks or _chunks_of_tokens(config, split)
@@ -180,7 +185,7 @@ def read_documents(
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """See `redrawn.Layout`: `needles` of them at random places; no shelf: among `FILLER`."""
+    """A `redrawn.Layout`: needles at random places, among text of the shelf or else `FILLER`."""
 
     config: NiahConfig
     split: Split
@@ -199,7 +204,7 @@ class _Layout:
         return self.drawn(np.random.default_rng(words))
 
     def drawn(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Places of the needles, and what is between them."""
+        """Places of the needles, and indices of the background texts between them."""
         places = rng.choice(self.chunks, size=self.needles, replace=False)
         hay = self.chunks - self.needles
         if self.shelf is None:
@@ -225,14 +230,14 @@ def _chunks_of_tokens(config: NiahConfig, split: Split) -> int:
         texts = np.array(FILLER, object)
     else:
         texts = np.array(_needles(knobs, *_hidden(knobs, np.random.default_rng(0), 100)), object)
-    characters = sum(map(len, texts)) / len(texts) + 1  # and a space
+    characters = sum(map(len, texts)) / len(texts) + 1  # 1 for a space
     return max(round(config.tokens * CHARACTERS_PER_TOKEN / characters), 1)
 
 
 def _facts(
     config: NiahConfig, split: Split, chunks: int, index: int
 ) -> tuple[Sample, np.random.Generator]:
-    """A document's needles and question, and a generator for all else that is drawn of it."""
+    """A document's needles and question, and the generator for its remaining draws."""
     knobs = config.knobs
     meant = knobs.keys * knobs.values
     others = chunks - meant if knobs.haystack == "needle" else 0
@@ -240,7 +245,7 @@ def _facts(
     if split == "train":
         keys, values = _hidden(knobs, rng, others)
     else:
-        # By themselves, so that documents of every length ask the same.
+        # Their generator does not depend on the length, so every length has the same question.
         alone = np.random.default_rng((config.seed, SPLITS.index(split), 0, index))
         keys, values = _hidden(knobs, alone, 0)
         keys += _further(knobs.key_type, rng, others, keys)
@@ -259,14 +264,14 @@ def _facts(
 
 
 def _further(kind: str, rng: np.random.Generator, count: int, known: list[str]) -> list[str]:
-    """So many texts more that are different, too."""
+    """`count` more texts, different from each other and from `known`."""
     if not count:
         return []
     return [text for text in distinct(kind, rng, count + len(known)) if text not in known][:count]
 
 
 def _hidden(knobs: Preset, rng: np.random.Generator, others: int) -> tuple[list[str], list[str]]:
-    """Key and value of each needle: of those meant, then of `others` with keys of their own."""
+    """Key and value of each needle: first those of `knobs`, then `others` with further keys."""
     keys = distinct(knobs.key_type, rng, knobs.keys + others)
     keys = keys[: knobs.keys] * knobs.values + keys[knobs.keys :]
     return keys, distinct(knobs.value_type, rng, len(keys))

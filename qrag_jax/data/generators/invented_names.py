@@ -1,4 +1,4 @@
-"""Words of the invented world, and the random draws that make them."""
+"""Makes the words of the invented world, and the random draws that they come from."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ T = TypeVar("T")
 class Draw:
     """Random draws that are the same on every machine.
 
-    Philox's raw 64-bit output is fixed by its definition; what `numpy.random.Generator` makes of
-    it may change between releases of numpy, so the few draws needed are done here.
+    The definition of Philox fixes its raw 64-bit output. What `numpy.random.Generator` makes of
+    this output may change between numpy releases. So this class makes the few draws itself.
     """
 
     def __init__(self, seed: int, stream: int, index: int) -> None:
@@ -24,7 +24,7 @@ class Draw:
         self._raw: list[int] = []
 
     def below(self, n: int) -> int:
-        """An integer in [0, n); n must be far below 2^64 for the bias to be nothing."""
+        """An integer in [0, n); n must be far below 2^64 to make the bias negligible."""
         if not self._raw:  # 256 at a time, used from the last to the first
             self._raw = self._source.random_raw(256).tolist()
         return (self._raw.pop() * n) >> 64
@@ -51,9 +51,9 @@ def _pieces(text: str) -> tuple[str, ...]:
 
 
 # A word is onset, vowel, middle, vowel, (middle, vowel,) coda. Consonants and vowels alternate, so
-# a word can be read back into its pieces in one way only. The sum of the pieces' places is even in
-# words of the train split and odd in words of dev: no word can be in both, and yet both are spelled
-# from the same letters.
+# a word can be split into its pieces in only one way. The sum of the pieces' indices is even in
+# words of the train split and odd in words of dev. So no word is in both splits, although both are
+# spelled from the same pieces.
 _ONSETS = _pieces("b d f g h j k l m n p r s t v z br dr fr gr kr pl sl st kl th tr bl sh ch")
 _VOWELS = _pieces("a e i o u ia")
 _MIDDLES = _pieces(
@@ -71,7 +71,7 @@ _SPACE = {n: int(np.prod([len(p) for p in body])) for n, body in _BODIES.items()
 def invented_word(draw: Draw, stream: int, syllables: int) -> str:
     """A capitalised, pronounceable word of split number `stream` (0 train, 1 dev).
 
-    There are 3·10^5 words of two syllables and 7·10^7 of three in each split.
+    Each split has 3·10^5 words of two syllables and 7·10^7 words of three.
     """
     number, pieces, places = draw.below(_SPACE[syllables]), [], 0
     for inventory in _BODIES[syllables]:

@@ -1,8 +1,8 @@
-"""One question over the invented world: its chain of passages and the rivals that hide them.
+"""Makes one question over the invented world: a chain of passages and the rivals that hide it.
 
-The rule that makes later passages unfindable from the question alone: every passage about a kind
-of thing states all that the question asks of that kind, whether it is in the chain or not. What a
-passage is there for shows only in the names.
+One rule keeps the later passages from being found by the question alone: every passage about a kind
+of thing states all relations that the question asks of that kind, whether the passage is in the
+chain or not. Only the names show the role of a passage.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from qrag_jax.data.generators.invented_names import Draw, invented_word
 from qrag_jax.data.generators.invented_world import KINDS, NUMBER, RELATIONS, Relation
 
 RIVALS = 2
-NAMESAKE_RIVALS = 0.1  # with 0.3 an untrained MiniLM is lost among look-alikes
-PLAIN = 6  # plain rivals for each turn of the other sorts of distractors
+NAMESAKE_RIVALS = 0.1  # share of rivals with a copied name word; 0.3 confuses an untrained MiniLM
+PLAIN = 6  # plain rivals per round; each other sort of distractor has one turn per round
 _ENGLISH = frozenset(
     word
     for text in (
@@ -33,7 +33,7 @@ def _title(mention: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Entity:
-    """A thing of the world: `title` heads its passage, `mention` is how a sentence names it."""
+    """A thing of the world. `title` heads its passage; sentences name it by `mention`."""
 
     kind: str
     words: tuple[str, ...]
@@ -59,8 +59,8 @@ class Puzzle:
 
     Attributes:
         chain: positions in `passages` of the supporting ones, in the order of the hops.
-        path: the relation asked of each of them.
-        comparison: whether two entities are compared instead of a chain followed to its end.
+        path: the relation that is asked of each supporting passage.
+        comparison: whether the question compares two entities instead of following one chain.
     """
 
     question: str
@@ -73,10 +73,10 @@ class Puzzle:
 
 @functools.cache
 def paths(hops: int, room: int) -> tuple[tuple[Relation, ...], ...]:
-    """All chains of `hops` relations whose second to last subjects are of at most `room` kinds.
+    """All chains of `hops` relations whose subjects, except the first, have at most `room` kinds.
 
-    No relation is used twice, and at most two are asked of one kind (three if `room` is one), so
-    that passages stay short.
+    A chain uses no relation twice. It asks at most two relations of one kind (three if `room` is
+    one), so that passages stay short.
     """
     asked_at_most = 3 if room == 1 else 2
 
@@ -95,7 +95,7 @@ def paths(hops: int, room: int) -> tuple[tuple[Relation, ...], ...]:
 
 
 class _Pool:
-    """The passages of one puzzle as they are made; chain first, then distractors."""
+    """Collects the passages of one puzzle: first the chain, then the distractors."""
 
     def __init__(self, draw: Draw, stream: int, asked: tuple[Relation, ...], later: set[str]):
         self.draw, self.stream, self.asked, self.later = draw, stream, asked, later
@@ -104,7 +104,7 @@ class _Pool:
         self._titles: set[str] = set()
 
     def word(self, syllables: int) -> str:
-        """A word that nothing else in this puzzle has, and that no template uses."""
+        """A word that is new in this puzzle and that no template uses."""
         while True:
             word = invented_word(self.draw, self.stream, syllables)
             if word not in self._words and word.lower() not in _ENGLISH:
@@ -112,7 +112,7 @@ class _Pool:
                 return word
 
     def entity(self, kind: str, word: str = "", first: bool = False) -> Entity:
-        """A new entity; with `word`, one that has this word in its name (`first`: of a person)."""
+        """A new entity; its name has `word`, if given. `first`: as the first word of a person."""
         w = word or self.word(KINDS[kind].syllables)
         words: tuple[str, ...] = (w,)
         if kind == "person":
@@ -124,7 +124,10 @@ class _Pool:
         return Entity(kind, words, mention)
 
     def named_after(self, model: Entity, kinds: list[str]) -> Entity | None:
-        """A new entity, best of the model's kind, with a word of its name; None where none fits."""
+        """A new entity of one of the kinds with a word of the model's name; None if none is free.
+
+        With probability 0.5 it gets the model's kind, if that is free.
+        """
         word = self.draw.choice(model.words)
         free = [kind for kind in kinds if self._can_be_named(kind, model, word)]
         if not free:
@@ -134,13 +137,13 @@ class _Pool:
         return self.entity(kind, word, first=word == model.words[0])
 
     def _can_be_named(self, kind: str, model: Entity, word: str) -> bool:
-        """Whether a name of this kind with this word of the model's name is free."""
+        """Whether this kind has a free name with this word of the model's name."""
         if kind == "person" or model.kind == "person":
             return kind == model.kind
         return bool(self._free_forms(kind, word))
 
     def _free_forms(self, kind: str, word: str) -> list[str]:
-        """Names of the kind with the word whose title is not taken ("the X" is entitled "X")."""
+        """Names of this kind with the word and with a free title ("the X" has the title "X")."""
         mentions = [form.format(w=word) for form in KINDS[kind].forms]
         return [mention for mention in mentions if _title(mention) not in self._titles]
 
@@ -155,7 +158,7 @@ class _Pool:
         return self.entity(relation.object)
 
     def add(self, entity: Entity, given: dict[Relation, Entity | int]) -> None:
-        """Write the passage of an entity: the given facts, all that is asked of its kind, more."""
+        """Adds an entity's passage: the given facts, all that is asked of its kind, some more."""
         facts = dict(given)
         known = [r for r in RELATIONS if r.subject == entity.kind]
         for r in known:
@@ -190,7 +193,7 @@ class _Pool:
     # Distractors. Each returns whether it could add a passage.
 
     def rival(self, kind: str, models: list[Entity]) -> bool:
-        """Another entity of the kind, now and then with a word of a model's name."""
+        """Adds another entity of the kind, sometimes with a word of a model's name."""
         alike = [m for m in models if m.kind == kind]
         entity = None
         if alike and self.draw.chance(NAMESAKE_RIVALS):
@@ -199,7 +202,7 @@ class _Pool:
         return True
 
     def namesake(self, model: Entity, kinds: list[str]) -> bool:
-        """An entity of one of the kinds with a word of the model's name."""
+        """Adds an entity of one of the kinds with a word of the model's name."""
         entity = self.named_after(model, kinds)
         if entity is None:
             return False
@@ -207,7 +210,10 @@ class _Pool:
         return True
 
     def colleague(self, chain: list[Passage], path: tuple[Relation, ...]) -> bool:
-        """Another subject of a chain's fact: names what the next passage is about, is no fact."""
+        """Adds another subject with the same object as a fact of the chain.
+
+        Its passage names the next entity of the chain (or the answer) but is no supporting fact.
+        """
         shareable = [(p, r) for p, r in zip(chain, path) if r.shared and r.object != NUMBER]
         if not shareable:
             return False
@@ -216,7 +222,7 @@ class _Pool:
         return True
 
     def reference(self, model: Entity) -> bool:
-        """Something that names an entity of the question in a fact of its own."""
+        """Adds an entity that names `model`, an entity of the question, in one of its facts."""
         links = [
             r
             for r in RELATIONS
@@ -229,7 +235,7 @@ class _Pool:
         return True
 
     def decoy(self, chain: list[Passage]) -> bool:
-        """The passage of something a chain's passage names in a fact that was not asked."""
+        """Adds the passage of an entity that a chain passage names in a fact that is not asked."""
         told = {p.entity for p in self.passages}
         aside = [
             o
@@ -245,7 +251,7 @@ class _Pool:
     def puzzle(
         self, question: str, answer: str, path: tuple[Relation, ...], comparison: bool
     ) -> Puzzle:
-        """Shuffle; the first passages added, one for each relation of the path, are the chain."""
+        """Shuffles the passages. The first ones added, one per relation, are the chain."""
         order = self.draw.shuffled(range(len(self.passages)))
         chain = tuple(order.index(k) for k in range(len(path)))
         passages = tuple(self.passages[i] for i in order)
@@ -253,7 +259,7 @@ class _Pool:
 
 
 def bridge(draw: Draw, stream: int, hops: int, chunks: int) -> Puzzle:
-    """A question that names one entity and a chain of `hops` relations from it to the answer.
+    """A question that names one entity and leads from it to the answer by `hops` relations.
 
     `chunks` must be at least `hops + RIVALS`.
     """
@@ -286,7 +292,7 @@ def bridge(draw: Draw, stream: int, hops: int, chunks: int) -> Puzzle:
 
 
 def comparison(draw: Draw, stream: int, hops: int, chunks: int) -> Puzzle:
-    """A question that compares two entities: named in it (2 hops), or each behind a bridge (4).
+    """A question that compares two entities: it names them (2 hops) or a bridge to each (4 hops).
 
     `chunks` must be at least `hops + RIVALS`.
     """
@@ -335,7 +341,11 @@ def comparison(draw: Draw, stream: int, hops: int, chunks: int) -> Puzzle:
 def _fill(
     pool: _Pool, chunks: int, makers: list[Callable[[], bool]], otherwise: Callable[[], bool]
 ) -> None:
-    """Add distractors of every sort in turn, in random order, until there are enough passages."""
+    """Adds distractors until there are `chunks` passages.
+
+    In each round, every maker has one turn, in random order. If a maker cannot add a passage,
+    `otherwise` is called instead.
+    """
     turns: list[Callable[[], bool]] = []
     while len(pool.passages) < chunks:
         turns = turns or pool.draw.shuffled(makers)

@@ -1,8 +1,8 @@
-"""What exists in the invented world and how its facts and questions are worded.
+"""The kinds and relations of the invented world, and the wording of its facts and questions.
 
-`RELATIONS` is the world's grammar. A relation is worded three ways: as a predicate ("works for
-{o}"), as a noun phrase that stands for the object ("the employer of {x}"; nesting these makes a
-question of several hops) and as the closing question ("Which company employs {x}?").
+`RELATIONS` is the world's grammar. A relation is worded in three ways: as a predicate ("works for
+{o}"), as a noun phrase for the object ("the employer of {x}") and as a final question ("Which
+company employs {x}?"). Nested noun phrases make questions of several hops.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NUMBER = "number"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of thing: its noun, the forms of its names, what may be said of it besides facts."""
+    """A kind of thing: its noun, the forms of its names, and asides that are not facts."""
 
     noun: str
     forms: tuple[str, ...]
@@ -24,14 +24,15 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Relation:
-    """What can be stated of a `subject` kind, and how it is worded.
+    """A statement that can be made about a `subject` kind, and its wordings.
 
     Attributes:
-        object: a kind, or `NUMBER` (then drawn from `span`).
-        shared: several subjects may have the same object (two persons, one employer).
-        last: only ever the last of a chain: a symmetric relation would name the first entity in
-            the second one's passage.
-        contests: (question about {a} and {b}, whether the greater number wins).
+        object: a kind, or `NUMBER`.
+        shared: whether several subjects may have the same object (two persons, one employer).
+        last: whether the relation may stand only at the end of a chain, because it is symmetric:
+            the passage of the second entity would name the first entity.
+        span: the range that a `NUMBER` is drawn from; the upper end is excluded.
+        contests: pairs (question about {a} and {b}, whether the greater number wins).
     """
 
     subject: str
@@ -74,7 +75,7 @@ def _kind(noun: str, forms: str, asides: str, syllables: int = 2) -> Kind:
     return Kind(noun, tuple(forms.split(" | ")), tuple(asides.split(" | ")), syllables)
 
 
-# In a form "the " in lower case is an article: part of the mention, not of the title.
+# A lower-case "the " in a form is an article: it belongs to the mention, not to the title.
 KINDS: dict[str, Kind] = {
     "person": _kind(
         "person",

@@ -1,4 +1,4 @@
-"""What the needles of a generated haystack hide: words, numbers and UUIDs, all distinct."""
+"""Distinct words, numbers and UUIDs: the keys and values of needles in a generated haystack."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def distinct(kind: str, rng: np.random.Generator, count: int) -> list[str]:
     """`count` different words ("quiet-falcon"), numbers of seven digits, or UUIDs.
 
     Raises:
-        InputError: there are not so many.
+        InputError: there are fewer than `count`.
     """
     if kind == "uuids":
         digits = rng.bytes(16 * count).hex()
@@ -53,7 +53,7 @@ def distinct(kind: str, rng: np.random.Generator, count: int) -> list[str]:
 
 
 def _uuid(digits: str) -> str:
-    """Version 4, of which one digit is fixed and one has four values."""
+    """A UUID of version 4: one digit is fixed, and one digit has four possible values."""
     variant = "89ab"[int(digits[16], 16) % 4]
     groups = digits[:8], digits[8:12], "4" + digits[13:16], variant + digits[17:20], digits[20:]
     return "-".join(groups)

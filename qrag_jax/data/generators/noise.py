@@ -1,7 +1,7 @@
 """Background text: sentences of books, or of an invented world, in runs from random places.
 
-Training and dev documents never share a sentence: they draw from different books or worlds, and
-what stands in both is left out of dev.
+Training and dev documents share no background sentence, except with `dev="shared"`. They draw from
+different books or worlds, and sentences that are in both are left out of dev.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from qrag_jax.data.generators.shelf import Shelf
 from qrag_jax.data.generators.synthetic import Split, SyntheticConfig, passages_at
 from qrag_jax.errors import InputError
 
-SHARED = "shared"  # in the place of a folder for dev: all books are drawn from in both splits
+SHARED = "shared"  # instead of a folder for dev: both splits draw from all books
 INVENTED_BOOK = 1000  # sentences
-INVENTED_STEP = 5000  # the invented world's pools are multiples of this
+INVENTED_STEP = 5000  # pool sizes of the invented world are multiples of this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +30,14 @@ class NoiseConfig:
 
     Attributes:
         train: folder of books, or "" for sentences of an invented world.
-        dev: folder of books for dev documents. "": the books of `train` are split, see
-            `split_books`; of invented worlds each split has its own. "shared": nothing is held
-            back, as in runs made before there was this field.
-        repeats: times that a document may use one sentence; 0 for any number.
-        seed: of the invented worlds.
-        train_chunks: length of a training document: what dev must not have of an invented world.
-        source: of the documents, for messages.
+        dev: folder of books for dev documents. "": the books of `train` are split (see
+            `split_books`), or each split has its own invented world. "shared": no book is held
+            out, as in runs made before this field existed.
+        repeats: how often a document may use one sentence; 0 for any number.
+        seed: seed of the invented worlds.
+        train_chunks: length of a training document. It determines how many sentences of the
+            invented world are training sentences, which dev must not use.
+        source: source of the documents, for messages.
     """
 
     train: str = ""
@@ -48,7 +49,7 @@ class NoiseConfig:
 
     @property
     def section(self) -> str:
-        """The part of the config that these fields are in."""
+        """The config section of these fields."""
         return f"config.data.sources.{self.source}"
 
     @property
@@ -62,10 +63,11 @@ class Noise:
     """The sentences that documents of one split draw from.
 
     Attributes:
-        name: what they are called in messages; source: whose fields messages name.
+        name: name of the sentences in messages.
         sentences: `[sentences]` array of str, book after book.
         starts: `[books + 1]` int64, where each book begins in `sentences`.
-        left_out: sentences that the books have besides, and training too.
+        source: the source whose config fields messages name.
+        left_out: number of further sentences of the books, left out because training has them.
     """
 
     name: str
@@ -76,12 +78,12 @@ class Noise:
 
     @functools.cached_property
     def shelf(self) -> Shelf:
-        """The places of the sentences."""
+        """The places of the sentences in their books."""
         return Shelf(self.starts)
 
     @functools.cached_property
     def content(self) -> str:
-        """A digest of the sentences and of where books begin."""
+        """A digest of the sentences and of the books' limits."""
         digest = hashlib.sha256(self.starts.tobytes())
         for sentence in self.sentences:
             digest.update(sentence.encode() + b"\n")
@@ -89,7 +91,7 @@ class Noise:
 
     @property
     def summary(self) -> str:
-        """For the screen: how much there is, and what was left out."""
+        """One line for the screen: how many sentences there are, and how many were left out."""
         line = f"{len(self.sentences):,} noise sentences of {self.name}"
         if self.left_out:
             line += f" ({self.left_out:,} more left out, training has them)"
@@ -99,7 +101,7 @@ class Noise:
         """Refuses documents that need more sentences than there are.
 
         Raises:
-            InputError: fewer than `count` sentences can be had with `repeats` uses of each.
+            InputError: `repeats` uses of each sentence give fewer than `count` sentences.
         """
         most = len(self.sentences) * repeats
         if repeats and count > most:
@@ -111,7 +113,7 @@ class Noise:
             )
 
     def draw(self, rng: np.random.Generator, count: int, repeats: int = 1) -> np.ndarray:
-        """Places in `sentences` of the noise of one document, see `Shelf.draw`.
+        """Indices in `sentences` of the noise of one document; see `Shelf.draw`.
 
         Raises:
             InputError: see `check`.
@@ -121,11 +123,11 @@ class Noise:
 
 
 def noise(config: NoiseConfig, split: Split, count: int) -> Noise:
-    """The noise for documents of one split with `count` sentences of it each.
+    """The noise for documents of one split; each document takes `count` sentences of it.
 
     Raises:
-        InputError: a folder has no books or not a sentence, a book cannot be read, one book is to
-            serve both splits, or there are too few sentences.
+        InputError: a folder has no books or no sentences, a book cannot be read, both splits would
+            need the same single book, or too few sentences are left.
     """
     pool = _train(config, count) if split == "train" else _dev(config, count)
     pool.check(count, config.repeats)
@@ -133,11 +135,11 @@ def noise(config: NoiseConfig, split: Split, count: int) -> Noise:
 
 
 def books_of(config: NoiseConfig, split: Split) -> tuple[Book, ...]:
-    """The books that documents of a split draw from; none where the noise is invented.
+    """The books that documents of a split draw from; none if the noise is invented.
 
     Raises:
-        InputError: a folder has no books or not a sentence, a book cannot be read, or one book is
-            to serve both splits.
+        InputError: a folder has no books or no sentences, a book cannot be read, or both splits
+            would need the same single book.
     """
     own = split == "dev" and config.dev not in ("", SHARED)
     return _books(config, split)[1] if own or config.train else ()
@@ -171,12 +173,12 @@ def _least(config: NoiseConfig, count: int) -> int:
 
 
 def _made(least: int) -> int:
-    """How many invented sentences serve: a quarter more, so that documents differ."""
+    """How many sentences to invent: a quarter more than needed, so that documents differ."""
     return -(-max(least * 5 // 4, 1) // INVENTED_STEP) * INVENTED_STEP
 
 
 def _books(config: NoiseConfig, split: Split) -> tuple[str, tuple[Book, ...]]:
-    """What the books of a split are called, and the books."""
+    """The name of a split's books for messages, and the books."""
     own = split == "dev" and config.dev not in ("", SHARED)
     folder = config.dev if own else config.train
     books = read_books(folder, f"{config.section}.{'noise_dev' if own else 'noise'}")
@@ -196,7 +198,7 @@ def _without(pool: Noise, train: Noise) -> Noise:
     """The pool without the sentences that training has.
 
     Raises:
-        InputError: none is left.
+        InputError: no sentence is left.
     """
     known = set(train.sentences)
     kept = np.array([text not in known for text in pool.sentences], bool)
@@ -206,7 +208,7 @@ def _without(pool: Noise, train: Noise) -> Noise:
             f"config.data.sources.{train.source}.noise_dev other books than noise."
         )
     starts = np.concatenate([[0], np.cumsum(kept)])[pool.starts]
-    starts = np.unique(starts)  # books of which nothing is left
+    starts = np.unique(starts)  # drops books without a sentence left
     left_out = int(len(kept) - kept.sum())
     return dataclasses.replace(
         pool, sentences=pool.sentences[kept], starts=starts, left_out=left_out
@@ -231,7 +233,7 @@ def _pool(name: str, books: Sequence[Sequence[str]], source: str) -> Noise:
 
 
 class _Invented:
-    """The sentences of the passages of an invented world, as many as were ever asked for."""
+    """The sentences of the passages of an invented world, made on demand and kept."""
 
     def __init__(self, split: Split, seed: int) -> None:
         self._made: list[str] = []
@@ -240,7 +242,7 @@ class _Invented:
     @staticmethod
     @functools.cache
     def of(split: Split, seed: int) -> _Invented:
-        """The one instance of a world, whose sentences all its pools share."""
+        """The only instance of a world; all pools of this world share its sentences."""
         return _Invented(split, seed)
 
     def first(self, count: int) -> list[str]:

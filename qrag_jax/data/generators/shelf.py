@@ -1,4 +1,4 @@
-"""Where the background of a document stands in the books it is drawn from."""
+"""Draws the background of a document as places in books: runs of consecutive sentences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-RUN = 100  # consecutive sentences at most, as in BABILong (Kuratov et al., 2024)
+RUN = 100  # most consecutive sentences, as in BABILong (Kuratov et al., 2024)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -16,7 +16,7 @@ class Shelf:
     """The places of the sentences of several books, without their texts.
 
     Attributes:
-        starts: `[books + 1]` int64, where each book begins; the last one is the number of places.
+        starts: `[books + 1]` int64, where each book begins; the last entry is the number of places.
     """
 
     starts: np.ndarray
@@ -25,7 +25,7 @@ class Shelf:
         return int(self.starts[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the books' limits alone: a worker finds the runs again."""
+        """Pickles only the books' limits; a worker computes the runs again."""
         return Shelf, (self.starts,)
 
     def draw(self, rng: np.random.Generator, count: int, repeats: int = 1) -> np.ndarray:
@@ -35,8 +35,8 @@ class Shelf:
 
         Args:
             rng: source of the draws.
-            count: sentences; at most `repeats` times as many as there are.
-            repeats: times that one place may be used, 0 for any number.
+            count: number of sentences; at most `repeats` times the number of places.
+            repeats: how often one place may be used; 0 for any number.
 
         Returns:
             `[count]` int64.
@@ -59,8 +59,12 @@ class Shelf:
         return self._runs(np.ones(len(self), bool))
 
     def _runs(self, free: np.ndarray) -> _Runs:
-        """The runs over the places that are free, `[sentences]` bool."""
-        # A run ends with its book, and before the next place that is not free.
+        """The runs over the free places.
+
+        Args:
+            free: `[sentences]` bool, whether a place is free.
+        """
+        # A run ends at the end of its book, or before the next place that is not free.
         ends = np.where(free, len(free), np.arange(len(free)))
         inner = self.starts[1:-1]
         ends[inner - 1] = np.minimum(ends[inner - 1], inner)
@@ -74,7 +78,8 @@ class _Runs:
     """Runs of places to draw from.
 
     Args:
-        places: `[free]` where a run may begin, ascending; lengths: `[free]` how long it is.
+        places: `[free]` where a run may begin, ascending.
+        lengths: `[free]` length of the run that begins there.
         firsts: `[books + 1]` where each book begins in `places`.
     """
 
@@ -85,7 +90,7 @@ class _Runs:
         self._typical = lengths.mean()
 
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """About `count` places or some more, at random and thus perhaps some of them twice."""
+        """Draws runs with about `count` places or more in all; some places may be drawn twice."""
         runs = int(count / self._typical * 1.1) + 2
         book = self._books[rng.integers(len(self._books), size=runs)]
         spot = self._firsts[book] + rng.integers(self._sizes[book])
@@ -95,7 +100,7 @@ class _Runs:
 
 
 def _earlier(values: np.ndarray) -> np.ndarray:
-    """How often each value appears before its place, `[values]`."""
+    """How often each value has appeared earlier in the array, `[values]`."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     first = np.searchsorted(ordered, ordered)

@@ -1,10 +1,10 @@
-"""Multi-hop questions over an invented world: unlimited, seeded, with nothing to download.
+"""Multi-hop questions over an invented world: unlimited, seeded, without downloads.
 
 A bridge question names one entity and a chain of relations ("In which city is the company based
-that employs Velmora Tashkin?"); each supporting passage but the last names the entity the next one
-is about, and the last has the answer. A comparison question asks for the earlier, longer, deeper
-... of two entities, either named in it (2 hops) or each behind a bridge (4 hops). The train and
-dev splits share no invented word.
+that employs Velmora Tashkin?"). Each supporting passage except the last names the entity of the
+next passage; the last one has the answer. A comparison question asks which of two entities is
+earlier, longer, deeper and so on. It names both entities (2 hops), or it reaches each of them
+through a bridge (4 hops). The train and dev splits share no invented word.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ SPLITS: tuple[Split, ...] = ("train", "dev")
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticConfig:
-    """Section `data.synthetic`: what questions to make.
+    """Section `data.synthetic`: which questions to make.
 
     Raises:
-        InputError: when a field is outside its range.
+        InputError: a field is outside its range.
     """
 
-    hops: tuple[int, ...] = (2, 3, 4)  # supporting passages, each number as likely; 2 to 4
-    comparison: float = 0.2  # share of comparisons among 2 and 4 hops
+    hops: tuple[int, ...] = (2, 3, 4)  # supporting passages, 2 to 4; each number is equally likely
+    comparison: float = 0.2  # share of comparisons among questions of 2 and 4 hops
     chunks: int = 10  # C, passages per question, at least max(hops) + 2
-    seed: int = 0  # another seed is another world
-    train: int = 20_000  # questions made
+    seed: int = 0  # another seed gives another world
+    train: int = 20_000  # questions made for training
     dev: int = 500  # questions made for evaluation
 
     def __post_init__(self) -> None:
@@ -90,8 +90,8 @@ class Question(NamedTuple):
 def puzzle_at(config: SyntheticConfig, split: Split, index: int) -> Puzzle:
     """The `index`-th question of a split with all that is known of it: chain, relations, facts.
 
-    Depends on the config, the split and the index alone: the same in every process, under every
-    release of Python and numpy.
+    It depends only on the config, the split and the index. It is the same in every process and with
+    every release of Python and numpy.
 
     Raises:
         InputError: when the split is unknown or the index negative.
@@ -150,18 +150,19 @@ def generate(config: SyntheticConfig, split: Split, count: int) -> list[Sample]:
 
 
 def write_corpus(folder: Path, source: Any, config: SyntheticConfig, train: int, dev: int) -> None:
-    """Write `train.jsonl` and `dev.jsonl` in the official schema of another source.
+    """Writes `train.jsonl` and `dev.jsonl` in the official format of another source.
 
     Args:
-        folder: made when absent; files of these names in it are replaced.
-        source: has `to_record(id, question, answer, paragraphs, support) -> dict`, as the modules
-            of the sources have.
-        train: questions in `train.jsonl`.
-        dev: questions in `dev.jsonl`.
+        folder: created if absent; existing files with these names are replaced.
+        source: a source's module, with
+            `to_record(id, question, answer, paragraphs, support) -> dict`.
+        config: which questions to make.
+        train: number of questions in `train.jsonl`.
+        dev: number of questions in `dev.jsonl`.
 
     Raises:
-        InputError: when the source has no `to_record`, a count is negative, or the folder cannot
-            be written to.
+        InputError: the source has no `to_record`, a count is negative, or the folder cannot be
+            written to.
     """
     if not callable(getattr(source, "to_record", None)):
         name = getattr(source, "__name__", repr(source))

@@ -1,4 +1,4 @@
-"""BABILong (Kuratov et al., 2024): bAbI stories scattered over background text, at any length."""
+"""BABILong (Kuratov et al., 2024): bAbI stories scattered in background text of any length."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ SPLITS: tuple[Split, ...] = ("train", "dev")
 
 @dataclasses.dataclass(frozen=True)
 class BabilongConfig:
-    """Section `data.sources.babilong`: what documents to make.
+    """Section `data.sources.babilong`: which documents to make.
 
     Attributes:
-        stories: folder of bAbI files (data.path); "" for generated stories.
+        stories: folder of bAbI files (data.path); "": stories are generated.
 
     Raises:
         InputError: a field is outside its range.
     """
 
-    task: str = "qa1"  # qa1 to qa20; without files qa1 to qa5
-    chunks: int = 100  # C, sentences of a document, facts included
+    task: str = "qa1"  # qa1 to qa20; without story files qa1 to qa5
+    chunks: int = 100  # C, sentences per document, facts included
     noise: str = ""  # folder of books; "": sentences of an invented world
-    noise_repeats: int = 1  # uses of a sentence in one document, 0: any number
-    seed: int = 0  # of places, background and generated stories
-    train: int = 10_000  # stories generated where there are no files
-    dev: int = 1_000  # stories generated for evaluation
-    # Longer stories are left out, 0: those of over C facts. With the smallest of several lengths
-    # here all of them have the same stories.
+    noise_repeats: int = 1  # how often a document may use one sentence, 0: any number
+    seed: int = 0  # seed of places, background and generated stories
+    train: int = 10_000  # stories generated for training if there are no files
+    dev: int = 1_000  # stories generated for evaluation if there are no files
+    # Stories with more facts than this are left out; 0: those with more than C. To compare several
+    # lengths on the same stories, set it to the smallest length.
     most_facts: int = 0
     stories: str = internal("")
-    noise_dev: str = ""  # books for dev documents; "": some of noise's, held out
-    redraw: bool = True  # training: other noise and places in every epoch
+    noise_dev: str = ""  # folder of books for dev; "": held-out books of noise; "shared": all
+    redraw: bool = True  # training: draw new noise and places in every epoch
 
     def __post_init__(self) -> None:
         least = {"chunks": 1, "noise_repeats": 0, "seed": 0, "train": 1, "dev": 1, "most_facts": 0}
@@ -61,7 +61,7 @@ class BabilongConfig:
 
     @property
     def background(self) -> NoiseConfig:
-        """Where the background comes from."""
+        """The settings of the background text."""
         return NoiseConfig(
             self.noise, self.noise_dev, self.noise_repeats, self.seed, self.chunks, NAME
         )
@@ -72,9 +72,9 @@ class Stories:
     """The stories of one split.
 
     Attributes:
-        origin: file they were read from, or "the generator".
-        part: what ids say of the split: train, valid, dev or test.
-        items: the stories; the number in an id is a story's place here.
+        origin: the file that they were read from, or "the generator".
+        part: name of the split in sample ids: train, valid, dev or test.
+        items: the stories; the number in a sample id is the story's index here.
     """
 
     origin: str
@@ -99,9 +99,12 @@ def stories(config: BabilongConfig, split: Split) -> Stories:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """How many stories of a split are short enough: `fits` of `stories` have `most` facts at most.
+    """How many stories of a split are short enough.
 
-    Where several lengths are scored, `most` is the smallest of them at all lengths.
+    Attributes:
+        fits: number of stories with at most `most` facts.
+        stories: number of all stories.
+        most: the limit. If several lengths are scored, it is the smallest length for all of them.
     """
 
     fits: int
@@ -113,7 +116,7 @@ class Fit:
 
 
 def fit(config: BabilongConfig, split: Split, chunks: int) -> Fit:
-    """How many stories fit documents of `chunks` chunks, the config's limit taken into account.
+    """How many stories fit documents of `chunks` chunks and the config's limit `most_facts`.
 
     Raises:
         InputError: see `stories`.
@@ -127,16 +130,18 @@ def documents(config: BabilongConfig, split: Split, chunks: int = 0, count: int 
     """Documents of exactly `chunks` chunks, one for each story that fits, in the stories' order.
 
     Args:
-        chunks: length of a document, 0 for `config.chunks`.
-        count: the first so many that fit, 0 for all.
+        config: what documents to make.
+        split: "train" or "dev".
+        chunks: length of a document; 0: `config.chunks`.
+        count: number of documents, those of the first stories that fit; 0: all.
 
     Returns:
-        Samples that depend on the config, the split, the length, their story's number and, of
-        `train` where the config redraws, the epoch: noise and places are others then, the story
-        and the order of its facts stay.
+        Samples that depend only on the config, the split, the length and the story's number. With
+        `config.redraw`, training samples also depend on the epoch: noise and places change, but
+        the story and the order of its facts stay.
 
     Raises:
-        InputError: see `stories` and `noise`; or no story fits.
+        InputError: see `stories` and `noise`; also if no story fits.
     """
     return read_documents(config, split, chunks, count)[0]
 
@@ -144,7 +149,7 @@ def documents(config: BabilongConfig, split: Split, chunks: int = 0, count: int 
 def read_documents(
     config: BabilongConfig, split: Split, chunks: int = 0, count: int = 0
 ) -> tuple[LazySamples, str]:
-    """As `documents`, with one line on what was read and left out."""
+    """Returns the same as `documents`, and one line on what was read and left out."""
     chunks = chunks or config.chunks
     told = stories(config, split)
     most = fit(config, split, chunks).most
@@ -195,10 +200,15 @@ def _facts(config: BabilongConfig, told: Stories, number: int) -> Sample:
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """See `redrawn.Layout`: facts in order at random places, among noise as it was drawn.
+    """A `redrawn.Layout`: facts stay in order at random places, among noise in the order drawn.
 
     Attributes:
-        numbers: of the stories, by sample; facts: how many they have.
+        config: the settings of the documents.
+        split: "train" or "dev".
+        chunks: C, the number of chunks of a document.
+        numbers: the story's number, for each sample.
+        facts: the number of facts of the story, for each sample.
+        shelf: where the noise is drawn from.
     """
 
     config: BabilongConfig
@@ -219,7 +229,7 @@ class _Layout:
         return self.config.seed, SPLITS.index(self.split), task, self.chunks
 
     def __call__(self, index: int, epoch: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """None: of a document that is drawn once for all epochs."""
+        """The layout of a document; `epoch` None: a document that is drawn once for all epochs."""
         again = () if epoch is None else (1 + epoch,)
         rng = np.random.default_rng((*self._words, self.numbers[index], *again))
         places = np.sort(rng.choice(self.chunks, size=self.facts[index], replace=False))

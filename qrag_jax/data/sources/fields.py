@@ -1,4 +1,4 @@
-"""Typed access to the fields of one record, and the checks every source ends with."""
+"""Typed access to the fields of a record, and the final checks that all sources share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from qrag_jax.data.sample import BadRecord, Sample
 
 
 def present(record: dict[str, Any], *names: str) -> Any:
-    """Returns the value of the first of `names` (spellings of one field) that `record` has.
+    """Returns the first value that is not null under `names`, the spellings of one field.
 
     Raises:
-        BadRecord: none is there, or its value is null; named by the first spelling.
+        BadRecord: there is no such value; the message names the first spelling.
     """
     for name in names:
         if record.get(name) is not None:
@@ -51,7 +51,7 @@ def index(value: Any, name: str) -> int:
 def answers(record: dict[str, Any]) -> tuple[str, ...]:
     """Returns the answer followed by its aliases (`answer_aliases`, optional), distinct.
 
-    An answer that is the empty string means that there is none.
+    An empty string as an answer means that there is no answer.
 
     Raises:
         BadRecord: `answer` is missing, or one of the two has the wrong type.
@@ -70,19 +70,19 @@ def make_sample(
     support: Iterable[int],
     answer_texts: tuple[str, ...],
 ) -> Sample:
-    """Returns the sample, its support sorted and distinct.
+    """Returns the sample with sorted and distinct support.
 
     Args:
         source: the source's name.
         record_id: the record's own id.
         question: kept without the white space around it.
         chunks: passages in document order.
-        support: positions in `chunks`; each must be one of them.
+        support: positions in `chunks`; the caller has checked that they are in range.
         answer_texts: as `answers` returns them.
 
     Raises:
-        BadRecord: the id, the question, a chunk or the support is empty, or a text holds half a
-            surrogate pair, on which a tokeniser would fail later.
+        BadRecord: the id, the question, a chunk or the support is empty, or a text contains half a
+            surrogate pair, which would make a tokeniser fail later.
     """
     question = question.strip()
     distinct = tuple(sorted(set(support)))

@@ -31,7 +31,7 @@ def parse(record: dict[str, Any]) -> Sample:
 
 
 def mended(record: dict[str, Any]) -> str:
-    """What is wrong with a record that `parse` takes, see `titled_context.mended`."""
+    """A harmless fault of a record that `parse` accepts; see `titled_context.mended`."""
     return titled_context.mended(record)
 
 
@@ -44,8 +44,8 @@ def to_record(
 ) -> dict[str, Any]:
     """Makes an official record, the inverse of `parse`; see `titled_context.to_record`.
 
-    As in the official files, every sentence but a paragraph's first begins with a space. The two
-    labels `type` and `level`, which nothing here reads, are always "bridge" and "hard".
+    As in the official files, every sentence except the first of a paragraph begins with a space.
+    The labels `type` and `level` are always "bridge" and "hard"; this code does not read them.
     """
     spaced = [
         (title, [" " * (place > 0) + sentence for place, sentence in enumerate(sentences)])

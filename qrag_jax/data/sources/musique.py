@@ -24,13 +24,14 @@ HUB: tuple[str, str | None, dict[str, str]] = (
 def parse(record: dict[str, Any]) -> Sample:
     """Turns one record into a sample; a chunk is `title + ". " + paragraph_text`.
 
-    The supporting facts are the paragraphs whose `idx` a step of `question_decomposition` names;
-    without a decomposition, those marked `is_supporting`.
+    The supporting facts are the paragraphs whose `idx` is named by a step of
+    `question_decomposition`. Without a decomposition, they are those marked `is_supporting`.
 
     Raises:
         BadRecord: the question is not answerable from its paragraphs (MuSiQue-Full), a field is
-            missing or has the wrong type, the question or a paragraph is empty, or the supporting
-            facts are none or out of range.
+            missing or has the wrong type, the id, the question or a paragraph is empty, there are
+            no paragraphs, two paragraphs have the same `idx`, or the supporting facts are missing
+            or out of range.
     """
     answerable = record.get("answerable", True)
     if not isinstance(answerable, bool):
@@ -51,7 +52,7 @@ def parse(record: dict[str, Any]) -> Sample:
 
 
 def mended(record: dict[str, Any]) -> str:
-    """Nothing: `parse` refuses a record with anything wrong."""
+    """Returns "": `parse` refuses every record with a fault."""
     return ""
 
 
@@ -69,8 +70,8 @@ def to_record(
         question: question text.
         answer: answer text, may be empty.
         paragraphs: (title, sentences) in document order.
-        support: positions in `paragraphs`; the decomposition has one step for each, in this order,
-            with an empty sub-question and sub-answer.
+        support: positions in `paragraphs`. The decomposition has one step for each, in this order;
+            its sub-question and sub-answer are empty.
     """
     steps = [
         {"id": step, "question": "", "answer": "", "paragraph_support_idx": place}
@@ -108,7 +109,7 @@ def _chunk(paragraph: dict[str, Any]) -> str:
 
 
 def _support(record: dict[str, Any], paragraphs: list[dict[str, Any]]) -> list[int]:
-    """Returns positions in `paragraphs`; `idx` need not be the position."""
+    """Returns the positions of the supporting paragraphs; `idx` may differ from the position."""
     steps = _objects(record.get("question_decomposition") or [], "question_decomposition")
     if not steps:
         return [

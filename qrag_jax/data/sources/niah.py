@@ -1,4 +1,4 @@
-"""RULER's needle-in-a-haystack tasks (Hsieh et al., 2024): the records of its data files."""
+"""RULER's needle-in-a-haystack tasks (Hsieh et al., 2024): the record layout of the data files."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ NAME = "niah"
 FOLDERS: tuple[str, ...] = ("niah", "ruler_niah")
 OFFICIAL: dict[str, tuple[str, ...]] = {
     "train": ("train.jsonl",),
-    "dev": ("validation.jsonl",),  # as RULER's generator calls it
+    "dev": ("validation.jsonl",),  # the name that RULER's generator uses
 }
-HUB = None  # RULER has a generator, no data
-# The sentence of RULER's prompt with which its instruction ends and the text begins.
+HUB = None  # RULER publishes a generator, not data
+# The last sentence of the instruction in RULER's prompt; the text begins after it.
 _INSTRUCTION = "I will quiz you about"
 
 
 def parse(record: dict[str, Any]) -> Sample:
-    """Turns one record into a sample whose chunks are sentences and whose answer is all outputs.
+    """Turns one record into a sample. Its chunks are sentences; its answer joins all outputs.
 
-    Two layouts are read. RULER's own: `input` is instruction, text, question and perhaps the
-    beginning of an answer. It is split into sentences; those that hold one of the `outputs` are
-    the supporting facts. Or already split: `sentences` with `input_suffix`, which has the
-    question, and `supporting`, indices of the sentences.
+    Two layouts are read:
+    - RULER's own: `input` is the instruction, the text, the question and perhaps the beginning of
+      an answer. It is split into sentences.
+    - Already split: `sentences`, and the question in `input_suffix`.
+
+    The supporting facts are the sentences whose indices are in `supporting`. Without this field,
+    they are the sentences that contain one of the `outputs`.
 
     Raises:
         BadRecord: a field is missing or has the wrong type, there is no question or no sentence,
-            an output is in no sentence, or the supporting facts are none or out of range.
+            one of the outputs is in no sentence, or the supporting facts are missing or out of
+            range.
     """
     outputs = fields.texts(fields.present(record, "outputs"), "outputs")
     if record.get("sentences") is not None:
@@ -56,7 +60,7 @@ def parse(record: dict[str, Any]) -> Sample:
 
 
 def mended(record: dict[str, Any]) -> str:
-    """Nothing: `parse` refuses a record with anything wrong."""
+    """Returns "": `parse` refuses every record with a fault."""
     return ""
 
 
@@ -67,7 +71,7 @@ def to_record(
     paragraphs: Sequence[tuple[str, Sequence[str]]],
     support: Sequence[int],
 ) -> dict[str, Any]:
-    """Makes a record of the layout that is already split, the inverse of `parse`.
+    """Makes a record in the already split layout, the inverse of `parse`.
 
     Args:
         id: id, unique in its file.
@@ -95,7 +99,7 @@ def _id(record: dict[str, Any]) -> str:
 
 
 def _question(suffix: str) -> str:
-    """The question of what follows the text, without the beginning of an answer after it."""
+    """The question in the suffix after the text, without the beginning of an answer."""
     line = next((line for line in reversed(suffix.splitlines()) if line.strip()), "")
     head, mark, _ = line.rpartition("?")
     return (head + mark if mark else line).strip()
@@ -103,7 +107,7 @@ def _question(suffix: str) -> str:
 
 def _split(prompt: str) -> tuple[list[str], str]:
     """The sentences of the text in a prompt, and the question at its end."""
-    # RULER separates sentences by line breaks where it does not take them from essays.
+    # RULER separates sentences by line breaks, except those that it takes from essays.
     sentences = [text for line in prompt.splitlines() for text in sentences_of(line)]
     asked = [place for place, text in enumerate(sentences) if text.endswith("?")]
     if not asked:
@@ -113,7 +117,7 @@ def _split(prompt: str) -> tuple[list[str], str]:
 
 
 def _holding(chunks: Sequence[str], outputs: Sequence[str]) -> list[int]:
-    """The places of the chunks that hold an output as a word of its own."""
+    """The indices of the chunks that contain an output as a separate word."""
     found = []
     for output in outputs:
         pattern = re.compile(rf"(?<![\w-]){re.escape(output)}(?![\w-])")

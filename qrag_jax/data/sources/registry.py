@@ -1,4 +1,4 @@
-"""The registry of data sources, and loading the samples of one of them with every loss counted."""
+"""The registry of data sources; loads the samples of a source and counts skipped records."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Split = Literal["train", "dev"]
 
 
 class Source(Protocol):
-    """What a source's module has; a new one is a module like these and a line in `SOURCES`."""
+    """The interface of a source's module. A new source is such a module and a line in `SOURCES`."""
 
     NAME: str
-    FOLDERS: tuple[str, ...]  # what its folder may be called under a parent shared by sources
+    FOLDERS: tuple[str, ...]  # names of its folder in a parent folder that sources share
     OFFICIAL: dict[str, tuple[str, ...]]  # split -> official file names
 
     @property
     def HUB(self) -> tuple[str, str | None, dict[str, str]] | None:
-        """Repository, configuration, split -> hub split; None if the hub does not have it."""
+        """(repository, configuration, split -> hub split); None if the source is not on the hub."""
 
     def parse(self, record: dict[str, Any]) -> Sample:
         """Turns one record into a sample, or raises BadRecord."""
 
     def mended(self, record: dict[str, Any]) -> str:
-        """What is wrong with a record that `parse` takes and does not matter, "" for nothing."""
+        """A harmless fault of a record that `parse` accepts; "" if it has none."""
 
     def to_record(
         self,
@@ -55,16 +55,16 @@ SOURCES: dict[str, Source] = {
 
 @dataclasses.dataclass
 class ReadReport:
-    """What became of the records of one source.
+    """What happened to the records of one source.
 
     Attributes:
         source: the source's name.
         files: paths read, or one "hub:REPOSITORY".
-        read: records looked at.
-        kept: samples made; `read` is `kept` plus all of `skipped`.
+        read: number of records read.
+        kept: number of samples made; `read` is `kept` plus all counts in `skipped`.
         skipped: reason -> number of records.
-        mended: what is wrong with records that were kept -> number of them.
-        first: reason -> where the first such record stands, e.g. "train.jsonl:17".
+        mended: harmless fault -> number of records that were kept in spite of it.
+        first: reason or fault -> place of the first such record, e.g. "train.jsonl:17".
     """
 
     source: str
@@ -81,7 +81,7 @@ class ReadReport:
         self.first.setdefault(reason, where)
 
     def mend(self, reason: str, where: str) -> None:
-        """Counts one record as kept in spite of something."""
+        """Counts one record as kept in spite of a harmless fault."""
         self.mended[reason] = self.mended.get(reason, 0) + 1
         self.first.setdefault(reason, where)
 
@@ -106,14 +106,15 @@ def load_samples(
 
     Args:
         source: a name in `SOURCES`.
-        path: a data file, a folder with the split's files, or a folder whose sub-folder named
-            after the source has them (so that one folder serves a mixture); empty: the hub.
+        path: a data file, a folder with the split's files, or a folder that has them in a
+            sub-folder named after the source (so that one folder serves a mixture). Empty: the
+            records come from the hub.
         split: "train" or "dev".
         limit: stop after this many samples; 0 is no limit.
 
     Raises:
-        InputError: the source is unknown, the files cannot be read (see `read_records`), or not
-            one record is usable.
+        InputError: the source is unknown, the limit is negative, the files cannot be read (see
+            `read_records`), or no record is usable.
     """
     module = _module(source)
     if limit < 0:
@@ -164,12 +165,13 @@ BY_WEIGHTS, BY_SIZE = MIXTURES = ("weights", "size")
 def mix_weights(
     weights: Mapping[str, float], sizes: Mapping[str, int] | None = None
 ) -> dict[str, float]:
-    """Returns the shares of a mixture of sources, which sum to 1.
+    """Returns each source's share of a mixture; the shares sum to 1.
 
     Args:
-        weights: by source.
-        sizes: training questions by source; with them a share is as weight times size, so that
-            equal weights make the sources one after the other in one heap (Q-RAG's combined runs).
+        weights: weight of each source.
+        sizes: number of training questions of each source. With it, a share is proportional to
+            weight times size, so that equal weights pool the questions of all sources (as in
+            Q-RAG's combined runs).
 
     Raises:
         InputError: there is no weight, or one is not a positive finite number.
@@ -199,7 +201,7 @@ def _module(source: str) -> Source:
 
 
 def _source_folder(path: Path, split: str, module: Source) -> Path:
-    """Returns the source's sub-folder of `path` where `path` itself has no file of the split."""
+    """Returns `path`, or the source's sub-folder if `path` itself has no file of the split."""
     if not path.is_dir() or find_split(path, split, module.OFFICIAL[split]):
         return path
     return next((path / name for name in module.FOLDERS if (path / name).is_dir()), path)

@@ -1,8 +1,9 @@
 """The record layout that HotpotQA and 2WikiMultiHopQA share: titled paragraphs of sentences.
 
-`context` is `[[title, [sentence, ...]], ...]` and `supporting_facts` is
-`[[title, sentence index], ...]` in the official files; the hub's copies hold the same as columns,
-`{"title": [...], "sentences": [[...], ...]}` and `{"title": [...], "sent_id": [...]}`.
+In the official files, `context` is `[[title, [sentence, ...]], ...]` and `supporting_facts` is
+`[[title, sentence index], ...]`. The hub's copies have the same data as columns:
+`{"title": [...], "sentences": [[...], ...]}` and `{"title": [...], "sent_id": [...]}`. A third
+form has only the titles of the supporting facts: `supporting_titles` is `[title, ...]`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ Paragraph = tuple[str, Sequence[str]]  # title, sentences
 def parse(record: dict[str, Any], source: str) -> Sample:
     """Turns one record into a sample of `source`; a chunk is `title + " " + sentences`.
 
-    Only the paragraph of a supporting fact matters here: a sentence index that it does not have is
-    taken, see `mended`. Where a title stands twice, the first counts.
+    Only the paragraph of a supporting fact matters: a sentence index outside the paragraph is
+    accepted (see `mended`). If two paragraphs have the same title, the first one counts.
 
     Raises:
-        BadRecord: a field is missing or has the wrong type, the question or the context is empty,
-            or the supporting facts are none or not in the context.
+        BadRecord: a field is missing or has the wrong type, the id, the question, the context or a
+            chunk is empty, or the supporting facts are missing or not in the context.
     """
     record_id = fields.text(fields.present(record, "_id", "id"), "_id")
     question = fields.text(fields.present(record, "question"), "question")
@@ -47,7 +48,7 @@ def parse(record: dict[str, Any], source: str) -> Sample:
 
 
 def mended(record: dict[str, Any]) -> str:
-    """What is wrong with a record that `parse` takes and does not matter; "" where nothing is."""
+    """A harmless fault of a record that `parse` accepts; "" if it has none."""
     sizes: dict[str, int] = {}
     for title, sentences in _paragraphs(fields.present(record, "context")):
         sizes.setdefault(title, len(sentences))
@@ -69,11 +70,12 @@ def to_record(
         record_id: id, unique in its file.
         question: question text.
         answer: answer text, may be empty.
-        paragraphs: (title, sentences) in document order; titles distinct, at least one sentence.
+        paragraphs: (title, sentences) in document order, with distinct titles and at least one
+            sentence each.
         support: positions in `paragraphs`.
 
     Raises:
-        ValueError: two paragraphs have one title, by which the layout refers to them.
+        ValueError: two paragraphs have the same title, but the layout refers to them by title.
     """
     titles = [title for title, _ in paragraphs]
     if len(set(titles)) < len(titles):
@@ -111,7 +113,7 @@ def _paragraphs(context: Any) -> list[Paragraph]:
 
 
 def _supporting_facts(record: dict[str, Any]) -> list[tuple[str, int | None]]:
-    """Returns (title, sentence index or None) pairs; None where only titles are known."""
+    """Returns pairs (title, sentence index); the index is None if only titles are known."""
     if record.get("supporting_facts") is None and record.get("supporting_titles") is not None:
         titles = fields.texts(record["supporting_titles"], "supporting_titles")
         return [(title, None) for title in titles]

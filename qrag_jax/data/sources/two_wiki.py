@@ -11,8 +11,8 @@ from qrag_jax.data.sources import titled_context
 NAME = "two_wiki"
 FOLDERS: tuple[str, ...] = ("two_wiki", "2wikimultihopqa")
 OFFICIAL: dict[str, tuple[str, ...]] = {"train": ("train.json",), "dev": ("dev.json",)}
-# The authors' own copy needs a loading script, which `datasets` no longer runs; this one holds the
-# same splits in HotpotQA's hub layout.
+# The authors' copy needs a loading script, which `datasets` no longer runs. This copy has the same
+# splits in HotpotQA's hub layout.
 HUB: tuple[str, str | None, dict[str, str]] = (
     "framolfese/2WikiMultihopQA",
     None,
@@ -30,7 +30,7 @@ def parse(record: dict[str, Any]) -> Sample:
 
 
 def mended(record: dict[str, Any]) -> str:
-    """What is wrong with a record that `parse` takes, see `titled_context.mended`."""
+    """A harmless fault of a record that `parse` accepts; see `titled_context.mended`."""
     return titled_context.mended(record)
 
 
@@ -43,8 +43,8 @@ def to_record(
 ) -> dict[str, Any]:
     """Makes an official record, the inverse of `parse`; see `titled_context.to_record`.
 
-    `type` is always "compositional" and the fields about Wikidata, which nothing here reads, are
-    empty.
+    `type` is always "compositional". The fields about Wikidata are empty; this code does not read
+    them.
     """
     record = titled_context.to_record(id, question, answer, paragraphs, support)
     return record | {

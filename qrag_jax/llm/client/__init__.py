@@ -1,1 +1,1 @@
-"""Asks a model server, on pooled connections, with retries and a cache."""
+"""The client of a model server, with pooled connections, retries and a cache."""

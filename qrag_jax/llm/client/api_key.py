@@ -1,4 +1,4 @@
-"""The API key of a model server: named in the config, read from the environment, never written."""
+"""Reads a server's API key from the environment variable that the config names; never writes it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def check_variable(name: str, field: str) -> None:
-    """Refuses what is no name of an environment variable; "" is none.
+    """Checks that `name` can be the name of an environment variable; "" means no variable.
 
     Raises:
-        InputError: names `field`, but not the value, which may be the key itself.
+        InputError: it cannot. The message names `field`, but not the value, which may be the key.
     """
     if name and not VARIABLE.fullmatch(name):
         raise InputError(
@@ -24,10 +24,10 @@ def check_variable(name: str, field: str) -> None:
 
 
 def read_key(name: str, field: str) -> str:
-    """The key that the variable `name` holds, without blanks around it; "" where none is needed.
+    """The key in the environment variable `name`, stripped of white space; "" if `name` is "".
 
     Raises:
-        InputError: the variable is not set, or holds what no key is made of.
+        InputError: the variable is not set, or holds characters that no key has.
     """
     key = os.environ.get(name, "").strip() if name else ""
     if name and not key:

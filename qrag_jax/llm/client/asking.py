@@ -1,4 +1,4 @@
-"""One event loop's work: requests go out, each comes back as an answer or a failure."""
+"""Sends requests on one event loop; each request ends in an answer or a failure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from qrag_jax.llm.outcomes import Answer, Failure, Outcome, Request, request_key
 
 _LONGEST_RETRY_PAUSE = 8.0
 _PROBE_SECONDS = 5.0
-_FLUSH_SECONDS = 0.2  # of answers that a crash may cost
-_SETTLE_SECONDS = 1.0  # that answers wait to be written before they are handed out
-_OUTAGES_SPARED = 3  # attempts of one request that a dying server cost, not counted
-_REQUESTS_AT_A_TIME = 500  # looked up before others on the loop have their turn
+_FLUSH_SECONDS = 0.2  # between writes; a crash may lose the answers of this time
+_SETTLE_SECONDS = 1.0  # that answers wait to be written before they are returned
+_OUTAGES_SPARED = 3  # attempts per request that may fail in an outage without being counted
+_REQUESTS_AT_A_TIME = 500  # looked up before other tasks of the loop get a turn
 
-# Causes after which the same request may well be answered; not: what the server's filter withheld,
-# and a tool that the model called, which it would do again.
+# Causes that may pass, so that the same request is sent again. "filtered" and "tool_call" are not
+# among them: they would happen again.
 _PASSING = (
     *("timeout", "connection", "server", "rate_limit", "broken_off"),
     *("malformed", "empty", "unknown_end"),
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """The model asked for, and which weights it has by now."""
+    """The model that requests ask for, and the version of its weights."""
 
     model: str
     version: str
@@ -49,7 +49,13 @@ class Served:
 
 @dataclasses.dataclass
 class _Attempt:
-    """How one attempt ended: seconds the server asks to wait, no connection at all."""
+    """How one attempt ended.
+
+    Attributes:
+        outcome: the answer or the failure.
+        pause: seconds that the server asks to wait.
+        refused: whether there was no connection at all.
+    """
 
     outcome: Outcome
     pause: float = 0.0
@@ -57,10 +63,10 @@ class _Attempt:
 
 
 class Asker:
-    """Asks a server; all methods belong to one event loop.
+    """Asks a server; all methods must run on one event loop.
 
     Attributes:
-        served: what requests ask for from now on.
+        served: the model that requests ask for from now on.
         counters: what has happened so far.
     """
 
@@ -74,7 +80,7 @@ class Asker:
         self.served = Served(config.model, config.version)
         self.counters = Counters()
         self._config, self._cache, self._log = config, cache, log
-        # The cache waits for the disk and for other processes; nothing else on the loop shall.
+        # The cache may wait for the disk and for other processes, so it does not run on the loop.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="llm-cache")
         self._key, self._own, self._url = config.api_key(), own, config.url
         self._api = connect(config, self._key, own)
@@ -94,7 +100,7 @@ class Asker:
         self._random = random.Random()
 
     async def ask(self, requests: Sequence[Request]) -> list[Outcome]:
-        """The outcomes in the order of the requests; returns when there is one for each."""
+        """Asks all requests and waits; returns their outcomes in the same order."""
         served = self.served
         outcomes: list[Outcome | None] = [None] * len(requests)
         keys = await self._look_up(requests, outcomes, served)
@@ -103,7 +109,7 @@ class Asker:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(self._config.concurrency, len(requests))):
                     group.create_task(self._work(requests, keys, left, outcomes, served))
-        except ExceptionGroup as errors:  # a mistake in the program: tell the first
+        except ExceptionGroup as errors:  # a mistake in the program: raise the first
             raise errors.exceptions[0] from None
         if any(key is not None for key in keys):
             await self._settle()
@@ -112,7 +118,7 @@ class Asker:
         return complete
 
     async def close(self) -> None:
-        """Ends the connections; what was answered is in the cache."""
+        """Writes pending answers to the cache and closes the connections."""
         if self._flusher is not None:
             self._flusher.cancel()
         if self._cache is not None:
@@ -125,7 +131,7 @@ class Asker:
     async def _look_up(
         self, requests: Sequence[Request], outcomes: list[Outcome | None], served: Served
     ) -> list[bytes | None]:
-        """The keys of greedy requests; fills in the outcomes that the cache has."""
+        """Returns the keys, None if not greedy; fills in the outcomes that the cache has."""
         keys: list[bytes | None] = []
         for start in range(0, len(requests), _REQUESTS_AT_A_TIME):
             part = [
@@ -151,7 +157,7 @@ class Asker:
         outcomes: list[Outcome | None],
         served: Served,
     ) -> None:
-        """Takes requests off `left`, which other workers share, until none is left."""
+        """Takes requests from `left`, which all workers share, until it is empty."""
         for index in left:
             key = keys[index]
             if key is None:
@@ -160,12 +166,12 @@ class Asker:
                 outcomes[index] = await self._call_once(requests[index], key, served)
 
     async def _call_once(self, request: Request, key: bytes, served: Served) -> Outcome:
-        """Joins an identical request that is being asked, or asks and lets others join."""
+        """Waits for an identical request in flight, or else asks and shares the outcome."""
         while (joined := self._in_flight.get(key)) is not None:
             if (outcome := await asyncio.shield(joined)) is not None:
                 self.counters.joined(outcome)
                 return outcome
-            # It was cancelled with the `ask` that it belonged to: this one may ask now.
+            # That request was cancelled together with its `ask`, so this one may ask now.
         self._in_flight[key] = own = asyncio.get_running_loop().create_future()
         outcome = None
         try:
@@ -173,7 +179,7 @@ class Asker:
         finally:
             del self._in_flight[key]
             own.set_result(outcome)
-        # Not where `served` changed meanwhile: the key is that of the weights before.
+        # If `served` changed meanwhile, the key is that of the earlier weights.
         if self._cache is not None and isinstance(outcome, Answer) and self.served is served:
             self._keep(key, outcome)
         return outcome
@@ -188,7 +194,7 @@ class Asker:
             self._flusher = loop.call_later(_FLUSH_SECONDS, self._flush)
 
     def _flush(self) -> asyncio.Future[None] | None:
-        """Begins to write what is pending, unless that is under way already."""
+        """Starts to write the pending answers, unless a write is already running."""
         if self._flusher is not None:
             self._flusher.cancel()
             self._flusher = None
@@ -197,10 +203,10 @@ class Asker:
         return self._flushing
 
     async def _settle(self) -> None:
-        """Waits until the answers are on disk, but not for one who holds the file for long."""
+        """Waits until the answers are on disk, but not long if another process holds the file."""
         clock = asyncio.get_running_loop().time
         ends = clock() + _SETTLE_SECONDS
-        for _ in range(2):  # what is under way may have begun before the last answers came
+        for _ in range(2):  # a running write may have begun before the last answers came
             if self._cache is None or not self._cache.pending:
                 return
             if (flushing := self._flush()) is not None:
@@ -212,7 +218,7 @@ class Asker:
     # ------------------------------------------------------------------ one request
 
     async def _call(self, request: Request) -> Outcome:
-        """Attempts until there is an answer, or the attempts or the deadline are used up."""
+        """Tries until there is an answer, a final failure, or no attempts or time are left."""
         async with self._slots:
             outcome, seconds, attempts = await self._attempts(request)
         if isinstance(outcome, Failure):
@@ -221,7 +227,7 @@ class Asker:
         return outcome
 
     async def _attempts(self, request: Request) -> tuple[Outcome, float, int]:
-        """The outcome, the seconds of the deadline it took, the attempts that count."""
+        """Returns the outcome, the seconds used of the deadline, and the attempts that count."""
         config, clock = self._config, asyncio.get_running_loop().time
         seconds, attempts, bad, spared = 0.0, 0, 0, 0
         while True:
@@ -241,8 +247,8 @@ class Asker:
                     found = await self._breaker.wait()
                     if found is Server.STILL_DOWN:
                         return self._gave_up(), seconds, attempts
-                    # That attempt was the outage's fault, or, if it happens again and again, the
-                    # outage was the request's.
+                    # The outage made the attempt fail, so it does not count. If this happens again
+                    # and again, the request may cause the outages, so later attempts count.
                     if found is Server.CAME_BACK and spared < _OUTAGES_SPARED:
                         spared += 1
                         seconds, attempts = seconds - took, attempts - 1
@@ -275,12 +281,12 @@ class Asker:
     # ------------------------------------------------------------------ one attempt
 
     async def _attempt(self, request: Request, limit: float) -> _Attempt:
-        """Sends the request once; never raises for what the server or the network does."""
+        """Sends the request once; never raises for an error of the server or the network."""
         served = self.served
         self._follow()
         try:
-            # Replies are read by replies.py: the package's typed objects take longer to make
-            # than everything else here, and its retries know no deadline.
+            # replies.py reads the replies: making the package's typed objects takes longer than
+            # everything else here. Its retries are not used because they have no deadline.
             async with asyncio.timeout(limit):
                 text = await self._api.post(
                     request.path, cast_to=str, body=request.body(served.model)
@@ -296,13 +302,13 @@ class Asker:
             kind = type(reason).__name__
             message = self._without_key(f"{kind}: {reason}" if str(reason) else kind)
             return _Attempt(Failure("connection", shorten(message)), refused="Connect" in kind)
-        except OSError as error:  # above all: not our server
+        except OSError as error:  # mainly `NotOurs`
             return _Attempt(Failure("connection", shorten(str(error))), refused=True)
         except TooLarge as error:
             return _Attempt(Failure("malformed", str(error)))
         except UnicodeEncodeError:
             return _Attempt(Failure("request", "the prompt holds half a surrogate pair"))
-        # Whoever put new weights under the same name did so while this was being answered.
+        # Unsure: new weights may have come under the same name while this was being answered.
         unsure = self.served is not served and self.served.model == served.model
         return _Attempt(read_reply(text, "" if unsure else served.version))
 
@@ -310,18 +316,18 @@ class Asker:
         return text.replace(self._key, "[the API key]") if self._key else text
 
     def _follow(self) -> None:
-        """Asks a server of our own where it is now: started anew it may have another port."""
+        """Uses the current URL of our own server: after a restart it may have another port."""
         if self._own is not None and (url := self._own.url) != self._url:
             self._url = self._api.base_url = url
 
     async def _probe(self) -> bool:
-        """Whether the server answers at all, be it with a refusal."""
+        """Whether the server answers at all, even with a refusal (a status below 500)."""
         self._follow()
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
                 await self._api.get("/models", cast_to=str)
         except openai.APIStatusError as error:
             return error.status_code < 500
-        except Exception:  # whatever it is, the calls that wait must not wait for ever
+        except Exception:  # if this raised, the waiting calls would wait for ever
             return False
         return True

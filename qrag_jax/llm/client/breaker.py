@@ -1,4 +1,4 @@
-"""Waiting for a server that is down: calls stop at once, one probe at a time asks if it is back."""
+"""A circuit breaker: while the server is down, calls wait and one probe at a time checks it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _LONGEST_PAUSE = 30.0
 
 
 class Server(enum.Enum):
-    """What `CircuitBreaker.wait` found."""
+    """The state of the server that `CircuitBreaker.wait` found."""
 
     UP = "up"
-    CAME_BACK = "came back"  # it was down, as a probe showed, and now answers
-    STILL_DOWN = "still down"  # for longer than one may wait
+    CAME_BACK = "came back"  # a probe showed that it was down; now it answers
+    STILL_DOWN = "still down"  # for longer than the limit
 
 
 class _Outage:
-    """From the last call sent until a probe is answered."""
+    """The time from the failed call that opens the breaker until a probe is answered."""
 
     def __init__(self, began: float) -> None:
         self.began = began
@@ -29,16 +29,18 @@ class _Outage:
 class CircuitBreaker:
     """Opens when the server does not answer, closes when a probe is answered.
 
-    To be used on one event loop. While it is open nobody calls; a task probes at once, then after
-    pauses of `pause` seconds doubling up to half a minute, and tells `log` each time.
+    Use it on one event loop only. While it is open, calls wait and a task probes the server: at
+    once, after `pause` seconds, and then after pauses that double up to 30 s. Each failed probe is
+    logged.
 
     Attributes:
-        name: what the server is called in messages, its URL.
-        probe: whether the server answers; bounds its own time.
-        failures: calls in a row that fail before it opens; a refused connection opens it at once.
-        pause: seconds after the first probe without an answer.
-        limit: seconds after which an outage makes calls fail rather than wait, None: never.
-        log: takes lines for people. waited: takes the seconds of waiting, as they pass.
+        name: the server's name in messages: its URL.
+        probe: returns whether the server answers; limits its own time.
+        failures: failed calls in a row that open it; a refused connection opens it at once.
+        pause: seconds between the first two probes.
+        limit: seconds of an outage after which calls fail instead of waiting; None: never.
+        log: receives lines for people.
+        waited: receives the seconds of waiting, as they pass.
     """
 
     def __init__(
@@ -64,18 +66,18 @@ class CircuitBreaker:
         return self._outage is not None
 
     def succeeded(self) -> None:
-        """The server answered a call, with whatever it said."""
+        """Notes that the server answered a call, even if it refused the request."""
         self._in_a_row = 0
 
     def failed(self, refused: bool) -> None:
-        """A call met no server, or one that is broken."""
+        """Notes that a call found no server, or a broken one; `refused`: no connection at all."""
         self._in_a_row += 1
         if self._outage is None and (refused or self._in_a_row >= self.failures):
             self._outage = _Outage(asyncio.get_running_loop().time())
             self._prober = asyncio.create_task(self._probe_until_answered(self._outage))
 
     async def wait(self) -> Server:
-        """Returns when calls may be sent, or the limit has passed."""
+        """Waits until calls may be sent or the limit has passed."""
         outage = self._outage
         if outage is None:
             return Server.UP

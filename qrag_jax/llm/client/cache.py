@@ -1,4 +1,4 @@
-"""Answers kept on disk: one SQLite file that many processes share and a crash leaves whole."""
+"""Caches answers in one SQLite file, which processes may share and a crash does not damage."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from qrag_jax.llm.outcomes import ENDS, Answer, Usage
 
 _APPLICATION_ID = 0x51524147  # "QRAG", in the file's header
 _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-# What passes: another process holds the file, the disk is full.
+# Errors that may pass: another process holds the file, the disk is full.
 _PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
 _KEYS_PER_QUERY = 500  # SQLite's oldest limit is 999
-_BUSY_SECONDS = 3.0  # in which others usually let go
+_BUSY_SECONDS = 3.0  # other processes usually release the file within this time
 _LOOK_AGAIN = 0.02  # seconds
-_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 120.0  # seconds before it is tried again
-_MOST_PENDING = 20_000  # answers held in memory meanwhile
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 120.0  # seconds before the file is tried again
+_MOST_PENDING = 20_000  # answers kept in memory meanwhile
 
 _USED = ("written to", "read")
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class _Rest:
-    """How long something is not tried again; longer each time."""
+    """A pause in which something is not tried again; each pause is longer, up to a limit."""
 
     def __init__(self) -> None:
         self.pause, self._ends = 0.0, 0.0
@@ -52,31 +52,32 @@ class _Rest:
 
 
 class AnswerCache:
-    """Answers by `outcomes.request_key`; holds no prompts and no keys of the server.
+    """Answers by `outcomes.request_key`; the file holds no prompts and no API key.
 
-    Answers are written in batches, `flush` ends one. A file that another process holds for long is
-    left alone for a while: answers are not looked up then, which is counted, and new ones wait in
-    memory. A file that is broken is put aside under the name FILE.broken and a new one is made,
-    which `log` is told; so it is where the file can no longer be used, after which the cache does
-    nothing more. Threads may share it: `put` and `pending` never wait, the others may wait for the
-    disk and for other processes, and have no place on an event loop.
+    Answers are written in batches; `flush` writes one. If another process holds the file for long,
+    the cache does not use it for a while: answers are not looked up, which is counted, and new ones
+    wait in memory. If the file is broken, it is renamed to FILE.broken and a new one is made. If it
+    cannot be used any more, the cache stops working. All this is logged.
+
+    Threads may share the cache. `put` and `pending` never wait. The other methods may wait for the
+    disk and for other processes, so they must not run on an event loop.
 
     Attributes:
-        skipped: answers not looked up, because the file was held by another process.
+        skipped: number of answers not looked up, because another process held the file.
 
     Raises:
-        InputError: the file cannot be made, or belongs to something else.
+        InputError: the file cannot be made, or is a database of something else.
     """
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
         self.path, self._log = path, log
         self.skipped = 0
         self._pending: dict[bytes, str] = {}
-        self._lost = 0  # of them, for which there was no room
+        self._lost = 0  # answers dropped because too many were pending
         self._pending_lock, self._file_lock = threading.Lock(), threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._over = False  # closed, or given up
-        self._reading, self._writing = _Rest(), _Rest()  # others may hold the file for one of them
+        self._reading, self._writing = _Rest(), _Rest()  # another process may block only one
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = self._open()
@@ -88,7 +89,7 @@ class AnswerCache:
             self._leave_alone(self._reading, error)
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
-        """Those of the answers that are known, marked as cached."""
+        """The answers that the cache has, by key and marked as cached."""
         self.flush()
         found: dict[bytes, Answer] = {}
         with self._pending_lock:
@@ -106,7 +107,7 @@ class AnswerCache:
         return found
 
     def put(self, key: bytes, answer: Answer) -> None:
-        """Keeps an answer from the next `flush` on."""
+        """Adds an answer; the next `flush` writes it."""
         if self._over:
             return
         text = json.dumps(dataclasses.asdict(answer))
@@ -118,11 +119,11 @@ class AnswerCache:
 
     @property
     def pending(self) -> int:
-        """Answers not yet written."""
+        """The number of answers not yet written."""
         return len(self._pending)
 
     def flush(self) -> None:
-        """Writes what is pending in one transaction; keeps it if another process has the file."""
+        """Writes the pending answers in one transaction; keeps them if the file is not free now."""
         with self._pending_lock:
             rows = dict(self._pending)
         if not rows:
@@ -140,11 +141,11 @@ class AnswerCache:
                         del self._pending[key]
 
     def close(self) -> None:
-        """Writes what is pending and closes the file; may be called again."""
+        """Writes the pending answers and closes the file; may be called again."""
         with self._file_lock:
             if self._over:
                 return
-            self._writing.end()  # the last chance
+            self._writing.end()  # this is the last chance to write
             self.flush()
             self._over = True
             if lost := len(self._pending) + self._lost:
@@ -152,7 +153,7 @@ class AnswerCache:
             self._disconnect()
 
     def _run(self, work: Callable[[sqlite3.Connection], T], rest: _Rest) -> T | None:
-        """Does `work`, on a new file if this one turns out to be broken; None if it cannot now."""
+        """Runs `work`, on a new file if this one is broken; None if it is not possible now."""
         with self._file_lock:
             for _ in range(2):
                 if self._over or rest.lasts:
@@ -169,7 +170,7 @@ class AnswerCache:
                     if not _is_broken(error):
                         self._give_up(error)
                         return None
-                    continue  # opened anew, it is put aside
+                    continue  # opening it again puts the broken file aside
                 if rest.pause:
                     rest.end()
                     use = _USED[rest is self._reading]
@@ -213,8 +214,10 @@ class AnswerCache:
             return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
-        """While others make the same file SQLite refuses some steps at once, and not after a wait:
-        so the wait is ours."""
+        """Opens the file, and tries again for `_BUSY_SECONDS`.
+
+        While another process makes the same file, SQLite refuses some steps without waiting.
+        """
         ends = time.monotonic() + _BUSY_SECONDS
         while True:
             try:
@@ -225,10 +228,10 @@ class AnswerCache:
             time.sleep(_LOOK_AGAIN)
 
     def _connect_once(self) -> sqlite3.Connection:
-        # Made by one thread and used by another; `_file_lock` keeps them apart.
+        # One thread makes it and another uses it; `_file_lock` lets only one in at a time.
         connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, check_same_thread=False)
         try:
-            # In this order: who makes the file says that it is his before he makes a table.
+            # The order matters: a process that makes the file sets the id before it makes a table.
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             (owner,) = connection.execute("PRAGMA application_id").fetchone()
             if tables and owner != _APPLICATION_ID:
@@ -242,7 +245,7 @@ class AnswerCache:
                 connection.execute(
                     "CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT)"
                 )
-            connection.execute("PRAGMA synchronous = NORMAL")  # whole after a crash all the same
+            connection.execute("PRAGMA synchronous = NORMAL")  # enough to survive a crash
             connection.execute("SELECT key, answer FROM answers LIMIT 1").fetchone()
         except BaseException:
             connection.close()
@@ -251,7 +254,7 @@ class AnswerCache:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """While one process looks at a broken file, the others wait."""
+        """Holds a lock: while one process replaces a broken file, the others wait."""
         with self.path.with_name(f"{self.path.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -276,6 +279,6 @@ def _decode(text: str) -> Answer:
     fields["usage"] = Usage(**fields["usage"])
     for name in ("tokens", "token_ids", "log_probs"):
         fields[name] = tuple(fields[name])
-    if fields["finish_reason"] not in ENDS:  # kept by an earlier version
+    if fields["finish_reason"] not in ENDS:  # written by an earlier version
         raise ValueError("no answer")
     return Answer(**fields | {"cached": True})

@@ -1,4 +1,4 @@
-"""The client of a model server: a thread of its own asks while the caller goes on."""
+"""The client of a model server; a thread sends the requests while the caller continues."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ logger = logging.getLogger(__name__)
 
 
 class Client:
-    """Asks any server that speaks OpenAI's chat and plain completions.
+    """Asks any server that offers OpenAI's chat completions and plain completions.
 
-    Every request ends in an `Answer` or a `Failure`; exceptions are mistakes in the program.
-    Replies are awaited on a thread with an event loop, a daemon that ends with the process; all
-    methods may be called from any thread. A process that forks makes a client of its own in the
-    child. Attempts, deadlines and what happens while the server is down: see `ClientConfig`.
-    Compiled programs run beside that thread freely; Python code that keeps the interpreter busy
-    makes it wait up to `sys.getswitchinterval()` (5 ms) for each of its turns.
+    Every request ends in an `Answer` or a `Failure`; an exception means a mistake in the program.
+    `ClientConfig` describes attempts, deadlines and what happens while the server is down.
+
+    A daemon thread with an event loop waits for the replies. Any other thread may call all
+    methods. After a fork, the child process must make a new client. Compiled programs run in
+    parallel with that thread. Python code that keeps the interpreter busy makes it wait up to
+    `sys.getswitchinterval()` (5 ms) for each of its turns.
 
     Attributes:
-        config: as given.
+        config: the settings, as given.
 
     Raises:
         InputError: the API key is not set, or the cache's file cannot be used.
@@ -49,9 +50,9 @@ class Client:
     ) -> None:
         """
         Args:
-            log: takes the lines for people, such as that the server is down; None logs them.
-            own: the server, where it is one that we started (`Server`): it is followed to another
-                port, and nothing is sent over a connection that is not proven to lead to it.
+            log: receives lines for people, such as that the server is down; None: to `logging`.
+            own: the server, if we started it (`Server`). The client follows it to another port,
+                and sends nothing over a connection that is not proven to lead to it.
         """
         self.config, self._own = config, own
         self._log = _never_raising(log or logger.warning)
@@ -67,16 +68,16 @@ class Client:
         return Asker(self.config, self._cache, self._log, self._own)
 
     def submit(self, requests: Sequence[Request]) -> concurrent.futures.Future[list[Outcome]]:
-        """Begins to ask; the future's result has one outcome a request, in their order.
+        """Starts to ask; the future's result has one outcome per request, in order.
 
-        Cancelling the future takes back what was not answered yet. Its callbacks run on the
-        client's thread and may not block.
+        Cancelling the future cancels the requests that have no answer yet. Its callbacks run on the
+        client's thread and must not block.
         """
         self._check_usable()
         return asyncio.run_coroutine_threadsafe(self._asker.ask(tuple(requests)), self._loop)
 
     def ask_blocking(self, requests: Sequence[Request]) -> list[Outcome]:
-        """One outcome a request, in their order."""
+        """Asks and waits; returns one outcome per request, in order."""
         future = self.submit(requests)
         try:
             return future.result()
@@ -85,14 +86,15 @@ class Client:
             raise
 
     async def ask(self, requests: Sequence[Request]) -> list[Outcome]:
-        """One outcome a request, in their order; for callers with an event loop of their own."""
+        """Asks from the caller's event loop; returns one outcome per request, in order."""
         return await asyncio.wrap_future(self.submit(requests))
 
     def use(self, model: str, version: str) -> None:
-        """From now on requests ask for `model`, whose weights are `version`.
+        """Makes requests ask for `model`, whose weights are `version`, from now on.
 
-        Answers under way keep the version they were asked with if another model is named, and
-        lose it ("", not cached) if the weights changed under the same name.
+        Answers to requests in flight are not cached. If `model` is a new name, they keep the
+        version they were asked with. If the weights changed under the same name, their version is
+        "", because it is unknown which weights answered.
         """
         self._check_usable()
 
@@ -102,16 +104,16 @@ class Client:
         asyncio.run_coroutine_threadsafe(change(), self._loop).result()
 
     def counters(self) -> Counters:
-        """What was counted so far; a copy."""
+        """A copy of the counts so far."""
         return self._asker.counters.snapshot()
 
     def close(self) -> None:
-        """Cancels what is under way, ends the connections and the thread; may be called again."""
+        """Cancels requests, closes the connections and ends the thread; may be called again."""
         if self._closed or self._process != os.getpid():
             return
         self._check_usable()
         self._closed = True
-        # Whatever hangs there ends with the process.
+        # A task that hangs there ends with the process.
         with contextlib.suppress(concurrent.futures.TimeoutError):
             closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
             closing.result(timeout=_CLOSE_SECONDS)
@@ -151,7 +153,7 @@ class Client:
 
 
 def _never_raising(log: Callable[[str], None]) -> Callable[[str], None]:
-    """A terminal that is gone must not end the thread's work."""
+    """Wraps `log` so that an error in it, such as a closed terminal, does not end the thread."""
 
     def said(line: str) -> None:
         try:

@@ -1,4 +1,4 @@
-"""How to reach a model server and how long to bear with it, checked as it is made."""
+"""Settings of the client: where the model server is, time limits, retries and the cache."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from qrag_jax.llm.client.api_key import check_variable, read_key
 
 @dataclasses.dataclass(frozen=True)
 class ClientConfig:
-    """Settings of a `Client`; the fields of `config.llm` with the same names.
+    """Settings of a `Client`; most are fields of `config.llm` with the same names.
 
     Attributes:
-        url: of the server, such as http://127.0.0.1:8000/v1; without a path, /v1 is meant.
-        model: name it serves. version: of the weights, part of the cache's key and of answers.
+        url: of the server, such as http://127.0.0.1:8000/v1; /v1 is added to a URL without a path.
+        model: name that the server serves.
+        version: of the weights, part of the cache key and of answers.
         concurrency: requests sent at once.
-        deadline: seconds for one request with all its attempts and the pauses between them, from
-            the first attempt; time in which a dead server is waited for does not count.
-        attempt_timeout: seconds for one attempt. attempts: of one request at most.
-        bad_answer_attempts: of them, those that may end in an answer that is malformed, empty or
-            without a known end.
+        deadline: seconds for one request from its first attempt, with all attempts and the pauses
+            between them. Time spent waiting for a server that is down does not count.
+        attempt_timeout: seconds for one attempt.
+        attempts: per request, at most.
+        bad_answer_attempts: how many of the attempts may end in an answer that is malformed, empty
+            or without a known end.
         retry_pause: seconds before the second attempt; doubles, with jitter, up to 8 s.
         breaker_failures: failed calls in a row after which the server counts as down.
-        probe_pause: seconds between the first two looks whether it is back; doubles up to 30 s.
-        wait_limit: seconds of an outage after which requests fail, None: they wait for ever.
-        cache: SQLite file of answers at temperature 0, "" for none; on a local disk, any number
-            of processes may share it.
-        api_key_env: name of the environment variable with the API key, "" where none is needed.
+        probe_pause: seconds between the first two probes of a server that is down; doubles up to
+            30 s.
+        wait_limit: seconds of an outage after which requests fail; None: they wait for ever.
+        cache: SQLite file of answers at temperature 0; "": no cache. Any number of processes may
+            share it if it is on a local disk.
+        api_key_env: name of the environment variable with the API key; "": no key is needed.
 
     Raises:
         InputError: a field cannot be used.
@@ -68,7 +71,7 @@ class ClientConfig:
 
     @property
     def is_local(self) -> bool:
-        """Whether the server is on this machine, so that no proxy lies between."""
+        """Whether the server is on this machine, so that no proxy is needed."""
         host = urllib.parse.urlsplit(self.url).hostname or ""
         try:
             return ipaddress.ip_address(host).is_loopback
@@ -76,10 +79,10 @@ class ClientConfig:
             return host == "localhost"
 
     def api_key(self) -> str:
-        """The key from the environment, "" where none is needed.
+        """The key from the environment; "" if none is needed.
 
         Raises:
-            InputError: the variable is not set.
+            InputError: the variable is not set, or holds characters that no key has.
         """
         return read_key(self.api_key_env, "config.llm.api_key_env")
 
@@ -88,10 +91,10 @@ def _checked_url(url: str) -> str:
     try:
         parts = urllib.parse.urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no number
+    except ValueError:  # for example, the port is not a number
         usable = False
     if not usable or re.search(r"\s", url):
-        # What stands before an @ may be a password.
+        # The part before an @ may be a password.
         raise InputError(
             f"config.llm.url is {url.rpartition('@')[2]!r}; give a server such as "
             "http://127.0.0.1:8000/v1."

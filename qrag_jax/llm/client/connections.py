@@ -1,4 +1,4 @@
-"""The HTTP connections of a client: to whom they may be, and how much may come back over them."""
+"""The client's HTTP connections: proves which server they reach, and limits the size of replies."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ _CONNECT_SECONDS = 5.0
 
 
 class TooLarge(Exception):
-    """A reply that is not read to its end."""
+    """A reply is too long or compressed, and is not read to its end."""
 
 
 def connect(config: ClientConfig, key: str, own: OwnServer | None) -> openai.AsyncOpenAI:
-    """The package's client without its retries, and without what it takes from the environment.
+    """Makes the openai package's client, without retries.
+
+    It uses no key, organisation or project from the environment. It uses the environment's proxies
+    only for a server on another machine.
 
     Args:
-        own: the server, where it is one that we started. A new connection is then used only if it
-            is proven to lead there, else the call ends in `NotOurs` before anything was sent.
+        own: the server, if we started it. A new connection is then used only if it is proven to
+            lead there. Otherwise the call ends in `NotOurs` before anything is sent.
     """
     limits = type(openai.DEFAULT_CONNECTION_LIMITS)(
         max_connections=config.concurrency + 1,  # one for the probe
         max_keepalive_connections=config.concurrency + 1,
     )
-    # Attempts are timed as a whole by the caller; a host that is switched off is told by this one.
+    # The caller limits the time of an attempt; this timeout detects a host that is switched off.
     timeout = openai.Timeout(None, connect=min(_CONNECT_SECONDS, config.attempt_timeout))
     http = openai.DefaultAsyncHttpxClient(
         limits=limits,
@@ -41,12 +44,12 @@ def connect(config: ClientConfig, key: str, own: OwnServer | None) -> openai.Asy
         event_hooks={"request": [_Proof(own).begin] if own else [], "response": [_bound]},
     )
     api = openai.AsyncOpenAI(
-        api_key=key or "none",  # else the package takes one from OPENAI_API_KEY
+        api_key=key or "none",  # without one, the package takes OPENAI_API_KEY
         base_url=config.url,
         max_retries=0,
         timeout=timeout,
         http_client=http,
-        # A small body could unpack to a huge one; texts this short gain nothing from packing.
+        # A small compressed body could expand to a huge one; compression hardly helps short texts.
         default_headers={"Accept-Encoding": "identity"},
     )
     # The package takes these from OPENAI_ORG_ID and OPENAI_PROJECT_ID.
@@ -55,16 +58,16 @@ def connect(config: ClientConfig, key: str, own: OwnServer | None) -> openai.Asy
 
 
 class _Proof:
-    """Looks who listens before and after a connection is made (httpx's `trace` extension).
+    """Checks who listens before and after a connection is made (httpx's `trace` extension).
 
-    The extension is told of each connection before the request's first byte goes out over it.
+    httpx calls the extension for each new connection before it sends the request's first byte.
     """
 
     def __init__(self, own: OwnServer) -> None:
         self._own = own
 
     async def begin(self, request: Any) -> None:
-        """Adds the look to a request that goes out."""
+        """Adds the check to an outgoing request."""
         before: list[tuple[int, ...]] = []
 
         async def trace(event: str, info: dict[str, Any]) -> None:
@@ -82,7 +85,7 @@ class _Proof:
 
 
 async def _bound(response: Any) -> None:
-    """Stops reading a reply that is too long."""
+    """Refuses a compressed reply, and stops reading one that is too long."""
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise TooLarge("the reply is packed, which was not asked for")
     kind: Any = type(response.stream)
@@ -91,7 +94,7 @@ async def _bound(response: Any) -> None:
 
 @functools.cache
 def _bounded(kind: Any) -> Any:
-    """Streams of the package's own kind, which it insists on, that end at `LONGEST_REPLY`."""
+    """A subclass of the package's stream (it accepts no other) that raises at `LONGEST_REPLY`."""
 
     class Bounded(kind):
         def __init__(self, stream: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the client counts: calls, failures by cause, how long answers took, tokens."""
+"""The client's counters: calls, failures by cause, latency and tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from qrag_jax.llm.outcomes import CAUSES, Answer, Failure, Outcome
 
 
 class LatencyHistogram:
-    """Durations in buckets that grow by 2 %, so that percentiles are right to 1 % in fixed memory.
+    """A histogram of durations. Its buckets grow by 2 %, so percentiles are accurate to 1 %.
 
-    Buckets reach from a tenth of a millisecond to a day; what lies outside counts as the end.
+    The buckets cover 0.1 ms to one day, in fixed memory. The first and the last bucket also count
+    shorter and longer durations.
     """
 
     _SHORTEST, _LONGEST, _GROWTH = 1e-4, 86_400.0, math.log(1.02)
@@ -29,7 +30,7 @@ class LatencyHistogram:
         self._total += 1
 
     def percentile(self, percent: float) -> float:
-        """The duration in seconds that `percent` of all do not exceed; 0 where there are none."""
+        """The duration in seconds that `percent` % of all do not exceed; 0 if there are none."""
         rank = math.ceil(self._total * percent / 100)
         for bucket in sorted(self._counts):
             rank -= self._counts[bucket]
@@ -42,15 +43,19 @@ class Counters:
     """Sums since the client was made; safe to read while it works.
 
     Attributes:
-        calls: requests that were to be asked of the server; not those found in the cache or asked
-            already. answers: those that were answered. failures: by cause.
-        retries: attempts after a call's first one.
-        latency: seconds from the first attempt to the answer, without waits for a dead server.
-        tokens_in, tokens_out: of the answers, as the server counted them.
-        cache_hits: answers from the cache on disk. cache_skipped: requests that were not looked up
-            there, because another process held its file.
+        calls: requests for the server, without those answered by the cache or by an identical
+            request in flight.
+        answers: calls that got an answer.
+        failures: calls that failed, by cause.
+        retries: attempts after the first one of each call.
+        latency: seconds from a call's first attempt to its answer, without the time spent waiting
+            for a server that was down.
+        tokens_in: tokens of the prompts that got an answer, as the server counted them.
+        tokens_out: tokens of the answers, as the server counted them.
+        cache_hits: answers from the cache on disk.
+        cache_skipped: requests not looked up in the cache because another process held its file.
         shared: requests that got the answer of an identical one in flight.
-        waited_seconds: for how long calls waited for a dead server.
+        waited_seconds: seconds of outages, during which calls waited.
     """
 
     def __init__(self) -> None:
@@ -86,22 +91,22 @@ class Counters:
             self.cache_hits += answers
 
     def skipped(self, requests: int) -> None:
-        """How many requests were not looked up so far."""
+        """Sets the number of requests that were not looked up so far."""
         with self._lock:
             self.cache_skipped = requests
 
     def joined(self, outcome: Outcome) -> None:
-        """Counts a request that got what an identical one got."""
+        """Counts a request that got the answer of an identical one; failures are not counted."""
         with self._lock:
             self.shared += isinstance(outcome, Answer)
 
     def waited(self, seconds: float) -> None:
-        """Counts time in which a dead server was waited for."""
+        """Adds time spent waiting for a server that is down."""
         with self._lock:
             self.waited_seconds += seconds
 
     def snapshot(self) -> Counters:
-        """A copy that counts no further."""
+        """A copy that does not change any more."""
         taken = Counters()
         with self._lock:
             for name, value in vars(self).items():
@@ -110,7 +115,7 @@ class Counters:
         return taken
 
     def as_metrics(self) -> dict[str, float]:
-        """All of it under names for the metric writers; times in seconds."""
+        """All counters, under names for the metric writers; times in seconds."""
         with self._lock:
             metrics = {
                 "llm/calls": self.calls,

@@ -1,4 +1,4 @@
-"""What a server's reply means: an answer, or the cause for which there is none."""
+"""Reads a server's replies: each one is an answer or a failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qrag_jax.llm.text.well_formed import well_formed
 _LONGEST_MESSAGE = 300
 LONGEST_WAIT = 365 * 86_400.0  # seconds
 
-# As vLLM, SGLang, llama.cpp and OpenAI say that prompt and answer do not fit.
+# How vLLM, SGLang, llama.cpp and OpenAI say that prompt and answer do not fit.
 _TOO_LONG = re.compile(
     r"context.?(length|window|size)|maximum model length|max_model_len|longer than the model",
     re.IGNORECASE,
@@ -24,7 +24,7 @@ _TOO_LONG = re.compile(
 
 
 def read_reply(text: str, version: str) -> Outcome:
-    """The one choice of a chat or plain completion, or why it is no answer."""
+    """The answer in a chat or plain completion with one choice, or why there is none."""
     try:
         reply = json.loads(text)
     except (ValueError, RecursionError):
@@ -55,7 +55,7 @@ def read_reply(text: str, version: str) -> Outcome:
 
 
 def _ended_otherwise(reason: Any) -> Failure | None:
-    """The failure that a text is which ended otherwise than an answer does."""
+    """The failure that a `finish_reason` stands for; None if it is that of an answer."""
     if reason in ENDS:
         return None
     told = f"finish_reason {shorten(str(reason))}"
@@ -81,10 +81,10 @@ def read_error(status: int, text: str) -> Failure:
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that the server asks to wait (RFC 9110, 10.2.3), 0 where it does not say.
+    """Seconds that the server asks to wait (RFC 9110, 10.2.3); 0 if it does not say.
 
-    At most `LONGEST_WAIT`, however large the number or far the date: longer than any deadline, so
-    that it is not waited for.
+    A larger number or a later date becomes `LONGEST_WAIT`. This is longer than a deadline, so the
+    request fails without waiting.
     """
     value = headers.get("retry-after", "")[:_LONGEST_MESSAGE].strip()
     try:
@@ -102,12 +102,12 @@ def _seconds_until(date: str) -> float:
         return (when - datetime.datetime.now(datetime.UTC)).total_seconds()
     except (ValueError, TypeError, IndexError):
         return 0.0
-    except OverflowError:  # a year that no calendar has
+    except OverflowError:  # a year that `datetime` cannot represent
         return LONGEST_WAIT
 
 
 def shorten(text: str) -> str:
-    """The text on one line, cut to a length that a log bears, and fit to be printed."""
+    """The text on one line, cut to a length that suits a log, and safe to print."""
     text = " ".join(well_formed(text[: 100 * _LONGEST_MESSAGE]).split())
     return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…"
 
@@ -133,7 +133,7 @@ def _log_probs(log_probs: Mapping[str, Any]) -> dict[str, Any]:
         content = log_probs.get("content") or []
         tokens = [entry["token"] for entry in content]
         values = [entry["logprob"] for entry in content]
-    # The first token of a prompt that is echoed has none.
+    # The first token of an echoed prompt has no log-probability.
     values = [math.nan if value is None else float(value) for value in values]
     return {
         "tokens": tuple(well_formed(str(token)) for token in tokens),

@@ -1,1 +1,1 @@
-"""Starts, watches and stops a model server, and hands it weights."""
+"""Starts, watches and stops a model server, and loads new weights into it."""

@@ -1,8 +1,8 @@
-"""Tells the weights of one folder from those of another of the same name, by reading all of them.
+"""Computes digests of model folders, to tell weights apart in folders of the same name.
 
-Reading takes a second or so per gigabyte, so digests of files are kept: by the file's path, size,
-times and inode, each in a small file of the cache folder. A file that is changed in place with all
-of these as before (a damaged disk, a clock set back) is the one change that is not seen.
+It reads all files. This takes about a second per gigabyte, so the digest of each file is cached in
+a small file of the cache folder, by the file's path, size, times and inode. It does not notice a
+change that leaves all of these the same (a damaged disk, a clock set back).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.whole_files import write_whole
 
-# What a server reads: weights, and what says how they are put together, fed and asked.
+# What a server reads: weights, and the files of the model, the tokenizer and the chat template.
 _WEIGHTS = (
     *(".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".npz"),
     *(".tensors", ".distcp"),
@@ -28,26 +28,26 @@ _WEIGHTS = (
 _OTHERS = (".json", ".jinja", ".model", ".txt", ".vocab", ".tiktoken", ".yaml", ".yml", ".py")
 _BLOCK = 1 << 22  # bytes read at a time
 _THREADS = 8
-# Two changes within a file system's tick have one time (2 s on the coarsest): a file so young is
-# read again by the next call.
+# Two changes within one tick of a file system's clock (2 s on the coarsest) have the same time. So
+# the digest of a file that changed this recently is not cached; the next call reads it again.
 _SETTLED_SECONDS = 2.0
-_TOLD_FROM = 1 << 30  # bytes to be read, of which a word is said
+_TOLD_FROM = 1 << 30  # bytes to be read; from this size on, a line is logged
 
 
 def model_digest(
     folder: Path, cache: Path | None = None, log: Callable[[str], None] = lambda line: None
 ) -> str:
-    """A digest of all that a model's folder holds: each file's name and content.
+    """A digest of the names and contents of the files in a model's folder that a server reads.
 
     Args:
-        cache: folder in which the digests of files are kept, None: nothing is kept.
-        log: is told once where much has to be read.
+        cache: folder in which the digests of files are cached; None: no cache.
+        log: receives one line if much has to be read.
 
     Returns:
-        16 hexadecimal digits; "" where there is no such folder.
+        16 hexadecimal digits; "" if there is no such folder.
 
     Raises:
-        InputError: a file cannot be read; names it.
+        InputError: a file cannot be read; the message names it.
     """
     if not folder.is_dir():
         return ""
@@ -60,7 +60,7 @@ def model_digest(
     missing = [path for path, digest in known.items() if not digest]
     if (size := sum(_size(path) for path in missing)) >= _TOLD_FROM:
         log(f"reading {folder} once ({size / 1e9:.1f} GB), to know its weights from others.")
-    # hashlib lets go of the interpreter while it works.
+    # hashlib releases the interpreter lock while it works.
     with concurrent.futures.ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
         known.update(zip(missing, pool.map(lambda path: _read(path, cache), missing), strict=True))
     digest = hashlib.sha256()
@@ -74,21 +74,23 @@ def served_version(
     cache: Path | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> str:
-    """Tells what a server of our own answers with: weights, number format, vLLM's own arguments.
+    """The version of what our own server answers with: weights, dtype and vLLM's arguments.
 
-    Arguments name other revisions, templates, ways to load or to round; some change no answer, but
-    to ask again costs less than an answer of other weights.
+    Arguments can select other revisions, other templates, or other ways to load and to round. Some
+    change no answer. But asking again costs less than reusing an answer of other weights.
 
     Args:
-        server: fields of `config.llm.server`; of them `model`, `dtype` and `arguments` are read.
-        cache, log: as of `model_digest`.
+        server: fields of `config.llm.server`; `model`, `dtype` and `arguments` are read.
+        cache: see `model_digest`.
+        log: see `model_digest`.
 
     Returns:
-        the folder's digest, and that of the settings where they are not the usual ones. Of a model
-        on the hub the settings' alone: which weights it has today is not known here.
+        The folder's digest, followed by a digest of dtype and arguments if they are not the
+        defaults. For a model on the hub, only the second part, because its present weights are not
+        known here.
 
     Raises:
-        InputError: a file cannot be read; names it.
+        InputError: a file cannot be read; the message names it.
     """
     weights = model_digest(Path(server["model"]).expanduser(), cache, log)
     dtype, arguments = server.get("dtype", "auto"), list(server.get("arguments", ()))
@@ -105,7 +107,7 @@ def _size(path: Path) -> int:
 
 
 def _read(path: Path, cache: Path | None) -> str:
-    """The SHA-256 of a file, kept from then on."""
+    """Computes the SHA-256 of a file and caches it."""
     digest = hashlib.sha256()
     try:
         with path.open("rb", buffering=0) as file:
@@ -125,8 +127,11 @@ def _read(path: Path, cache: Path | None) -> str:
 
 
 def _state(file: int | Path, path: Path) -> dict[str, Any]:
-    """What a digest is kept by. The time of the last change of any kind (ctime) is no user's to
-    set, unlike that of the content (mtime), which copying tools bring along."""
+    """The properties of the file by which its digest is cached.
+
+    Users cannot set the time of the last change of any kind (ctime). They can set the time of the
+    last change of the content (mtime), and copying tools preserve it.
+    """
     found = os.stat(file)
     return {
         "path": str(path.resolve()),
@@ -143,7 +148,7 @@ def _note(path: Path, cache: Path) -> Path:
 
 
 def _kept(path: Path, cache: Path | None) -> str:
-    """The digest found earlier for the file as it is now, "" where there is none."""
+    """The cached digest, if it is that of the file as it is now; otherwise ""."""
     if cache is None:
         return ""
     with contextlib.suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
@@ -155,6 +160,6 @@ def _kept(path: Path, cache: Path | None) -> str:
 
 
 def _keep(path: Path, cache: Path, note: dict[str, Any]) -> None:
-    """Writes a note; without room for it the file is read again next time."""
+    """Caches a digest; if that fails, the file is read again next time."""
     with contextlib.suppress(OSError, UnicodeError):
         write_whole(_note(path, cache), json.dumps(note))

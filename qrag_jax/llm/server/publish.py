@@ -1,16 +1,16 @@
-"""Hands newer weights to a running vLLM server, and says which ones an answer was sampled with.
+"""Loads newer weights into a running vLLM server, and tells which version sampled an answer.
 
-Needs a server started with `config.llm.server.publish`. What vLLM tells about versions:
+It needs a server started with `config.llm.server.publish`. How vLLM reports versions:
 
-- Adapters: each version has a name of its own, "MODEL@VERSION", which clients ask for as the model
-  and which the answer repeats: the version is exact. Names and folders are never used twice, since
+- Adapters: each version has a separate model name, "MODEL@VERSION". Clients ask for this name and
+  the answer repeats it, so the version is exact. Names and folders are never used twice, because
   vLLM would answer from prefixes cached with the earlier weights.
 - All weights: vLLM keeps one version for the whole engine (/update_weight_version, /weight_info).
-  Answers of /v1/chat/completions and /v1/completions do not carry it; only those of
-  /inference/v1/generate, which takes and gives token ids, do (`weight_versions`, span by span;
-  vLLM wants --enable-scale-out for it). So weights are exchanged while no answer is being
-  sampled, and `version_since` tells whether the version was one and the same from before a
-  request was sent until after its answer.
+  Answers of /v1/chat/completions and /v1/completions do not carry it. Only answers of
+  /inference/v1/generate do (`weight_versions`, span by span); this endpoint takes and returns token
+  ids, and needs --enable-scale-out. So weights are exchanged while no answer is being sampled, and
+  `version_since` tells whether the version stayed the same from before a request was sent until
+  after its answer.
 """
 
 from __future__ import annotations
@@ -35,22 +35,24 @@ from qrag_jax.llm.listener import OwnServer
 from qrag_jax.runtime.leftovers import MEMORY, weights_folder
 
 VERSION = re.compile(r"[\w.-]+")
-# Where a model's head is its word vectors, vLLM's reload on CPU leaves the head, which it keeps
-# packed, as it was, without an error: a mixture would answer. Under its own name it is renewed.
+# If a model's head is tied to its word embeddings, vLLM's reload on CPU does not renew the head,
+# which it keeps packed. There is no error, and old and new weights are mixed. So the head is also
+# written as a separate tensor; then vLLM renews it.
 WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 WEIGHTS = "*.safetensors"
 
 
 class PublishError(RuntimeError):
-    """The server did not take the weights; the message says in which state it was left."""
+    """The server did not load the weights; the message says in which state it was left."""
 
 
 class Published(NamedTuple):
     """What a server serves.
 
     Attributes:
-        model: the name to ask for. version: of its weights, "" where unknown.
+        model: the name to ask for.
+        version: of its weights; "" if unknown.
     """
 
     model: str
@@ -58,7 +60,7 @@ class Published(NamedTuple):
 
 
 class Publisher:
-    """Puts versions of one model on one server, one after the other. Threads may share it.
+    """Loads versions of one model into one server, one after the other. Threads may share it.
 
     Attributes:
         current: what is served now; clients read it before each request.
@@ -77,14 +79,15 @@ class Publisher:
     ) -> None:
         """
         Args:
-            url: the server's. model: the name it serves its own weights by.
-            base: folder of those weights; where given, others must have the same names and shapes,
-                which vLLM itself does not insist on.
-            folder: where versions are written, a private one below it; None: in memory (/dev/shm),
-                or the usual temporary folder where there is no such thing.
-            timeout: seconds for one step of the hand-over, waiting for running answers included.
-            own: the server, where it is one that we started (`Server`): it is followed, and nothing
-                is sent unless it is proven to be what listens.
+            url: the server's URL.
+            model: the name under which it serves its original weights.
+            base: folder of these weights. If it is given, new weights must have the same names and
+                shapes; vLLM itself does not check this.
+            folder: versions are written to a private folder below it; None: in memory (/dev/shm),
+                or in the usual temporary folder if /dev/shm cannot be used.
+            timeout: seconds for one step of the hand-over, including the wait for running answers.
+            own: the server, if we started it (`Server`). Calls follow it to its current URL, and
+                nothing is sent unless it is proven to listen there.
         """
         self.current = Published(model, "")
         self._endpoint, self._model, self._timeout = Endpoint(url, api_key, own=own), model, timeout
@@ -95,18 +98,19 @@ class Publisher:
         self._folder = self._closing.enter_context(weights_folder(folder))
         self._count = 0
         self._version, self._used = "", set[str]()
-        self._last: Path | None = None  # where the present version lies, to be published again
+        self._last: Path | None = None  # folder of the present version, for `republish`
         self._adapters: list[Published] = []  # loaded, the oldest first
         self._lock = threading.Lock()
 
     def publish(self, source: Path | Mapping[str, np.ndarray], version: str) -> Published:
         """Makes the server answer with these weights; returns what to ask for.
 
-        Answers under way are waited for; questions that come meanwhile wait.
+        All weights are exchanged after the running answers have ended; new requests wait meanwhile.
+        An adapter is loaded without such a pause.
 
         Args:
-            source: all weights, as arrays by their names in the model's files or a folder of
-                safetensors files; or a PEFT folder (adapter_config.json): an adapter.
+            source: all weights, as arrays by their names in the model's files or as a folder of
+                safetensors files; or an adapter, as a PEFT folder (with adapter_config.json).
             version: letters, digits, ".", "-" and "_"; never one that was published before.
 
         Raises:
@@ -134,28 +138,28 @@ class Publisher:
             return self.current
 
     def version_since(self, before: Published) -> str:
-        """The version of an answer asked for while `before` was current: "" if another has come."""
+        """The version of an answer that was asked for under `before`; "" if it changed since."""
         return before.version if self.current == before else ""
 
     def forget(self) -> None:
-        """The server died: until `republish`, versions are unknown. For `Server`'s `on_down`."""
+        """Makes the version unknown until `republish`. Use it as `on_down` of `Server`."""
         self.current = Published(self.current.model, "")
 
     def republish(self) -> None:
-        """Hands the last version over to a server that started anew. For `Server`'s `on_up`.
+        """Loads the last version into the restarted server. Use it as `on_up` of `Server`.
 
         Raises:
-            PublishError: as `publish`.
+            PublishError: as in `publish`.
         """
         with self._lock:
             if self._last is None:
                 return
             adapter = (self._last / ADAPTER_FILES[0]).is_file()
-            self._adapters.clear()  # it knows none of them
+            self._adapters.clear()  # the restarted server has none of them
             self._hand_over(self._last, self._version, adapter)
 
     def close(self) -> None:
-        """Removes the files; the server keeps what it has."""
+        """Deletes the files; the server keeps the weights that it has."""
         self._closing.close()
 
     def __enter__(self) -> Publisher:
@@ -183,7 +187,7 @@ class Publisher:
             )
 
     def _write(self, source: Path | Mapping[str, np.ndarray], adapter: bool) -> Path:
-        """A folder of our own with the weights, under a name that was not used before."""
+        """Writes the weights to a new folder of ours, with a name that was not used before."""
         self._count += 1
         target = self._folder / str(self._count)
         building = target.with_suffix(".part")
@@ -224,7 +228,7 @@ class Publisher:
         self._post("/v1/load_lora_adapter", body, "the weights served are as before")
         self.current = Published(name, version)
         self._adapters.append(self.current)
-        # The last but one may still be asked for; an older one is not needed any more.
+        # Requests may still ask for the previous adapter; older ones are not needed any more.
         while len(self._adapters) > 2:
             old = self._adapters.pop(0)
             self._endpoint.post("/v1/unload_lora_adapter", {"lora_name": old.model}, self._timeout)
@@ -234,11 +238,11 @@ class Publisher:
         try:
             self._post("/pause?mode=wait", None, "the weights served are as before")
         except PublishError:
-            self._endpoint.post("/resume")  # it may have begun to wait
+            self._endpoint.post("/resume")  # the server may have begun to pause
             raise
         self.current = Published(self._model, "")
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        # If it fails in the middle, half of the weights may be new: nothing shall be sampled.
+        # If it fails midway, only some weights may be new, so the server must sample nothing.
         self._post("/collective_rpc", reload, paused)
         reply = self._post("/reset_prefix_cache", None, paused)
         if isinstance(reply.json, dict) and reply.json.get("success") is False:
@@ -262,7 +266,7 @@ def _array_shapes(tensors: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...
 
 
 def _add_tied_head(folder: Path) -> None:
-    """Writes the word vectors once more, as the head, where the folder's model has none."""
+    """Writes the word embeddings again, as the head, if the folder's model has no head."""
     found: np.ndarray | None = None
     for path in sorted(folder.glob(WEIGHTS)):
         with safe_open(path, framework="numpy") as file:
@@ -276,10 +280,10 @@ def _add_tied_head(folder: Path) -> None:
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes by name of all tensors in a folder's safetensors files, read from their headers.
+    """The shapes of all tensors in a folder's safetensors files, by name, read from the headers.
 
     Raises:
-        InputError: there are none, or one is broken.
+        InputError: there are no such files, or one is broken.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob(WEIGHTS)):

@@ -1,8 +1,9 @@
-"""The life of a vLLM server beside the trainer: started, waited for, restarted, stopped.
+"""Starts a vLLM server beside the trainer, waits for it, restarts it and stops it.
 
-It runs in an environment and processes of its own, below `watchdog`, which ends it when this
-process is gone; all talk goes over HTTP on 127.0.0.1. Nothing is sent to a server, the API key
-least of all, before it is proven that what listens is the one started here (see `listener`).
+The server has a separate Python environment and separate processes. They run under `watchdog`,
+which stops them when this process is gone. All communication uses HTTP on 127.0.0.1. Nothing, above
+all no API key, is sent before the listening process is proven to be the server that was started
+here (see `listener`).
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ LOOK_EVERY = 0.2  # seconds
 LONGEST_BACKOFF = 60.0
 PORT_TRIES = 3
 PORT_LOST = "Address already in use"
-LAST_LINES = 15  # of the log, shown when it dies at start
+LAST_LINES = 15  # of the log, shown when the server dies
 
 
 class _NotReady(Exception):
-    """Why a start did not lead to a server that answers."""
+    """The server that was started does not answer; the message says why."""
 
 
 class _PortLost(_NotReady):
@@ -42,18 +43,20 @@ class _PortLost(_NotReady):
 
 
 class Server:
-    """A vLLM process and what keeps it there; started once, and once stopped not again.
+    """A vLLM process that is kept running. It is started once and cannot be started after `stop`.
 
-    Entered, it is ready; left, none of its processes is. In between a thread restarts it when it
-    dies, with growing pauses. After a restart it serves the weights it was first started with:
-    `on_up` is the place to hand over newer ones. The port stays the same, unless another process
-    took it meanwhile and it was chosen freely: then `url` is another one. Who talks to the server
-    takes it as a `listener.OwnServer`, and so follows it, and never talks to anybody else.
+    As a context manager, it is ready on entry, and none of its processes is left on exit. In
+    between, a thread restarts it when it dies, with growing pauses. After a restart it serves its
+    original weights; use `on_up` to hand over newer ones.
+
+    The port stays the same, with one exception: if the port was chosen freely and another process
+    took it meanwhile, `url` changes. Clients take the server as a `listener.OwnServer`. So they
+    follow it to the new URL and never talk to another process.
 
     Attributes:
-        name: of the model, as clients ask for it.
-        restarts: times it was started again.
-        failure: why it was given up; "" as long as it was not.
+        name: model name that clients ask for.
+        restarts: how often it was started again.
+        failure: why it was given up; "" if it was not.
     """
 
     def __init__(
@@ -68,19 +71,21 @@ class Server:
     ) -> None:
         """
         Args:
-            log: takes lines about its progress. log_every: seconds between two while it starts.
-            on_down, on_up: called in the watching thread when it has died, and when it answers
-                again, before `alive` says so.
-            may_move: to another port, where the present one was taken by another process while it
-                was down and the config names none; not for those who know it by its URL.
+            log: receives lines about the server's progress.
+            log_every: seconds between two lines while the server starts.
+            on_down: called in the watching thread when the server has died.
+            on_up: called in the watching thread when the server answers again, before `alive` is
+                True.
+            may_move: whether it may move to another port, if another process took the present one
+                while it was down and the config names no port. False if callers keep its URL.
         """
         self.config, self.name = config, config.served_name
         self.restarts, self.failure = 0, ""
         self._log, self._log_every = log, log_every
         self._on_down, self._on_up = on_down, on_up
         self._port, self._may_move = config.port, may_move and not config.port
-        self._told = True  # whether this system tells who listens
-        self._proof: tuple[int, Path] | None = None  # the socket found last, and where
+        self._told = True  # whether this system shows who listens
+        self._proof: tuple[int, Path] | None = None  # the socket found last, and the link to it
         self._log_file = Path(config.log).expanduser().absolute()
         self._log_start = 0  # where in the log the present process began
         self._process: subprocess.Popen[bytes] | None = None
@@ -93,11 +98,13 @@ class Server:
         return f"http://{HOST}:{self._port}/v1"
 
     def alive(self) -> bool:
-        """Whether the server is up and ready; False while it starts anew."""
+        """Whether the server is up and ready; False while it restarts."""
         return self._up.is_set()
 
     def check(self) -> tuple[int, ...]:
-        """Proves that what listens at `url` is this server; see `listener.OwnServer`.
+        """Proves that this server listens at `url`; see `listener.OwnServer`.
+
+        If the system does not show who listens, nothing is checked and the result is empty.
 
         Raises:
             NotOurs: nothing listens there, or another process does.
@@ -124,9 +131,9 @@ class Server:
         """Starts the server and waits until it answers.
 
         Raises:
-            InputError: its environment, port or log cannot be used, it died at start, or it did not
-                answer within `start_timeout`; or there is an API key, and this system does not tell
-                who would get it. Nothing is left running.
+            InputError: its environment, port or log cannot be used; it died at start, was stopped,
+                or did not answer within `start_timeout`; or there is an API key and this system
+                does not show which process would get it. Nothing is left running.
         """
         interpreter(self.config.python)
         self._told = listener.can_be_told()
@@ -148,7 +155,7 @@ class Server:
                 break
             except _NotReady as error:
                 self._end()
-                # Between our look and its start another process may have taken a free port.
+                # Another process may have taken the free port between our check and the start.
                 lost = isinstance(error, _PortLost)
                 if self.config.port or not lost or not tries_left:
                     raise InputError(str(error)) from None
@@ -162,7 +169,7 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """Ends the server: SIGTERM, and SIGKILL after `stop_grace`. Again, it does nothing."""
+        """Stops the server: SIGTERM, SIGKILL after `stop_grace`. A second call does nothing."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()  # it may be in the middle of a restart
@@ -194,7 +201,7 @@ class Server:
                 self._log_start = log.tell()
                 self._process = subprocess.Popen(  # noqa: S603  (a list, no shell)
                     [*guard, *self.config.command(self._port)],
-                    stdin=subprocess.PIPE,  # closed, by us or by our end, it says: stop
+                    stdin=subprocess.PIPE,  # closed by us, or at our death: watchdog stops
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=environment,
@@ -215,7 +222,7 @@ class Server:
                     raise self._port_lost(listener.described(self._port) or "another process")
                 raise _NotReady(f"vLLM died at start; {self._last_words()}")
             self._check_no_other()
-            # Not only alive but as wanted: the model's name is among those it serves.
+            # The server must be healthy, and the model's name must be among those it serves.
             if endpoint.get("/health").status == 200 and self.name in endpoint.model_names():
                 self._log(f"vLLM serves {self.name} at {self.url} ({_since(began)}).")
                 return
@@ -232,7 +239,7 @@ class Server:
         raise _NotReady("stopped while vLLM was starting")
 
     def _check_no_other(self) -> None:
-        """While it starts nobody may listen on its port, or it alone.
+        """Checks that during the start no other process listens on the server's port.
 
         Raises:
             _PortLost: another process does.
@@ -251,7 +258,7 @@ class Server:
         )
 
     def _end(self) -> None:
-        """Ends the present process and all that it made."""
+        """Ends the present process and all processes that it started."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -260,11 +267,11 @@ class Server:
         limit = time.monotonic() + self.config.stop_grace + 5.0
         while not _ended(process) and time.monotonic() < limit:
             time.sleep(LOOK_EVERY / 4)
-        # Not yet waited for, the leader keeps its group's number from being another's.
+        # The leader was not waited for yet, so no other group can have its number.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        # The killed ones take a moment to be gone, and their GPU memory with them.
+        # Killed processes take a moment to disappear and to free their GPU memory.
         limit = time.monotonic() + 5.0
         with contextlib.suppress(ProcessLookupError, PermissionError):
             while time.monotonic() < limit:
@@ -276,7 +283,7 @@ class Server:
     def _watch(self) -> None:
         try:
             self._keep_up()
-        except Exception as error:  # nobody watches the watcher
+        except Exception as error:  # nothing else notices if this thread ends
             self.failure = f"vLLM was given up: {type(error).__name__}: {error}"
             self._log(self.failure)
             raise
@@ -312,7 +319,7 @@ class Server:
             began = time.monotonic()
 
     def _until_ended(self) -> bool:
-        """Waits until the server died (True) or is to be stopped (False)."""
+        """Waits until the server has died (True) or is to be stopped (False)."""
         assert self._process is not None
         while not self._stopping.wait(LOOK_EVERY):
             if _ended(self._process):
@@ -320,7 +327,7 @@ class Server:
         return False
 
     def _restart(self) -> str:
-        """Starts it once more; returns why that failed, "" if it did not."""
+        """Starts the server again; returns why that failed, "" if it did not."""
         self.restarts += 1
         try:
             self._take_port()
@@ -328,17 +335,17 @@ class Server:
             self._await_ready()
             if self._on_up:
                 self._on_up()
-        except Exception as error:  # a hand-over that fails leaves no server to be trusted either
+        except Exception as error:  # after a failed hand-over, the server cannot be trusted
             self._end()
             return str(error).partition("\n")[0]
         self._up.set()
         return ""
 
     def _take_port(self) -> None:
-        """The port of before; a free one where another process has it and we may move.
+        """Keeps the port; if another process has it and the server may move, takes a free one.
 
         Raises:
-            InputError: another process has it, and we may not.
+            InputError: another process has the port, and the server may not move.
         """
         try:
             _free_port(self._port)
@@ -351,7 +358,7 @@ class Server:
     # ---------------------------------------------------------------- its log
 
     def _tail(self, count: int) -> list[str]:
-        """The present process's last lines, blank ones left out."""
+        """The last lines that the present process wrote, without blank ones."""
         with contextlib.suppress(OSError), self._log_file.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - 65536))
@@ -365,7 +372,7 @@ class Server:
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the process ended, without taking its number away as `poll` does."""
+    """Whether the process has ended. Unlike `poll`, it does not release the process number."""
     if process.returncode is not None:
         return True
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -373,13 +380,13 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _free_port(port: int) -> int:
-    """The port, or a free one for 0.
+    """Returns the port if it is free; for 0, returns any free port.
 
     Raises:
         InputError: another process has it, or it may not be taken.
     """
     with socket.socket() as probe:
-        # As servers do: a port whose connections are merely fading counts as free.
+        # As servers do: a port counts as free if its old connections are only closing.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))

@@ -1,8 +1,8 @@
-"""Which of vLLM's own arguments a config may hand on: a list of those that do no harm.
+"""Checks the arguments that a config passes on to vLLM against a list of harmless ones.
 
-vLLM takes every beginning of a name for the name (`--hos`), underscores for dashes, short names
-(`-tp`), parts of values (`--name.key`), a file of further arguments, and the model's name without
-any. So only whole names of this list pass, each with as many words as it takes.
+vLLM also accepts prefixes of names (`--hos`), underscores for dashes, short names (`-tp`), parts of
+values (`--name.key`), a file of further arguments, and the model's name without an option. So only
+full names from this list are accepted, each with as many words as it takes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qrag_jax.llm.listener import HOST
 
 FIELD = "config.llm.server.arguments"
 
-# With a value: how the model is loaded, spread over devices, cached and scheduled.
+# Arguments with a value: how the model is loaded, spread over devices, cached and scheduled.
 _WITH_VALUE = (
     "attention-backend",
     "block-size",
@@ -53,7 +53,7 @@ _WITH_VALUE = (
     "tokenizer-revision",
     "uvicorn-log-level",
 )
-# Alone, or with "no-" before.
+# Switches without a value; they may begin with "no-".
 _SWITCHES = (
     "async-scheduling",
     "calculate-kv-scales",
@@ -71,12 +71,12 @@ _SWITCHES = (
     "language-model-only",
     "use-tqdm-on-load",
 )
-# It opens endpoints that take token ids, which publishing needs to tell versions span by span.
+# It opens endpoints that take token ids and tell the version of each span of an answer.
 _WITH_PUBLISH = "enable-scale-out"
-# Of a value that may also be the name of somebody's Python code.
+# Values allowed for an argument that could also name Python code to run.
 _CHOICES = {"distributed-executor-backend": ("mp", "uni", "ray")}
 
-# Arguments that other fields set.
+# Arguments that other fields of the section set.
 _FIELDS = {
     "model": "model",
     "served-model-name": "name",
@@ -90,7 +90,7 @@ _FIELDS = {
 _STAYS = f"the server stays on {HOST}"
 _RUNS_CODE = "it runs code from files that nobody has looked at"
 _READS = "with it the server reads or writes files that it is told of"
-# Why not, of those that one may look for; all others are refused too.
+# Why arguments that users may look for are refused; all others are refused too.
 _REASONS = {
     "host": _STAYS,
     "uds": _STAYS,
@@ -121,14 +121,14 @@ _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 
 
 def check_arguments(arguments: Sequence[object], publish: bool) -> None:
-    """Refuses what is not among the arguments that may be handed on.
+    """Checks that all arguments may be passed on to vLLM.
 
     Args:
-        arguments: one word each, `("--seed", "3")` or `("--seed=3",)`.
+        arguments: one word each, such as `("--seed", "3")` or `("--seed=3",)`.
         publish: whether weights are handed over while the server runs.
 
     Raises:
-        InputError: names the argument, why it is refused, and what to do instead.
+        InputError: an argument is refused; the message names it, the reason and what to do instead.
     """
     words: list[str] = []
     for word in arguments:
@@ -158,7 +158,7 @@ def _is_name(word: str) -> bool:
 
 
 def _checked_name(written: str, publish: bool) -> str:
-    """The name without dashes, of an argument that may be handed on."""
+    """The argument's name without its leading dashes; refuses what may not be passed on."""
     if not written.startswith("--"):
         whole = next((name for short, name in _SHORT.items() if written.startswith(short)), "")
         if whole:

@@ -1,4 +1,4 @@
-"""What vLLM is started with, checked as it is made: the fields of `config.llm.server`."""
+"""The config section `llm.server`: the settings with which vLLM is started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qrag_jax.runtime.config_fields import internal
 MODULE = "vllm.entrypoints.openai.api_server"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-# Variables of this process that would lead the other interpreter to this environment's packages.
+# Not passed on: with these variables vLLM's interpreter would use this environment's packages.
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 
 
@@ -28,16 +28,18 @@ class ServerConfig:
     """Section `llm.server`: settings of a `Server`; sizes in tokens, times in seconds.
 
     Attributes:
-        name: that clients ask for; "": the folder's or the hub's.
-        api_key_env: environment variable with the API key that it shall ask for; "": no key.
-        stop_grace: from SIGTERM to SIGKILL. backoff: before the first restart, doubled for each
-            further one up to a minute. healthy_after: of service, after which restarts are counted
-            anew.
+        name: model name that clients ask for; "": the folder's name or the hub name.
+        api_key_env: environment variable with the API key that the server requires; "": no key.
+        stop_grace: time from SIGTERM to SIGKILL.
+        backoff: pause before the first restart; doubles for each further one, up to a minute.
+        healthy_after: time of service after which restarts are counted from zero again.
 
-    JAX takes three quarters of its GPU unless XLA_PYTHON_CLIENT_MEM_FRACTION says less: on a shared
-    GPU that and `memory_share` both count. `publish` opens vLLM's development endpoints, with which
-    anyone who reaches the port can stop the server or make it read files, and which no API key
-    protects. So not on a machine shared with users who are not trusted.
+    JAX takes three quarters of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says less. On a
+    shared GPU, this share and `memory_share` must fit together.
+
+    `publish` opens vLLM's development endpoints. No API key protects them, and anyone who can reach
+    the port can use them to stop the server or to make it read files. So do not use `publish` on a
+    machine shared with users who are not trusted.
 
     Raises:
         InputError: a field cannot be used.
@@ -45,22 +47,22 @@ class ServerConfig:
 
     model: str = ""  # folder of a Hugging Face model, or a hub name
     name: str = internal("")
-    python: str = ".venv-vllm/bin/python"  # of vLLM's environment: `make sidecar`
-    port: int = 0  # on 127.0.0.1, 0: a free one, kept over restarts
-    devices: str = ""  # CUDA_VISIBLE_DEVICES, "0,1"; "": the trainer's
-    memory_share: float = 0.45  # of a GPU's memory, weights and cache together
-    cpu_cache_gib: int = 0  # of the cache on CPU, 0: as vLLM chooses
-    max_model_len: int = 4096  # tokens of prompt and answer, 0: the model's
+    python: str = ".venv-vllm/bin/python"  # Python of vLLM's environment, made by `make sidecar`
+    port: int = 0  # on 127.0.0.1; 0: a free port, kept over restarts
+    devices: str = ""  # CUDA_VISIBLE_DEVICES, such as "0,1"; "": the trainer's
+    memory_share: float = 0.45  # share of a GPU's memory, for weights and KV cache together
+    cpu_cache_gib: int = 0  # GiB of KV cache on CPU; 0: vLLM's default
+    max_model_len: int = 4096  # tokens of prompt and answer together; 0: the model's limit
     dtype: str = "auto"  # of weights and computation
-    lora_rank: int = 0  # highest of adapters served, 0: none are
-    publish: bool = False  # weights are handed over: opens development endpoints
-    # More of vLLM's that do no harm, by whole names: ("--tensor-parallel-size", "2")
+    lora_rank: int = 0  # highest rank of LoRA adapters served; 0: no adapters
+    publish: bool = False  # new weights may be loaded; opens development endpoints
+    # Further harmless vLLM arguments, with full names: ("--tensor-parallel-size", "2")
     arguments: tuple[str, ...] = ()
-    log: str = "vllm.log"  # in the workdir
+    log: str = "vllm.log"  # log file, in the workdir
     api_key_env: str = internal("")
-    start_timeout: float = 1800.0  # seconds until it must answer
+    start_timeout: float = 1800.0  # seconds within which the server must answer
     stop_grace: float = internal(20.0)
-    restarts: int = 5  # in a row, then it is given up
+    restarts: int = 5  # restarts in a row before the server is given up
     backoff: float = internal(2.0)
     healthy_after: float = internal(300.0)
 
@@ -91,7 +93,7 @@ class ServerConfig:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], **changes: Any) -> ServerConfig:
-        """From `config.llm.server`, with `changes`.
+        """Makes the settings from the fields of `config.llm.server`, with `changes`.
 
         Raises:
             InputError: a field is unknown or cannot be used.
@@ -103,24 +105,24 @@ class ServerConfig:
 
     @property
     def served_name(self) -> str:
-        """The name that clients ask for."""
+        """The model name that clients ask for."""
         return self.name or (Path(self.model).resolve().name if self.is_folder else self.model)
 
     @property
     def is_folder(self) -> bool:
-        """Whether the model lies in a folder of this machine; else the hub has it."""
+        """Whether the model is a folder on this machine; otherwise it is on the hub."""
         return Path(self.model).expanduser().is_dir()
 
     def api_key(self) -> str:
-        """The key from the environment, "" where none is asked for.
+        """The key from the environment; "" if the server requires none.
 
         Raises:
-            InputError: the variable is not set.
+            InputError: the variable is not set, or holds characters that no key has.
         """
         return read_key(self.api_key_env, _field("api_key_env"))
 
     def command(self, port: int) -> list[str]:
-        """The server's command line, without any secret: every user of the machine can read it."""
+        """The server's command line, without secrets: every user of the machine can read it."""
         model = str(Path(self.model).expanduser().resolve()) if self.is_folder else self.model
         words = [str(interpreter(self.python)), "-m", MODULE]
         words += ["--host", HOST, "--port", str(port)]
@@ -129,21 +131,21 @@ class ServerConfig:
         if self.max_model_len:
             words += ["--max-model-len", str(self.max_model_len)]
         if self.lora_rank:
-            # Two at once: while one is replaced by the next, questions to both are under way.
+            # Two at once: while one replaces the other, requests to both are in flight.
             words += ["--enable-lora", "--max-lora-rank", str(self.lora_rank), "--max-loras", "2"]
         return [*words, *self.arguments]
 
     def environment(self) -> dict[str, str]:
-        """The server's environment variables; the API key is among them."""
+        """The server's environment variables, including the API key."""
         own = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
         own["PYTHONUNBUFFERED"] = "1"
         if self.is_folder:
-            own["HF_HUB_OFFLINE"] = "1"  # all there is lies in the folder
+            own["HF_HUB_OFFLINE"] = "1"  # the folder holds all files
         if self.devices:
             own["CUDA_VISIBLE_DEVICES"] = self.devices
         if self.cpu_cache_gib:
             own["VLLM_CPU_KVCACHE_SPACE"] = str(self.cpu_cache_gib)
-        # Both are off unless asked for, whatever this process was started with.
+        # Both are off without `publish`, even if the environment of this process turns them on.
         own["VLLM_SERVER_DEV_MODE"] = str(int(self.publish))
         own["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = str(int(self.publish))
         inherited = {
@@ -156,10 +158,12 @@ class ServerConfig:
 
 
 def interpreter(python: str) -> Path:
-    """The absolute path of an environment's Python, its links not followed: they tell which one.
+    """The absolute path of an environment's Python.
+
+    It does not follow symbolic links, because Python finds its environment by the link's path.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such executable file.
     """
     path = Path(os.path.abspath(Path(python).expanduser()))
     if not (path.is_file() and os.access(path, os.X_OK)):

@@ -1,4 +1,4 @@
-"""The server that `config.llm` asks for: one that is there already, or one of our own."""
+"""The server that `config.llm` asks for: one that is already running, or one of our own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from qrag_jax.llm.server.server_config import ServerConfig, interpreter
 
 
 class Existing:
-    """A server that somebody else keeps up, with what `Server` has.
+    """A running server that we did not start, with the interface of `Server`.
 
     Attributes:
-        url: its base URL, with /v1. name: of the model asked for.
+        url: its base URL, with /v1.
+        name: the model that clients ask for.
     """
 
     restarts = 0
@@ -28,11 +29,11 @@ class Existing:
         self._endpoint = Endpoint(self.url, api_key)
 
     def alive(self) -> bool:
-        """Whether it answers and serves the model, asked now."""
+        """Asks the server whether it answers and serves the model."""
         return self.name in self._endpoint.model_names()
 
     def start(self) -> Existing:
-        """Makes sure that it is there.
+        """Checks that the server answers and serves the model.
 
         Raises:
             InputError: it does not answer, or serves other models.
@@ -52,7 +53,7 @@ class Existing:
         return self
 
     def stop(self) -> None:
-        """Leaves it as it is."""
+        """Does nothing: we did not start the server."""
 
     def __enter__(self) -> Existing:
         return self.start()
@@ -77,10 +78,11 @@ def sidecar(
     """The server of `config.llm`, not yet started.
 
     Args:
-        llm: the config's fields; of them `url`, `model`, `api_key_env` and `server` are read.
-        folder: in which the log goes, unless its path is absolute.
-        api_key: of a server that is there already.
-        may_move, hooks: as of `Server`; `log`, `on_down` and `on_up`.
+        llm: the config's fields; `url`, `model`, `api_key_env` and `server` are read.
+        folder: folder of the log file, unless the log's path is absolute.
+        api_key: key of a server that is already running.
+        may_move: see `Server`.
+        hooks: `log`, `on_down` and `on_up` of `Server`.
 
     Raises:
         InputError: a field cannot be used.

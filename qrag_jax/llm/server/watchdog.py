@@ -1,8 +1,9 @@
-"""Keeps a server from outliving its trainer: python -I watchdog.py GRACE COMMAND …
+"""Runs a server and stops it when the trainer ends: python -I watchdog.py GRACE COMMAND …
 
-It starts COMMAND, and stops it with every process it made when standard input ends or the parent is
-gone, however that died. Standard library only, in a process of its own: nothing that befalls the
-trainer befalls it. It must lead a process group (`start_new_session`), and COMMAND stays in it.
+It starts COMMAND. When standard input ends or the parent process is gone, for any reason, it stops
+COMMAND and every process that COMMAND started. It runs in a separate process and uses only the
+standard library, so that an error of the trainer does not affect it. It must lead a process group
+(`start_new_session`), and COMMAND must stay in this group.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ def _prctl(option: int, value: int) -> None:
 
 
 class _Family:
-    """The command and, on Linux, every process that came of it."""
+    """The command and, on Linux, all its descendants."""
 
     def __init__(self, command: list[str]) -> None:
-        # Orphans of the command become children of ours, so that none is lost sight of.
+        # Orphans of the command become children of this process, so that it can wait for all.
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._child = subprocess.Popen(  # noqa: S603  (a list, no shell)
             command,
             stdin=subprocess.DEVNULL,
-            # Should this process be killed, its child is too. Nothing else runs here: no threads.
+            # If this process is killed, its child is too. `preexec_fn` is safe without threads.
             preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
         )
-        self.status: int | None = None  # of the command, once it ended; negative: by a signal
+        self.status: int | None = None  # of the command once it has ended; negative: a signal
 
     def reap(self) -> bool:
-        """Collects what has ended; whether any process is left."""
+        """Reaps the processes that have ended; returns whether any process is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -55,7 +56,7 @@ class _Family:
                 self.status = self._child.returncode = os.waitstatus_to_exitcode(status)
 
     def stop(self, grace: float) -> None:
-        """SIGTERM to all; SIGKILL, to this process too, if any is left after `grace` seconds."""
+        """Sends SIGTERM to all; if any is left after `grace` seconds, SIGKILL, also to itself."""
         os.killpg(0, signal.SIGTERM)
         end = time.monotonic() + grace
         while self.reap():
@@ -66,7 +67,7 @@ class _Family:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command until it ends (returns its status) or is to be stopped (returns 0)."""
+    """Runs the command; returns its status if it ends, 0 if it has to be stopped."""
     grace, command, parent = float(argv[1]), argv[2:], os.getppid()
     asked: list[int] = []
 
@@ -77,13 +78,13 @@ def main(argv: list[str]) -> int:
         signal.signal(number, note)
     family = _Family(command)
     while family.reap() and family.status is None:
-        # A fork of the trainer may hold the other end open: the parent is looked at as well.
+        # A fork of the trainer may keep standard input open, so the parent is checked as well.
         ended = bool(select.select([0], [], [], LOOK_EVERY)[0])
         if ended or asked or os.getppid() != parent:
             family.stop(grace)
             return 0
     print(f"watchdog: the server ended with status {family.status}", flush=True)
-    family.stop(min(grace, 5.0))  # what it left behind
+    family.stop(min(grace, 5.0))  # processes that the command left behind
     status = family.status or 0
     return status if status >= 0 else 128 - status
 

@@ -1,1 +1,1 @@
-"""What a model is asked, and what is read from its answers."""
+"""Prompts for a language model, and the reading of its answers."""

@@ -1,7 +1,7 @@
-"""What a model's text says: the answer in it, or a judge's verdict, however messy the text.
+"""Reads the final answer or a judge's verdict from a model's text, which may be messy.
 
 The prompts ask for a last line `Final answer: …`. Models put it in bold, in a heading, in the
-middle of a line, several times or not at all, and may think aloud before.
+middle of a line, several times or not at all, and may think aloud first.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import dataclasses
 import re
 from typing import Any
 
-# Why a text holds no answer: the thinking has no end, the answer is cut off by max_tokens, there
-# is nothing to read, the verdict is neither yes nor no.
+# Why a text holds no answer: the thinking has no end, max_tokens cut off the answer, there is
+# nothing to read, or the verdict is neither yes nor no.
 NO_ANSWER_CAUSES = ("unfinished_thinking", "cut_off", "no_text", "unclear_verdict")
 
 _THINK, _END_OF_THINK = "<think>", "</think>"
@@ -22,8 +22,8 @@ _MARKED = re.compile(
     rf"final[ \t_-]+answer[ \t*_`\"']*(?:(?:is|was|would[ \t]+be)\b[ \t*_]*|=[ \t]*)?{_COLON}",
     re.IGNORECASE,
 )
-# Less plain: "the final answer is Paris", "Final answer - Paris", a heading of its own line, and
-# a line "Answer: Paris".
+# Less clear: "the final answer is Paris", "Final answer - Paris", a heading "Final answer" on a
+# separate line, and a line "Answer: Paris".
 _LOOSELY_MARKED = re.compile(
     rf"final[ \t_-]+answer[ \t*_`\"']*(?:is\b|=|[-–—](?=\s))|"
     rf"^{_DECORATION}(?:the[ \t]+)?final[ \t_-]+answer{_DECORATION}$|"
@@ -33,7 +33,7 @@ _LOOSELY_MARKED = re.compile(
 _FENCE = re.compile(r"^\s*(?:```|~~~)[\w+-]*[ \t]*$")
 _BOXED = re.compile(r"\\boxed\{(?:\\text\{)?([^{}]*)\}?\}")
 _LIST_ITEM = re.compile(r"^\s*(?:[#>]+\s+|[-*+•]\s+)*")
-# What may stand around an answer: first character → last.
+# Characters that may enclose an answer: first → last.
 _WRAPPERS = dict(zip("$\"'“‘«„「([<", "$\"'”’»“」)]>", strict=True))
 _TRAILING = " \t.,;:!…。、"
 
@@ -59,27 +59,32 @@ class NoAnswer:
 
 
 def thinking(enabled: bool | None) -> dict[str, Any]:
-    """The request's extra field that turns a model's thinking on or off, as vLLM and Qwen3 take it.
+    """The request's `extra` that turns a model's thinking on or off, in the form of vLLM and Qwen3.
 
-    None leaves it to the model: no field.
+    None leaves it to the model: the result is empty.
     """
     return {} if enabled is None else {"chat_template_kwargs": {"enable_thinking": enabled}}
 
 
 def final_answer(text: str, finish_reason: str = "stop", thinks: bool = False) -> str | NoAnswer:
-    """The answer that a model's text ends with, bare of markdown, quotes and trailing stops.
+    """The answer that a model's text ends with, without markdown, quotes and trailing punctuation.
 
-    Read is what stands after the last `</think>`. Of that, the last "Final answer:" that has
-    something behind it, on its own line or below it (a code fence there is opened); failing that,
-    "final answer is …", "Final answer - …", a heading "Final answer" or a line "Answer: …"; failing
-    that, the last line, for a model asked for a short answer often says nothing else. Lines
-    without a letter or digit are no text.
+    Only the text after the last `</think>` is read. The answer is the first of these that exists:
+
+    1. The first line after the last "Final answer:" that has text after it, on the same line or
+       below. A code fence there is skipped.
+    2. The same after a less clear mark: "final answer is …", "Final answer - …", a heading "Final
+       answer" or a line "Answer: …".
+    3. The last line, because a model asked for a short answer often says nothing else.
+
+    A line without a letter or digit does not count as text.
 
     Args:
-        finish_reason: "length" says that the text was cut off: then an answer counts only if its
+        text: the model's text.
+        finish_reason: "length" means that the text was cut off. Then an answer counts only if its
             line is complete.
-        thinks: the chat template may have opened the thinking in the prompt, so that a text cut
-            off before any `</think>` is all thinking.
+        thinks: whether the chat template may have opened the thinking in the prompt. Then a text
+            that was cut off before any `</think>` is all thinking.
     """
     said = _without_thinking(text, thinks and finish_reason == "length")
     if isinstance(said, NoAnswer):
@@ -96,12 +101,15 @@ def final_answer(text: str, finish_reason: str = "stop", thinks: bool = False) -
 
 
 def verdict(text: str, finish_reason: str = "stop", thinks: bool = False) -> bool | NoAnswer:
-    """A judge's yes (True) or no (False); what is neither is `NoAnswer`, never a no.
+    """A judge's yes (True) or no (False); an unclear verdict is `NoAnswer`, never a no.
 
-    The final answer must be yes or no, alone or before a stop, comma or dash ("No, because …"), and
-    must not hold the other word too; or be true, false, correct, incorrect, right, wrong, agree or
-    disagree alone. Without the mark "Final answer", lines that are verdicts count from anywhere in
-    the text if they agree.
+    The final answer must be one of these:
+
+    - yes or no, alone or before punctuation ("No, because …"), without the other word after it;
+    - true, false, correct, incorrect, right, wrong, agree or disagree, alone.
+
+    If the text has no mark such as "Final answer:", the verdicts on all its lines count, and they
+    must agree.
     """
     answer = final_answer(text, finish_reason, thinks)
     if isinstance(answer, NoAnswer):
@@ -123,7 +131,7 @@ def _without_thinking(text: str, opened: bool) -> str | NoAnswer:
 
 
 def _marked(said: str) -> tuple[str, int] | None:
-    """The first line behind the last mark that has one, and where it ends."""
+    """The first line after the last mark that has text after it, and where the line ends."""
     for mark in (_MARKED, _LOOSELY_MARKED):
         end = len(said)
         for found in reversed(list(mark.finditer(said))):
@@ -139,7 +147,7 @@ def _last_line(said: str) -> tuple[str, int] | None:
 
 
 def _lines(said: str, start: int, end: int) -> list[tuple[str, int]]:
-    """The bare lines of `said[start:end]` that hold something, and where each ends in `said`."""
+    """The bare lines of `said[start:end]` that have text, and where each ends in `said`."""
     lines = []
     for line in said[start:end].splitlines(keepends=True):
         text = line.rstrip("\r\n")
@@ -151,7 +159,7 @@ def _lines(said: str, start: int, end: int) -> list[tuple[str, int]]:
 
 
 def _bare(line: str) -> str:
-    """The line without markdown, quotes or brackets around it, and without stops behind it."""
+    """The line without markdown, quotes or brackets around it, and without trailing punctuation."""
     if boxed := _BOXED.search(line):
         line = boxed[1]
     line = _LIST_ITEM.sub("", line.replace("**", ""))

@@ -1,4 +1,4 @@
-"""How texts are drawn and read: what a request carries besides its messages."""
+"""Settings of generation: how answers are sampled and how they are read."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.token_count import token_counter
 
-FAIL, SCORE = "fail", "score"  # what an answer is that max_tokens cut off
+FAIL, SCORE = "fail", "score"  # how an answer is read that max_tokens cut off
 
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """How texts are drawn and read.
+    """How answers are sampled and read.
 
     Attributes:
         temperature, max_tokens, top_p, seed: as in `ChatRequest`.
-        enable_thinking: switches a thinking model's thinking; None leaves it to the model.
-        max_prompt_tokens: longest prompt, 0 for no limit. count: tokens of messages.
-        score_cut_off: read an answer that max_tokens cut off as if it were whole.
+        enable_thinking: turns a thinking model's thinking on or off; None leaves it to the model.
+        max_prompt_tokens: longest prompt; 0: no limit.
+        count: counts the tokens of messages; None if there is no limit.
+        score_cut_off: read an answer that max_tokens cut off as if it were complete.
     """
 
     temperature: float = 0.0
@@ -38,10 +39,11 @@ class Generation:
 
     @classmethod
     def of(cls, llm: Mapping[str, Any], prefix: str) -> Generation:
-        """From the fields of the same names, `tokenizer` and `cut_off`.
+        """Makes the settings from fields of the same names, `tokenizer` and `cut_off`.
 
         Args:
-            prefix: what the fields' names begin with for the user, such as "--llm.".
+            llm: the fields.
+            prefix: put before the fields' names in error messages, such as "--llm.".
 
         Raises:
             InputError: a field cannot be used.
@@ -92,6 +94,6 @@ class Generation:
         return extraction.verdict(*self._read(answer))
 
     def _read(self, answer: Answer) -> tuple[str, str, bool]:
-        """Text, finish reason, whether the prompt opened the thinking."""
+        """The text, the finish reason, and whether the prompt may have opened the thinking."""
         reason = "stop" if self.score_cut_off else answer.finish_reason
         return answer.text, reason, self.enable_thinking is True

@@ -1,14 +1,13 @@
-"""Prompts: text files with named slots, filled with texts and fitted to a budget of tokens.
+"""Prompts: text files with named slots, which are filled with texts and fitted to a token budget.
 
-A file has the messages one after the other, each below a line `[system]`, `[user]` or
-`[assistant]`. `{name}` is a slot; any other brace is text. The files of the package lie in
-`templates/`. A slot's text is never looked at again: a chunk that holds "{question}" stays as it
-is.
+A file holds the messages one after the other, each below a line `[system]`, `[user]` or
+`[assistant]`. `{name}` is a slot; any other brace is text. The package's files are in `templates/`.
+Slots are not filled inside inserted texts: a chunk that contains "{question}" stays as it is.
 
-A slot between marks, `<name>{name}</name>`, is fenced: its text is put on one line and loses every
-`<` before the name of a mark of this prompt, so that it can neither end its slot nor begin another.
-No text keeps what chat templates say turns with (`<|im_end|>`, `[INST]`, `</think>` …): a blank is
-put behind the bracket. Half surrogate pairs become U+FFFD.
+A slot between marks, `<name>{name}</name>`, is fenced: its text is put on one line. If a prompt has
+marks, all its inserted texts lose every `<` before the name of a mark, so that they can neither end
+a slot nor begin another. In all inserted texts, a space is put after the bracket of the marks that
+chat templates use (`<|im_end|>`, `[INST]`, `</think>` …). Half surrogate pairs become U+FFFD.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ FOLDER = Path(__file__).parent / "templates"
 _ROLE = re.compile(r"^\[(system|user|assistant)\]\n", re.MULTILINE)
 _SLOT = re.compile(r"\{([a-z_]+)\}")
 _WORD = re.compile(r"\S+")
-# Signs without width, which may stand in a word that looks as it does without them.
+# Characters without width: a word looks the same with and without them.
 _UNSEEN = "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]*"
 _FENCED = re.compile(r"<([a-z_]+)>\{\1\}</\1>")
-# How chat templates mark turns and thoughts; a tokenizer would read them out of any text.
+# How chat templates mark turns and thoughts; a tokenizer finds these marks in any text.
 _CONTROL = re.compile(
     r"(<(?=\||/?s>|/?think>|(?:start|end)_of_turn>|/?SYS>>)|\[(?=/?INST\]))", re.IGNORECASE
 )
 
-# The slot that takes chunks says how they are joined.
+# The slots that take chunks, and how each joins them.
 CHUNK_SLOTS: dict[str, Callable[[Sequence[str]], str]] = {
     "passages": lambda chunks: "\n\n".join(
         f"[{number}] {chunk.strip()}" for number, chunk in enumerate(chunks, 1)
@@ -53,7 +52,8 @@ class Prompt:
     """The messages of one prompt, with slots.
 
     Attributes:
-        path: the file it comes from. fingerprint: of the file's text.
+        path: the file it comes from.
+        fingerprint: digest of the file's text.
         messages: (role, content) pairs, the contents with their slots.
         slots: the names of all slots.
     """
@@ -65,7 +65,7 @@ class Prompt:
 
     @property
     def name(self) -> str:
-        """The file's name without its ending."""
+        """The file's name without its extension."""
         return self.path.stem
 
     @property
@@ -87,7 +87,7 @@ class Prompt:
         """The messages with each slot replaced by its text.
 
         Raises:
-            InputError: a slot has no text, or a text no slot; names file and slot.
+            InputError: a slot has no text, or a text has no slot; the message names file and slot.
         """
         for slot in sorted(self.slots - set(texts)):
             raise InputError(
@@ -120,10 +120,11 @@ class Prompt:
 
 
 def load(name: str) -> Prompt:
-    """The package's prompt called `name`, or the one in the file `name` if it ends in `.txt`.
+    """Loads the package's prompt `name`, or the file `name` if `name` ends in `.txt`.
 
     Raises:
-        InputError: there is no such prompt or file, or it has no messages.
+        InputError: there is no such prompt or file, it is not UTF-8, it does not begin with a
+            message, or its last message is not the user's.
     """
     path = Path(name) if name.endswith(".txt") else FOLDER / f"{name}.txt"
     try:
@@ -148,8 +149,11 @@ def load(name: str) -> Prompt:
 
 @functools.cache
 def _marks(names: tuple[str, ...]) -> re.Pattern[str] | None:
-    """What a model could take for a mark of these names: an opening bracket before one of them,
-    whatever stands between that is no letter, and whatever in the name that cannot be seen."""
+    """Matches the opening bracket of what a model could take for a mark with one of these names.
+
+    Characters other than letters and digits may stand between the bracket and the name, and between
+    the words of the name. Invisible characters may stand inside its words.
+    """
     if not names:
         return None
     words = "|".join(
@@ -159,14 +163,19 @@ def _marks(names: tuple[str, ...]) -> re.Pattern[str] | None:
 
 
 class Cut(NamedTuple):
-    """What was left out: whole chunks, and characters in all (those chunks and a part of one)."""
+    """What was left out of a prompt.
+
+    Attributes:
+        chunks: number of whole chunks.
+        characters: of these chunks and of the chunk that was shortened, together.
+    """
 
     chunks: int = 0
     characters: int = 0
 
 
 class Fitted(NamedTuple):
-    """A prompt that fits, and what had to be left out of it."""
+    """A prompt that fits, and what was left out of it."""
 
     messages: Messages
     cut: Cut
@@ -179,18 +188,20 @@ def fit(
     max_prompt_tokens: int,
     count: Callable[[Messages], int],
 ) -> Fitted | Failure:
-    """The prompt with as much of the chunks as fits, the oldest cut first, the question whole.
+    """Fills the prompt with the whole question and the chunks that fit; cuts the oldest first.
 
-    Whole chunks are left out from the first one on, as few as it takes; of the last of them the
-    beginning is put back as far as it fits, word by word.
+    It leaves out as few whole chunks as possible, from the first one on. Then it puts back the
+    beginning of the last chunk left out, with as many words as fit.
 
     Args:
         chunks: the oldest first; they are shown in this order.
-        max_prompt_tokens: the budget; 0 is none.
-        count: tokens of the messages as the model reads them. More text must not have fewer.
+        max_prompt_tokens: the budget; 0: no limit.
+        count: counts the tokens of messages as the model reads them. More text must not have fewer
+            tokens.
 
     Returns:
-        `Failure` of cause "too_long" if the question does not fit even without any chunk.
+        The fitted prompt, or `Failure` with cause "too_long" if the question does not fit even
+        without any chunk.
 
     Raises:
         InputError: the prompt has other slots than `question` and one for chunks.
@@ -224,13 +235,13 @@ def fit(
 
 
 def _beginning(text: str, words: int) -> str:
-    """The text up to the end of its word number `words`."""
+    """The text up to the end of its word number `words`; "" for 0."""
     ends = [word.end() for word in _WORD.finditer(text)]
     return text[: ends[words - 1]] if words else ""
 
 
 def _least(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The smallest number in `low` … `high` for which it holds, if it does from there on."""
+    """The smallest number from `low` to `high` from which on `holds` is true."""
     while low < high:
         middle = (low + high) // 2
         if holds(middle):

@@ -1,4 +1,4 @@
-"""How many tokens a prompt has, as the served model's own tokenizer counts them."""
+"""Counts a prompt's tokens with the tokenizer of the served model."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from qrag_jax.llm.text.prompts import Messages
 
 
 def token_counter(tokenizer: str, enable_thinking: bool | None = None) -> Callable[[Messages], int]:
-    """Counts the tokens of messages in the chat template, with what opens the model's turn.
+    """Makes a function that counts the tokens of messages in the chat template.
+
+    The count includes what the template adds to open the model's turn.
 
     Args:
         tokenizer: folder (or hub name) of the model that is served.
-        enable_thinking: handed to the chat template; None leaves it to the template.
+        enable_thinking: passed to the chat template; None leaves it to the template.
 
     Raises:
         InputError: the tokenizer cannot be loaded, or has no chat template.
     """
-    from transformers import AutoTokenizer  # heavy, and only needed with a budget
+    from transformers import AutoTokenizer  # slow to import, and only needed with a budget
 
     try:
         loaded = AutoTokenizer.from_pretrained(tokenizer)

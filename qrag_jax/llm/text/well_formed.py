@@ -1,10 +1,10 @@
-"""Texts with half of a surrogate pair, which JSON can say (\\ud800) and nothing can write."""
+"""Repairs texts with half of a surrogate pair: JSON can hold it (\\ud800), UTF-8 cannot."""
 
 from __future__ import annotations
 
 
 def well_formed(text: str) -> str:
-    """The text with the two halves of a pair joined, and U+FFFD in the place of a half alone."""
+    """The text with the two halves of each pair joined, and with U+FFFD for each half alone."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,1 +1,1 @@
-"""What trunks are computed with: packing, attention, rotations, adapters, dropout."""
+"""Building blocks of trunks: packing, attention, rotations, linear maps, adapters, dropout."""

@@ -31,19 +31,25 @@ def padded_attention(
 ) -> jax.Array:
     """softmax(QKᵀ/√d)·V over the first `lengths[b]` keys of each row (Vaswani et al., 2017).
 
+    NVIDIA GPUs use cuDNN's fused kernel, with lengths instead of a mask, for the dtypes and head
+    widths that it supports. CPUs use plain batched products: the einsums of JAX's attention, and
+    above all their gradients, are slower there. With dropout every platform uses batched
+    products, because no fused kernel accepts the masks of this package. All other cases use JAX's
+    attention, compiled by XLA.
+
     Args:
-        query: `[B, L, heads, d]`. key, value: `[B, L, groups, d]`; query heads i·heads/groups to
-            (i+1)·heads/groups - 1 share those of group i (Ainslie et al., arXiv 2305.13245).
+        query: `[B, L, heads, d]`.
+        key: `[B, L, groups, d]`. Query heads i·heads/groups to (i+1)·heads/groups - 1 share the
+            key and value of group i (Ainslie et al., arXiv 2305.13245).
+        value: `[B, L, groups, d]`.
         lengths: `[B]`, at least 1.
-        causal: a query sees no key behind it. Cotangents at positions ≥ length must then be 0.
-        products: dtype that the products' factors are rounded to; None: that of query.
-        kept: the weights that dropout leaves.
+        products: dtype to which batched products round their factors; None: query's dtype. JAX's
+            attention ignores it.
+        causal: a query sees no later key. Cotangents at positions ≥ length must then be 0.
+        kept: the attention weights that dropout keeps; None: no dropout.
 
     Returns:
-        `[B, L, heads, d]`; what stands at positions ≥ length means nothing. NVIDIA GPUs take
-        cuDNN's fused kernel, with lengths rather than a mask, in the dtypes it knows. On CPU the
-        library's einsums, and above all their gradients, are slower than plain batched products.
-        Dropout is computed by these everywhere: no fused kernel takes masks of ours.
+        `[B, L, heads, d]`; values at positions ≥ length are meaningless.
     """
     heads, products = _Heads(query, key, value), products or query.dtype
     if kept is not None:
@@ -58,7 +64,7 @@ def padded_attention(
 
 
 def _fused_kernel_takes(query: jax.Array) -> bool:
-    """cuDNN's flash attention: half precision, heads of at most 128 by steps of 8."""
+    """Whether cuDNN's flash attention applies: half precision, head width ≤ 128 in steps of 8."""
     width = query.shape[-1]
     nvidia = "cuda" in jax.devices()[0].client.platform_version.lower()
     half = query.dtype in (jnp.bfloat16, jnp.float16)
@@ -86,7 +92,7 @@ def _batched_products(heads_of_rows, lengths, products, causal, kept=None):
         return x.transpose(0, 2, 1, 3).reshape(batch * groups, -1, width)
 
     position = jnp.arange(length)
-    if causal:  # no key of the padding stands before a query of the row
+    if causal:  # padding keys come after all queries of the row
         bias = jnp.where(position <= position[:, None], 0.0, MASKED)
         bias = jnp.tile(bias, (heads // groups, 1))[None]
     else:
@@ -103,8 +109,8 @@ def _batched_products(heads_of_rows, lengths, products, causal, kept=None):
 def _attend(products, rate, heads, bias, kept):
     """query `[N, Q, d]`, key, value `[N, L, d]`, bias of the scores → `[N, Q, d]`.
 
-    The bias is `[N, 1, L]` or `[1, Q, L]`; the softmax is taken in float32. kept `[N, Q, L]`: the
-    weights that dropout leaves, None: all.
+    The bias is `[N, 1, L]` or `[1, Q, L]`; the softmax is computed in float32. kept `[N, Q, L]`
+    marks the weights that dropout keeps; None: all.
     """
     return _attend_forward(products, rate, heads, bias, kept)[0]
 
@@ -131,7 +137,7 @@ def _attend_backward(products, rate, saved, gradient):
     product = partial(_product, products, result=query.dtype)
     d_value = product("nqk,nqd->nkd", _dropped(rate, weights, kept), gradient)
     d_weights = _dropped(rate, product("nqd,nkd->nqk", gradient, value), kept)
-    # Σ_k weights·d_weights equals Σ_d result·gradient, which is L/d times cheaper, dropout or not.
+    # Σ_k weights·d_weights equals Σ_d result·gradient, with dropout too; that is L/d times cheaper.
     d_scores = weights * (d_weights - (result * gradient).sum(-1, keepdims=True))
     d_query = product("nqk,nkd->nqd", d_scores, key)
     d_key = product("nqk,nqd->nkd", d_scores, query)

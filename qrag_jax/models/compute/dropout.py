@@ -1,14 +1,14 @@
-"""Dropout, in a trunk or on what enters low-rank adapters, with masks that do not depend on where a
-row stands.
+"""Dropout in trunks and on the inputs of low-rank adapters; masks do not depend on row placement.
 
-Training plays episodes with the embeddings of one pass and learns from those of another, which
-packs the same rows into other blocks. Both must see the same masks. So a mask is a function of the
-step's key, tower, layer, place in the layer (or linear map), the CONTENT of the row, position and
-feature, and of nothing else. Equal rows of one step have equal masks, on any device.
+A training step plays episodes with the embeddings of one pass and learns from the embeddings of
+another pass, which packs the same rows into other blocks. Both passes must use the same masks. So
+a mask depends only on the step's key, the tower, the layer, the place in the layer (or the linear
+map), the CONTENT of the row, the position and the feature. Equal rows of one step have equal
+masks, on any device.
 
-A trunk drops where BERT does (Devlin et al., 2019): the embeddings, the weights of attention, and
-what attention and the feed-forward add to the residual. It drops where its parameters have a key
-alone, that is in the towers of a training step (`with_key`).
+A trunk drops where BERT does (Devlin et al., 2019): embeddings, attention weights, and what
+attention and the feed-forward add to the residual. GTE also drops gated hidden values. A trunk
+drops only if its parameters contain a key, that is in the towers of a training step (`with_key`).
 """
 
 from __future__ import annotations
@@ -20,27 +20,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-MULTIPLIER = 0x2C9277B5  # ≡ 5 mod 8: its powers differ as long as rows are
+MULTIPLIER = 0x2C9277B5  # ≡ 5 mod 8: its powers repeat only after 2³⁰, more than any row has
 BETWEEN_POSITIONS = 0x9E3779B9  # odd, so that all positions of a row differ
-BETWEEN_HEADS = 2**16  # above any position of a key
+BETWEEN_HEADS = 2**16  # larger than any key's position
 
-# Places where a trunk drops: numbers of their keys, at one depth. Depth 0 is before all layers.
+# Places where a trunk drops, as indices of their keys at one depth. Depth 0 (before all layers) has
+# EMBEDDINGS alone; the other depths, one per layer, have the places below.
 EMBEDDINGS = 0
 ATTENTION_WEIGHTS, ATTENTION_OUTPUT, GATED, OUTPUT = PLACES = range(4)
 
-KEY = "dropout_key"  # beside the parameters of a tower whose trunk is to drop
+KEY = "dropout_key"  # leaf beside the parameters of a tower whose trunk drops
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenDropout:
-    """What dropout has to know of the tokens in a block.
+    """What dropout needs to know about the tokens of a block.
 
     Attributes:
-        digests: uint32 `[T]`, of each token's row and position. rate: p, the share dropped of what
-            enters adapters.
-        keys: uint32 `[depths, places, 2]` of a trunk that drops, `[places, 2]` inside a layer.
-        hidden, attention: p, the share it drops of hidden states and of attention's weights.
+        digests: uint32 `[T]`, a hash of each token's row and position.
+        rate: p, the share of the adapters' inputs that is dropped.
+        keys: keys of a trunk that drops, uint32 `[depths, places, 2]`, or `[places, 2]` at one
+            depth. None: the trunk drops nothing.
+        hidden: p, the share of hidden states that the trunk drops.
+        attention: p, the share of attention weights that the trunk drops.
     """
 
     digests: jax.Array
@@ -53,8 +56,8 @@ class TokenDropout:
 def row_digests(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
     """tokens `[N, L]`, lengths `[N]` → uint32 `[N]`: Σ_i (token_i + 1)·m^i modulo 2³².
 
-    What stands beyond a row's length does not matter, nor does L. Two rows of one digest would
-    have the same masks, which harms nothing.
+    Tokens beyond a row's length have no effect, nor has L. Two rows with the same digest would have
+    the same masks, which does no harm.
     """
     width = tokens.shape[1]
     powers = np.array([pow(MULTIPLIER, i, 2**32) for i in range(width)], np.uint32)
@@ -64,16 +67,16 @@ def row_digests(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
 
 
 def token_digests(rows: jax.Array, position: jax.Array) -> jax.Array:
-    """Digests of the rows that tokens belong to and their positions there → uint32 `[T]`."""
+    """Each token's row digest and position in the row, both `[T]` → its digest, uint32 `[T]`."""
     return rows + position.astype(jnp.uint32) * jnp.uint32(BETWEEN_POSITIONS)
 
 
 def drop(x: jax.Array, key: jax.Array, dropout: TokenDropout) -> jax.Array:
     """`[T, I]` with each entry set to 0 with probability p, else divided by 1 - p; in x's dtype.
 
-    `key` is that of one linear map in one layer, uint32 `[2]`, and p `dropout.rate`. Feature i of a
-    token is dropped where mix(mix(digest ^ key_0) + mix(i + key_1)) / 2³² < p. Threefry, JAX's own
-    generator, would nearly double the time of a pull-back on CPU.
+    `key`, uint32 `[2]`, belongs to one linear map in one layer; p is `dropout.rate`. Feature i of a
+    token is dropped if mix(mix(digest ^ key_0) + mix(i + key_1)) / 2³² < p. Threefry, JAX's default
+    generator, would nearly double the time of a gradient (`ragged.pull_back`) on CPU.
     """
     return _drop(x, key, dropout.digests, dropout.rate)
 
@@ -90,8 +93,10 @@ def _kept(mixed: jax.Array, rate: float) -> jax.Array:
 
 
 def mix(number: jax.Array) -> jax.Array:
-    """uint32 → uint32, one to one, each bit of which depends on all (Wellons, 2018, "Prospecting
-    for hash functions", lowbias32)."""
+    """A bijective hash uint32 → uint32; each bit of the result depends on all bits of `number`.
+
+    Source: Wellons, 2018, "Prospecting for hash functions", lowbias32.
+    """
     number = (number ^ (number >> 16)) * jnp.uint32(0x7FEB352D)
     number = (number ^ (number >> 15)) * jnp.uint32(0x846CA68B)
     return number ^ (number >> 16)
@@ -101,50 +106,59 @@ def mix(number: jax.Array) -> jax.Array:
 
 
 def with_key(params: Any, key: jax.Array) -> Any:
-    """Stacked parameters whose trunk drops: of one tower with its PRNG key, or of several stacked
-    on axis 0 with as many keys."""
+    """Adds a PRNG key to stacked parameters, so that their trunk drops.
+
+    The parameters are those of one tower, or of several towers stacked on axis 0 with one key each.
+    """
     return params | {KEY: key}
 
 
 def without_key(params: Any) -> tuple[Any, jax.Array | None]:
-    """The parameters alone, and their key if they have one."""
+    """The parameters without their key, and the key (None if they have none)."""
     return {name: leaf for name, leaf in params.items() if name != KEY}, params.get(KEY)
 
 
 def trunk_keys(key: jax.Array, layers: int) -> jax.Array:
-    """A tower's PRNG key → uint32 `[layers + 1, places, 2]`, the keys of every place."""
+    """A tower's PRNG key → uint32 `[layers + 1, places, 2]`, the keys of all places."""
     return jax.random.key_data(jax.random.split(key, (layers + 1, len(PLACES))))[..., :2]
 
 
 def at_depth(dropout: TokenDropout | None, depth: int) -> TokenDropout | None:
-    """With the keys of one depth alone: 0 before all layers, n in layer n - 1."""
+    """`dropout` with the keys of one depth: 0 is before all layers, n is layer n - 1."""
     if dropout is None or dropout.keys is None:
         return dropout
     return dataclasses.replace(dropout, keys=dropout.keys[depth])
 
 
 def drop_hidden(x: jax.Array, dropout: TokenDropout | None, place: int) -> jax.Array:
-    """Hidden states `[T, I]` dropped as `drop` does, by the key of the place; x without dropout."""
+    """Drops hidden states `[T, I]` as `drop` does, with the key of `place`; without dropout, x."""
     if dropout is None or dropout.keys is None or not dropout.hidden:
         return x
     return _drop(x, dropout.keys[place], dropout.digests, dropout.hidden)
 
 
 class KeptWeights(NamedTuple):
-    """mask: bool `[R, heads, L, L]`, of query and key, attention's weights that are kept and
-    divided by 1 - rate; the others are 0."""
+    """The attention weights that dropout keeps.
+
+    Attributes:
+        mask: bool `[R, heads, L, L]`, by query and key. True: the weight is kept and divided by
+            1 - rate; False: it becomes 0.
+        rate: p, the share that is dropped.
+    """
 
     mask: jax.Array
     rate: float
 
 
 def kept_weights(dropout: TokenDropout | None, place: jax.Array, heads: int) -> KeptWeights | None:
-    """Which of attention's weights are kept; None: all, as they are.
+    """Which attention weights are kept; None: all, undivided.
 
-    Key k of head h is to a query what feature 2¹⁶·h + k is to a token in `drop`.
+    The mask of a query for key k of head h is that of a token for feature 2¹⁶·h + k in `drop`.
 
     Args:
-        place: `[R, L]`, where the tokens of each row stand in the block.
+        dropout: the block's dropout, with the keys of one layer.
+        place: `[R, L]`, the place in the block of each token of a row.
+        heads: the number of query heads.
     """
     if dropout is None or dropout.keys is None or not dropout.attention:
         return None

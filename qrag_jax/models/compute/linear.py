@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from qrag_jax.models.compute.dropout import TokenDropout, drop
 
-# Leaves that stand beside a kernel where the map has a low-rank adapter (`lora`).
+# Leaves beside the kernel of a linear map that has a low-rank adapter (`lora`).
 LORA_A, LORA_B = ADAPTER = ("lora_a", "lora_b")
-LORA_KEY = "lora_key"  # and where there is dropout on what enters it
+LORA_KEY = "lora_key"  # a further leaf if dropout acts on the adapter's inputs
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -21,9 +21,9 @@ def linear(products: jnp.dtype, x: jax.Array, kernel: jax.Array, bias: jax.Array
     """x·W + b over the last axis: x `[..., I]`, kernel `[I, O]`, bias `[O]` → `[..., O]`.
 
     The factors of every product are rounded to the dtype `products`, sums are float32, the result
-    has x's dtype. Gradients of kernel and bias come in the dtype of these. They are products of x
-    and the cotangent as they lie in memory: autodiff asks for their transposes, and on CPU those
-    copies cost a tenth of a training step.
+    has x's dtype. The gradients of kernel and bias have the dtypes of kernel and bias. They are
+    computed from x and the cotangent as these lie in memory. Autodiff would transpose both first,
+    and on CPU those copies cost a tenth of a training step.
     """
     rows = x.reshape(-1, x.shape[-1])
     product = _product(products, rows, kernel, ((1,), (0,)), x.dtype) + bias.astype(x.dtype)
@@ -78,9 +78,9 @@ linear_without_bias.defvjp(
 class Linear(nn.Module):
     """`linear` as a Flax module with the parameters of `nn.Dense`.
 
-    With the further leaves `lora_a` `[I, r]` and `lora_b` `[r, O]` it adds (x·A)·B. With
-    `lora_key` `[k, 2]` as well, A is k matrices side by side, and each sees x through a mask of
-    its own (`dropout.drop`); x·W sees all of x.
+    If the parameters also have `lora_a` `[I, r]` and `lora_b` `[r, O]`, it adds (x·A)·B. If they
+    have `lora_key` `[k, 2]` as well, A consists of k matrices side by side, and x passes through a
+    separate mask for each of them (`dropout.drop`). x·W uses x without a mask.
     """
 
     features: int
@@ -92,7 +92,7 @@ class Linear(nn.Module):
         """`[..., I]` → `[..., features]` in x's dtype.
 
         Raises:
-            ValueError: there is a key, but nothing is known of the tokens.
+            ValueError: the parameters have `lora_key`, but `dropout` is None.
         """
         kernel = self.param(
             "kernel", nn.initializers.lecun_normal(), (x.shape[-1], self.features), jnp.float32
@@ -122,11 +122,12 @@ class Linear(nn.Module):
 
 
 def side_by_side(parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
-    """The parameters of one `Linear` that computes what several compute from the same x.
+    """Joins several linear maps of the same x into the parameters of one `Linear`.
 
-    Kernels and biases are joined. Adapters, which not every part needs to have, become one of the
-    sum of their ranks: the A's stand side by side, the B's on a diagonal of blocks. Each keeps its
-    own key of dropout, as each has a mask of its own where they are computed one by one.
+    Kernels and biases are concatenated. Some parts may have no adapter. The adapters become one
+    adapter whose rank is the sum of their ranks: the matrices A stand side by side, the matrices B
+    form a block diagonal. The dropout keys of all adapters are kept, so each adapter has the same
+    mask as when the maps are computed one by one.
     """
     own = (*ADAPTER, LORA_KEY)
     plain = [{n: leaf for n, leaf in part.items() if n not in own} for part in parts]

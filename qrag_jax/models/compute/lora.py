@@ -1,11 +1,11 @@
-"""Low-rank adapters (LoRA; Hu et al., arXiv 2106.09685): what is trained beside a frozen encoder.
+"""Low-rank adapters (LoRA; Hu et al., arXiv 2106.09685), trained beside a frozen encoder.
 
-A linear map becomes x·W + s·(x·A)·B with s = alpha / rank. W, and all else of the base, is frozen:
-one copy serves both towers, online and target. In the tree of an adapter, maps that have one keep
-their place in the stacked parameters: `layers/query/lora_a` `[n, in, r]`, `lora_b` `[n, r, out]`.
+A linear map becomes x·W + s·(x·A)·B with s = alpha / rank. W and all other parameters of the base
+are frozen: one copy serves both towers, online and target. A tree of adapters uses the paths of the
+stacked parameters: `layers/query/lora_a` `[n, in, r]` and `layers/query/lora_b` `[n, r, out]`.
 
-With dropout the map is x·W + s·(d(x)·A)·B, d being `dropout.drop` with a mask of its own for every
-map, as in the library PEFT. It acts where there is a key alone, that is in the online towers of a
+With dropout the map is x·W + s·(d(x)·A)·B, where d is `dropout.drop` with a separate mask for each
+map, as in the library PEFT. Dropout acts only if there is a key, that is in the online towers of a
 training step.
 """
 
@@ -20,14 +20,16 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from qrag_jax.models.compute.linear import ADAPTER, LORA_A, LORA_B, LORA_KEY
 from qrag_jax.models.trunks.trunk import Params
 
-Leaves = dict[tuple[str, ...], jax.Array]  # by their paths
+Leaves = dict[tuple[str, ...], jax.Array]  # by path
 
 
 class Adapted(NamedTuple):
-    """A frozen base (one tower, stacked) and the adapters of one tower, or of several stacked
-    on axis 0.
+    """A frozen base and the adapters on it.
 
-    dropout_key: PRNG key of the masks, one a tower; None: nothing is dropped.
+    Attributes:
+        base: parameters of one tower, layers stacked.
+        adapters: of one tower, or of several towers stacked on axis 0.
+        dropout_key: PRNG key of the masks, one per tower; None: nothing is dropped.
     """
 
     base: Params
@@ -38,7 +40,7 @@ class Adapted(NamedTuple):
 def attach(params: Adapted, scale: float) -> Params:
     """One tower's parameters with the adapters beside the kernels, as `Linear` takes them.
 
-    The factor `scale` is put on B. Where there is a key, every map gets one of its own.
+    B is multiplied by `scale`. If there is a dropout key, every map gets a key derived from it.
     """
     adapters: Leaves = flatten_dict(params.adapters)
     leaves = flatten_dict(params.base) | {
@@ -50,8 +52,11 @@ def attach(params: Adapted, scale: float) -> Params:
 
 
 def _keys(key: jax.Array, adapters: Leaves) -> Leaves:
-    """The keys, uint32 `[n, 1, 2]`, of every map that has an adapter, one a layer: the tower's key
-    with the map's number, in the order of their names, and the layer's folded in."""
+    """The dropout keys, uint32 `[n, 1, 2]`, of every map that has an adapter: one key per layer.
+
+    A key is the tower's key with two numbers folded in: the map's number in the order of the maps'
+    paths, and the layer's number.
+    """
     leaves: Leaves = {}
     for number, path in enumerate(sorted(path for path in adapters if path[-1] == LORA_A)):
         of_map, layers = jax.random.fold_in(key, number), jnp.arange(len(adapters[path]))
@@ -61,19 +66,19 @@ def _keys(key: jax.Array, adapters: Leaves) -> Leaves:
 
 
 def has_keys(attached: Params) -> bool:
-    """Whether `attach` was given a key of dropout."""
+    """Whether `attach` was given a dropout key."""
     return any(path[-1] == LORA_KEY for path in flatten_dict(attached))
 
 
 def detach(attached: Params) -> tuple[Leaves, Leaves]:
-    """The leaves of adapters and all others, of parameters, stacked or unstacked."""
+    """Splits parameters, stacked or unstacked, into the leaves of adapters and all other leaves."""
     leaves = flatten_dict(attached)
     adapters = {path: leaf for path, leaf in leaves.items() if path[-1] in ADAPTER}
     return adapters, {path: leaf for path, leaf in leaves.items() if path not in adapters}
 
 
 def merge(params: Adapted, scale: float) -> Params:
-    """One tower's parameters without adapters that compute the same: W + s·A·B for W."""
+    """One tower's parameters with the adapters merged in: W becomes W + s·A·B."""
     leaves, adapters = flatten_dict(params.base), flatten_dict(params.adapters)
     for path, b in adapters.items():
         if path[-1] == LORA_B:

@@ -1,9 +1,9 @@
-"""Rows of unequal length packed end to end into blocks of a few static sizes.
+"""Packs rows of unequal length end to end into blocks of a few static sizes.
 
-In a block of T places every token stands behind the other, so linear maps compute no padding but
-the block's own end; only attention sees rows of L padded tokens. Blocks are filled on the device:
-the longest rows first, then the shortest into the room that is left. Shapes never depend on the
-data, so nothing recompiles.
+In a block of T places the tokens of all rows follow each other. So linear maps compute padding only
+at the end of the block; only attention sees rows padded to L tokens. Blocks are filled on the
+device: first with the longest rows, then with the shortest rows that fit into the remaining room.
+Shapes never depend on the data, so nothing is recompiled.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Shape(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """The shapes that blocks come in: every size with every row length, all ascending.
+    """The shapes of blocks: every size with every row length, both ascending.
 
-    `mean_lengths[i]` is how long rows of up to `lengths[i]` tokens (but longer than the length
-    before) are on average; it decides how many of them a block has room for.
+    `mean_lengths[i]` is the mean length of rows that have at most `lengths[i]` tokens but more than
+    `lengths[i - 1]`. It decides how many such rows a block has room for.
     """
 
     tokens: tuple[int, ...]
@@ -39,19 +39,22 @@ class Blocks(NamedTuple):
     mean_lengths: tuple[float, ...]
 
     def shapes(self, count: int) -> Iterator[Shape]:
-        """Every shape for `count` rows in all, sizes outermost."""
+        """Every shape for `count` rows in total; the size varies slowest."""
         for tokens in self.tokens:
             for length, mean in zip(self.lengths, self.mean_lengths, strict=True):
-                # A tenth more than expected: a block is rarely full of rows before it is of tokens.
+                # A tenth more rows than expected: a block rarely fills up with rows before tokens.
                 yield Shape(tokens, length, max(1, min(count, math.ceil(1.1 * tokens / mean))))
 
 
 class Layout(NamedTuple):
-    """Where the tokens of one block stand: T places, R rows of L.
+    """Where the tokens of one block are: T places, R rows of L tokens.
 
-    row `[T]`: the row a place belongs to, R where it is unused. position `[T]`: the token's
-    position in its row. place `[R, L]`: the place of each token of a row; anywhere beyond its end.
-    lengths `[R]`: 0 = no such row. dropout: where adapters or the trunk have any.
+    Attributes:
+        row: `[T]`, the row that a place belongs to; R if the place is unused.
+        position: `[T]`, the token's position in its row.
+        place: `[R, L]`, the place of each token of a row; arbitrary beyond the row's end.
+        lengths: `[R]`, tokens of each row; 0: there is no such row.
+        dropout: dropout of adapters or of the trunk, if there is any.
     """
 
     row: jax.Array
@@ -61,12 +64,15 @@ class Layout(NamedTuple):
     dropout: TokenDropout | None = None
 
     def at_depth(self, depth: int) -> Layout:
-        """As what stands there takes it: 0 before all layers, n in layer n - 1."""
+        """The layout with the dropout keys of one depth: 0 before all layers, n in layer n - 1."""
         return self._replace(dropout=at_depth(self.dropout, depth))
 
 
 def packed_layout(lengths: jax.Array, tokens: int, length: int) -> Layout:
-    """Rows of `lengths` `[R]` (at most `length`) end to end in `tokens` places, which hold them."""
+    """The layout of rows of `lengths` `[R]` (each at most `length`), end to end in `tokens` places.
+
+    The places must suffice for all rows.
+    """
     ends = jnp.cumsum(lengths)
     starts = ends - lengths
     place = jnp.arange(tokens)
@@ -81,7 +87,7 @@ def packed_layout(lengths: jax.Array, tokens: int, length: int) -> Layout:
 
 
 def padded_layout(lengths: jax.Array, length: int) -> Layout:
-    """Rows padded on the right to `length`: the layout of a `[R, length]` array made flat."""
+    """The layout of a flattened `[R, length]` array: rows padded on the right to `length`."""
     lengths, rows = jnp.asarray(lengths), jnp.arange(len(lengths))
     row = jnp.repeat(rows, length)
     position = jnp.tile(jnp.arange(length), len(lengths))
@@ -105,8 +111,8 @@ def from_rows(rows: jax.Array, layout: Layout) -> jax.Array:
     return jnp.where(used[:, None], rows.reshape(-1, width)[flat], 0)
 
 
-# Every used place goes to exactly one row and back: both gradients are gathers, where autodiff
-# would scatter.
+# Every used place belongs to exactly one row, so both gradients are gathers. Autodiff would use
+# scatters.
 def _to_rows_backward(layout: Layout, gradient: jax.Array) -> tuple[jax.Array, None]:
     return from_rows(gradient, layout), None
 
@@ -121,16 +127,16 @@ from_rows.defvjp(lambda rows, layout: (from_rows(rows, layout), layout), _from_r
 
 
 class Filling(NamedTuple):
-    """How far the filling of blocks has come: rows `low` to `high - 1`, by length, are left."""
+    """The rows that no block has taken yet: `low` to `high - 1` in the order by length."""
 
     low: jax.Array
     high: jax.Array
 
 
 class Block(NamedTuple):
-    """What one block takes: the `top` longest rows left and the `bottom` shortest ones.
+    """The rows that one block takes: the `top` longest and the `bottom` shortest of the rows left.
 
-    `shape` is the index of its shape among `Blocks.shapes`.
+    `shape` is the index of the block's shape in `Blocks.shapes`.
     """
 
     shape: jax.Array
@@ -141,15 +147,15 @@ class Block(NamedTuple):
 def next_block(blocks: Blocks, lengths: jax.Array, left: Filling) -> Block:
     """The block to compute next for rows of ascending `lengths` `[N]`.
 
-    It has the least row length that holds the longest row left, and the least size that holds all
-    that is left, else the largest.
+    Its row length is the smallest that holds the longest row left. Its size is the smallest that
+    holds all rows left, or the largest size if none holds them.
     """
     shapes = list(blocks.shapes(lengths.shape[0]))
     tokens, most_rows = (
         jnp.array([getattr(shape, name) for shape in shapes]).reshape(len(blocks.tokens), -1)
         for name in ("tokens", "rows")
     )
-    before = jnp.append(0, jnp.cumsum(lengths))  # tokens of all rows before each
+    before = jnp.append(0, jnp.cumsum(lengths))  # tokens of all rows before each row
     low, high = left
     count = high - low
     column = (jnp.array(blocks.lengths) < lengths[high - 1]).sum()
@@ -167,7 +173,7 @@ def next_block(blocks: Blocks, lengths: jax.Array, left: Filling) -> Block:
 
 
 def rows_of_block(block: Block, left: Filling, most: int) -> tuple[jax.Array, jax.Array]:
-    """The rows a block takes, as places in the order by length `[most]`, and which are present."""
+    """A block's rows, as places in the order by length `[most]`, and which of them are present."""
     number = jnp.arange(most)
     place = jnp.where(number < block.top, left.high - 1 - number, left.low + number - block.top)
     present = number < block.top + block.bottom
@@ -177,11 +183,14 @@ def rows_of_block(block: Block, left: Filling, most: int) -> tuple[jax.Array, ja
 def choose_blocks(
     histogram: Sequence[int] | np.ndarray, tokens: int, lengths: int, sizes: int
 ) -> Blocks:
-    """Blocks for rows whose lengths are spread like `histogram` (see `choose_lengths`).
+    """Chooses blocks for rows whose lengths are distributed as in `histogram`.
 
     Args:
+        histogram: number of rows of each length (see `choose_lengths`).
         tokens: places of the largest block; more if two of the longest rows need more.
-        lengths: row lengths at most. sizes: block sizes, each half of the next.
+        lengths: the most row lengths to choose.
+        sizes: the most block sizes to choose. Each size is half of the next, but none is smaller
+            than the longest row.
     """
     histogram = np.array(histogram, np.int64)
     longest = len(histogram) - 1
@@ -198,10 +207,10 @@ def choose_blocks(
 
 
 def choose_lengths(histogram: Sequence[int] | np.ndarray, count: int) -> tuple[int, ...]:
-    """The ≤ `count` row lengths that waste the fewest tokens on rows of given lengths.
+    """At most `count` row lengths that need the fewest tokens, padding included.
 
-    `histogram[n]` is how many rows have n tokens; the last index is the longest row allowed and
-    always chosen. Exact by dynamic programming over multiples of 8.
+    `histogram[n]` is the number of rows with n tokens. Its last index is the longest row allowed,
+    which is always chosen. Dynamic programming finds the optimum among multiples of 8.
     """
     histogram = np.array(histogram, np.int64)
     histogram[0] = 0  # absent rows cost nothing

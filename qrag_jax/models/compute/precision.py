@@ -1,4 +1,4 @@
-"""The precision policy: what is computed in which dtype.
+"""The precision policy: the dtype of each part of the computation.
 
 | what | dtype |
 |---|---|
@@ -8,7 +8,7 @@
 | sums inside products, softmax, mean and variance of LayerNorms | float32 |
 | embeddings, Q-values, log-sum-exp, λ-returns, losses, metrics | float32 |
 
-`config.encoder.dtype` names both at once.
+`config.encoder.dtype` sets `products` and `activations` together.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Precision(NamedTuple):
 
 
 def precision(name: str) -> Precision:
-    """What "float32", "bfloat16" or "auto" (bfloat16 where the device gains by it) stand for.
+    """The dtypes that "float32", "bfloat16" or "auto" (bfloat16 if it is faster here) stand for.
 
-    On CPU bfloat16 is kept to the products: nothing else is faster in it there.
+    On CPU only the products use bfloat16: nothing else is faster in it there.
 
     Raises:
         InputError: the name is unknown.
@@ -51,6 +51,8 @@ def precision(name: str) -> Precision:
 
 
 def _has_matrix_unit(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this CPU multiplies bfloat16 matrices in hardware (Intel AMX): measured, five times
-    the rate of float32 there, and no faster elsewhere."""
+    """Whether this CPU multiplies bfloat16 matrices in hardware (Intel AMX).
+
+    As measured, bfloat16 is then five times as fast as float32; on other CPUs it is no faster.
+    """
     return cpuinfo.exists() and "amx_bf16" in cpuinfo.read_text()

@@ -1,11 +1,11 @@
-"""Rows of unequal length encoded, and differentiated, with little padding in ONE compiled program.
+"""Embeds rows of unequal length, and computes gradients, with little padding in ONE program.
 
-Rows are sorted by length on the device and packed into blocks (`packing`) that a loop computes one
-by one, a switch choosing the block's static shape. Absent rows cost nothing, and a row that occurs
-twice is computed once.
+The compiled program sorts rows by length on the device and packs them into blocks (`packing`). A
+loop computes the blocks one by one; a switch chooses the block's static shape. Absent rows cost
+nothing. A row that occurs twice is computed once (except in `embed_and_pull_back`).
 
 The gradient is pulled back block by block from cotangents of the embeddings (Gao et al., 2021,
-"Scaling Deep Contrastive Learning Batch Size", GradCache), so memory is that of one block.
+"Scaling Deep Contrastive Learning Batch Size", GradCache), so only one block needs memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from qrag_jax.models.trunks.trunk import WORDS, Params
 
 
 class BlockShapes(NamedTuple):
-    """The blocks of each place rows are encoded: all chunks, the states, and with gradients."""
+    """The blocks of each use: embedding all chunks, embedding states, and computing gradients."""
 
     chunks: Blocks
     states: Blocks
@@ -50,9 +50,9 @@ class BlockShapes(NamedTuple):
 
 
 class TokenCount(NamedTuple):
-    """Tokens that carry text and tokens computed: float32 scalars, counts can exceed int32.
+    """Tokens that carry text, and tokens computed: float32 scalars, as counts can exceed int32.
 
-    A row that occurs more than once counts once, as it is computed once.
+    A repeated row counts as often as it is computed: once, or each time in `embed_and_pull_back`.
     """
 
     real: jax.Array
@@ -60,7 +60,7 @@ class TokenCount(NamedTuple):
 
     @classmethod
     def total(cls, counts: Iterable[TokenCount]) -> TokenCount:
-        """Their sum, over any axes they have as well."""
+        """The sum of the counts, also over any axes that they have."""
         real, computed = zip(*counts, strict=True)
         return cls(*(jnp.stack(list(map(jnp.sum, field))).sum() for field in (real, computed)))
 
@@ -73,10 +73,10 @@ class TokenRows(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Rows in the order of their length; absent and repeated ones, of length 0, come first."""
+    """Rows sorted by length. Absent rows and removed repeated rows have length 0 and come first."""
 
     order: jax.Array  # [N] the row at each place of the order
-    first: jax.Array  # [N] the first row of the same content, itself if there is none before
+    first: jax.Array  # [N] the first row with the same content, possibly the row itself
     tokens: jax.Array  # [N, L] in order
     lengths: jax.Array  # [N] in order
     dropout: TokenDropout | None  # with the digests of the rows, [N] in order
@@ -95,9 +95,8 @@ def embed_rows(
 ) -> tuple[jax.Array, TokenCount]:
     """N rows → float32 `[N, D]`; absent rows give zeros.
 
-    Equal to `encoder.embed(params, tokens, lengths)` on present rows, up to float rounding. Where
-    `params` have keys of dropout, the trunk drops, or adapters see their inputs, through the masks
-    of `dropout`.
+    It equals `encoder.embed(params, tokens, lengths)` on present rows, up to float rounding. If
+    `params` have dropout keys, the masks of `dropout` act in the trunk or on the adapters' inputs.
 
     Raises:
         ValueError: rows are wider than the longest row length of `blocks`.
@@ -122,10 +121,13 @@ def pull_back(
     given: TokenRows,
     cotangents: jax.Array,
 ) -> tuple[Params, TokenCount]:
-    """Gradient of `Σ_n <cotangents[n], embed(tokens[n])>` with respect to `params`, in float32;
-    of one tower's adapters where `params` has them; through the masks of its key if it has one.
+    """Gradient of `Σ_n <cotangents[n], embed(tokens[n])>` with respect to `params`, in float32.
+
+    For `Adapted` params it is the gradient with respect to the adapters. If `params` have a dropout
+    key, its masks act.
 
     Args:
+        params: of one tower, or a base with the adapters of one tower.
         given: N rows; absent ones contribute nothing.
         cotangents: `[N, D]`.
 
@@ -150,15 +152,16 @@ def embed_and_pull_back(
     given: TokenRows,
     cotangent_of: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> tuple[Params, jax.Array, TokenCount]:
-    """As `pull_back`, where a row's cotangent is known once the row is embedded.
+    """As `pull_back`, for cotangents that are computed from the embeddings.
+
+    A row that occurs twice is computed twice.
 
     Args:
-        cotangent_of: from embeddings `[R, D]` and the rows they are of `[R]`, N where there is
-            none, to their cotangents `[R, D]`.
+        cotangent_of: (embeddings `[R, D]`, the number of the row of each `[R]`, N if there is no
+            row) → cotangents `[R, D]`.
 
     Returns:
-        the gradient, the embeddings `[N, D]`, and the tokens; a row that occurs twice is computed
-        twice.
+        The gradient, the embeddings `[N, D]` and the token count.
     """
     rows = _rows_to_pull_back(encoder, blocks, params, given, repeats=True)
     count = len(given.tokens)
@@ -186,11 +189,11 @@ def _rows_to_pull_back(
     return _sorted(blocks, given, masks, repeats)
 
 
-_Masks = Callable[[jax.Array], TokenDropout]  # from digests
+_Masks = Callable[[jax.Array], TokenDropout]  # from the rows' digests
 
 
 def _masks(encoder: TextEncoder, key: jax.Array | None, of_adapters: bool) -> _Masks | None:
-    """What drops: the trunk of a tower with a key, or adapters with keys of their own."""
+    """Dropout of the trunk if the tower has a key, of adapters if they have keys, else None."""
     if key is not None:
         keys = trunk_keys(key, encoder.module.config.num_hidden_layers)
         hidden, attention = encoder.dropout, encoder.attention_dropout
@@ -201,9 +204,9 @@ def _masks(encoder: TextEncoder, key: jax.Array | None, of_adapters: bool) -> _M
 class _Cotangents(NamedTuple):
     """Where the cotangents of embeddings come from.
 
-    of: from the carry, a block's embeddings `[R, D]` and their places `[R]` in the order by length
-    to the cotangents `[R, D]` and the next carry.
-    carry: the first one.
+    of: (carry, a block's embeddings `[R, D]`, their places in the order by length `[R]`) →
+        (cotangents `[R, D]`, the next carry).
+    carry: the first carry.
     """
 
     of: Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
@@ -217,7 +220,7 @@ def _pull_back(
     rows: _Rows,
     cotangents: _Cotangents,
 ) -> tuple[Params, Any, TokenCount]:
-    """The gradient and the last carry."""
+    """The gradient, the last carry and the token count."""
     if isinstance(params, Adapted):
         return _pull_back_to_adapters(encoder, blocks, params, rows, cotangents)
     unstacked = encoder.module.unstack(without_key(params)[0])
@@ -230,7 +233,8 @@ def _pull_back(
         embedded, back = jax.vjp(embed, unstacked, table[block.tokens])
         cotangent, carry = cotangents.of(total[2], embedded, block.place)
         gradient, of_words = back(cotangent)
-        # Few rows of the word table are touched: added in place, not through a whole table.
+        # A block uses few rows of the word table. Their gradients are added in place: a block needs
+        # no whole table.
         of_table = total[1].at[block.tokens].add(of_words)
         return jax.tree.map(jnp.add, total[0], gradient), of_table, carry
 
@@ -247,7 +251,7 @@ def _pull_back_to_adapters(
     rows: _Rows,
     cotangents: _Cotangents,
 ) -> tuple[Params, Any, TokenCount]:
-    """As `_pull_back`; the base is a constant."""
+    """As `_pull_back`, for adapters; the base is a constant."""
     module = encoder.module
 
     def unstack(adapters: Params) -> tuple[Params, Params]:
@@ -272,14 +276,19 @@ def _pull_back_to_adapters(
 
 
 def count_tokens(blocks: Blocks, given: TokenRows) -> TokenCount:
-    """What `embed_rows` counts for the same rows, without computing them."""
+    """The token count that `embed_rows` returns for the same rows, without computing them."""
     return _over_blocks(blocks, _sorted(blocks, given), lambda carry, _: carry, ())[1]
 
 
 def _sorted(
     blocks: Blocks, given: TokenRows, masks: _Masks | None = None, repeats: bool = False
 ) -> _Rows:
-    """`masks`: None, nothing drops. `repeats`: rows that occur twice stay so."""
+    """Sorts rows by length and sets the length of repeated rows to 0.
+
+    Args:
+        masks: makes the dropout of the rows; None: nothing is dropped.
+        repeats: keep repeated rows as they are.
+    """
     tokens, lengths = given
     if tokens.shape[1] > blocks.lengths[-1]:
         raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the lengths {blocks.lengths}")
@@ -293,9 +302,9 @@ def _sorted(
 
 
 def first_of_its_kind(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-    """For each row the first row with the same tokens, `[N]`; tokens are 0 beyond the length.
+    """For each row, the first row with the same tokens, `[N]`; tokens must be 0 beyond the length.
 
-    Rows of equal hash stand side by side after a sort; the tokens themselves decide.
+    A sort brings rows of equal hash together; a comparison of their tokens then decides.
     """
     number = jnp.arange(tokens.shape[0])
     odd = 2 * np.random.default_rng(0).integers(2**31, size=tokens.shape[1], dtype=np.uint32) + 1

@@ -1,8 +1,9 @@
-"""Rotary position encoding of finished embeddings (Su et al., arXiv 2104.09864).
+"""Rotary position encoding of finished embeddings and in encoders (Su et al., arXiv 2104.09864).
 
-Each half of an embedding (one critic, see `policies.soft_q`) is rotated by itself: pairs of
-neighbouring numbers, theta 10000 (Q-RAG, arXiv 2511.07328). Angles come from float64 tables of a
-coarse and a fine part of the position, so they are exact to float32 at any position.
+`rotate` rotates each half of a finished embedding (one critic, see `policies.soft_q`) separately,
+in pairs of neighbouring numbers, with theta 10000 (Q-RAG, arXiv 2511.07328). Angles come from
+float64 tables of a coarse and a fine part of the position, so they are exact to float32 at any
+position.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ def angles(
 
     Args:
         positions: `[...]` integers from 0 to `last`.
-        width: 2D, of a whole embedding; a multiple of 4.
+        width: 2D, the width of a whole embedding; a multiple of 4.
         last: the highest position that can occur, static.
 
     Returns:
-        two float32 arrays `[..., D/2]`.
+        Two float32 arrays `[..., D/2]`.
     """
     half = width // 2
     frequency = theta ** (-np.arange(0, half, 2, dtype=np.float64) / half)
@@ -36,7 +37,7 @@ def angles(
 def angles_at(
     positions: jax.Array, frequency: np.ndarray, last: int
 ) -> tuple[jax.Array, jax.Array]:
-    """As `angles`, of any frequencies: float64 `[n]`, radians per position → `[..., n]`."""
+    """As `angles`, for given frequencies: float64 `[n]`, radians per position → `[..., n]`."""
 
     def table(values: np.ndarray) -> tuple[jax.Array, jax.Array]:
         angle = values[:, None] * frequency
@@ -61,7 +62,7 @@ def rotate(
 ) -> jax.Array:
     """Embeddings `[..., 2D]` rotated at integer positions `[...]` (0 to `last`), float32.
 
-    Position 0 leaves them as they are. `back` undoes a rotation: `<s, R(p)a> = <R(-p)s, a>`.
+    Position 0 changes nothing. `back` undoes a rotation: `<s, R(p)a> = <R(-p)s, a>`.
     """
     if last == 0:
         return embeddings
@@ -75,9 +76,9 @@ def rotate(
 
 
 def rotate_halves(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """x `[T, heads, d]` with the pairs (j, j + d/2) turned by angles `[T, d/2]`, in x's dtype.
+    """x `[T, heads, d]` with the pairs (j, j + d/2) rotated by angles `[T, d/2]`, in x's dtype.
 
-    The rotation inside of encoders; that of finished embeddings (`rotate`) pairs neighbours.
+    Encoders use this rotation. `rotate`, for finished embeddings, pairs neighbours instead.
     """
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[:, None], sin[:, None]  # the same for all heads

@@ -1,8 +1,8 @@
-"""Which files of a model folder are known, how a folder may name others, and where links may lead.
+"""Rules for the files of a model folder: known names, names read from its files, and links.
 
-A folder may come from anyone, and a run keeps a copy of it. So files are copied by known names
-alone, names that a file holds (modules, shards) are plain ones, and no link leaves the folder. The
-hub's cache is made of links, into the `blobs` of the same model: those are followed.
+A folder may come from anyone, and a run keeps a copy of it. So only files with known names are
+copied, names read from a file (of modules, shards) must be plain, and no link may leave the folder.
+The exception is the hub's cache: its links into the `blobs` of the same model are followed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
 
-VOCABULARY_FILES = (  # one of them makes a tokenizer
+VOCABULARY_FILES = (  # a tokenizer needs one of them
     "tokenizer.json",
     "vocab.txt",
     "vocab.json",
@@ -38,26 +38,26 @@ SENTENCE_TRANSFORMERS_FILES = (
     "config_sentence_transformers.json",
 )
 MODULE_FILES = ("config.json", "model.safetensors")  # of a sub-folder such as 1_Pooling
-MODULE_FOLDER = re.compile(r"[0-9]{1,3}_[A-Za-z][A-Za-z0-9_]{0,63}")  # as the library calls them
+MODULE_FOLDER = re.compile(r"[0-9]{1,3}_[A-Za-z][A-Za-z0-9_]{0,63}")  # as the library names them
 SNAPSHOTS, BLOBS, HUB_MODEL = "snapshots", "blobs", "models--"  # of the hub's cache
-MAX_NAME_BYTES = 255  # of a file, on every file system there is
+MAX_NAME_BYTES = 255  # of a file's name, as on common file systems
 MAX_JSON_BYTES = 256 * 2**20
-MAX_SHOWN = 80  # characters of a foreign name in a message
+MAX_SHOWN = 80  # characters of an untrusted name in a message
 
 
 class Module(NamedTuple):
-    """One entry of `modules.json`: the last part of its class, and its sub-folder ("": the root)"""
+    """One entry of `modules.json`: the last part of its class and its sub-folder ("": root)."""
 
     kind: str
     folder: str
 
 
 def inside(folder: Path, *names: str) -> Path:
-    """The path of a file in a model folder, whether there is one or not.
+    """The path of a file in a model folder; the file need not exist.
 
     Raises:
-        InputError: it is a link, or lies behind one, that leaves the folder for anything but the
-            files of the same model in the hub's cache.
+        InputError: a link in the path leaves the folder (links to files of the same model in the
+            hub's cache are allowed), or links form a circle.
     """
     path = folder.joinpath(*names)
     try:
@@ -77,20 +77,20 @@ def inside(folder: Path, *names: str) -> Path:
 
 
 def check_tokenizer_links(folder: Path) -> None:
-    """Refuses links of tokenizer files out of the folder (see `inside`): libraries follow them."""
+    """Refuses tokenizer files that link out of the folder (see `inside`): libraries follow them."""
     for name in TOKENIZER_FILES:
         inside(folder, name)
 
 
 def is_plain(name: object) -> bool:
-    """Whether a name from a file is that of an entry of the same folder, on any system."""
+    """Whether a name read from a file is a plain name in the same folder, on any system."""
     if not isinstance(name, str) or not name or name.startswith(".") or not name.isprintable():
         return False
     return not set(name) & set('/\\:"<>|?*') and len(name.encode()) <= MAX_NAME_BYTES
 
 
 def shown(name: object) -> str:
-    """A foreign name as a message shows it: quoted, escaped, not longer than `MAX_SHOWN`."""
+    """An untrusted name for a message: quoted, escaped, and cut after `MAX_SHOWN` characters."""
     text = ascii(name)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text)} characters)"
 
@@ -121,7 +121,7 @@ def read_modules(folder: Path) -> list[Module]:
 
 
 def kept_files(folder: Path) -> list[Path]:
-    """Every file that goes with the weights: those of the tokenizer and of sentence-transformers.
+    """Every file that is kept with the weights: those of the tokenizer and sentence-transformers.
 
     Raises:
         InputError: see `inside` and `read_modules`.
@@ -133,7 +133,7 @@ def kept_files(folder: Path) -> list[Path]:
 
 
 def copy_files(files: list[Path], folder: Path, out: Path) -> None:
-    """Copies files of `folder` to the same places in `out`; a file of `out` itself stays."""
+    """Copies files of `folder` to the same paths in `out`; a file is not copied onto itself."""
     for file in files:
         target = out / file.relative_to(folder)
         target.parent.mkdir(exist_ok=True)
@@ -142,10 +142,10 @@ def copy_files(files: list[Path], folder: Path, out: Path) -> None:
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """Parses a file that holds an object (or, with `kind` list, an array).
+    """Parses a JSON file that holds an object (or an array, if `kind` is `list`).
 
     Raises:
-        InputError: the file is missing, too large, no JSON, or holds something else.
+        InputError: the file is missing, too large, not JSON, or holds something else.
     """
     try:
         if not path.is_file():

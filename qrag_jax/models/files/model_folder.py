@@ -1,4 +1,4 @@
-"""A pretrained encoder's files: where they are (a folder or a hub name), read and written."""
+"""Finds (by a folder or a hub name), reads and writes the files of a pretrained encoder."""
 
 from __future__ import annotations
 
@@ -50,12 +50,13 @@ WEIGHT_FILES = (
 def resolve_folder(path: str) -> Path:
     """Returns the folder that holds a model's files.
 
-    A folder of this machine comes first. Otherwise `path` is read as a hub name, "org/name": its
-    JSON, text and safetensors files are fetched into the hub's cache (or found there), and
-    `pytorch_model.bin` only if there are no safetensors.
+    A local folder takes precedence. Otherwise `path` is a hub name, "org/name": the model's JSON,
+    text and safetensors files are fetched into the hub's cache (or found there).
+    `pytorch_model.bin` is fetched only if there are no safetensors.
 
     Raises:
-        InputError: `path` is neither, or the hub cannot give it.
+        InputError: `path` is neither a folder nor a hub name, huggingface_hub is not installed, or
+            the hub cannot provide the model.
     """
     folder = Path(path).expanduser()
     if path and folder.is_dir():  # Path("") would be the current folder
@@ -97,7 +98,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Parses the folder's `config.json`.
 
     Raises:
-        InputError: the file is missing, a link out of the folder, no JSON, or no JSON object.
+        InputError: the file is missing, a link out of the folder, or not a JSON object.
     """
     return read_json(inside(folder, "config.json"))
 
@@ -105,13 +106,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 def open_tensors(folder: Path) -> dict[str, Tensor]:
     """All weights of a folder, by the names and in the dtypes they are stored in.
 
-    The first of `WEIGHT_FILES` that exists is looked into; an index file names its shards. Tensors
-    of safetensors files stay there, those of PyTorch's are read.
+    The first of `WEIGHT_FILES` that exists is used; an index file names its shards. Tensors of
+    safetensors files stay in the files; tensors of PyTorch files are read.
 
     Raises:
         InputError: there are no weights, a shard or tensor of the index is missing, the index
-            names a file elsewhere, or a file is broken, a link out of the folder or refused (see
-            `read_torch_file`).
+            names a file outside the folder, or a file is broken, a link out of the folder or
+            refused (see `read_torch_file`).
     """
     for name in WEIGHT_FILES:
         path = inside(folder, name)
@@ -121,7 +122,7 @@ def open_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def read_tensors(folder: Path) -> dict[str, np.ndarray]:
-    """As `open_tensors`, all of them read."""
+    """As `open_tensors`, but all tensors are read into memory."""
     return {name: np.asarray(tensor) for name, tensor in open_tensors(folder).items()}
 
 
@@ -137,14 +138,17 @@ def write_folder(
     """Writes weights, `config.json` and the files that go with them.
 
     Args:
-        sizes, arrays, max_shard_bytes: see `write_shards`.
-        tokenizer_files_from: folder whose tokenizer files, and sentence-transformers files if it
-            has them, are copied (see `kept_files`), nothing else.
-        out: folder to write, made if need be; files of the same names are replaced.
+        sizes: see `write_shards`.
+        arrays: see `write_shards`.
+        config: the content of `config.json`.
+        tokenizer_files_from: folder from which only the tokenizer's files, and those of
+            sentence-transformers if there are any, are copied (see `kept_files`).
+        out: folder to write, created if it does not exist; files of the same names are replaced.
+        max_shard_bytes: see `write_shards`.
 
     Raises:
-        InputError: there is no tokenizer in `tokenizer_files_from`, it names or links to files
-            elsewhere, or `out` is a file.
+        InputError: there is no tokenizer in `tokenizer_files_from`, this folder names or links to
+            files outside, or `out` is a file.
     """
     files = kept_files(tokenizer_files_from)
     if not any(file.name in VOCABULARY_FILES for file in files):
@@ -162,7 +166,7 @@ def _open_weights(path: Path) -> dict[str, Tensor]:
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """Every tensor of one file; raises as `open_safetensors`."""
+    """Reads every tensor of one file; raises the errors of `open_safetensors`."""
     return {name: np.asarray(tensor) for name, tensor in open_safetensors(path).items()}
 
 

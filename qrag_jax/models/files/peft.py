@@ -1,4 +1,4 @@
-"""Adapters in the format of the library PEFT, read and written.
+"""Reads and writes adapters in the format of the library PEFT.
 
 A folder holds `adapter_config.json` and `adapter_model.safetensors`, whose tensors are called
 `base_model.model.` + the module's name in Hugging Face's model + `.lora_A.weight` (r, in) or
@@ -29,9 +29,9 @@ from qrag_jax.runtime.whole_files import write_whole
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 ENDINGS = {LORA_A: ".lora_A.weight", LORA_B: ".lora_B.weight"}
-POOLER = "pooler."  # outside of the trunk, as in the weights
+POOLER = "pooler."  # outside the trunk, so ignored, as in the weights
 
-# Fields of adapter_config.json that, unless empty, ask for another computation than this one.
+# Fields of adapter_config.json that ask for an unsupported computation, unless empty or false.
 UNSUPPORTED = (
     "use_dora",
     "use_rslora",
@@ -51,19 +51,19 @@ UNSUPPORTED = (
     "monteclora_config",
 )
 EMPTY: tuple[Any, ...] = (None, "", {}, [])
-# Ways to begin that change the base's own kernels, so that its folder is no longer the base.
+# Initialisations that change the kernels of the base, so that its folder is no longer the base.
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-LIBRARY = "transformers.models."  # beginning of the module that a base's class is in
+LIBRARY = "transformers.models."  # prefix of the Python module with the base's class
 
 
 def read_adapters(folder: Path, table: NameTable, module: Trunk) -> tuple[LoraConfig, Params]:
-    """The adapters of one tower for the encoder `module`, whose names are in `table`.
+    """Reads the adapters of one tower for the encoder `module`, whose names are in `table`.
 
     Returns:
-        their sizes, and the tree (see `lora`) as float32 NumPy arrays.
+        The sizes of the adapters, and their tree (see `lora`) of float32 NumPy arrays.
 
     Raises:
-        InputError: a file is missing or broken, asks for what is not supported, or was made for
+        InputError: a file is missing or broken, asks for something unsupported, or was made for
             another base.
     """
     if not folder.is_dir():
@@ -109,7 +109,10 @@ def write_adapters(folder: Path, table: NameTable, config: LoraConfig, adapters:
     """Writes the adapters of one tower, as `PeftModel.from_pretrained(base, folder)` reads them.
 
     Args:
-        folder: made if need be. adapters: as `read_adapters` gives them.
+        folder: created if it does not exist.
+        table: the names of the encoder's weights.
+        config: sizes of the adapters; its targets are not used.
+        adapters: as `read_adapters` returns them.
     """
     tensors: dict[str, np.ndarray] = {}
     linear = target_modules(table, ALL_LINEAR)
@@ -137,14 +140,14 @@ def write_adapters(folder: Path, table: NameTable, config: LoraConfig, adapters:
 
 
 def _class_of(table: NameTable) -> dict[str, str]:
-    """The base's class and its module, as PEFT names them."""
+    """The base's class and its Python module, as PEFT names them."""
     name = table.model_type.replace("-", "_")
     library = f"{LIBRARY}{name}.modeling_{name}"
     return {"base_model_class": table.architecture, "parent_library": library}
 
 
 def _read_config(path: Path, model_type: str) -> LoraConfig:
-    """The sizes, without targets; refuses another computation and another kind of base."""
+    """Reads the sizes, without targets; refuses unsupported computations and other base types."""
     config = read_json(path)
     if config.get("peft_type") != "LORA":
         raise InputError(f"{path}: peft_type is {config.get('peft_type')!r}; give LORA adapters.")
@@ -182,7 +185,7 @@ def _linear_maps(table: NameTable, module: Trunk) -> Mapping[LeafPath, tuple[str
 def _tensors_of(
     name: str, shape: tuple[int, ...], rank: int
 ) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Of one linear map in all layers: leaf, name without prefixes, shape in the file."""
+    """Leaf, name without prefixes, and shape in the file: the tensors of one map in all layers."""
     layers, width_in, width_out = shape
     sizes = {LORA_A: (rank, width_in), LORA_B: (width_out, rank)}
     return [
@@ -198,7 +201,7 @@ def _check_fit(
     expected: Mapping[str, tuple[int, ...]],
     needed: list[str],
 ) -> None:
-    """Refuses tensors that are not what the model's linear maps take."""
+    """Refuses tensors that do not fit the model's linear maps."""
     misfits = []
     for name, array in found.items():
         if name not in expected:
@@ -218,5 +221,5 @@ def _check_fit(
 
 
 def _within_layer(table: NameTable, place: LeafPath) -> str:
-    """Hugging Face's name of a module inside of its layer."""
+    """Hugging Face's name of a module, relative to its layer."""
     return table.names[*place, "kernel"].removesuffix(".weight").partition("{}.")[2]

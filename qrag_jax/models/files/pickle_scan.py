@@ -1,8 +1,8 @@
-"""Looks over the operations of a pickle before it is loaded: what they are, and how much they ask.
+"""Checks the operations of a pickle before it is loaded: their kinds, and how much they ask for.
 
-A small file can name huge numbers, nest tuples until hashing them overflows the stack, or share
-them so that a walk over them never ends. So the operations are followed on a stack of sizes alone;
-a dictionary of tensors is far from every limit.
+A small file can contain huge numbers, nest tuples until hashing them overflows the stack, or share
+tuples so that a walk over them never ends. So the scan follows the operations on a stack that holds
+only sizes. A dictionary of tensors is far from every limit.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from qrag_jax.errors import InputError
 
-MAX_BYTES = 256 * 2**20  # of one pickle; that of 10,000 tensors has 2 MiB
+MAX_BYTES = 256 * 2**20  # of one pickle; a pickle of 10,000 tensors has 2 MiB
 MAX_OPERATIONS = 5_000_000  # a tensor takes about 30
 MAX_DEPTH = 64
-MAX_OBJECTS = 10_000_000  # in one object, one that is shared counted as often as it is seen
+MAX_OBJECTS = 10_000_000  # in one object; a shared tuple counts each time it occurs
 
-# What `torch.save` writes with pickle protocols 2 to 4. Left out on purpose: INST, OBJ, NEWOBJ
+# Operations that `torch.save` writes, protocols 2 to 4. Left out on purpose: INST, OBJ, NEWOBJ
 # (other ways to call), EXT (names from a registry), BYTEARRAY8 (allocates before it reads).
 # fmt: off
 ATOMS = frozenset({
@@ -37,7 +37,12 @@ ALLOWED_OPERATIONS = ATOMS | EMPTY | TUPLES.keys() | {
 
 
 class _Size(NamedTuple):
-    """Of an object on the stack: 0 for what holds no others, else how deep; and how many in all."""
+    """Size of an object on the stack.
+
+    Attributes:
+        depth: how deep objects are nested in it; 0 if it holds no others.
+        objects: how many objects it consists of, itself included.
+    """
 
     depth: int
     objects: int
@@ -47,11 +52,11 @@ ATOM = _Size(0, 1)
 
 
 class TooMuch(Exception):
-    """What a pickle asks for beyond the limits, in words."""
+    """A pickle exceeds a limit; the message says which."""
 
 
 class _Bounded:
-    """A file of which no more than `MAX_BYTES` are read."""
+    """A file that can be read up to `MAX_BYTES`, then raises `TooMuch`."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._left = file, MAX_BYTES
@@ -73,7 +78,7 @@ class _Bounded:
 
 
 class _Stack:
-    """What the pickle machine's stack and memo would hold, as sizes."""
+    """The stack and memo of the pickle machine, with sizes in the place of objects."""
 
     def __init__(self) -> None:
         self.stack: list[_Size] = []
@@ -81,7 +86,7 @@ class _Stack:
         self.memo: dict[int, _Size] = {}
 
     def follow(self, name: str, argument: Any) -> None:
-        """One operation; raises IndexError or KeyError where the stack or memo lacks something."""
+        """Applies one operation; raises IndexError or KeyError if stack or memo lack an operand."""
         if name in ATOMS:
             self.stack.append(ATOM)
         elif name in EMPTY:
@@ -131,7 +136,7 @@ class _Stack:
 
 
 def _holding(items: list[_Size]) -> _Size:
-    """A new object that holds these."""
+    """The size of a new object that holds these items."""
     depth = 1 + max((item.depth for item in items), default=0)
     return _checked(depth, 1 + sum(item.objects for item in items))
 
@@ -145,16 +150,16 @@ def _checked(depth: int, objects: int) -> _Size:
 
 
 def scan(file: BinaryIO, path: Path) -> None:
-    """Looks over the one pickle that starts where `file` stands; `path` names it in errors.
+    """Checks the pickle that starts at the current position of `file`; `path` names it in errors.
 
     Raises:
-        InputError: it uses another operation than those of `ALLOWED_OPERATIONS`, or exceeds a
+        InputError: the pickle uses an operation that is not in `ALLOWED_OPERATIONS`, or exceeds a
             limit of this module.
-        UnpicklingError, ValueError: it is broken.
+        UnpicklingError, ValueError: the pickle is broken.
     """
     stack = _Stack()
     try:
-        bounded = cast(BinaryIO, _Bounded(file))  # all that genops needs of one
+        bounded = cast(BinaryIO, _Bounded(file))  # has all methods that genops uses
         for count, (operation, argument, _) in enumerate(pickletools.genops(bounded)):
             name = operation.name
             if name not in ALLOWED_OPERATIONS:
@@ -162,7 +167,8 @@ def scan(file: BinaryIO, path: Path) -> None:
                     f"{path}: refused, since its pickle uses the operation {name}, which a "
                     "dictionary of tensors has no need of; convert the weights to safetensors."
                 )
-            # Writers number the memo densely; a huge number makes the unpickler allocate to it.
+            # Writers number the memo densely. For a huge number the unpickler would allocate as
+            # many entries.
             if name.endswith("BINPUT") and cast(int, argument) > count:
                 raise UnpicklingError("a memo number out of order")
             if count >= MAX_OPERATIONS:

@@ -1,4 +1,4 @@
-"""The files by which sentence-transformers makes vectors: pooling, normalisation, prompts."""
+"""Reads and writes files of sentence-transformers: pooling, normalisation, prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qrag_jax.runtime.whole_files import write_whole
 TRANSFORMER_CONFIG = "sentence_bert_config.json"
 MODEL_CONFIG = "config_sentence_transformers.json"
 POOLING_NAMES = {MEAN: "mean", LAST: "lasttoken", CLS: "cls"}  # ours → theirs
-# The flags of folders written before there was the field `pooling_mode`.
+# The flags in folders that are older than the field `pooling_mode`.
 FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -28,17 +28,18 @@ FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-CLASSES = "sentence_transformers.models."  # read by every release of the library
+CLASSES = "sentence_transformers.models."  # every release of the library knows this prefix
 POOLING, NORMALIZE, DENSE = "Pooling", "Normalize", "Dense"
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """How a model makes vectors of hidden states, as its folder says.
+    """How a model turns hidden states into vectors, according to its folder.
 
     Attributes:
-        pooling: a name of `embedding.POOLINGS`; None: not said.
-        scale: factor on the vectors, normalised or not; None: not said.
+        pooling: a name of `embedding.POOLINGS`; None: the folder names none.
+        normalise: whether vectors are scaled to length 1.
+        scale: factor on the vectors, normalised or not; None: the folder has none.
     """
 
     pooling: str | None
@@ -49,7 +50,7 @@ class Published:
 def read_published(folder: Path) -> Published | None:
     """Reads the folder's sentence-transformers files; None if it has no `modules.json`.
 
-    A Dense layer is read as a factor on the vectors, which is what `write_modules` writes it for.
+    A Dense layer is read as a factor on the vectors: `write_modules` writes it for this purpose.
 
     Raises:
         InputError: a file is broken, or a module or a pooling is not one this package computes.
@@ -63,7 +64,7 @@ def read_published(folder: Path) -> Published | None:
         raise _not_computed(folder / MODULES, f"the module {', '.join(sorted(unknown))}")
     if len(modules) < len(entries):
         raise _not_computed(folder / MODULES, "a module that is there twice")
-    for kind in (POOLING, DENSE):  # they read files that the root has for the model itself
+    for kind in (POOLING, DENSE):  # the root's files of the same names belong to the trunk
         if modules.get(kind) == "":
             raise InputError(f"{folder / MODULES}: the module {kind} has no folder of its own.")
     scale = None
@@ -78,7 +79,7 @@ def read_published(folder: Path) -> Published | None:
 
 
 def prompts(folder: Path) -> dict[str, str]:
-    """Texts that the model was trained to see before others, by name; empty ones left out.
+    """The model's prompts by name: texts that preceded inputs in its training. Omits empty prompts.
 
     Raises:
         InputError: the file that names them is broken.
@@ -89,7 +90,7 @@ def prompts(folder: Path) -> dict[str, str]:
 
 
 def _pooling(where: Path) -> str:
-    """The pooling that a `N_Pooling/config.json` asks for, in either spelling."""
+    """The pooling that a `N_Pooling/config.json` names, in either spelling."""
     config = read_json(where)
     modes = config.get("pooling_mode") or [name for flag, name in FLAGS.items() if config.get(flag)]
     modes = [modes] if isinstance(modes, str) else list(modes) or [POOLING_NAMES[MEAN]]
@@ -102,7 +103,7 @@ def _pooling(where: Path) -> str:
 
 
 def _factor(folder: Path, name: str) -> float:
-    """s of a Dense layer that computes s·x."""
+    """The factor s of a Dense layer that computes s·x."""
     module = folder / name
     config = read_json(inside(folder, name, "config.json"))
     tensors = read_safetensors(inside(folder, name, "model.safetensors"))
@@ -134,12 +135,18 @@ def write_modules(
 ) -> None:
     """Writes the files that make `out` compute what a `TextEncoder` computes.
 
-    The library has no module for a factor: it becomes a Dense layer with scale·I, so that vectors,
-    and with them Q-values, are the same. Similarity is the inner product.
+    The library has no module for a factor. So the scale is written as a Dense layer with the matrix
+    scale·I; vectors, and with them Q-values, are then the same. Similarity is the inner product.
 
     Args:
-        pooling, normalise, scale, width: those of the encoder. max_tokens: longer rows are cut.
-        pooler: transformers would add one, untrained and unused, to a model of this family.
+        out: the model's folder.
+        pooling: the encoder's pooling, a name of `embedding.POOLINGS`.
+        normalise: whether the encoder normalises.
+        scale: the encoder's scale.
+        width: width of the encoder's embeddings.
+        max_tokens: longer rows are cut.
+        pooler: whether transformers would add a pooler, untrained and unused, to a model of this
+            family; the pooler is then switched off.
     """
     flags = {flag: name == POOLING_NAMES[pooling] for flag, name in FLAGS.items()}
     configs: dict[str, dict[str, Any]] = {
@@ -172,5 +179,5 @@ def write_modules(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a value as the library does."""
+    """Writes a value as JSON, as the library does."""
     write_whole(path, json.dumps(value, indent=2) + "\n")

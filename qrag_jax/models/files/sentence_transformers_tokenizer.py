@@ -1,4 +1,4 @@
-"""The tokenizer of an exported tower: plain texts to the rows of training."""
+"""Writes the tokenizer of an exported tower; it turns plain texts into the rows of training."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.sentence_transformers import write_json
 
-# Texts by which a written tokenizer is compared with the one of training.
+# Texts for comparing a written tokenizer with the one of training.
 PROBES = ("Who wrote it, in 1984?", " Two  spaces\nand a new line. ", "Zürich, naïve; 東京 → ½", "")
 LONG = "the moth is a thing of the night " * 40
 
 
 def token_name(tokenizer: TextTokenizer, index: int) -> str:
-    """The token of this id as it is written in texts."""
+    """The token with this id, as it is written in texts; raises ValueError if there is none."""
     name = tokenizer.backend.id_to_token(index)
     if name is None:
         raise ValueError(f"the tokenizer has no token {index}")
@@ -27,14 +27,17 @@ def token_name(tokenizer: TextTokenizer, index: int) -> str:
 def write_tokenizer(
     out: Path, tokenizer: TextTokenizer, opening: tuple[int, ...], *, max_tokens: int, plain: bool
 ) -> None:
-    """Writes a tokenizer that makes a tower's rows of texts: `opening text [SEP]`.
+    """Writes a tokenizer that turns texts into a tower's rows: `opening text [SEP]`.
 
-    A prefix is part of `opening`, token by token as in training, so it needs no prompt.
+    The tower's prefix is part of `opening`, token by token as in training, so it needs no prompt.
 
     Args:
+        out: the model's folder.
+        tokenizer: the tokenizer of training.
         opening: `state_opening` or `chunk_opening` of the encoder.
-        plain: special tokens written in a text are text; else they are themselves, with which a
-            state's parts are joined.
+        max_tokens: longer rows are cut.
+        plain: whether special tokens in a text are read as plain text. If not, they are read as
+            special tokens, which join the parts of a state.
     """
     backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
     pieces = {"opening": list(opening), "end": [tokenizer.sep_id]}
@@ -71,13 +74,13 @@ def check_tokenizer(
     max_tokens: int,
     plain: bool,
 ) -> None:
-    """Compares the tokenizer that was written to `folder` with the rows of training.
+    """Checks that the tokenizer written to `folder` gives the rows of training.
 
     Args:
-        tokenizer, opening, max_tokens, plain: as `write_tokenizer` was given them.
+        folder: the model's folder. The other arguments are those of `write_tokenizer`.
 
     Raises:
-        InputError: it gives other ids.
+        InputError: the written tokenizer gives other ids.
     """
     from transformers import AutoTokenizer  # slow to import
 

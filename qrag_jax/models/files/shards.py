@@ -1,6 +1,6 @@
-"""Safetensors files written tensor by tensor, in shards of bounded size, in Hugging Face's layout.
+"""Writes safetensors files tensor by tensor, in shards of bounded size, in Hugging Face's layout.
 
-The library's `save_file` wants all tensors of a file in memory, and copies them.
+The library's `save_file` needs all tensors of a file in memory, and copies them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from qrag_jax.runtime.whole_files import write_whole
 
 WHOLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"
-MAX_SHARD_BYTES = 5 * 10**9  # as Hugging Face's own
+MAX_SHARD_BYTES = 5 * 10**9  # as in Hugging Face's libraries
 LENGTH_BYTES = 8  # a file begins with the length of its header, little-endian
 NAMES_OF_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Size(NamedTuple):
-    """What the header says of a tensor."""
+    """Shape and dtype of a tensor, as in the header."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -42,13 +42,17 @@ def write_shards(
 ) -> None:
     """Writes weights: one `model.safetensors`, or shards and their index.
 
-    Files of other layouts that `folder` had are removed. All appears at the end, so the arrays may
-    come from the files that are replaced.
+    The files are renamed into place at the end, so the arrays may come from the files that are
+    replaced. Safetensors weights that `folder` had in another layout are removed.
 
     Args:
-        sizes: of all tensors, by name, in the order they are put into shards.
-        arrays: each tensor once, in any order; one is held at a time.
-        max_bytes: of the tensors in one shard; a larger tensor has a shard of its own.
+        folder: to write to.
+        sizes: shape and dtype of every tensor, by name, in the order in which shards take them.
+        arrays: each tensor once, in any order; one is in memory at a time.
+        max_bytes: limit of the tensors in one shard; a larger tensor gets a separate shard.
+
+    Raises:
+        ValueError: an array has another shape or dtype than in `sizes`, or is missing.
     """
     shards = _shards(sizes, max_bytes)
     names = [WHOLE_FILE] if len(shards) == 1 else _shard_names(len(shards))
@@ -99,7 +103,7 @@ def _shard_names(count: int) -> list[str]:
 
 
 def _begin(file: BinaryIO, shard: Mapping[str, Size]) -> dict[str, int]:
-    """Writes the header; returns where each tensor's bytes go. Byte for byte as `save_file`."""
+    """Writes the header, byte for byte as `save_file`; returns where each tensor's bytes begin."""
     order = sorted(shard, key=lambda name: (-shard[name].dtype.itemsize, name))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     starts, end = {}, 0
@@ -112,7 +116,7 @@ def _begin(file: BinaryIO, shard: Mapping[str, Size]) -> dict[str, int]:
             "data_offsets": [starts[name], end],
         }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % LENGTH_BYTES)  # tensors begin aligned
+    text += b" " * (-len(text) % LENGTH_BYTES)  # aligns the first tensor
     file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
     begin = file.tell()
     file.truncate(begin + end)

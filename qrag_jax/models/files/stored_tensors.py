@@ -1,4 +1,4 @@
-"""Weights that stay in their safetensors files until a part of them is asked for."""
+"""Weights that stay in their safetensors files until a part of them is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from qrag_jax.errors import InputError
 
-# The format's names of dtypes (github.com/huggingface/safetensors) that it gives as NumPy's.
+# The format's dtype names (github.com/huggingface/safetensors) → NumPy's dtypes.
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -33,7 +33,7 @@ DTYPES: dict[str, np.dtype] = {
 
 @dataclasses.dataclass(frozen=True)
 class FileTensor:
-    """One tensor of a safetensors file: its bytes are mapped, and let go, at every look."""
+    """One tensor of a safetensors file; each access maps the bytes and unmaps them afterwards."""
 
     path: Path
     name: str
@@ -41,7 +41,7 @@ class FileTensor:
     shape: tuple[int, ...]
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """A copy of the part that a slice per dimension names."""
+        """A copy of the part that `index` selects: one slice per dimension, or () for all."""
         with safe_open(self.path, framework="numpy") as file:
             if index == () or 0 in self.shape:
                 return np.asarray(file.get_tensor(self.name)[index], self.dtype)
@@ -55,14 +55,14 @@ Tensor = FileTensor | np.ndarray
 
 
 def open_safetensors(path: Path) -> dict[str, FileTensor]:
-    """Every tensor of one file, by its header alone.
+    """Every tensor of one file; reads only the header.
 
     Raises:
-        InputError: the file is missing, broken, or holds a dtype that NumPy cannot.
+        InputError: the file is missing or broken, or has a dtype that is not in `DTYPES`.
     """
     found = {}
     try:
-        with safe_open(path, framework="numpy") as file:  # refuses what is broken or cut short
+        with safe_open(path, framework="numpy") as file:  # refuses broken or truncated files
             for name in file.keys():  # noqa: SIM118  (no dictionary)
                 part = file.get_slice(name)
                 if part.get_dtype() not in DTYPES:
@@ -81,12 +81,13 @@ def open_safetensors(path: Path) -> dict[str, FileTensor]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredLeaf:
-    """A leaf of a tree of stacked parameters, of which nothing is in memory yet.
+    """A leaf in a tree of stacked parameters that is read only when needed.
 
     Attributes:
-        tensors: one per layer for a leaf that is `stacked`, else the one.
-        transposed: a kernel: (out, in) in the file, (in, out) in memory.
-        dtype: of the parts that are read, whatever the file has.
+        tensors: one tensor per layer if `stacked`, else a single tensor.
+        stacked: whether the leaf has a leading axis of layers.
+        transposed: whether it is a kernel: (out, in) in the file, (in, out) in memory.
+        dtype: dtype of the values that are read; the file may have another one.
     """
 
     tensors: Sequence[Tensor]
@@ -105,11 +106,11 @@ class StoredLeaf:
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of one of its tensors in `dtype`."""
+        """Bytes of one tensor in `dtype`."""
         return int(np.prod(self.tensors[0].shape, dtype=np.int64)) * self.dtype.itemsize
 
     def read(self, index: tuple[slice, ...]) -> np.ndarray:
-        """The part that one slice per dimension names, a new array in `dtype`."""
+        """Reads the part that `index`, one slice per dimension, selects; a new array in `dtype`."""
         if not self.stacked:
             own = isinstance(self.tensors[0], FileTensor)  # a copy already
             return self._part(self.tensors[0], index).astype(self.dtype, order="C", copy=not own)
@@ -123,11 +124,11 @@ class StoredLeaf:
         return stack
 
     def layers(self, start: int, stop: int) -> StoredLeaf:
-        """The leaf of some of its layers."""
+        """The leaf with the layers `start` to `stop - 1` only."""
         return dataclasses.replace(self, tensors=self.tensors[start:stop])
 
     def as_stored(self) -> StoredLeaf:
-        """The same in the dtype of the file."""
+        """The same leaf in the dtype of the file."""
         return dataclasses.replace(self, dtype=self.tensors[0].dtype)
 
     def _part(self, tensor: Tensor, index: tuple[slice, ...]) -> np.ndarray:

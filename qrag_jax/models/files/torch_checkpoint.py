@@ -1,9 +1,9 @@
-"""Reads the tensors of a `pytorch_model.bin` without torch and without running what it holds.
+"""Reads the tensors of a `pytorch_model.bin` without torch and without running code from it.
 
-Such a file is a pickle, and a pickle is a program. Three walls stand before it: only the pickle
-operations a state dict needs are let through, within limits (`pickle_scan`), only the names in
-`_Reader.find_class` resolve, and what they resolve to are the inert classes of this module. Bytes
-become arrays after the pickle, and never more of them than the file has.
+Such a file is a pickle, and a pickle is a program. Three barriers make reading it safe. Only the
+pickle operations that a state dict needs are allowed, within limits (`pickle_scan`). Only the names
+in `_Reader.find_class` resolve. They resolve only to the inert classes of this module. Bytes become
+arrays after the pickle is loaded, and never more bytes than the file has.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ WRAPPERS = ("state_dict", "model")
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
 
-MOST_COPIES = 4  # bytes that tensors need beyond their storages, in sizes of the file
-MAX_REASON = 200  # characters of a foreign error in a message
+MOST_COPIES = 4  # most bytes of tensors beyond their storages, in multiples of the file's size
+MAX_REASON = 200  # characters of a library's error in a message
 
 
 def read_torch_file(path: str | Path) -> dict[str, np.ndarray]:
     """Reads the state dict that `torch.save` wrote to `path`, in the zip or the older format.
 
-    A state dict found under the key "state_dict" or "model" is taken from there; entries that are
-    no tensors are left out.
+    If the file holds a state dict under the key "state_dict" or "model", that one is read. Entries
+    that are not tensors are left out.
 
     Returns:
         Name to array, in the file's order; dtypes as stored (bfloat16 by `ml_dtypes`), row-major.
         Arrays may be read-only, and tied tensors may share memory.
 
     Raises:
-        InputError: the file is missing, broken, no PyTorch file, holds something other than
-            tensors of `DTYPES`, or asks for a name that could run code (nothing is run).
+        InputError: the file is missing, broken or not a PyTorch file, holds no tensors or other
+            tensors than those of `DTYPES`, or asks for a name that could run code (no code is run).
     """
     path = Path(path)
     try:
@@ -82,7 +82,7 @@ def read_torch_file(path: str | Path) -> dict[str, np.ndarray]:
 
 
 class _Inert:
-    """What a pickle may build but not change: else it could edit a tensor after it was checked."""
+    """An object that a pickle may build but not change: no tensor changes after its check."""
 
     __slots__ = ()
 
@@ -101,7 +101,7 @@ class _Storage(_Inert):
 
 @dataclasses.dataclass(frozen=True)
 class _Tensor(_Inert):
-    """A strided look at a storage; offset and strides count elements, as in torch."""
+    """A strided view of a storage; offset and strides count elements, as in torch."""
 
     storage: _Storage
     offset: int
@@ -110,9 +110,9 @@ class _Tensor(_Inert):
 
 
 class _Mapping(dict):
-    """Stands for `OrderedDict`; the attributes a pickle hangs on one (`_metadata`) are dropped.
+    """Stands for `OrderedDict`; attributes that a pickle sets on it (`_metadata`) are dropped.
 
-    Python 2 wrote the items as an argument.
+    Pickles written by Python 2 pass the items as an argument.
     """
 
     def __init__(self, items: Any = ()) -> None:
@@ -198,7 +198,7 @@ class _Reader(pickle.Unpickler):
 
 
 def _unpickle(file: BinaryIO, path: Path) -> Any:
-    """Loads the one pickle that starts where `file` stands, and leaves `file` after its end."""
+    """Loads the pickle at the current position of `file`, and leaves the position at its end."""
     start = file.tell()
     scan(file, path)
     file.seek(start)
@@ -206,14 +206,14 @@ def _unpickle(file: BinaryIO, path: Path) -> Any:
 
 
 def _read_zip(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.ndarray]]:
-    """The format since torch 1.6: a zip of `data.pkl` and one uncompressed entry a storage."""
+    """The format since torch 1.6: a zip of `data.pkl` and one uncompressed entry per storage."""
     with zipfile.ZipFile(file) as archive:
         names = set(archive.namelist())
         pickles = [n for n in names if n.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise InputError(f"{path}: a zip file without data.pkl is not a PyTorch weight file.")
         root = pickles[0].removesuffix("data.pkl")
-        # Stored as is, an entry cannot be larger than the file: no decompression bombs.
+        # An uncompressed entry cannot be larger than the file: no decompression bombs.
         if any(i.compress_type != zipfile.ZIP_STORED for i in archive.infolist()):
             raise InputError(f"{path}: has compressed entries, which torch.save never writes.")
         entries = archive.infolist()
@@ -251,7 +251,7 @@ def _read_zip(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.ndarra
 def _read_legacy(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.ndarray]]:
     """The format before torch 1.6: five pickles (magic, version, machine, dict, keys), then bytes.
 
-    After the pickles come, in the order of the keys, each storage's int64 size and its elements.
+    The bytes hold, in the order of the keys, each storage's size (int64) and elements.
     """
     try:
         magic = _unpickle(file, path)
@@ -280,7 +280,7 @@ def _read_legacy(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.nda
 
 
 def _exactly(file: BinaryIO, size: int) -> bytes:
-    """Reads `size` bytes; asks how many are left first, so that no lie about size allocates."""
+    """Reads `size` bytes; first checks how many are left, so a false size allocates nothing."""
     here = file.tell()
     left = file.seek(0, io.SEEK_END) - here
     if size > left:
@@ -296,20 +296,20 @@ def _storages(found: Any) -> list[_Storage]:
     values = [v for d in (found, *found.values()) if isinstance(d, dict) for v in d.values()]
     storages = list(dict.fromkeys(v.storage for v in values if isinstance(v, _Tensor)))
     if len({storage.key for storage in storages}) < len(storages):
-        # torch.save refuses to write that; each would be read anew.
+        # torch.save refuses to write this; each of them would be read separately.
         raise ValueError("a storage is there with two sizes or dtypes")
     return storages
 
 
 def _check_copies(tensors: Mapping[Any, _Tensor], path: Path) -> None:
-    """Refuses a file of many tensors that are each another look at the same elements.
+    """Refuses a file with many tensors that are different views of the same elements.
 
-    One that is row-major already takes no memory of its own, any other is copied.
+    A row-major view needs no memory beyond the storage; every other view is copied.
     """
     needed = 0
     for tensor in tensors.values():
         if math.prod(tensor.size) > tensor.storage.numel:
-            continue  # refused by itself
+            continue  # `_array` refuses this tensor
         step = 1
         for size, stride in zip(reversed(tensor.size), reversed(tensor.stride), strict=True):
             if size != 1 and stride != step:
@@ -325,7 +325,7 @@ def _check_copies(tensors: Mapping[Any, _Tensor], path: Path) -> None:
 
 
 def _elements(data: bytes, storage: _Storage, big: bool = False) -> np.ndarray:
-    """The bytes of a storage as `[numel]` elements in the machine's byte order."""
+    """The bytes of a storage as `[numel]` elements in native byte order."""
     width = storage.dtype.itemsize
     if len(data) < storage.numel * width:
         raise EOFError(f"storage {storage.key} is shorter than {storage.numel} elements")
@@ -337,7 +337,7 @@ def _elements(data: bytes, storage: _Storage, big: bool = False) -> np.ndarray:
 def _array(
     name: str, tensor: _Tensor, storages: dict[_Storage, np.ndarray], path: Path
 ) -> np.ndarray:
-    """The tensor's elements, row-major; refuses one that reaches outside its storage."""
+    """The tensor's elements, row-major; refuses a tensor that reaches outside its storage."""
     elements = storages[tensor.storage]
     numel = math.prod(tensor.size)
     if numel == 0:

@@ -1,4 +1,4 @@
-"""Weights under Hugging Face's names ↔ a trunk's stacked parameters, by a table per model."""
+"""Converts Hugging Face's named weights to a trunk's stacked parameters and back, by tables."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from qrag_jax.models.files.shards import MAX_SHARD_BYTES, Size
 from qrag_jax.models.files.stored_tensors import StoredLeaf, Tensor
 from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params, Trunk
 
-LeafPath = tuple[str, ...]  # of a leaf in the parameter tree
-MOST_PROBLEMS = 50  # named in one error
+LeafPath = tuple[str, ...]  # path of a leaf in the parameter tree
+MOST_PROBLEMS = 50  # listed in one error
 
 # Leaves of a module → Hugging Face's. Kernels are (in, out) here and (out, in) there.
 DENSE_LEAVES = {"kernel": "weight", "bias": "bias"}
@@ -31,14 +31,15 @@ class NameTable:
     """How one architecture's weights are called in Hugging Face's files.
 
     Attributes:
-        names: leaf of the parameter tree → name there, with `{}` for the layer's number; leaves
-            that a config does without (such as biases) have a name too.
-        prefixes: what all names of a file may begin with.
-        trunk: beginnings (after the prefix) of names that must have a place; others are ignored,
-            such as heads and poolers.
-        ignored: names in the trunk that are no weights.
-        old_endings: ending of a name → the same in older files.
-        model_type, architecture: what a written `config.json` says.
+        names: leaf of the parameter tree → Hugging Face's name, with `{}` for the layer's number;
+            leaves that some configs do not have (such as biases) have a name too.
+        prefixes: a file may begin all its names with one of these.
+        trunk: beginnings, after the prefix, of the names that must have a place in the tree. Other
+            names, such as those of heads and poolers, are ignored.
+        ignored: names in the trunk that are not weights.
+        model_type: written to `config.json`.
+        architecture: written to `config.json`.
+        old_endings: ending of a name → its ending in older files.
     """
 
     names: Mapping[LeafPath, str]
@@ -50,7 +51,7 @@ class NameTable:
     old_endings: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def find(self, tensors: Mapping[str, Any], name: str) -> str | None:
-        """The name, or its older spelling, under which `tensors` has it."""
+        """The spelling of `name`, new or old, that `tensors` has; None if it has neither."""
         if name in tensors:
             return name
         for new, old in self.old_endings.items():
@@ -62,7 +63,7 @@ class NameTable:
 def module_names(
     ours: LeafPath, there: str, modules: Mapping[str, str], leaves: Mapping[str, str]
 ) -> dict[LeafPath, str]:
-    """Entries of `NameTable.names` for modules under one node of the tree, `there` in the files."""
+    """Entries of `NameTable.names` for modules at `ours` in the tree and `there` in the files."""
     return {
         (*ours, module, leaf): f"{there}{name}.{leaf_name}"
         for module, name in modules.items()
@@ -77,21 +78,23 @@ def stored_params(
     where: str,
     dtype: Any = np.float32,
 ) -> dict[str, Any]:
-    """The stacked parameters of `module`, of tensors under Hugging Face's names.
+    """The stacked parameters of `module`, from tensors with Hugging Face's names.
 
-    Names and shapes are checked at once; no tensor is read before its leaf is.
+    Names and shapes are checked immediately; a tensor is read only when its leaf is read.
 
     Args:
+        table: the names of the architecture.
+        module: the trunk.
         tensors: name → tensor of any float dtype; linear weights `[out, in]`.
         where: names the file or folder in errors.
-        dtype: of the leaves.
+        dtype: dtype of the leaves.
 
     Returns:
-        The tree of `module.init_params(key)`, leaves `StoredLeaf`s.
+        The tree of `module.init_params(key)`, with `StoredLeaf`s as leaves.
 
     Raises:
-        InputError: lists every tensor that is missing, of another shape, not of a float dtype, or
-            of the trunk but without a place in this config (for instance, of a further layer).
+        InputError: lists the tensors that are missing, that have another shape or no float dtype,
+            or that belong to the trunk but not to this config (for instance, to a further layer).
     """
     prefix, found = _match(table, module, tensors, where)
 
@@ -106,7 +109,7 @@ def stored_params(
 def params_from_tensors(
     table: NameTable, module: Trunk, tensors: Mapping[str, Tensor], where: str
 ) -> dict[str, Any]:
-    """As `stored_params`, all of it read: leaves are float32 NumPy arrays."""
+    """As `stored_params`, but everything is read: leaves are float32 NumPy arrays."""
     return jax.tree.map(np.asarray, stored_params(table, module, tensors, where))
 
 
@@ -116,7 +119,7 @@ def tensors_from_params(table: NameTable, params: Mapping[str, Any]) -> dict[str
 
 
 def _tensors(table: NameTable, params: Params) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors of a tree, leaf by leaf; of leaves in files one is held at a time."""
+    """The tensors of a tree, leaf by leaf; tensors in files are read one at a time."""
     for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
         path = tuple(key.key for key in keys)
         if path[0] != LAYERS:
@@ -132,7 +135,7 @@ def _tensors(table: NameTable, params: Params) -> Iterator[tuple[str, np.ndarray
 
 
 def _sizes(table: NameTable, params: Params) -> dict[str, Size]:
-    """The same tensors' shapes and dtypes, layer after layer."""
+    """Shapes and dtypes of the tensors that `_tensors` yields, sorted by layer."""
     found = []
     for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
         path = tuple(key.key for key in keys)
@@ -153,14 +156,17 @@ def save_folder(
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Writes a folder that Hugging Face's model and sentence-transformers read.
+    """Writes a folder that Hugging Face's model class and sentence-transformers can read.
 
-    Leaves are brought to the host one by one, those in files tensor by tensor.
+    Leaves are brought to the host one by one; leaves in files tensor by tensor.
 
     Args:
-        params: stacked: `StoredLeaf`s, numpy or fully addressable jax arrays.
-        config_dict: the parsed `config.json` the encoder was made from.
-        tokenizer_files_from, out: see `write_folder`.
+        table: the names of the architecture.
+        params: stacked; leaves are `StoredLeaf`s, NumPy arrays or fully addressable JAX arrays.
+        config_dict: the parsed `config.json` that the encoder was made from.
+        tokenizer_files_from: see `write_folder`.
+        out: see `write_folder`.
+        max_shard_bytes: see `write_folder`.
 
     Raises:
         InputError: there is no tokenizer in `tokenizer_files_from`, or `out` is a file.
@@ -184,7 +190,7 @@ def save_folder(
 
 
 def expected_shapes(table: NameTable, module: Trunk) -> dict[str, tuple[int, ...]]:
-    """Name without prefix → shape in the files, of every tensor that `module` needs."""
+    """Every tensor that `module` needs: name without prefix → shape in the files."""
     shapes = {}
     for path, count, shape in _leaves(module):
         if path[-1] == "kernel":
@@ -208,7 +214,7 @@ def _leaves(module: Trunk) -> Iterator[tuple[LeafPath, int, tuple[int, ...]]]:
 def _match(
     table: NameTable, module: Trunk, tensors: Mapping[str, Tensor], where: str
 ) -> tuple[str, dict[str, str]]:
-    """The prefix of all names, and expected name (with it) → name in `tensors`."""
+    """The prefix of all names, and a map: expected name with prefix → name in `tensors`."""
     shapes = expected_shapes(table, module)
     prefix = max(
         table.prefixes,

@@ -1,1 +1,1 @@
-"""What stands on a trunk: today one text embedding."""
+"""Heads on a trunk: at present only the text embedding."""

@@ -16,26 +16,27 @@ POOLINGS = MEAN, LAST, CLS = "mean", "last", "cls"
 
 @dataclasses.dataclass(frozen=True)
 class TextEncoder:
-    """Token rows to embeddings: pooled last hidden states times `scale`.
+    """Maps token rows to embeddings: pooled last hidden states times `scale`.
 
     Q-RAG's BERT towers divide the mean by 10 and do not normalise it (scale 0.1). Qwen3-Embedding
-    takes the last token's and normalises it.
+    takes the last token's hidden state and normalises it.
 
     Attributes:
         module: Flax trunk, (word vectors `[T, D]`, layout) → hidden states `[T, D]`.
         width: D, even: each half of an embedding is one critic.
         max_positions: longest row the trunk can take, in tokens.
-        opening_id: token a row opens with ([CLS], <s>); None: with its text.
-        sep_id, pad_id: ids a row ends each part with, and is padded with.
-        scale: factor on the pooled vector, after it is normalised.
+        opening_id: token that a row begins with ([CLS], <s>); None: a row begins with its text.
+        sep_id: id that ends each part of a row.
+        pad_id: id of padding.
+        scale: factor on the pooled vector, applied after normalisation.
         pooling: mean of a row's hidden states, the last one or the first (a name of `POOLINGS`).
-        normalise: the pooled vector to length 1 (L2).
-        state_prefix, chunk_prefix: ids that the rows of a tower have behind the opening token, such
-            as those of "query: ".
-        lora_scale: factor on the product of an adapter's two matrices, where there are adapters.
-        lora_dropout: share of an adapter's inputs dropped where there is a key of dropout.
-        dropout, attention_dropout: shares of hidden states and of attention's weights that the
-            trunk drops where there is a key.
+        normalise: whether the pooled vector is scaled to length 1 (L2).
+        state_prefix: ids after the opening token in the state tower's rows, such as "query: ".
+        chunk_prefix: ids after the opening token in the chunk tower's rows, such as "passage: ".
+        lora_scale: factor on the product of an adapter's two matrices, if there are adapters.
+        lora_dropout: share of an adapter's inputs that is dropped if there is a dropout key.
+        dropout: share of hidden states that the trunk drops if there is a dropout key.
+        attention_dropout: share of attention weights that it drops if there is a dropout key.
     """
 
     module: Trunk
@@ -55,8 +56,11 @@ class TextEncoder:
     attention_dropout: float = 0.0
 
     def drops(self, adapted: bool) -> bool:
-        """Whether a training step draws masks: for adapters where they are trained (`adapted`),
-        else for the trunk."""
+        """Whether a training step needs dropout masks.
+
+        Args:
+            adapted: adapters are trained; masks are then for adapters, else for the trunk.
+        """
         return self.lora_dropout > 0 if adapted else max(self.dropout, self.attention_dropout) > 0
 
     @property
@@ -77,10 +81,10 @@ class TextEncoder:
         return self.module.init_params(key)
 
     def tower(self, params: Params | Adapted, number: int) -> Params:
-        """The stacked parameters of one of several towers stacked on axis 0.
+        """Selects one of several towers stacked on axis 0; its layers stay stacked.
 
-        Where only adapters are stacked they stand beside the kernels of the shared base. With the
-        tower's key of dropout if there is one.
+        If only adapters are stacked on axis 0, they are put beside the kernels of the shared base.
+        The result contains the tower's dropout key if there is one.
         """
         if not isinstance(params, Adapted):
             return jax.tree.map(lambda leaf: leaf[number], params)
@@ -91,36 +95,40 @@ class TextEncoder:
     def embed(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         """tokens `[B, L]` padded on the right, lengths `[B]` → float32 embeddings `[B, D]`.
 
-        `params` stacked, without keys of dropout. A row of length 0 yields zeros.
+        `params` are stacked and have no dropout keys. A row of length 0 yields zeros.
         """
         unstacked = self.module.unstack(params)
         layout = padded_layout(lengths, tokens.shape[1])
         return self.embed_words(unstacked, unstacked[WORDS][tokens.reshape(-1)], layout)
 
     def embed_words(self, unstacked: Params, words: jax.Array, layout: Layout) -> jax.Array:
-        """R rows packed into T places as `layout` says → float32 embeddings `[R, D]`.
+        """R rows placed in T places as in `layout` → float32 embeddings `[R, D]`.
 
         Args:
-            prepared: parameters that `module.prepare` cut apart. words: `[T, D]`, rows of the
-                word table.
+            unstacked: parameters as `module.unstack` returns them.
+            words: `[T, D]`, rows of the word table.
+            layout: the block's layout.
 
         Returns:
-            Zeros for a row of length 0.
+            The embeddings, zeros for a row of length 0.
         """
         hidden = jnp.asarray(self.module.apply({"params": unstacked}, words, layout))
         if not self.normalise:
             return pool(self.pooling, hidden, layout, self.scale)
         pooled = pool(self.pooling, hidden, layout)
-        # As torch's normalize, but with a gradient of 0, not NaN, where there is no row.
+        # As torch's normalize, but the gradient of an absent row is 0, not NaN.
         squares = jnp.square(pooled).sum(axis=-1, keepdims=True)
         return self.scale * pooled * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
 
 
 def pool(pooling: str, hidden: jax.Array, layout: Layout, scale: float = 1.0) -> jax.Array:
-    """One vector for each of R rows of hidden states `[T, D]` that stand as `layout` says.
+    """Pools hidden states `[T, D]`, placed as in `layout`, to one vector for each of R rows.
 
     Args:
-        pooling: a name of `POOLINGS`. scale: factor on the result.
+        pooling: a name of `POOLINGS`.
+        hidden: `[T, D]`.
+        layout: the block's layout.
+        scale: factor on the result.
 
     Returns:
         float32 `[R, D]`, zeros for a row of length 0.
@@ -134,6 +142,6 @@ def pool(pooling: str, hidden: jax.Array, layout: Layout, scale: float = 1.0) ->
         jnp.maximum(layout.lengths - 1, 0) if pooling == LAST else jnp.zeros_like(layout.lengths)
     )
     place = jnp.take_along_axis(layout.place, number[:, None], axis=1)[:, 0]
-    # An absent row may share its place with a present one, which must get no gradient from it.
+    # An absent row may point to the place of a present row, which must get no gradient from it.
     one = jnp.where(layout.lengths[:, None] > 0, hidden[place], 0)
     return scale * one.astype(jnp.float32)

@@ -33,7 +33,7 @@ from qrag_jax.models.trunks.trunk import (
 
 @jax.custom_vjp
 def gelu(x: jax.Array) -> jax.Array:
-    """x·Φ(x), exact; its gradient keeps x alone, a third of what autodiff would."""
+    """x·Φ(x), exact. Its gradient stores only x, a third of what autodiff stores."""
     return jax.nn.gelu(x, approximate=False)
 
 
@@ -58,7 +58,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """Sizes of a BERT encoder, named as in Hugging Face's `config.json` (which see)."""
+    """Sizes of a BERT encoder, named and defined as in Hugging Face's `config.json`."""
 
     model_types: ClassVar[tuple[str, ...]] = ("bert",)
 
@@ -74,12 +74,12 @@ class BertConfig:
 
     @property
     def first_position(self) -> int:
-        """Where in the table of positions a row begins."""
+        """The index in the position table at which a row begins."""
         return 0
 
     @property
     def longest_row(self) -> int:
-        """Tokens of the longest row there are positions for."""
+        """The most tokens of a row that the position table has room for."""
         return self.max_position_embeddings - self.first_position
 
     @classmethod
@@ -87,7 +87,7 @@ class BertConfig:
         """Reads the fields of a parsed `config.json`; `where` names the file in errors.
 
         Raises:
-            InputError: a size is missing, or the model is a BERT this module does not compute.
+            InputError: a size is missing, or this module cannot compute the model.
         """
         if config.get("model_type", cls.model_types[0]) not in cls.model_types:
             raise InputError(
@@ -127,7 +127,7 @@ class BertLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
-        """x `[T, H]`, its rows standing as `where` says → `[T, H]`."""
+        """x `[T, H]`, its rows placed as in `layout` → `[T, H]`."""
         c = self.config
         width = x.shape[-1]
         projected = to_rows(self._linear(3 * width, QKV)(x, layout.dropout), layout)
@@ -152,7 +152,7 @@ class BertLayer(nn.Module):
         return Linear(features, self.precision.products, name=name)
 
     def _norm(self, name: str) -> nn.LayerNorm:
-        # Flax takes mean and variance in float32 whatever the dtype.
+        # Flax computes mean and variance in float32 for every dtype.
         return nn.LayerNorm(
             epsilon=self.config.layer_norm_eps, dtype=self.precision.activations, name=name
         )
@@ -164,7 +164,7 @@ class BertLayer(nn.Module):
 
 
 class Bert(LayeredTrunk):
-    """Packed word vectors to last hidden states; segment ids are all 0, as retrievers use it."""
+    """BERT: packed word vectors to last hidden states. Segment ids are all 0, as in retrievers."""
 
     config: BertConfig
 
@@ -188,10 +188,10 @@ class Bert(LayeredTrunk):
         ]
 
     def __call__(self, words: jax.Array, layout: Layout) -> jax.Array:
-        """words `[T, H]`, rows of the word table, standing as `where` says.
+        """The hidden states of `words` `[T, H]`: rows of the word table, placed as in `layout`.
 
         Returns:
-            hidden states `[T, H]`; at unused places they are finite but mean nothing.
+            Hidden states `[T, H]`; at unused places they are finite but meaningless.
         """
         positions = jnp.asarray(self.tables["position_embeddings"])[
             layout.position + self.config.first_position
@@ -204,7 +204,7 @@ class Bert(LayeredTrunk):
         return x
 
     def join(self, layer: Params) -> Params:
-        """Three maps that are stored apart, as one."""
+        """Joins the three maps that are stored separately into one."""
         layer[QKV] = side_by_side([layer.pop(name) for name in PROJECTIONS])
         return layer
 

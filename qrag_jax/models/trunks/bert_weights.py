@@ -1,4 +1,4 @@
-"""BERT weights under Hugging Face's names ↔ the parameter tree of `bert.Bert`, both ways."""
+"""Converts weights between Hugging Face's BERT names and the parameter tree of `bert.Bert`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""GTE's encoder in Flax (Zhang et al., arXiv 2407.19669, "mGTE"): a BERT with rotated queries and
-keys in the place of position embeddings, and a gated feed-forward.
+"""GTE's encoder in Flax (Zhang et al., arXiv 2407.19669, "mGTE").
 
-The trunk of gte-multilingual-base and gte-base-en-v1.5, whose class is called NewModel and whose
-model_type is "new" (huggingface.co/Alibaba-NLP/new-impl). Two maps are packed, in the files too:
-queries, keys and values are one, and so are the halves of the feed-forward (first the one that is
-gated, then the gate).
+It is a BERT with two changes: queries and keys are rotated instead of adding position embeddings,
+and the feed-forward is gated. It is the trunk of gte-multilingual-base and gte-base-en-v1.5, whose
+class is called NewModel and whose model_type is "new" (huggingface.co/Alibaba-NLP/new-impl). Two
+maps are packed, in the files too: one holds queries, keys and values, the other holds both halves
+of the feed-forward (first the values that are gated, then the gate).
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class GteConfig:
     """Sizes of a GTE encoder, named as in its `config.json`.
 
     Attributes:
-        rope_factor: how much longer rows may be than those it was first trained on (`factor` of
-            rope_scaling); 1: nothing is scaled. rope_mixed_b: b of mixed NTK scaling, None: fixed.
+        rope_factor: how many times longer rows may be than those of the first training (`factor`
+            of rope_scaling); 1: no scaling.
+        rope_mixed_b: b of mixed NTK scaling; None: fixed NTK scaling.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ("new",)
@@ -86,7 +87,7 @@ class GteConfig:
         """Reads the fields of a parsed `config.json`; `where` names the file in errors.
 
         Raises:
-            InputError: a size is missing, or the model is one that this module does not compute.
+            InputError: a size is missing, or this module cannot compute the model.
         """
         if config.get("model_type", "new") not in cls.model_types:
             raise InputError(
@@ -100,7 +101,7 @@ class GteConfig:
         if absent:
             raise InputError(f"{where}: the fields {', '.join(absent)} are missing.")
         result = cls(**given | _rope(config, where))
-        # Where the field is absent the model's own code takes the first of these.
+        # If a field is absent, the model's published code uses the first of these values.
         for name, known in (
             ("hidden_act", ("gelu", *ACTIVATIONS)),
             ("layer_norm_type", NORMS),
@@ -121,7 +122,7 @@ class GteConfig:
 
 
 def _rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The rotation's fields in either spelling: by themselves, or in `rope_parameters`."""
+    """The fields of the rotation that `rope_parameters` or `rope_scaling` holds (two spellings)."""
     found: dict[str, Any] = {}
     for name in ("rope_parameters", "rope_scaling"):
         rope = config.get(name) or {}
@@ -143,9 +144,10 @@ def _rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 def frequencies(config: GteConfig) -> np.ndarray:
     """Radians per position of each pair of a head's numbers, float64 `[head_dim / 2]`.
 
-    Fixed NTK scaling by a factor k takes θ·k for θ and divides all by k^(2/d); mixed scaling
-    divides the m-th by exp(log k / (d/2)^b · m^b) (Su, kexue.fm/archives/9706, equations 6 and 10
-    to 13). It is that of a table as long as k times the longest row, so it holds for every row.
+    Fixed NTK scaling by a factor k replaces θ by θ·k and divides all frequencies by k^(2/d). Mixed
+    scaling divides the m-th frequency by exp(log k / (d/2)^b · m^b) (Su, kexue.fm/archives/9706,
+    equations 6 and 10 to 13). The published code has one table of these frequencies, k times as
+    long as the longest row, so the same frequencies apply to every row.
     """
     width, factor, b = config.head_dim, config.rope_factor, config.rope_mixed_b
     theta = config.rope_theta * (factor if b is None else 1.0)
@@ -164,7 +166,7 @@ class GteLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, layout: Layout, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        """x `[T, H]`, its rows standing as `layout` says; cos, sin `[T, head_dim/2]` → `[T, H]`."""
+        """x `[T, H]`, its rows placed as in `layout`; cos, sin `[T, head_dim/2]` → `[T, H]`."""
         c, width = self.config, x.shape[-1]
         projected = self._linear(3 * width, QKV)(x, layout.dropout)
         heads = projected.reshape(len(x), 3, c.num_attention_heads, c.head_dim)
@@ -192,7 +194,7 @@ class GteLayer(nn.Module):
         return Linear(features, self.precision.products, use_bias=bias, name=name)
 
     def _norm(self, name: str) -> nn.Module:
-        # Flax takes mean and variance in float32 whatever the dtype.
+        # Flax computes mean and variance in float32 for every dtype.
         kind = nn.LayerNorm if self.config.layer_norm_type == LAYER_NORM else nn.RMSNorm
         epsilon = self.config.layer_norm_eps
         return kind(epsilon=epsilon, dtype=self.precision.activations, name=name)
@@ -205,7 +207,7 @@ class GteLayer(nn.Module):
 
 
 class Gte(LayeredTrunk):
-    """Packed word vectors to last hidden states; segment ids are all 0, as retrievers use it."""
+    """GTE: packed word vectors to last hidden states. Segment ids are all 0, as in retrievers."""
 
     config: GteConfig
 
@@ -215,7 +217,7 @@ class Gte(LayeredTrunk):
         self.tables = {
             name: self.param(name, init, (size, c.hidden_size))
             for name, size in sizes.items()
-            if size  # a model without segments has no table of them
+            if size  # a model without segments has no table for them
         }
         self.embedding_norm = nn.LayerNorm(
             epsilon=c.layer_norm_eps, dtype=self.precision.activations
@@ -226,10 +228,10 @@ class Gte(LayeredTrunk):
         ]
 
     def __call__(self, words: jax.Array, layout: Layout) -> jax.Array:
-        """words `[T, H]`, rows of the word table, standing as `layout` says.
+        """The hidden states of `words` `[T, H]`: rows of the word table, placed as in `layout`.
 
         Returns:
-            hidden states `[T, H]`; at unused places they are finite but mean nothing.
+            Hidden states `[T, H]`; at unused places they are finite but meaningless.
         """
         c = self.config
         if c.type_vocab_size:

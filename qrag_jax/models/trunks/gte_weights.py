@@ -1,4 +1,4 @@
-"""GTE's weights under the names of its files: the table for the parameter tree of `gte.Gte`."""
+"""The names of GTE's weights in its files: the table for the parameter tree of `gte.Gte`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LAYER_DENSE = {
 }
 LAYER_NORM = {"attention_norm": "attn_ln", "output_norm": "mlp_ln"}
 
-# Published folders hold a model with a head, whose trunk is called "new" (gte-multilingual-base:
-# NewForTokenClassification); written ones hold NewModel, the trunk.
+# Published folders hold a model with a head, in which the trunk is called "new"
+# (gte-multilingual-base: NewForTokenClassification). Folders written here hold NewModel, the trunk.
 TABLE = NameTable(
     names={
         (ours,): f"{theirs}.weight"
@@ -37,8 +37,8 @@ TABLE = NameTable(
 )
 
 # How parameters are split over a mesh (see `runtime.sharding`), in the layout of Megatron-LM. A
-# packed map is split as it lies, not head by head: that is where it is stored, and it is gathered
-# to be computed with.
+# packed map is split as it is stored, not head by head: the split concerns storage only, and the
+# map is gathered before the computation.
 PARTITION_RULES = (
     ("lora_", "fsdp"),
     (f"({QKV}|{UP_GATE})/kernel$", "column"),

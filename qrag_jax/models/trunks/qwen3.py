@@ -1,7 +1,8 @@
 """Qwen3 in Flax (Yang et al., arXiv 2505.09388): the trunk of Qwen3-Embedding (arXiv 2506.05176).
 
-A decoder: each token sees those before it, so a row's last hidden state is its vector. Biases are
-absent, queries and keys are normalised head by head, and a few query heads share one key head.
+It is a decoder: each token sees itself and earlier tokens, so a row's last hidden state is the
+row's vector. There are no biases by default, queries and keys are normalised head by head, and a
+few query heads share one key head.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from qrag_jax.models.trunks.trunk import (
     layer_params,
 )
 
-# Maps that are stored apart, as in every Qwen3 folder, and are computed as one.
+# Maps that are stored separately, as in every Qwen3 folder, but computed as one.
 FUSED = {"query_key_value": ("query", "key", "value"), "gate_up": ("gate", "up")}
 QKV, GATE_UP = FUSED
-ROPE_FIELDS = {"rope_theta", "rope_type", "type"}  # of a rope that is not scaled
+ROPE_FIELDS = {"rope_theta", "rope_type", "type"}  # fields of a rotation without scaling
 
 
 @dataclasses.dataclass(frozen=True)
 class Qwen3Config:
-    """Sizes of a Qwen3 model, named as in Hugging Face's `config.json` (which see)."""
+    """Sizes of a Qwen3 model, named and defined as in Hugging Face's `config.json`."""
 
     vocab_size: int
     hidden_size: int
@@ -61,7 +62,7 @@ class Qwen3Config:
         """Reads the fields of a parsed `config.json`; `where` names the file in errors.
 
         Raises:
-            InputError: a size is missing, or the model is a Qwen3 this module does not compute.
+            InputError: a size is missing, or this module cannot compute the model.
         """
         fields = dataclasses.fields(cls)
         absent = [
@@ -90,7 +91,7 @@ class Qwen3Config:
 
 
 def _rope(config: Mapping[str, Any], where: str) -> dict[str, float]:
-    """rope_theta in either spelling: a field of its own, or one of `rope_parameters`."""
+    """`rope_theta`, if `rope_parameters` or `rope_scaling` holds it; refuses scaled positions."""
     theta: dict[str, float] = {}
     for name in ("rope_parameters", "rope_scaling"):
         rope = config.get(name) or {}
@@ -105,14 +106,14 @@ def _rope(config: Mapping[str, Any], where: str) -> dict[str, float]:
 
 
 class Qwen3Layer(nn.Module):
-    """Causal self-attention and a SwiGLU feed-forward, each on a normed input, each added to it."""
+    """Causal self-attention and a SwiGLU feed-forward, each after a norm, with a residual sum."""
 
     config: Qwen3Config
     precision: Precision
 
     @nn.compact
     def __call__(self, x: jax.Array, layout: Layout, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        """x `[T, H]`, its rows standing as `layout` says; cos, sin `[T, head_dim/2]` → `[T, H]`."""
+        """x `[T, H]`, its rows placed as in `layout`; cos, sin `[T, head_dim/2]` → `[T, H]`."""
         c = self.config
         heads, groups = c.num_attention_heads, c.num_key_value_heads
         bias = c.attention_bias
@@ -153,19 +154,21 @@ class Qwen3Layer(nn.Module):
 
 
 def rms_norm(config: Qwen3Config, precision: Precision, name: str | None = None) -> nn.RMSNorm:
-    """x / √mean(x²) · scale over the last axis (Zhang & Sennrich, 2019); Flax computes it in
-    float32 whatever the dtype."""
+    """x / √mean(x²) · scale over the last axis (Zhang & Sennrich, 2019).
+
+    Flax computes it in float32 for every dtype.
+    """
     return nn.RMSNorm(epsilon=config.rms_norm_eps, dtype=precision.activations, name=name)
 
 
 class Qwen3(LayeredTrunk):
-    """Packed word vectors to last hidden states, normed: what a language-model head would take."""
+    """Qwen3: packed word vectors to normed last hidden states, as a language-model head takes."""
 
     config: Qwen3Config
 
     def setup(self) -> None:
         c = self.config
-        # Looked up outside, by `TextEncoder`; a tied head would multiply by it.
+        # `TextEncoder` looks words up in this table, outside; a tied head would multiply by it.
         self.words = self.param(WORDS, nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size))
         self.layers = [
             layer_params(self, i, Qwen3Layer(c, self.precision, parent=None))
@@ -174,14 +177,14 @@ class Qwen3(LayeredTrunk):
         self.final_norm = rms_norm(c, self.precision)
 
     def __call__(self, words: jax.Array, layout: Layout) -> jax.Array:
-        """words `[T, H]`, rows of the word table, standing as `layout` says.
+        """The hidden states of `words` `[T, H]`: rows of the word table, placed as in `layout`.
 
         Returns:
-            hidden states `[T, H]`; at unused places they are finite but mean nothing.
+            Hidden states `[T, H]`; at unused places they are finite but meaningless.
         """
         c = self.config
         last = layout.place.shape[1] - 1
-        # `angles` serves two halves of a width: one half is a head here.
+        # `angles` takes the width of two halves; here each half is a head.
         cos, sin = angles(layout.position, 2 * c.head_dim, last, c.rope_theta)
         module = Qwen3Layer(c, self.precision, parent=None)
         x = words.astype(self.precision.activations)
@@ -190,7 +193,7 @@ class Qwen3(LayeredTrunk):
         return self.final_norm(x)
 
     def join(self, layer: Params) -> Params:
-        """The `FUSED` maps, each of those that are stored apart."""
+        """Joins the maps that are stored separately into the `FUSED` maps."""
         for fused, names in FUSED.items():
             layer[fused] = side_by_side([layer.pop(name) for name in names])
         return layer

@@ -1,4 +1,4 @@
-"""Qwen3 weights under Hugging Face's names: the table for the parameter tree of `qwen3.Qwen3`."""
+"""Hugging Face's names of Qwen3's weights: the table for the parameter tree of `qwen3.Qwen3`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYER = "layers.{}."
 SCALE = {"scale": "weight"}
 
 # A language-model head ("lm_head.weight", of models whose head is not tied to the word table)
-# stands outside of the trunk and is ignored: an encoder has no use for it.
+# lies outside the trunk and is ignored: an encoder does not need it.
 TABLE = NameTable(
     names={(WORDS,): "embed_tokens.weight"}
     | module_names((), "", {"final_norm": "norm"}, SCALE)

@@ -1,8 +1,8 @@
-"""What every trunk offers to pooling, packing and training, and how its layers are applied.
+"""The interface of every trunk to pooling, packing and training, and how layers are applied.
 
-Stored, the layers' parameters are stacked on one axis (few, large arrays for the optimizer, the
-checkpoint and the mesh). To compute, `unstack` cuts them apart once, outside of any loop: a scan
-over stacked layers would copy weights and activations in and out of the stacks in every pass.
+The layers' parameters are stored stacked on one axis: few, large arrays for the optimizer, the
+checkpoint and the mesh. For the computation `unstack` cuts them apart once, outside any loop. A
+scan over stacked layers would copy weights and activations in and out of the stacks in every pass.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from qrag_jax.models.compute.packing import Layout, padded_layout
 from qrag_jax.models.compute.precision import Precision
 
 Params = Any  # a pytree of arrays
-WORDS = "word_embeddings"  # the leaf of a trunk's parameters that tokens are looked up in, [V, H]
-LAYERS = "layers"  # the subtree whose leaves have a leading axis, one entry a layer
+WORDS = "word_embeddings"  # leaf of a trunk's parameters: the word table, [V, H]
+LAYERS = "layers"  # subtree whose leaves have a leading axis with one entry per layer
 
-# What a layer keeps for its gradient; the rest is computed again.
+# What a layer stores for its gradient; the rest is computed again.
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
-    "none": None,  # everything is kept
-    "dots": jax.checkpoint_policies.dots_saveable,  # matrix products are kept
-    "layers": jax.checkpoint_policies.nothing_saveable,  # only what enters the layer is kept
+    "none": None,  # everything is stored
+    "dots": jax.checkpoint_policies.dots_saveable,  # matrix products are stored
+    "layers": jax.checkpoint_policies.nothing_saveable,  # only the layer's inputs are stored
 }
 
 
 class TrunkConfig(Protocol):
-    """The sizes that callers of a trunk ask for."""
+    """The sizes that callers of a trunk read."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -46,8 +46,8 @@ class TrunkConfig(Protocol):
 class Trunk(Protocol):
     """A Flax module from packed word vectors to last hidden states.
 
-    `apply({"params": prepared}, words [T, H], layout) -> [T, H]`: words are rows of the table
-    `WORDS`, standing as `layout` says; at unused places the result is finite but means nothing.
+    `apply({"params": unstacked}, words [T, H], layout) -> [T, H]`: words are rows of the table
+    `WORDS`, placed as in `layout`; at unused places the result is finite but meaningless.
     """
 
     @property
@@ -60,7 +60,7 @@ class Trunk(Protocol):
         ...
 
     def unstack(self, params: Params, kernel_dtype: jnp.dtype = ...) -> Params:
-        """Stacked parameters → as `apply` takes them, kernels in `kernel_dtype`."""
+        """Stacked parameters → the form that `apply` takes, kernels in `kernel_dtype`."""
         ...
 
     def stack(self, unstacked: Params) -> Params:
@@ -76,7 +76,7 @@ class Trunk(Protocol):
 
 
 class LayeredTrunk(nn.Module):
-    """The trunk of a family, which says how one set of layers computes and nothing else.
+    """Base class of trunks; a subclass defines the computation and which maps are joined.
 
     Attributes:
         precision: dtypes of the computation; parameters stay float32.
@@ -88,7 +88,7 @@ class LayeredTrunk(nn.Module):
     remat: str = "none"
 
     def join(self, layer: Params) -> Params:
-        """One layer's parameters → with the maps that are computed as one."""
+        """Joins the maps of one layer that are computed as one."""
         return layer
 
     def split(self, layer: Params) -> Params:
@@ -98,7 +98,7 @@ class LayeredTrunk(nn.Module):
     def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         """tokens `[B, L]` padded on the right, lengths `[B]` → hidden states `[B, L, H]`.
 
-        `params` stacked. Positions ≥ length are finite but mean nothing.
+        `params` are stacked. At positions ≥ length the values are finite but meaningless.
         """
         unstacked = self.unstack(params)
         layout = padded_layout(lengths, tokens.shape[1])
@@ -112,7 +112,7 @@ class LayeredTrunk(nn.Module):
         return self.stack(params)
 
     def unstack(self, params: Params, kernel_dtype: jnp.dtype = jnp.float32) -> Params:
-        """Stacked parameters → as `apply` takes them: `layers_0`, …, each of them joined.
+        """Stacked parameters → the form that `apply` takes: `layers_0`, …, each with joined maps.
 
         Kernels are converted to `kernel_dtype` here, once, instead of at every use.
         """
@@ -129,9 +129,10 @@ class LayeredTrunk(nn.Module):
 
 
 def layer_params(trunk: nn.Module, number: int, layer: Any) -> Params:
-    """The parameters of one layer, from `layer.init_params` where there are none yet.
+    """The parameters of one layer, made by `layer.init_params` if there are none yet.
 
-    Flax's `param` would compare those there are with new ones, and refuse adapters beside kernels.
+    Flax's `param` would compare existing parameters with new ones and refuse adapters beside
+    kernels.
     """
     name = f"layers_{number}"
     if trunk.has_variable("params", name):
@@ -151,7 +152,12 @@ def apply_layer(
     """`layer(x, layout, *constants)`. Under jit it is traced once for all layers of one shape.
 
     Args:
-        layer: without a parent. remat: a name of `REMAT_POLICIES`.
+        layer: a module without a parent.
+        remat: a name of `REMAT_POLICIES`.
+        params: parameters of this layer.
+        x: `[T, H]`.
+        layout: the block's layout, with the dropout keys of this layer.
+        constants: further inputs of every layer, such as cos and sin.
     """
 
     def apply(params: Params, x: jax.Array) -> jax.Array:
@@ -163,7 +169,7 @@ def apply_layer(
 
 
 def cut_layers(params: Params, count: int, kernel_dtype: jnp.dtype) -> tuple[Params, list[Params]]:
-    """Stacked parameters → those outside of the layers, and each layer's own.
+    """Stacked parameters → the parameters outside the layers, and those of each layer.
 
     Kernels of layers are converted to `kernel_dtype` here, once, instead of at every use.
     """

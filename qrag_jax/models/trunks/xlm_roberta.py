@@ -1,7 +1,7 @@
 """XLM-RoBERTa (Conneau et al., 2020) and RoBERTa (Liu et al., 2019): BERT with shifted positions.
 
-The trunk of multilingual E5. Its table of positions begins with rows that no token stands at: one
-for each id up to the padding token's, as Hugging Face's and fairseq's models have it.
+XLM-RoBERTa is the trunk of multilingual E5. The position table begins with unused rows, one for
+each id up to the padding token's id, as in the models of Hugging Face and fairseq.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qrag_jax.models.trunks.bert import BertConfig
 class XlmRobertaConfig(BertConfig):
     """Sizes of an XLM-R or RoBERTa encoder; the trunk is `bert.Bert`.
 
-    `max_position_embeddings` counts the unused first rows of the table of positions, too.
+    `max_position_embeddings` also counts the unused first rows of the position table.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ("xlm-roberta", "roberta")
@@ -35,7 +35,7 @@ class XlmRobertaConfig(BertConfig):
         """Reads the fields of a parsed `config.json`; `where` names the file in errors.
 
         Raises:
-            InputError: see `BertConfig.from_dict`; or the table of positions has no row to use.
+            InputError: see `BertConfig.from_dict`; or the position table has no usable row.
         """
         result = super().from_dict(config, where)
         if result.longest_row < 1 or result.pad_token_id < 0:
