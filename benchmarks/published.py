@@ -219,7 +219,7 @@ def _trace_step(config: QRagConfig, encoder: TextEncoder, tower: Any) -> None:
     chunk_row, state_row = config.data.max_chunk_tokens, _state_row(config, encoder)
     chunks = Blocks((8192,), (chunk_row,), (chunk_row,))
     states = Blocks((8192,), (max(state_row, chunk_row),), (state_row,))
-    mesh, optimizer = make_mesh((1, 1, 1)), make_optimizer(config.optimizer)
+    mesh, optimizer = make_mesh((1, 1, 1), jax.devices()[:1]), make_optimizer(config.optimizer)
     towers = TwoTowers(
         mesh=mesh,
         shardings=placement.state_shardings(mesh, (), tower, optimizer),

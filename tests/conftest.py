@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 
 from tests import devices, disks
@@ -16,6 +17,11 @@ from tests.entry_points import SHARED, Commands
 
 # Children and commands have the devices that their environment gives them.
 devices.several_devices()
+# A program that mixes ranks without saying so is more often wrong than right.
+jax.config.update("jax_numpy_rank_promotion", "raise")
+# So is one that mixes dtypes. Rooms that use optax, and flax in half precision, cannot be asked:
+# these mix them.
+ONE_DTYPE = {"algorithms", "compute", "environments", "feedback", "policies", "rollouts"}
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +35,13 @@ def programs_are_not_kept() -> Iterator[None]:
 
         jax.config.update("jax_compilation_cache_dir", own)
         compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def dtypes_are_not_mixed(request: pytest.FixtureRequest) -> Iterator[None]:
+    strict = request.path.parent.name in ONE_DTYPE
+    with jax.numpy_dtype_promotion("strict" if strict else "standard"):
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

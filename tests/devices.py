@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.runtime.mesh import AXES
+from qrag_jax.runtime.mesh import make_mesh
 
 COUNT = 8
 
@@ -19,9 +18,8 @@ def several_devices() -> None:
 
 
 def mesh_of(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """A mesh of as many devices as these sizes need, which `make_mesh` would refuse."""
-    devices = np.array(jax.devices()[: data * fsdp * tensor])
-    return Mesh(devices.reshape(data, fsdp, tensor), AXES)
+    """A mesh of the first devices, as many as these sizes need."""
+    return make_mesh((data, fsdp, tensor), jax.devices()[: data * fsdp * tensor])
 
 
 def environment_of(count: int) -> dict[str, str]:

@@ -37,4 +37,4 @@ def lambda_returns(
 
 def discounted_return(r_t: jax.Array, gamma: float) -> jax.Array:
     """`Σ_t γ^t·r_t` of one episode, r_t `[T]` → scalar."""
-    return (r_t * gamma ** jnp.arange(r_t.shape[0])).sum()
+    return (r_t * gamma ** jnp.arange(r_t.shape[0], dtype=r_t.dtype)).sum()

@@ -150,6 +150,6 @@ def evaluation_keys(question: jax.Array | np.ndarray, lengths: jax.Array | np.nd
     tokens = jnp.asarray(question).astype(jnp.uint32) + 1
     # A polynomial hash in an odd number, modulo 2^32.
     powers = jnp.cumprod(jnp.full(tokens.shape[1], 2_654_435_761, jnp.uint32), dtype=jnp.uint32)
-    inside = jnp.arange(tokens.shape[1]) < lengths[:, None]
-    digests = jnp.where(inside, tokens * powers, 0).sum(-1, dtype=jnp.uint32)
+    inside = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
+    digests = jnp.where(inside, tokens * powers[None], 0).sum(-1, dtype=jnp.uint32)
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), digests)

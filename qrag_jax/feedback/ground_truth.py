@@ -92,7 +92,7 @@ def ground_truth(
     completes = hit & (found == facts)
     reward = jnp.ones(actions.shape, jnp.float32)
     if penalize_extra_steps:
-        taken = jnp.arange(1, actions.shape[1] + 1, dtype=jnp.float32)
+        taken = jnp.arange(1, actions.shape[1] + 1, dtype=jnp.float32)[None]
         reward = 0.5 + 0.5 * facts.astype(jnp.float32) / (taken + 1e-5)
     reward = jnp.where(completes, reward, 0.0) + per_fact_reward * hit.astype(jnp.float32)
     return reward - jnp.where(valid & ~hit & ~jnp.asarray(stops), step_cost, 0.0)

@@ -137,17 +137,20 @@ def _scores(
     kind, last, indents = placement
     counts, states, taken, _ = searches
     if kind == "relative":
-        where = positions.relative(index, taken, counts[:, None])  # each state has its own
+        where = positions.relative(
+            index[None, None], taken, counts[:, None]
+        )  # each state has its own
         turned = _turned_back(states, last)
         states = jax.vmap(jax.vmap(lambda one, p: one[p]))(turned, jnp.clip(where, 0, last))
         q = jnp.einsum("bnd,bwnd->bwn", chunks, states)
     else:
         if kind != "none":
-            where = jnp.broadcast_to(index, chunks.shape[:2])
+            where = jnp.broadcast_to(index[None], chunks.shape[:2])
             where = where if indents is None else indents.positions(where)
             chunks = rotate(chunks, jnp.clip(where, 0, last), last)
         q = jnp.einsum("bnd,bwd->bwn", chunks, states)
-    gone = (taken[..., None] == index).any(axis=2) | (index >= counts[:, None, None])
+    chosen = (taken[..., None] == index[None, None, None]).any(axis=2)
+    gone = chosen | (index[None, None] >= counts[:, None, None])
     return jnp.where(gone, MASKED, q)
 
 

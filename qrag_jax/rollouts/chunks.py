@@ -205,7 +205,7 @@ def rollout(
         lengths = jnp.where(valid, lengths, 0)
         states, used = embed(STATE, block_shapes.states, TokenRows(tokens, lengths))
         position = where(state.taken)
-        twin = soft_q.twin_q(states, rotate(all_chunks, position, last))  # [roles, B, C, 2]
+        twin = soft_q.twin_q(states, rotate(all_chunks, position[None], last))  # [roles, B, C, 2]
         q = jnp.where(state.available, twin[0].sum(-1), soft_q.MASKED)
         log_policy = soft_q.log_policy(q, state.available, alpha, config.top_k_actions)
         log_policy = jnp.where(uniform, soft_q.log_uniform(state.available), log_policy)

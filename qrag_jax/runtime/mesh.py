@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,27 +14,33 @@ from qrag_jax.errors import InputError
 AXES = ("data", "fsdp", "tensor")
 
 
-def make_mesh(shape: tuple[int, int, int] = (-1, 1, 1)) -> Mesh:
-    """A mesh of all devices with the axes `data`, `fsdp`, `tensor`; one size may be -1 (the rest).
+def make_mesh(
+    shape: tuple[int, int, int] = (-1, 1, 1), devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+    """A mesh with the axes `data`, `fsdp`, `tensor`; one size may be -1 (the rest).
 
     A batch is split over all three. Parameters are copied along `data` and split over the others
     (see `sharding`).
 
+    Args:
+        shape: sizes of the axes.
+        devices: those of the mesh; None: all there are.
+
     Raises:
         InputError: the sizes do not multiply to the number of devices.
     """
-    devices = np.array(jax.devices())
+    placed = np.array(jax.devices() if devices is None else devices)
     sizes = list(shape)
     well_formed = len(shape) == len(AXES) and all(size == -1 or size >= 1 for size in shape)
     if well_formed and sizes.count(-1) == 1:
         known = int(np.prod([size for size in shape if size != -1]))
-        sizes[sizes.index(-1)] = devices.size // known
-    if not well_formed or -1 in sizes or int(np.prod(sizes)) != devices.size:
+        sizes[sizes.index(-1)] = placed.size // known
+    if not well_formed or -1 in sizes or int(np.prod(sizes)) != placed.size:
         raise InputError(
             f"config.runtime.mesh is {tuple(shape)} (axes {', '.join(AXES)}), which does not cover "
-            f"the {devices.size} devices; let the sizes multiply to it, with -1 for the rest."
+            f"the {placed.size} devices; let the sizes multiply to it, with -1 for the rest."
         )
-    return Mesh(devices.reshape(sizes), AXES)
+    return Mesh(placed.reshape(sizes), AXES)
 
 
 def replicate(mesh: Mesh, tree: Any) -> Any:

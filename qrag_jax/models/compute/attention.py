@@ -93,10 +93,10 @@ def _batched_products(heads_of_rows, lengths, products, causal, kept=None):
 
     position = jnp.arange(length)
     if causal:  # padding keys come after all queries of the row
-        bias = jnp.where(position <= position[:, None], 0.0, MASKED)
+        bias = jnp.where(position[None] <= position[:, None], 0.0, MASKED)
         bias = jnp.tile(bias, (heads // groups, 1))[None]
     else:
-        bias = jnp.where(position < lengths[:, None], 0.0, MASKED)
+        bias = jnp.where(position[None] < lengths[:, None], 0.0, MASKED)
         bias = jnp.repeat(bias, groups, axis=0)[:, None]
     scaled = query * jnp.asarray(width**-0.5, query.dtype)
     mask, rate = (kept.mask.reshape(batch * groups, -1, length), kept.rate) if kept else (None, 0.0)

@@ -61,8 +61,8 @@ def row_digests(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
     """
     width = tokens.shape[1]
     powers = np.array([pow(MULTIPLIER, i, 2**32) for i in range(width)], np.uint32)
-    inside = jnp.arange(width) < lengths[:, None]
-    terms = jnp.where(inside, tokens.astype(jnp.uint32) + 1, 0) * powers
+    inside = jnp.arange(width)[None] < lengths[:, None]
+    terms = jnp.where(inside, tokens.astype(jnp.uint32) + 1, 0) * powers[None]
     return terms.sum(axis=1, dtype=jnp.uint32)
 
 
@@ -84,7 +84,7 @@ def drop(x: jax.Array, key: jax.Array, dropout: TokenDropout) -> jax.Array:
 def _drop(x: jax.Array, key: jax.Array, digests: jax.Array, rate: float) -> jax.Array:
     of_tokens = mix(digests ^ key[0])
     of_features = mix(jnp.arange(x.shape[1], dtype=jnp.uint32) + key[1])
-    kept = _kept(of_tokens[:, None] + of_features, rate)
+    kept = _kept(of_tokens[:, None] + of_features[None], rate)
     return jnp.where(kept, x / (1 - rate), 0)
 
 
@@ -164,7 +164,9 @@ def kept_weights(dropout: TokenDropout | None, place: jax.Array, heads: int) -> 
         return None
     key = dropout.keys[ATTENTION_WEIGHTS]
     number = jnp.arange(heads, dtype=jnp.uint32)[:, None] * jnp.uint32(BETWEEN_HEADS)
-    of_keys = mix(number + jnp.arange(place.shape[1], dtype=jnp.uint32) + key[1])  # [heads, L]
+    of_keys = mix(
+        number + jnp.arange(place.shape[1], dtype=jnp.uint32)[None] + key[1]
+    )  # [heads, L]
     of_queries = mix(dropout.digests ^ key[0])[place]  # [R, L]
-    mask = _kept(of_queries[:, None, :, None] + of_keys[:, None], dropout.attention)
+    mask = _kept(of_queries[:, None, :, None] + of_keys[None, :, None], dropout.attention)
     return KeptWeights(mask, dropout.attention)

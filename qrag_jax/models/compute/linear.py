@@ -26,7 +26,7 @@ def linear(products: jnp.dtype, x: jax.Array, kernel: jax.Array, bias: jax.Array
     and on CPU those copies cost a tenth of a training step.
     """
     rows = x.reshape(-1, x.shape[-1])
-    product = _product(products, rows, kernel, ((1,), (0,)), x.dtype) + bias.astype(x.dtype)
+    product = _product(products, rows, kernel, ((1,), (0,)), x.dtype) + bias.astype(x.dtype)[None]
     return product.reshape(*x.shape[:-1], kernel.shape[-1])
 
 

@@ -76,12 +76,12 @@ def packed_layout(lengths: jax.Array, tokens: int, length: int) -> Layout:
     ends = jnp.cumsum(lengths)
     starts = ends - lengths
     place = jnp.arange(tokens)
-    row = (place[:, None] >= ends).sum(axis=1)
+    row = (place[:, None] >= ends[None]).sum(axis=1)
     position = place - starts[jnp.minimum(row, len(lengths) - 1)]
     return Layout(
         row=row,
         position=jnp.clip(position, 0, length - 1),
-        place=jnp.clip(starts[:, None] + jnp.arange(length), 0, tokens - 1),
+        place=jnp.clip(starts[:, None] + jnp.arange(length)[None], 0, tokens - 1),
         lengths=lengths,
     )
 
@@ -92,7 +92,7 @@ def padded_layout(lengths: jax.Array, length: int) -> Layout:
     row = jnp.repeat(rows, length)
     position = jnp.tile(jnp.arange(length), len(lengths))
     inside = position < lengths[row]
-    place = rows[:, None] * length + jnp.arange(length)
+    place = rows[:, None] * length + jnp.arange(length)[None]
     return Layout(jnp.where(inside, row, len(lengths)), position, place, lengths)
 
 
@@ -118,7 +118,7 @@ def _to_rows_backward(layout: Layout, gradient: jax.Array) -> tuple[jax.Array, N
 
 
 def _from_rows_backward(layout: Layout, gradient: jax.Array) -> tuple[jax.Array, None]:
-    inside = jnp.arange(layout.place.shape[1]) < layout.lengths[:, None]
+    inside = jnp.arange(layout.place.shape[1])[None] < layout.lengths[:, None]
     return jnp.where(inside[..., None], gradient[layout.place], 0), None
 
 

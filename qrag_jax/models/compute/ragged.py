@@ -292,7 +292,7 @@ def _sorted(
     tokens, lengths = given
     if tokens.shape[1] > blocks.lengths[-1]:
         raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the lengths {blocks.lengths}")
-    tokens = jnp.where(jnp.arange(tokens.shape[1]) < lengths[:, None], tokens, 0)
+    tokens = jnp.where(jnp.arange(tokens.shape[1])[None] < lengths[:, None], tokens, 0)
     first = jnp.arange(len(tokens)) if repeats else first_of_its_kind(tokens, lengths)
     lengths = jnp.where(first == jnp.arange(len(first)), lengths, 0)
     order = jnp.argsort(lengths, stable=True)
@@ -308,7 +308,7 @@ def first_of_its_kind(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
     """
     number = jnp.arange(tokens.shape[0])
     odd = 2 * np.random.default_rng(0).integers(2**31, size=tokens.shape[1], dtype=np.uint32) + 1
-    hashes = (tokens.astype(jnp.uint32) * odd).sum(axis=1, dtype=jnp.uint32)
+    hashes = (tokens.astype(jnp.uint32) * odd[None]).sum(axis=1, dtype=jnp.uint32)
     order = jnp.argsort(hashes, stable=True)
     new = jnp.append(True, hashes[order][1:] != hashes[order][:-1])
     first_place = jax.lax.cummax(jnp.where(new, number, 0))

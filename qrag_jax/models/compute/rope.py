@@ -40,7 +40,7 @@ def angles_at(
     """As `angles`, for given frequencies: float64 `[n]`, radians per position → `[..., n]`."""
 
     def table(values: np.ndarray) -> tuple[jax.Array, jax.Array]:
-        angle = values[:, None] * frequency
+        angle = values[:, None] * frequency[None]
         return jnp.asarray(np.cos(angle), jnp.float32), jnp.asarray(np.sin(angle), jnp.float32)
 
     fine_cos, fine_sin = table(np.arange(min(last + 1, _FINE), dtype=np.float64))

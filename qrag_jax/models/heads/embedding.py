@@ -134,7 +134,7 @@ def pool(pooling: str, hidden: jax.Array, layout: Layout, scale: float = 1.0) ->
         float32 `[R, D]`, zeros for a row of length 0.
     """
     if pooling == MEAN:
-        member = layout.row == jnp.arange(len(layout.lengths))[:, None]
+        member = layout.row[None] == jnp.arange(len(layout.lengths))[:, None]
         hidden = hidden.astype(jnp.float32)
         total = jnp.einsum("rt,td->rd", member.astype(jnp.float32), hidden)
         return scale * total / jnp.maximum(layout.lengths, 1)[:, None].astype(jnp.float32)

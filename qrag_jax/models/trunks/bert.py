@@ -196,7 +196,7 @@ class Bert(LayeredTrunk):
         positions = jnp.asarray(self.tables["position_embeddings"])[
             layout.position + self.config.first_position
         ]
-        x = self.embedding_norm(words + positions + self.tables["token_type_embeddings"][0])
+        x = self.embedding_norm(words + positions + self.tables["token_type_embeddings"][:1])
         x = drop_hidden(x, layout.at_depth(0).dropout, EMBEDDINGS)
         for number, layer in enumerate(self.layers):
             module = BertLayer(self.config, self.precision, parent=None)

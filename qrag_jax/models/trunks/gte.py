@@ -235,7 +235,7 @@ class Gte(LayeredTrunk):
         """
         c = self.config
         if c.type_vocab_size:
-            words = words + self.tables["token_type_embeddings"][0]
+            words = words + self.tables["token_type_embeddings"][:1]
         x = drop_hidden(self.embedding_norm(words), layout.at_depth(0).dropout, EMBEDDINGS)
         cos, sin = angles_at(layout.position, frequencies(c), layout.place.shape[1] - 1)
         module = GteLayer(c, self.precision, parent=None)

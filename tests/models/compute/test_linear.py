@@ -23,7 +23,7 @@ def test_value_and_gradients_equal_autodiffs() -> None:
     *inputs, cotangent = draws()
 
     def plain(x, kernel, bias):
-        return jnp.einsum("abi,io->abo", x, kernel) + bias
+        return jnp.einsum("abi,io->abo", x, kernel) + bias[None, None]
 
     found, pull = jax.vjp(partial(linear, jnp.float32), *inputs)
     expected, plain_pull = jax.vjp(plain, *inputs)

@@ -104,7 +104,7 @@ def direct_gradient(params, tokens):
 
     def total(params):
         present = jnp.asarray(LENGTHS > 0)[:, None]
-        return (cotangents * present * ENCODER.embed(params, tokens, LENGTHS)).sum()
+        return jnp.where(present, cotangents * ENCODER.embed(params, tokens, LENGTHS), 0).sum()
 
     return cotangents, jax.jit(jax.grad(total))(params)
 
