@@ -237,7 +237,8 @@ def generate(task: str, split: Split, count: int, seed: int) -> list[Story]:
     if task not in TELLERS:
         raise InputError(
             f"the bAbI task is {task!r}, and without files there are only {', '.join(TELLERS)}; "
-            "set config.data.babilong.task to one, or config.data.path to a folder of bAbI files."
+            "set config.data.sources.babilong.task to one, or config.data.path to a folder of bAbI "
+            "files."
         )
     stream = ("train", "dev").index(split)
     task_stream = 2 * int(task.removeprefix("qa")) + stream
