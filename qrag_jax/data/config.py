@@ -56,7 +56,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         least = {"max_question_tokens": 1, "max_chunk_tokens": 3, "max_chunk_tokens_in_state": 1}
-        check_least("data", self, **least, workers=0)
+        check_least("data", self, **least, limit=0, workers=0)
         check_known("data", self, "mixture", MIXTURES)
 
     @property

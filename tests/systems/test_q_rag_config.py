@@ -55,6 +55,7 @@ def with_model(config: ml_collections.ConfigDict) -> None:
     [
         ("env.max_steps", 0, "config.env.max_steps is 0; it must be at least 1."),
         ("data.max_chunk_tokens", 2, "config.data.max_chunk_tokens is 2; it must be at least 3."),
+        ("data.limit", -1, "config.data.limit is -1; it must be at least 0."),
         ("train.accumulation", 0, "config.train.accumulation is 0"),
         ("train.log_every", 0, "config.train.log_every is 0"),
         ("train.eval_every", 0, "config.train.eval_every is 0"),

@@ -113,12 +113,10 @@ def load_samples(
         limit: stop after this many samples; 0 is no limit.
 
     Raises:
-        InputError: the source is unknown, the limit is negative, the files cannot be read (see
-            `read_records`), or no record is usable.
+        InputError: the source is unknown, the files cannot be read (see `read_records`), or no
+            record is usable.
     """
     module = _module(source)
-    if limit < 0:
-        raise InputError(f"data.limit is {limit}; give 0 for no limit, or a positive number")
     records: Iterator[tuple[str, dict[str, Any]]]
     if path:
         files = split_files(
