@@ -43,7 +43,7 @@ class DataConfig:
     # each source's format. For babilong: the folder of stories. For babilong and niah, "" means
     # "synthetic".
     path: str = ""
-    limit: int = 0  # training samples kept per source, 0: all; the source "synthetic" ignores it
+    limit: int = 0  # training samples kept per source, 0: all
     max_question_tokens: int = 64  # longer questions are cut
     max_chunk_tokens: int = 220  # length of a chunk's row, [CLS] and [SEP] included
     max_chunk_tokens_in_state: int = 220  # tokens of a chunk inside a state

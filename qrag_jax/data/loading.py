@@ -56,6 +56,7 @@ def load_split(config: DataConfig, split: Split, *, hold_out: bool) -> LoadedSam
         if name == SYNTHETIC:
             made = _made(config)
             count = made.train if split == "train" else made.dev
+            count = min(count, limit) if limit else count
             by_source[name] = synthetic.generate(made, split, count)
             line = f"synthetic: made {count} {split} questions"
         elif name == babilong.NAME:

@@ -148,6 +148,16 @@ def test_source_synthetic_needs_no_path(tmp_path: Path) -> None:
     assert not {s.question for s in train.all} & {s.question for s in dev.all}
 
 
+def test_limit_keeps_the_first_invented_questions(tmp_path: Path) -> None:
+    every = load(config({"synthetic": 1.0}), "train", tmp_path).all
+    settings = config({"synthetic": 1.0}, limit=4)
+    train, dev = (load(settings, split, tmp_path) for split in ("train", "dev"))
+    assert train.all == every[:4]
+    assert train.report == ["synthetic: made 4 train questions"]
+    assert len(dev.all) == 5
+    assert len(load(config({"synthetic": 1.0}, limit=99), "train", tmp_path).all) == 12
+
+
 @pytest.mark.parametrize("source", [name for name in SOURCES if name != "niah"])
 def test_path_synthetic_writes_the_sources_own_files_once(tmp_path: Path, source: str) -> None:
     settings = config({source: 1.0}, "synthetic")
