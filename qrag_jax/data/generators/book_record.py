@@ -15,7 +15,7 @@ from pathlib import Path
 from qrag_jax.data.generators.books import Book
 from qrag_jax.data.generators.noise import NoiseConfig, books_of
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.runtime.whole_files import reason, write_whole
 
 NAME = "books.json"  # in the run's folder
 SHOWN = 5  # books named in one sentence
@@ -39,7 +39,8 @@ def check_unseen(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
     Runs without such a record, and backgrounds whose splits share all books, are not checked.
 
     Raises:
-        InputError: there are such books, or the record is broken; see also `noise.books_of`.
+        InputError: there are such books, or the record is broken or cannot be read; see also
+            `noise.books_of`.
     """
     path = workdir / NAME
     if not path.exists():
@@ -72,8 +73,13 @@ def _digests(books: Sequence[Book]) -> dict[str, str]:
 def _read(path: Path) -> Mapping[str, Mapping[str, str]]:
     try:
         found = json.loads(path.read_bytes())
-        if all(isinstance(books, dict) for books in found.values()):
+        if all(isinstance(digest, str) for books in found.values() for digest in books.values()):
             return found
-    except (ValueError, AttributeError):
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({reason(error)}); make it readable, or restore it from a "
+            "backup."
+        ) from None
+    except (ValueError, RecursionError, AttributeError):
         pass
     raise InputError(f"{path} is broken; restore it from a backup, or train anew.")
