@@ -84,8 +84,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
                             run.save_if_worth(step, state, experience.position(), last=last)
                 step_log.finish()
             except (Stopped, FeedbackLost, NotFinite) as why:
-                ended = why
-                step_log.finish()
+                ended = step_log.finish_after(why)
             failed = isinstance(ended, NotFinite)
             run.save_at_end(step, state, experience.position(), failed=failed)
         if ended is not None and not isinstance(ended, Stopped):

@@ -152,6 +152,18 @@ class StepLog:
         if last is not None:
             self._tell(*last)
 
+    def finish_after(self, why: Exception) -> Exception:
+        """As `finish`, for a run that ends because of `why`.
+
+        Returns:
+            `why`, or the `NotFinite` that the last step's results call for.
+        """
+        try:
+            self.finish()
+        except NotFinite as error:
+            return error
+        return why
+
     def restart_window(self) -> None:
         """Begins a new line of metrics, without the steps before."""
         self._window = self._new_window()

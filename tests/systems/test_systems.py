@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -13,6 +15,7 @@ from ml_collections import ConfigDict
 from qrag_jax import systems, train
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.step_log import NotFinite
 from tests.entry_points import metric_lines
 from tests.systems import line_fit
 
@@ -56,6 +59,29 @@ def test_stopped_and_gone_on_with_it_is_the_run_never_stopped(
     assert f"resumed {tmp_path / 'run'} at step 7" in capsys.readouterr().out
     one, other = (saved_state_of(tmp_path / name) for name in ("run", "whole"))
     np.testing.assert_array_equal(one, other)
+
+
+def test_what_was_learned_is_saved_if_a_stopped_run_fails_in_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes in step 7. Only then is it known that steps 6 and 7 learned nothing."""
+    update, begun = line_fit.LineFit.update, itertools.count(1)
+
+    def wrecked(self: line_fit.LineFit, state: line_fit.State, episodes: object):
+        step = next(begun)
+        if step == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if step > 5:
+            return state, {"loss": jnp.float32("nan"), "skipped": jnp.float32(1)}
+        return update(self, state, episodes)
+
+    monkeypatch.setattr(line_fit.LineFit, "update", wrecked)
+    config = line_fit.get_config()
+    config.train.max_skipped_steps = 2
+    with pytest.raises(NotFinite, match=r"last of them step 7 .* the state after step 5 is kept"):
+        train.train(config, tmp_path / "run")
+    restored = Checkpoints(tmp_path / "run", read_only=True).restore_last(line_fit_state())
+    assert (restored.step, int(restored.state.step)) == (7, 5)
 
 
 def saved_state_of(workdir: Path) -> np.ndarray:
