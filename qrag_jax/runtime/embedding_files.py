@@ -110,7 +110,10 @@ class EmbeddingFiles:
         """Yields digests of texts and their embeddings `[n, D]` per file; deletes broken files."""
         size = self._digest_bytes
         for path in sorted(self._folder.glob("*" + _SUFFIX)):
-            data = path.read_bytes()
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:  # it was broken, and another process has deleted it
+                continue
             count, rest = divmod(len(data), size + 4 * self._width)
             if rest or _name(data) != path.name:
                 path.unlink(missing_ok=True)

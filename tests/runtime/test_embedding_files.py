@@ -69,6 +69,20 @@ def test_a_broken_file_is_dropped_and_the_others_stay(tmp_path: Path, harm: str)
     assert everything(tmp_path) == as_dict(*groups)
 
 
+def test_two_processes_may_drop_the_same_broken_file(tmp_path: Path) -> None:
+    files = EmbeddingFiles(tmp_path, WIDTH)
+    for one in (group(0, 5), group(1, 7)):
+        files.add(*one)
+    _, last = sorted(tmp_path.iterdir())
+    last.write_bytes(b"broken")
+    loading = files.load()
+    found = [next(loading)]
+    everything(tmp_path)  # the other process drops it
+    assert not last.exists()
+    found += loading
+    assert as_dict(*found) == everything(tmp_path)
+
+
 def test_a_file_that_was_being_written_is_not_read(tmp_path: Path) -> None:
     files = EmbeddingFiles(tmp_path, WIDTH)
     files.add(*group(0, 5))
