@@ -51,7 +51,7 @@ class Checkpoints:
         self, workdir: Path, *, read_only: bool = False, log: Callable[[str], None] = print
     ) -> None:
         self.folder = workdir.absolute() / "checkpoints"
-        self._log = log
+        self._log, self._read_only = log, read_only
         self._digests = {which: _DigestWriter(self.folder / which) for which in ("last", "best")}
         self._last = _manager(self._digests["last"], keep=2, read_only=read_only)
         self._best = _manager(self._digests["best"], keep=1, read_only=read_only)
@@ -90,29 +90,38 @@ class Checkpoints:
     def restore_last(self, template: Any) -> Restored:
         """The newest sound training state, placed and typed as `template` (arrays or shapes).
 
-        Newer damaged steps are moved to `checkpoints/damaged-STEP` and logged.
+        Newer damaged steps are logged and, unless `read_only`, moved to `checkpoints/damaged-STEP`.
 
         Raises:
             InputError: there is no checkpoint, all are damaged, or the arrays have other names or
                 shapes.
         """
         restored, troubles = self._newest_sound(self._last, template, fall_back=True)
+        if self._read_only:
+            self._tell_taken(restored.step, troubles)
+        elif troubles:
+            self._put_aside(restored.step, troubles)
+        return restored
+
+    def _put_aside(self, taken: int, troubles: dict[int, str]) -> None:
         for step, trouble in troubles.items():
             aside = self.folder / f"damaged-{step}"
             if jax.process_index() == 0:
                 shutil.rmtree(aside, ignore_errors=True)
                 (self.folder / "last" / str(step)).rename(aside)
             self._log(
-                f"checkpoint {step} is damaged ({trouble}): going on from step {restored.step}; "
+                f"checkpoint {step} is damaged ({trouble}): going on from step {taken}; "
                 f"it is now {aside}"
             )
-        if troubles:
-            if jax.process_count() > 1:
-                from jax.experimental import multihost_utils
+        if jax.process_count() > 1:
+            from jax.experimental import multihost_utils
 
-                multihost_utils.sync_global_devices("damaged checkpoints are put aside")
-            self._last.reload()
-        return restored
+            multihost_utils.sync_global_devices("damaged checkpoints are put aside")
+        self._last.reload()
+
+    def _tell_taken(self, taken: int, troubles: dict[int, str]) -> None:
+        for step, trouble in troubles.items():
+            self._log(f"checkpoint {step} is damaged ({trouble}): taking step {taken}")
 
     def restore_params(self, which: str, template: Any) -> tuple[Any, int]:
         """Online parameters of the "best" or "last" checkpoint, with their step.
@@ -133,8 +142,7 @@ class Checkpoints:
             return restored.state, restored.step
         wanted = {"params": template}
         restored, troubles = self._newest_sound(self._last, wanted, fall_back=True, partial=True)
-        for step, trouble in troubles.items():
-            self._log(f"checkpoint {step} is damaged ({trouble}): taking step {restored.step}")
+        self._tell_taken(restored.step, troubles)
         return restored.state["params"], restored.step
 
     def _newest_sound(

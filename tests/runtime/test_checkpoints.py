@@ -295,6 +295,15 @@ def test_a_step_replaced_meanwhile_is_not_called_damaged(tmp_path: Path) -> None
 def test_reading_leaves_a_folder_as_it_is(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path, read_only=True).best_step() is None
     assert not list(tmp_path.iterdir())
+    folder, told = saved_twice(tmp_path), []
+    flip_a_bit(folder / "last" / "2")
+    before = sorted(folder.rglob("*"))
+    reader = Checkpoints(tmp_path, read_only=True, log=told.append)
+    assert_equal(reader.restore_last(state(0)).state, state(1))
+    assert sorted(folder.rglob("*")) == before
+    (line,) = told
+    assert line.startswith("checkpoint 2 is damaged (file ")
+    assert line.endswith("): taking step 1")
 
 
 # ---------------------------------------------------------------------- what does not fit
