@@ -227,6 +227,8 @@ def test_refusals(scored_run: Path, commands: Commands, tmp_path: Path) -> None:
     shutil.rmtree(workdir / "checkpoints")
     with pytest.raises(InputError, match="holds no checkpoint; train first"):
         towers_export.export(run, "last", tmp_path / "deep" / "out")
+    assert not run.best_is_untrained()
+    assert not (workdir / "checkpoints").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
 
 

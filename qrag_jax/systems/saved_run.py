@@ -114,7 +114,7 @@ class SavedRun:
 
     def best_is_untrained(self) -> bool:
         """Whether no evaluation scored above the parameters the run started from."""
-        return Checkpoints(self.workdir).best_step() == 0
+        return Checkpoints(self.workdir, read_only=True).best_step() == 0
 
     def untrained(self) -> Params | Adapted:
         """The parameters the run started from."""
