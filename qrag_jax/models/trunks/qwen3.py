@@ -65,12 +65,12 @@ class Qwen3Config:
             InputError: a size is missing, or this module cannot compute the model.
         """
         fields = dataclasses.fields(cls)
+        given = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
         absent = [
-            f.name for f in fields if f.default is dataclasses.MISSING and f.name not in config
+            f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given
         ]
         if absent:
             raise InputError(f"{where}: the fields {', '.join(absent)} are missing.")
-        given = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
         result = cls(**given | _rope(config, where))
         if config.get("hidden_act", "silu") != "silu":
             raise InputError(f"{where}: hidden_act {config['hidden_act']!r} is not 'silu'.")
