@@ -350,6 +350,23 @@ def test_other_file_is_scored_whole(run_copy: Path, commands: Commands, tmp_path
     assert [row["pred_idx"] for row in rows(log)] == [row["pred_idx"] for row in whole[4:14]]
 
 
+def test_scores_on_other_data_need_a_folder_of_their_own(
+    run_copy: Path, commands: Commands
+) -> None:
+    shutil.rmtree(run_copy / "eval")  # no log is there that would refuse other settings
+    before = (run_copy / "summary.json").read_bytes()
+    other = ("--config.data.synthetic.seed=1", "--config.eval.path=synthetic")
+    text = refusal(commands.run("evaluate", f"--workdir={run_copy}", "--samples=2", *other))
+    assert "own (not as in its config: config.data.synthetic.seed, config.eval.path); " in text
+    assert "give --out=FOLDER for scores on other data" in text
+    assert (run_copy / "summary.json").read_bytes() == before
+    assert not (run_copy / "eval").exists()
+    # How fast they are read is no other data.
+    same = ("--config.data.workers=1", "--config.eval.batch_size=3")
+    commands.succeed("evaluate", f"--workdir={run_copy}", "--samples=2", *same)
+    assert json.loads((run_copy / "summary.json").read_text())["samples"] == 2
+
+
 # ---------------------------------------------------------------------- runs of older versions
 
 

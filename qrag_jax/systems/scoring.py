@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from qrag_jax.data.episodes import EpisodeShape
@@ -18,8 +19,9 @@ from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.loading import load_split
 from qrag_jax.data.sample import Sample, fingerprint
 from qrag_jax.data.token_stores import tokenise_samples
+from qrag_jax.errors import InputError
 from qrag_jax.evaluators import beam, episodes
-from qrag_jax.evaluators.log_record import LATER, Retriever, log_record
+from qrag_jax.evaluators.log_record import LATER, Retriever, is_free, log_record
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.comparison import NAMES, PLANNED, TRAINED, UNTRAINED, compared, table
 from qrag_jax.metrics.retrieval_log import Row
@@ -27,8 +29,11 @@ from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.limits import check_fit
 from qrag_jax.runtime.locks import log_locks
+from qrag_jax.runtime.saved_config import flat
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.saved_run import SavedRun
+
+SUMMARY = "summary.json"  # in the run's folder: scores on the run's own evaluation data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +64,32 @@ class Scene:
     evaluator: episodes.EpisodeEvaluator
     fingerprint: str
     restart: bool
+
+
+def check_own_data(workdir: Path, saved: ConfigDict, given: ConfigDict) -> None:
+    """Refuses other data than those of the run, whose scores belong into another folder.
+
+    Args:
+        workdir: the run's folder.
+        saved: the run's config.
+        given: the same config, possibly with other values.
+
+    Raises:
+        InputError: a field that says which data are read, and how they are cut, differs.
+    """
+    old, new = flat(saved.to_dict()), flat(given.to_dict())
+    differing = [
+        f"config.{name}"
+        for name in sorted(old.keys() | new.keys())
+        if (name.startswith("data.") or name == "eval.path")
+        and not is_free(name)
+        and old.get(name) != new.get(name)
+    ]
+    if differing:
+        raise InputError(
+            f"the data are not the run's own (not as in its config: {', '.join(differing)}); give "
+            f"--out=FOLDER for scores on other data, since {workdir / SUMMARY} is for its own."
+        )
 
 
 def score_run(run: SavedRun, options: ScoreOptions) -> dict[str, Any]:
@@ -93,7 +124,7 @@ def score_run(run: SavedRun, options: ScoreOptions) -> dict[str, Any]:
     summary["seconds"] = _training_seconds(workdir)
     path = out / (Path(retrieval_log.log_name(config.eval.seed)).stem + "_summary.json")
     # With --out, the summary in the run's folder stays as it is.
-    for target in (path,) if options.out else (path, workdir / "summary.json"):
+    for target in (path,) if options.out else (path, workdir / SUMMARY):
         write_whole(target, json.dumps(summary, indent=2) + "\n")
     print(table(summary))
     if not config.is_ground_truth:
