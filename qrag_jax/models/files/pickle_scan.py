@@ -1,23 +1,24 @@
 """Checks the operations of a pickle before it is loaded: their kinds, and how much they ask for.
 
 A small file can contain huge numbers, nest tuples until hashing them overflows the stack, or share
-tuples so that a walk over them never ends. So the scan follows the operations on a stack that holds
-only sizes. A dictionary of tensors is far from every limit.
+objects so that a walk over them never ends. So the scan follows the operations on a stack that
+holds only sizes. A dictionary of tensors is far from every limit.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import pickletools
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, cast
 
 from qrag_jax.errors import InputError
 
 MAX_BYTES = 256 * 2**20  # of one pickle; a pickle of 10,000 tensors has 2 MiB
 MAX_OPERATIONS = 5_000_000  # a tensor takes about 30
 MAX_DEPTH = 64
-MAX_OBJECTS = 10_000_000  # in one object; a shared tuple counts each time it occurs
+MAX_OBJECTS = 10_000_000  # in one object; a shared object counts each time it occurs
 
 # Operations that `torch.save` writes, protocols 2 to 4. Left out on purpose: INST, OBJ, NEWOBJ
 # (other ways to call), EXT (names from a registry), BYTEARRAY8 (allocates before it reads).
@@ -36,19 +37,19 @@ ALLOWED_OPERATIONS = ATOMS | EMPTY | TUPLES.keys() | {
 # fmt: on
 
 
-class _Size(NamedTuple):
-    """Size of an object on the stack.
+@dataclasses.dataclass(slots=True)
+class _Size:
+    """Size of an object; the stack and the memo hold the same one, so it grows in both.
 
     Attributes:
         depth: how deep objects are nested in it; 0 if it holds no others.
         objects: how many objects it consists of, itself included.
+        is_used: whether it was taken from the memo. Then others may hold it, and count its size.
     """
 
     depth: int
     objects: int
-
-
-ATOM = _Size(0, 1)
+    is_used: bool = False
 
 
 class TooMuch(Exception):
@@ -88,7 +89,7 @@ class _Stack:
     def follow(self, name: str, argument: Any) -> None:
         """Applies one operation; raises IndexError or KeyError if stack or memo lack an operand."""
         if name in ATOMS:
-            self.stack.append(ATOM)
+            self.stack.append(_atom())
         elif name in EMPTY:
             self.stack.append(_Size(1, 1))
         elif name == "MARK":
@@ -106,7 +107,7 @@ class _Stack:
             self._grow(items)
         elif name in ("BINPERSID", "STACK_GLOBAL"):
             self._pop(1 if name == "BINPERSID" else 2)
-            self.stack.append(ATOM)
+            self.stack.append(_atom())
         elif name == "REDUCE":
             self.stack.append(_holding(self._pop(2)))
         elif name == "BUILD":
@@ -114,6 +115,7 @@ class _Stack:
         elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
             self.memo[len(self.memo) if name == "MEMOIZE" else argument] = self.stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
+            self.memo[argument].is_used = True
             self.stack.append(self.memo[argument])
 
     def _pop(self, count: int) -> list[_Size]:
@@ -130,9 +132,20 @@ class _Stack:
         return found
 
     def _grow(self, items: list[_Size]) -> None:
-        whole = _holding(items)
-        own = self.stack[-1]
-        self.stack[-1] = _checked(max(own.depth, whole.depth), own.objects + whole.objects - 1)
+        """Adds the items to the object on top of the stack.
+
+        Raises:
+            TooMuch: others may hold the object already, and have counted it without these items.
+        """
+        own, added = self.stack[-1], _holding(items)
+        if own.is_used:
+            raise TooMuch("fills an object that it has used already")
+        whole = _checked(max(own.depth, added.depth), own.objects + added.objects - 1)
+        own.depth, own.objects = whole.depth, whole.objects
+
+
+def _atom() -> _Size:
+    return _Size(0, 1)
 
 
 def _holding(items: list[_Size]) -> _Size:

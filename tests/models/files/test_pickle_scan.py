@@ -43,6 +43,32 @@ def test_nested_and_shared_objects(wrap, tmp_path: Path) -> None:
     assert "keys are not plain" in refused(wrap(of_two, tmp_path / "c.bin"))
 
 
+@pytest.mark.parametrize("wrap", [with_pickle, as_legacy])
+def test_shared_objects_that_were_memoised_while_they_were_empty(wrap, tmp_path: Path) -> None:
+    """As Python writes lists and dictionaries: a walk over these takes 2^60 steps."""
+    lists = b"\x80\x02(]q\x00" + b"".join(b"]q%c(h%ch%ce" % (i, i - 1, i - 1) for i in range(1, 60))
+    assert "holds more than 10000000 objects" in refused(wrap(lists + b"t.", tmp_path / "a.bin"))
+    dicts = b"\x80\x02(}q\x00" + b"".join(
+        b"}q%c(K\x01h%cK\x02h%cu" % (i, i - 1, i - 1) for i in range(1, 60)
+    )
+    assert "holds more than 10000000 objects" in refused(wrap(dicts + b"t.", tmp_path / "b.bin"))
+    deep = b"\x80\x02(]q\x00" + b"".join(b"]q%ch%ca" % (i, i - 1) for i in range(1, 70))
+    assert "nests its objects more than 64 deep" in refused(wrap(deep + b"t.", tmp_path / "c.bin"))
+
+
+def test_objects_that_are_filled_after_their_first_use(tmp_path: Path) -> None:
+    """The outer lists are filled first, with lists that are still empty; or a list with itself."""
+    later = b"\x80\x02(" + b"".join(b"]q%c" % i for i in range(60))
+    later += b"".join(b"h%c(h%ch%ce" % (i, i - 1, i - 1) for i in range(59, 0, -1)) + b"t."
+    told = "fills an object that it has used already"
+    assert told in refused(with_pickle(later, tmp_path / "a.bin"))
+    assert told in refused(with_pickle(b"\x80\x02]q\x00h\x00a.", tmp_path / "b.bin"))
+    within = b"\x80\x02]q\x00]h\x00aa."
+    assert told in refused(with_pickle(within, tmp_path / "c.bin"))
+    twice = b"\x80\x02(]q\x00K\x01ah\x00h\x00t."  # filled before it is used: fine
+    assert "holds no tensors" in refused(with_pickle(twice, tmp_path / "d.bin"))
+
+
 def test_keys_that_are_given_as_an_argument(tmp_path: Path) -> None:
     """Python 2 wrote an OrderedDict's items so: [["w", 1]]; keys that are hashed long are not."""
     begin = b"\x80\x02ccollections\nOrderedDict\n]]"
@@ -107,12 +133,6 @@ def test_many_looks_at_one_storage(tmp_path: Path) -> None:
 
 
 def test_sizes_that_are_no_numbers_are_not_printed(tmp_path: Path) -> None:
-    """A list that holds itself twice, sixty times over, is printed without an end."""
-    lists = b"]q\x00" + b"".join(b"]q" + bytes([i]) for i in range(1, 60))
-    fill = b"".join(
-        b"h" + bytes([i]) + b"(h" + bytes([i - 1]) * 1 + b"h" + bytes([i - 1]) + b"e"
-        for i in range(1, 60)
-    )
-    data = b"\x80\x02(" + lists + fill + b"t" + b"}X\x01\x00\x00\x00w" + TENSOR + b"K\x00"
-    data += b"h\x3b\x85K\x01\x85" + HOOKS + b"tRs."
+    """A list may be long."""
+    data = KEY + TENSOR + b"K\x00](K\x01K\x02e\x85K\x01\x85" + HOOKS + b"tRs."
     assert "a tensor with list in its size" in refused(with_pickle(data, tmp_path / "a.bin"))
