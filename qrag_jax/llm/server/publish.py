@@ -32,6 +32,7 @@ from safetensors.numpy import save_file
 from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import Endpoint, Reply
 from qrag_jax.llm.listener import OwnServer
+from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.leftovers import MEMORY, weights_folder
 
 VERSION = re.compile(r"[\w.-]+")
@@ -187,7 +188,11 @@ class Publisher:
             )
 
     def _write(self, source: Path | Mapping[str, np.ndarray], adapter: bool) -> Path:
-        """Writes the weights to a new folder of ours, with a name that was not used before."""
+        """Writes the weights to a new folder of ours, with a name that was not used before.
+
+        Raises:
+            InputError: the files cannot be read or written; nothing is left of them.
+        """
         self._count += 1
         target = self._folder / str(self._count)
         building = target.with_suffix(".part")
@@ -205,11 +210,15 @@ class Publisher:
                     tensors[HEAD] = tensors[WORDS].copy()
                 save_file(tensors, building / "model.safetensors", metadata={"format": "pt"})
             building.rename(target)
-        except OSError as error:
+        except BaseException as error:
             shutil.rmtree(building, ignore_errors=True)
+            # safetensors reports a full disk by an error of its own.
+            if not isinstance(error, OSError) and not whole_files.disk_is_full(error):
+                raise
+            where = getattr(error, "filename", None) or self._folder
             raise InputError(
-                f"{error.filename or self._folder}: {error.strerror}; give the publisher a folder "
-                "with room for the weights."
+                f"{where}: {whole_files.reason(error)}; give the publisher a folder with room for "
+                "the weights."
             ) from error
         return target
 

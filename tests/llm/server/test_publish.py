@@ -256,3 +256,20 @@ def test_input_refused(publisher: Publisher, recorder: Recorder, tmp_path: Path)
     publisher.publish(WEIGHTS, "1")
     with pytest.raises(InputError, match="'1' was published before"):
         publisher.publish(WEIGHTS, "1")
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_a_full_disk(as_folder: bool, recorder: Recorder, full_disk: Path, tmp_path: Path) -> None:
+    weights = {WORDS: np.zeros(2**17, np.float32)}  # half a disk; with the head, a whole one
+    source = tmp_path / "source"
+    source.mkdir()
+    save_file(weights, source / "model.safetensors")
+    with Publisher(recorder.url, "m", folder=full_disk) as publisher:
+        (folder,) = full_disk.iterdir()
+        says = ": No space left on device; give the publisher a folder with room"
+        with pytest.raises(InputError, match=says) as caught:
+            publisher.publish(source if as_folder else weights, "1")
+        assert str(folder) in str(caught.value)
+        assert [path.name for path in folder.iterdir()] == [".lock"]
+        assert recorder.calls == []
+        assert publisher.publish({"a": WEIGHTS["a"]}, "1").version == "1"
