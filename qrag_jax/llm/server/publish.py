@@ -60,6 +60,14 @@ class Published(NamedTuple):
     version: str
 
 
+class _Written(NamedTuple):
+    """Weights in a folder of ours."""
+
+    folder: Path
+    version: str
+    adapter: bool
+
+
 class Publisher:
     """Loads versions of one model into one server, one after the other. Threads may share it.
 
@@ -98,8 +106,9 @@ class Publisher:
         self._closing = contextlib.ExitStack()
         self._folder = self._closing.enter_context(weights_folder(folder))
         self._count = 0
-        self._version, self._used = "", set[str]()
-        self._last: Path | None = None  # folder of the present version, for `republish`
+        self._used = set[str]()
+        # What is served now, for `republish`: weights, if any came, and then the adapter on them.
+        self._kept: list[_Written] = []
         self._adapters: list[Published] = []  # loaded, the oldest first
         self._lock = threading.Lock()
 
@@ -126,16 +135,18 @@ class Publisher:
             adapter = isinstance(source, Path) and (source / ADAPTER_FILES[0]).is_file()
             if not adapter:
                 self._check_weights(source)
-            written = self._write(source, adapter)
+            written = _Written(self._write(source, adapter), version, adapter)
             try:
-                self._hand_over(written, version, adapter)
+                self._hand_over(written)
             except BaseException:
-                shutil.rmtree(written, ignore_errors=True)
+                shutil.rmtree(written.folder, ignore_errors=True)
                 raise
             self._used.add(version)
-            last, self._last = self._last, written
-            if last is not None:
-                shutil.rmtree(last, ignore_errors=True)
+            before = self._kept
+            self._kept = [each for each in before if adapter and not each.adapter] + [written]
+            for each in before:
+                if each not in self._kept:
+                    shutil.rmtree(each.folder, ignore_errors=True)
             return self.current
 
     def version_since(self, before: Published) -> str:
@@ -147,17 +158,17 @@ class Publisher:
         self.current = Published(self.current.model, "")
 
     def republish(self) -> None:
-        """Loads the last version into the restarted server. Use it as `on_up` of `Server`.
+        """Loads what was served into the restarted server. Use it as `on_up` of `Server`.
+
+        If the last version is an adapter, the weights that it was loaded on are loaded first.
 
         Raises:
             PublishError: as in `publish`.
         """
         with self._lock:
-            if self._last is None:
-                return
-            adapter = (self._last / ADAPTER_FILES[0]).is_file()
             self._adapters.clear()  # the restarted server has none of them
-            self._hand_over(self._last, self._version, adapter)
+            for written in self._kept:
+                self._hand_over(written)
 
     def close(self) -> None:
         """Deletes the files; the server keeps the weights that it has."""
@@ -224,12 +235,11 @@ class Publisher:
 
     # ---------------------------------------------------------------- the server
 
-    def _hand_over(self, folder: Path, version: str, adapter: bool) -> None:
-        if adapter:
-            self._load_adapter(folder, version)
+    def _hand_over(self, written: _Written) -> None:
+        if written.adapter:
+            self._load_adapter(written.folder, written.version)
         else:
-            self._exchange(folder, version)
-        self._version = version
+            self._exchange(written.folder, written.version)
 
     def _load_adapter(self, folder: Path, version: str) -> None:
         name = f"{self._model}@{version}"

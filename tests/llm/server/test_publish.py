@@ -90,6 +90,7 @@ EXCHANGE = [
     "/update_weight_version",
     "/resume",
 ]
+LOAD = "/v1/load_lora_adapter"
 
 
 def test_all_weights(publisher: Publisher, recorder: Recorder, tmp_path: Path) -> None:
@@ -158,14 +159,15 @@ def adapter(tmp_path: Path) -> Path:
 def test_adapters(publisher: Publisher, recorder: Recorder, adapter: Path) -> None:
     for version in "123":
         assert publisher.publish(adapter, version) == Published(f"m@{version}", version)
-    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-    assert recorder.paths() == [load, load, load, unload]
+    assert recorder.paths() == [LOAD, LOAD, LOAD, "/v1/unload_lora_adapter"]
     bodies = [body for _, body in recorder.calls]
     assert [body["lora_name"] for body in bodies] == ["m@1", "m@2", "m@3", "m@1"]
     assert len({body["lora_path"] for body in bodies[:3]}) == 3
 
 
-def test_after_a_restart(publisher: Publisher, recorder: Recorder, adapter: Path) -> None:
+def test_after_a_restart(
+    publisher: Publisher, recorder: Recorder, adapter: Path, tmp_path: Path
+) -> None:
     publisher.republish()
     assert recorder.calls == []
     publisher.publish(WEIGHTS, "full")
@@ -177,10 +179,25 @@ def test_after_a_restart(publisher: Publisher, recorder: Recorder, adapter: Path
     publisher.publish(adapter, "low-rank")
     publisher.forget()
     assert publisher.current.version == ""
+    loaded = recorder.calls[-1]
+    recorder.calls.clear()
+    recorder.found.clear()
     publisher.republish()
     assert publisher.current == Published("m@low-rank", "low-rank")
-    first, again = (body for path, body in recorder.calls if path.endswith("load_lora_adapter"))
-    assert first == again
+    # The adapter belongs to the weights that it was loaded on.
+    assert recorder.paths() == [*EXCHANGE, LOAD]
+    assert recorder.calls[-1] == loaded
+    np.testing.assert_array_equal(recorder.found["a"], WEIGHTS["a"])
+    # Weights that come after an adapter are served without it.
+    publisher.publish(adapter, "low-rank-2")
+    publisher.publish(WEIGHTS, "full-2")
+    recorder.calls.clear()
+    publisher.republish()
+    assert publisher.current == Published("m", "full-2")
+    assert recorder.paths() == EXCHANGE
+    (folder,) = (tmp_path / "memory").iterdir()
+    kept = [path.name for path in folder.iterdir() if path.name != ".lock"]
+    assert [recorder.calls[1][1]["kwargs"]["weights_path"]] == [str(folder / name) for name in kept]
 
 
 @pytest.mark.parametrize("step", range(len(EXCHANGE)))
