@@ -300,7 +300,7 @@ class Server:
             last, up = "it died", False
             while not up:
                 if attempts >= self.config.restarts:
-                    given_up = f"vLLM was given up after {self.restarts} restarts: {last}"
+                    given_up = f"vLLM was given up after {attempts} restarts in a row: {last}"
                     self.failure = f"{given_up}; see {self._log_file}"
                     self._log(self.failure)
                     return

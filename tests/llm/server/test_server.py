@@ -230,13 +230,29 @@ def test_it_is_given_up(
     with Server(changed(config, restarts=2), log=said.append) as server:
         os.kill(stand_in.pids()[0], signal.SIGKILL)
         wait_until(lambda: server.failure)
-        assert "given up after 2 restarts: vLLM died at start" in server.failure
+        assert "given up after 2 restarts in a row: vLLM died at start" in server.failure
         assert config.log in server.failure
         assert not server.alive()
     pauses = [line.split(" in ")[1].split(" s")[0] for line in said if "; restart " in line]
     assert pauses == ["0.1", "0.2"]
     assert len(stand_in.starts()) == 3
     assert not any(map(running, stand_in.pids()))
+
+
+def test_restarts_before_a_healthy_time_do_not_count(
+    config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    with Server(changed(config, restarts=1, healthy_after=0.01), log=said.append) as server:
+        os.kill(stand_in.pids()[0], signal.SIGKILL)
+        wait_until(lambda: server.restarts == 1 and server.alive())
+        time.sleep(0.1)
+        monkeypatch.setenv("STAND_IN", "dies")
+        os.kill(stand_in.pids()[1], signal.SIGKILL)
+        wait_until(lambda: server.failure)
+        assert "given up after 1 restarts in a row: vLLM died at start" in server.failure
+        assert server.restarts == 2
+    assert sum("restart 1 of 1 in 0.1 s" in line for line in said) == 2
 
 
 def test_a_hand_over_that_fails_is_a_start_that_fails(
@@ -249,7 +265,7 @@ def test_a_hand_over_that_fails_is_a_start_that_fails(
     with server:
         os.kill(stand_in.pids()[0], signal.SIGKILL)
         wait_until(lambda: server.failure)
-        assert "given up after 1 restarts: no weights" in server.failure
+        assert "given up after 1 restarts in a row: no weights" in server.failure
         assert not any(map(running, stand_in.pids()))
 
 
