@@ -25,6 +25,7 @@ from qrag_jax.llm.text.generation import FAIL, SCORE
 from qrag_jax.metrics import answers
 from qrag_jax.metrics.chunk_filters import FILTERS
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.config_fields import fields_of
 
 
 def _settings() -> ml_collections.ConfigDict:
@@ -40,7 +41,7 @@ def _settings() -> ml_collections.ConfigDict:
             "tokenizer": "",
         }
     )
-    for field in dataclasses.fields(ClientConfig):
+    for field in fields_of(ClientConfig):
         given = field.default is not dataclasses.MISSING
         default = field.default if given else ""
         config[field.name] = config_dict.placeholder(float) if default is None else default

@@ -29,10 +29,12 @@ from qrag_jax.llm.text.generation import FAIL, Generation
 from qrag_jax.metrics import answer_log, answer_table, retrieval_log
 from qrag_jax.metrics.answer_log import AnswerRow, Miss
 from qrag_jax.metrics.chunk_filters import chunk_filter
+from qrag_jax.runtime.config_fields import fields_of
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.whole_files import reason, write_whole
 
 NOTHING_ANSWERED = 1  # exit status
+PREFIX = "--llm."  # of the flags that give the model's settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,11 +100,10 @@ def answer_log_questions(options: AnswerOptions) -> int:
     out = options.out
     asked, all_questions = _questions(options)
     drawn = dict(options.llm) | {"cut_off": options.cut_off}
-    generation = Generation.of(drawn, prefix="--llm.")
+    generation = Generation.of(drawn, prefix=PREFIX)
     meta = _meta(options, all_questions, generation)
-    client_config = ClientConfig(
-        **{field.name: options.llm[field.name] for field in dataclasses.fields(ClientConfig)}
-    )
+    sent = {field.name: options.llm[field.name] for field in fields_of(ClientConfig)}
+    client_config = ClientConfig(**sent, prefix=PREFIX)
     try:
         # Answer files whose names differ only in the ending share a file of verdicts: lock both.
         with log_locks(*dict.fromkeys((out, _verdict_file(out)))):

@@ -39,6 +39,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 LAZY_SAMPLES = 20  # of a lazy data set, checked before any is played
 LOOK_EVERY = 0.1  # seconds between checks for a signal to stop
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds, before asking again
+PREFIX = "config.llm."  # of the fields that give the model's settings
 
 Log = Callable[[str], None]
 
@@ -289,7 +290,7 @@ def _provenance(
 ) -> dict[str, Any]:
     own_prompt = prompts.load(prompt).fingerprint if prompt != AUTO else ""
     drawn = dataclasses.asdict(dataclasses.replace(generation, count=None))
-    drawn = {f"config.llm.{name}": value for name, value in drawn.items() if name != "count"}
+    drawn = {f"{PREFIX}{name}": value for name, value in drawn.items() if name != "count"}
     return {
         "the model": model,
         "config.llm.version": llm["version"],
@@ -308,13 +309,14 @@ def _api_key(llm: dict[str, Any]) -> str:
     """The key of a server that is already running; "" for our own."""
     if not llm["url"]:
         return ""
-    return ClientConfig(llm["url"], llm["model"], api_key_env=llm["api_key_env"]).api_key()
+    key = llm["api_key_env"]
+    return ClientConfig(llm["url"], llm["model"], api_key_env=key, prefix=PREFIX).api_key()
 
 
 def _client_config(llm: dict[str, Any], model: str, cache: Path | None) -> ClientConfig:
     names = ("version", "concurrency", "deadline", "attempt_timeout", "attempts", "api_key_env")
     fields = {name: llm[name] for name in names}
-    return ClientConfig(llm["url"], model, cache=str(cache or ""), **fields)
+    return ClientConfig(llm["url"], model, cache=str(cache or ""), prefix=PREFIX, **fields)
 
 
 def _generation(seed: int, llm: dict[str, Any]) -> Generation:
@@ -334,4 +336,4 @@ def _generation(seed: int, llm: dict[str, Any]) -> Generation:
         drawn["tokenizer"] = drawn["tokenizer"] or llm["server"]["model"]
         if drawn["enable_thinking"] is None:
             drawn["enable_thinking"] = False
-    return Generation.of(drawn, prefix="config.llm.")
+    return Generation.of(drawn, prefix=PREFIX)

@@ -275,7 +275,7 @@ class Asker:
         return Failure(
             "connection",
             f"the LLM server at {self._config.url} has not answered for "
-            f"{self._config.wait_limit:g} s (config.llm.wait_limit)",
+            f"{self._config.wait_limit:g} s ({self._config.prefix}wait_limit)",
         )
 
     # ------------------------------------------------------------------ one attempt

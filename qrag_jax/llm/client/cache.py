@@ -69,8 +69,14 @@ class AnswerCache:
         InputError: the file cannot be made, or is a database of something else.
     """
 
-    def __init__(self, path: Path, log: Callable[[str], None]) -> None:
-        self.path, self._log = path, log
+    def __init__(self, path: Path, log: Callable[[str], None], field: str = "cache") -> None:
+        """
+        Args:
+            path: the file.
+            log: receives lines for people.
+            field: name of the setting that gives the file, for messages.
+        """
+        self.path, self._log, self._field = path, log, field
         self.skipped = 0
         self._pending: dict[bytes, str] = {}
         self._lost = 0  # answers dropped because too many were pending
@@ -84,7 +90,7 @@ class AnswerCache:
         except (OSError, sqlite3.Error) as error:
             if not _passes(error):
                 raise InputError(
-                    f"config.llm.cache={path} cannot be opened ({error}); give another file."
+                    f"{self._field}={path} cannot be opened ({error}); give another file."
                 ) from None
             self._leave_alone(self._reading, error)
 
@@ -236,8 +242,7 @@ class AnswerCache:
             (owner,) = connection.execute("PRAGMA application_id").fetchone()
             if tables and owner != _APPLICATION_ID:
                 raise InputError(
-                    f"config.llm.cache={self.path} is a database of something else; give another "
-                    "file."
+                    f"{self._field}={self.path} is a database of something else; give another file."
                 )
             if not tables:
                 connection.execute("PRAGMA journal_mode = WAL")

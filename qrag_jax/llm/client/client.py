@@ -57,7 +57,9 @@ class Client:
         self.config, self._own = config, own
         self._log = _never_raising(log or logger.warning)
         config.api_key()  # fail here, not on the thread
-        self._cache = AnswerCache(Path(config.cache), self._log) if config.cache else None
+        self._cache: AnswerCache | None = None
+        if config.cache:
+            self._cache = AnswerCache(Path(config.cache), self._log, f"{config.prefix}cache")
         self._process, self._closed = os.getpid(), False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)

@@ -9,11 +9,12 @@ import urllib.parse
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.client.api_key import check_variable, read_key
+from qrag_jax.runtime.config_fields import internal
 
 
 @dataclasses.dataclass(frozen=True)
 class ClientConfig:
-    """Settings of a `Client`; most are fields of `config.llm` with the same names.
+    """Settings of a `Client`; most are fields of `config.llm`, all are flags of `answer`.
 
     Attributes:
         url: of the server, such as http://127.0.0.1:8000/v1; /v1 is added to a URL without a path.
@@ -34,6 +35,7 @@ class ClientConfig:
         cache: SQLite file of answers at temperature 0; "": no cache. Any number of processes may
             share it if it is on a local disk.
         api_key_env: name of the environment variable with the API key; "": no key is needed.
+        prefix: put before the fields' names in messages, such as "config.llm." or "--llm.".
 
     Raises:
         InputError: a field cannot be used.
@@ -53,21 +55,22 @@ class ClientConfig:
     wait_limit: float | None = None
     cache: str = ""
     api_key_env: str = ""
+    prefix: str = internal("")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "url", _checked_url(self.url))
+        object.__setattr__(self, "url", _checked_url(self.url, self.prefix))
         if not self.model:
-            raise InputError("config.llm.model is empty; give the name that the server serves.")
+            raise InputError(f"{self.prefix}model is empty; give the name that the server serves.")
         for name in ("concurrency", "attempts", "bad_answer_attempts", "breaker_failures"):
             if (value := getattr(self, name)) < 1:
-                raise InputError(f"config.llm.{name} is {value}; use 1 or more.")
+                raise InputError(f"{self.prefix}{name} is {value}; use 1 or more.")
         for name in ("deadline", "attempt_timeout", "probe_pause"):
             if not (value := getattr(self, name)) > 0:
-                raise InputError(f"config.llm.{name} is {value}; use seconds above 0.")
+                raise InputError(f"{self.prefix}{name} is {value}; use seconds above 0.")
         for name in ("retry_pause", "wait_limit"):
             if (value := getattr(self, name)) is not None and not value >= 0:
-                raise InputError(f"config.llm.{name} is {value}; use seconds of 0 or more.")
-        check_variable(self.api_key_env, "config.llm.api_key_env")
+                raise InputError(f"{self.prefix}{name} is {value}; use seconds of 0 or more.")
+        check_variable(self.api_key_env, f"{self.prefix}api_key_env")
 
     @property
     def is_local(self) -> bool:
@@ -84,10 +87,10 @@ class ClientConfig:
         Raises:
             InputError: the variable is not set, or holds characters that no key has.
         """
-        return read_key(self.api_key_env, "config.llm.api_key_env")
+        return read_key(self.api_key_env, f"{self.prefix}api_key_env")
 
 
-def _checked_url(url: str) -> str:
+def _checked_url(url: str, prefix: str) -> str:
     try:
         parts = urllib.parse.urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -96,12 +99,12 @@ def _checked_url(url: str) -> str:
     if not usable or re.search(r"\s", url):
         # The part before an @ may be a password.
         raise InputError(
-            f"config.llm.url is {url.rpartition('@')[2]!r}; give a server such as "
+            f"{prefix}url is {url.rpartition('@')[2]!r}; give a server such as "
             "http://127.0.0.1:8000/v1."
         )
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise InputError(
-            f"config.llm.url has more than server and path ({parts.hostname}); give a key "
-            "through config.llm.api_key_env."
+            f"{prefix}url has more than server and path ({parts.hostname}); give a key "
+            f"through {prefix}api_key_env."
         )
     return (url if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1").rstrip("/")

@@ -54,14 +54,14 @@ def test_waiting_ends_at_the_limit(
     server: ModelServer, make_client: MakeClient, said: list[str]
 ) -> None:
     server.kill()
-    client = make_client(wait_limit=0.5, concurrency=4)
+    client = make_client(wait_limit=0.5, concurrency=4, prefix="--llm.")
     started = time.monotonic()
     outcomes = client.ask_blocking([chat(str(index)) for index in range(200)])
     # The limit is the outage's, not each request's: 50 times 0.5 s would be 25.
     assert 0.4 < time.monotonic() - started < 10
     assert set(texts(outcomes)) == {"connection"}
     assert isinstance(outcomes[0], Failure)
-    assert f"{server.url} has not answered for 0.5 s" in outcomes[0].message
+    assert f"{server.url} has not answered for 0.5 s (--llm.wait_limit)" in outcomes[0].message
     assert client.counters().failures["connection"] == 200
     assert len(said) <= 6
     # It is looked for on, and found.

@@ -11,7 +11,8 @@ from qrag_jax.llm.client.client_config import ClientConfig
 
 
 def config(**settings: Any) -> ClientConfig:
-    return ClientConfig(**{"url": "http://127.0.0.1:8000/v1", "model": "m"} | settings)
+    given = {"url": "http://127.0.0.1:8000/v1", "model": "m", "prefix": "--llm."}
+    return ClientConfig(**given | settings)
 
 
 @pytest.mark.parametrize(
@@ -31,31 +32,37 @@ def test_urls(url: str, meant: str, local: bool) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"url": ""}, "config.llm.url is ''; give a server such as"),
-        ({"url": "127.0.0.1:8000"}, "config.llm.url is '127.0.0.1:8000'; give"),
-        ({"url": "ftp://host/v1"}, "config.llm.url is 'ftp://host/v1'; give"),
-        ({"url": "http://host:port/v1"}, "config.llm.url is 'http://host:port/v1'; give"),
-        ({"url": "http://host:99999/v1"}, "config.llm.url is"),
-        ({"url": "http://ho st/v1"}, "config.llm.url is"),
-        ({"url": "http://host/v1?key=3"}, "more than server and path .host.; give a key through"),
-        ({"model": ""}, "config.llm.model is empty"),
-        ({"concurrency": 0}, "config.llm.concurrency is 0; use 1 or more"),
-        ({"attempts": 0}, "config.llm.attempts is 0; use 1 or more"),
-        ({"bad_answer_attempts": 0}, "config.llm.bad_answer_attempts is 0"),
-        ({"breaker_failures": 0}, "config.llm.breaker_failures is 0"),
-        ({"deadline": 0}, "config.llm.deadline is 0; use seconds above 0"),
-        ({"deadline": float("nan")}, "config.llm.deadline is nan"),
-        ({"attempt_timeout": -1}, "config.llm.attempt_timeout is -1"),
-        ({"probe_pause": 0}, "config.llm.probe_pause is 0"),
-        ({"retry_pause": -0.1}, "config.llm.retry_pause is -0.1; use seconds of 0 or more"),
-        ({"wait_limit": -1}, "config.llm.wait_limit is -1"),
-        ({"api_key_env": "sk-abc"}, "config.llm.api_key_env is no name of an environment variable"),
+        ({"url": ""}, "--llm.url is ''; give a server such as"),
+        ({"url": "127.0.0.1:8000"}, "--llm.url is '127.0.0.1:8000'; give"),
+        ({"url": "ftp://host/v1"}, "--llm.url is 'ftp://host/v1'; give"),
+        ({"url": "http://host:port/v1"}, "--llm.url is 'http://host:port/v1'; give"),
+        ({"url": "http://host:99999/v1"}, "--llm.url is"),
+        ({"url": "http://ho st/v1"}, "--llm.url is"),
+        ({"url": "http://host/v1?key=3"}, "--llm.url has more than server and path .host.; give a"),
+        ({"url": "http://host/v1?key=3"}, "give a key through --llm.api_key_env"),
+        ({"model": ""}, "--llm.model is empty"),
+        ({"concurrency": 0}, "--llm.concurrency is 0; use 1 or more"),
+        ({"attempts": 0}, "--llm.attempts is 0; use 1 or more"),
+        ({"bad_answer_attempts": 0}, "--llm.bad_answer_attempts is 0"),
+        ({"breaker_failures": 0}, "--llm.breaker_failures is 0"),
+        ({"deadline": 0}, "--llm.deadline is 0; use seconds above 0"),
+        ({"deadline": float("nan")}, "--llm.deadline is nan"),
+        ({"attempt_timeout": -1}, "--llm.attempt_timeout is -1"),
+        ({"probe_pause": 0}, "--llm.probe_pause is 0"),
+        ({"retry_pause": -0.1}, "--llm.retry_pause is -0.1; use seconds of 0 or more"),
+        ({"wait_limit": -1}, "--llm.wait_limit is -1"),
+        ({"api_key_env": "sk-abc"}, "--llm.api_key_env is no name of an environment variable"),
     ],
 )
 def test_what_cannot_be_used(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as raised:
         config(**settings)
     assert str(raised.value).endswith(".")
+
+
+def test_without_a_prefix_the_argument_is_named() -> None:
+    with pytest.raises(InputError, match=r"^wait_limit is -1; use seconds of 0 or more"):
+        config(wait_limit=-1, prefix="")
 
 
 def test_secrets_are_not_repeated() -> None:
@@ -70,6 +77,9 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SOME_KEY", " sk-1\n")
     assert config(api_key_env="SOME_KEY").api_key() == "sk-1"
     assert "sk-1" not in repr(config(api_key_env="SOME_KEY"))
+    monkeypatch.setenv("SOME_KEY", "")
+    with pytest.raises(InputError, match=r"^--llm.api_key_env names the environment variable SOME"):
+        config(api_key_env="SOME_KEY").api_key()
     monkeypatch.setenv("SOME_KEY", "schlüssel")
     with pytest.raises(InputError, match="SOME_KEY holds characters"):
         config(api_key_env="SOME_KEY").api_key()
