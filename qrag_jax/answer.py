@@ -11,6 +11,7 @@ With `--judge` the model also says whether each answer is right.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import ml_collections
@@ -61,20 +62,25 @@ CUT_OFF = flags.DEFINE_enum("cut_off", FAIL, (FAIL, SCORE), "Answers cut by max_
 BATCH = flags.DEFINE_integer("batch", 0, "Answers written at once, 0: concurrency.", lower_bound=0)
 WITH_JUDGE = flags.DEFINE_bool("judge", False, "Ask whether each answer is right, too.")
 RESTART = flags.DEFINE_bool("restart", False, "Throw a partial file away instead of resuming it.")
-LLM = config_flags.DEFINE_config_dict("llm", _settings(), "The server, and how texts are drawn.")
+
+
+def _define(argv: Sequence[str]) -> None:
+    """Defines `--llm.FIELD`; unlike other flags, it is checked as soon as it is defined."""
+    config_flags.DEFINE_config_dict("llm", _settings(), "The server, and how texts are drawn.")
 
 
 def main() -> int:
     """Reads the flags and answers."""
     if not (LOG.value and OUT.value):
         raise InputError("give --log=RETRIEVAL_LOG and --out=ANSWERS.jsonl.")
-    if not (LLM.value.url and LLM.value.model):
+    llm = flags.FLAGS.llm
+    if not (llm.url and llm.model):
         raise InputError("give --llm.url=http://127.0.0.1:8000/v1 and --llm.model=NAME.")
     return answer_log_questions(
         AnswerOptions(
             log=Path(LOG.value),
             out=Path(OUT.value),
-            llm=LLM.value.to_dict(),
+            llm=llm.to_dict(),
             data=Path(DATA.value) if DATA.value else None,
             samples=SAMPLES.value,
             filter=FILTER.value,
@@ -91,4 +97,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    commandline.run(main)
+    commandline.run(main, define=_define)

@@ -243,6 +243,7 @@ def test_refusals(server: ModelServer, log: Path, tmp_path: Path, commands: Comm
     assert "give --log=RETRIEVAL_LOG and --out" in says(f"--log={log}")
     assert "give --llm.url=http://127.0.0.1:8000/v1" in says(*given[:2])
     assert "needs --llm.tokenizer=FOLDER" in says(*given, "--llm.max_prompt_tokens=100")
+    assert "--llm.nonsense: the config has no field" in says(*given, "--llm.nonsense=1")
     assert "--llm.wait_limit is -1.0; use" in says(*given, "--llm.wait_limit=-1")
     assert "--llm.url is 'ftp://here'; give" in says(*given, "--llm.url=ftp://here")
     assert f"--llm.cache={tmp_path} cannot be opened" in says(*given, f"--llm.cache={tmp_path}")
