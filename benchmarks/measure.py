@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +13,9 @@ import numpy as np
 
 from qrag_jax.models.trunks.bert import BertConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3Config
+from qrag_jax.runtime.process import peak_bytes
 
 CLEAR_PEAK = Path("/proc/self/clear_refs")
-STATUS = Path("/proc/self/status")
 
 
 @dataclasses.dataclass
@@ -108,11 +107,7 @@ def peak_memory(ours: bool) -> float:
 
         stats = jax.devices()[0].memory_stats() or {}
         return float(stats["peak_bytes_in_use"] if ours else torch.cuda.max_memory_allocated())
-    if STATUS.exists():
-        lines = STATUS.read_text().splitlines()
-        (peak,) = [line.split()[1] for line in lines if line.startswith("VmHWM")]
-        return float(peak) * 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2.0**10
+    return float(peak_bytes())
 
 
 def forward_flops(config: BertConfig | Qwen3Config, lengths: Sequence[int] | np.ndarray) -> float:

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+STATUS = Path("/proc/self/status")
 _IMPORTED = time.monotonic()
 
 
@@ -26,6 +27,16 @@ def process_age() -> float:
         return time.monotonic() - _IMPORTED
 
 
+def peak_bytes() -> int:
+    """The peak memory of this process, in bytes, since its start or since the peak was reset."""
+    if STATUS.exists():
+        for line in STATUS.read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) * 2**10
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 2**10
+
+
 class PeakMemory:
     """The peak memory of this process since the object was made.
 
@@ -38,10 +49,4 @@ class PeakMemory:
 
     def mebibytes(self) -> float:
         """The peak in MiB."""
-        status = Path("/proc/self/status")
-        if status.exists():
-            for line in status.read_text().splitlines():
-                if line.startswith("VmHWM"):
-                    return int(line.split()[1]) / 1024
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak / (2**20 if sys.platform == "darwin" else 2**10)
+        return peak_bytes() / 2**20
