@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import pad
 
 from benchmarks.peers import soft_q
-from benchmarks.peers.learner import Learner, Settings, StepResult
+from benchmarks.peers.learner import Learner, Settings, StepResult, check_positions
 from benchmarks.peers.towers import Pair, Rows, Tower
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.models.heads.embedding import Params, TextEncoder
@@ -40,11 +40,16 @@ class _Played(NamedTuple):
 
 
 class BatchedPeer:
-    """Trains and evaluates whole batches; with `sort`, chunks are embedded sorted by length."""
+    """Trains and evaluates whole batches; with `sort`, chunks are embedded sorted by length.
+
+    Raises:
+        InputError: chunks have positions, or there is an action STOP.
+    """
 
     def __init__(
         self, settings: Settings, params: Params, device: str = "cpu", *, sort: bool = False
     ) -> None:
+        check_positions(settings.rollout, ("none",))
         self.learner = Learner(settings, params, device)
         self.settings = settings
         self.sort = sort

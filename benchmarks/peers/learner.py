@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from benchmarks.peers import soft_q
 from benchmarks.peers.towers import Counter, Pair
+from qrag_jax.errors import InputError
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.pqn import PQNConfig
 from qrag_jax.models.heads.embedding import Params, TextEncoder
@@ -52,10 +54,32 @@ class StepResult(NamedTuple):
     steps: np.ndarray
 
 
+def check_positions(rollout: RolloutConfig, known: Sequence[str]) -> None:
+    """Refuses positions that a peer does not compute.
+
+    Raises:
+        InputError: the kind of the positions is not in `known`.
+    """
+    if rollout.positions not in known:
+        raise InputError(
+            f"config.env.positions is {rollout.positions!r}, which this PyTorch peer does not "
+            f"compute; use {' or '.join(known)}."
+        )
+
+
 class Learner:
-    """Online and target towers with their optimizer."""
+    """Online and target towers with their optimizer.
+
+    Raises:
+        InputError: there is an action STOP, which no peer has.
+    """
 
     def __init__(self, settings: Settings, params: Params, device: str = "cpu") -> None:
+        if settings.rollout.stop_action:
+            raise InputError(
+                "config.env.stop_action is on, but the PyTorch peers have no action STOP; turn it "
+                "off."
+            )
         self.settings = settings
         self.device = torch.device(device)
         self.online = Pair(settings.encoder, params, self.device)

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from benchmarks.peers import soft_q
-from benchmarks.peers.learner import Learner, Settings, StepResult
+from benchmarks.peers.learner import Learner, Settings, StepResult, check_positions
 from benchmarks.peers.towers import Rows, Tower, pad_rows
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.models.heads.embedding import Params
 
 SHORTEST, LONGEST = 16, 512  # least and greatest padded length, in tokens
+# Positions that greedy episodes compute; in these, "random" is the same as "absolute".
+GREEDY_POSITIONS = ("none", "absolute", "random", "relative")
 AT_ONCE = 1024  # rows embedded at once
 
 
@@ -48,14 +50,24 @@ class _Played(NamedTuple):
 
 
 class SequentialPeer:
-    """Trains and evaluates one episode at a time."""
+    """Trains and evaluates one episode at a time.
+
+    Raises:
+        InputError: there is an action STOP, or chunks have positions that `play` does not compute.
+    """
 
     def __init__(self, settings: Settings, params: Params, device: str = "cpu") -> None:
+        check_positions(settings.rollout, GREEDY_POSITIONS)
         self.learner = Learner(settings, params, device)
         self.settings = settings
 
     def step(self, batch: EpisodeBatch, actions: np.ndarray | None = None) -> StepResult:
-        """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` replace the policy's."""
+        """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` replace the policy's.
+
+        Raises:
+            InputError: chunks have positions, which only `play` computes.
+        """
+        check_positions(self.settings.rollout, ("none",))
         learner = self.learner
         episodes = {i: _episode(batch, i) for i in np.flatnonzero(batch.chunk_mask.any(1)).tolist()}
         played = [

@@ -18,6 +18,7 @@ from benchmarks.peers.learner import Learner, Settings
 from benchmarks.peers.sequential import SequentialPeer
 from benchmarks.peers.towers import Tower, pad_rows, tower_params
 from qrag_jax.algorithms.pqn import alpha_at
+from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episodes import Played, Player, make_play
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.placement import params_shardings, state_shardings
@@ -185,6 +186,20 @@ def test_the_sequential_peer_takes_the_same_chunks_at_positions(kind: str) -> No
     np.testing.assert_array_equal(valid, expected.valid)
     np.testing.assert_array_equal(actions[valid], np.asarray(expected.taken)[valid])
     assert (actions != greedy(CONFIG).taken)[valid].any()
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_settings_that_a_peer_does_not_compute_are_refused(name: str) -> None:
+    def make(**changes: Any) -> Any:
+        config = dataclasses.replace(CONFIG, **changes)
+        return PEERS[name](settings(config), towers(ENCODER, 0))
+
+    with pytest.raises(InputError, match=r"config\.env\.stop_action .* turn it off\."):
+        make(stop_action=True)
+    with pytest.raises(InputError, match=r"config\.env\.positions is 'random_published', .* none"):
+        make(positions="random_published")
+    with pytest.raises(InputError, match=r"config\.env\.positions is 'relative', .* use none\."):
+        make(positions="relative").step(episodes(5))
 
 
 @pytest.mark.parametrize("name", PEERS)
