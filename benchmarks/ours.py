@@ -283,6 +283,13 @@ def chunk_rows(texts: Texts, encoder: Encoder, questions: int) -> tuple[np.ndarr
     return np.asarray(tokens)[present], np.asarray(lengths)[present]
 
 
+def chunk_row_lengths(texts: Texts, encoder: Encoder, batch: EpisodeBatch) -> np.ndarray:
+    """Tokens of every chunk as an encoder row, `[B, C]`; 0 where there is no chunk."""
+    special = len(encoder.encoder.chunk_opening) + 1
+    kept = np.minimum(batch.chunk_lengths, texts.config.data.max_chunk_tokens - special)
+    return np.where(batch.chunk_mask, kept + special, 0)
+
+
 def learning_rates(config: QRagConfig) -> tuple[float, ...]:
     """The learning rates of the first `SCHEDULED` optimizer steps."""
     schedule = learning_rate_schedule(config.optimizer)

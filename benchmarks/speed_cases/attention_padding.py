@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.ours import MINILM, Encoder, Texts
+from benchmarks.ours import MINILM, Encoder, Texts, chunk_row_lengths
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.models.compute.packing import Blocks, Filling, next_block
 from qrag_jax.models.compute.ragged import BlockShapes
@@ -100,7 +100,7 @@ def count_places(
 ) -> Places:
     """The places of a PQN step that draws chunks at random, as at the start of a training."""
     places = Places()
-    chunks = _chunk_rows(encoder, texts, batch)
+    chunks = chunk_row_lengths(texts, encoder, batch)[batch.chunk_mask]
     rows = np.concatenate([batch.chunks[batch.chunk_mask], chunks[:, None]], axis=1)
     distinct = np.unique(rows, axis=0)  # a row that occurs twice is computed once
     for _ in ("policy", "target"):
@@ -116,20 +116,13 @@ def count_places(
     return places
 
 
-def _chunk_rows(encoder: Encoder, texts: Texts, batch: EpisodeBatch) -> np.ndarray:
-    opening = len(encoder.encoder.chunk_opening)
-    longest = texts.config.data.max_chunk_tokens - opening - 1
-    return np.minimum(batch.chunk_lengths, longest)[batch.chunk_mask] + opening + 1
-
-
 def _states(
     encoder: Encoder, texts: Texts, batch: EpisodeBatch
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields for each step the lengths of the state rows and of the rows of the chunks taken."""
     rng, data, count = np.random.default_rng(0), texts.config.data, len(batch.question_length)
     opening = len(encoder.encoder.chunk_opening)
-    rows = np.zeros(batch.chunk_mask.shape, np.int64)
-    rows[batch.chunk_mask] = _chunk_rows(encoder, texts, batch)
+    rows = chunk_row_lengths(texts, encoder, batch)
     order = rng.random(batch.chunk_mask.shape) + ~batch.chunk_mask  # absent chunks come last
     taken = order.argsort(axis=1)[:, : texts.config.env.max_steps]
     state = batch.question_length + len(encoder.encoder.state_opening) + 1

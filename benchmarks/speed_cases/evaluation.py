@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from benchmarks.measure import Work, details, forward_flops, interleave, ratio
-from benchmarks.ours import Encoder, Player, Texts, computed_tokens
+from benchmarks.ours import Encoder, Player, Texts, chunk_row_lengths, computed_tokens
 from benchmarks.peers.sequential import SequentialPeer
 from benchmarks.report import Case
 from benchmarks.speed_cases.setting import Setting, peer_settings, verdict
@@ -35,7 +37,8 @@ def evaluation_case(
     counter = peer.learner.count_tokens()
     peer.play(batch)
     same = np.mean([row.pred_idx == other for row, other in zip(rows, taken, strict=True)])
-    chunks, states = _lengths(texts, batch, rows)
+    chunks = chunk_row_lengths(texts, encoder, batch)
+    states = state_row_lengths(texts, encoder, batch, [row.pred_idx for row in rows])
     flops = forward_flops(encoder.sizes, np.concatenate([chunks[chunks > 0], states[states > 0]]))
     computed = sum(
         computed_tokens(player.block_shapes.chunks, chunks[i : i + batch_size].ravel())
@@ -65,15 +68,16 @@ def evaluation_case(
     )
 
 
-def _lengths(texts: Texts, batch: EpisodeBatch, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of every chunk row `[B, C]` and every state acted in `[B, T]`; 0 if there is none."""
-    data = texts.config.data
-    sizes = np.asarray(batch.chunk_lengths)
-    chunks = np.where(batch.chunk_mask, np.minimum(sizes, data.max_chunk_tokens - 2) + 2, 0)
-    states = np.zeros((len(rows), texts.config.env.max_steps), np.int32)
-    for i, row in enumerate(rows):
-        length = 2 + int(batch.question_length[i])
-        for t, chunk in enumerate(row.pred_idx):
+def state_row_lengths(
+    texts: Texts, encoder: Encoder, batch: EpisodeBatch, taken: Sequence[Sequence[int]]
+) -> np.ndarray:
+    """Tokens of every state acted in, `[B, T]`, given the chunks taken; 0 if there is none."""
+    config, special = texts.config, len(encoder.encoder.state_opening) + 1
+    states = np.zeros((len(taken), config.env.max_steps), np.int32)
+    for i, chunks in enumerate(taken):
+        length = special + int(batch.question_length[i])
+        for t, chunk in enumerate(chunks):
             states[i, t] = length
-            length += 1 + min(int(sizes[i, chunk]), data.max_chunk_tokens_in_state)
-    return chunks, states
+            kept = min(int(batch.chunk_lengths[i, chunk]), config.data.max_chunk_tokens_in_state)
+            length += 1 + kept
+    return states

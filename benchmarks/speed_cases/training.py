@@ -6,10 +6,8 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from benchmarks.measure import Timing, Work, details, forward_flops, interleave, ratio
-from benchmarks.ours import Encoder, Texts, Training
+from benchmarks.ours import Encoder, Texts, Training, chunk_row_lengths
 from benchmarks.peers.batched import BatchedPeer
 from benchmarks.peers.learner import StepResult
 from benchmarks.peers.sequential import SequentialPeer
@@ -132,11 +130,6 @@ class _Peer:
         return Work(self.counter.text / steps, self.counter.computed / steps, flops)
 
 
-def _chunk_lengths(texts: Texts, batch: EpisodeBatch) -> np.ndarray:
-    longest = texts.config.data.max_chunk_tokens - 2
-    return np.minimum(batch.chunk_lengths, longest)[batch.chunk_mask] + 2
-
-
 def _flops(
     texts: Texts, encoder: Encoder, batches: list[EpisodeBatch], results: list[StepResult]
 ) -> float:
@@ -148,7 +141,8 @@ def _flops(
     """
     total = 0.0
     for batch, result in zip(batches, results, strict=True):
-        total += 2 * forward_flops(encoder.sizes, _chunk_lengths(texts, batch))
+        chunks = chunk_row_lengths(texts, encoder, batch)[batch.chunk_mask]
+        total += 2 * forward_flops(encoder.sizes, chunks)
         total += 3 * forward_flops(encoder.sizes, result.state_lengths)
         total += 3 * forward_flops(encoder.sizes, result.chunk_lengths)
         total += forward_flops(encoder.sizes, result.state_lengths[result.steps > 0])
@@ -164,7 +158,7 @@ def _own_work(
 ) -> Work:
     """Our work, with the lengths of states and chosen chunks that a peer saw on these batches."""
     means = (
-        statistics.mean(float(_chunk_lengths(texts, batch).sum()) for batch in batches),
+        statistics.mean(float(chunk_row_lengths(texts, encoder, batch).sum()) for batch in batches),
         statistics.mean(float(result.state_lengths.sum()) for result in results),
         statistics.mean(float(result.chunk_lengths.sum()) for result in results),
     )
