@@ -6,13 +6,12 @@ Give the same command again to resume a run that was interrupted.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import ml_collections
 from absl import flags
@@ -25,6 +24,7 @@ from qrag_jax.runtime import commandline, whole_files
 from qrag_jax.runtime.checkpoints import SaveError
 from qrag_jax.runtime.dry_run import program_lines
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from qrag_jax.runtime.output import end_process
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.runtime.step_log import NotFinite, StepLog
@@ -176,7 +176,7 @@ def main() -> int:
     try:
         return train(config, workdir)
     except SaveError as error:
-        _leave_at_once(str(error))
+        end_process(f"error: {error}", 1)  # threads of a failed save never end
     except NotFinite as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
@@ -188,16 +188,11 @@ def main() -> int:
     except Exception as error:  # libraries report a full disk by many exception classes
         if not whole_files.disk_is_full(error):
             raise
-        _leave_at_once(
-            f"{workdir} cannot be written ({whole_files.reason(error)}); free space there and "
-            "give the same command to go on from the last checkpoint."
+        end_process(
+            f"error: {workdir} cannot be written ({whole_files.reason(error)}); free space there "
+            "and give the same command to go on from the last checkpoint.",
+            1,
         )
-
-
-def _leave_at_once(sentence: str) -> NoReturn:
-    """Exits with status 1 without waiting for the threads of a failed save, which never end."""
-    print(f"error: {sentence}", file=sys.stderr, flush=True)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
 
 # EPIPE: the reader of a pipe is gone (`| head`). EIO: the terminal is gone.
 _GONE = (errno.EPIPE, errno.EIO)
@@ -52,10 +52,33 @@ class LastingOutput:
     def _give_up(self, error: OSError) -> None:
         if error.errno not in _GONE:
             raise error
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, self._stream.fileno())
-        os.close(null)
+        _silence(self._stream.fileno())
         self._stream.flush()  # the buffered text goes to the null device
+
+
+def end_process(line: str, status: int) -> NoReturn:
+    """Ends the process at once; `line`, after a blank line, is the last one on standard error.
+
+    No thread is waited for. What threads still write, in Python or in a library of another
+    language, goes to the null device.
+
+    Args:
+        line: the line, without its end.
+        status: the exit status.
+    """
+    with contextlib.suppress(OSError):  # nobody may read it
+        ours = os.dup(sys.stderr.fileno())
+        _silence(sys.stderr.fileno())
+        # A thread may be in the middle of a line.
+        os.write(ours, f"\n{line}\n".encode(errors="backslashreplace"))
+    os._exit(status)
+
+
+def _silence(descriptor: int) -> None:
+    """Redirects a file descriptor to the null device."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import pty
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import TextIO
@@ -82,3 +83,33 @@ def test_a_full_disk_is_no_closed_output() -> None:
     with pytest.raises(OSError):
         stream.close()
     assert isinstance(stream, io.TextIOBase)
+
+
+ENDS = """
+import sys, threading, time
+from qrag_jax.runtime.output import end_process, lasting_output
+
+def complain():
+    while True:
+        sys.excepthook(RuntimeError, RuntimeError("a thread fails"), None)
+
+with lasting_output():
+    for _ in range(3):
+        threading.Thread(target=complain).start()  # the process would never end by itself
+    time.sleep(0.05)
+    end_process("error: the last line", 3)
+"""
+
+
+def test_threads_that_go_on_say_nothing_after_the_last_line() -> None:
+    for _ in range(5):
+        ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True)
+        assert ended.returncode == 3
+        *before, last = ended.stderr.splitlines()
+        assert "RuntimeError: a thread fails" in before
+        assert last == "error: the last line"
+
+
+def test_an_end_that_nobody_reads() -> None:
+    command = [sys.executable, "-c", ENDS]
+    assert subprocess.run(command, stderr=broken_pipe(), check=False).returncode == 3
