@@ -56,7 +56,7 @@ def test_help_is_no_error(command: str, commands: Commands) -> None:
 def test_help_tells_the_fields_of_an_experiment() -> None:
     told = run_flags.fields_help(["--config=configs/babilong.py:qa2-tiny"])
     assert (
-        "\n  data.sources.babilong.task='qa2'\n      qa1 to qa20; without files qa1 to qa5\n"
+        "\n  data.sources.babilong.task='qa2'\n      qa1 to qa20; without story files qa1 to qa5\n"
         in told
     )
     assert "\n  optimizer.learning_rate=0.001\n      lr_0, peak\n" in told
