@@ -16,6 +16,7 @@ from tensorboardX.proto import event_pb2
 from configs import hotpotqa
 from qrag_jax import train
 from qrag_jax.errors import InputError
+from tests import devices
 from tests.entry_points import (
     CHECKPOINT_EVERY,
     EVAL_EVERY,
@@ -234,7 +235,7 @@ def refused(config: ml_collections.ConfigDict, workdir: Path) -> str:
         ({"encoder.path": "no/such/folder"}, "no/such/folder"),
         ({"env.max_steps": 9}, "config.env.max_steps is 9, but no hotpotqa question has more than"),
         ({"encoder.scratch.positions": 32}, "but the encoder has 32 positions"),
-        ({"train.accumulation": 3}, "use a multiple of 3."),
+        ({"train.accumulation": 3}, f"use a multiple of {3 * devices.COUNT}."),
         ({"profile": -1}, "config.profile is -1; it must be at least 0."),
         ({"train.log_every": 0}, "config.train.log_every is 0; it must be at least 1."),
         ({"runtime.mesh": (64, 1, 1)}, "config.runtime.mesh is (64, 1, 1)"),

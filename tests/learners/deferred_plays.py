@@ -41,7 +41,8 @@ def per_step(played: Played, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def at_the_end(batch, trajectory) -> jax.Array:
     """The same reward inside the program."""
-    worth = 0.1 + (trajectory.actions % 7) * (1.0 + jnp.arange(trajectory.actions.shape[1])) / 20
+    number = 1.0 + jnp.arange(trajectory.actions.shape[1])[None]
+    worth = 0.1 + (trajectory.actions % 7) * number / 20
     total = (worth * trajectory.valid).sum(axis=1, keepdims=True)
     return jnp.where(trajectory.valid & trajectory.done, total, 0.0)
 
