@@ -83,6 +83,7 @@ test-sidecar: $(VENV)/.installed-test
 
 lint: $(VENV)/.installed-test
 	$(PY) -m ruff check .
+	$(PY) -m ruff check --preview --select PLR0917 qrag_jax
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 

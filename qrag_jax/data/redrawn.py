@@ -167,7 +167,7 @@ def tokenise_redrawn(
 ) -> RedrawnStore:
     """Returns the tokens of redrawn samples; for arguments and errors see `tokens.tokenise`."""
     texts = tuple(samples.background.tolist())
-    background = Sample("background", "", texts, (), (), "")
+    background = Sample("background", "", texts, support=(), answers=(), source="")
     parts, shared = (
         tokenise(
             each,

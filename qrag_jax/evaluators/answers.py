@@ -237,7 +237,7 @@ def _outcomes(
 
 def _miss(item: Question | AnswerRow, why: Failure | NoAnswer) -> Miss:
     attempts = why.attempts if isinstance(why, Failure) else 1
-    return Miss(item.id, why.cause, why.message, attempts, item.hops, item.type)
+    return Miss(item.id, why.cause, why.message, attempts, hops=item.hops, type=item.type)
 
 
 def _answer_row(

@@ -78,7 +78,9 @@ class Player:
         """The player of towers that are being trained."""
         actor, config = towers.actor, towers.config
         shardings = towers.params_shardings
-        return cls(towers.mesh, shardings, actor.encoder, actor.config, feedback, config.gamma)
+        return cls(
+            towers.mesh, shardings, actor.encoder, actor.config, feedback, gamma=config.gamma
+        )
 
 
 def make_play(player: Player, block_shapes: BlockShapes) -> Play:

@@ -22,7 +22,7 @@ from qrag_jax.rollouts.chunks import Actor, Draws
 from qrag_jax.runtime.sharding import Rules
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TwoTowers:
     """Two towers, or adapters on one frozen base, and how they learn.
 
@@ -65,16 +65,16 @@ class TwoTowers:
             base_shardings = placement.base_shardings(mesh, rules, loaded.stored)
             base = placement.place(loaded.stored, base_shardings)
         return cls(
-            mesh,
-            placement.state_shardings(mesh, rules, loaded.trained, transformation),
-            actor,
-            config,
-            transformation,
-            learning_rate_schedule(optimizer),
-            optimizer.learning_rate,
-            accumulation,
-            base_shardings,
-            base,
+            mesh=mesh,
+            shardings=placement.state_shardings(mesh, rules, loaded.trained, transformation),
+            actor=actor,
+            config=config,
+            optimizer=transformation,
+            schedule=learning_rate_schedule(optimizer),
+            peak=optimizer.learning_rate,
+            accumulation=accumulation,
+            base_shardings=base_shardings,
+            base=base,
         )
 
     @property

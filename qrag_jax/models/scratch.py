@@ -57,7 +57,9 @@ def make_scratch_folder(
         intermediate_size=4 * config.hidden,
         max_position_embeddings=config.positions,
     )
-    encoder = TextEncoder(Bert(bert), bert.hidden_size, config.positions, 2, 3, 0)
+    encoder = TextEncoder(
+        Bert(bert), bert.hidden_size, config.positions, opening_id=2, sep_id=3, pad_id=0
+    )
     params = jax.tree.map(np.asarray, jax.jit(encoder.init)(jax.random.key(seed)))
     save_folder(params, {"model_type": "bert", **dataclasses.asdict(bert)}, folder, folder)
 

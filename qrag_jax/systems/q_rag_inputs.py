@@ -96,7 +96,15 @@ def load_inputs(config: QRagConfig, run: Run, service: PendingService | None) ->
     shape = EpisodeShape.holding([*stores.values(), dev_store])
     check_fit(config.rollout, encoder.encoder, shape, stores)
     scored = _fixed_subset(config, len(dev.all))
-    return Inputs(encoder, stores, dev.all, dev_store, train_samples.all, scored, shape)
+    return Inputs(
+        encoder=encoder,
+        stores=stores,
+        dev_samples=dev.all,
+        dev_store=dev_store,
+        train_samples=train_samples.all,
+        dev_indices=scored,
+        shape=shape,
+    )
 
 
 def _fixed_subset(config: QRagConfig, count: int) -> list[int]:

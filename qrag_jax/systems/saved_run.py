@@ -74,7 +74,15 @@ class SavedRun:
             base = placement.base_shardings(mesh, rules, loaded.stored)
             shardings = Adapted(base, shardings)
         fields = flat(settled(config, loaded.encoder).to_dict())
-        return cls(workdir, taken, config.to_dict(), fields, mesh, loaded, shardings)
+        return cls(
+            workdir=workdir,
+            config=taken,
+            given=config.to_dict(),
+            fields=fields,
+            mesh=mesh,
+            loaded=loaded,
+            shardings=shardings,
+        )
 
     @property
     def player(self) -> Player:
@@ -87,7 +95,7 @@ class SavedRun:
             self.loaded.encoder,
             config.rollout,
             feedback,
-            config.pqn.gamma,
+            gamma=config.pqn.gamma,
         )
 
     @property

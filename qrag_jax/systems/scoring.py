@@ -147,7 +147,13 @@ def _scene(run: SavedRun, samples: Sequence[Sample], options: ScoreOptions) -> S
     order = np.random.default_rng(config.eval.seed).permutation(len(samples))
     indices = sorted(order[: options.samples or len(samples)].tolist())
     evaluator = episodes.EpisodeEvaluator(
-        play, run.mesh, samples, store, shape, config.eval.batch_size, indices
+        play=play,
+        mesh=run.mesh,
+        samples=samples,
+        store=store,
+        shape=shape,
+        batch_size=config.eval.batch_size,
+        indices=indices,
     )
     return Scene(run, evaluator, fingerprint(evaluator.shown), options.restart)
 

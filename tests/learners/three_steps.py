@@ -51,8 +51,18 @@ def two_towers(
     shardings = placement.state_shardings(mesh, rules, tower, OPTIMIZER)
     of_base = None if base is None else placement.base_shardings(mesh, rules, base)
     placed = None if base is None else jax.device_put(base, of_base)
-    learns = PQN, OPTIMIZER, SCHEDULE, PEAK, accumulation
-    return TwoTowers(mesh, shardings, actor, *learns, of_base, placed)
+    return TwoTowers(
+        mesh=mesh,
+        shardings=shardings,
+        actor=actor,
+        config=PQN,
+        optimizer=OPTIMIZER,
+        schedule=SCHEDULE,
+        peak=PEAK,
+        accumulation=accumulation,
+        base_shardings=of_base,
+        base=placed,
+    )
 
 
 def build(mesh: jax.sharding.Mesh, accumulation: int = 1) -> TrainStep:

@@ -255,7 +255,8 @@ class _Pool:
         order = self.draw.shuffled(range(len(self.passages)))
         chain = tuple(order.index(k) for k in range(len(path)))
         passages = tuple(self.passages[i] for i in order)
-        return Puzzle(question[0].upper() + question[1:], answer, passages, chain, path, comparison)
+        capital = question[0].upper() + question[1:]
+        return Puzzle(capital, answer, passages, chain=chain, path=path, comparison=comparison)
 
 
 def bridge(draw: Draw, stream: int, hops: int, chunks: int) -> Puzzle:

@@ -63,7 +63,7 @@ class BabilongConfig:
     def background(self) -> NoiseConfig:
         """The settings of the background text."""
         return NoiseConfig(
-            self.noise, self.noise_dev, self.noise_repeats, self.seed, self.chunks, NAME
+            self.noise, self.noise_dev, self.noise_repeats, self.seed, self.chunks, source=NAME
         )
 
 
@@ -173,7 +173,7 @@ def read_documents(
     pool = noise(config.background, split, chunks - min(counts))
     line += f"; {pool.summary}"
     parts = LazySamples(len(kept), lambda index: _facts(config, told, kept[index]))
-    layout = _Layout(config, split, chunks, tuple(kept), counts, pool.shelf)
+    layout = _Layout(config, split, chunks, tuple(kept), counts, shelf=pool.shelf)
     if redraws:
         return RedrawnSamples(parts, pool.sentences, layout), line
 

@@ -99,4 +99,4 @@ def make_sample(
             part.encode()
     except UnicodeEncodeError:
         raise BadRecord("text is not valid Unicode") from None
-    return Sample(record_id, question, tuple(chunks), distinct, answer_texts, source)
+    return Sample(record_id, question, tuple(chunks), distinct, answer_texts, source=source)

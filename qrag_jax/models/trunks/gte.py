@@ -240,5 +240,7 @@ class Gte(LayeredTrunk):
         cos, sin = angles_at(layout.position, frequencies(c), layout.place.shape[1] - 1)
         module = GteLayer(c, self.precision, parent=None)
         for number, layer in enumerate(self.layers):
-            x = apply_layer(module, self.remat, layer, x, layout.at_depth(number + 1), cos, sin)
+            x = apply_layer(
+                module, self.remat, layer, x, layout.at_depth(number + 1), constants=(cos, sin)
+            )
         return x

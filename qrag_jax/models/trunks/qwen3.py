@@ -189,7 +189,7 @@ class Qwen3(LayeredTrunk):
         module = Qwen3Layer(c, self.precision, parent=None)
         x = words.astype(self.precision.activations)
         for layer in self.layers:
-            x = apply_layer(module, self.remat, layer, x, layout, cos, sin)
+            x = apply_layer(module, self.remat, layer, x, layout, constants=(cos, sin))
         return self.final_norm(x)
 
     def join(self, layer: Params) -> Params:

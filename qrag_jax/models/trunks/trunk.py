@@ -147,7 +147,8 @@ def apply_layer(
     params: Params,
     x: jax.Array,
     layout: Layout,
-    *constants: jax.Array,
+    *,
+    constants: tuple[jax.Array, ...] = (),
 ) -> jax.Array:
     """`layer(x, layout, *constants)`. Under jit it is traced once for all layers of one shape.
 
