@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,11 @@ from qrag_jax.algorithms.returns import discounted_return, lambda_returns
 from tests import reference
 
 STEPS = 6
-ours = jax.jit(lambda_returns, static_argnums=3)
+
+
+@pytest.fixture
+def ours(variant) -> Callable[..., jax.Array]:
+    return variant(lambda_returns, (3,))
 
 
 def random_rollout(rng: np.random.Generator, ends: bool = True) -> tuple[np.ndarray, ...]:
@@ -40,7 +46,7 @@ def by_definition(rewards, discounts, next_values, lambda_: float, t: int) -> fl
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 0.65, 1.0])
-def test_recursion_and_definition(lambda_) -> None:
+def test_recursion_and_definition(ours, lambda_) -> None:
     rng = np.random.default_rng(0)
     for trial in range(25):
         rollout = random_rollout(rng, ends=trial % 2 == 0)
@@ -50,13 +56,13 @@ def test_recursion_and_definition(lambda_) -> None:
         np.testing.assert_allclose(found, mixture, atol=1e-5)
 
 
-def test_lambda_0_is_the_one_step_target() -> None:
+def test_lambda_0_is_the_one_step_target(ours) -> None:
     rewards, discounts, next_values = random_rollout(np.random.default_rng(1))
     found = ours(rewards, discounts, next_values, 0.0)
     np.testing.assert_allclose(found, rewards + discounts * next_values, atol=1e-6)
 
 
-def test_lambda_1_is_the_discounted_sum_of_rewards_and_the_last_value() -> None:
+def test_lambda_1_is_the_discounted_sum_of_rewards_and_the_last_value(ours, variant) -> None:
     rewards, discounts, next_values = random_rollout(np.random.default_rng(2), ends=False)
     powers = 0.97 ** np.arange(STEPS + 1)
     expected = (powers[:-1] * rewards).sum() + powers[-1] * next_values[-1]
@@ -64,10 +70,12 @@ def test_lambda_1_is_the_discounted_sum_of_rewards_and_the_last_value() -> None:
     discounts[-1] = 0.0  # the episode ends: no bootstrap
     found = float(ours(rewards, discounts, next_values, 1.0)[0])
     assert found == pytest.approx((powers[:-1] * rewards).sum(), abs=1e-5)
-    assert found == pytest.approx(float(discounted_return(jnp.asarray(rewards), 0.97)), abs=1e-5)
+    assert found == pytest.approx(
+        float(variant(discounted_return, (1,))(jnp.asarray(rewards), 0.97)), abs=1e-5
+    )
 
 
-def test_the_last_two_targets_of_a_rollout_cut_short() -> None:
+def test_the_last_two_targets_of_a_rollout_cut_short(ours) -> None:
     # G_{T-1} = r + γ·v_T, and G_{T-2} mixes v_{T-1} with THAT return: an implementation whose
     # backward scan starts one value too late puts v_T in the place of v_{T-1}.
     rewards, values = np.array([0.5, 0.25]), np.array([2.0, 10.0])
@@ -80,7 +88,7 @@ def test_the_last_two_targets_of_a_rollout_cut_short() -> None:
     assert abs(float(found[0]) - wrong) > 1
 
 
-def test_nothing_leaks_over_an_episodes_end() -> None:
+def test_nothing_leaks_over_an_episodes_end(ours) -> None:
     rewards, discounts, next_values = random_rollout(np.random.default_rng(3), ends=False)
     discounts[2] = 0.0
     changed = next_values.copy(), rewards.copy()
@@ -92,7 +100,7 @@ def test_nothing_leaks_over_an_episodes_end() -> None:
     assert float(found[2]) == pytest.approx(rewards[2], abs=1e-6)
 
 
-def test_discounted_return() -> None:
+def test_discounted_return(variant) -> None:
     rewards = jnp.array([1.0, 0.0, 2.0, -1.0])
     expected = 1.0 + 0.5**2 * 2.0 - 0.5**3
-    assert float(discounted_return(rewards, 0.5)) == pytest.approx(expected)
+    assert float(variant(discounted_return, (1,))(rewards, 0.5)) == pytest.approx(expected)
