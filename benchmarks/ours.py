@@ -39,6 +39,7 @@ from qrag_jax.models.trunks.bert import Bert, BertConfig
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.mesh import make_mesh, shard_batch
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.systems.q_rag_config import QRagConfig, complete
 
 DATA = Path(os.environ.get("QRAG_DATA", "../shared/data"))
@@ -135,7 +136,7 @@ def random_encoder(
 ) -> Encoder:
     """A BERT of these sizes with random weights."""
     encoder = TextEncoder(
-        module=Bert(sizes, precision(config.encoder.dtype), config.encoder.remat),
+        module=Bert(sizes, precision(config.encoder.dtype, Platform.here()), config.encoder.remat),
         width=sizes.hidden_size,
         max_positions=sizes.max_position_embeddings,
         opening_id=tokenizer.cls_id,
@@ -156,7 +157,7 @@ def random_encoder(
 
 def in_bfloat16(encoder: Encoder) -> Encoder:
     """The same weights, computed in bfloat16."""
-    module = encoder.encoder.module.clone(precision=precision("bfloat16"))
+    module = encoder.encoder.module.clone(precision=precision("bfloat16", Platform.here()))
     text_encoder = dataclasses.replace(encoder.encoder, module=module)
     return Encoder(text_encoder, encoder.params, f"{encoder.name}, bfloat16")
 
@@ -165,7 +166,12 @@ def block_shapes(texts: Texts, encoder: Encoder) -> BlockShapes:
     """The blocks that train.py and evaluate.py choose for these texts."""
     config = texts.config
     return choose_block_shapes(
-        config.encoder, config.rollout, encoder.encoder, texts.shape, [texts.store]
+        config.encoder,
+        config.rollout,
+        encoder.encoder,
+        texts.shape,
+        [texts.store],
+        platform=Platform.here(),
     )
 
 

@@ -38,6 +38,7 @@ from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from qrag_jax.rollouts.limits import check_fit
 from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.systems.q_rag_config import QRagConfig
 
 # The sizes in each model's config.json, by the model's name on the hub.
@@ -189,7 +190,7 @@ def encoder_of(config: QRagConfig, model: dict[str, Any]) -> TextEncoder:
     assert settings.scale is not None  # for mypy: every published run sets both
     assert settings.normalise is not None
     encoder = TextEncoder(
-        module=family.trunk(sizes, precision(settings.dtype), settings.remat),
+        module=family.trunk(sizes, precision(settings.dtype, Platform.here()), settings.remat),
         width=sizes.hidden_size,
         max_positions=sizes.longest_row,
         opening_id=2 if family.opens_rows else None,

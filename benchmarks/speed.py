@@ -19,6 +19,7 @@ from pathlib import Path
 
 from benchmarks.report import Case
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.platform import Platform
 
 
 def run(quick: bool) -> list[Case]:
@@ -94,7 +95,11 @@ def _cases(quick: bool, folder: Path) -> Iterator[Case]:
         small_targets[COMPILED] = base_targets[COMPILED] = 2.0
     yield from step_cases(setting, texts, trained, 256 if gpu else 16, small_targets)
     yield from step_cases(setting, texts, base, 128 if gpu else 4, base_targets)
-    if not gpu and precision("auto").products != precision("float32").products:
+    if (
+        not gpu
+        and precision("auto", Platform.here()).products
+        != precision("float32", Platform.here()).products
+    ):
         # Without a target: what this CPU's matrix unit gains for us and for torch's autocast.
         half_peaks, peak_case = measure_peaks(rounds, "bfloat16")
         yield peak_case

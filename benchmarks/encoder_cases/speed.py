@@ -42,6 +42,7 @@ from qrag_jax.models.files.weight_names import params_from_tensors
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import family_of
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
+from qrag_jax.runtime.platform import Platform
 
 TRAIN_SHARE = 0.40  # target of Qwen3-Embedding-0.6B on a GPU, of the measured matmul peak
 PADDED, SORTED = "padded", "length-sorted"
@@ -145,7 +146,11 @@ class Rows:
 def speed_cases(quick: bool, gpu: bool) -> Iterator[Case]:
     """Every model in every dtype that this device computes in hardware."""
     dtypes = ["bfloat16"] if gpu else ["float32"]
-    if not (gpu or quick) and precision("auto").products != precision("float32").products:
+    if (
+        not (gpu or quick)
+        and precision("auto", Platform.here()).products
+        != precision("float32", Platform.here()).products
+    ):
         dtypes.append("bfloat16")
     rounds = 2 if quick else 5
     for dtype in dtypes:
@@ -210,7 +215,9 @@ def build(model: Model, dtype: str) -> tuple[Any, TextEncoder, Params]:
     options = model_options(fields["model_type"])
     theirs = AutoModel.from_config(config, attn_implementation="sdpa", **options).eval()
     family = family_of(fields, model.name)
-    trunk = family.trunk(family.read_config(fields, model.name), precision(dtype), "none")
+    trunk = family.trunk(
+        family.read_config(fields, model.name), precision(dtype, Platform.here()), "none"
+    )
     params = params_from_tensors(family.table, trunk, numpy_tensors(theirs), model.name)
     encoder = TextEncoder(
         module=trunk,

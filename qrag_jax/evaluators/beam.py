@@ -29,6 +29,7 @@ from qrag_jax.rollouts.chunks import CHUNK, Actor
 from qrag_jax.rollouts.limits import check_fit
 from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
 from qrag_jax.runtime.locks import log_locks
+from qrag_jax.runtime.platform import Platform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,9 @@ def make_beam_search(
         }
         folder = embeddings / encoder_key(tower, made_by)
         store = EmbeddingFiles(folder, encoder.width)
-    shapes = choose_block_shapes(settings.encoder, rollout, encoder, shape, stores)
+    shapes = choose_block_shapes(
+        settings.encoder, rollout, encoder, shape, stores, platform=Platform.of(player.mesh)
+    )
     return BeamSearch(
         player.mesh,
         player.shardings,

@@ -15,6 +15,7 @@ from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.chunks import Draws
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.sharding import BATCH_AXES, gather, specs_of, sum_to_parts
 
 Metrics = dict[str, jax.Array]
@@ -60,6 +61,7 @@ def make_step(
     mesh, shardings, config = towers.mesh, towers.shardings, towers.config
     base_shardings, accumulation, drops = towers.base_shardings, towers.accumulation, towers.drops
     specs, base_specs = specs_of(shardings.params), specs_of(base_shardings)
+    platform = Platform.of(mesh)
 
     def on_device(parts: Towers, base, episodes, draws: Draws, dropout_key):
         whole = Towers(*(gather(tower, specs) for tower in parts))
@@ -69,7 +71,7 @@ def make_step(
 
         def total_over_mesh(totals):
             gradient, sums = totals
-            return sum_to_parts(gradient, specs), jax.lax.psum(sums, BATCH_AXES)
+            return sum_to_parts(gradient, specs, platform), jax.lax.psum(sums, BATCH_AXES)
 
         def micro(episodes, keys):
             return gradient_of(whole, episodes, draws._replace(keys=keys), dropout_key)

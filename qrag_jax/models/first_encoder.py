@@ -24,6 +24,7 @@ from qrag_jax.models.pretrained import (
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.runtime.leftovers import BUILDING_ENCODER
 from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.whole_files import new_folder
 
 FOLDER = "encoder"  # in the run's folder
@@ -31,7 +32,13 @@ ADAPTERS = "adapter"  # folder of the first adapters, in the encoder's folder
 
 
 def prepare_encoder(
-    config: EncoderConfig, workdir: Path, texts: Iterable[str], seed: int, *, is_kept: bool
+    config: EncoderConfig,
+    workdir: Path,
+    texts: Iterable[str],
+    seed: int,
+    *,
+    is_kept: bool,
+    platform: Platform | None = None,
 ) -> LoadedEncoder:
     """The encoder that the run in `workdir` starts from; it is kept in the run's folder.
 
@@ -45,11 +52,12 @@ def prepare_encoder(
         texts: the tokenizer of an encoder from scratch is trained on them.
         seed: seed of random weights and new adapters.
         is_kept: whether the run has begun; an encoder in its folder is then used as it is.
+        platform: the devices that compute; None: those of this process.
 
     Raises:
         InputError: the encoder or the adapters cannot be found or used.
     """
-    folder, settings = workdir / FOLDER, config.load_settings
+    folder, settings = workdir / FOLDER, config.load_settings | {"platform": platform}
     if is_kept and folder.exists():
         return _kept_encoder(folder, settings)
     shutil.rmtree(folder, ignore_errors=True)  # left by a start that was refused: never trained

@@ -28,6 +28,7 @@ from qrag_jax.models.trunks.gte import Gte, GteConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params, Trunk, TrunkConfig
 from qrag_jax.models.trunks.xlm_roberta import ROBERTA_TABLE, XLM_ROBERTA_TABLE, XlmRobertaConfig
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.sharding import Rules
 
 
@@ -152,6 +153,7 @@ def load_encoder(
     chunk_prefix: str = "",
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
+    platform: Platform | None = None,
 ) -> LoadedEncoder:
     """Reads the folder of an encoder in Hugging Face's layout.
 
@@ -167,6 +169,7 @@ def load_encoder(
         chunk_prefix: text before each chunk, tokenised separately.
         dropout: share of hidden states that the trunk drops in training.
         attention_dropout: share of attention weights that the trunk drops in training.
+        platform: the devices that compute; None: those of this process.
 
     Raises:
         InputError: a file is missing or broken, the architecture is unknown, its width is odd, the
@@ -174,7 +177,7 @@ def load_encoder(
             unknown, the model makes its vectors in a way that is not computed here, or dropout is
             set for a model that has none.
     """
-    computed_in = precision(dtype)
+    computed_in = precision(dtype, platform or Platform.here())
     for name, value, known in (
         ("remat", remat, REMAT_POLICIES),
         ("pooling", pooling, ("", *POOLINGS)),

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.environments import positions
+from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.policies.soft_q import MASKED
 from qrag_jax.runtime.sharding import BATCH_AXES
@@ -142,13 +143,13 @@ def _scores(
         )  # each state has its own
         turned = _turned_back(states, last)
         states = jax.vmap(jax.vmap(lambda one, p: one[p]))(turned, jnp.clip(where, 0, last))
-        q = jnp.einsum("bnd,bwnd->bwn", chunks, states)
+        q = jnp.einsum("bnd,bwnd->bwn", chunks, states, precision=EXACT)
     else:
         if kind != "none":
             where = jnp.broadcast_to(index[None], chunks.shape[:2])
             where = where if indents is None else indents.positions(where)
             chunks = rotate(chunks, jnp.clip(where, 0, last), last)
-        q = jnp.einsum("bnd,bwd->bwn", chunks, states)
+        q = jnp.einsum("bnd,bwd->bwn", chunks, states, precision=EXACT)
     chosen = (taken[..., None] == index[None, None, None]).any(axis=2)
     gone = chosen | (index[None, None] >= counts[:, None, None])
     return jnp.where(gone, MASKED, q)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from qrag_jax.errors import InputError, check_least
+from qrag_jax.models.compute.precision import EXACT
 
 MASKED = -1e30  # finite, so that a row without any action stays free of NaN
 
@@ -38,7 +39,7 @@ def twin_q(state: jax.Array, chunks: jax.Array) -> jax.Array:
     """state `[..., 2D]`, chunks `[..., C, 2D]` → the two critics' values `[..., C, 2]`."""
     state = state.reshape(*state.shape[:-1], 2, -1)
     chunks = chunks.reshape(*chunks.shape[:-1], 2, -1)
-    return jnp.einsum("...hd,...chd->...ch", state, chunks)
+    return jnp.einsum("...hd,...chd->...ch", state, chunks, precision=EXACT)
 
 
 def log_policy(q: jax.Array, available: jax.Array, alpha: jax.Array, top_k: int) -> jax.Array:

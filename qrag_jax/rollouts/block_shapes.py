@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-import jax
 import numpy as np
 
 from qrag_jax.data.episodes import EpisodeShape
@@ -15,6 +15,7 @@ from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.rollouts.chunks import RolloutConfig
+from qrag_jax.runtime.platform import Platform
 
 # Tokens computed at a time: as many as a CPU's caches hold, or as an accelerator needs to be busy.
 CPU_BLOCK_TOKENS, ACCELERATOR_BLOCK_TOKENS = 512, 8192
@@ -26,8 +27,10 @@ def choose_block_shapes(
     encoder: TextEncoder,
     shape: EpisodeShape,
     stores: Sequence[Tokens],
+    *,
+    platform: Platform,
 ) -> BlockShapes:
-    """Blocks that suit the lengths found in the data and the device."""
+    """Blocks that suit the lengths found in the data and the devices."""
     steps, count = rollout.max_steps, config.length_buckets
     of_state, of_chunk = len(encoder.state_opening), len(encoder.chunk_opening)
     chunk_row = min(rollout.max_chunk_tokens, chunk_width(of_chunk, shape.chunk_tokens))
@@ -43,14 +46,14 @@ def choose_block_shapes(
     both[: len(states)] += states
     # Gradients need as many chosen chunks as states.
     both[: len(chunks)] += chunks * states.sum() // max(chunks.sum(), 1)
-    on_cpu = jax.default_backend() == "cpu"
-    usual = CPU_BLOCK_TOKENS if on_cpu else ACCELERATOR_BLOCK_TOKENS
+    usual = CPU_BLOCK_TOKENS if platform.on_cpu else ACCELERATOR_BLOCK_TOKENS
     tokens, sizes = config.block_tokens or usual, config.block_sizes
+    choose = partial(choose_blocks, multiples=(8,) if platform.on_cpu else (64, 8))
     # States and gradients are a small share of the tokens, so fewer shapes are enough for them.
     return BlockShapes(
-        chunks=choose_blocks(chunks, tokens, count, sizes),
-        states=choose_blocks(states, tokens, max(count - 1, 1), sizes),
-        gradients=choose_blocks(both, tokens, max(count - 1, 1), sizes),
+        chunks=choose(chunks, tokens, count, sizes),
+        states=choose(states, tokens, max(count - 1, 1), sizes),
+        gradients=choose(both, tokens, max(count - 1, 1), sizes),
     )
 
 

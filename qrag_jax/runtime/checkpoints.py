@@ -207,7 +207,7 @@ class Checkpoints:
     def _save(
         self, manager: ocp.CheckpointManager, step: int, tree: Any, extra: dict[str, Any]
     ) -> None:
-        if jax.default_backend() == "cpu":
+        if _on_cpu(tree):
             # Host views of CPU arrays share memory that the next step's donation overwrites.
             tree = jax.device_put(tree, may_alias=False)
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(tree), extra=ocp.args.JsonSave(extra))
@@ -329,3 +329,8 @@ def _check_shapes(folder: Path, template: Any, partial: bool) -> None:
 
 def _complete_steps(folder: Path) -> list[int]:
     return [int(path.name) for path in folder.glob("*") if path.name.isdigit()]
+
+
+def _on_cpu(tree: Any) -> bool:
+    devices = (leaf.devices() for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+    return any(device.platform == "cpu" for device in next(devices, set()))

@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.mesh import AXES
+from qrag_jax.runtime.platform import Platform
 
 BATCH_AXES = AXES  # a batch is split over every axis of the mesh
 DATA, FSDP, TENSOR = AXES
@@ -117,21 +118,27 @@ def gather(tree: Any, specs: Any) -> Any:
     return jax.tree.map(whole, tree, specs)
 
 
-def sum_to_parts(tree: Any, specs: Any) -> Any:
-    """Inside a shard_map: sums whole arrays over the batch axes; each device keeps its part."""
+def sum_to_parts(tree: Any, specs: Any, platform: Platform) -> Any:
+    """Inside a shard_map: sums whole arrays over the batch axes; each device keeps its part.
+
+    Args:
+        tree: the arrays, whole on every device.
+        specs: how the sums are split.
+        platform: the devices of the mesh.
+    """
 
     def part(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
         split = _split_axes(spec)
         for axis, name in split:  # scatter first, so that the other axes sum only parts
-            leaf = _sum_scatter(leaf, axis, name)
+            leaf = _sum_scatter(leaf, axis, name, platform)
         scattered = [name for _, name in split]
         return jax.lax.psum(leaf, [name for name in BATCH_AXES if name not in scattered])
 
     return jax.tree.map(part, tree, specs)
 
 
-def _sum_scatter(leaf: jax.Array, axis: int, name: str) -> jax.Array:
-    if jax.default_backend() == "cpu" and jax.distributed.is_initialized():
+def _sum_scatter(leaf: jax.Array, axis: int, name: str, platform: Platform) -> jax.Array:
+    if platform.on_cpu and jax.distributed.is_initialized():
         # Between CPU hosts, XLA's reduce-scatter (by gloo) sometimes returns wrong values at the
         # end of the first part (github.com/jax-ml/jax/issues/40830). Its all-reduce does not.
         size = leaf.shape[axis] // jax.lax.psum(1, name)

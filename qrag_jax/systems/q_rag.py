@@ -35,6 +35,7 @@ from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, 
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.systems import older_runs
@@ -70,7 +71,7 @@ def open_system(given: ConfigDict, run: Run, *, dry: bool = False) -> Iterator[Q
             never, kept = config.env.never_terminate, config.data.cache_folder
             asked = ServiceConfig(config.reward, config.llm, never, config.seed, kept)
             service = stack.enter_context(open_service(asked, run.workdir, log))
-        inputs = load_inputs(config, run, service)
+        inputs = load_inputs(config, run, service, Platform.of(mesh))
         if not run.has_begun:  # written once: a later start that fails must not lose the config
             book_record.write_books(run.workdir, config.data.backgrounds)
             save_config(older_runs.settled(given, inputs.encoder.encoder), run.config_path)
@@ -91,7 +92,10 @@ class QRag:
         self.train, self.profile = self.config.train, self.config.profile
         self.data = {name: store.content_key for name, store in self.inputs.stores.items()}
         self.provenance = self.service.provenance if self.service else {}
-        self.line, self.told = self.inputs.line(self.config), self.inputs.told(self.config)
+        self.line, self.told = (
+            self.inputs.line(self.config, self.mesh),
+            self.inputs.told(self.config),
+        )
 
     def first_state(self) -> TrainState:
         """See `System`."""
@@ -154,7 +158,14 @@ class QRag:
         """The two towers, from which all programs are built."""
         config, inputs, loaded = self.config, self.inputs, self.inputs.encoder
         stores, encoder = [*inputs.stores.values()], loaded.encoder
-        shapes = choose_block_shapes(config.encoder, config.rollout, encoder, inputs.shape, stores)
+        shapes = choose_block_shapes(
+            config.encoder,
+            config.rollout,
+            encoder,
+            inputs.shape,
+            stores,
+            platform=Platform.of(self.mesh),
+        )
         return TwoTowers.of(
             self.mesh,
             Actor(encoder, shapes, config.rollout),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode
 from qrag_jax.data.loading import load_split, without_questions
@@ -17,6 +18,7 @@ from qrag_jax.feedback.service import PendingService
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.limits import check_fit
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.q_rag_config import QRagConfig
@@ -34,13 +36,13 @@ class Inputs:
     dev_indices: list[int]  # the fixed questions scored during training
     shape: EpisodeShape
 
-    def line(self, config: QRagConfig) -> str:
+    def line(self, config: QRagConfig, mesh: Mesh) -> str:
         """One line for the screen: numbers of questions, steps and devices."""
         questions, train = sum(map(len, self.stores.values())), config.train
         return (
             f"{questions} training questions, {len(self.dev_indices)} scored every "
             f"{train.eval_every} steps; {train.steps} steps of {train.batch_size} questions on "
-            f"{jax.device_count()} {jax.default_backend()} device(s)"
+            f"{mesh.size} {Platform.of(mesh).kind} device(s)"
         )
 
     def told(self, config: QRagConfig) -> Told:
@@ -63,12 +65,15 @@ class Inputs:
         )
 
 
-def load_inputs(config: QRagConfig, run: Run, service: PendingService | None) -> Inputs:
+def load_inputs(
+    config: QRagConfig, run: Run, service: PendingService | None, platform: Platform
+) -> Inputs:
     """Reads and tokenises the data, prepares the encoder, and checks that they fit together.
 
     Args:
         service: gives a language model's rewards, and must be able to score the samples; None
             without a language model.
+        platform: the devices that compute.
 
     Raises:
         InputError: the data or the encoder cannot be used, or do not fit the config.
@@ -83,7 +88,12 @@ def load_inputs(config: QRagConfig, run: Run, service: PendingService | None) ->
             service.check(samples)
     texts = (text for s in train_samples.all for text in (s.question, *s.chunks))
     encoder = prepare_encoder(
-        config.encoder, run.workdir, texts, config.seed, is_kept=run.has_begun
+        config.encoder,
+        run.workdir,
+        texts,
+        config.seed,
+        is_kept=run.has_begun,
+        platform=platform,
     )
     stores = {
         name: tokenise_training(config.data, encoder.tokenizer, samples)

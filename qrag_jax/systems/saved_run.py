@@ -24,6 +24,7 @@ from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import enable_persistent_cache
 from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems.older_runs import settled
 from qrag_jax.systems.q_rag_config import QRagConfig
@@ -67,7 +68,9 @@ class SavedRun:
             raise InputError(
                 f"{workdir} holds no encoder; --workdir must be a run that was trained."
             )
-        loaded = prepare_encoder(taken.encoder, workdir, [], taken.seed, is_kept=True)
+        loaded = prepare_encoder(
+            taken.encoder, workdir, [], taken.seed, is_kept=True, platform=Platform.of(mesh)
+        )
         rules = taken.runtime.rules(loaded.partition_rules)
         shardings = placement.params_shardings(mesh, rules, loaded.trained)
         if loaded.adapters is not None:

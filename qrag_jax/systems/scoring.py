@@ -29,6 +29,7 @@ from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.limits import check_fit
 from qrag_jax.runtime.locks import log_locks
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.saved_run import SavedRun
@@ -142,7 +143,10 @@ def _scene(run: SavedRun, samples: Sequence[Sample], options: ScoreOptions) -> S
     store = tokenise_samples(config.data, loaded.tokenizer, samples)
     shape = EpisodeShape.holding([store])
     check_fit(config.rollout, loaded.encoder, shape, {"evaluation": store})
-    shapes = choose_block_shapes(config.encoder, config.rollout, loaded.encoder, shape, [store])
+    platform = Platform.of(run.mesh)
+    shapes = choose_block_shapes(
+        config.encoder, config.rollout, loaded.encoder, shape, [store], platform=platform
+    )
     play = episodes.make_play(player, shapes)
     order = np.random.default_rng(config.eval.seed).permutation(len(samples))
     indices = sorted(order[: options.samples or len(samples)].tolist())

@@ -25,6 +25,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.lengths import documents_of_length
 from qrag_jax.feedback.ground_truth import fact_feedback
 from qrag_jax.rollouts.limits import check_fit
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import check_same_config, save_config
 from qrag_jax.systems.older_runs import FREE_FIELDS, LATER_FIELDS, draw_as, load_config
@@ -221,7 +222,7 @@ def test_shares_by_the_sizes_of_the_sources(tmp_path: Path) -> None:
     config.data.cache = str(tmp_path / "cache")
     taken = QRagConfig.of(config)
     with Run.open(tmp_path / "run", 0.0) as run:
-        inputs = load_inputs(taken, run, None)
+        inputs = load_inputs(taken, run, None, Platform())
     kept = {name: len(store) for name, store in inputs.stores.items()}
     assert all(0.7 * sizes[name] < kept[name] <= sizes[name] for name in sizes)
     shares = taken.data.shares(inputs.stores)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from qrag_jax.models.compute.dropout import KeptWeights
+from qrag_jax.models.compute.precision import FUSED, PRODUCTS, Precision, exact
 
 MASKED = -1e9
 
@@ -25,7 +26,7 @@ def padded_attention(
     value: jax.Array,
     lengths: jax.Array,
     *,
-    products: jnp.dtype | None = None,
+    precision: Precision | None = None,
     causal: bool = False,
     kept: KeptWeights | None = None,
 ) -> jax.Array:
@@ -43,43 +44,44 @@ def padded_attention(
             key and value of group i (Ainslie et al., arXiv 2305.13245).
         value: `[B, L, groups, d]`.
         lengths: `[B]`, at least 1.
-        products: dtype to which batched products round their factors; None: query's dtype. JAX's
-            attention ignores it.
+        precision: dtypes of the products, and the form of attention; None: batched products in the
+            dtype of query. JAX's attention ignores `products`.
         causal: a query sees no later key. Cotangents at positions ≥ length must then be 0.
         kept: the attention weights that dropout keeps; None: no dropout.
 
     Returns:
         `[B, L, heads, d]`; values at positions ≥ length are meaningless.
     """
-    heads, products = _Heads(query, key, value), products or query.dtype
-    if kept is not None:
-        return _batched_products(heads, lengths, products, causal, kept)
-    match jax.default_backend():
-        case "cpu":
-            return _batched_products(heads, lengths, products, causal)
-        case "gpu" if _fused_kernel_takes(query):
-            return _library(heads, lengths, causal, "cudnn")
-        case _:
-            return _library(heads, lengths, causal, "xla")
+    heads, how = _Heads(query, key, value), precision or Precision(products=query.dtype)
+    if how.attention == PRODUCTS or kept is not None:
+        return _batched_products(heads, lengths, how.products, causal, kept)
+    fused = how.attention == FUSED and _fused_kernel_takes(query)
+    return _library(heads, lengths, causal, "cudnn" if fused else "xla")
 
 
 def _fused_kernel_takes(query: jax.Array) -> bool:
-    """Whether cuDNN's flash attention applies: half precision, head width ≤ 128 in steps of 8."""
-    width = query.shape[-1]
-    nvidia = "cuda" in jax.devices()[0].client.platform_version.lower()
+    """Whether cuDNN's flash attention takes these heads.
+
+    It needs half precision, heads of at most 128 by steps of 8, and, for gradients, rows of an even
+    length.
+    """
+    width, length = query.shape[-1], query.shape[1]
     half = query.dtype in (jnp.bfloat16, jnp.float16)
-    return nvidia and half and width <= 128 and width % 8 == 0
+    return half and width <= 128 and width % 8 == 0 and length % 2 == 0
 
 
 def _library(heads, lengths, causal, implementation):
     lengths = lengths.astype(jnp.int32)
-    return jax.nn.dot_product_attention(
-        *heads,
-        query_seq_lengths=lengths,
-        key_value_seq_lengths=lengths,
-        is_causal=causal,
-        implementation=implementation,
-    )
+    # The library takes no precision; without this a GPU would round factors in float32 to TF32.
+    in_full = heads.query.dtype == jnp.float32
+    with jax.default_matmul_precision("highest" if in_full else None):
+        return jax.nn.dot_product_attention(
+            *heads,
+            query_seq_lengths=lengths,
+            key_value_seq_lengths=lengths,
+            is_causal=causal,
+            implementation=implementation,
+        )
 
 
 def _batched_products(heads_of_rows, lengths, products, causal, kept=None):
@@ -121,7 +123,8 @@ def _dropped(rate, weights, kept):
 
 def _product(products, subscripts, one, other, result):
     one, other = one.astype(products), other.astype(products)
-    return jnp.einsum(subscripts, one, other, preferred_element_type=result)
+    form = {"precision": exact(products), "preferred_element_type": result}
+    return jnp.einsum(subscripts, one, other, **form)
 
 
 def _attend_forward(products, rate, heads, bias, kept):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from qrag_jax.models.compute.dropout import TokenDropout, drop
+from qrag_jax.models.compute.precision import exact
 
 # Leaves beside the kernel of a linear map that has a low-rank adapter (`lora`).
 LORA_A, LORA_B = ADAPTER = ("lora_a", "lora_b")
@@ -35,6 +36,7 @@ def _product(products, one, other, contracted, result):
         one.astype(products),
         other.astype(products),
         (contracted, ((), ())),
+        precision=exact(products),
         preferred_element_type=result,
     )
 

@@ -18,6 +18,9 @@ import numpy as np
 
 from qrag_jax.models.compute.dropout import TokenDropout, at_depth
 
+# A share of padded tokens that longer, rounder rows may cost.
+FEW = 0.02
+
 
 class Shape(NamedTuple):
     """Static sizes of a block: T places, at most R rows of at most L tokens."""
@@ -80,7 +83,8 @@ def packed_layout(lengths: jax.Array, tokens: int, length: int) -> Layout:
     position = place - starts[jnp.minimum(row, len(lengths) - 1)]
     return Layout(
         row=row,
-        position=jnp.clip(position, 0, length - 1),
+        # Unused places have position 0: rows may be padded beyond the encoder's last position.
+        position=jnp.where(row < len(lengths), position, 0),
         place=jnp.clip(starts[:, None] + jnp.arange(length)[None], 0, tokens - 1),
         lengths=lengths,
     )
@@ -181,7 +185,12 @@ def rows_of_block(block: Block, left: Filling, most: int) -> tuple[jax.Array, ja
 
 
 def choose_blocks(
-    histogram: Sequence[int] | np.ndarray, tokens: int, lengths: int, sizes: int
+    histogram: Sequence[int] | np.ndarray,
+    tokens: int,
+    lengths: int,
+    sizes: int,
+    *,
+    multiples: Sequence[int] = (8,),
 ) -> Blocks:
     """Chooses blocks for rows whose lengths are distributed as in `histogram`.
 
@@ -191,10 +200,18 @@ def choose_blocks(
         lengths: the most row lengths to choose.
         sizes: the most block sizes to choose. Each size is half of the next, but none is smaller
             than the longest row.
+        multiples: what row lengths may be multiples of, best first. The first one is taken that
+            costs at most `FEW` more padded tokens than the last one.
     """
     histogram = np.array(histogram, np.int64)
-    longest = len(histogram) - 1
-    chosen = choose_lengths(histogram, lengths)
+    best = choose_lengths(histogram, lengths, multiples[-1])
+    allowed = (1 + FEW) * padded_tokens(histogram, best)
+    for multiple in multiples:
+        chosen = choose_lengths(histogram, lengths, multiple)
+        if padded_tokens(histogram, chosen) <= allowed:
+            break
+    longest = chosen[-1]
+    histogram = np.pad(histogram, (0, longest + 1 - len(histogram)))
     means = []
     for low, high in zip((0, *chosen), chosen, strict=False):
         counts = histogram[low + 1 : high + 1]
@@ -206,17 +223,26 @@ def choose_blocks(
     return Blocks(tuple(ladder), chosen, tuple(means))
 
 
-def choose_lengths(histogram: Sequence[int] | np.ndarray, count: int) -> tuple[int, ...]:
+def padded_tokens(histogram: np.ndarray, lengths: Sequence[int]) -> int:
+    """Tokens of all rows when each is padded to the next of `lengths`; no row: no tokens."""
+    numbers = np.arange(1, len(histogram))
+    return int(histogram[1:] @ np.array(lengths)[np.searchsorted(lengths, numbers)])
+
+
+def choose_lengths(
+    histogram: Sequence[int] | np.ndarray, count: int, multiple: int = 8
+) -> tuple[int, ...]:
     """At most `count` row lengths that need the fewest tokens, padding included.
 
-    `histogram[n]` is the number of rows with n tokens. Its last index is the longest row allowed,
-    which is always chosen. Dynamic programming finds the optimum among multiples of 8.
+    All are multiples of `multiple`: cuDNN's attention refuses odd lengths. `histogram[n]` is the
+    number of rows with n tokens; its last index is the longest row allowed, for which there is
+    always room. Dynamic programming finds the optimum.
     """
     histogram = np.array(histogram, np.int64)
     histogram[0] = 0  # absent rows cost nothing
-    longest = len(histogram) - 1
-    edges = sorted({*range(8, longest, 8), longest})
-    rows_up_to = np.cumsum(histogram)[edges]
+    longest = -(-(len(histogram) - 1) // multiple) * multiple
+    edges = list(range(multiple, longest + 1, multiple))
+    rows_up_to = np.cumsum(histogram)[np.minimum(edges, len(histogram) - 1)]
     # cost[j]: fewest tokens for all rows that fit edge j, when edge j is chosen.
     cost = rows_up_to * np.array(edges)
     paths: list[tuple[int, ...]] = [(edge,) for edge in edges]

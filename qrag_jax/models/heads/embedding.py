@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.compute.packing import Layout, padded_layout
+from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.trunks.trunk import WORDS, Params, Trunk
 
 POOLINGS = MEAN, LAST, CLS = "mean", "last", "cls"
@@ -136,7 +137,7 @@ def pool(pooling: str, hidden: jax.Array, layout: Layout, scale: float = 1.0) ->
     if pooling == MEAN:
         member = layout.row[None] == jnp.arange(len(layout.lengths))[:, None]
         hidden = hidden.astype(jnp.float32)
-        total = jnp.einsum("rt,td->rd", member.astype(jnp.float32), hidden)
+        total = jnp.einsum("rt,td->rd", member.astype(jnp.float32), hidden, precision=EXACT)
         return scale * total / jnp.maximum(layout.lengths, 1)[:, None].astype(jnp.float32)
     number = (
         jnp.maximum(layout.lengths - 1, 0) if pooling == LAST else jnp.zeros_like(layout.lengths)

@@ -136,8 +136,7 @@ class BertLayer(nn.Module):
         query, key, value = jnp.moveaxis(projected.reshape(heads), 2, 0)
         lengths = jnp.maximum(layout.lengths, 1)
         kept = kept_weights(layout.dropout, layout.place, c.num_attention_heads)
-        products = self.precision.products
-        attended = padded_attention(query, key, value, lengths, products=products, kept=kept)
+        attended = padded_attention(query, key, value, lengths, precision=self.precision, kept=kept)
         attended = from_rows(attended.reshape(rows, length, width), layout)
         attended = self._linear(width, "attention_output")(attended, layout.dropout)
         attended = drop_hidden(attended, layout.dropout, ATTENTION_OUTPUT)

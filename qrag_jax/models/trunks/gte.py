@@ -176,9 +176,9 @@ class GteLayer(nn.Module):
             to_rows(part.reshape(len(x), width), layout).reshape(rows, length, -1, c.head_dim)
             for part in (*turned, heads[:, 2])
         )
-        lengths, products = jnp.maximum(layout.lengths, 1), self.precision.products
+        lengths = jnp.maximum(layout.lengths, 1)
         kept = kept_weights(layout.dropout, layout.place, c.num_attention_heads)
-        attended = padded_attention(query, key, value, lengths, products=products, kept=kept)
+        attended = padded_attention(query, key, value, lengths, precision=self.precision, kept=kept)
         attended = from_rows(attended.reshape(rows, length, width), layout)
         attended = self._linear(width, "attention_output")(attended, layout.dropout)
         attended = drop_hidden(attended, layout.dropout, ATTENTION_OUTPUT)

@@ -130,8 +130,9 @@ class Qwen3Layer(nn.Module):
             for x in (query, key, value)
         )
         lengths = jnp.maximum(layout.lengths, 1)
-        products = self.precision.products
-        attended = padded_attention(query, key, value, lengths, products=products, causal=True)
+        attended = padded_attention(
+            query, key, value, lengths, precision=self.precision, causal=True
+        )
         attended = from_rows(attended.reshape(rows, length, -1), layout)
         attention_output = self._linear(c.hidden_size, "attention_output", bias)
         x = x + attention_output(attended, layout.dropout)

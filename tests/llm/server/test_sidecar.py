@@ -226,29 +226,33 @@ def test_jax_parameters_are_served(served: Served) -> None:
 
 def test_answers_under_way_are_of_one_version(served: Served, folder: Path) -> None:
     answers: list[list[int]] = []
-    body = {"max_tokens": 150, "ignore_eos": True}
-    threads = [
-        threading.Thread(
-            target=lambda: answers.append(served.chat(**body)["choices"][0]["token_ids"])
-        )
-        for _ in range(4)
-    ]
+    published = threading.Event()
+
+    def ask() -> None:
+        while not published.is_set():  # a tiny model may answer before anybody has looked
+            answer = served.chat(max_tokens=150, ignore_eos=True)
+            answers.append(answer["choices"][0]["token_ids"])
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
-    running_now = "vllm:num_requests_running{"
-    metrics = Endpoint(served.server.url)
-    wait_until(
-        lambda: any(
-            line.startswith(running_now) and float(line.split()[-1]) > 0
-            for line in metrics.get("/metrics").text.splitlines()
+    try:
+        running_now = "vllm:num_requests_running{"
+        metrics = Endpoint(served.server.url)
+        wait_until(
+            lambda: any(
+                line.startswith(running_now) and float(line.split()[-1]) > 0
+                for line in metrics.get("/metrics").text.splitlines()
+            )
         )
-    )
-    served.publisher.publish(folder, "base-again")
-    for thread in threads:
-        thread.join()
+        served.publisher.publish(folder, "base-again")
+    finally:
+        published.set()
+        for thread in threads:
+            thread.join()
     old = tiny_qwen3.greedy(tiny_qwen3.model(1), prompt(), COUNT)[0]
     new = tiny_qwen3.greedy(tiny_qwen3.model(0), prompt(), COUNT)[0]
-    assert len(answers) == 4
+    assert len(answers) >= 4
     assert all(answer[: len(old)] == old or answer[: len(new)] == new for answer in answers)
     assert old in [answer[: len(old)] for answer in answers]
     assert served.sampled() == expected(tiny_qwen3.model(0))

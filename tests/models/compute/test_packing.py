@@ -141,7 +141,7 @@ def cost(histogram: np.ndarray, lengths: tuple[int, ...]) -> int:
 
 def cheapest(histogram: np.ndarray, count: int) -> int:
     """The least cost of all sets of at most `count` multiples of 8, the longest row included."""
-    longest = len(histogram) - 1
+    longest = -(-(len(histogram) - 1) // 8) * 8
     inner = range(8, longest, 8)
     sets = itertools.chain.from_iterable(
         itertools.combinations(inner, size) for size in range(min(count, len(inner) + 1))
@@ -158,8 +158,8 @@ def test_choose_lengths_is_optimal(count) -> None:
             lengths = choose_lengths(histogram, count)
             assert len(lengths) <= count
             assert lengths == tuple(sorted(set(lengths)))
-            assert lengths[-1] == longest
-            assert all(length % 8 == 0 for length in lengths[:-1])
+            assert lengths[-1] - longest in range(8)
+            assert all(length % 8 == 0 for length in lengths)
             assert cost(histogram, lengths) == cheapest(histogram, count)
 
 
@@ -167,3 +167,20 @@ def test_choose_lengths_does_not_pay_for_rows_of_no_tokens() -> None:
     histogram = np.zeros(41, np.int64)
     histogram[0], histogram[20], histogram[40] = 1000, 10, 10
     assert choose_lengths(histogram, 2) == (24, 40)
+
+
+def test_rounder_lengths_are_taken_where_they_cost_little() -> None:
+    """As accelerators want them: multiples of 64, or of 8 where 64 costs 2 % more tokens."""
+    even, uneven = np.zeros(288, np.int64), np.zeros(288, np.int64)
+    even[128], uneven[72] = 100, 100
+
+    def lengths(histogram: np.ndarray) -> tuple[int, ...]:
+        return choose_blocks(histogram, 8192, 2, 2, multiples=(64, 8)).lengths
+
+    assert lengths(even) == (128, 320)
+    assert lengths(uneven) == (72, 288)
+
+
+def test_places_that_no_row_uses_have_a_position_that_every_encoder_knows() -> None:
+    layout = packed_layout(jnp.asarray(LENGTHS), TOKENS, length=64)
+    assert layout.position.max() == LENGTHS.max() - 1

@@ -13,16 +13,28 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.compute import precision as module
 from qrag_jax.models.compute.attention import padded_attention
 from qrag_jax.models.compute.precision import Precision, precision
+from qrag_jax.runtime.platform import Platform
 
 FULL, HALF = jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)
 
 
 def test_names() -> None:
-    assert precision("float32") == Precision(FULL, FULL)
-    on_cpu = jax.default_backend() == "cpu"
-    assert precision("bfloat16") == Precision(FULL if on_cpu else HALF, HALF)
+    cpu, tpu = Platform("cpu"), Platform("tpu")
+    hopper, volta = Platform("gpu", (9, 0)), Platform("gpu", (7, 0))
+    assert precision("float32", cpu) == Precision(FULL, FULL, "products")
+    assert precision("bfloat16", cpu) == Precision(FULL, HALF, "products")
+    assert (
+        precision("auto", hopper) == precision("bfloat16", hopper) == Precision(HALF, HALF, "fused")
+    )
+    assert precision("float32", hopper) == Precision(FULL, FULL, "library")
+    assert precision("auto", volta) == Precision(FULL, FULL, "library")
+    assert precision("auto", tpu) == Precision(HALF, HALF, "library")
+    with pytest.raises(
+        InputError, match=r"GPUs have from compute capability 8\.0 on, and this one"
+    ):
+        precision("bfloat16", volta)
     with pytest.raises(InputError, match=r"config.encoder.dtype is 'half'; use one of auto, "):
-        precision("half")
+        precision("half", cpu)
 
 
 @pytest.mark.parametrize(
@@ -33,8 +45,7 @@ def test_auto_on_cpu_asks_for_a_matrix_unit(flags, products, tmp_path: Path, mon
     cpuinfo.write_text(f"flags\t\t: fpu {flags}\n")
     real = module._has_matrix_unit
     monkeypatch.setattr(module, "_has_matrix_unit", lambda: real(cpuinfo))
-    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    assert precision("auto") == Precision(FULL, products)
+    assert precision("auto", Platform("cpu")) == Precision(FULL, products)
     assert not real(tmp_path / "absent")
 
 
@@ -44,7 +55,9 @@ def test_attention_with_bfloat16_products_of_float32_activations() -> None:
     lengths = jnp.array([9, 1, 5], jnp.int32)
 
     def attend(products):
-        return jax.vjp(lambda *x: padded_attention(*x, lengths, products=products), *qkv)
+        return jax.vjp(
+            lambda *x: padded_attention(*x, lengths, precision=Precision(products=products)), *qkv
+        )
 
     (result, pull), (exact, exact_pull) = attend(HALF), attend(FULL)
     assert result.dtype == FULL

@@ -1,0 +1,64 @@
+"""What a mesh is made of: the one place where code asks for the kind of its devices.
+
+`jax.default_backend()` is not asked: a program may be compiled for devices that this process does
+not have (`runtime.targets`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+CPU, GPU, TPU = "cpu", "gpu", "tpu"
+AMPERE = (8, 0)  # the first capability with bfloat16 and fused attention
+
+
+class Platform(NamedTuple):
+    """The devices of a mesh, which are all alike.
+
+    kind: "cpu", "gpu" or "tpu".
+    capability: NVIDIA's compute capability, such as (9, 0); None for other devices.
+    """
+
+    kind: str = CPU
+    capability: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, mesh: Mesh) -> Platform:
+        """The platform of a mesh."""
+        return cls._of(mesh.devices.flat[0])
+
+    @classmethod
+    def here(cls) -> Platform:
+        """The platform of this process's own devices."""
+        return cls._of(jax.devices()[0])
+
+    @classmethod
+    def _of(cls, device: jax.Device) -> Platform:
+        # AMD's GPUs name an architecture there, such as gfx942.
+        found = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))
+        return cls(device.platform, (int(found[1]), int(found[2])) if found else None)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether this is a CPU."""
+        return self.kind == CPU
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether matrix products in bfloat16 are faster here than in float32.
+
+        NVIDIA's GPUs have them since Ampere. On a CPU it depends on the processor: see
+        `models.compute.precision`.
+        """
+        if self.on_cpu:
+            return False
+        return self.capability is None or self.capability >= AMPERE
+
+    @property
+    def has_fused_attention(self) -> bool:
+        """Whether cuDNN's fused attention runs here."""
+        return self.capability is not None and self.capability >= AMPERE
