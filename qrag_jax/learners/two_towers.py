@@ -57,13 +57,18 @@ class TwoTowers:
         config: PQNConfig,
         optimizer: OptimizerConfig,
         accumulation: int = 1,
+        placed: bool = True,
     ) -> TwoTowers:
-        """The towers that start from a loaded encoder; a frozen base is placed on the mesh."""
+        """The towers that start from a loaded encoder.
+
+        A frozen base is placed on the mesh; if `placed` is False, it is described by shapes.
+        """
         transformation = make_optimizer(optimizer)
         base = base_shardings = None
         if loaded.adapters is not None:
             base_shardings = placement.base_shardings(mesh, rules, loaded.stored)
-            base = placement.place(loaded.stored, base_shardings)
+            put = placement.place if placed else placement.shapes_on
+            base = put(loaded.stored, base_shardings)
         return cls(
             mesh=mesh,
             shardings=placement.state_shardings(mesh, rules, loaded.trained, transformation),

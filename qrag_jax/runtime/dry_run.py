@@ -8,6 +8,11 @@ from typing import Any, NamedTuple
 
 import jax
 
+from qrag_jax.runtime.targets import Devices, Target
+
+# Of a device's memory, for programs; the rest is for the runtime and the gaps between buffers.
+MEMORY_SHARE = 0.92
+
 
 class Program(NamedTuple):
     """A jitted function and the shapes that it is called with."""
@@ -17,12 +22,18 @@ class Program(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-def program_lines(programs: Sequence[Program]) -> Iterator[str]:
-    """Compiles each program for the devices of this process.
+def program_lines(programs: Sequence[Program], described: Devices | None = None) -> Iterator[str]:
+    """Compiles each program.
+
+    Args:
+        programs: what to compile.
+        described: the devices that they are compiled for; None: those of this process.
 
     Yields:
-        One line of text per program, then one line with their number.
+        One line of text per program, then one line with their number. With `described`, a line
+        says whether the largest one fits into the memory of a device.
     """
+    largest = 0
     for name, function, arguments in programs:
         before = time.monotonic()
         found = function.lower(*arguments).compile().memory_analysis()
@@ -33,13 +44,30 @@ def program_lines(programs: Sequence[Program]) -> Iterator[str]:
         arguments_bytes = found.argument_size_in_bytes
         results = found.output_size_in_bytes - found.alias_size_in_bytes
         total = arguments_bytes + results + found.temp_size_in_bytes
+        largest = max(largest, total)
         yield (
             f"  {name}: {_size(total)} per device ({_size(arguments_bytes)} arguments, "
             f"{_size(results)} new results, {_size(found.temp_size_in_bytes)} temporary), "
             f"compiled in {seconds:.1f} s"
         )
-    kind = jax.devices()[0].device_kind
-    yield f"{len(programs)} programs, each compiled once for {jax.device_count()} {kind} device(s)"
+    devices = jax.devices() if described is None else described.devices
+    kind = devices[0].device_kind
+    yield f"{len(programs)} programs, each compiled once for {len(devices)} {kind} device(s)"
+    if described is not None:
+        yield fit(largest, described.target)
+
+
+def fit(needed: int, target: Target) -> str:
+    """One line: whether so many bytes fit into a device's memory; if not, what saves some."""
+    room = int(MEMORY_SHARE * target.memory)
+    of = f"of {_size(target.memory)}, {1 - MEMORY_SHARE:.0%} of which are kept free"
+    if needed <= room:
+        return f"fits: {_size(needed)} {of}"
+    return (
+        f"does not fit: {_size(needed)} {of}, so {_size(needed - room)} too much; a lower "
+        "--config.encoder.block_tokens, --config.encoder.remat=layers, more devices along fsdp "
+        "(--config.runtime.mesh) or --config.encoder.lora.rank save memory"
+    )
 
 
 def _size(count: int) -> str:

@@ -7,10 +7,11 @@ The module has two functions. `check(config)` refuses a config that is wrong for
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import jax
 from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
@@ -89,17 +90,23 @@ def check(config: ConfigDict) -> None:
 
 
 def open_system(
-    config: ConfigDict, run: Run, *, dry: bool = False
+    config: ConfigDict,
+    run: Run,
+    *,
+    dry: bool = False,
+    devices: Sequence[jax.Device] | None = None,
 ) -> AbstractContextManager[System]:
     """Opens the system of a config: reads and checks the run's folder, the data and the encoder.
 
     Args:
         dry: nothing will be trained, so no server is started.
+        devices: those of the mesh; None: all of this process. In a dry run they may be described
+            ones (`runtime.targets`), on which nothing can be placed.
 
     Raises:
         InputError: the run has another config, or its data or encoder cannot be used.
     """
-    return _module(config).open_system(config, run, dry=dry)
+    return _module(config).open_system(config, run, dry=dry, devices=devices)
 
 
 def _module(config: ConfigDict) -> Any:

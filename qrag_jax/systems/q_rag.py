@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -55,14 +55,20 @@ def check(config: ConfigDict) -> None:
 
 
 @contextlib.contextmanager
-def open_system(given: ConfigDict, run: Run, *, dry: bool = False) -> Iterator[QRag]:
+def open_system(
+    given: ConfigDict,
+    run: Run,
+    *,
+    dry: bool = False,
+    devices: Sequence[jax.Device] | None = None,
+) -> Iterator[QRag]:
     """Opens the system, and the server of its language model if it has one; see `systems`."""
     older_runs.resume_config(given, run)
     config = QRagConfig.of(given)
     with contextlib.ExitStack() as stack:
         if config.llm is not None and not dry:
             leave_room(config.llm)  # before a device is used
-        mesh = make_mesh(config.runtime.mesh)
+        mesh = make_mesh(config.runtime.mesh, devices)
         config.train.host_batch(mesh.size, jax.process_count())
         config.eval.check_devices(mesh.size)
         service = None
@@ -75,7 +81,7 @@ def open_system(given: ConfigDict, run: Run, *, dry: bool = False) -> Iterator[Q
         if not run.has_begun:  # written once: a later start that fails must not lose the config
             book_record.write_books(run.workdir, config.data.backgrounds)
             save_config(older_runs.settled(given, inputs.encoder.encoder), run.config_path)
-        yield QRag(config, mesh, inputs, service)
+        yield QRag(config, mesh, inputs, service, placed=devices is None)
 
 
 @dataclasses.dataclass
@@ -86,6 +92,7 @@ class QRag:
     mesh: Mesh
     inputs: Inputs
     service: PendingService | None
+    placed: bool = True  # else the mesh's devices are described, and only shapes are made
     _rewards: Rewards | None = None
 
     def __post_init__(self) -> None:
@@ -174,6 +181,7 @@ class QRag:
             config=config.pqn,
             optimizer=config.optimizer,
             accumulation=config.train.accumulation,
+            placed=self.placed,
         )
 
     @cached_property

@@ -36,7 +36,9 @@ def check(config: ConfigDict) -> None:
 
 
 @contextlib.contextmanager
-def open_system(config: ConfigDict, run: Run, *, dry: bool = False) -> Iterator[LineFit]:
+def open_system(
+    config: ConfigDict, run: Run, *, dry: bool = False, devices: Any = None
+) -> Iterator[LineFit]:
     if not run.has_begun:
         save_config(config, run.config_path)
     yield LineFit(config)

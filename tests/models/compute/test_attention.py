@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from qrag_jax.models.compute.attention import padded_attention
+from qrag_jax.models.compute.packing import choose_blocks
+from qrag_jax.models.compute.precision import precision
+from qrag_jax.runtime.platform import Platform
 
 BATCH, LENGTH, HEADS, WIDTH = 4, 9, 3, 8
 LENGTHS = np.array([9, 1, 4, 8], np.int32)
@@ -105,3 +108,49 @@ def test_bfloat16_is_close_to_float32() -> None:
     for found, expected in zip(pull(cotangent), exact_pull(cotangent.astype(jnp.float32))):
         scale = float(jnp.abs(expected).max())
         np.testing.assert_allclose(found.astype(jnp.float32), expected, atol=0.03 * scale)
+
+
+@pytest.fixture
+def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX checks and lowers for cuDNN where there is none."""
+    lowering = pytest.importorskip("jax._src.cudnn.fused_attention_stablehlo")
+    monkeypatch.setattr(lowering, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(lowering, "check_compute_capability", lambda capability: True)
+
+
+def lowered_for_gpu(length: int, width: int, **options) -> str:
+    """The gradient of attention as it is lowered for an NVIDIA GPU; raises what its checks say."""
+    heads = jax.ShapeDtypeStruct((4, length, 4, width), jnp.bfloat16)
+    lengths = jax.ShapeDtypeStruct((4,), jnp.int32)
+
+    def total(query, key, value, lengths):
+        half = precision("bfloat16", Platform("gpu", (9, 0)))
+        found = padded_attention(query, key, value, lengths, precision=half, **options)
+        return found.astype(jnp.float32).sum()
+
+    traced = jax.jit(jax.grad(total, (0, 1, 2))).trace(heads, heads, heads, lengths)
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("width", [32, 64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_of_the_default_config_take_the_fused_kernel_of_gpus(cudnn, width, causal) -> None:
+    """Its longest state has 287 tokens: cuDNN refuses a gradient of rows of an odd length."""
+    rows = np.bincount([287, 180, 90], minlength=288)
+    for length in choose_blocks(rows, 8192, 2, 2, multiples=(64, 8)).lengths:
+        program = lowered_for_gpu(length, width, causal=causal)
+        assert "__cudnn$fmhaSoftmaxBackward" in program
+    direct = jax.ShapeDtypeStruct((4, 287, 4, width), jnp.bfloat16)
+
+    def total(query):
+        attention = jax.nn.dot_product_attention
+        return attention(query, query, query, implementation="cudnn").astype(jnp.float32).sum()
+
+    with pytest.raises(NotImplementedError, match="Unsupported sequence length Q 287"):
+        jax.jit(jax.grad(total)).trace(direct)
+
+
+@pytest.mark.parametrize(("length", "width"), [(287, 64), (288, 36), (288, 256)])
+def test_what_the_fused_kernel_does_not_take_is_left_to_xla(cudnn, length, width) -> None:
+    with jax.numpy_dtype_promotion("standard"):  # which JAX's own attention needs
+        assert "cudnn" not in lowered_for_gpu(length, width)
