@@ -167,11 +167,16 @@ def _parameter(tensor: object, *rest: object) -> _Tensor:
 
 
 class _Reader(pickle.Unpickler):
-    """An unpickler that knows tensors and nothing else."""
+    """An unpickler that knows tensors and nothing else.
+
+    Attributes:
+        storages: all storages that the pickle names, by key.
+    """
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         super().__init__(file, encoding="utf-8")
         self.path = path
+        self.storages: dict[str, _Storage] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
@@ -194,15 +199,24 @@ class _Reader(pickle.Unpickler):
             raise pickle.UnpicklingError("a storage of an unknown kind")
         if not isinstance(key, str) or type(numel) is not int or numel < 0:
             raise pickle.UnpicklingError("a storage without key or size")
-        return _Storage(key, kind.dtype, numel)
+        storage = _Storage(key, kind.dtype, numel)
+        if self.storages.setdefault(key, storage) != storage:
+            # torch.save refuses to write this; each of them would be read separately.
+            raise pickle.UnpicklingError("a storage is there with two sizes or dtypes")
+        return storage
 
 
-def _unpickle(file: BinaryIO, path: Path) -> Any:
-    """Loads the pickle at the current position of `file`, and leaves the position at its end."""
+def _unpickle(file: BinaryIO, path: Path) -> tuple[Any, dict[str, _Storage]]:
+    """Loads the pickle at the current position of `file`, and leaves the position at its end.
+
+    Returns:
+        what the pickle holds, and all storages that it names, by key.
+    """
     start = file.tell()
     scan(file, path)
     file.seek(start)
-    return _Reader(file, path).load()
+    reader = _Reader(file, path)
+    return reader.load(), reader.storages
 
 
 def _read_zip(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.ndarray]]:
@@ -233,7 +247,7 @@ def _read_zip(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.ndarra
             raise InputError(
                 f"{path}: the byteorder entry holds {order[:20]!r}, not little or big."
             )
-        found = _unpickle(io.BytesIO(archive.read(f"{root}data.pkl")), path)
+        found, _ = _unpickle(io.BytesIO(archive.read(f"{root}data.pkl")), path)
         storages: dict[_Storage, np.ndarray] = {}
         for storage in _storages(found):
             name = f"{root}data/{storage.key}"
@@ -251,42 +265,47 @@ def _read_zip(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.ndarra
 def _read_legacy(file: BinaryIO, path: Path) -> tuple[Any, dict[_Storage, np.ndarray]]:
     """The format before torch 1.6: five pickles (magic, version, machine, dict, keys), then bytes.
 
-    The bytes hold, in the order of the keys, each storage's size (int64) and elements.
+    The bytes hold, in the order of the keys, each storage's size (int64) and elements. Storages
+    that `_storages` leaves out are skipped.
     """
     try:
-        magic = _unpickle(file, path)
+        magic, _ = _unpickle(file, path)
     except InputError:
         raise
     except Exception as error:
         raise InputError(f"{path}: not a PyTorch weight file.") from error
     if magic != LEGACY_MAGIC:
         raise InputError(f"{path}: not a PyTorch weight file.")
-    version, machine = _unpickle(file, path), _unpickle(file, path)
+    (version, _), (machine, _) = _unpickle(file, path), _unpickle(file, path)
     if version != LEGACY_PROTOCOL or machine.get("little_endian") is not True:
         raise InputError(
             f"{path}: an old PyTorch file of another version, or one from a big-endian machine;"
             f" load and save it again with a newer torch."
         )
-    found, keys = _unpickle(file, path), _unpickle(file, path)
-    by_key = {storage.key: storage for storage in _storages(found)}
+    (found, by_key), (keys, _) = _unpickle(file, path), _unpickle(file, path)
+    wanted = set(_storages(found))
     storages: dict[_Storage, np.ndarray] = {}
     for key in keys:
         storage = by_key[key]
         (numel,) = struct.unpack("<q", file.read(8))
         if numel != storage.numel:
             raise ValueError(f"storage {key} has {numel} elements, not {storage.numel}")
-        storages[storage] = _elements(_exactly(file, numel * storage.dtype.itemsize), storage)
+        size = numel * storage.dtype.itemsize
+        _check_left(file, size)
+        if storage in wanted:
+            storages[storage] = _elements(file.read(size), storage)
+        else:  # such as optimizer state, deep in a training checkpoint
+            file.seek(size, io.SEEK_CUR)
     return found, storages
 
 
-def _exactly(file: BinaryIO, size: int) -> bytes:
-    """Reads `size` bytes; first checks how many are left, so a false size allocates nothing."""
+def _check_left(file: BinaryIO, size: int) -> None:
+    """Refuses a file with fewer than `size` bytes left, so that a false size allocates nothing."""
     here = file.tell()
     left = file.seek(0, io.SEEK_END) - here
     if size > left:
         raise EOFError(f"{size} bytes wanted, {left} left")
     file.seek(here)
-    return file.read(size)
 
 
 def _storages(found: Any) -> list[_Storage]:
@@ -294,11 +313,7 @@ def _storages(found: Any) -> list[_Storage]:
     if not isinstance(found, dict):
         return []
     values = [v for d in (found, *found.values()) if isinstance(d, dict) for v in d.values()]
-    storages = list(dict.fromkeys(v.storage for v in values if isinstance(v, _Tensor)))
-    if len({storage.key for storage in storages}) < len(storages):
-        # torch.save refuses to write this; each of them would be read separately.
-        raise ValueError("a storage is there with two sizes or dtypes")
-    return storages
+    return list(dict.fromkeys(v.storage for v in values if isinstance(v, _Tensor)))
 
 
 def _check_copies(tensors: Mapping[Any, _Tensor], path: Path) -> None:

@@ -96,6 +96,31 @@ def test_one_level_of_wrapping(tmp_path: Path, key: str) -> None:
     assert_same(read_torch_file(path), state)
 
 
+def trained() -> tuple[torch.nn.Linear, torch.optim.Adam]:
+    """A layer after one step, with an optimizer that holds moments and a step count."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(3, 4)
+    optimizer = torch.optim.Adam(layer.parameters())
+    layer(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    return layer, optimizer
+
+
+@both_formats
+@pytest.mark.parametrize("key", ["state_dict", "model"])
+def test_a_training_checkpoint_with_optimizer_state(tmp_path: Path, key: str, zipped: bool) -> None:
+    layer, optimizer = trained()
+    other = {"half": [(torch.ones(5).bfloat16(), torch.arange(7))]}
+    saved = {"epoch": 3, "optimizer": optimizer.state_dict(), key: layer.state_dict()} | other
+    path = save(saved, tmp_path / "x.bin", zipped)
+    assert_same(read_torch_file(path), layer.state_dict())
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(size - 8)
+    with pytest.raises(InputError, match=r"x\.bin: .*truncated"):
+        read_torch_file(path)
+
+
 def test_byteorder_entry_is_honoured(tmp_path: Path) -> None:
     tensors = {"f": torch.randn(5), "b": torch.randn(5).bfloat16(), "i": torch.arange(5)}
     little = save(tensors, tmp_path / "little.bin")
