@@ -85,7 +85,8 @@ class EmbeddingFiles:
     """One file for each group of texts: their digests, then their embeddings.
 
     Writes are atomic, and a file's name is a digest of its content. So the name reveals a file
-    that a kill, a full disk or another process left broken; its texts are embedded again. Several
+    that a kill, a full disk or another process left broken; its texts are embedded again. A broken
+    file that may not be deleted, as in a read-only folder, is left there and never used. Several
     processes may add files at the same time.
 
     Args:
@@ -107,7 +108,10 @@ class EmbeddingFiles:
         self._folder, self._width, self._digest_bytes = folder, width, digest_bytes
 
     def load(self) -> Iterator[tuple[list[bytes], np.ndarray]]:
-        """Yields digests of texts and their embeddings `[n, D]` per file; deletes broken files."""
+        """Yields digests of texts and their embeddings `[n, D]` per file.
+
+        Broken files are left out, and deleted if that is allowed.
+        """
         size = self._digest_bytes
         for path in sorted(self._folder.glob("*" + _SUFFIX)):
             try:
@@ -116,7 +120,8 @@ class EmbeddingFiles:
                 continue
             count, rest = divmod(len(data), size + 4 * self._width)
             if rest or _name(data) != path.name:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # already deleted, or it may not be deleted
+                    path.unlink()
                 continue
             rows = np.frombuffer(data, np.float32, offset=count * size)
             yield [data[i * size : (i + 1) * size] for i in range(count)], rows.reshape(count, -1)

@@ -8,6 +8,7 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
+from tests.disks import read_only
 
 WIDTH = 4
 
@@ -81,6 +82,24 @@ def test_two_processes_may_drop_the_same_broken_file(tmp_path: Path) -> None:
     assert not last.exists()
     found += loading
     assert as_dict(*found) == everything(tmp_path)
+
+
+def test_a_broken_file_in_a_read_only_folder_is_left_and_the_others_are_read(
+    tmp_path: Path,
+) -> None:
+    groups = group(0, 5), group(1, 7)
+    files = EmbeddingFiles(tmp_path, WIDTH)
+    files.add(*groups[0])
+    (path,) = tmp_path.iterdir()
+    files.add(*groups[1])
+    path.write_bytes(b"broken")
+    with read_only(tmp_path):
+        assert everything(tmp_path) == as_dict(groups[1])
+        assert path.read_bytes() == b"broken"
+        with pytest.raises(InputError, match="cannot be written"):
+            files.add(*groups[0])
+    files.add(*groups[0])  # the same name: the broken file is replaced
+    assert everything(tmp_path) == as_dict(*groups)
 
 
 def test_a_file_that_was_being_written_is_not_read(tmp_path: Path) -> None:
