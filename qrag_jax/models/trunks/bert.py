@@ -27,6 +27,7 @@ from qrag_jax.models.trunks.trunk import (
     LayeredTrunk,
     Params,
     apply_layer,
+    given_fields,
     layer_params,
 )
 
@@ -87,21 +88,14 @@ class BertConfig:
         """Reads the fields of a parsed `config.json`; `where` names the file in errors.
 
         Raises:
-            InputError: a size is missing, or this module cannot compute the model.
+            InputError: see `given_fields`; or this module cannot compute the model.
         """
         if config.get("model_type", cls.model_types[0]) not in cls.model_types:
             raise InputError(
                 f"{where}: model_type {config['model_type']!r} is not computed here, only "
                 f"{' or '.join(cls.model_types)}."
             )
-        fields = dataclasses.fields(cls)
-        given = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
-        absent = [
-            f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given
-        ]
-        if absent:
-            raise InputError(f"{where}: the fields {', '.join(absent)} are missing.")
-        result = cls(**given)
+        result = cls(**given_fields(cls, config, where))
         if result.hidden_act not in ACTIVATIONS:
             raise InputError(
                 f"{where}: hidden_act {result.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}."

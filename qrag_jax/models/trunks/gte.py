@@ -38,6 +38,7 @@ from qrag_jax.models.trunks.trunk import (
     LayeredTrunk,
     Params,
     apply_layer,
+    given_fields,
     layer_params,
 )
 
@@ -87,20 +88,13 @@ class GteConfig:
         """Reads the fields of a parsed `config.json`; `where` names the file in errors.
 
         Raises:
-            InputError: a size is missing, or this module cannot compute the model.
+            InputError: see `given_fields`; or this module cannot compute the model.
         """
         if config.get("model_type", "new") not in cls.model_types:
             raise InputError(
                 f"{where}: model_type {config['model_type']!r} is not computed here, only 'new'."
             )
-        fields = dataclasses.fields(cls)
-        given = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
-        absent = [
-            f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given
-        ]
-        if absent:
-            raise InputError(f"{where}: the fields {', '.join(absent)} are missing.")
-        result = cls(**given | _rope(config, where))
+        result = cls(**given_fields(cls, config, where) | _rope(config, where))
         # If a field is absent, the model's published code uses the first of these values.
         for name, known in (
             ("hidden_act", ("gelu", *ACTIVATIONS)),

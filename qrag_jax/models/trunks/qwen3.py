@@ -26,6 +26,7 @@ from qrag_jax.models.trunks.trunk import (
     LayeredTrunk,
     Params,
     apply_layer,
+    given_fields,
     layer_params,
 )
 
@@ -62,16 +63,9 @@ class Qwen3Config:
         """Reads the fields of a parsed `config.json`; `where` names the file in errors.
 
         Raises:
-            InputError: a size is missing, or this module cannot compute the model.
+            InputError: see `given_fields`; or this module cannot compute the model.
         """
-        fields = dataclasses.fields(cls)
-        given = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
-        absent = [
-            f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given
-        ]
-        if absent:
-            raise InputError(f"{where}: the fields {', '.join(absent)} are missing.")
-        result = cls(**given | _rope(config, where))
+        result = cls(**given_fields(cls, config, where) | _rope(config, where))
         if config.get("hidden_act", "silu") != "silu":
             raise InputError(f"{where}: hidden_act {config['hidden_act']!r} is not 'silu'.")
         windows = set(config.get("layer_types") or ()) - {"full_attention"}

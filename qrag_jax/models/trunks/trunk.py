@@ -7,7 +7,8 @@ scan over stacked layers would copy weights and activations in and out of the st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,12 +16,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from qrag_jax.errors import InputError
 from qrag_jax.models.compute.packing import Layout, padded_layout
 from qrag_jax.models.compute.precision import Precision
 
 Params = Any  # a pytree of arrays
 WORDS = "word_embeddings"  # leaf of a trunk's parameters: the word table, [V, H]
 LAYERS = "layers"  # subtree whose leaves have a leading axis with one entry per layer
+OTHER_SIZES = ("head_dim", "max_position_embeddings")  # sizes with a default, in `config.json`
 
 # What a layer stores for its gradient; the rest is computed again.
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
@@ -41,6 +44,33 @@ class TrunkConfig(Protocol):
     def num_hidden_layers(self) -> int: ...
     @property
     def longest_row(self) -> int: ...
+
+
+def given_fields(cls: type, config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields of the dataclass `cls` that a parsed `config.json` holds.
+
+    Args:
+        cls: a trunk's config; all its fields without a default are sizes.
+        config: the parsed `config.json`.
+        where: names the file in errors.
+
+    Raises:
+        InputError: a field without a default is missing, or a size is not a positive whole number.
+    """
+    fields = dataclasses.fields(cls)
+    given = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
+    required = [f.name for f in fields if f.default is dataclasses.MISSING]
+    absent = [name for name in required if name not in given]
+    if absent:
+        raise InputError(f"{where}: the fields {', '.join(absent)} are missing.")
+    for name in (*required, *OTHER_SIZES):
+        size = given.get(name, 1)
+        if type(size) is not int or size < 1:
+            raise InputError(
+                f"{where}: {name} is {size!r}; it must be a whole number of at least 1, so copy it "
+                "from the model's own config.json."
+            )
+    return given
 
 
 class Trunk(Protocol):
