@@ -226,11 +226,13 @@ class Publisher:
             # safetensors reports a full disk by an error of its own.
             if not isinstance(error, OSError) and not whole_files.disk_is_full(error):
                 raise
-            where = getattr(error, "filename", None) or self._folder
-            raise InputError(
-                f"{where}: {whole_files.reason(error)}; give the publisher a folder with room for "
-                "the weights."
-            ) from error
+            # An error in the middle of a copy has the source as `filename`, but the target is full.
+            named = getattr(error, "filename2", None) or getattr(error, "filename", None)
+            where = Path(named or self._folder)
+            fix = "give the publisher a folder with room for the weights"
+            if where.parent == source:
+                fix = "publish a folder in which this file can be read"
+            raise InputError(f"{where}: {whole_files.reason(error)}; {fix}.") from error
         return target
 
     # ---------------------------------------------------------------- the server

@@ -275,6 +275,29 @@ def test_input_refused(publisher: Publisher, recorder: Recorder, tmp_path: Path)
         publisher.publish(WEIGHTS, "1")
 
 
+def test_an_adapter_without_weights(
+    publisher: Publisher, recorder: Recorder, adapter: Path, tmp_path: Path
+) -> None:
+    weights = adapter / "adapter_model.safetensors"
+    weights.rename(tmp_path / "elsewhere")
+    with pytest.raises(InputError) as caught:
+        publisher.publish(adapter, "1")
+    says = f"{weights}: No such file or directory; publish a folder in which this file can be read."
+    assert str(caught.value) == says
+    assert recorder.calls == []
+    (tmp_path / "elsewhere").rename(weights)
+    assert publisher.publish(adapter, "1").version == "1"
+
+
+def test_an_adapter_that_fills_the_disk(recorder: Recorder, adapter: Path, full_disk: Path) -> None:
+    save_file({"x": np.ones(2**19, np.float32)}, adapter / "adapter_model.safetensors")
+    with Publisher(recorder.url, "m", folder=full_disk) as publisher:
+        (folder,) = full_disk.iterdir()
+        with pytest.raises(InputError, match="No space left on device; give the pub") as caught:
+            publisher.publish(adapter, "1")
+        assert str(caught.value).startswith(str(folder))
+
+
 @pytest.mark.parametrize("as_folder", [False, True])
 def test_a_full_disk(as_folder: bool, recorder: Recorder, full_disk: Path, tmp_path: Path) -> None:
     weights = {WORDS: np.zeros(2**17, np.float32)}  # half a disk; with the head, a whole one
