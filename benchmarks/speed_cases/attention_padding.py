@@ -105,7 +105,7 @@ def count_places(
     distinct = np.unique(rows, axis=0)  # a row that occurs twice is computed once
     for _ in ("policy", "target"):
         places.add(block_shapes.chunks, distinct[:, -1], FORWARD)
-    states = list(_states(encoder, texts, batch))
+    states = list(states_and_chunks(encoder, texts, batch))
     for lengths, _ in states:
         for _ in ("policy", "target"):
             places.add(block_shapes.states, lengths, FORWARD)
@@ -116,17 +116,18 @@ def count_places(
     return places
 
 
-def _states(
+def states_and_chunks(
     encoder: Encoder, texts: Texts, batch: EpisodeBatch
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields for each step the lengths of the state rows and of the rows of the chunks taken."""
     rng, data, count = np.random.default_rng(0), texts.config.data, len(batch.question_length)
-    opening = len(encoder.encoder.chunk_opening)
     rows = chunk_row_lengths(texts, encoder, batch)
+    in_state = np.minimum(batch.chunk_lengths, data.max_chunk_tokens_in_state)
     order = rng.random(batch.chunk_mask.shape) + ~batch.chunk_mask  # absent chunks come last
     taken = order.argsort(axis=1)[:, : texts.config.env.max_steps]
     state = batch.question_length + len(encoder.encoder.state_opening) + 1
     for chosen in taken.T:
-        chunk = rows[np.arange(count), chosen]
-        yield state, chunk
-        state = state + np.minimum(chunk - opening - 1, data.max_chunk_tokens_in_state) + 1
+        chunk = np.arange(count), chosen
+        live = batch.chunk_mask[chunk]  # the other episodes have ended
+        yield state[live], rows[chunk][live]
+        state = state + in_state[chunk] + 1
