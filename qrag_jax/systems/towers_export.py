@@ -32,6 +32,7 @@ from qrag_jax.runtime.whole_files import new_folder, write_whole
 from qrag_jax.systems import model_card
 from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.saved_run import SavedRun
+from qrag_jax.systems.scoring import SUMMARY
 
 CARD = "README.md"
 ADAPTER = "adapter"  # prefix of the names of the folders in PEFT's format
@@ -148,7 +149,7 @@ def export(run: SavedRun, which: str, out: Path) -> None:
 
 def _facts(run: SavedRun, which: str, step: int, both: tuple[Tower, Tower]) -> model_card.Facts:
     encoder, tokenizer = run.loaded.encoder, run.loaded.tokenizer
-    summary = run.workdir / "summary.json"
+    summary = run.workdir / SUMMARY
     training = run.workdir / "training.json"
     scores: dict[str, Any] = json.loads(summary.read_text()) if summary.exists() else {}
     seconds = json.loads(training.read_text())["seconds"] if training.exists() else None
