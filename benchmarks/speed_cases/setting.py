@@ -9,6 +9,7 @@ from benchmarks import ours
 from benchmarks.matmul import Peaks
 from benchmarks.ours import Encoder, Texts
 from benchmarks.peers.learner import Settings
+from qrag_jax.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +55,17 @@ def verdict(value: float, least: float | None, unit: str = "") -> Verdict:
 
 
 def peer_settings(texts: Texts, encoder: Encoder) -> Settings:
-    """The settings of the PQN peers, from the same config as our training."""
+    """The settings of the PQN peers, from the same config as our training.
+
+    Raises:
+        InputError: the config has a step cost, which no peer computes.
+    """
     config = texts.config
+    if config.reward.step_cost:
+        raise InputError(
+            f"config.reward.step_cost is {config.reward.step_cost}, but the PyTorch peers compute "
+            "no step cost; set it to 0."
+        )
     return Settings(
         encoder=encoder.encoder,
         rollout=config.rollout,

@@ -10,16 +10,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from benchmarks import ours
 from benchmarks.speed_cases import evaluation
+from benchmarks.speed_cases.setting import peer_settings
 from configs import hotpotqa
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.environments import chunks as env
+from qrag_jax.errors import InputError
 from tests.episodes_maker import random_store, tiny_encoder
 
 QUESTIONS, STEPS = 6, 2
 ROW, IN_STATE = 6, 3  # tokens of a chunk row and of a chunk in a state, at most
+
+
+def random_texts(given: ConfigDict, folder: Path) -> ours.Texts:
+    """Texts of random tokens under a config; `folder` keeps what is cached."""
+    config, samples, origin = ours.read_texts(given, "no data set", QUESTIONS, folder)
+    store = random_store(0, QUESTIONS)
+    return ours.Texts(config, samples, store, EpisodeShape.holding([store]), origin)
 
 
 @pytest.mark.parametrize(
@@ -32,9 +42,7 @@ def test_lengths_of_rows(changes: dict[str, Any], tmp_path: Path) -> None:
     with given.unlocked():
         given.data.update(max_chunk_tokens=ROW, max_chunk_tokens_in_state=IN_STATE)
         given.env.max_steps = STEPS
-    config, samples, origin = ours.read_texts(given, "no data set", QUESTIONS, tmp_path)
-    store = random_store(0, QUESTIONS)
-    texts = ours.Texts(config, samples, store, EpisodeShape.holding([store]), origin)
+    texts = random_texts(given, tmp_path)
     made = dataclasses.replace(tiny_encoder(), **changes)
     encoder = ours.Encoder(made, {}, "tiny")
     batch = texts.batch(0, QUESTIONS)
@@ -54,3 +62,21 @@ def test_lengths_of_rows(changes: dict[str, Any], tmp_path: Path) -> None:
             arrays, jnp.asarray(taken[:, :t]), form, chunk_tokens=IN_STATE, sort_by_index=False
         )
         np.testing.assert_array_equal(states[:, t], expected)
+
+
+@pytest.mark.parametrize("step_cost", [0.0, 0.1])
+def test_a_reward_that_the_peers_do_not_compute_is_refused(
+    step_cost: float, tmp_path: Path
+) -> None:
+    given = hotpotqa.get_config("tiny")
+    with given.unlocked():
+        given.reward.step_cost = step_cost
+        given.reward.per_fact_reward = 0.25
+    texts = random_texts(given, tmp_path)
+    encoder = ours.Encoder(tiny_encoder(), {}, "tiny")
+    if step_cost:
+        told = r"config\.reward\.step_cost is 0\.1, .*; set it to 0\."
+        with pytest.raises(InputError, match=told):
+            peer_settings(texts, encoder)
+    else:
+        assert peer_settings(texts, encoder).per_fact_reward == 0.25
