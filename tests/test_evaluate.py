@@ -361,10 +361,16 @@ def test_scores_on_other_data_need_a_folder_of_their_own(
     assert "give --out=FOLDER for scores on other data" in text
     assert (run_copy / "summary.json").read_bytes() == before
     assert not (run_copy / "eval").exists()
-    # How fast they are read is no other data.
+    # How fast they are read, and what training alone reads, is no other data.
     same = ("--config.data.workers=1", "--config.eval.batch_size=3")
     commands.succeed("evaluate", f"--workdir={run_copy}", "--samples=2", *same)
     assert json.loads((run_copy / "summary.json").read_text())["samples"] == 2
+    before = (best(run_copy) / "eval_seed42.jsonl").read_bytes()
+    of_training = ("--config.data.limit=5", "--config.data.sources.hotpotqa.weight=2.0")
+    again = ("evaluate", f"--workdir={run_copy}", "--samples=2", *same, *of_training)
+    assert "2 of 2 questions are in the logs already" in commands.succeed(*again)
+    commands.succeed(*again, "--restart")
+    assert (best(run_copy) / "eval_seed42.jsonl").read_bytes() == before
 
 
 # ---------------------------------------------------------------------- runs of older versions

@@ -17,7 +17,7 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.evaluators.episodes import Player, make_row
-from qrag_jax.evaluators.log_record import LATER
+from qrag_jax.evaluators.log_record import check_log
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.models.compute.lora import Adapted
@@ -131,7 +131,7 @@ class SearchLog:
         with log_locks(self.path):
             if restart:
                 retrieval_log.discard(self.path)
-            retrieval_log.check_meta(self.path, self.meta, LATER)
+            check_log(self.path, self.meta)
             return self._play_missing(samples)
 
     def _play_missing(self, samples: Sequence[Sample]) -> tuple[list[Row], int]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from qrag_jax.metrics import retrieval_log
@@ -18,7 +20,7 @@ from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime.embedding_files import encoder_key
 
-# Fields that change no row. A name that ends with a dot is a whole section.
+# Fields that change no row. A name that ends with a dot is a whole section; * is any name.
 FREE_FIELDS = (
     # Where and how fast the rows are computed.
     "profile",
@@ -31,6 +33,9 @@ FREE_FIELDS = (
     "train.",
     "eval.samples",
     "eval.best_by",
+    "data.limit",
+    "data.mixture",
+    "data.sources.*.weight",
     # Requests to a language model and its rewards: evaluation asks no model.
     "llm.",
     "reward.prompt",
@@ -81,7 +86,7 @@ def log_record(
     *,
     searched: bool,
 ) -> dict[str, Any]:
-    """What a log depends on, for `retrieval_log.check_meta`.
+    """What a log depends on, for `check_log`.
 
     Fields have the names that they have on the command line.
 
@@ -104,6 +109,17 @@ def log_record(
     }
 
 
+def check_log(path: Path, record: Mapping[str, Any]) -> None:
+    """Guards the log at `path` against rows that were made under another `log_record`.
+
+    A log goes on also if its record is older and holds fields that are free by now.
+
+    Raises:
+        InputError: see `retrieval_log.check_meta`.
+    """
+    retrieval_log.check_meta(path, record, LATER, lambda key: is_free(key.removeprefix(PREFIX)))
+
+
 def is_free(name: str, free: tuple[str, ...] = FREE_FIELDS) -> bool:
     """Whether `name`, a field with its sections, is one of `free` or below one of its sections."""
-    return any(name == each or (each.endswith(".") and name.startswith(each)) for each in free)
+    return any(fnmatchcase(name, f"{each}*" if each.endswith(".") else each) for each in free)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,12 @@ def read_meta(path: Path) -> dict[str, Any]:
     return _decode_meta(meta_path(path), "delete it")
 
 
-def check_meta(path: Path, meta: Mapping[str, Any], later: Mapping[str, Any] | None = None) -> None:
+def check_meta(
+    path: Path,
+    meta: Mapping[str, Any],
+    later: Mapping[str, Any] | None = None,
+    no_longer: Callable[[str], bool] = lambda key: False,
+) -> None:
     """Guards the log at `path` against rows from two different evaluations.
 
     The first call writes `meta` (for example the checkpoint and the config) beside the log; later
@@ -203,6 +208,7 @@ def check_meta(path: Path, meta: Mapping[str, Any], later: Mapping[str, Any] | N
         path: the log.
         meta: what the rows of this evaluation depend on.
         later: for keys that an older record may lack: the values that its log was made with.
+        no_longer: for a key that only the older record has: whether no row depends on it.
 
     Raises:
         InputError: the log was begun with other values, it has rows but no record, or its record
@@ -218,6 +224,7 @@ def check_meta(path: Path, meta: Mapping[str, Any], later: Mapping[str, Any] | N
         write_whole(side, json.dumps(now, indent=1, sort_keys=True) + "\n")
         return
     then = _decode_meta(side, fix)
+    then = {key: value for key, value in then.items() if key in now or not no_longer(key)}
     if RECORD in now and then.get(RECORD) != now[RECORD]:
         raise InputError(
             f"{path} was begun by another version, which did not record all the settings that its "

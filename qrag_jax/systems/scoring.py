@@ -21,7 +21,7 @@ from qrag_jax.data.sample import Sample, fingerprint
 from qrag_jax.data.token_stores import tokenise_samples
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import beam, episodes
-from qrag_jax.evaluators.log_record import LATER, Retriever, is_free, log_record
+from qrag_jax.evaluators.log_record import Retriever, check_log, is_free, log_record
 from qrag_jax.metrics import retrieval_log
 from qrag_jax.metrics.comparison import NAMES, PLANNED, TRAINED, UNTRAINED, compared, table
 from qrag_jax.metrics.retrieval_log import Row
@@ -83,8 +83,9 @@ def check_own_data(workdir: Path, saved: ConfigDict, given: ConfigDict) -> None:
         f"config.{name}"
         for name in sorted(old.keys() | new.keys())
         if (name.startswith("data.") or name == "eval.path")
-        and not is_free(name)
         and old.get(name) != new.get(name)
+        # A free field that one side lacks is the weight of a source that only the other reads.
+        and not (is_free(name) and name in old and name in new)
     ]
     if differing:
         raise InputError(
@@ -186,7 +187,7 @@ def _score_missing(
     for kind, path in logs.items():
         if scene.restart:
             retrieval_log.discard(path)
-        retrieval_log.check_meta(path, meta, LATER)
+        check_log(path, meta)
         rows[kind] = retrieval_log.read_partial(path)
         retrieval_log.check_count(path, len(rows[kind]), len(scene.evaluator.indices))
     # The two logs are written one after the other: go on after the last question in both.
