@@ -9,7 +9,7 @@ import sys
 from benchmarks import report
 from qrag_jax.errors import InputError
 
-SUITES = ("encoders", "learn", "long", "memory", "published", "sidecar", "speed")
+SUITES = ("encoders", "gpu", "learn", "long", "memory", "published", "sidecar", "speed")
 IN_PARTS = ("learn", "long")
 
 

@@ -43,7 +43,7 @@ def run(quick: bool) -> list[Case]:
         assert process.stdout is not None
         for line in process.stdout:
             rows.append(json.loads(line))
-            print(f"compiled {_name(rows[-1])} in {rows[-1]['seconds']:.0f} s", flush=True)
+            print(f"compiled {case_name(rows[-1])} in {rows[-1]['seconds']:.0f} s", flush=True)
     if process.returncode:
         raise SystemExit(process.returncode)
     _show(rows)
@@ -69,7 +69,8 @@ def _mesh(row: dict[str, Any]) -> str:
     return "×".join(map(str, row["mesh"]))
 
 
-def _name(row: dict[str, Any]) -> str:
+def case_name(row: dict[str, Any]) -> str:
+    """Model, what is trained, and the mesh."""
     return f"{row['model']}, {_training(row)}, mesh {_mesh(row)}"
 
 
@@ -100,7 +101,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
 
 def _case(row: dict[str, Any]) -> Case:
     return Case(
-        _name(row),
+        case_name(row),
         total(row) / GIB,
         "GiB per device",
         details={

@@ -30,7 +30,7 @@ from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.adapters import ALL_LINEAR, kernel_shapes, target_modules
 from qrag_jax.models.compute.linear import LORA_A, LORA_B
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.precision import Precision
+from qrag_jax.models.compute.precision import FUSED, PRODUCTS, Precision
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import FAMILIES, Family
@@ -41,6 +41,7 @@ from qrag_jax.models.trunks.trunk import TrunkConfig
 from qrag_jax.models.trunks.xlm_roberta import XlmRobertaConfig
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.mesh import AXES
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.systems.q_rag_config import QRagConfig
 
 RANK = 16
@@ -113,7 +114,8 @@ class Step:
     def __init__(self, model: Model, mesh: Mesh, lora: bool) -> None:
         config = QRagConfig.of(hotpotqa.get_config())
         family, sizes = model.parts, model.config
-        trunk = family.trunk(sizes, Precision(HALF, HALF), REMAT)
+        fused = Platform.of(mesh).has_fused_attention
+        trunk = family.trunk(sizes, Precision(HALF, HALF, FUSED if fused else PRODUCTS), REMAT)
         encoder = TextEncoder(
             trunk,
             sizes.hidden_size,
@@ -199,7 +201,8 @@ def block_shapes_for(encoder: TextEncoder) -> BlockShapes:
     state_row = min(
         state_width(opening, QUESTION_TOKENS, in_state, STEPS - 1), encoder.max_positions
     )
-    chunks = Blocks((BLOCK_TOKENS,), (ROW_TOKENS,), (MEAN_TOKENS,))
+    chunk_row, state_row = (-(-row // 8) * 8 for row in (ROW_TOKENS, state_row))
+    chunks = Blocks((BLOCK_TOKENS,), (chunk_row,), (MEAN_TOKENS,))
     states = Blocks((BLOCK_TOKENS,), (state_row,), (MEAN_TOKENS,))
     return BlockShapes(chunks, states, states)
 

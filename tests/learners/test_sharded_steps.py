@@ -12,10 +12,10 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks import hlo
 from qrag_jax.runtime.sharding import LEAST_SPLIT
 from tests.devices import environment_of
 from tests.episodes_maker import tower
-from tests.learners import hlo
 from tests.learners.sharded_steps import (
     CASES,
     ENCODER,

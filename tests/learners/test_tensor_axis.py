@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import jax
 import pytest
 
+from benchmarks import hlo
 from qrag_jax.runtime.sharding import LEAST_SPLIT
-from tests.learners import hlo
 from tests.learners.sharded_steps import (
     FAMILIES,
     SLOW_TENSOR_CASES,
