@@ -12,7 +12,7 @@ from typing import NoReturn
 from absl import app, flags, logging
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import config_files
+from qrag_jax.runtime import config_files, device_memory
 from qrag_jax.runtime.output import lasting_output
 from qrag_jax.runtime.whole_files import NOT_WRITABLE, disk_is_full, reason
 
@@ -28,8 +28,8 @@ def run(
     """Parses the flags, runs `main` and exits with its status.
 
     An unknown `--config.field`, a value of the wrong type and every `InputError` print one
-    sentence, without a traceback, and exit with 2. A command goes on when its output is closed
-    (`| head`).
+    sentence, without a traceback, and exit with 2. So does a program that does not fit into the
+    devices' memory, with 1. A command goes on when its output is closed (`| head`).
 
     Args:
         main: the command; returns the exit status.
@@ -113,6 +113,11 @@ def _main_or_sentence(main: Callable[[], int]) -> int:
         return main()
     except InputError as error:
         _leave(str(error))
+    except Exception as error:
+        if (told := device_memory.shortage(error)) is None:
+            raise
+        print(f"error: {told}", file=sys.stderr)
+        return 1
 
 
 def _sentence(error: Exception, argv: Sequence[str]) -> str:

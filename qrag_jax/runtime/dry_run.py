@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from qrag_jax.runtime.device_memory import SAVES, shown
 from qrag_jax.runtime.targets import Devices, Target
 
 # Of a device's memory, for programs; the rest is for the runtime and the gaps between buffers.
@@ -46,8 +47,8 @@ def program_lines(programs: Sequence[Program], described: Devices | None = None)
         total = arguments_bytes + results + found.temp_size_in_bytes
         largest = max(largest, total)
         yield (
-            f"  {name}: {_size(total)} per device ({_size(arguments_bytes)} arguments, "
-            f"{_size(results)} new results, {_size(found.temp_size_in_bytes)} temporary), "
+            f"  {name}: {shown(total)} per device ({shown(arguments_bytes)} arguments, "
+            f"{shown(results)} new results, {shown(found.temp_size_in_bytes)} temporary), "
             f"compiled in {seconds:.1f} s"
         )
     devices = jax.devices() if described is None else described.devices
@@ -60,19 +61,10 @@ def program_lines(programs: Sequence[Program], described: Devices | None = None)
 def fit(needed: int, target: Target) -> str:
     """One line: whether so many bytes fit into a device's memory; if not, what saves some."""
     room = int(MEMORY_SHARE * target.memory)
-    of = f"of {_size(target.memory)}, {1 - MEMORY_SHARE:.0%} of which are kept free"
+    of = f"of {shown(target.memory)}, {1 - MEMORY_SHARE:.0%} of which are kept free"
     if needed <= room:
-        return f"fits: {_size(needed)} {of}"
+        return f"fits: {shown(needed)} {of}"
     return (
-        f"does not fit: {_size(needed)} {of}, so {_size(needed - room)} too much; a lower "
-        "--config.encoder.block_tokens, --config.encoder.remat=layers, more devices along fsdp "
-        "(--config.runtime.mesh) or --config.encoder.lora.rank save memory"
+        f"does not fit: {shown(needed)} {of}, so {shown(needed - room)} too much; {SAVES}, and "
+        "so do more devices along fsdp (--config.runtime.mesh) and --config.encoder.lora.rank"
     )
-
-
-def _size(count: int) -> str:
-    """A number of bytes as text for people."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count / 2**10:.0f} KiB"

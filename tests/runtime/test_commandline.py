@@ -22,6 +22,10 @@ def main():
         raise InputError("data.jsonl: field 'id' is missing; add it.")
     if CONFIG.value.fail == "bug":
         raise RuntimeError("a bug")
+    if CONFIG.value.fail == "memory":
+        import jax.numpy as jnp
+
+        jnp.zeros(10**14).block_until_ready()
     print(CONFIG.value.train.steps, CONFIG.value.sizes)
     return CONFIG.value.status
 
@@ -87,6 +91,17 @@ def test_bad_input_is_one_sentence(folder: Path, arguments: list[str], says: str
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert says in result.stderr
+
+
+def test_too_little_memory_is_one_sentence(folder: Path) -> None:
+    result = run(folder, "--config=small.py", "--config.fail=memory")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == (
+        "error: the memory of the devices is not enough (372529.0 GiB more were asked for); "
+        "a lower --config.encoder.block_tokens, --config.encoder.remat=layers or a higher "
+        "--config.train.accumulation needs less."
+    )
+    assert "Traceback" not in result.stderr
 
 
 def test_a_bug_keeps_its_traceback(folder: Path) -> None:
