@@ -99,7 +99,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
         return _done(run)
 
 
-def dry_run(config: ml_collections.ConfigDict, device_names: str) -> int:
+def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
     """Prints the config, the programs and their memory; uses a temporary run folder.
 
     Args:
