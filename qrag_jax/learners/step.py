@@ -114,21 +114,11 @@ def make_step(
         new_state, grad_norm, finite = apply_update(
             state, gradient, total, towers.optimizer, config.tau
         )
-        transitions = jnp.maximum(sums.transitions, 1.0)
-        played = jnp.maximum(sums.episodes, 1.0)
-        metrics = {
-            "loss": sums.loss / transitions,
-            "mean_q": sums.q / transitions,
-            "mean_target": sums.target / transitions,
-            "td_error": sums.td_error / transitions,
-            "entropy": sums.entropy / transitions,
-            "return": sums.reward / played,
-            "fact_em": sums.solved / played,
+        metrics = _means(sums) | {
             "grad_norm": grad_norm,
             "skipped": 1.0 - finite.astype(jnp.float32),
             "learning_rate": learning_rate,
             "alpha": draws.alpha,
-            "padding_share": 1.0 - sums.real_tokens / jnp.maximum(sums.computed_tokens, 1.0),
             "env_steps": new_state.env_steps.astype(jnp.float32),
         }
         return new_state, more_metrics(episodes, metrics)
@@ -140,3 +130,19 @@ def make_step(
         in_shardings=placed if base_shardings is None else (*placed, base_shardings),
         out_shardings=(shardings, NamedSharding(mesh, replicated)),
     )
+
+
+def _means(sums: Sums) -> Metrics:
+    """Means over transitions, over episodes and over computed tokens."""
+    transitions = jnp.maximum(sums.transitions, 1.0)
+    episodes = jnp.maximum(sums.episodes, 1.0)
+    return {
+        "loss": sums.loss / transitions,
+        "mean_q": sums.q / transitions,
+        "mean_target": sums.target / transitions,
+        "td_error": sums.td_error / transitions,
+        "entropy": sums.entropy / transitions,
+        "return": sums.reward / episodes,
+        "fact_em": sums.solved / episodes,
+        "padding_share": 1.0 - sums.real_tokens / jnp.maximum(sums.computed_tokens, 1.0),
+    }
