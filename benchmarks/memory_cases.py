@@ -114,8 +114,10 @@ class Step:
     def __init__(self, model: Model, mesh: Mesh, lora: bool) -> None:
         config = QRagConfig.of(hotpotqa.get_config())
         family, sizes = model.parts, model.config
-        fused = Platform.of(mesh).has_fused_attention
-        trunk = family.trunk(sizes, Precision(HALF, HALF, FUSED if fused else PRODUCTS), REMAT)
+        platform = Platform.of(mesh)
+        attention = FUSED if platform.has_fused_attention else PRODUCTS
+        computed_in = Precision(HALF, HALF, attention)
+        trunk = family.trunk(sizes, computed_in, REMAT, not platform.on_cpu)
         encoder = TextEncoder(
             trunk,
             sizes.hidden_size,

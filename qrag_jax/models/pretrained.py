@@ -38,7 +38,7 @@ class Family:
 
     Attributes:
         read_config: (parsed `config.json`, its path for errors) → the trunk's config.
-        trunk: (config, precision, remat) → the trunk.
+        trunk: (config, precision, remat, whether layers are scanned) → the trunk.
         table: the names of its weights.
         rules: how its parameters are split over a mesh (see `runtime.sharding`).
         opens_rows: whether rows begin with [CLS] (<s>), else with their text.
@@ -177,7 +177,8 @@ def load_encoder(
             unknown, the model makes its vectors in a way that is not computed here, or dropout is
             set for a model that has none.
     """
-    computed_in = precision(dtype, platform or Platform.here())
+    platform = platform or Platform.here()
+    computed_in = precision(dtype, platform)
     for name, value, known in (
         ("remat", remat, REMAT_POLICIES),
         ("pooling", pooling, ("", *POOLINGS)),
@@ -199,7 +200,7 @@ def load_encoder(
             f"{folder / 'config.json'}: hidden_size {config.hidden_size} is odd, but an embedding "
             "is read as two halves; use an encoder of even width."
         )
-    trunk = family.trunk(config, computed_in, remat)
+    trunk = family.trunk(config, computed_in, remat, not platform.on_cpu)
     params = stored_params(family.table, trunk, open_tensors(folder), str(folder))
     check_tokenizer_links(folder)
     tokenizer = TextTokenizer.load(folder, opens_rows=family.opens_rows)

@@ -132,7 +132,7 @@ def embed(
     where, width = padded_layout(lengths, tokens.shape[1]), tokens.shape[1]
     digests = jnp.repeat(row_digests(jnp.asarray(tokens), jnp.asarray(lengths)), width)
     masks = dropout(token_digests(digests, where.position))
-    prepared = encoder.module.unstack(params)
+    prepared = encoder.module.prepare(params)
     words = prepared[WORDS][tokens.reshape(-1)]
     return encoder.embed_words(prepared, words, where._replace(dropout=masks))
 

@@ -123,7 +123,7 @@ def trunk_keys(key: jax.Array, layers: int) -> jax.Array:
     return jax.random.key_data(jax.random.split(key, (layers + 1, len(PLACES))))[..., :2]
 
 
-def at_depth(dropout: TokenDropout | None, depth: int) -> TokenDropout | None:
+def at_depth(dropout: TokenDropout | None, depth: int | jax.Array) -> TokenDropout | None:
     """`dropout` with the keys of one depth: 0 is before all layers, n is layer n - 1."""
     if dropout is None or dropout.keys is None:
         return dropout

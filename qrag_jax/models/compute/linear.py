@@ -126,10 +126,11 @@ class Linear(nn.Module):
 def side_by_side(parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
     """Joins several linear maps of the same x into the parameters of one `Linear`.
 
-    Kernels and biases are concatenated. Some parts may have no adapter. The adapters become one
-    adapter whose rank is the sum of their ranks: the matrices A stand side by side, the matrices B
-    form a block diagonal. The dropout keys of all adapters are kept, so each adapter has the same
-    mask as when the maps are computed one by one.
+    The arrays may have further axes in front, such as that of stacked layers. Kernels and biases
+    are concatenated. Some parts may have no adapter. The adapters become one adapter whose rank is
+    the sum of their ranks: the matrices A stand side by side, the matrices B form a block diagonal.
+    The dropout keys of all adapters are kept, so each adapter has the same mask as when the maps
+    are computed one by one.
     """
     own = (*ADAPTER, LORA_KEY)
     plain = [{n: leaf for n, leaf in part.items() if n not in own} for part in parts]
@@ -140,9 +141,10 @@ def side_by_side(parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Arra
         after = before + part["kernel"].shape[-1]
         if LORA_A in part:
             a.append(part[LORA_A])
-            b.append(jnp.pad(part[LORA_B], ((0, 0), (before, width - after))))
+            widths = [(0, 0)] * (part[LORA_B].ndim - 1) + [(before, width - after)]
+            b.append(jnp.pad(part[LORA_B], widths))
             keys += [part[LORA_KEY]] if LORA_KEY in part else []
         before = after
     if a:
-        joined |= {LORA_A: jnp.concatenate(a, axis=-1), LORA_B: jnp.concatenate(b, axis=0)}
-    return joined | ({LORA_KEY: jnp.concatenate(keys)} if keys else {})
+        joined |= {LORA_A: jnp.concatenate(a, axis=-1), LORA_B: jnp.concatenate(b, axis=-2)}
+    return joined | ({LORA_KEY: jnp.concatenate(keys, axis=-2)} if keys else {})

@@ -71,7 +71,7 @@ def has_keys(attached: Params) -> bool:
 
 
 def detach(attached: Params) -> tuple[Leaves, Leaves]:
-    """Splits parameters, stacked or unstacked, into the leaves of adapters and all other leaves."""
+    """Splits parameters, stored or prepared, into the leaves of adapters and all other leaves."""
     leaves = flatten_dict(attached)
     adapters = {path: leaf for path, leaf in leaves.items() if path[-1] in ADAPTER}
     return adapters, {path: leaf for path, leaf in leaves.items() if path not in adapters}

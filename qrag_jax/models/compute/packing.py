@@ -66,7 +66,7 @@ class Layout(NamedTuple):
     lengths: jax.Array
     dropout: TokenDropout | None = None
 
-    def at_depth(self, depth: int) -> Layout:
+    def at_depth(self, depth: int | jax.Array) -> Layout:
         """The layout with the dropout keys of one depth: 0 before all layers, n in layer n - 1."""
         return self._replace(dropout=at_depth(self.dropout, depth))
 

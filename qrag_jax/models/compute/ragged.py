@@ -103,10 +103,10 @@ def embed_rows(
     """
     params, key = without_key(params)
     rows = _sorted(blocks, given, _masks(encoder, key, has_keys(params)))
-    unstacked = encoder.module.unstack(params, encoder.module.precision.products)
+    prepared = encoder.module.prepare(params, encoder.module.precision.products)
 
     def compute(embedded: jax.Array, block: _Packed) -> jax.Array:
-        result = encoder.embed_words(unstacked, unstacked[WORDS][block.tokens], block.layout)
+        result = encoder.embed_words(prepared, prepared[WORDS][block.tokens], block.layout)
         return embedded.at[block.place].set(result, mode="drop")
 
     nothing = jnp.zeros((len(given.tokens), encoder.width), jnp.float32)
@@ -223,14 +223,14 @@ def _pull_back(
     """The gradient, the last carry and the token count."""
     if isinstance(params, Adapted):
         return _pull_back_to_adapters(encoder, blocks, params, rows, cotangents)
-    unstacked = encoder.module.unstack(without_key(params)[0])
-    table = unstacked.pop(WORDS)
+    prepared = encoder.module.prepare(without_key(params)[0])
+    table = prepared.pop(WORDS)
 
     def compute(total: tuple[Params, jax.Array, Any], block: _Packed):
-        def embed(unstacked: Params, words: jax.Array) -> jax.Array:
-            return encoder.embed_words(unstacked | {WORDS: table}, words, block.layout)
+        def embed(prepared: Params, words: jax.Array) -> jax.Array:
+            return encoder.embed_words(prepared | {WORDS: table}, words, block.layout)
 
-        embedded, back = jax.vjp(embed, unstacked, table[block.tokens])
+        embedded, back = jax.vjp(embed, prepared, table[block.tokens])
         cotangent, carry = cotangents.of(total[2], embedded, block.place)
         gradient, of_words = back(cotangent)
         # A block uses few rows of the word table. Their gradients are added in place: a block needs
@@ -238,10 +238,10 @@ def _pull_back(
         of_table = total[1].at[block.tokens].add(of_words)
         return jax.tree.map(jnp.add, total[0], gradient), of_table, carry
 
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (unstacked, table))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (prepared, table))
     start = (*zeros, cotangents.carry)
     (gradient, of_table, carry), count = _over_blocks(blocks, rows, compute, start)
-    return encoder.module.stack(gradient | {WORDS: of_table}), carry, count
+    return encoder.module.as_stored(gradient | {WORDS: of_table}), carry, count
 
 
 def _pull_back_to_adapters(
@@ -254,25 +254,25 @@ def _pull_back_to_adapters(
     """As `_pull_back`, for adapters; the base is a constant."""
     module = encoder.module
 
-    def unstack(adapters: Params) -> tuple[Params, Params]:
+    def prepare(adapters: Params) -> tuple[Params, Params]:
         attached = attach(params._replace(adapters=adapters), encoder.lora_scale)
-        return detach(module.unstack(attached, module.precision.products))
+        return detach(module.prepare(attached, module.precision.products))
 
-    unstacked, to_stacked, frozen = jax.vjp(unstack, params.adapters, has_aux=True)
+    prepared, to_stored, frozen = jax.vjp(prepare, params.adapters, has_aux=True)
 
     def compute(total: tuple[Params, Any], block: _Packed) -> tuple[Params, Any]:
-        def embed(unstacked: Params) -> jax.Array:
-            unstacked = unflatten_dict(frozen | unstacked)
-            return encoder.embed_words(unstacked, unstacked[WORDS][block.tokens], block.layout)
+        def embed(prepared: Params) -> jax.Array:
+            prepared = unflatten_dict(frozen | prepared)
+            return encoder.embed_words(prepared, prepared[WORDS][block.tokens], block.layout)
 
-        embedded, back = jax.vjp(embed, unstacked)
+        embedded, back = jax.vjp(embed, prepared)
         cotangent, carry = cotangents.of(total[1], embedded, block.place)
         return jax.tree.map(jnp.add, total[0], back(cotangent)[0]), carry
 
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), unstacked)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), prepared)
     start = zeros, cotangents.carry
     (gradient, carry), count = _over_blocks(blocks, rows, compute, start)
-    return to_stacked(gradient)[0], carry, count
+    return to_stored(gradient)[0], carry, count
 
 
 def count_tokens(blocks: Blocks, given: TokenRows) -> TokenCount:

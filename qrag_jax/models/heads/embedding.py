@@ -98,22 +98,22 @@ class TextEncoder:
 
         `params` are stacked and have no dropout keys. A row of length 0 yields zeros.
         """
-        unstacked = self.module.unstack(params)
+        prepared = self.module.prepare(params)
         layout = padded_layout(lengths, tokens.shape[1])
-        return self.embed_words(unstacked, unstacked[WORDS][tokens.reshape(-1)], layout)
+        return self.embed_words(prepared, prepared[WORDS][tokens.reshape(-1)], layout)
 
-    def embed_words(self, unstacked: Params, words: jax.Array, layout: Layout) -> jax.Array:
+    def embed_words(self, prepared: Params, words: jax.Array, layout: Layout) -> jax.Array:
         """R rows placed in T places as in `layout` → float32 embeddings `[R, D]`.
 
         Args:
-            unstacked: parameters as `module.unstack` returns them.
+            prepared: parameters as `module.prepare` returns them.
             words: `[T, D]`, rows of the word table.
             layout: the block's layout.
 
         Returns:
             The embeddings, zeros for a row of length 0.
         """
-        hidden = jnp.asarray(self.module.apply({"params": unstacked}, words, layout))
+        hidden = jnp.asarray(self.module.apply({"params": prepared}, words, layout))
         if not self.normalise:
             return pool(self.pooling, hidden, layout, self.scale)
         pooled = pool(self.pooling, hidden, layout)

@@ -26,9 +26,7 @@ from qrag_jax.models.trunks.trunk import (
     WORDS,
     LayeredTrunk,
     Params,
-    apply_layer,
     given_fields,
-    layer_params,
 )
 
 
@@ -161,6 +159,10 @@ class Bert(LayeredTrunk):
 
     config: BertConfig
 
+    def layer(self) -> BertLayer:
+        """The module of every layer, without a parent."""
+        return BertLayer(self.config, self.precision, parent=None)
+
     def setup(self) -> None:
         c = self.config
         init = nn.initializers.normal(0.02)
@@ -175,10 +177,7 @@ class Bert(LayeredTrunk):
         self.embedding_norm = nn.LayerNorm(
             epsilon=c.layer_norm_eps, dtype=self.precision.activations
         )
-        self.layers = [
-            layer_params(self, i, BertLayer(c, self.precision, parent=None))
-            for i in range(c.num_hidden_layers)
-        ]
+        self.layers = self.layers_params()
 
     def __call__(self, words: jax.Array, layout: Layout) -> jax.Array:
         """The hidden states of `words` `[T, H]`: rows of the word table, placed as in `layout`.
@@ -191,10 +190,7 @@ class Bert(LayeredTrunk):
         ]
         x = self.embedding_norm(words + positions + self.tables["token_type_embeddings"][:1])
         x = drop_hidden(x, layout.at_depth(0).dropout, EMBEDDINGS)
-        for number, layer in enumerate(self.layers):
-            module = BertLayer(self.config, self.precision, parent=None)
-            x = apply_layer(module, self.remat, layer, x, layout.at_depth(number + 1))
-        return x
+        return self.through_layers(self.layers, x, layout)
 
     def join(self, layer: Params) -> Params:
         """Joins the three maps that are stored separately into one."""

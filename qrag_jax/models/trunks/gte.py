@@ -37,9 +37,7 @@ from qrag_jax.models.trunks.trunk import (
     WORDS,
     LayeredTrunk,
     Params,
-    apply_layer,
     given_fields,
-    layer_params,
 )
 
 ACTIVATIONS = BERT_ACTIVATIONS | {"silu": jax.nn.silu}
@@ -205,6 +203,10 @@ class Gte(LayeredTrunk):
 
     config: GteConfig
 
+    def layer(self) -> GteLayer:
+        """The module of every layer, without a parent."""
+        return GteLayer(self.config, self.precision, parent=None)
+
     def setup(self) -> None:
         c, init = self.config, nn.initializers.normal(0.02)
         sizes = {WORDS: c.vocab_size, "token_type_embeddings": c.type_vocab_size}
@@ -216,10 +218,7 @@ class Gte(LayeredTrunk):
         self.embedding_norm = nn.LayerNorm(
             epsilon=c.layer_norm_eps, dtype=self.precision.activations
         )
-        self.layers = [
-            layer_params(self, i, GteLayer(c, self.precision, parent=None))
-            for i in range(c.num_hidden_layers)
-        ]
+        self.layers = self.layers_params()
 
     def __call__(self, words: jax.Array, layout: Layout) -> jax.Array:
         """The hidden states of `words` `[T, H]`: rows of the word table, placed as in `layout`.
@@ -232,9 +231,4 @@ class Gte(LayeredTrunk):
             words = words + self.tables["token_type_embeddings"][:1]
         x = drop_hidden(self.embedding_norm(words), layout.at_depth(0).dropout, EMBEDDINGS)
         cos, sin = angles_at(layout.position, frequencies(c), layout.place.shape[1] - 1)
-        module = GteLayer(c, self.precision, parent=None)
-        for number, layer in enumerate(self.layers):
-            x = apply_layer(
-                module, self.remat, layer, x, layout.at_depth(number + 1), constants=(cos, sin)
-            )
-        return x
+        return self.through_layers(self.layers, x, layout, (cos, sin))

@@ -25,9 +25,7 @@ from qrag_jax.models.trunks.trunk import (
     WORDS,
     LayeredTrunk,
     Params,
-    apply_layer,
     given_fields,
-    layer_params,
 )
 
 # Maps that are stored separately, as in every Qwen3 folder, but computed as one.
@@ -161,14 +159,15 @@ class Qwen3(LayeredTrunk):
 
     config: Qwen3Config
 
+    def layer(self) -> Qwen3Layer:
+        """The module of every layer, without a parent."""
+        return Qwen3Layer(self.config, self.precision, parent=None)
+
     def setup(self) -> None:
         c = self.config
         # `TextEncoder` looks words up in this table, outside; a tied head would multiply by it.
         self.words = self.param(WORDS, nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size))
-        self.layers = [
-            layer_params(self, i, Qwen3Layer(c, self.precision, parent=None))
-            for i in range(c.num_hidden_layers)
-        ]
+        self.layers = self.layers_params()
         self.final_norm = rms_norm(c, self.precision)
 
     def __call__(self, words: jax.Array, layout: Layout) -> jax.Array:
@@ -181,11 +180,8 @@ class Qwen3(LayeredTrunk):
         last = layout.place.shape[1] - 1
         # `angles` takes the width of two halves; here each half is a head.
         cos, sin = angles(layout.position, 2 * c.head_dim, last, c.rope_theta)
-        module = Qwen3Layer(c, self.precision, parent=None)
         x = words.astype(self.precision.activations)
-        for layer in self.layers:
-            x = apply_layer(module, self.remat, layer, x, layout, constants=(cos, sin))
-        return self.final_norm(x)
+        return self.final_norm(self.through_layers(self.layers, x, layout, (cos, sin)))
 
     def join(self, layer: Params) -> Params:
         """Joins the maps that are stored separately into the `FUSED` maps."""

@@ -1,8 +1,12 @@
 """The interface of every trunk to pooling, packing and training, and how layers are applied.
 
 The layers' parameters are stored stacked on one axis: few, large arrays for the optimizer, the
-checkpoint and the mesh. For the computation `unstack` cuts them apart once, outside any loop. A
-scan over stacked layers would copy weights and activations in and out of the stacks in every pass.
+checkpoint and the mesh. `prepare` makes the form that is computed with, once, outside any loop.
+
+On accelerators the layers stay stacked and are scanned: XLA compiles one layer instead of all, and
+compiling takes minutes there. On CPU they are cut apart and computed one after the other. A scan
+would copy weights and activations in and out of the stacks in every pass, which costs more there
+than compiling.
 """
 
 from __future__ import annotations
@@ -76,7 +80,7 @@ def given_fields(cls: type, config: Mapping[str, Any], where: str) -> dict[str, 
 class Trunk(Protocol):
     """A Flax module from packed word vectors to last hidden states.
 
-    `apply({"params": unstacked}, words [T, H], layout) -> [T, H]`: words are rows of the table
+    `apply({"params": prepared}, words [T, H], layout) -> [T, H]`: words are rows of the table
     `WORDS`, placed as in `layout`; at unused places the result is finite but meaningless.
     """
 
@@ -89,12 +93,12 @@ class Trunk(Protocol):
         """Random parameters, those under `LAYERS` stacked on a leading axis."""
         ...
 
-    def unstack(self, params: Params, kernel_dtype: jnp.dtype = ...) -> Params:
+    def prepare(self, params: Params, kernel_dtype: jnp.dtype = ...) -> Params:
         """Stacked parameters → the form that `apply` takes, kernels in `kernel_dtype`."""
         ...
 
-    def stack(self, unstacked: Params) -> Params:
-        """The inverse of `unstack`, for gradients too."""
+    def as_stored(self, prepared: Params) -> Params:
+        """The inverse of `prepare`, for gradients too."""
         ...
 
     def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -106,68 +110,113 @@ class Trunk(Protocol):
 
 
 class LayeredTrunk(nn.Module):
-    """Base class of trunks; a subclass defines the computation and which maps are joined.
+    """Base class of trunks; a subclass defines a layer, what is around, and which maps are joined.
 
     Attributes:
         precision: dtypes of the computation; parameters stay float32.
         remat: what is computed again for the gradient, a name of `REMAT_POLICIES`.
+        scanned: the layers stay stacked and are scanned, else they are computed one by one.
     """
 
     config: Any
     precision: Precision = Precision()
     remat: str = "none"
+    scanned: bool = False
+
+    def layer(self) -> Any:
+        """The module of every layer, without a parent."""
+        raise NotImplementedError
 
     def join(self, layer: Params) -> Params:
-        """Joins the maps of one layer that are computed as one."""
+        """Joins the maps that are computed as one; of one layer, or of stacked layers."""
         return layer
 
     def split(self, layer: Params) -> Params:
         """The inverse of `join`."""
         return layer
 
+    def layers_params(self) -> Any:
+        """For `setup`: the parameters of the layers, stacked or one by one; made if there are none.
+
+        Flax's `param` would compare existing parameters with new ones and refuse adapters beside
+        kernels.
+        """
+        if self.scanned:
+            return self.get_variable("params", LAYERS)
+        names = [f"{LAYERS}_{i}" for i in range(self.config.num_hidden_layers)]
+        return [
+            self.get_variable("params", name)
+            if self.has_variable("params", name)
+            else self.param(name, self.layer().init_params)
+            for name in names
+        ]
+
+    def through_layers(
+        self, layers: Any, x: jax.Array, layout: Layout, constants: tuple[jax.Array, ...] = ()
+    ) -> jax.Array:
+        """x `[T, H]` through all layers; arguments as those of `apply_layer`.
+
+        Args:
+            layers: what `layers_params` gave.
+        """
+        module = self.layer()
+
+        def one(x: jax.Array, layer: tuple[Params, Any]) -> tuple[jax.Array, None]:
+            params, depth = layer
+            of_layer = layout.at_depth(depth)
+            return apply_layer(module, self.remat, params, x, of_layer, constants=constants), None
+
+        if self.scanned:
+            depths = jnp.arange(1, self.config.num_hidden_layers + 1)
+            return jax.lax.scan(one, x, (layers, depths))[0]
+        for depth, params in enumerate(layers, 1):
+            x, _ = one(x, (params, depth))
+        return x
+
     def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         """tokens `[B, L]` padded on the right, lengths `[B]` → hidden states `[B, L, H]`.
 
         `params` are stacked. At positions ≥ length the values are finite but meaningless.
         """
-        unstacked = self.unstack(params)
+        prepared = self.prepare(params)
         layout = padded_layout(lengths, tokens.shape[1])
-        hidden = self.apply({"params": unstacked}, unstacked[WORDS][tokens.reshape(-1)], layout)
+        hidden = self.apply({"params": prepared}, prepared[WORDS][tokens.reshape(-1)], layout)
         return jnp.asarray(hidden).reshape(*tokens.shape, -1)
 
     def init_params(self, key: jax.Array) -> Params:
         """Random parameters, `layers` stacked on a leading axis."""
+        one_by_one = self.clone(scanned=False)
         words = jnp.zeros((1, self.config.hidden_size))
-        params = self.init(key, words, padded_layout(jnp.ones(1, jnp.int32), 1))["params"]
-        return self.stack(params)
+        params = one_by_one.init(key, words, padded_layout(jnp.ones(1, jnp.int32), 1))["params"]
+        return one_by_one.as_stored(params)
 
-    def unstack(self, params: Params, kernel_dtype: jnp.dtype = jnp.float32) -> Params:
-        """Stacked parameters → the form that `apply` takes: `layers_0`, …, each with joined maps.
+    def prepare(self, params: Params, kernel_dtype: jnp.dtype = jnp.float32) -> Params:
+        """Stacked parameters → the form that `apply` takes: each layer with joined maps.
 
-        Kernels are converted to `kernel_dtype` here, once, instead of at every use.
+        The layers stay under `LAYERS` if they are scanned; else they are `layers_0`, …. Kernels
+        are converted to `kernel_dtype` here, once, instead of at every use.
         """
-        unstacked, layers = cut_layers(params, self.config.num_hidden_layers, kernel_dtype)
-        return unstacked | {f"layers_{i}": self.join(layer) for i, layer in enumerate(layers)}
+        outside = {name: leaf for name, leaf in params.items() if name != LAYERS}
 
-    def stack(self, unstacked: Params) -> Params:
-        """The inverse of `unstack`."""
-        outside = {name: leaf for name, leaf in unstacked.items() if not name.startswith("layers_")}
-        count = self.config.num_hidden_layers
-        return stack_layers(
-            outside, [self.split(dict(unstacked[f"layers_{i}"])) for i in range(count)]
-        )
+        def layers(number: int | None = None) -> Params:
+            def taken(path: tuple, leaf: jax.Array) -> jax.Array:
+                leaf = leaf if number is None else leaf[number]
+                return leaf.astype(kernel_dtype) if path[-1].key == "kernel" else leaf
 
+            return self.join(jax.tree_util.tree_map_with_path(taken, params[LAYERS]))
 
-def layer_params(trunk: nn.Module, number: int, layer: Any) -> Params:
-    """The parameters of one layer, made by `layer.init_params` if there are none yet.
+        if self.scanned:
+            return outside | {LAYERS: layers()}
+        return outside | {f"{LAYERS}_{i}": layers(i) for i in range(self.config.num_hidden_layers)}
 
-    Flax's `param` would compare existing parameters with new ones and refuse adapters beside
-    kernels.
-    """
-    name = f"layers_{number}"
-    if trunk.has_variable("params", name):
-        return trunk.get_variable("params", name)
-    return trunk.param(name, layer.init_params)
+    def as_stored(self, prepared: Params) -> Params:
+        """The inverse of `prepare`, but for the dtype."""
+        if self.scanned:
+            return prepared | {LAYERS: self.split(dict(prepared[LAYERS]))}
+        names = [f"{LAYERS}_{i}" for i in range(self.config.num_hidden_layers)]
+        outside = {name: leaf for name, leaf in prepared.items() if name not in names}
+        layers = [self.split(dict(prepared[name])) for name in names]
+        return outside | {LAYERS: jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -197,24 +246,3 @@ def apply_layer(
     if remat != "none":
         apply = jax.checkpoint(apply, policy=REMAT_POLICIES[remat], prevent_cse=True)
     return apply(params, x)
-
-
-def cut_layers(params: Params, count: int, kernel_dtype: jnp.dtype) -> tuple[Params, list[Params]]:
-    """Stacked parameters → the parameters outside the layers, and those of each layer.
-
-    Kernels of layers are converted to `kernel_dtype` here, once, instead of at every use.
-    """
-
-    def cut(path: tuple, leaf: jax.Array, layer: int) -> jax.Array:
-        return leaf[layer].astype(kernel_dtype) if path[-1].key == "kernel" else leaf[layer]
-
-    outside = {name: leaf for name, leaf in params.items() if name != LAYERS}
-    return outside, [
-        jax.tree_util.tree_map_with_path(partial(cut, layer=i), params[LAYERS])
-        for i in range(count)
-    ]
-
-
-def stack_layers(outside: Params, layers: list[Params]) -> Params:
-    """The inverse of `cut_layers`."""
-    return outside | {LAYERS: jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}

@@ -65,7 +65,7 @@ def test_remat_changes_no_gradient(remat: str) -> None:
 def test_rest_undoes_prepare() -> None:
     encoder, params = ours(torch_qwen3(attention_bias=True))
     module = encoder.module
-    back = module.stack(module.unstack(params))
+    back = module.as_stored(module.prepare(params))
     jax.tree.map(np.testing.assert_array_equal, back, params)
     made = jax.eval_shape(module.init_params, jax.random.key(0))
     assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, made)
