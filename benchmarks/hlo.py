@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 SENDS = (
@@ -96,21 +96,21 @@ def collectives(text: str) -> list[Collective]:
     return found
 
 
-def unexpected(text: str, parameters: Iterable[tuple[int, ...]], split: bool) -> list[str]:
-    """What a training step has no reason to send; nothing if all is well.
+def unexpected(text: str, allowed: Mapping[str, Iterable[tuple[int, ...]]]) -> list[str]:
+    """The float32 arrays a program has no reason to send; nothing if all is well.
 
     Args:
         text: the program.
-        parameters: shapes of the parameters, whole and as a device holds them.
-        split: parameters are split; else they may not be gathered or scattered.
+        allowed: for each kind of `SENDS`, the shapes that may take part in it. Scalars may always
+            be summed.
     """
-    shapes = {("f32", ()), *(("f32", tuple(shape)) for shape in parameters)}
-    kinds = {"all-reduce", "all-gather", "reduce-scatter"} if split else {"all-reduce"}
+    shapes = {kind: {tuple(shape) for shape in found} for kind, found in allowed.items()}
+    shapes["all-reduce"] = shapes.get("all-reduce", set()) | {()}
     return [
         f"{kind} of {dtype}{list(shape)}"
         for kind, arrays in collectives(text)
         for dtype, shape in sorted(arrays)
-        if kind not in kinds or (dtype, shape) not in shapes
+        if kind not in shapes or (dtype == "f32" and shape not in shapes[kind])
     ]
 
 

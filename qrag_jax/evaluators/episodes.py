@@ -26,7 +26,7 @@ from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, rollout
 from qrag_jax.runtime.mesh import shard_batch
-from qrag_jax.runtime.sharding import BATCH_AXES, gather, specs_of
+from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
 
 
 class Played(NamedTuple):
@@ -86,15 +86,14 @@ class Player:
 def make_play(player: Player, block_shapes: BlockShapes) -> Play:
     """Makes the jitted `(params, batch) → Episodes`, which plays greedily.
 
-    The batch is split over the mesh's batch axes. Parameters that are split over devices are
-    gathered first.
+    The batch is split over the mesh's batch axes.
     """
-    actor, shardings = Actor(player.encoder, block_shapes, player.config), player.shardings
+    shardings = player.shardings
+    actor = Actor(player.encoder, block_shapes, player.config).on(player.mesh)
     config = player.config
     specs = specs_of(shardings)
 
     def on_device(params: Params, batch: EpisodeBatch) -> Episodes:
-        params = gather(params, specs)
         chunks = batch.chunk_mask.shape[1]
         if config.stop_action:
             batch = with_stop(batch)

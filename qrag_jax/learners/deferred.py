@@ -32,6 +32,7 @@ from qrag_jax.learners.step import Metrics, TrainStep, make_step
 from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.ragged import (
+    CotangentsOf,
     TokenCount,
     TokenRows,
     embed_and_pull_back,
@@ -43,7 +44,7 @@ from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, rollout
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from qrag_jax.rollouts.replay import replay
-from qrag_jax.runtime.sharding import BATCH_AXES, gather, specs_of
+from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
 
 PlayStep = Callable[..., Played]  # (state, batch, number of the batch), then a base if any
 
@@ -59,9 +60,8 @@ def make_play_step(towers: TwoTowers) -> PlayStep:
     specs, base_specs = specs_of(shardings.params), specs_of(base_shardings)
 
     def on_device(params, base, batch, draws: Draws, dropout_key) -> Played:
-        params = gather(params, specs)
         if base is not None:
-            params = Adapted(gather(base, base_specs), params)
+            params = Adapted(base, params)
         params = with_dropout(params, dropout_key)
         if actor.config.stop_action:
             batch = with_stop(batch)
@@ -159,18 +159,15 @@ class ScoredGradient:
         chunks = chunks.reshape(*valid.shape, -1)
         rotated = rotate(chunks, played.positions, last).reshape(len(flat), -1)
 
-        def of_states(embedded: jax.Array, row: jax.Array) -> jax.Array:
-            def loss_of(states: jax.Array) -> jax.Array:
-                chosen, goal = (
-                    array.at[row].get(mode="fill", fill_value=0) for array in (rotated, goals)
-                )
-                is_valid = flat.at[row].get(mode="fill", fill_value=False)
-                return loss(states, chosen, goal, is_valid)[0]
-
-            return jax.grad(loss_of)(embedded)
+        def of_states(embedded: jax.Array, values: tuple[jax.Array, ...]) -> jax.Array:
+            return jax.grad(lambda states: loss(states, *values)[0])(embedded)
 
         of_state_tower, states, used_by_states = embed_and_pull_back(
-            encoder, block_shapes.gradients, _tower(params, STATE), state_rows, of_states
+            encoder,
+            block_shapes.gradients,
+            _tower(params, STATE),
+            state_rows,
+            CotangentsOf(of_states, (rotated, goals, flat)),
         )
         states = states.reshape(*valid.shape, -1)
 

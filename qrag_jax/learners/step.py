@@ -15,8 +15,7 @@ from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.chunks import Draws
-from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.sharding import BATCH_AXES, gather, specs_of, sum_to_parts
+from qrag_jax.runtime.sharding import BATCH_AXES, specs_of, sum_over_data
 
 Metrics = dict[str, jax.Array]
 TrainStep = Callable[..., tuple[TrainState, Metrics]]  # (state, batch), then a base if any
@@ -33,10 +32,10 @@ def make_train_step(towers: TwoTowers, feedback: Feedback) -> TrainStep:
     any split gives the same numbers as the whole batch. This also holds with dropout, whose masks
     depend on the step and the content of rows (`models.compute.dropout`).
 
-    The state lives where `shardings` say. Parameters that are split over devices are gathered
-    before use. Each device gets back its part of the summed gradient, and the optimizer and the
-    target towers work on parts alone (Rajbhandari et al., arXiv 1910.02054, ZeRO stage 3, but with
-    one gathering per step instead of one per layer).
+    The state lives where `shardings` say. A kernel that is split over `fsdp` is gathered when its
+    layer is computed, forward and backward. Each device gets back its part of the summed gradient,
+    and the optimizer and the target towers work on parts alone (Rajbhandari et al., arXiv
+    1910.02054, ZeRO stage 3). Layers that are split over `tensor` are computed where they are.
 
     Metrics are float32 scalars: means over transitions (`loss`, `mean_q`, `mean_target`,
     `td_error`, `entropy`), means over episodes (`return`, `fact_em` of the acting policy), and
@@ -61,20 +60,17 @@ def make_step(
     mesh, shardings, config = towers.mesh, towers.shardings, towers.config
     base_shardings, accumulation, drops = towers.base_shardings, towers.accumulation, towers.drops
     specs, base_specs = specs_of(shardings.params), specs_of(base_shardings)
-    platform = Platform.of(mesh)
 
     def on_device(parts: Towers, base, episodes, draws: Draws, dropout_key):
-        whole = Towers(*(gather(tower, specs) for tower in parts))
         if base is not None:
-            base = gather(base, base_specs)
-            whole = Towers(*(Adapted(base, adapters) for adapters in whole))
+            parts = Towers(*(Adapted(base, adapters) for adapters in parts))
 
         def total_over_mesh(totals):
             gradient, sums = totals
-            return sum_to_parts(gradient, specs, platform), jax.lax.psum(sums, BATCH_AXES)
+            return sum_over_data(gradient, specs), jax.lax.psum(sums, BATCH_AXES)
 
         def micro(episodes, keys):
-            return gradient_of(whole, episodes, draws._replace(keys=keys), dropout_key)
+            return gradient_of(parts, episodes, draws._replace(keys=keys), dropout_key)
 
         def add(total, micro_batch):
             return jax.tree.map(jnp.add, total, micro(*micro_batch)), None

@@ -30,6 +30,7 @@ class TwoTowers:
         shardings: where the training state lives, from `learners.placement.state_shardings`.
         schedule: optimizer step → learning rate.
         peak: the highest learning rate.
+        actor: plays; its encoder is that of the mesh.
         accumulation: number of micro-batches in a step, on each device.
         base, base_shardings: the frozen base of adapters and where it lives; None if whole towers
             are trained.
@@ -45,6 +46,10 @@ class TwoTowers:
     accumulation: int = 1
     base_shardings: Params | None = None
     base: Params | None = None
+
+    def __post_init__(self) -> None:
+        # The encoder computes on the mesh, with the parts of parameters that lie there.
+        object.__setattr__(self, "actor", self.actor.on(self.mesh))
 
     @classmethod
     def of(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments import chunks as env
@@ -62,6 +62,10 @@ class Actor:
     encoder: TextEncoder
     block_shapes: BlockShapes
     config: RolloutConfig
+
+    def on(self, mesh: Mesh) -> Actor:
+        """The actor as it plays in a shard_map over the mesh (`TextEncoder.on`)."""
+        return dataclasses.replace(self, encoder=self.encoder.on(mesh))
 
     def state_rows(self, batch: EpisodeBatch, taken: jax.Array) -> TokenRows:
         """The states after taking the chunks `[B, T]`: tokens `[B, L]`, lengths `[B]`."""

@@ -24,7 +24,7 @@ from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.runtime.mesh import replicate
-from qrag_jax.runtime.sharding import BATCH_AXES, gather, specs_of
+from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
 
 GROUP, SMALL_GROUP = 8192, 512  # texts embedded by one call; the small size if it is enough
 DIGEST = 16  # bytes of a text's digest
@@ -75,13 +75,14 @@ def make_embed(
     Rows are split over the mesh's batch axes; N must be a multiple of the number of devices.
 
     Args:
-        shardings: where the parameters live (two towers stacked on axis 0); parts are gathered.
+        shardings: where the parameters live (two towers stacked on axis 0).
         tower: index of the tower.
     """
     specs, by_row = specs_of(shardings), PartitionSpec(BATCH_AXES)
+    encoder = encoder.on(mesh)
 
     def on_device(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        params = encoder.tower(gather(params, specs), tower)
+        params = encoder.tower(params, tower)
         return embed_rows(encoder, blocks, params, TokenRows(tokens, lengths))[0]
 
     over_mesh = jax.shard_map(

@@ -1,10 +1,10 @@
 """Splits parameters over the devices of a mesh, by rules for parameter names.
 
-Two axes of the mesh split parameters. `fsdp` splits the largest dimension that it divides. `tensor`
-splits the dimension that tensor parallelism splits (Shoeybi et al., arXiv 1909.08053): the outputs
-of maps that open a block, and the inputs of maps that close a block. If `tensor` does not divide
-that dimension, it splits the largest other one. Both axes only say where parameters are stored. For
-the computation the parameters are gathered, and each device computes with a part of the batch.
+Two axes of the mesh split parameters. `fsdp` says where large arrays are stored: every kernel is
+gathered when it is used (Rajbhandari et al., arXiv 1910.02054, ZeRO stage 3). `tensor` also says
+where they are computed (Shoeybi et al., arXiv 1909.08053): a device has some heads, and some of the
+features inside a feed-forward. The models' own rules name the maps that open such a part
+("column") and those that close it ("row"). `models.compute.group` computes with the parts.
 """
 
 from __future__ import annotations
@@ -19,17 +19,29 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.mesh import AXES
-from qrag_jax.runtime.platform import Platform
 
 BATCH_AXES = AXES  # a batch is split over every axis of the mesh
 DATA, FSDP, TENSOR = AXES
 MODEL = "model"  # this strategy stands for the model's own rules
 REPLICATE, COLUMN, ROW = "replicate", "column", "row"
 STRATEGIES = (MODEL, REPLICATE, FSDP, COLUMN, ROW)
-# The dimension that is split over `tensor`. The strategy FSDP splits over the axis `fsdp` alone.
-TENSOR_SPLITS = {COLUMN: -1, ROW: -2}
+LAYERS = "layers"  # in the names of parameters of layers
+# The dimensions of an array that may be split, the first free one over each axis. The inputs of
+# kernels are split rather than the outputs, because maps that are computed as one are joined along
+# their outputs. Vectors of layers are whole: they are small, and every layer needs them.
+_KERNEL = {
+    COLUMN: ((-1, TENSOR), (-2, FSDP)),
+    ROW: ((-2, TENSOR), (-1, FSDP)),
+    FSDP: ((-2, FSDP),),
+}
+_BIAS = {COLUMN: ((-1, TENSOR),), ROW: (), FSDP: ()}
+_LORA_A = {COLUMN: ((-2, FSDP),), ROW: ((-2, TENSOR), (-2, FSDP)), FSDP: ((-2, FSDP),)}
+_LORA_B = {COLUMN: ((-1, TENSOR), (-1, FSDP)), ROW: ((-1, FSDP),), FSDP: ((-1, FSDP),)}
+_IN_LAYERS = {"kernel": _KERNEL, "bias": _BIAS, "lora_a": _LORA_A, "lora_b": _LORA_B}
+_OUTSIDE = ((-1, FSDP),)
 ALL_SPLIT = ((".*", FSDP),)
-# Arrays with fewer elements are not split: their copies cost less than gathering them.
+# Arrays with fewer elements are not split over `fsdp`: their copies cost less than gathering them.
+# Kernels always are, because maps that are joined must all be in parts.
 LEAST_SPLIT = 2**16
 
 Rules = Sequence[tuple[str, Any]]
@@ -64,6 +76,13 @@ def check_rules(rules: Any) -> None:
                 f"{field} holds {pattern!r}, which is not a regular expression ({error}); write "
                 "one that is found in the names it is for."
             ) from None
+
+
+def split_rules(columns: Sequence[str], rows: Sequence[str]) -> Rules:
+    """The own rules of a model whose layers have these maps; all else is split over `fsdp`."""
+    maps = ((COLUMN, columns), (ROW, rows))
+    named = [(f"{LAYERS}/({'|'.join(names)})/", kind) for kind, names in maps if names]
+    return (*named, *ALL_SPLIT)
 
 
 def resolve(rules: Rules, own: Rules) -> Rules:
@@ -107,73 +126,50 @@ def specs_of(shardings: Any) -> Any:
     return jax.tree.map(lambda sharding: sharding.spec, shardings)
 
 
-def gather(tree: Any, specs: Any) -> Any:
-    """Inside a shard_map: gathers whole arrays from the parts that `specs` put on each device."""
+def sum_over_data(tree: Any, specs: Any) -> Any:
+    """Inside a shard_map: sums gradients that are complete within every group over all groups.
 
-    def whole(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
-        for axis, name in _split_axes(spec):
-            leaf = jax.lax.all_gather(leaf, name, axis=axis, tiled=True)
-        return leaf
-
-    return jax.tree.map(whole, tree, specs)
-
-
-def sum_to_parts(tree: Any, specs: Any, platform: Platform) -> Any:
-    """Inside a shard_map: sums whole arrays over the batch axes; each device keeps its part.
-
-    Args:
-        tree: the arrays, whole on every device.
-        specs: how the sums are split.
-        platform: the devices of the mesh.
+    Copies that devices along `tensor` have of one array stay the same, even if their gradients
+    should differ in the last bits.
     """
 
-    def part(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
-        split = _split_axes(spec)
-        for axis, name in split:  # scatter first, so that the other axes sum only parts
-            leaf = _sum_scatter(leaf, axis, name, platform)
-        scattered = [name for _, name in split]
-        return jax.lax.psum(leaf, [name for name in BATCH_AXES if name not in scattered])
+    def total(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
+        leaf = jax.lax.psum(leaf, DATA)
+        return leaf if TENSOR in spec else jax.lax.pmean(leaf, TENSOR)
 
-    return jax.tree.map(part, tree, specs)
-
-
-def _sum_scatter(leaf: jax.Array, axis: int, name: str, platform: Platform) -> jax.Array:
-    if platform.on_cpu and jax.distributed.is_initialized():
-        # Between CPU hosts, XLA's reduce-scatter (by gloo) sometimes returns wrong values at the
-        # end of the first part (github.com/jax-ml/jax/issues/40830). Its all-reduce does not.
-        size = leaf.shape[axis] // jax.lax.psum(1, name)
-        start = size * jax.lax.axis_index(name)
-        return jax.lax.dynamic_slice_in_dim(jax.lax.psum(leaf, name), start, size, axis)
-    return jax.lax.psum_scatter(leaf, name, scatter_dimension=axis, tiled=True)
+    return jax.tree.map(total, tree, specs)
 
 
 def _spec(mesh: Mesh, rules: Rules, name: str, shape: tuple[int, ...]) -> PartitionSpec:
     strategy = _strategy(rules, name)
-    if strategy == REPLICATE or math.prod(shape) < LEAST_SPLIT:
+    if strategy == REPLICATE:
         return PartitionSpec()
+    dimensions: tuple[tuple[int, str], ...] = _OUTSIDE
+    *place, leaf = name.split("/")
+    if LAYERS in place:
+        dimensions = _IN_LAYERS[leaf][strategy] if leaf in _IN_LAYERS else ()
     split: dict[int, str] = {}
-
-    def take(mesh_axis: str, wanted: int | None) -> None:
-        parts = mesh.shape[mesh_axis]
-        fitting = [a for a, size in enumerate(shape) if size % parts == 0 and a not in split]
-        if parts > 1 and fitting:
-            # Axis 0 (the towers) is split last: such a split gives a device all of one tower.
-            best = max(fitting, key=lambda axis: (axis == wanted, axis > 0, shape[axis]))
-            split[best] = mesh_axis
-
-    if strategy in TENSOR_SPLITS:
-        take(TENSOR, len(shape) + TENSOR_SPLITS[strategy])
-    take(FSDP, None)
-    return PartitionSpec(*(split.get(axis) for axis in range(max(split, default=-1) + 1)))
+    for dimension, axis in dimensions:
+        parts = mesh.shape[axis]
+        small = axis == FSDP and leaf != "kernel" and math.prod(shape) < LEAST_SPLIT
+        if parts == 1 or small or dimension in split:
+            continue
+        if not shape[dimension] % parts:
+            split[dimension] = axis
+        elif LAYERS in place:
+            raise InputError(
+                f"config.runtime.mesh has {parts} devices along {axis}, which do not divide "
+                f"{shape[dimension]}, a size of {name} {list(shape)}; use a divisor of it."
+            )
+    axes = [split.get(dimension) for dimension in range(-len(shape), 0)]
+    while axes and axes[-1] is None:
+        axes.pop()
+    return PartitionSpec(*axes)
 
 
 def _strategy(rules: Rules, name: str) -> str:
     found = next((rule for pattern, rule in rules if re.search(pattern, name)), REPLICATE)
     return found if isinstance(found, str) else _strategy(found, name)
-
-
-def _split_axes(spec: PartitionSpec) -> list[tuple[int, str]]:
-    return [(axis, name) for axis, name in enumerate(spec) if name is not None]
 
 
 def _name(path: tuple[Any, ...]) -> str:

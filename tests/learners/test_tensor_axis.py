@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator
 
@@ -10,7 +9,9 @@ import jax
 import pytest
 
 from benchmarks import hlo
+from qrag_jax.errors import InputError
 from qrag_jax.runtime.sharding import LEAST_SPLIT
+from tests.devices import mesh_of
 from tests.learners.sharded_steps import (
     FAMILIES,
     SLOW_TENSOR_CASES,
@@ -18,6 +19,7 @@ from tests.learners.sharded_steps import (
     Case,
     forget,
     found,
+    may_be_sent,
 )
 from tests.learners.test_sharded_steps import check_equal, check_moments, each
 
@@ -42,32 +44,52 @@ def test_ten_steps_are_those_of_one_device(case: Case) -> None:
 def test_a_device_holds_its_part_alone(case: Case) -> None:
     split = 0
     for name, (total, own) in found(case).held.items():
-        large = total >= 4 * LEAST_SPLIT
-        both = large and (name.endswith("kernel") or "word_embeddings" in name)
-        parts = case.fsdp * case.tensor if both else case.fsdp if large else 1
+        *_, owner, leaf = name.split("/") if "/" in name else ("", name)
+        parts, maps = 1, FAMILIES[case.family][0].module.SPLIT
+        if leaf == "kernel":
+            parts = case.fsdp * case.tensor
+            split += 1
+        elif leaf == "bias" and owner in maps.columns:
+            parts = case.tensor
+        elif total >= 4 * LEAST_SPLIT:
+            parts = case.fsdp
         assert own == total // parts, name
-        split += both
-    assert split >= 4 * 5  # of online and target towers and two moments
+    assert split >= 4 * 6  # of online and target towers and two moments
 
 
 @every_case
-def test_only_parameters_and_sums_are_sent(case: Case) -> None:
-    shapes: set[tuple[int, ...]] = set()
-    for whole, part in found(case).shapes.values():
-        # Gathered over one axis after the other.
-        shapes |= set(itertools.product(*map(set, zip(whole, part, strict=True))))
-    assert hlo.unexpected(found(case).program, shapes, split=True) == []
+def test_nothing_else_is_sent(case: Case) -> None:
+    assert hlo.unexpected(found(case).program, may_be_sent(case)) == []
 
 
-def test_rules_name_every_kernel() -> None:
-    """`.*` is for the rest: tables, biases and norms."""
+def test_every_kernel_of_a_layer_opens_or_closes_a_part() -> None:
+    """Of the models that can be computed in parts; all else is split over `fsdp` alone."""
     for family, (encoder, rules) in FAMILIES.items():
         tree = jax.eval_shape(encoder.init, jax.random.key(0))
-        names = [
-            jax.tree_util.keystr(path, simple=True, separator="/")
-            for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-        ]
-        for name in names:
+        maps = encoder.module.SPLIT
+        assert set(tree["layers"]) >= {*maps.columns, *maps.rows, *maps.norms}
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
             rule = next(strategy for pattern, strategy in rules if re.search(pattern, name))
-            wanted = {"kernel": {"column", "row"}, "word_embeddings": {"row"}}
-            assert rule in wanted.get(name.split("/")[-1], {"fsdp"}), (family, name)
+            wanted = {"fsdp"}
+            if name.endswith("kernel") and family != "new":
+                wanted = {"column", "row"}
+            elif name.startswith("layers/"):
+                wanted |= {"column", "row"}
+            assert rule in wanted, (family, name)
+
+
+def refusal(family: str, tensor: int) -> str:
+    with pytest.raises(InputError) as caught:
+        FAMILIES[family][0].on(mesh_of(tensor=tensor))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_tensor_axis_that_does_not_fit_is_refused() -> None:
+    assert refusal("bert", 4) == (
+        "config.runtime.mesh has a tensor axis of 4, which does not divide 2, the model's "
+        "num_attention_heads; use a divisor of it, and the fsdp axis for the other devices."
+    )
+    assert "does not divide 4, the model's num_key_value_heads" in refusal("qwen3", 8)
+    assert "queries, keys and values are one map in its files; use the fsdp" in refusal("new", 2)

@@ -39,14 +39,9 @@ def specs(
     return specs_of(shardings_of(AbstractMesh((2, fsdp, tensor), AXES), rules, tree, params))
 
 
-def spec_of(sizes: tuple[int, ...], fsdp: int) -> PartitionSpec:
-    tree = {"array": shape(*sizes)}
-    return specs(ALL, tree, tree, fsdp)["array"]
-
-
-def test_large_arrays_are_split_along_their_largest_dimension() -> None:
+def test_large_arrays_are_split() -> None:
     assert specs(ALL) == {
-        "word_embeddings": PartitionSpec(None, None, "fsdp"),  # 8 does not divide 30522
+        "word_embeddings": PartitionSpec(None, None, "fsdp"),
         "norm": {"scale": WHOLE},
         "layers": {
             "query": {"kernel": PartitionSpec(None, None, "fsdp"), "bias": WHOLE},
@@ -54,7 +49,6 @@ def test_large_arrays_are_split_along_their_largest_dimension() -> None:
             "norm": {"scale": WHOLE},
         },
     }
-    assert specs(ALL, fsdp=2)["word_embeddings"] == PartitionSpec(None, "fsdp")
 
 
 @pytest.mark.parametrize(
@@ -62,39 +56,67 @@ def test_large_arrays_are_split_along_their_largest_dimension() -> None:
     [
         ((2, LEAST_SPLIT // 2), 8, PartitionSpec(None, "fsdp")),
         ((2, LEAST_SPLIT // 2 - 8), 8, WHOLE),
-        ((2, 24, 4097), 8, PartitionSpec(None, "fsdp")),  # the layers' axis, if no other fits
-        ((2, 3, 50001), 2, PartitionSpec("fsdp")),  # the towers' axis, if no other fits
-        ((2, 4, 50001), 2, PartitionSpec(None, "fsdp")),
-        ((2, 3, 50001), 8, WHOLE),
+        ((2, 50001, 96), 8, PartitionSpec(None, None, "fsdp")),
+        ((2, 4096, 50001), 8, WHOLE),  # the last dimension alone: that of a table's vectors
         ((2, 4096, 4096), 1, WHOLE),
     ],
 )
-def test_which_dimension(sizes: tuple[int, ...], fsdp: int, expected: PartitionSpec) -> None:
-    assert spec_of(sizes, fsdp) == expected
+def test_an_array_outside_the_layers(
+    sizes: tuple[int, ...], fsdp: int, expected: PartitionSpec
+) -> None:
+    tree = {"array": shape(*sizes)}
+    assert specs(ALL, tree, tree, fsdp)["array"] == expected
+
+
+def test_vectors_of_layers_are_whole_however_large() -> None:
+    tree = {"layers": {"norm": {"scale": shape(2, 96, 65536)}, "up": {"bias": shape(2, 96, 65536)}}}
+    assert set(jax.tree.leaves(specs(ALL, tree, tree))) == {WHOLE}
+
+
+TENSOR_LAST = PartitionSpec(None, None, None, "tensor")
+KERNEL, A, B = (2, 12, 768, 3072), (2, 12, 768, 16), (2, 12, 16, 3072)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "sizes", "expected"),
+    ("strategy", "leaf", "sizes", "expected"),
     [
-        ("column", (2, 12, 768, 3072), PartitionSpec(None, None, "fsdp", "tensor")),
-        ("row", (2, 12, 3072, 768), PartitionSpec(None, None, "tensor", "fsdp")),
-        ("row", (2, 30522, 768), PartitionSpec(None, "tensor", "fsdp")),
-        # Where a dimension does not divide the next best is split.
-        ("row", (2, 151669, 1024), PartitionSpec(None, None, "tensor")),
-        ("column", (2, 12, 768, 3073), PartitionSpec(None, "fsdp", "tensor")),
-        ("column", (2, 24, 4097, 4097), PartitionSpec(None, "tensor")),
-        ("fsdp", (2, 12, 768, 3072), PartitionSpec(None, None, None, "fsdp")),
-        ("replicate", (2, 12, 768, 3072), WHOLE),
-        ("column", (2, 4, 64), WHOLE),  # small
+        ("column", "kernel", KERNEL, PartitionSpec(None, None, "fsdp", "tensor")),
+        ("row", "kernel", KERNEL, PartitionSpec(None, None, "tensor", "fsdp")),
+        ("fsdp", "kernel", KERNEL, PartitionSpec(None, None, "fsdp")),
+        ("replicate", "kernel", KERNEL, WHOLE),
+        ("column", "kernel", (2, 1, 8, 8), PartitionSpec(None, None, "fsdp", "tensor")),  # small
+        ("column", "kernel", KERNEL[1:], PartitionSpec(None, "fsdp", "tensor")),  # a frozen base
+        ("column", "bias", (2, 12, 3072), PartitionSpec(None, None, "tensor")),
+        ("row", "bias", (2, 12, 3072), WHOLE),
+        ("column", "lora_a", A, PartitionSpec(None, None, "fsdp")),
+        ("column", "lora_b", B, TENSOR_LAST),
+        ("row", "lora_a", A, PartitionSpec(None, None, "tensor")),
+        ("row", "lora_b", B, PartitionSpec(None, None, None, "fsdp")),
+        ("row", "lora_b", (2, 1, 16, 64), WHOLE),  # small
+        ("fsdp", "lora_b", B, PartitionSpec(None, None, None, "fsdp")),
     ],
 )
-def test_which_dimensions_of_a_kernel(
-    strategy: str, sizes: tuple[int, ...], expected: PartitionSpec
+def test_which_dimensions_of_a_map(
+    strategy: str, leaf: str, sizes: tuple[int, ...], expected: PartitionSpec
 ) -> None:
-    tree = {"kernel": shape(*sizes)}
-    assert specs(((".*", strategy),), tree, tree, 4, 2)["kernel"] == expected
-    if "tensor" in expected:  # along an axis of one device nothing is split
-        assert "tensor" not in specs(((".*", strategy),), tree, tree, 4, 1)["kernel"]
+    tree = {"layers": {"map": {leaf: shape(*sizes)}}}
+    found = specs(((".*", strategy),), tree, tree, 4, 2)
+    assert found["layers"]["map"][leaf] == expected
+    # Along an axis of one device nothing is split.
+    alone = specs(((".*", strategy),), tree, tree, 4, 1)["layers"]["map"][leaf]
+    assert "tensor" not in alone
+
+
+@pytest.mark.parametrize(("sizes", "says"), [((2, 3, 12, 64), "12"), ((2, 3, 64, 12), "12")])
+def test_a_map_that_does_not_divide_is_refused(sizes: tuple[int, ...], says: str) -> None:
+    tree = {"layers": {"map": {"kernel": shape(*sizes)}}}
+    strategy = "fsdp" if sizes[-1] == 64 else "row"
+    with pytest.raises(InputError) as caught:
+        specs(((".*", strategy),), tree, tree, 8, 1)
+    assert str(caught.value) == (
+        f"config.runtime.mesh has 8 devices along fsdp, which do not divide {says}, a size of "
+        f"layers/map/kernel {list(sizes)}; use a divisor of it."
+    )
 
 
 def test_the_first_rule_found_in_the_name_holds() -> None:
@@ -112,7 +134,7 @@ def test_the_first_rule_found_in_the_name_holds() -> None:
 
 
 def test_the_models_rules_stand_where_they_are_named() -> None:
-    own = (("query", "column"), ("^word", "row"))
+    own = (("query", "column"), ("^word", "fsdp"))
     given = (("norm", "fsdp"), ("layers", "model"), ("word", "replicate"))
     found = specs(resolve(given, own), tensor=2)
     assert found["layers"]["query"]["kernel"] == PartitionSpec(None, None, "fsdp", "tensor")

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from qrag_jax.models.compute.dropout import TokenDropout, drop
+from qrag_jax.models.compute.group import (
+    TENSOR,
+    Group,
+    first_of_part,
+    on_one,
+    sum_to_part,
+    summed,
+    used_by_all,
+    whole,
+)
 from qrag_jax.models.compute.precision import exact
 
 # Leaves beside the kernel of a linear map that has a low-rank adapter (`lora`).
@@ -17,17 +28,46 @@ LORA_A, LORA_B = ADAPTER = ("lora_a", "lora_b")
 LORA_KEY = "lora_key"  # a further leaf if dropout acts on the adapter's inputs
 
 
+class Form(NamedTuple):
+    """How a product is computed.
+
+    Attributes:
+        products: the dtype that its factors are rounded to.
+        axis: of the kernel, along which a device holds a part of it; None: the kernel is whole.
+        group: the devices that hold the parts.
+    """
+
+    products: jnp.dtype
+    axis: int | None = None
+    group: Group = Group()
+
+    def kernel(self, part: jax.Array) -> jax.Array:
+        """The whole kernel, in the dtype of the products: parts are gathered as they multiply."""
+        part = part.astype(self.products)
+        return part if self.axis is None else whole(self.group, self.axis, part)
+
+    def gradient(self, of_kernel: jax.Array, part: jax.Array) -> jax.Array:
+        """The gradient of a device's part of the kernel."""
+        if self.axis is not None:
+            of_kernel = sum_to_part(self.group, self.axis, of_kernel)
+        return of_kernel.astype(part.dtype)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def linear(products: jnp.dtype, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+def linear(form: Form, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     """x·W + b over the last axis: x `[..., I]`, kernel `[I, O]`, bias `[O]` → `[..., O]`.
 
-    The factors of every product are rounded to the dtype `products`, sums are float32, the result
-    has x's dtype. The gradients of kernel and bias have the dtypes of kernel and bias. They are
-    computed from x and the cotangent as these lie in memory. Autodiff would transpose both first,
-    and on CPU those copies cost a tenth of a training step.
+    Sums inside products are float32, the result has x's dtype. The gradients of kernel and bias
+    have the dtypes of kernel and bias. They are computed from x and the cotangent as these lie in
+    memory. Autodiff would transpose both first, and on CPU those copies cost a tenth of a training
+    step. A kernel in parts is gathered again for the gradient: only its part is kept.
     """
-    rows = x.reshape(-1, x.shape[-1])
-    product = _product(products, rows, kernel, ((1,), (0,)), x.dtype) + bias.astype(x.dtype)[None]
+    return _times(form, x, kernel) + bias.astype(x.dtype)[(None,) * (x.ndim - 1)]
+
+
+def _times(form, x, kernel):
+    rows, kernel = x.reshape(-1, x.shape[-1]), form.kernel(kernel)
+    product = _product(form.products, rows, kernel, ((1,), (0,)), x.dtype)
     return product.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
@@ -41,16 +81,16 @@ def _product(products, one, other, contracted, result):
     )
 
 
-def _forward(products, x, kernel, bias):
-    return linear(products, x, kernel, bias), (x, kernel, bias)
+def _forward(form, x, kernel, bias):
+    return linear(form, x, kernel, bias), (x, kernel, bias)
 
 
-def _backward(products, saved, gradient):
+def _backward(form, saved, gradient):
     x, kernel, bias = saved
-    rows = x.reshape(-1, x.shape[-1])
+    rows, product = x.reshape(-1, x.shape[-1]), partial(_product, form.products)
     gradient = gradient.reshape(-1, gradient.shape[-1])
-    d_x = _product(products, gradient, kernel, ((1,), (1,)), x.dtype).reshape(x.shape)
-    d_kernel = _product(products, rows, gradient, ((0,), (0,)), jnp.float32).astype(kernel.dtype)
+    d_x = product(gradient, form.kernel(kernel), ((1,), (1,)), x.dtype).reshape(x.shape)
+    d_kernel = form.gradient(product(rows, gradient, ((0,), (0,)), jnp.float32), kernel)
     if bias is None:
         return d_x, d_kernel, None
     d_bias = gradient.astype(jnp.float32).sum(axis=0).astype(bias.dtype)
@@ -61,18 +101,17 @@ linear.defvjp(_forward, _backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def linear_without_bias(products: jnp.dtype, x: jax.Array, kernel: jax.Array) -> jax.Array:
+def linear_without_bias(form: Form, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """x·W over the last axis, as `linear` computes it: x `[..., I]`, kernel `[I, O]`."""
-    product = _product(products, x.reshape(-1, x.shape[-1]), kernel, ((1,), (0,)), x.dtype)
-    return product.reshape(*x.shape[:-1], kernel.shape[-1])
+    return _times(form, x, kernel)
 
 
-def _backward_without_bias(products, saved, gradient):
-    return _backward(products, (*saved, None), gradient)[:2]
+def _backward_without_bias(form, saved, gradient):
+    return _backward(form, (*saved, None), gradient)[:2]
 
 
 linear_without_bias.defvjp(
-    lambda products, x, kernel: (linear_without_bias(products, x, kernel), (x, kernel)),
+    lambda form, x, kernel: (linear_without_bias(form, x, kernel), (x, kernel)),
     _backward_without_bias,
 )
 
@@ -83,44 +122,79 @@ class Linear(nn.Module):
     If the parameters also have `lora_a` `[I, r]` and `lora_b` `[r, O]`, it adds (x·A)·B. If they
     have `lora_key` `[k, 2]` as well, A consists of k matrices side by side, and x passes through a
     separate mask for each of them (`dropout.drop`). x·W uses x without a mask.
+
+    Attributes:
+        features: O, on this device.
+        group: the devices that hold the kernel together.
+        closes: along `tensor` each device has a part of the inputs, and the products are summed;
+            else each has a part of the outputs.
     """
 
     features: int
     products: jnp.dtype = jnp.float32
     use_bias: bool = True
+    group: Group = Group()
+    closes: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, dropout: TokenDropout | None = None) -> jax.Array:
         """`[..., I]` → `[..., features]` in x's dtype.
 
         Raises:
-            ValueError: the parameters have `lora_key`, but `dropout` is None.
+            ValueError: the parameters have `lora_key`, but `dropout` is None; or the kernel has
+                neither the sizes of x and `features` nor those of its part.
         """
-        kernel = self.param(
-            "kernel", nn.initializers.lecun_normal(), (x.shape[-1], self.features), jnp.float32
-        )
-        if self.use_bias:
-            bias = self.param("bias", nn.initializers.zeros_init(), (self.features,), jnp.float32)
-            result = linear(self.products, x, kernel, bias)
+        group, (kernel, bias) = self.group, self._own(x)
+        if group.tensor > 1 and not self.closes:
+            x = used_by_all(TENSOR, x)
+        if bias is None:
+            result = linear_without_bias(self._form(x, kernel), x, kernel)
         else:
-            result = linear_without_bias(self.products, x, kernel)
-        if not self.has_variable("params", LORA_A):
-            return result
+            if self.closes:
+                bias = on_one(group, bias)
+            result = linear(self._form(x, kernel), x, kernel, bias)
+        if self.has_variable("params", LORA_A):
+            result = result + self._low_rank(x, dropout)
+        return summed(TENSOR, result) if group.tensor > 1 and self.closes else result
+
+    def _own(self, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """The kernel and the bias, made if there are none yet."""
+        if self.has_variable("params", "kernel"):  # `param` would refuse a part
+            kernel: jax.Array = self.get_variable("params", "kernel")
+        else:
+            shape = x.shape[-1], self.features
+            kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
+        if not self.use_bias:
+            return kernel, None
+        zeros = nn.initializers.zeros_init()
+        return kernel, self.param("bias", zeros, (self.features,), jnp.float32)
+
+    def _form(self, x: jax.Array, kernel: jax.Array) -> Form:
+        """How the kernel is multiplied; its shape tells along which axis it is in parts."""
+        sizes, parts = (x.shape[-1], self.features), self.group.fsdp
+        shapes = {None: sizes, 0: (sizes[0] / parts, sizes[1]), 1: (sizes[0], sizes[1] / parts)}
+        for axis, shape in shapes.items():
+            if kernel.shape == shape:
+                return Form(self.products, axis, self.group)
+        raise ValueError(f"a kernel of {kernel.shape} is not one of {sizes} in {parts} parts")
+
+    def _low_rank(self, x: jax.Array, dropout: TokenDropout | None) -> jax.Array:
+        """(x·A)·B."""
+        form = Form(self.products)
         a: jax.Array = self.get_variable("params", LORA_A)
         b: jax.Array = self.get_variable("params", LORA_B)
-        if self.has_variable("params", LORA_KEY):
-            keys: jax.Array = self.get_variable("params", LORA_KEY)
-            if dropout is None:
-                raise ValueError("dropout needs rows with digests: encode them by `ragged`")
-            parts = zip(keys, jnp.split(a, len(keys), axis=1), strict=True)
-            dropped = [
-                linear_without_bias(self.products, drop(x, key, dropout), part)
-                for key, part in parts
-            ]
-            narrow = jnp.concatenate(dropped, axis=1)
-        else:
-            narrow = linear_without_bias(self.products, x, a)
-        return result + linear_without_bias(self.products, narrow, b)
+        if not self.has_variable("params", LORA_KEY):
+            return linear_without_bias(form, linear_without_bias(form, x, a), b)
+        keys: jax.Array = self.get_variable("params", LORA_KEY)
+        if dropout is None:
+            raise ValueError("dropout needs rows with digests: encode them by `ragged`")
+        first = first_of_part(self.group, x.shape[-1]) if self.closes else 0
+        parts = zip(keys, jnp.split(a, len(keys), axis=1), strict=True)
+        dropped = [
+            linear_without_bias(form, drop(x, key, dropout, first=first), part)
+            for key, part in parts
+        ]
+        return linear_without_bias(form, jnp.concatenate(dropped, axis=1), b)
 
 
 def side_by_side(parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:

@@ -2,7 +2,8 @@
 
 The compiled program sorts rows by length on the device and packs them into blocks (`packing`). A
 loop computes the blocks one by one; a switch chooses the block's static shape. Absent rows cost
-nothing. A row that occurs twice is computed once (except in `embed_and_pull_back`).
+nothing. A row that occurs twice is computed once (except in `embed_and_pull_back`). Devices that
+hold the parameters together (`group`) share their rows and run through the same blocks (`dealing`).
 
 The gradient is pulled back block by block from cotangents of the embeddings (Gao et al., 2021,
 "Scaling Deep Contrastive Learning Batch Size", GradCache), so only one block needs memory.
@@ -20,6 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
+from qrag_jax.models.compute.dealing import (
+    collected,
+    dealt,
+    given_here,
+    longest_dealt,
+    of_group,
+)
 from qrag_jax.models.compute.dropout import (
     TokenDropout,
     row_digests,
@@ -27,6 +35,7 @@ from qrag_jax.models.compute.dropout import (
     trunk_keys,
     without_key,
 )
+from qrag_jax.models.compute.group import Group, add_to_rows, look_up
 from qrag_jax.models.compute.lora import Adapted, attach, detach, has_keys
 from qrag_jax.models.compute.packing import (
     Blocks,
@@ -73,13 +82,31 @@ class TokenRows(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Rows sorted by length. Absent rows and removed repeated rows have length 0 and come first."""
+    """Rows sorted by length. Absent rows and removed repeated rows have length 0 and come first.
 
+    N rows are those of the group, M of them are dealt to this device (`dealing`).
+    """
+
+    group: Group
     order: jax.Array  # [N] the row at each place of the order
     first: jax.Array  # [N] the first row with the same content, possibly the row itself
-    tokens: jax.Array  # [N, L] in order
-    lengths: jax.Array  # [N] in order
-    dropout: TokenDropout | None  # with the digests of the rows, [N] in order
+    tokens: jax.Array  # [M, L] in order
+    lengths: jax.Array  # [M] in order
+    planned: jax.Array  # [M] lengths that blocks are planned for, the same in the whole group
+    dropout: TokenDropout | None  # with the digests of the rows, [M] in order
+
+    def in_order(self, given: jax.Array) -> jax.Array:
+        """A value of each row given on this device, `[n, …]` → those of its own rows `[M, …]`."""
+        return dealt(self.group, of_group(self.group, given)[self.order])
+
+    def as_given(self, computed: jax.Array) -> jax.Array:
+        """Results of the own rows `[M, …]` → those of the rows given on this device `[n, …]`.
+
+        A repeated row has the result of the first one of its kind.
+        """
+        every = collected(self.group, computed)
+        place = jnp.zeros_like(self.order).at[self.order].set(jnp.arange(len(self.order)))
+        return every[place[given_here(self.group, self.first)]]
 
 
 class _Packed(NamedTuple):
@@ -87,7 +114,20 @@ class _Packed(NamedTuple):
 
     tokens: jax.Array  # [T]
     layout: Layout
-    place: jax.Array  # [R] in the order by length, N for a row that is not present
+    place: jax.Array  # [R] in the order by length, M for a row that is not present
+
+
+class CotangentsOf(NamedTuple):
+    """How cotangents are computed from the embeddings of rows.
+
+    Attributes:
+        of: (embeddings `[R, D]`, the values of their rows `[R, …]`, zeros if there is no row) →
+            cotangents `[R, D]`.
+        of_rows: values of each row, a pytree of `[N, …]`.
+    """
+
+    of: Callable[[jax.Array, Any], jax.Array]
+    of_rows: Any
 
 
 def embed_rows(
@@ -102,16 +142,18 @@ def embed_rows(
         ValueError: rows are wider than the longest row length of `blocks`.
     """
     params, key = without_key(params)
-    rows = _sorted(blocks, given, _masks(encoder, key, has_keys(params)))
-    prepared = encoder.module.prepare(params, encoder.module.precision.products)
+    rows = _sorted(encoder.module.group, blocks, given, _masks(encoder, key, has_keys(params)))
+    module = encoder.module
+    prepared = module.prepare(module.for_use(params), module.precision.products)
 
     def compute(embedded: jax.Array, block: _Packed) -> jax.Array:
-        result = encoder.embed_words(prepared, prepared[WORDS][block.tokens], block.layout)
+        words = encoder.words(prepared, block.tokens)
+        result = encoder.embed_words(prepared, words, block.layout)
         return embedded.at[block.place].set(result, mode="drop")
 
-    nothing = jnp.zeros((len(given.tokens), encoder.width), jnp.float32)
+    nothing = jnp.zeros((len(rows.tokens), encoder.width), jnp.float32)
     embedded, count = _over_blocks(blocks, rows, compute, nothing)
-    return jnp.zeros_like(embedded).at[rows.order].set(embedded)[rows.first], count
+    return rows.as_given(embedded), count
 
 
 def pull_back(
@@ -136,7 +178,9 @@ def pull_back(
     """
     rows = _rows_to_pull_back(encoder, blocks, params, given)
     # A row that occurs twice is pulled back once, with the sum of its cotangents.
-    cotangents = jnp.zeros_like(cotangents).at[rows.first].add(cotangents)[rows.order]
+    every = of_group(rows.group, cotangents)
+    every = jnp.zeros_like(every).at[rows.first].add(every)[rows.order]
+    cotangents = dealt(rows.group, every)
 
     def cotangent_of(carry: Any, embedded: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:
         return cotangents.at[place].get(mode="fill", fill_value=0), carry
@@ -150,29 +194,28 @@ def embed_and_pull_back(
     blocks: Blocks,
     params: Params | Adapted,
     given: TokenRows,
-    cotangent_of: Callable[[jax.Array, jax.Array], jax.Array],
+    cotangents: CotangentsOf,
 ) -> tuple[Params, jax.Array, TokenCount]:
     """As `pull_back`, for cotangents that are computed from the embeddings.
 
     A row that occurs twice is computed twice.
 
-    Args:
-        cotangent_of: (embeddings `[R, D]`, the number of the row of each `[R]`, N if there is no
-            row) → cotangents `[R, D]`.
-
     Returns:
         The gradient, the embeddings `[N, D]` and the token count.
     """
     rows = _rows_to_pull_back(encoder, blocks, params, given, repeats=True)
-    count = len(given.tokens)
+    own = jax.tree.map(rows.in_order, cotangents.of_rows)
 
     def of_block(carry: Any, embedded: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:
-        row = rows.order.at[place].get(mode="fill", fill_value=count)
-        carry = carry.at[row].set(embedded, mode="drop")
-        return cotangent_of(embedded, row), carry
+        values = jax.tree.map(lambda leaf: leaf.at[place].get(mode="fill", fill_value=0), own)
+        carry = carry.at[place].set(embedded, mode="drop")
+        return cotangents.of(embedded, values), carry
 
-    nothing = jnp.zeros((count, encoder.width), jnp.float32)
-    return _pull_back(encoder, blocks, params, rows, _Cotangents(of_block, nothing))
+    nothing = jnp.zeros((len(rows.tokens), encoder.width), jnp.float32)
+    gradient, embedded, count = _pull_back(
+        encoder, blocks, params, rows, _Cotangents(of_block, nothing)
+    )
+    return gradient, rows.as_given(embedded), count
 
 
 def _rows_to_pull_back(
@@ -186,7 +229,7 @@ def _rows_to_pull_back(
         masks = _masks(encoder, None, params.dropout_key is not None)
     else:
         masks = _masks(encoder, without_key(params)[1], False)
-    return _sorted(blocks, given, masks, repeats)
+    return _sorted(encoder.module.group, blocks, given, masks, repeats)
 
 
 _Masks = Callable[[jax.Array], TokenDropout]  # from the rows' digests
@@ -223,25 +266,28 @@ def _pull_back(
     """The gradient, the last carry and the token count."""
     if isinstance(params, Adapted):
         return _pull_back_to_adapters(encoder, blocks, params, rows, cotangents)
-    prepared = encoder.module.prepare(without_key(params)[0])
+    module, group = encoder.module, rows.group
+    for_use, to_stored = jax.vjp(module.for_use, without_key(params)[0])
+    prepared = module.prepare(for_use)
     table = prepared.pop(WORDS)
 
     def compute(total: tuple[Params, jax.Array, Any], block: _Packed):
         def embed(prepared: Params, words: jax.Array) -> jax.Array:
-            return encoder.embed_words(prepared | {WORDS: table}, words, block.layout)
+            return encoder.embed_words(prepared, words, block.layout)
 
-        embedded, back = jax.vjp(embed, prepared, table[block.tokens])
+        words = look_up(group, table, block.tokens, encoder.width)
+        embedded, back = jax.vjp(embed, prepared, words)
         cotangent, carry = cotangents.of(total[2], embedded, block.place)
         gradient, of_words = back(cotangent)
         # A block uses few rows of the word table. Their gradients are added in place: a block needs
         # no whole table.
-        of_table = total[1].at[block.tokens].add(of_words)
+        of_table = add_to_rows(group, total[1], block.tokens, of_words)
         return jax.tree.map(jnp.add, total[0], gradient), of_table, carry
 
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (prepared, table))
     start = (*zeros, cotangents.carry)
     (gradient, of_table, carry), count = _over_blocks(blocks, rows, compute, start)
-    return encoder.module.as_stored(gradient | {WORDS: of_table}), carry, count
+    return to_stored(module.as_stored(gradient | {WORDS: of_table}))[0], carry, count
 
 
 def _pull_back_to_adapters(
@@ -256,15 +302,16 @@ def _pull_back_to_adapters(
 
     def prepare(adapters: Params) -> tuple[Params, Params]:
         attached = attach(params._replace(adapters=adapters), encoder.lora_scale)
-        return detach(module.prepare(attached, module.precision.products))
+        return detach(module.prepare(module.for_use(attached), module.precision.products))
 
     prepared, to_stored, frozen = jax.vjp(prepare, params.adapters, has_aux=True)
 
     def compute(total: tuple[Params, Any], block: _Packed) -> tuple[Params, Any]:
         def embed(prepared: Params) -> jax.Array:
             prepared = unflatten_dict(frozen | prepared)
-            return encoder.embed_words(prepared, prepared[WORDS][block.tokens], block.layout)
+            return encoder.embed_words(prepared, words, block.layout)
 
+        words = encoder.words(unflatten_dict(frozen), block.tokens)
         embedded, back = jax.vjp(embed, prepared)
         cotangent, carry = cotangents.of(total[1], embedded, block.place)
         return jax.tree.map(jnp.add, total[0], back(cotangent)[0]), carry
@@ -277,28 +324,34 @@ def _pull_back_to_adapters(
 
 def count_tokens(blocks: Blocks, given: TokenRows) -> TokenCount:
     """The token count that `embed_rows` returns for the same rows, without computing them."""
-    return _over_blocks(blocks, _sorted(blocks, given), lambda carry, _: carry, ())[1]
+    rows = _sorted(Group(), blocks, given)
+    return _over_blocks(blocks, rows, lambda carry, _: carry, ())[1]
 
 
 def _sorted(
-    blocks: Blocks, given: TokenRows, masks: _Masks | None = None, repeats: bool = False
+    group: Group,
+    blocks: Blocks,
+    given: TokenRows,
+    masks: _Masks | None = None,
+    repeats: bool = False,
 ) -> _Rows:
-    """Sorts rows by length and sets the length of repeated rows to 0.
+    """Sorts the rows of a group by length, sets the length of repeated rows to 0, and deals them.
 
     Args:
         masks: makes the dropout of the rows; None: nothing is dropped.
         repeats: keep repeated rows as they are.
     """
-    tokens, lengths = given
+    tokens, lengths = (of_group(group, leaf) for leaf in given)
     if tokens.shape[1] > blocks.lengths[-1]:
         raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the lengths {blocks.lengths}")
     tokens = jnp.where(jnp.arange(tokens.shape[1])[None] < lengths[:, None], tokens, 0)
     first = jnp.arange(len(tokens)) if repeats else first_of_its_kind(tokens, lengths)
     lengths = jnp.where(first == jnp.arange(len(first)), lengths, 0)
     order = jnp.argsort(lengths, stable=True)
-    tokens, lengths = tokens[order], lengths[order]
+    planned = longest_dealt(group, lengths[order])
+    tokens, lengths = dealt(group, tokens[order]), dealt(group, lengths[order])
     dropout = None if masks is None else masks(row_digests(tokens, lengths))
-    return _Rows(order, first, tokens, lengths, dropout)
+    return _Rows(group, order, first, tokens, lengths, planned, dropout)
 
 
 def first_of_its_kind(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -336,18 +389,20 @@ def _over_blocks(
 
     def one_block(loop: tuple[Any, Filling, jax.Array]) -> tuple[Any, Filling, jax.Array]:
         carry, left, computed = loop
-        block = next_block(blocks, rows.lengths, left)
+        block = next_block(blocks, rows.planned, left)
         place, present = rows_of_block(block, left, max(shape.rows for shape in shapes))
         carry = jax.lax.switch(block.shape, branches, carry, place, present)
         cost = jnp.array([float(shape.tokens) for shape in shapes])[block.shape]
         return carry, Filling(left.low + block.bottom, left.high - block.top), computed + cost
 
     count = jnp.int32(rows.lengths.shape[0])
-    absent = (rows.lengths == 0).sum(dtype=jnp.int32)
+    absent = (rows.planned == 0).sum(dtype=jnp.int32)
     carry, _, computed = jax.lax.while_loop(
         rows_left, one_block, (start, Filling(absent, count), jnp.float32(0))
     )
-    return carry, TokenCount(rows.lengths.astype(jnp.float32).sum(), computed)
+    # Devices along `tensor` share the work on the same rows.
+    real = rows.lengths.astype(jnp.float32).sum()
+    return carry, TokenCount(real / rows.group.tensor, computed / rows.group.tensor)
 
 
 def _pack(rows: _Rows, place: jax.Array, present: jax.Array, shape: Shape) -> _Packed:

@@ -19,8 +19,10 @@ from qrag_jax.models.compute.dropout import (
     drop_hidden,
     kept_weights,
 )
+from qrag_jax.models.compute.group import Group, first_of_part
 from qrag_jax.models.compute.linear import Linear, side_by_side
 from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
+from qrag_jax.models.compute.parts import SplitMaps
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.trunks.trunk import (
     WORDS,
@@ -116,31 +118,34 @@ class BertLayer(nn.Module):
 
     config: BertConfig
     precision: Precision
+    group: Group = Group()
 
     @nn.compact
     def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
         """x `[T, H]`, its rows placed as in `layout` → `[T, H]`."""
-        c = self.config
-        width = x.shape[-1]
-        projected = to_rows(self._linear(3 * width, QKV)(x, layout.dropout), layout)
+        c, parts = self.config, self.group.tensor
+        width, heads = x.shape[-1], c.num_attention_heads // parts
+        projected = to_rows(self._linear(3 * width // parts, QKV)(x, layout.dropout), layout)
         rows, length, _ = projected.shape
-        heads = (rows, length, 3, c.num_attention_heads, width // c.num_attention_heads)
-        query, key, value = jnp.moveaxis(projected.reshape(heads), 2, 0)
+        by_head = (rows, length, 3, heads, width // c.num_attention_heads)
+        query, key, value = jnp.moveaxis(projected.reshape(by_head), 2, 0)
         lengths = jnp.maximum(layout.lengths, 1)
-        kept = kept_weights(layout.dropout, layout.place, c.num_attention_heads)
+        first = first_of_part(self.group, heads)
+        kept = kept_weights(layout.dropout, layout.place, heads, first)
         attended = padded_attention(query, key, value, lengths, precision=self.precision, kept=kept)
-        attended = from_rows(attended.reshape(rows, length, width), layout)
-        attended = self._linear(width, "attention_output")(attended, layout.dropout)
+        attended = from_rows(attended.reshape(rows, length, -1), layout)
+        attended = self._linear(width, "attention_output", closes=True)(attended, layout.dropout)
         attended = drop_hidden(attended, layout.dropout, ATTENTION_OUTPUT)
         x = self._norm("attention_norm")(x + attended)
-        hidden = self._linear(c.intermediate_size, "intermediate")(x, layout.dropout)
+        hidden = self._linear(c.intermediate_size // parts, "intermediate")(x, layout.dropout)
         hidden = ACTIVATIONS[c.hidden_act](hidden)
-        hidden = self._linear(width, "output")(hidden, layout.dropout)
+        hidden = self._linear(width, "output", closes=True)(hidden, layout.dropout)
         hidden = drop_hidden(hidden, layout.dropout, OUTPUT)
         return self._norm("output_norm")(x + hidden)
 
-    def _linear(self, features: int, name: str) -> Linear:
-        return Linear(features, self.precision.products, name=name)
+    def _linear(self, features: int, name: str, closes: bool = False) -> Linear:
+        products = self.precision.products
+        return Linear(features, products, group=self.group, closes=closes, name=name)
 
     def _norm(self, name: str) -> nn.LayerNorm:
         # Flax computes mean and variance in float32 for every dtype.
@@ -157,17 +162,26 @@ class BertLayer(nn.Module):
 class Bert(LayeredTrunk):
     """BERT: packed word vectors to last hidden states. Segment ids are all 0, as in retrievers."""
 
+    SPLIT: ClassVar[SplitMaps] = SplitMaps(
+        columns=(*PROJECTIONS, "intermediate"), rows=("attention_output", "output"), tables=(WORDS,)
+    )
+
     config: BertConfig
 
     def layer(self) -> BertLayer:
         """The module of every layer, without a parent."""
-        return BertLayer(self.config, self.precision, parent=None)
+        return BertLayer(self.config, self.precision, self.group, parent=None)
+
+    def shared_sizes(self) -> dict[str, int]:
+        """Sizes that a tensor axis must divide, by their name in `config.json`."""
+        names = ("num_attention_heads", "intermediate_size")
+        return {name: getattr(self.config, name) for name in names}
 
     def setup(self) -> None:
         c = self.config
         init = nn.initializers.normal(0.02)
+        self.make_words()
         sizes = {
-            WORDS: c.vocab_size,
             "position_embeddings": c.max_position_embeddings,
             "token_type_embeddings": c.type_vocab_size,
         }

@@ -19,6 +19,7 @@ from qrag_jax.models.files.weight_names import (
 )
 from qrag_jax.models.trunks.bert import Bert, BertConfig
 from qrag_jax.models.trunks.trunk import LAYERS
+from qrag_jax.runtime.sharding import split_rules
 
 # Our module → Hugging Face's module.
 EMBEDDINGS = {
@@ -63,14 +64,8 @@ TABLE = NameTable(
 )
 
 
-# How parameters are split over a mesh (see `runtime.sharding`), in the layout of Megatron-LM.
-PARTITION_RULES = (
-    ("lora_", "fsdp"),
-    ("(query|key|value|intermediate)/kernel$", "column"),
-    ("(attention_output|output)/kernel$", "row"),
-    ("word_embeddings$", "row"),
-    (".*", "fsdp"),
-)
+# How parameters are split over a mesh (see `runtime.sharding`).
+PARTITION_RULES = split_rules(Bert.SPLIT.columns, Bert.SPLIT.rows)
 
 
 def params_from_tensors(

@@ -28,13 +28,13 @@ from qrag_jax.models.compute.dropout import (
     drop_hidden,
     kept_weights,
 )
+from qrag_jax.models.compute.group import Group
 from qrag_jax.models.compute.linear import Linear
 from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.rope import angles_at, rotate_halves
 from qrag_jax.models.trunks.bert import ACTIVATIONS as BERT_ACTIVATIONS
 from qrag_jax.models.trunks.trunk import (
-    WORDS,
     LayeredTrunk,
     Params,
     given_fields,
@@ -155,6 +155,7 @@ class GteLayer(nn.Module):
 
     config: GteConfig
     precision: Precision
+    group: Group = Group()
 
     @nn.compact
     def __call__(self, x: jax.Array, layout: Layout, cos: jax.Array, sin: jax.Array) -> jax.Array:
@@ -183,7 +184,7 @@ class GteLayer(nn.Module):
         return self._norm("output_norm")(x + hidden)
 
     def _linear(self, features: int, name: str, bias: bool = True) -> Linear:
-        return Linear(features, self.precision.products, use_bias=bias, name=name)
+        return Linear(features, self.precision.products, bias, self.group, name=name)
 
     def _norm(self, name: str) -> nn.Module:
         # Flax computes mean and variance in float32 for every dtype.
@@ -205,11 +206,12 @@ class Gte(LayeredTrunk):
 
     def layer(self) -> GteLayer:
         """The module of every layer, without a parent."""
-        return GteLayer(self.config, self.precision, parent=None)
+        return GteLayer(self.config, self.precision, self.group, parent=None)
 
     def setup(self) -> None:
         c, init = self.config, nn.initializers.normal(0.02)
-        sizes = {WORDS: c.vocab_size, "token_type_embeddings": c.type_vocab_size}
+        self.make_words()
+        sizes = {"token_type_embeddings": c.type_vocab_size}
         self.tables = {
             name: self.param(name, init, (size, c.hidden_size))
             for name, size in sizes.items()

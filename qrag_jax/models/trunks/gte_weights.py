@@ -8,6 +8,7 @@ from qrag_jax.models.files.weight_names import DENSE_LEAVES, NORM_LEAVES, NameTa
 from qrag_jax.models.trunks.bert_weights import EMBEDDING_NORM, EMBEDDINGS, LAYER
 from qrag_jax.models.trunks.gte import QKV, UP_GATE
 from qrag_jax.models.trunks.trunk import LAYERS
+from qrag_jax.runtime.sharding import ALL_SPLIT
 
 # Our module → the module of NewModel.
 LAYER_DENSE = {
@@ -36,13 +37,5 @@ TABLE = NameTable(
     architecture="NewModel",
 )
 
-# How parameters are split over a mesh (see `runtime.sharding`), in the layout of Megatron-LM. A
-# packed map is split as it is stored, not head by head: the split concerns storage only, and the
-# map is gathered before the computation.
-PARTITION_RULES = (
-    ("lora_", "fsdp"),
-    (f"({QKV}|{UP_GATE})/kernel$", "column"),
-    ("(attention_output|down)/kernel$", "row"),
-    ("word_embeddings$", "row"),
-    (".*", "fsdp"),
-)
+# How parameters are split over a mesh (see `runtime.sharding`): over `fsdp` alone.
+PARTITION_RULES = ALL_SPLIT

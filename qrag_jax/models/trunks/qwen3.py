@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -17,8 +17,10 @@ import jax.numpy as jnp
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.attention import padded_attention
+from qrag_jax.models.compute.group import Group
 from qrag_jax.models.compute.linear import Linear, side_by_side
 from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
+from qrag_jax.models.compute.parts import SplitMaps
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.rope import angles, rotate_halves
 from qrag_jax.models.trunks.trunk import (
@@ -102,12 +104,13 @@ class Qwen3Layer(nn.Module):
 
     config: Qwen3Config
     precision: Precision
+    group: Group = Group()
 
     @nn.compact
     def __call__(self, x: jax.Array, layout: Layout, cos: jax.Array, sin: jax.Array) -> jax.Array:
         """x `[T, H]`, its rows placed as in `layout`; cos, sin `[T, head_dim/2]` → `[T, H]`."""
-        c = self.config
-        heads, groups = c.num_attention_heads, c.num_key_value_heads
+        c, parts = self.config, self.group.tensor
+        heads, groups = c.num_attention_heads // parts, c.num_key_value_heads // parts
         bias = c.attention_bias
         normed = self._norm("attention_norm")(x)
         features = (heads + 2 * groups) * c.head_dim
@@ -126,15 +129,19 @@ class Qwen3Layer(nn.Module):
             query, key, value, lengths, precision=self.precision, causal=True
         )
         attended = from_rows(attended.reshape(rows, length, -1), layout)
-        attention_output = self._linear(c.hidden_size, "attention_output", bias)
+        attention_output = self._linear(c.hidden_size, "attention_output", bias, closes=True)
         x = x + attention_output(attended, layout.dropout)
         normed = self._norm("feed_forward_norm")(x)
-        both = self._linear(2 * c.intermediate_size, GATE_UP)(normed, layout.dropout)
+        both = self._linear(2 * c.intermediate_size // parts, GATE_UP)(normed, layout.dropout)
         gate, up = jnp.split(both, 2, axis=-1)
-        return x + self._linear(c.hidden_size, "down")(jax.nn.silu(gate) * up, layout.dropout)
+        down = self._linear(c.hidden_size, "down", closes=True)
+        return x + down(jax.nn.silu(gate) * up, layout.dropout)
 
-    def _linear(self, features: int, name: str, bias: bool = False) -> Linear:
-        return Linear(features, self.precision.products, use_bias=bias, name=name)
+    def _linear(
+        self, features: int, name: str, bias: bool = False, *, closes: bool = False
+    ) -> Linear:
+        products = self.precision.products
+        return Linear(features, products, bias, self.group, closes, name=name)
 
     def _norm(self, name: str) -> nn.RMSNorm:
         return rms_norm(self.config, self.precision, name)
@@ -157,16 +164,27 @@ def rms_norm(config: Qwen3Config, precision: Precision, name: str | None = None)
 class Qwen3(LayeredTrunk):
     """Qwen3: packed word vectors to normed last hidden states, as a language-model head takes."""
 
+    SPLIT: ClassVar[SplitMaps] = SplitMaps(
+        columns=sum(FUSED.values(), ()),
+        rows=("attention_output", "down"),
+        norms=("query_norm", "key_norm"),
+        tables=(WORDS,),
+    )
+
     config: Qwen3Config
 
     def layer(self) -> Qwen3Layer:
         """The module of every layer, without a parent."""
-        return Qwen3Layer(self.config, self.precision, parent=None)
+        return Qwen3Layer(self.config, self.precision, self.group, parent=None)
+
+    def shared_sizes(self) -> dict[str, int]:
+        """Sizes that a tensor axis must divide, by their name in `config.json`."""
+        names = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+        return {name: getattr(self.config, name) for name in names}
 
     def setup(self) -> None:
         c = self.config
-        # `TextEncoder` looks words up in this table, outside; a tied head would multiply by it.
-        self.words = self.param(WORDS, nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size))
+        self.make_words()  # a tied head would multiply by this table
         self.layers = self.layers_params()
         self.final_norm = rms_norm(c, self.precision)
 
@@ -192,8 +210,15 @@ class Qwen3(LayeredTrunk):
     def split(self, layer: Params) -> Params:
         """The inverse of `join`."""
         c = self.config
-        heads, groups = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-        ends = {QKV: (heads, heads + groups), GATE_UP: (c.intermediate_size,)}
+        heads, groups, inner = (
+            size // self.group.tensor
+            for size in (
+                c.num_attention_heads * c.head_dim,
+                c.num_key_value_heads * c.head_dim,
+                c.intermediate_size,
+            )
+        )
+        ends = {QKV: (heads, heads + groups), GATE_UP: (inner,)}
         for fused, names in FUSED.items():
             leaves = layer.pop(fused).items()
             parts = {leaf: jnp.split(array, ends[fused], -1) for leaf, array in leaves}

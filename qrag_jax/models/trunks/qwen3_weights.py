@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 from qrag_jax.models.files.weight_names import DENSE_LEAVES, NameTable, module_names
+from qrag_jax.models.trunks.qwen3 import Qwen3
 from qrag_jax.models.trunks.trunk import LAYERS, WORDS
+from qrag_jax.runtime.sharding import split_rules
 
 # Our module → Hugging Face's module.
 LAYER_DENSE = {
@@ -40,11 +42,5 @@ TABLE = NameTable(
     architecture="Qwen3Model",
 )
 
-# How parameters are split over a mesh (see `runtime.sharding`), in the layout of Megatron-LM.
-PARTITION_RULES = (
-    ("lora_", "fsdp"),
-    ("(query|key|value|gate|up)/kernel$", "column"),
-    ("(attention_output|down)/kernel$", "row"),
-    ("word_embeddings$", "row"),
-    (".*", "fsdp"),
-)
+# How parameters are split over a mesh (see `runtime.sharding`).
+PARTITION_RULES = split_rules(Qwen3.SPLIT.columns, Qwen3.SPLIT.rows)

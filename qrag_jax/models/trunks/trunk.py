@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Protocol
+from functools import cache, partial
+from typing import Any, ClassVar, Protocol, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from qrag_jax.errors import InputError
+from qrag_jax.models.compute.group import Group
 from qrag_jax.models.compute.packing import Layout, padded_layout
+from qrag_jax.models.compute.parts import SplitMaps, for_use
 from qrag_jax.models.compute.precision import Precision
 
 Params = Any  # a pytree of arrays
@@ -88,6 +90,8 @@ class Trunk(Protocol):
     def config(self) -> TrunkConfig: ...
     @property
     def precision(self) -> Precision: ...
+    @property
+    def group(self) -> Group: ...
 
     def init_params(self, key: jax.Array) -> Params:
         """Random parameters, those under `LAYERS` stacked on a leading axis."""
@@ -99,6 +103,14 @@ class Trunk(Protocol):
 
     def as_stored(self, prepared: Params) -> Params:
         """The inverse of `prepare`, for gradients too."""
+        ...
+
+    def for_use(self, params: Params) -> Params:
+        """The parts of stacked parameters that a device holds → what `prepare` takes."""
+        ...
+
+    def on(self, group: Group) -> Any:
+        """The trunk as the devices of a group compute it."""
         ...
 
     def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -116,12 +128,16 @@ class LayeredTrunk(nn.Module):
         precision: dtypes of the computation; parameters stay float32.
         remat: what is computed again for the gradient, a name of `REMAT_POLICIES`.
         scanned: the layers stay stacked and are scanned, else they are computed one by one.
+        group: the devices that hold the parameters together.
     """
+
+    SPLIT: ClassVar[SplitMaps] = SplitMaps(tables=(WORDS,))
 
     config: Any
     precision: Precision = Precision()
     remat: str = "none"
     scanned: bool = False
+    group: Group = Group()
 
     def layer(self) -> Any:
         """The module of every layer, without a parent."""
@@ -134,6 +150,43 @@ class LayeredTrunk(nn.Module):
     def split(self, layer: Params) -> Params:
         """The inverse of `join`."""
         return layer
+
+    def shared_sizes(self) -> dict[str, int]:
+        """Sizes that a tensor axis must divide, by their name in `config.json`."""
+        return {}
+
+    def on(self, group: Group) -> Self:
+        """The trunk as the devices of a group compute it.
+
+        Raises:
+            InputError: the layers cannot be computed in so many parts.
+        """
+        parts = group.tensor
+        field = f"config.runtime.mesh has a tensor axis of {parts}"
+        if parts > 1 and not self.SPLIT.columns:
+            raise InputError(
+                f"{field}, but the layers of this model cannot be computed in parts: queries, keys "
+                "and values are one map in its files; use the fsdp axis."
+            )
+        for name, size in self.shared_sizes().items():
+            if size % parts:
+                raise InputError(
+                    f"{field}, which does not divide {size}, the model's {name}; use a divisor of "
+                    "it, and the fsdp axis for the other devices."
+                )
+        return self.clone(group=group)
+
+    def for_use(self, params: Params) -> Params:
+        """The parts of stacked parameters that a device holds → what `prepare` takes (`parts`)."""
+        if self.group.size == 1:
+            return params
+        return for_use(self.group, self.SPLIT, _shapes(self.clone(group=Group())), params)
+
+    def make_words(self) -> None:
+        """For `setup`: makes the word table. `apply` takes rows of it and not the table."""
+        if self.is_initializing():
+            sizes = self.config.vocab_size, self.config.hidden_size
+            self.param(WORDS, nn.initializers.normal(0.02), sizes)
 
     def layers_params(self) -> Any:
         """For `setup`: the parameters of the layers, stacked or one by one; made if there are none.
@@ -185,7 +238,7 @@ class LayeredTrunk(nn.Module):
 
     def init_params(self, key: jax.Array) -> Params:
         """Random parameters, `layers` stacked on a leading axis."""
-        one_by_one = self.clone(scanned=False)
+        one_by_one = self.clone(scanned=False, group=Group())
         words = jnp.zeros((1, self.config.hidden_size))
         params = one_by_one.init(key, words, padded_layout(jnp.ones(1, jnp.int32), 1))["params"]
         return one_by_one.as_stored(params)
@@ -217,6 +270,11 @@ class LayeredTrunk(nn.Module):
         outside = {name: leaf for name, leaf in prepared.items() if name not in names}
         layers = [self.split(dict(prepared[name])) for name in names]
         return outside | {LAYERS: jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
+
+
+@cache
+def _shapes(trunk: LayeredTrunk) -> Params:
+    return jax.eval_shape(trunk.init_params, jax.random.key(0))
 
 
 @partial(jax.jit, static_argnums=(0, 1))

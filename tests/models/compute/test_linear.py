@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qrag_jax.models.compute.linear import Linear, linear, linear_without_bias
+from qrag_jax.models.compute.linear import Form, Linear, linear, linear_without_bias
 
 
 def draws(dtype=np.float32) -> tuple[jax.Array, ...]:
@@ -25,7 +25,7 @@ def test_value_and_gradients_equal_autodiffs() -> None:
     def plain(x, kernel, bias):
         return jnp.einsum("abi,io->abo", x, kernel) + bias[None, None]
 
-    found, pull = jax.vjp(partial(linear, jnp.float32), *inputs)
+    found, pull = jax.vjp(partial(linear, Form(jnp.float32)), *inputs)
     expected, plain_pull = jax.vjp(plain, *inputs)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     for one, other in zip(pull(cotangent), plain_pull(cotangent), strict=True):
@@ -42,7 +42,9 @@ def test_parameters_of_the_module_are_those_of_dense() -> None:
 def test_half_precision_inputs_give_float32_gradients_of_float32_parameters() -> None:
     x, kernel, bias, cotangent = draws()
     half, gradient = x.astype(jnp.bfloat16), cotangent.astype(jnp.bfloat16)
-    result, pull = jax.vjp(partial(linear, jnp.bfloat16), half, kernel.astype(jnp.float32), bias)
+    result, pull = jax.vjp(
+        partial(linear, Form(jnp.bfloat16)), half, kernel.astype(jnp.float32), bias
+    )
     d_x, d_kernel, d_bias = pull(gradient)
     assert result.dtype == d_x.dtype == jnp.bfloat16
     assert d_kernel.dtype == d_bias.dtype == jnp.float32
@@ -53,7 +55,7 @@ def test_half_precision_inputs_give_float32_gradients_of_float32_parameters() ->
 
 def test_without_bias() -> None:
     x, kernel, _, cotangent = draws()
-    found, pull = jax.vjp(partial(linear_without_bias, jnp.float32), x, kernel)
+    found, pull = jax.vjp(partial(linear_without_bias, Form(jnp.float32)), x, kernel)
     expected, plain_pull = jax.vjp(
         lambda x, kernel: jnp.einsum("abi,io->abo", x, kernel), x, kernel
     )
