@@ -51,8 +51,11 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     """
     began = time.monotonic()
     systems.check(config)
+    remark = systems.before_devices(config)
     # ---- run folder (locked: one process per folder); then mesh, data, policy, feedback, update
     with Run.open(workdir, began) as run, systems.open_system(config, run) as system:
+        if remark:
+            log(remark)
         # ---- state: built in place, then restored if there is a checkpoint
         state = run.restore(system.first_state, system.data, system.provenance)
         steps, ended = system.train.steps, None
@@ -110,6 +113,7 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
         InputError: as in `train`.
     """
     systems.check(config)
+    remark = systems.before_devices(config, dry=True, described=bool(device_names))
     described = described_devices(device_names) if device_names else None
     devices = described.devices if described else None
     with (
@@ -119,6 +123,8 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
     ):
         for name, value in flat(config.to_dict()).items():
             log(f"  --config.{name}={value}")
+        if remark:
+            log(remark)
         log(system.line)
         for line in program_lines(system.programs(), described):
             log(line)

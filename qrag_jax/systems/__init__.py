@@ -1,7 +1,8 @@
 """The systems that can be trained: each is one module, which assembles the parts a config chooses.
 
-The module has two functions. `check(config)` refuses a config that is wrong for any data.
-`open_system(config, run, dry=…)` is a context manager that gives a `System`.
+The module has three functions. `check(config)` refuses a config that is wrong for any data.
+`before_devices(config, …)` sets what JAX reads when it looks for devices. `open_system(config, run,
+dry=…)` is a context manager that gives a `System`.
 """
 
 from __future__ import annotations
@@ -87,6 +88,22 @@ def check(config: ConfigDict) -> None:
         InputError: the system is unknown, or a value makes no sense.
     """
     _module(config).check(config)
+
+
+def before_devices(config: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
+    """Sets what JAX reads when it looks for devices, so it is called before anything asks for them.
+
+    Args:
+        dry: nothing will be trained, so no server needs memory.
+        described: programs are compiled for devices that are not here.
+
+    Returns:
+        A sentence for the user; "" if there is nothing to say.
+
+    Raises:
+        InputError: a value of the config makes no sense.
+    """
+    return _module(config).before_devices(config, dry=dry, described=described)
 
 
 def open_system(

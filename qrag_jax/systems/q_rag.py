@@ -54,6 +54,14 @@ def check(config: ConfigDict) -> None:
     QRagConfig.of(config)
 
 
+def before_devices(given: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
+    """Sets how much of a GPU's memory JAX takes."""
+    config = QRagConfig.of(given)
+    if config.llm is not None and not dry:
+        leave_room(config.llm)
+    return ""
+
+
 @contextlib.contextmanager
 def open_system(
     given: ConfigDict,
@@ -66,8 +74,6 @@ def open_system(
     older_runs.resume_config(given, run)
     config = QRagConfig.of(given)
     with contextlib.ExitStack() as stack:
-        if config.llm is not None and not dry:
-            leave_room(config.llm)  # before a device is used
         mesh = make_mesh(config.runtime.mesh, devices)
         config.train.host_batch(mesh.size, jax.process_count())
         config.eval.check_devices(mesh.size)

@@ -35,6 +35,10 @@ def check(config: ConfigDict) -> None:
     fill(TrainConfig, config.train, "train")
 
 
+def before_devices(config: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
+    return ""
+
+
 @contextlib.contextmanager
 def open_system(
     config: ConfigDict, run: Run, *, dry: bool = False, devices: Any = None
