@@ -21,6 +21,9 @@ class RuntimeConfig:
     # "column" and "row" also split the outputs or inputs of a kernel over the axis tensor,
     # "replicate" copies to every device.
     sharding: tuple[tuple[str, str], ...] = ((".*", "model"),)
+    # Programs of a GPU that give the same numbers every time, as a resumed run needs to end bit for
+    # bit like one that was never stopped; it costs time there. A CPU's programs do so anyway.
+    deterministic: bool = True
 
     def __post_init__(self) -> None:
         check_rules(self.sharding)

@@ -69,6 +69,7 @@ LATER_FIELDS: dict[str, Any] = {
     "eval.stop_threshold": -math.inf,
     "train.max_skipped_steps": 10,
     "runtime.sharding": (),
+    "runtime.deterministic": True,  # how fast a step is, not what it computes
 }
 
 # Fields of a source that were added later: how older runs of this source drew their documents.

@@ -32,6 +32,7 @@ from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, Fused
+from qrag_jax.runtime import determinism
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
@@ -55,11 +56,11 @@ def check(config: ConfigDict) -> None:
 
 
 def before_devices(given: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
-    """Sets how much of a GPU's memory JAX takes."""
+    """Sets how much of a GPU's memory JAX takes, and that its programs are deterministic."""
     config = QRagConfig.of(given)
     if config.llm is not None and not dry:
         leave_room(config.llm)
-    return ""
+    return determinism.ask(config.runtime.deterministic, described=described)
 
 
 @contextlib.contextmanager

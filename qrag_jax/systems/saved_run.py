@@ -21,6 +21,7 @@ from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.first_encoder import FOLDER, prepare_encoder
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
+from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import enable_persistent_cache
 from qrag_jax.runtime.mesh import make_mesh
@@ -62,6 +63,8 @@ class SavedRun:
         if os.access(workdir, os.W_OK):  # a read-only run is scored without the cache
             enable_persistent_cache(workdir / "compilation_cache")
         taken = QRagConfig.of(config, scoring=True)
+        if told := determinism.ask(taken.runtime.deterministic):
+            print(told)
         mesh = make_mesh(taken.runtime.mesh)
         taken.eval.check_devices(mesh.size)
         if not (workdir / FOLDER).exists():

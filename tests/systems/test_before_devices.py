@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TOLD = """
 from jax._src import xla_bridge
 from qrag_jax import train
@@ -15,11 +17,12 @@ from qrag_jax.systems import q_rag
 def tell(asked):
     print("started:", xla_bridge.backends_are_initialized(), "asked:", asked)
 
-def leave_room(llm):
-    tell(llm.server.memory_share)
+def ask(deterministic, described=False):
+    tell(deterministic)
     raise SystemExit(0)
 
-q_rag.leave_room = leave_room
+q_rag.leave_room = lambda llm: tell(llm.server.memory_share)
+q_rag.determinism.ask = ask
 commandline.run(train.main)
 """
 
@@ -30,6 +33,12 @@ def told(workdir: Path, *words: str) -> list[str]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_training_asks_for_determinism_in_time(tmp_path: Path, wanted: bool) -> None:
+    words = [] if wanted else ["--config.runtime.deterministic=False"]
+    assert told(tmp_path / "run", *words) == [f"started: False asked: {wanted}"]
 
 
 def test_a_training_leaves_room_for_its_server_in_time(tmp_path: Path) -> None:
