@@ -4,8 +4,9 @@ Shapes alone: no device, no weights, nothing is run. `make gpu` makes the enviro
 CUDA packages; where it is there, the suite uses it. `--quick`: a tiny encoder.
 
 A program passes if cuDNN's fused attention computes every layer, forward and backward; nothing
-waits for the host; the buffers of the whole state are reused; and no collective stands in a branch
-or in a loop whose course may differ between devices. Products of float32 factors are listed.
+waits for the host; sums have a fixed order; the buffers of the whole state are reused; and no
+collective stands in a branch or in a loop whose course may differ between devices. Products of
+float32 factors are listed.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def faults(row: dict[str, Any]) -> list[str]:
         found.append(f"waits for the host in {row['asks_host'][0]}")
     if row["sends_inside_branches"]:
         found.append(f"sends inside a branch: {row['sends_inside_branches'][0]}")
+    if row["nondeterministic"]:
+        found.append(f"adds in no fixed order in {row['nondeterministic'][0]}")
     if row["donated"] < row["state_arrays"] - 1:  # the constant key may be passed through
         found.append(f"{row['donated']} of {row['state_arrays']} arrays of the state are reused")
     return found

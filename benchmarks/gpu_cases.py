@@ -18,6 +18,8 @@ from jax.sharding import Mesh
 
 from benchmarks import hlo
 from benchmarks.memory_cases import BERT_BASE, E5_LARGE, MINILM, QWEN3, TINY, Model, Step
+from benchmarks.nondeterminism import nondeterministic
+from qrag_jax.runtime import determinism
 from qrag_jax.runtime.mesh import AXES
 from qrag_jax.runtime.targets import described_devices
 
@@ -68,6 +70,7 @@ def measure(
         "float32_products": sorted(set(hlo.products(text))),
         "asks_host": hlo.asks_host(text),
         "sends_inside_branches": hlo.sends_inside_branches(text),
+        "nondeterministic": nondeterministic(text),
         "donated": hlo.donated(text),
         "state_arrays": len(jax.tree.leaves(step.arguments[0])),
         "sends": sorted({kind for kind, _ in hlo.collectives(text)}),
@@ -76,6 +79,7 @@ def measure(
 
 def main() -> None:
     """Prints the cases."""
+    determinism.ask(True, described=True)  # as in a training
     devices = described_devices(f"h100x{DEVICES}").devices
     for case in cases("--quick" in sys.argv[1:]):
         print(json.dumps(measure(*case, devices)), flush=True)

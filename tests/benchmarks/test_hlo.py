@@ -101,6 +101,7 @@ ROW = {
     "float32_products": [],
     "asks_host": [],
     "sends_inside_branches": [],
+    "nondeterministic": [],
     "donated": 9,
     "state_arrays": 10,
     "sends": ["all-reduce"],
@@ -114,6 +115,7 @@ ROW = {
         ({"attention_forward": 0}, "0 fused attentions for 2 layers"),
         ({"asks_host": ["send.3"]}, "waits for the host in send.3"),
         ({"sends_inside_branches": ["all-gather.1"]}, "sends inside a branch: all-gather.1"),
+        ({"nondeterministic": ["scatter.4"]}, "adds in no fixed order in scatter.4"),
         ({"donated": 3}, "3 of 10 arrays of the state are reused"),
     ],
 )
