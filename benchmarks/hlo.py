@@ -137,7 +137,7 @@ def products(text: str, dtype: str = "f32") -> list[str]:
             continue
         factors = [types.get((line.computation, name), "") for name in line.operands[:2]]
         if any(factor.startswith(f"{dtype}[") for factor in factors):
-            plain = [re.sub(r"\{.*", "", part) for part in (line.type, *factors)]
+            plain = [re.sub(r"\{.*", "", part).lstrip("(") for part in (line.type, *factors)]
             found.append(f"{plain[0]} = {' × '.join(plain[1:])}")
     return found
 
