@@ -17,9 +17,9 @@ class RuntimeConfig:
 
     mesh: tuple[int, int, int] = (-1, 1, 1)  # devices along data, fsdp, tensor; -1: the rest
     # (regex, strategy) pairs; a parameter has the strategy of the first regex found in its name.
-    # "model" follows the model's own rules, "fsdp" splits large arrays over the mesh axis fsdp,
-    # "column" and "row" also split the outputs or inputs of a kernel over the axis tensor,
-    # "replicate" copies to every device.
+    # "model" follows the model's own rules, "fsdp" splits large arrays over the mesh axis fsdp
+    # alone, "replicate" copies to every device. "column" and "row" split the outputs or inputs of a
+    # map over the axis tensor; the model's own rules use them.
     sharding: tuple[tuple[str, str], ...] = ((".*", "model"),)
     # Programs of a GPU that give the same numbers every time, as a resumed run needs to end bit for
     # bit like one that was never stopped; it costs time there. A CPU's programs do so anyway.

@@ -142,12 +142,17 @@ def sum_over_data(tree: Any, specs: Any) -> Any:
 
 def _spec(mesh: Mesh, rules: Rules, name: str, shape: tuple[int, ...]) -> PartitionSpec:
     strategy = _strategy(rules, name)
-    if strategy == REPLICATE:
-        return PartitionSpec()
-    dimensions: tuple[tuple[int, str], ...] = _OUTSIDE
+    dimensions: tuple[tuple[int, str], ...] = () if strategy == REPLICATE else _OUTSIDE
     *place, leaf = name.split("/")
     if LAYERS in place:
-        dimensions = _IN_LAYERS[leaf][strategy] if leaf in _IN_LAYERS else ()
+        dimensions = _IN_LAYERS.get(leaf, {}).get(strategy, ())
+        parts = mesh.shape[TENSOR]
+        if leaf == "kernel" and parts > 1 and strategy not in (COLUMN, ROW):
+            raise InputError(
+                f"config.runtime.mesh has a tensor axis of {parts}, but {name} is stored by the "
+                f"strategy {strategy!r} and not in the parts that it would be computed in; use "
+                f"{MODEL!r} in config.runtime.sharding, or the fsdp axis."
+            )
     split: dict[int, str] = {}
     for dimension, axis in dimensions:
         parts = mesh.shape[axis]

@@ -100,11 +100,22 @@ def test_which_dimensions_of_a_map(
     strategy: str, leaf: str, sizes: tuple[int, ...], expected: PartitionSpec
 ) -> None:
     tree = {"layers": {"map": {leaf: shape(*sizes)}}}
-    found = specs(((".*", strategy),), tree, tree, 4, 2)
+    tensor = 2 if strategy in ("column", "row") else 1
+    found = specs(((".*", strategy),), tree, tree, 4, tensor)
     assert found["layers"]["map"][leaf] == expected
     # Along an axis of one device nothing is split.
     alone = specs(((".*", strategy),), tree, tree, 4, 1)["layers"]["map"][leaf]
     assert "tensor" not in alone
+
+
+def test_a_map_that_is_computed_in_parts_is_stored_so() -> None:
+    with pytest.raises(InputError) as caught:
+        specs(ALL, tensor=2)
+    assert str(caught.value) == (
+        "config.runtime.mesh has a tensor axis of 2, but layers/output/kernel is stored by the "
+        "strategy 'fsdp' and not in the parts that it would be computed in; use 'model' in "
+        "config.runtime.sharding, or the fsdp axis."
+    )
 
 
 @pytest.mark.parametrize(("sizes", "says"), [((2, 3, 12, 64), "12"), ((2, 3, 64, 12), "12")])
@@ -136,8 +147,12 @@ def test_the_first_rule_found_in_the_name_holds() -> None:
 def test_the_models_rules_stand_where_they_are_named() -> None:
     own = (("query", "column"), ("^word", "fsdp"))
     given = (("norm", "fsdp"), ("layers", "model"), ("word", "replicate"))
-    found = specs(resolve(given, own), tensor=2)
+    with pytest.raises(InputError, match="is stored by the strategy 'replicate'"):
+        specs(resolve(given, own), tensor=2)
+    found = specs(resolve(given, (*own, ("output", "row"))), tensor=2)
     assert found["layers"]["query"]["kernel"] == PartitionSpec(None, None, "fsdp", "tensor")
+    assert found["layers"]["output"]["kernel"] == PartitionSpec(None, None, "tensor", "fsdp")
+    found = specs(resolve(given, own))
     assert found["layers"]["output"]["kernel"] == WHOLE  # of which neither says anything
     assert found["word_embeddings"] == WHOLE
     assert resolve(ALL, own) == ALL

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from qrag_jax.models.compute.row_sums import add_rows
 from qrag_jax.runtime.mesh import AXES
 from qrag_jax.runtime.platform import Platform
 
@@ -151,6 +152,6 @@ def add_to_rows(group: Group, table: jax.Array, rows: jax.Array, values: jax.Arr
     With parts it adds every device's values to this part.
     """
     if table.shape[-1] == values.shape[-1]:
-        return table.at[rows].add(values)
+        return add_rows(table, rows, values)
     values = jax.lax.all_to_all(values, FSDP, split_axis=1, concat_axis=0, tiled=True)
-    return table.at[jax.lax.all_gather(rows, FSDP, tiled=True)].add(values)
+    return add_rows(table, jax.lax.all_gather(rows, FSDP, tiled=True), values)

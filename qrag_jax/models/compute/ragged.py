@@ -46,6 +46,7 @@ from qrag_jax.models.compute.packing import (
     packed_layout,
     rows_of_block,
 )
+from qrag_jax.models.compute.row_sums import add_rows
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.trunks.trunk import WORDS, Params
 
@@ -179,7 +180,7 @@ def pull_back(
     rows = _rows_to_pull_back(encoder, blocks, params, given)
     # A row that occurs twice is pulled back once, with the sum of its cotangents.
     every = of_group(rows.group, cotangents)
-    every = jnp.zeros_like(every).at[rows.first].add(every)[rows.order]
+    every = add_rows(jnp.zeros_like(every), rows.first, every)[rows.order]
     cotangents = dealt(rows.group, every)
 
     def cotangent_of(carry: Any, embedded: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:

@@ -24,6 +24,7 @@ from qrag_jax.models.compute.linear import Linear, side_by_side
 from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.models.compute.parts import SplitMaps
 from qrag_jax.models.compute.precision import Precision
+from qrag_jax.models.compute.row_sums import take_rows
 from qrag_jax.models.trunks.trunk import (
     WORDS,
     LayeredTrunk,
@@ -199,9 +200,8 @@ class Bert(LayeredTrunk):
         Returns:
             Hidden states `[T, H]`; at unused places they are finite but meaningless.
         """
-        positions = jnp.asarray(self.tables["position_embeddings"])[
-            layout.position + self.config.first_position
-        ]
+        table = jnp.asarray(self.tables["position_embeddings"])
+        positions = take_rows(table, layout.position + self.config.first_position)
         x = self.embedding_norm(words + positions + self.tables["token_type_embeddings"][:1])
         x = drop_hidden(x, layout.at_depth(0).dropout, EMBEDDINGS)
         return self.through_layers(self.layers, x, layout)

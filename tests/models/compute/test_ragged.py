@@ -9,6 +9,7 @@ import pytest
 
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import (
+    CotangentsOf,
     TokenRows,
     embed_and_pull_back,
     embed_rows,
@@ -131,12 +132,14 @@ def test_cotangents_that_follow_from_the_embeddings(params, tokens) -> None:
 
     @jax.jit
     def found(params, tokens, lengths):
-        def cotangent_of(embedded, row):
-            weight = jnp.asarray(weights).at[row].get(mode="fill", fill_value=np.nan)
-            return jnp.where(row[:, None] < len(weights), 2 * weight[:, None] * embedded, 0)
+        def cotangent_of(embedded, values):
+            number, weight = values
+            assert number.shape == weight.shape == embedded.shape[:1]
+            return jnp.where(number[:, None] > 0, 2 * weight[:, None] * embedded, 0)
 
-        rows = TokenRows(tokens, lengths)
-        return embed_and_pull_back(ENCODER, EVERY_BLOCKS[0], params, rows, cotangent_of)
+        of_rows = jnp.arange(1, 1 + len(weights)), jnp.asarray(weights)  # no row: zeros
+        rows, cotangents = TokenRows(tokens, lengths), CotangentsOf(cotangent_of, of_rows)
+        return embed_and_pull_back(ENCODER, EVERY_BLOCKS[0], params, rows, cotangents)
 
     def whole(params):
         embedded = ENCODER.embed(params, twice, lengths)
