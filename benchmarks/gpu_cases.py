@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from benchmarks import hlo
 from benchmarks.memory_cases import BERT_BASE, E5_LARGE, MINILM, QWEN3, TINY, Model, Step
 from benchmarks.nondeterminism import nondeterministic
+from benchmarks.same_course import different_courses
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.mesh import AXES
 from qrag_jax.runtime.targets import described_devices
@@ -67,9 +68,9 @@ def measure(
         "temporaries": stats.temp_size_in_bytes,
         "attention_forward": forward,
         "attention_backward": backward,
-        "float32_products": sorted(set(hlo.products(text))),
+        "float32_products": sorted({product.shapes for product in hlo.products(text)}),
         "asks_host": hlo.asks_host(text),
-        "sends_inside_branches": hlo.sends_inside_branches(text),
+        "sends_inside_branches": different_courses(text),
         "nondeterministic": nondeterministic(text),
         "donated": hlo.donated(text),
         "state_arrays": len(jax.tree.leaves(step.arguments[0])),

@@ -17,12 +17,17 @@ SENDS = (
 )
 # Operations that wait for the host, and targets of custom calls that call it.
 _HOST = ("infeed", "outfeed", "send", "recv")
+_IN_HOST_MEMORY = "S(5)"  # a memory space, in a layout
 _CALLBACK = re.compile(r'custom_call_target="[^"]*(callback|host)[^"]*"', re.IGNORECASE)
 _PRODUCT = re.compile(r'custom_call_target="__cu(blas|dnn)\$[^"]*(gemm|matmul|conv)', re.IGNORECASE)
+_PRODUCTS = ("dot", "convolution")  # a TPU's compiler writes products as convolutions
+_ATTENTION = re.compile(r'custom_call_target="(__cudnn\$fmha[^"]*)"')
+_SOURCE = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
 # A computation's head, `%name (…) -> … {` or `ENTRY %name …`.
 _HEAD = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{\s*$")
 # `%name = TYPE op(operands)…`; a TYPE may be a tuple with comments.
 _LINE = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\(")
+_ROUNDS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 _CALLED = re.compile(
     r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.-]+)"
@@ -48,6 +53,17 @@ class Instruction(NamedTuple):
     op: str
     operands: tuple[str, ...]
     line: str
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is the result of its computation."""
+        return self.line.lstrip().startswith("ROOT ")
+
+    @property
+    def rounds(self) -> int | None:
+        """How often a loop runs; None if the compiler does not know, and for other operations."""
+        found = _ROUNDS.search(self.line) if self.op == "while" else None
+        return int(found[1]) if found else None
 
     @property
     def called(self) -> list[str]:
@@ -120,25 +136,65 @@ def donated(text: str) -> int:
     return header.count("-alias)")
 
 
+def times_run(lines: Iterable[Instruction]) -> dict[str, int]:
+    """How often each computation runs in one run of the program.
+
+    A loop runs as often as the compiler knows, else it counts as one round; of a branch all ways
+    count.
+    """
+    callers: dict[str, list[tuple[str, int]]] = {}
+    for line in lines:
+        callers.setdefault(line.computation, [])
+        for name in line.called:
+            callers.setdefault(name, []).append((line.computation, line.rounds or 1))
+    found: dict[str, int] = {}
+
+    def times(name: str) -> int:
+        if name not in found:
+            by = callers.get(name, [])
+            found[name] = sum(times(caller) * rounds for caller, rounds in by) if by else 1
+        return found[name]
+
+    return {name: times(name) for name in callers}
+
+
 def attention_calls(text: str) -> tuple[int, int]:
-    """Calls of cuDNN's fused attention: forward, and backward."""
-    targets = re.findall(r'custom_call_target="(__cudnn\$fmha[^"]*)"', text)
-    backward = sum("Backward" in target for target in targets)
-    return len(targets) - backward, backward
+    """How often cuDNN's fused attention runs (see `times_run`): forward, and backward."""
+    lines, forward, backward = list(instructions(text)), 0, 0
+    times = times_run(lines)
+    for line in lines:
+        if found := _ATTENTION.search(line.line):
+            if "Backward" in found[1]:
+                backward += times[line.computation]
+            else:
+                forward += times[line.computation]
+    return forward, backward
 
 
-def products(text: str, dtype: str = "f32") -> list[str]:
-    """The matrix products of which a factor has this type, as `result = factor × factor`."""
+class Product(NamedTuple):
+    """A matrix product: `result = factor × factor`, and the operation of JAX that it is part of.
+
+    source: such as "jit(f)/rt,td->rd/dot_general"; "" if the compiler does not tell.
+    """
+
+    shapes: str
+    source: str
+
+
+def products(text: str, dtype: str = "f32") -> list[Product]:
+    """The matrix products of which a factor has this type."""
     lines = list(instructions(text))
     types = {(line.computation, line.name): line.type for line in lines}
     found = []
     for line in lines:
-        if line.op != "dot" and not _PRODUCT.search(line.line):
+        if line.op not in _PRODUCTS and not _PRODUCT.search(line.line):
             continue
         factors = [types.get((line.computation, name), "") for name in line.operands[:2]]
         if any(factor.startswith(f"{dtype}[") for factor in factors):
             plain = [re.sub(r"\{.*", "", part).lstrip("(") for part in (line.type, *factors)]
-            found.append(f"{plain[0]} = {' × '.join(plain[1:])}")
+            source = _SOURCE.search(line.line)
+            shapes = f"{plain[0]} = {' × '.join(plain[1:])}"
+            found.append(Product(shapes, source[1] if source else ""))
     return found
 
 
@@ -147,30 +203,13 @@ def asks_host(text: str) -> list[str]:
     return [
         line.name
         for line in instructions(text)
-        if line.op.removesuffix("-start").removesuffix("-done") in _HOST
-        or _CALLBACK.search(line.line)
+        if line.op.removesuffix("-start").removesuffix("-done") in _HOST or calls_host(line.line)
     ]
 
 
-def sends_inside_branches(text: str) -> list[str]:
-    """Collectives inside a branch, or a loop of which the compiler knows no number of rounds.
-
-    The course of such may differ between devices, and one device would wait for ever.
-    """
-    lines = list(instructions(text))
-    calls: dict[str, set[str]] = {}
-    inside: set[str] = set()
-    for line in lines:
-        calls.setdefault(line.computation, set()).update(line.called)
-        counted = "known_trip_count" in line.line
-        if line.op == "conditional" or (line.op == "while" and not counted):
-            inside.update(line.called)
-    reached, left = set(inside), list(inside)
-    while left:
-        for name in calls.get(left.pop(), set()) - reached:
-            reached.add(name)
-            left.append(name)
-    return [line.name for line in lines if line.kind_sent and line.computation in reached]
+def calls_host(line: str) -> bool:
+    """Whether a line of a program calls a function of the host."""
+    return _CALLBACK.search(line) is not None
 
 
 def _arrays(text: str) -> set[Array]:

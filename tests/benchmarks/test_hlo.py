@@ -6,12 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
 
 from benchmarks import hlo
 from benchmarks.gpu import cases_of, faults
-from qrag_jax.runtime.mesh import AXES
-from tests.devices import mesh_of
 
 # As XLA wrote them for an H100.
 OF_GPU = """\
@@ -26,7 +23,8 @@ HloModule jit_step, input_output_alias={ {0}: (0, {}, may-alias), {1}: (1, {}, m
 %pool.2 (a: f32[8,16], b: f32[16,4]) -> f32[8,4] {
   %a = f32[8,16]{1,0} parameter(0)
   %b = f32[16,4]{1,0} parameter(1)
-  ROOT %dot.8 = f32[8,4]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %dot.8 = f32[8,4]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}, \
+metadata={op_name="jit(f)/rt,td->rd/dot_general"}
 }
 
 ENTRY %main (p: f32[8,16]) -> f32[8,4] {
@@ -42,11 +40,13 @@ ENTRY %main (p: f32[8,16]) -> f32[8,4] {
 def test_products_and_attention_of_a_gpus_program() -> None:
     assert hlo.attention_calls(OF_GPU) == (1, 1)
     found = hlo.products(OF_GPU)
-    assert found[0] == "f32[8,4] = f32[8,16] × f32[16,4]"
-    assert found[1:] == ["f32[8,4] = f32[8,16] × f32[16,4]"]  # cuBLAS's, with its workspace
-    assert hlo.products(OF_GPU, "bf16") == ["bf16[8,4] = bf16[8,16] × bf16[16,4]"]
+    assert found[0] == ("f32[8,4] = f32[8,16] × f32[16,4]", "jit(f)/rt,td->rd/dot_general")
+    assert found[1:] == [("f32[8,4] = f32[8,16] × f32[16,4]", "")]  # cuBLAS's, with its workspace
+    assert [shapes for shapes, _ in hlo.products(OF_GPU, "bf16")] == [
+        "bf16[8,4] = bf16[8,16] × bf16[16,4]"
+    ]
     assert hlo.donated(OF_GPU) == 2
-    assert hlo.asks_host(OF_GPU) == hlo.sends_inside_branches(OF_GPU) == []
+    assert hlo.asks_host(OF_GPU) == []
 
 
 def compiled(function, *arguments) -> str:
@@ -60,29 +60,6 @@ def test_what_asks_the_host_is_found() -> None:
     numbers = np.ones(4, np.float32)
     assert hlo.asks_host(compiled(asks, numbers))
     assert hlo.asks_host(compiled(jnp.sin, numbers)) == []
-
-
-@pytest.mark.parametrize("kind", ["branch", "loop", "counted", "outside"])
-def test_collectives_of_which_devices_may_not_agree_are_found(kind: str) -> None:
-    def on_device(x):
-        def summed(x):
-            return jax.lax.psum(x, AXES)
-
-        match kind:
-            case "branch":
-                return jax.lax.cond(x.sum() > 0, summed, jnp.sin, x)
-            case "loop":
-                return jax.lax.while_loop(lambda y: y.sum() < 9, lambda y: summed(y) + 1, x)
-            case "counted":
-                return jax.lax.fori_loop(0, 50, lambda _, y: jnp.cos(summed(y)), x)
-            case _:
-                return summed(x)
-
-    mesh, spec = mesh_of(2), PartitionSpec(AXES)
-    over_mesh = jax.shard_map(on_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    text = compiled(over_mesh, np.ones(64, np.float32))
-    assert hlo.collectives(text)
-    assert bool(hlo.sends_inside_branches(text)) == (kind in ("branch", "loop"))
 
 
 ROW = {
@@ -106,6 +83,55 @@ ROW = {
     "state_arrays": 10,
     "sends": ["all-reduce"],
 }
+
+
+LOOPS = """\
+HloModule jit_step, is_scheduled=true
+
+%body (state: (s32[], bf16[8])) -> (s32[], bf16[8]) {
+  %att.1 = bf16[8]{0} custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax"
+  ROOT %tuple.1 = (s32[], bf16[8]{0}) tuple(%i, %att.1)
+}
+
+%round (state: (s32[], bf16[8])) -> (s32[], bf16[8]) {
+  %while.1 = (s32[], bf16[8]{0}) while(%state), condition=%less, body=%body, \
+backend_config={"known_trip_count":{"n":"6"}}
+  %back.1 = bf16[8]{0} custom-call(%x), custom_call_target="__cudnn$fmhaSoftmaxBackward"
+  ROOT %tuple.2 = (s32[], bf16[8]{0}) tuple(%i, %back.1)
+}
+
+ENTRY %main (p: bf16[8]) -> bf16[8] {
+  %while.2 = (s32[], bf16[8]{0}) while(%first), condition=%more, body=%round, \
+backend_config={"known_trip_count":{"n":"4"}}
+  %while.3 = (s32[], bf16[8]{0}) while(%while.2), condition=%some, body=%round.2
+  %att.2 = bf16[8]{0} custom-call(%p), custom_call_target="__cudnn$fmhaSoftmax"
+  ROOT %copy.3 = bf16[8]{0} copy(%att.2)
+}
+"""
+
+
+def test_attention_in_loops_counts_as_often_as_they_are_known_to_run() -> None:
+    assert hlo.attention_calls(LOOPS) == (4 * 6 + 1, 4)
+    unknown = LOOPS.replace('backend_config={"known_trip_count":{"n":"4"}}', "")
+    assert hlo.attention_calls(unknown) == (6 + 1, 1)
+    times = hlo.times_run(hlo.instructions(LOOPS))
+    assert times == {
+        "main": 1,
+        "round": 4,
+        "body": 24,
+        "less": 24,
+        "more": 4,
+        "some": 1,
+        "round.2": 1,
+    }
+
+
+def test_scans_of_a_compiled_program_are_counted() -> None:
+    def scanned(x):
+        return jax.lax.scan(lambda x, _: (jnp.sin(x @ x), None), x, length=7)[0]
+
+    text = compiled(scanned, np.ones((4, 4), np.float32))
+    assert 7 in hlo.times_run(hlo.instructions(text)).values()
 
 
 @pytest.mark.parametrize(
