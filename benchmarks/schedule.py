@@ -1,0 +1,157 @@
+"""Reads from a scheduled program what the device runs: kernels, loops, and what hides sending.
+
+The text must be that of a compiled program for a GPU or a TPU: its computations list instructions
+in the order in which they are started.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from benchmarks.hlo import SENDS, Instruction, instructions, times_run
+
+# Start nothing on the device: they name values, or only order other instructions.
+_NO_KERNEL = {
+    "add-dependency",
+    "after-all",
+    "bitcast",
+    "call",
+    "conditional",
+    "constant",
+    "get-tuple-element",
+    "opt-barrier",
+    "parameter",
+    "partition-id",
+    "replica-id",
+    "tuple",
+    "while",
+}
+_COMPUTES = ("fusion", "dot", "convolution", "custom-call", "while", "conditional", "call")
+_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8}
+_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+
+
+class Launches(NamedTuple):
+    """What a device starts.
+
+    kernels: instructions that start a kernel, a copy or a collective, as the program has them.
+    launches: how often these run in one run of the program: loops as often as the compiler knows,
+        else once, and all ways of a branch.
+    host_loops, host_branches: loops and branches of which the host reads the condition on the
+        device: on GPUs all branches, and loops of which the compiler knows no number of rounds.
+    """
+
+    kernels: int
+    launches: int
+    host_loops: int
+    host_branches: int
+
+
+class Overlap(NamedTuple):
+    """Collectives of a program, each counted once wherever it stands.
+
+    total, hidden: their number, and that of those behind which the device computes: between their
+        start and their end stands a fusion, a product, a kernel of a library, or a loop.
+    total_bytes, hidden_bytes: bytes of their results.
+    exposed: names of the others.
+    """
+
+    total: int
+    hidden: int
+    total_bytes: int
+    hidden_bytes: int
+    exposed: tuple[str, ...]
+
+
+def launches(text: str) -> Launches:
+    """Counts what a device starts."""
+    lines = list(instructions(text))
+    times, run = times_run(lines), _run_in_order(lines)
+    started = [line for line in lines if line.computation in run and _starts_kernel(line)]
+    return Launches(
+        len(started),
+        sum(times[line.computation] for line in started),
+        sum(line.op == "while" and line.rounds is None for line in lines),
+        sum(line.op == "conditional" for line in lines),
+    )
+
+
+def overlap(text: str) -> Overlap:
+    """Which collectives run while the device computes."""
+    by_computation: dict[str, list[Instruction]] = {}
+    lines = list(instructions(text))
+    for line in lines:
+        by_computation.setdefault(line.computation, []).append(line)
+    sends = {line.computation for line in lines if line.kind_sent}
+    total = hidden = total_bytes = hidden_bytes = 0
+    exposed = []
+    for name in _run_in_order(lines):
+        inside = by_computation.get(name, [])
+        for place, line in enumerate(inside):
+            wraps = line.op == "async-start" and not sends.isdisjoint(line.called)
+            if not line.kind_sent and not wraps:
+                continue
+            end = _end(inside, place)
+            size = _bytes(inside[end].type)
+            is_hidden = any(other.op in _COMPUTES for other in inside[place + 1 : end])
+            total, total_bytes = total + 1, total_bytes + size
+            if is_hidden:
+                hidden, hidden_bytes = hidden + 1, hidden_bytes + size
+            else:
+                exposed.append(line.name)
+    return Overlap(total, hidden, total_bytes, hidden_bytes, tuple(exposed))
+
+
+def _run_in_order(lines: Sequence[Instruction]) -> list[str]:
+    """The computations whose instructions are started one by one: the entry, loops and branches.
+
+    Those of fusions, reductions and asynchronous operations are parts of one instruction.
+    """
+    called = {name for line in lines for name in line.called}
+    found = [name for name in dict.fromkeys(line.computation for line in lines)]
+    found = [name for name in found if name not in called]
+    reached, left = set(found), list(found)
+    steps: dict[str, list[str]] = {}
+    for line in lines:
+        if line.op in ("while", "conditional", "call"):
+            steps.setdefault(line.computation, []).extend(line.called)
+    while left:
+        for name in steps.get(left.pop(), []):
+            if name not in reached:
+                reached.add(name)
+                found.append(name)
+                left.append(name)
+    return found
+
+
+def _starts_kernel(line: Instruction) -> bool:
+    return line.op not in _NO_KERNEL and not line.op.endswith(("-done", "-update"))
+
+
+def _end(inside: Sequence[Instruction], place: int) -> int:
+    """The place where a collective ends: its own, if it is not asynchronous."""
+    start = inside[place]
+    if start.op in SENDS:
+        return place
+    names = {start.name}
+    for number in range(place + 1, len(inside)):
+        line = inside[number]
+        if names.isdisjoint(line.operands):
+            continue
+        if line.op.endswith("-update"):
+            names.add(line.name)
+        elif line.op.endswith("-done"):
+            return number
+    return place
+
+
+def _bytes(shown: str) -> int:
+    total = 0
+    for dtype, sizes in _ARRAY.findall(shown):
+        count = 1
+        for size in filter(None, sizes.split(",")):
+            count *= int(size)
+        total += count * _BYTES.get(dtype, 4)
+    return total
