@@ -15,7 +15,7 @@ EVAL_ARGS ?=
 # runs/NAME or runs/NAME-VARIANT of CONFIG=configs/NAME.py:VARIANT, as train.py has it.
 WORKDIR ?= runs/$(subst :,-,$(subst .py,,$(notdir $(CONFIG))))
 
-.PHONY: install train test test-slow test-sidecar gpu sidecar sidecar-cpu lint clean
+.PHONY: install train test test-slow test-sidecar gpu tpu sidecar sidecar-cpu lint clean
 
 install: $(VENV)/.installed
 
@@ -52,10 +52,19 @@ test-slow: $(VENV)/.installed-test
 # The CUDA packages take 6 GB.
 gpu: $(GPU_VENV)/.installed
 
-$(GPU_VENV)/.installed: pyproject.toml
+# The same for TPUs, in the same environment, with or without the CUDA packages: 0.7 GB.
+tpu: $(GPU_VENV)/.installed-tpu
+
+$(GPU_VENV)/bin/python:
 	$(PYTHON) -m venv $(GPU_VENV)
-	$(GPU_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$@ -m pip install --quiet --upgrade pip
+
+$(GPU_VENV)/.installed: pyproject.toml | $(GPU_VENV)/bin/python
 	$(GPU_VENV)/bin/python -m pip install --quiet -e '.[cuda12]'
+	touch $@
+
+$(GPU_VENV)/.installed-tpu: pyproject.toml | $(GPU_VENV)/bin/python
+	$(GPU_VENV)/bin/python -m pip install --quiet -e '.[tpu]'
 	touch $@
 
 sidecar: $(VLLM_VENV)/.installed-gpu

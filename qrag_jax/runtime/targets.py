@@ -1,22 +1,43 @@
 """Devices that programs can be compiled for although this machine does not have them.
 
-XLA compiles for a GPU from its description alone (jax-ml/jax, tests/deviceless_aot_test.py). That
-needs the CUDA packages of this version of jax (`make gpu`), no GPU and no driver.
+XLA compiles for a GPU from its description alone (jax-ml/jax, tests/deviceless_aot_test.py), and
+for a TPU from the name of its kind. That needs the CUDA packages of this version of jax
+(`make gpu`) or its libtpu (`make tpu`), and neither a device nor a driver.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
 
 from qrag_jax.errors import InputError
 
-PLUGIN = "jax-cuda12-plugin"
-HELP = "`make gpu` makes an environment that has them"
+CUDA, TPU = "cuda", "tpu"
+PLUGIN, LIBTPU = "jax-cuda12-plugin", "libtpu"
+GPUS_OF_HOST = 8
+# TPUs of these kinds stand in a rectangle, of which a host has 2 × 2, or a single one.
+RECTANGLES = {
+    1: "1x1",
+    4: "2x2",
+    8: "2x4",
+    16: "4x4",
+    32: "4x8",
+    64: "8x8",
+    128: "8x16",
+    256: "16x16",
+}
+# libtpu asks the cloud's machine what it is, and complains of each answer that it does not get.
+_NO_CLOUD = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+}
 
 
 class Target(NamedTuple):
@@ -24,12 +45,15 @@ class Target(NamedTuple):
 
     title: its name for people.
     memory: bytes of one device.
-    description: facts for XLA, a text of its protocol buffer GpuTargetConfigProto.
+    description: facts for XLA: of a GPU a text of its protocol buffer GpuTargetConfigProto, of a
+        TPU the name of its kind.
+    platform: "cuda" or "tpu".
     """
 
     title: str
     memory: int
     description: str
+    platform: str = CUDA
 
 
 # As NVIDIA and openxla/xla (xla/backends/gpu/target_config/specs) give them.
@@ -49,7 +73,11 @@ gpu_device_info {
 platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 patch: 0 }
 runtime_version { major: 12 minor: 9 patch: 0 } device_description_str: "NVIDIA H100 80GB HBM3"
 """
-TARGETS = {"h100": Target("NVIDIA H100 80GB", 84_942_979_072, _H100)}
+TARGETS = {
+    "h100": Target("NVIDIA H100 80GB", 84_942_979_072, _H100),
+    "v5e": Target("Google TPU v5e", 16 * 2**30, "v5e", TPU),
+    "v6e": Target("Google TPU v6e", 32 * 2**30, "v6e", TPU),
+}
 
 
 class Devices(NamedTuple):
@@ -60,13 +88,14 @@ class Devices(NamedTuple):
 
 
 def described_devices(name: str) -> Devices:
-    """The devices of a name such as "h100" or "h100x8": one host with so many of them.
+    """The devices of a name such as "h100", "h100x8" or "v5ex4".
 
-    It must be called before JAX has looked for devices; this process then computes on the CPU.
+    GPUs are on hosts of 8. It must be called before JAX has looked for devices; this process then
+    computes on the CPU.
 
     Raises:
-        InputError: the name is unknown, or the packages to compile for it are missing or do not
-            belong to this version of jax.
+        InputError: the name is unknown, such devices do not come in this number, or the packages to
+            compile for them are missing or do not belong to this version of jax.
     """
     match = re.fullmatch(r"([a-z0-9]+?)(?:x([1-9]\d*))?", name)
     if match is None or match[1] not in TARGETS:
@@ -75,24 +104,67 @@ def described_devices(name: str) -> Devices:
             f"--for is {name!r}; give the kind of device, with their number if there are several, "
             f"such as h100x8 (known: {known})."
         )
-    _check_packages()
-    # Else the plugin looks for a GPU and its driver, and is not there at all without them.
-    jax.config.update("jax_platforms", "cpu")
     target, count = TARGETS[match[1]], int(match[2] or 1)
-    topology = topologies.get_topology_desc(
-        platform="cuda", target_config=target.description, topology=f"1x1x{count}"
-    )
-    return Devices(target, list(topology.devices))
+    topology = _tpus(name, target, count) if target.platform == TPU else _gpus(name, target, count)
+    check_packages(target.platform)
+    # Else the plugin looks for a device and its driver, and is not there at all without them.
+    jax.config.update("jax_platforms", "cpu")
+    if target.platform == TPU:
+        for variable, value in _NO_CLOUD.items():
+            os.environ.setdefault(variable, value)
+    found = topologies.get_topology_desc(platform=target.platform, **topology)
+    return Devices(target, list(found.devices))
 
 
-def _check_packages() -> None:
-    try:
-        found = importlib.metadata.version(PLUGIN)
-    except importlib.metadata.PackageNotFoundError:
+def _gpus(name: str, target: Target, count: int) -> dict[str, Any]:
+    hosts, rest = divmod(count, GPUS_OF_HOST)
+    if hosts and rest:
         raise InputError(
-            f"to compile for a GPU the packages of jax[cuda12] are needed; {HELP}."
-        ) from None
-    if found != jax.__version__:
-        raise InputError(
-            f"{PLUGIN} is {found}, but jax is {jax.__version__}; they must be equal, and {HELP}."
+            f"--for is {name!r}, but hosts have {GPUS_OF_HOST} GPUs; give fewer than that or a "
+            "multiple of it."
         )
+    shape = f"1x{hosts}x{GPUS_OF_HOST}" if hosts else f"1x1x{rest}"
+    return {"target_config": target.description, "topology": shape}
+
+
+def _tpus(name: str, target: Target, count: int) -> dict[str, Any]:
+    if count not in RECTANGLES:
+        *others, last = map(str, RECTANGLES)
+        raise InputError(
+            f"--for is {name!r}, but such TPUs stand in rectangles; give {', '.join(others)} or "
+            f"{last} of them."
+        )
+    alone = {"chips_per_host_bounds": (1, 1, 1)} if count == 1 else {}
+    return {"topology_name": f"{target.description}:{RECTANGLES[count]}", **alone}
+
+
+def check_packages(platform: str) -> None:
+    """Checks the packages that compile for "cuda" or "tpu".
+
+    Raises:
+        InputError: they are missing, or belong to another version of jax.
+    """
+    if platform == TPU:
+        package, extra, wanted = LIBTPU, "tpu", _libtpu_of_jax()
+        help_ = "`make tpu` makes an environment that has it"
+    else:
+        package, extra, wanted = PLUGIN, "cuda12", jax.__version__
+        help_ = "`make gpu` makes an environment that has them"
+    try:
+        found = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        kind = "TPU" if platform == TPU else "GPU"
+        raise InputError(
+            f"to compile for a {kind} the packages of jax[{extra}] are needed; {help_}."
+        ) from None
+    if wanted is not None and not f"{found}.".startswith(f"{wanted}."):
+        raise InputError(
+            f"{package} is {found}, but jax {jax.__version__} needs {wanted}; {help_}."
+        )
+
+
+def _libtpu_of_jax() -> str | None:
+    """The version of libtpu that jax asks for; None if it does not say."""
+    needed = " ".join(importlib.metadata.requires("jax") or ())
+    found = re.search(r"libtpu==([\d.]+?)(?:\.\*)?;", needed)
+    return found[1] if found else None
