@@ -10,7 +10,7 @@ from benchmarks import report
 from qrag_jax.errors import InputError
 
 SUITES = ("encoders", "gpu", "learn", "long", "memory", "published", "sidecar", "speed")
-IN_PARTS = ("learn", "long")
+IN_PARTS = ("gpu", "learn", "long")
 
 
 def main() -> int:
@@ -22,13 +22,14 @@ def main() -> int:
         "--only",
         default="",
         help="parts of the suites learn and long, with commas between; results are kept, so parts "
-        "can be run one after the other and the whole suite at last",
+        "can be run one after the other and the whole suite at last; of the suite gpu, rows in "
+        "whose names (h100/MiniLM/full/1x8x1/update) one of these regular expressions is found",
     )
     arguments = parser.parse_args()
     suite = importlib.import_module(f"benchmarks.{arguments.suite}")
     only = [name for name in arguments.only.split(",") if name]
     if only and arguments.suite not in IN_PARTS:
-        parser.error(f"--only is for the suites {' and '.join(IN_PARTS)}")
+        parser.error(f"--only is for the suites {', '.join(IN_PARTS)}")
     try:
         cases = suite.run(arguments.quick, only) if only else suite.run(arguments.quick)
     except InputError as error:

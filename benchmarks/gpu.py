@@ -1,29 +1,44 @@
-"""PQN steps compiled for NVIDIA H100s that are not here: do they compile, fit, and use the GPU?
+"""Programs compiled for NVIDIA H100s that are not here: do they compile, fit, and use the GPU?
 
-Shapes alone: no device, no weights, nothing is run. `make gpu` makes the environment with JAX's
-CUDA packages; where it is there, the suite uses it. `--quick`: a tiny encoder.
+Every program of training (in one step, or played and learned apart), evaluation and search of the
+common encoders, for one, 8 and 64 GPUs; and one for each kind of TPU. Shapes alone: no device, no
+weights, nothing is run. `make gpu` makes the environment with JAX's CUDA packages, `make tpu` adds
+libtpu; where it is there, the suite uses it. All rows take hours: `--only` takes those in whose
+names a regular expression is found (see `gpu_rows`). `--quick`: a tiny encoder and MiniLM; without
+the CUDA packages their programs are lowered, not compiled (see `lowered`).
 
-A program passes if cuDNN's fused attention computes every layer, forward and backward; nothing
-waits for the host; sums have a fixed order; the buffers of the whole state are reused; and no
-collective stands in a branch or in a loop whose course may differ between devices. Products of
-float32 factors are listed.
+A program passes if it compiles; cuDNN's fused attention computes every layer, forward and backward;
+no product has float32 factors but those that are meant to (`float32`); nothing waits for the host;
+sums have a fixed order; the buffers of the whole state are reused; and every collective is sure to be reached by all devices
+that take part in it (`same_course`).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.memory import GIB, case_name, total
+from benchmarks.gpu_faults import faults
+from benchmarks.gpu_programs import UPDATE
+from benchmarks.gpu_rows import Row, chosen, rows
+from benchmarks.memory import DEVICES, GIB, total
 from benchmarks.report import Case, print_table
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.targets import CUDA, check_packages
 
 ROOT = Path(__file__).parents[1]
 OWN = ROOT / ".venv-gpu" / "bin" / "python"
-# (model, adapters, devices): GiB of a device at most, and seconds of compiling at most.
+REFUSED = 2  # a child's status if it has not the packages
+# Of the program that plays, scores and learns, by (model, adapters, devices): GiB of a device at
+# most. By model: seconds of lowering and compiling at most.
 MEMORY = {
     ("Qwen3-Embedding-0.6B", False, 8): 8.0,
     ("Qwen3-Embedding-4B", False, 8): 73.0,
@@ -34,55 +49,53 @@ MEMORY = {
 SECONDS = {"Qwen3-Embedding-0.6B": 60.0, "multilingual-e5-large": 60.0}
 
 
-def run(quick: bool) -> list[Case]:
-    """All cases of the suite.
+def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
+    """The cases of the suite.
+
+    Args:
+        only: regular expressions; rows in whose names one is found are compiled, all without any.
 
     Raises:
-        InputError: there is no environment with JAX's CUDA packages.
+        InputError: there is no environment with JAX's CUDA packages, or `only` fits no row.
     """
-    python = str(OWN) if OWN.exists() else sys.executable
-    command = [python, "-m", "benchmarks.gpu_cases", *(["--quick"] if quick else [])]
-    rows = []
-    with subprocess.Popen(  # noqa: S603
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        for line in process.stdout:
-            rows.append(json.loads(line))
-            print(f"compiled {case_name(rows[-1])} in {rows[-1]['compiled_s']:.0f} s", flush=True)
-        errors = process.stderr.read()
-    if process.returncode:
-        raise InputError(_last_sentence(errors))
-    _show(rows)
-    return [found for row in rows for found in cases_of(row)]
-
-
-def faults(row: dict[str, Any]) -> list[str]:
-    """What a program does that it should not; nothing if all is well."""
+    wanted, python = chosen(rows(quick), only), _python()
     found = []
-    if row["attention_backward"] < row["layers"]:
-        found.append(f"{row['attention_backward']} fused gradients for {row['layers']} layers")
-    if row["attention_forward"] < row["layers"]:
-        found.append(f"{row['attention_forward']} fused attentions for {row['layers']} layers")
-    if row["asks_host"]:
-        found.append(f"waits for the host in {row['asks_host'][0]}")
-    if row["sends_inside_branches"]:
-        found.append(f"sends inside a branch: {row['sends_inside_branches'][0]}")
-    if row["nondeterministic"]:
-        found.append(f"adds in no fixed order in {row['nondeterministic'][0]}")
-    if row["donated"] < row["state_arrays"] - 1:  # the constant key may be passed through
-        found.append(f"{row['donated']} of {row['state_arrays']} arrays of the state are reused")
-    return found
+    for target, group in itertools.groupby(wanted, key=lambda row: row.target):
+        of_target = list(group)
+        module = "benchmarks.gpu_cases"
+        if quick and of_target[0].platform == CUDA and not _has_cuda():
+            module = "benchmarks.lowered"
+            print("JAX's CUDA packages are not here (make gpu): programs are lowered, not compiled")
+        try:
+            for row in _measured([python, "-m", module], of_target):
+                found.append(row)
+                print(f"{row['name']}: {_told(row)}", flush=True)
+        except InputError as error:
+            if of_target[0].platform == CUDA or len(of_target) == len(wanted):
+                raise
+            print(f"{target}: {len(of_target)} row(s) left out: {error}")
+    _show(found)
+    return [case for row in found for case in cases_of(row)]
 
 
 def cases_of(row: dict[str, Any]) -> list[Case]:
     """The figures of one program: bytes, seconds of compiling, and what is wrong with it."""
-    name, devices = case_name(row), _devices(row)
-    needed, wrong = total(row) / GIB, faults(row)
-    most = MEMORY.get((row["model"], row["lora"], devices))
-    slowest = SECONDS.get(row["model"])
-    took = row["lowered_s"] + row["compiled_s"]
+    name, wrong = row["name"], faults(row)
+    of_faults = Case(
+        f"{name}: faults",
+        len(wrong),
+        "faults",
+        target="0",
+        holds=not wrong,
+        details={str(number): text for number, text in enumerate(wrong, 1)},
+    )
+    if "arguments" not in row:  # not compiled
+        return [of_faults]
+    needed, took = total(row) / GIB, row["lowered_s"] + row["compiled_s"]
+    most = slowest = None
+    if row["program"] == UPDATE and row["platform"] == CUDA:
+        most = MEMORY.get((row["model"], row["lora"], math.prod(row["mesh"])))
+        slowest = SECONDS.get(row["model"])
     return [
         Case(
             f"{name}: memory",
@@ -93,7 +106,6 @@ def cases_of(row: dict[str, Any]) -> list[Case]:
             details={
                 "arguments, GiB": row["arguments"] / GIB,
                 "temporaries, GiB": row["temporaries"] / GIB,
-                "sends": ", ".join(row["sends"]),
                 "products of float32": "; ".join(row["float32_products"]),
             },
         ),
@@ -105,42 +117,116 @@ def cases_of(row: dict[str, Any]) -> list[Case]:
             holds=None if slowest is None else took <= slowest,
             details={"lines of HLO": row["lines"]},
         ),
-        Case(
-            f"{name}: faults",
-            len(wrong),
-            "faults",
-            target="0",
-            holds=not wrong,
-            details={str(number): text for number, text in enumerate(wrong, 1)},
-        ),
+        Case(f"{name}: kernels", row["kernels"], "kernels", details=_details(row)),
+        of_faults,
     ]
 
 
-def _devices(row: dict[str, Any]) -> int:
-    data, fsdp, tensor = row["mesh"]
-    return data * fsdp * tensor
+def _details(row: dict[str, Any]) -> dict[str, float | str]:
+    """What the device starts and sends."""
+    sent, size = row["sends_total"], row["sends_bytes"]
+    return {
+        "launches, loops as often as is known": row["launches"],
+        "loops that ask the host": row["host_loops"],
+        "branches that ask the host": row["host_branches"],
+        "sends": ", ".join(row["sends"]),
+        "collectives": sent,
+        "collectives behind a computation": row["sends_hidden"],
+        "share of their bytes": row["sends_hidden_bytes"] / size if size else 1.0,
+        **{f"estimated {name}": value for name, value in row["cost"].items()},
+    }
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
-    lines = [
-        ("program", "GiB", "attention", "backward", "float32", "lines", "compiled, s", "faults")
-    ]
-    for row in rows:
+def _python() -> str:
+    return str(OWN) if OWN.exists() else sys.executable
+
+
+def _has_cuda() -> bool:
+    if OWN.exists():
+        return True
+    try:
+        check_packages(CUDA)
+    except InputError:
+        return False
+    return True
+
+
+def _measured(command: list[str], wanted: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """The rows as a child finds them; if it dies, the row at which it did, and those behind.
+
+    Raises:
+        InputError: the packages are missing, or those of another version.
+    """
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
+        "TF_CPP_MIN_LOG_LEVEL": "3",  # XLA warns of every long compilation
+    }
+    left = list(wanted)
+    while left:
+        done = 0
+        with (
+            tempfile.TemporaryFile("w+") as errors,  # a pipe that nobody reads would fill up
+            subprocess.Popen(  # noqa: S603
+                [*command, *(row.name for row in left)],
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            ) as process,
+        ):
+            assert process.stdout is not None
+            for line in process.stdout:
+                done += 1
+                yield json.loads(line)
+            status = process.wait()
+            errors.seek(0)
+            last = _last_sentence(errors.read())
+        if status == REFUSED and not done:
+            raise InputError(last)
+        if status == 0:
+            return
+        # Nothing of this child is known but its end: it may have needed too much memory.
+        if done < len(left):
+            why = f"the compiler ended with status {status}"
+            yield {"name": left[done].name, "failed": f"{why}: {last}"}
+        left = left[done + 1 :]
+
+
+def _told(row: dict[str, Any]) -> str:
+    if "failed" in row:
+        return f"failed: {row['failed']}"
+    if "compiled_s" not in row:
+        return f"lowered in {row['lowered_s']:.0f} s"
+    return f"compiled in {row['lowered_s'] + row['compiled_s']:.0f} s"
+
+
+def _show(found: list[dict[str, Any]]) -> None:
+    titles = ("program", "GiB", "attention", "backward", "kernels", "asks host", "hidden")
+    lines = [(*titles, "seconds", "faults")]
+    for row in found:
+        wrong = "; ".join(faults(row)) or "none"
+        if "failed" in row:
+            lines.append((row["name"], *[""] * len(titles), wrong))
+            continue
+        compiled = "arguments" in row
         lines.append(
             (
-                case_name(row),
-                f"{total(row) / GIB:.2f}",
+                row["name"],
+                f"{total(row) / GIB:.2f}" if compiled else "",
                 str(row["attention_forward"]),
                 str(row["attention_backward"]),
-                str(len(row["float32_products"])),
-                str(row["lines"]),
-                f"{row['lowered_s'] + row['compiled_s']:.0f}",
-                "; ".join(faults(row)) or "none",
+                str(row["kernels"]) if compiled else "",
+                f"{row['host_loops']} + {row['host_branches']}" if compiled else "",
+                f"{row['sends_hidden']} of {row['sends_total']}" if compiled else "",
+                f"{row['lowered_s'] + row.get('compiled_s', 0):.0f}",
+                wrong,
             )
         )
     print_table(lines)
 
 
 def _last_sentence(errors: str) -> str:
-    last = errors.strip().splitlines()[-1:] or ["the programs could not be compiled"]
+    last = errors.strip().splitlines()[-1:] or ["it told nothing"]
     return last[0].removeprefix("error: ").removeprefix("qrag_jax.errors.InputError: ")

@@ -1,7 +1,8 @@
-"""Programs compiled for GPUs that are not here, and what is read from them.
+"""Programs compiled for devices that are not here, and what is read from them.
 
-`python -m benchmarks.gpu_cases [--quick]` prints one JSON object per program. It needs JAX's CUDA
-packages (`make gpu`), and neither a GPU nor weights.
+`python -m benchmarks.gpu_cases NAME…` prints one JSON object for each row of these names (see
+`gpu_rows`), all of one kind of device. It needs the packages that compile for these (`make gpu`,
+`make tpu`), and neither a device nor weights.
 """
 
 from __future__ import annotations
@@ -9,82 +10,130 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh
 
-from benchmarks import hlo
-from benchmarks.memory_cases import BERT_BASE, E5_LARGE, MINILM, QWEN3, TINY, Model, Step
+from benchmarks import float32, hlo, schedule
+from benchmarks.gpu_programs import LEARNS, SCORES, program_of
+from benchmarks.gpu_rows import Row, rows
 from benchmarks.nondeterminism import nondeterministic
 from benchmarks.same_course import different_courses
+from qrag_jax.errors import InputError
 from qrag_jax.runtime import determinism
-from qrag_jax.runtime.mesh import AXES
-from qrag_jax.runtime.targets import described_devices
+from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.targets import CUDA, TPU, check_packages, described_devices
 
-DEVICES = 8
-ONE, EIGHT = (1, 1, 1), (1, 8, 1)  # data, fsdp, tensor
-
-
-def cases(quick: bool) -> Iterator[tuple[Model, tuple[int, int, int], bool]]:
-    """Model, mesh and whether adapters alone are trained."""
-    if quick:
-        yield TINY, ONE, False
-        yield TINY, EIGHT, True
-        return
-    for shape in (ONE, EIGHT):
-        for model in (MINILM, BERT_BASE, E5_LARGE, QWEN3[0]):
-            yield model, shape, False
-        for model in QWEN3:
-            yield model, shape, True
-    yield QWEN3[1], EIGHT, False
+LONGEST = 400  # characters of an error that are kept
 
 
-def measure(
-    model: Model, shape: tuple[int, int, int], lora: bool, devices: list[jax.Device]
-) -> dict[str, Any]:
-    """Compiles the step of one case; returns what was found in it, as JSON holds it."""
-    count = int(np.prod(shape))
-    mesh = Mesh(np.array(devices[:count]).reshape(shape), AXES)
+def compiled(row: Row) -> tuple[Any, Any, dict[str, Any]]:
+    """Compiles a row; returns its program, that compiled, and what is known of it, with seconds."""
     began = time.monotonic()
-    step = Step(model, mesh, lora)
-    lowered = step.program.lower(*step.arguments)  # type: ignore[attr-defined]
+    program = program_of(
+        row.model, make_mesh(row.mesh, _devices(row.devices)), row.lora, row.program
+    )
+    lowered = program.function.lower(*program.arguments)
     then = time.monotonic()
-    compiled = lowered.compile()
-    seconds, stats, text = time.monotonic() - then, compiled.memory_analysis(), compiled.as_text()
-    forward, backward = hlo.attention_calls(text)
+    result = lowered.compile()
+    seconds = {"lowered_s": then - began, "compiled_s": time.monotonic() - then}
+    return program, result, described(row, program.arguments) | seconds
+
+
+def described(row: Row, arguments: Any) -> dict[str, Any]:
+    """What is known of a row before it is compiled, as JSON holds it."""
+    learns = row.program in LEARNS
     return {
-        "model": model.name,
-        "lora": lora,
-        "mesh": shape,
-        "layers": model.config.num_hidden_layers,
-        "lowered_s": then - began,
-        "compiled_s": seconds,
+        "name": row.name,
+        "target": row.target,
+        "platform": row.platform,
+        "model": row.model.name,
+        "lora": row.lora,
+        "mesh": row.mesh,
+        "program": row.program,
+        "layers": 0 if row.program == SCORES else row.model.config.num_hidden_layers,
+        "learns": learns,
+        "state_arrays": len(jax.tree.leaves(arguments[0])) if learns else 0,
+    }
+
+
+def measure(row: Row) -> dict[str, Any]:
+    """Compiles the program of one row; returns what was found in it, as JSON holds it."""
+    _, program, found = compiled(row)
+    stats, text = program.memory_analysis(), program.as_text()
+    forward, backward = hlo.attention_calls(text)
+    in_full = hlo.products(text)
+    sent, started = schedule.overlap(text), schedule.launches(text)
+    cost = program.cost_analysis() if row.platform == TPU else {}
+    return found | {
         "lines": text.count("\n"),
         "arguments": stats.argument_size_in_bytes,
         "outputs": stats.output_size_in_bytes - stats.alias_size_in_bytes,
         "temporaries": stats.temp_size_in_bytes,
         "attention_forward": forward,
         "attention_backward": backward,
-        "float32_products": sorted({product.shapes for product in hlo.products(text)}),
+        "attention_unfused": float32.of_attention([*in_full, *hlo.products(text, "bf16")]),
+        "float32_products": sorted({product.shapes for product in in_full}),
+        "float32_unnamed": float32.unnamed(in_full, row.platform),
         "asks_host": hlo.asks_host(text),
         "sends_inside_branches": different_courses(text),
         "nondeterministic": nondeterministic(text),
         "donated": hlo.donated(text),
-        "state_arrays": len(jax.tree.leaves(step.arguments[0])),
         "sends": sorted({kind for kind, _ in hlo.collectives(text)}),
+        "sends_total": sent.total,
+        "sends_hidden": sent.hidden,
+        "sends_bytes": sent.total_bytes,
+        "sends_hidden_bytes": sent.hidden_bytes,
+        "kernels": started.kernels,
+        "launches": started.launches,
+        # A TPU reads the conditions of its loops and branches itself.
+        "host_loops": started.host_loops if row.platform != TPU else 0,
+        "host_branches": started.host_branches if row.platform != TPU else 0,
+        "cost": {
+            name: float(cost[name])
+            for name in ("flops", "bytes accessed", "optimal_seconds")
+            if name in cost
+        },
     }
 
 
-def main() -> None:
-    """Prints the cases."""
-    determinism.ask(True, described=True)  # as in a training
-    devices = described_devices(f"h100x{DEVICES}").devices
-    for case in cases("--quick" in sys.argv[1:]):
-        print(json.dumps(measure(*case, devices)), flush=True)
+def failed(row: Row, why: str) -> dict[str, Any]:
+    """A row whose program could not be compiled."""
+    return described(row, ((),)) | {"failed": why[:LONGEST]}
+
+
+def reason(error: Exception) -> str:
+    """An error in one line: its kind, and the first line of what it says."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+@cache
+def _devices(name: str) -> list[jax.Device]:
+    return described_devices(name).devices
+
+
+def main() -> int:
+    """Prints the rows; a row that fails is printed with why, and the next one follows."""
+    asked = set(sys.argv[1:])
+    every = [row for row in (*rows(quick=True), *rows(quick=False)) if row.name in asked]
+    try:
+        for platform in {row.platform for row in every}:
+            check_packages(platform)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if any(row.platform == CUDA for row in every):
+        determinism.ask(True, described=True)  # as in a training
+    for row in every:
+        try:
+            found = measure(row)
+        except Exception as error:
+            found = failed(row, reason(error))
+        print(json.dumps(found), flush=True)
+        jax.clear_caches()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -30,7 +30,7 @@ from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.adapters import ALL_LINEAR, kernel_shapes, target_modules
 from qrag_jax.models.compute.linear import LORA_A, LORA_B
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.precision import FUSED, PRODUCTS, Precision
+from qrag_jax.models.compute.precision import BFLOAT16, PRODUCTS, Precision, precision
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import FAMILIES, Family
@@ -109,14 +109,16 @@ class Step:
     Attributes:
         arguments: the state, a batch and (with LoRA) the base, as shapes with their shardings.
         program: the jitted step.
+        mesh, towers, feedback: what it was built from.
     """
 
     def __init__(self, model: Model, mesh: Mesh, lora: bool) -> None:
         config = QRagConfig.of(hotpotqa.get_config())
         family, sizes = model.parts, model.config
         platform = Platform.of(mesh)
-        attention = FUSED if platform.has_fused_attention else PRODUCTS
-        computed_in = Precision(HALF, HALF, attention)
+        computed_in = Precision(HALF, HALF, PRODUCTS)  # as a CPU with matrix units might
+        if not platform.on_cpu:
+            computed_in = precision(BFLOAT16, platform)
         trunk = family.trunk(sizes, computed_in, REMAT, not platform.on_cpu)
         encoder = TextEncoder(
             trunk,
@@ -148,6 +150,7 @@ class Step:
             base_shardings=base_shardings,
         )
         feedback = fact_feedback(config.reward, stop_action=config.env.stop_action)
+        self.mesh, self.towers, self.feedback = mesh, towers, feedback
         self.program = make_train_step(towers, feedback)
         state = _placed(placement.state_shapes(tower, optimizer), shardings)
         self.arguments = (state, batch_shapes(mesh), *base)

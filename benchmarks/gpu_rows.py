@@ -1,0 +1,98 @@
+"""The rows of the suite gpu: which programs of which encoders are compiled, for which devices.
+
+A row's name tells all of it, such as h100/Qwen3-Embedding-4B/lora/1x8x1/update.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from benchmarks.gpu_programs import NAMES, UPDATE
+from benchmarks.memory_cases import BERT_BASE, E5_LARGE, MINILM, QWEN3, TINY, Model
+from qrag_jax.errors import InputError
+from qrag_jax.runtime.targets import TARGETS
+
+GPU, TPUS = "h100", ("v5e", "v6e")
+# Sizes along data, fsdp and tensor.
+ONE, EIGHT, SIXTY_FOUR = (1, 1, 1), (1, 8, 1), (4, 8, 2)
+# Two towers, their targets and moments, in float32, are more than one device holds.
+NOT_ON_ONE = QWEN3[1:]
+
+
+class Row(NamedTuple):
+    """One program of one encoder on one mesh.
+
+    Attributes:
+        target: a kind of device, of `runtime.targets`.
+        mesh: sizes along data, fsdp and tensor.
+        lora: adapters are trained, else whole towers.
+        program: one of `gpu_programs.NAMES`.
+    """
+
+    target: str
+    model: Model
+    lora: bool
+    mesh: tuple[int, int, int]
+    program: str
+
+    @property
+    def name(self) -> str:
+        """The row in one word without spaces."""
+        model, sizes = self.model.name.replace(" ", "-"), "x".join(map(str, self.mesh))
+        trained = "lora" if self.lora else "full"
+        return f"{self.target}/{model}/{trained}/{sizes}/{self.program}"
+
+    @property
+    def devices(self) -> str:
+        """The devices as `runtime.targets.described_devices` names them."""
+        return f"{self.target}x{math.prod(self.mesh)}"
+
+    @property
+    def platform(self) -> str:
+        """Either "cuda" or "tpu"."""
+        return TARGETS[self.target].platform
+
+
+def rows(quick: bool) -> list[Row]:
+    """All rows: the quick ones, which take a minute or two, or the others, which take hours."""
+    if quick:
+        tiny = [Row(GPU, TINY, True, EIGHT, program) for program in NAMES]
+        return [*tiny, Row(GPU, MINILM, False, EIGHT, UPDATE)]
+    found = [
+        Row(GPU, model, lora, mesh, program)
+        for mesh in (ONE, EIGHT, SIXTY_FOUR)
+        for model in (BERT_BASE, E5_LARGE, *QWEN3)
+        for lora in (False, True)
+        for program in NAMES
+        if lora or mesh != ONE or model not in NOT_ON_ONE
+    ]
+    return found + [Row(target, BERT_BASE, False, EIGHT, UPDATE) for target in TPUS]
+
+
+def chosen(every: Sequence[Row], patterns: Sequence[str]) -> list[Row]:
+    """The rows in whose names one of the regular expressions is found; without any, all rows.
+
+    Raises:
+        InputError: a pattern is no regular expression, or no row has it.
+    """
+    if not patterns:
+        return list(every)
+    kept: set[Row] = set()
+    for pattern in patterns:
+        try:
+            found = [row for row in every if re.search(pattern, row.name)]
+        except re.error as error:
+            raise InputError(
+                f"--only is {pattern!r}, which is no regular expression ({error}); write one that "
+                "is found in the names of rows."
+            ) from None
+        if not found:
+            raise InputError(
+                f"--only is {pattern!r}, which no row has; their names are such as "
+                f"{every[0].name} and {every[-1].name}."
+            )
+        kept.update(found)
+    return [row for row in every if row in kept]
