@@ -124,15 +124,16 @@ def cases_of(row: dict[str, Any]) -> list[Case]:
 
 def _details(row: dict[str, Any]) -> dict[str, float | str]:
     """What the device starts and sends."""
-    sent, size = row["sends_total"], row["sends_bytes"]
+    size = row["sends_bytes"]
+    hidden = {"share of their bytes": row["sends_hidden_bytes"] / size} if size else {}
     return {
         "launches, loops as often as is known": row["launches"],
         "loops that ask the host": row["host_loops"],
         "branches that ask the host": row["host_branches"],
         "sends": ", ".join(row["sends"]),
-        "collectives": sent,
+        "collectives": row["sends_total"],
         "collectives behind a computation": row["sends_hidden"],
-        "share of their bytes": row["sends_hidden_bytes"] / size if size else 1.0,
+        **hidden,
         **{f"estimated {name}": value for name, value in row["cost"].items()},
     }
 

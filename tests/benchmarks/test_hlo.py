@@ -5,10 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from benchmarks import hlo
-from benchmarks.gpu import cases_of, faults
 
 # As XLA wrote them for an H100.
 OF_GPU = """\
@@ -62,29 +60,6 @@ def test_what_asks_the_host_is_found() -> None:
     assert hlo.asks_host(compiled(jnp.sin, numbers)) == []
 
 
-ROW = {
-    "model": "Qwen3-Embedding-4B",
-    "lora": True,
-    "mesh": (1, 8, 1),
-    "layers": 2,
-    "lowered_s": 1.0,
-    "compiled_s": 2.0,
-    "lines": 100,
-    "arguments": 10 * 2**30,
-    "outputs": 0,
-    "temporaries": 3 * 2**30,
-    "attention_forward": 6,
-    "attention_backward": 2,
-    "float32_products": [],
-    "asks_host": [],
-    "sends_inside_branches": [],
-    "nondeterministic": [],
-    "donated": 9,
-    "state_arrays": 10,
-    "sends": ["all-reduce"],
-}
-
-
 LOOPS = """\
 HloModule jit_step, is_scheduled=true
 
@@ -132,28 +107,3 @@ def test_scans_of_a_compiled_program_are_counted() -> None:
 
     text = compiled(scanned, np.ones((4, 4), np.float32))
     assert 7 in hlo.times_run(hlo.instructions(text)).values()
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"attention_backward": 1}, "1 fused gradients for 2 layers"),
-        ({"attention_forward": 0}, "0 fused attentions for 2 layers"),
-        ({"asks_host": ["send.3"]}, "waits for the host in send.3"),
-        ({"sends_inside_branches": ["all-gather.1"]}, "sends inside a branch: all-gather.1"),
-        ({"nondeterministic": ["scatter.4"]}, "adds in no fixed order in scatter.4"),
-        ({"donated": 3}, "3 of 10 arrays of the state are reused"),
-    ],
-)
-def test_faults_are_named(change, named) -> None:
-    assert faults(ROW) == []
-    assert faults(ROW | change) == [named]
-
-
-def test_targets_are_held_or_missed() -> None:
-    memory, compiling, wrong = cases_of(ROW)
-    assert (memory.value, memory.target, memory.holds) == (13.0, "at most 12", False)
-    assert (compiling.value, compiling.holds) == (3.0, None)
-    assert (wrong.value, wrong.holds) == (0, True)
-    smaller, *_ = cases_of(ROW | {"temporaries": 2**30})
-    assert smaller.holds
