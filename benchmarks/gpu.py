@@ -32,7 +32,7 @@ from benchmarks.gpu_rows import Row, chosen, rows
 from benchmarks.memory import DEVICES, GIB, total
 from benchmarks.report import Case, print_table
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.targets import CUDA, check_packages
+from qrag_jax.runtime.targets import CUDA
 
 ROOT = Path(__file__).parents[1]
 OWN = ROOT / ".venv-gpu" / "bin" / "python"
@@ -58,22 +58,20 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     Raises:
         InputError: there is no environment with JAX's CUDA packages, or `only` fits no row.
     """
-    wanted, python = chosen(rows(quick), only), _python()
-    found = []
+    wanted, found = chosen(rows(quick), only), []
     for target, group in itertools.groupby(wanted, key=lambda row: row.target):
         of_target = list(group)
-        module = "benchmarks.gpu_cases"
-        if quick and of_target[0].platform == CUDA and not _has_cuda():
-            module = "benchmarks.lowered"
-            print("JAX's CUDA packages are not here (make gpu): programs are lowered, not compiled")
+        on_gpu = of_target[0].platform == CUDA
         try:
-            for row in _measured([python, "-m", module], of_target):
-                found.append(row)
-                print(f"{row['name']}: {_told(row)}", flush=True)
+            found += _followed("benchmarks.gpu_cases", of_target)
         except InputError as error:
-            if of_target[0].platform == CUDA or len(of_target) == len(wanted):
+            if on_gpu and quick:
+                print(f"{error} Programs are lowered instead, not compiled.")
+                found += _followed("benchmarks.lowered", of_target)
+            elif on_gpu or (not found and of_target[-1] == wanted[-1]):  # nothing is left
                 raise
-            print(f"{target}: {len(of_target)} row(s) left out: {error}")
+            else:
+                print(f"{target}: {len(of_target)} row(s) left out: {error}")
     _show(found)
     return [case for row in found for case in cases_of(row)]
 
@@ -138,18 +136,14 @@ def _details(row: dict[str, Any]) -> dict[str, float | str]:
     }
 
 
-def _python() -> str:
-    return str(OWN) if OWN.exists() else sys.executable
-
-
-def _has_cuda() -> bool:
-    if OWN.exists():
-        return True
-    try:
-        check_packages(CUDA)
-    except InputError:
-        return False
-    return True
+def _followed(module: str, wanted: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows as `_measured` finds them, each told when it is there."""
+    python = str(OWN) if OWN.exists() else sys.executable
+    found = []
+    for row in _measured([python, "-m", module], wanted):
+        found.append(row)
+        print(f"{row['name']}: {_told(row)}", flush=True)
+    return found
 
 
 def _measured(command: list[str], wanted: Sequence[Row]) -> Iterator[dict[str, Any]]:

@@ -37,6 +37,7 @@ _NO_CLOUD = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # as no TPU is used, processes may compile side by side
 }
 
 

@@ -161,6 +161,38 @@ def test_missing_packages_are_told_in_one_sentence() -> None:
         list(gpu._measured([sys.executable, "-c", CHILD], wanted))
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_where_nothing_compiles_the_quick_rows_are_lowered(quick, monkeypatch, capsys) -> None:
+    def followed(module: str, wanted: Any) -> list[dict[str, Any]]:
+        if module == "benchmarks.gpu_cases":
+            raise InputError("no packages.")
+        assert module == "benchmarks.lowered"
+        return [{"name": row.name, "failed": "lowered"} for row in wanted]
+
+    monkeypatch.setattr(gpu, "_followed", followed)
+    if quick:
+        assert len(gpu.run(quick, ["scores"])) == 1
+        assert "no packages. Programs are lowered instead" in capsys.readouterr().out
+        return
+    for only in ("BERT-base/full/1x1x1/scores", "BERT-base/full/1x1x1/scores|v5e", "v5e", "^v"):
+        with pytest.raises(InputError, match="no packages"):
+            gpu.run(quick, [only])
+
+
+def test_without_libtpu_the_rows_of_tpus_are_left_out(monkeypatch, capsys) -> None:
+    def followed(module: str, wanted: Any) -> list[dict[str, Any]]:
+        if wanted[0].platform == "tpu":
+            raise InputError("no libtpu.")
+        return [{"name": row.name, "failed": "anything"} for row in wanted]
+
+    monkeypatch.setattr(gpu, "_followed", followed)
+    cases = gpu.run(False, ["BERT-base/full/1x8x1/update"])
+    assert [case.case for case in cases] == ["h100/BERT-base/full/1x8x1/update: faults"]
+    told = capsys.readouterr().out
+    assert "v5e: 1 row(s) left out: no libtpu." in told
+    assert "v6e: 1 row(s) left out: no libtpu." in told
+
+
 def test_only_named_products_may_be_float32() -> None:
     pooling = Product("a = b × c", "jit(f)/while/body/transpose(jvp(rt,td->rd))/dot_general")
     scores = Product("d = e × f", "jit(f)/vmap(BTNH,BSNH->BNTS)/dot_general")
