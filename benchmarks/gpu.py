@@ -131,6 +131,7 @@ def _details(row: dict[str, Any]) -> dict[str, float | str]:
         "sends": ", ".join(row["sends"]),
         "collectives": row["sends_total"],
         "collectives behind a computation": row["sends_hidden"],
+        "collectives behind a matrix product": row["sends_behind_products"],
         **hidden,
         **{f"estimated {name}": value for name, value in row["cost"].items()},
     }

@@ -83,6 +83,7 @@ def measure(row: Row) -> dict[str, Any]:
         "sends": sorted({kind for kind, _ in hlo.collectives(text)}),
         "sends_total": sent.total,
         "sends_hidden": sent.hidden,
+        "sends_behind_products": sent.behind_products,
         "sends_bytes": sent.total_bytes,
         "sends_hidden_bytes": sent.hidden_bytes,
         "kernels": started.kernels,

@@ -74,6 +74,16 @@ class Instruction(NamedTuple):
         return found
 
     @property
+    def is_product(self) -> bool:
+        """Whether this is a matrix product, by itself or by a library."""
+        return self.op in _PRODUCTS or _PRODUCT.search(self.line) is not None
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether this is cuDNN's fused attention."""
+        return _ATTENTION.search(self.line) is not None
+
+    @property
     def kind_sent(self) -> str:
         """The collective that this is or begins; "" for another operation."""
         kind = self.op.removesuffix("-start")
@@ -187,7 +197,7 @@ def products(text: str, dtype: str = "f32") -> list[Product]:
     types = {(line.computation, line.name): line.type for line in lines}
     found = []
     for line in lines:
-        if line.op not in _PRODUCTS and not _PRODUCT.search(line.line):
+        if not line.is_product:
             continue
         factors = [types.get((line.computation, name), "") for name in line.operands[:2]]
         if any(factor.startswith(f"{dtype}[") for factor in factors):

@@ -28,7 +28,8 @@ _NO_KERNEL = {
     "tuple",
     "while",
 }
-_COMPUTES = ("fusion", "dot", "convolution", "custom-call", "while", "conditional", "call")
+_STEPS = ("while", "conditional", "call")  # whose computations' instructions run one by one
+_COMPUTES = ("fusion", "dot", "convolution", "custom-call", *_STEPS)
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8}
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 
@@ -52,14 +53,18 @@ class Launches(NamedTuple):
 class Overlap(NamedTuple):
     """Collectives of a program, each counted once wherever it stands.
 
-    total, hidden: their number, and that of those behind which the device computes: between their
-        start and their end stands a fusion, a product, a kernel of a library, or a loop.
-    total_bytes, hidden_bytes: bytes of their results.
-    exposed: names of the others.
+    total: their number.
+    hidden: of these, those during which the device computes: between their start and their end
+        stands a fusion, a product, a kernel of a library, or a loop.
+    behind_products: of these, those during which it computes a matrix product, attention or a
+        whole loop. The others are hidden by copies and the like, which may be too short.
+    total_bytes, hidden_bytes: bytes of the results.
+    exposed: names of those that are not hidden.
     """
 
     total: int
     hidden: int
+    behind_products: int
     total_bytes: int
     hidden_bytes: int
     exposed: tuple[str, ...]
@@ -85,7 +90,13 @@ def overlap(text: str) -> Overlap:
     for line in lines:
         by_computation.setdefault(line.computation, []).append(line)
     sends = {line.computation for line in lines if line.kind_sent}
-    total = hidden = total_bytes = hidden_bytes = 0
+    multiplies = {line.computation for line in lines if line.is_product}
+
+    def is_long(line: Instruction) -> bool:
+        fused = line.op == "fusion" and not multiplies.isdisjoint(line.called)
+        return fused or line.op in _STEPS or line.is_product or line.is_attention
+
+    total = hidden = behind = total_bytes = hidden_bytes = 0
     exposed = []
     for name in _run_in_order(lines):
         inside = by_computation.get(name, [])
@@ -95,13 +106,14 @@ def overlap(text: str) -> Overlap:
                 continue
             end = _end(inside, place)
             size = _bytes(inside[end].type)
-            is_hidden = any(other.op in _COMPUTES for other in inside[place + 1 : end])
+            during = inside[place + 1 : end]
             total, total_bytes = total + 1, total_bytes + size
-            if is_hidden:
+            behind += any(map(is_long, during))
+            if any(other.op in _COMPUTES for other in during):
                 hidden, hidden_bytes = hidden + 1, hidden_bytes + size
             else:
                 exposed.append(line.name)
-    return Overlap(total, hidden, total_bytes, hidden_bytes, tuple(exposed))
+    return Overlap(total, hidden, behind, total_bytes, hidden_bytes, tuple(exposed))
 
 
 def _run_in_order(lines: Sequence[Instruction]) -> list[str]:
@@ -115,7 +127,7 @@ def _run_in_order(lines: Sequence[Instruction]) -> list[str]:
     reached, left = set(found), list(found)
     steps: dict[str, list[str]] = {}
     for line in lines:
-        if line.op in ("while", "conditional", "call"):
+        if line.op in _STEPS:
             steps.setdefault(line.computation, []).extend(line.called)
     while left:
         for name in steps.get(left.pop(), []):

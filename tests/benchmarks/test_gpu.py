@@ -45,6 +45,7 @@ ROW: dict[str, Any] = {
     "sends": ["all-reduce"],
     "sends_total": 4,
     "sends_hidden": 3,
+    "sends_behind_products": 1,
     "sends_bytes": 200,
     "sends_hidden_bytes": 50,
     "kernels": 7,

@@ -74,9 +74,26 @@ def test_kernels_and_what_the_host_is_asked() -> None:
 
 def test_collectives_behind_a_computation() -> None:
     found = overlap(OF_GPU)
-    assert (found.total, found.hidden) == (4, 2)
+    assert (found.total, found.hidden, found.behind_products) == (4, 2, 1)
     assert found.exposed == ("async-start", "all-reduce.2")
     assert (found.total_bytes, found.hidden_bytes) == (32 + 4 + 6 + 20, 32 + 6)
+
+
+@pytest.mark.parametrize(
+    ("during", "is_long"),
+    [
+        ('custom-call(%state), custom_call_target="__cublas$gemm"', True),
+        ('custom-call(%state), custom_call_target="__cudnn$fmhaSoftmax"', True),
+        ('custom-call(%state), custom_call_target="__cub$DeviceRadixSort"', False),
+        ("fusion(%state), kind=kCustom, calls=%product", True),
+        ("dot(%state, %state)", True),
+    ],
+)
+def test_what_is_long_enough_to_hide_a_collective(during: str, is_long: bool) -> None:
+    product = "%product (a: f32[8]) -> f32[8] {\n  ROOT %dot.9 = f32[8]{0} dot(%a, %a)\n}\n\n"
+    text = OF_GPU.replace("fusion(%state), kind=kLoop, calls=%fused", during, 1)
+    found = overlap(text.replace("%body (", f"{product}%body ("))
+    assert (found.hidden, found.behind_products) == (2, 1 + is_long)
 
 
 @pytest.mark.parametrize("rounds", [5, None])
