@@ -133,7 +133,7 @@ def _details(row: dict[str, Any]) -> dict[str, float | str]:
         "collectives behind a computation": row["sends_hidden"],
         "collectives behind a matrix product": row["sends_behind_products"],
         **hidden,
-        **{f"estimated {name}": value for name, value in row["cost"].items()},
+        **{f"libtpu's {name}, loops as one round": value for name, value in row["cost"].items()},
     }
 
 

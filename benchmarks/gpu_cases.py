@@ -91,10 +91,11 @@ def measure(row: Row) -> dict[str, Any]:
         # A TPU reads the conditions of its loops and branches itself.
         "host_loops": started.host_loops if row.platform != TPU else 0,
         "host_branches": started.host_branches if row.platform != TPU else 0,
+        # libtpu counts every loop as one round, and its seconds are negative where there are loops.
         "cost": {
             name: float(cost[name])
             for name in ("flops", "bytes accessed", "optimal_seconds")
-            if name in cost
+            if cost.get(name, 0) > 0
         },
     }
 
