@@ -9,8 +9,8 @@ the CUDA packages their programs are lowered, not compiled (see `lowered`).
 
 A program passes if it compiles; cuDNN's fused attention computes every layer, forward and backward;
 no product has float32 factors but those that are meant to (`float32`); nothing waits for the host;
-sums have a fixed order; the buffers of the whole state are reused; and every collective is sure to be reached by all devices
-that take part in it (`same_course`).
+sums have a fixed order; the buffers of the whole state are reused; and every collective is sure to
+be reached by all devices that take part in it (`same_course`).
 """
 
 from __future__ import annotations
