@@ -128,19 +128,28 @@ def expected() -> dict[Any, Found]:
     return {}
 
 
-def cases(*quick: tuple[str, str]) -> pytest.MarkDecorator:
+def cases(*quick: tuple[str, str, bool]) -> pytest.MarkDecorator:
     """Those of the whole grid that are named here; the others are for `make test-slow`."""
     grid = [(family, mesh) for family in ("bert", "qwen3") for mesh in MESHES]
     grid += [("new", "fsdp"), ("xlm-roberta", "fsdp")]
-    marks = [[] if case in quick else [pytest.mark.slow] for case in grid]
+    every = [(*case, ahead) for case in grid for ahead in (False, True)]
+    marks = [[] if case in quick else [pytest.mark.slow] for case in every]
     return pytest.mark.parametrize(
-        ("family", "mesh"),
-        [pytest.param(*case, marks=mark) for case, mark in zip(grid, marks, strict=True)],
+        ("family", "mesh", "ahead"),
+        [pytest.param(*case, marks=mark) for case, mark in zip(every, marks, strict=True)],
     )
 
 
-@cases(("bert", "both"), ("qwen3", "all"), ("new", "fsdp"))
-def test_whole_encoders(family: str, mesh: str, family_bases, expected) -> None:
+def as_placed(encoder: TextEncoder, ahead: bool) -> TextEncoder:
+    """Layers that are gathered one ahead (`prefetch`), or in their products."""
+    if not ahead:
+        return encoder
+    module = encoder.module.clone(scanned=True, remat="layers")
+    return dataclasses.replace(encoder, module=module)
+
+
+@cases(("bert", "both", False), ("qwen3", "all", True), ("new", "fsdp", True))
+def test_whole_encoders(family: str, mesh: str, ahead: bool, family_bases, expected) -> None:
     loaded: LoadedEncoder = family_bases[family]
     encoder, params = loaded.encoder, loaded.params
     shape = MESHES[mesh]
@@ -153,11 +162,12 @@ def test_whole_encoders(family: str, mesh: str, family_bases, expected) -> None:
         params, specs = with_key(params, KEY), with_key(specs, PartitionSpec())
     if family not in expected:
         expected[family] = alone(encoder, params, params)
-    check(in_parts(encoder, shape, params, specs, lambda params: params), expected[family])
+    found = in_parts(as_placed(encoder, ahead), shape, params, specs, lambda params: params)
+    check(found, expected[family])
 
 
-@cases(("bert", "all"), ("qwen3", "both"))
-def test_adapters(family: str, mesh: str, family_bases, expected) -> None:
+@cases(("bert", "all", True), ("qwen3", "both", False))
+def test_adapters(family: str, mesh: str, ahead: bool, family_bases, expected) -> None:
     lora = LoraConfig(rank=4, alpha=6.0, dropout=0.4)
     loaded = with_new_adapters(family_bases[family], lora, seed=1)
     rng = np.random.default_rng(2)
@@ -179,4 +189,5 @@ def test_adapters(family: str, mesh: str, family_bases, expected) -> None:
 
     if (family, lora) not in expected:
         expected[family, lora] = alone(encoder, play(params), params)
-    check(in_parts(encoder, shape, params, specs, play), expected[family, lora])
+    found = in_parts(as_placed(encoder, ahead), shape, params, specs, play)
+    check(found, expected[family, lora])

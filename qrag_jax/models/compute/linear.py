@@ -25,6 +25,7 @@ from qrag_jax.models.compute.precision import exact
 
 # Leaves beside the kernel of a linear map that has a low-rank adapter (`lora`).
 LORA_A, LORA_B = ADAPTER = ("lora_a", "lora_b")
+HELD = "held_kernel"  # the whole kernel beside a part of it, gathered ahead (`prefetch`)
 LORA_KEY = "lora_key"  # a further leaf if dropout acts on the adapter's inputs
 
 
@@ -54,19 +55,26 @@ class Form(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def linear(form: Form, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+def linear(
+    form: Form,
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array,
+    held: jax.Array | None = None,
+) -> jax.Array:
     """x·W + b over the last axis: x `[..., I]`, kernel `[I, O]`, bias `[O]` → `[..., O]`.
 
     Sums inside products are float32, the result has x's dtype. The gradients of kernel and bias
     have the dtypes of kernel and bias. They are computed from x and the cotangent as these lie in
     memory. Autodiff would transpose both first, and on CPU those copies cost a tenth of a training
-    step. A kernel in parts is gathered again for the gradient: only its part is kept.
+    step. A kernel in parts is gathered again for the gradient: only its part is kept. `held` is the
+    whole kernel if it is gathered already, in the dtype of the products; no gradient reaches it.
     """
-    return _times(form, x, kernel) + bias.astype(x.dtype)[(None,) * (x.ndim - 1)]
+    return _times(form, x, kernel, held) + bias.astype(x.dtype)[(None,) * (x.ndim - 1)]
 
 
-def _times(form, x, kernel):
-    rows, kernel = x.reshape(-1, x.shape[-1]), form.kernel(kernel)
+def _times(form, x, kernel, held):
+    rows, kernel = x.reshape(-1, x.shape[-1]), form.kernel(kernel) if held is None else held
     product = _product(form.products, rows, kernel, ((1,), (0,)), x.dtype)
     return product.reshape(*x.shape[:-1], kernel.shape[-1])
 
@@ -81,39 +89,44 @@ def _product(products, one, other, contracted, result):
     )
 
 
-def _forward(form, x, kernel, bias):
-    return linear(form, x, kernel, bias), (x, kernel, bias)
+def _forward(form, x, kernel, bias, held=None):
+    return linear(form, x, kernel, bias, held), (x, kernel, bias, held)
 
 
 def _backward(form, saved, gradient):
-    x, kernel, bias = saved
+    x, kernel, bias, held = saved
+    whole_kernel = form.kernel(kernel) if held is None else held
     rows, product = x.reshape(-1, x.shape[-1]), partial(_product, form.products)
     gradient = gradient.reshape(-1, gradient.shape[-1])
-    d_x = product(gradient, form.kernel(kernel), ((1,), (1,)), x.dtype).reshape(x.shape)
+    d_x = product(gradient, whole_kernel, ((1,), (1,)), x.dtype).reshape(x.shape)
     d_kernel = form.gradient(product(rows, gradient, ((0,), (0,)), jnp.float32), kernel)
     if bias is None:
-        return d_x, d_kernel, None
+        return d_x, d_kernel, None, None
     d_bias = gradient.astype(jnp.float32).sum(axis=0).astype(bias.dtype)
-    return d_x, d_kernel, d_bias
+    return d_x, d_kernel, d_bias, None
 
 
 linear.defvjp(_forward, _backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def linear_without_bias(form: Form, x: jax.Array, kernel: jax.Array) -> jax.Array:
+def linear_without_bias(
+    form: Form, x: jax.Array, kernel: jax.Array, held: jax.Array | None = None
+) -> jax.Array:
     """x·W over the last axis, as `linear` computes it: x `[..., I]`, kernel `[I, O]`."""
-    return _times(form, x, kernel)
+    return _times(form, x, kernel, held)
+
+
+def _forward_without_bias(form, x, kernel, held=None):
+    return linear_without_bias(form, x, kernel, held), (x, kernel, None, held)
 
 
 def _backward_without_bias(form, saved, gradient):
-    return _backward(form, (*saved, None), gradient)[:2]
+    d_x, d_kernel, *_ = _backward(form, saved, gradient)
+    return d_x, d_kernel, None
 
 
-linear_without_bias.defvjp(
-    lambda form, x, kernel: (linear_without_bias(form, x, kernel), (x, kernel)),
-    _backward_without_bias,
-)
+linear_without_bias.defvjp(_forward_without_bias, _backward_without_bias)
 
 
 class Linear(nn.Module):
@@ -145,14 +158,15 @@ class Linear(nn.Module):
                 neither the sizes of x and `features` nor those of its part.
         """
         group, (kernel, bias) = self.group, self._own(x)
+        held = self.get_variable("params", HELD) if self.has_variable("params", HELD) else None
         if group.tensor > 1 and not self.closes:
             x = used_by_all(TENSOR, x)
         if bias is None:
-            result = linear_without_bias(self._form(x, kernel), x, kernel)
+            result = linear_without_bias(self._form(x, kernel), x, kernel, held)
         else:
             if self.closes:
                 bias = on_one(group, bias)
-            result = linear(self._form(x, kernel), x, kernel, bias)
+            result = linear(self._form(x, kernel), x, kernel, bias, held)
         if self.has_variable("params", LORA_A):
             result = result + self._low_rank(x, dropout)
         return summed(TENSOR, result) if group.tensor > 1 and self.closes else result

@@ -19,12 +19,14 @@ from typing import Any, ClassVar, Protocol, Self
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.core import unfreeze
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.group import Group
 from qrag_jax.models.compute.packing import Layout, padded_layout
 from qrag_jax.models.compute.parts import SplitMaps, for_use
 from qrag_jax.models.compute.precision import Precision
+from qrag_jax.models.compute.prefetch import Fixed, Passing, pass_through
 
 Params = Any  # a pytree of arrays
 WORDS = "word_embeddings"  # leaf of a trunk's parameters: the word table, [V, H]
@@ -213,6 +215,9 @@ class LayeredTrunk(nn.Module):
             layers: what `layers_params` gave.
         """
         module = self.layer()
+        if self.scanned and self.group.fsdp > 1 and self.remat == "layers":
+            how = Passing(module, self._axes_in_parts(layers), self.group, self.precision.products)
+            return pass_through(how, unfreeze(layers), x, Fixed(layout, constants))
 
         def one(x: jax.Array, layer: tuple[Params, Any]) -> tuple[jax.Array, None]:
             params, depth = layer
@@ -225,6 +230,23 @@ class LayeredTrunk(nn.Module):
         for depth, params in enumerate(layers, 1):
             x, _ = one(x, (params, depth))
         return x
+
+    def _axes_in_parts(self, layers: Params) -> tuple[tuple[str, int], ...]:
+        """The maps whose kernels are in parts over `fsdp`, and the axis of one layer's kernel."""
+        known, parts = _shapes(self.clone(group=Group()))[LAYERS], self.group.tensor
+        found = []
+        for name, leaves in layers.items():
+            if "kernel" not in leaves:
+                continue
+            # Maps that are joined are not known by their new name; their input is x.
+            shape = known[name]["kernel"].shape if name in known else (self.config.hidden_size, 0)
+            inputs = shape[-2] // (parts if name in self.SPLIT.rows else 1)
+            outputs = shape[-1] // (parts if name in self.SPLIT.columns else 1)
+            if leaves["kernel"].shape[-2] != inputs:
+                found.append((name, 0))
+            elif name in known and leaves["kernel"].shape[-1] != outputs:
+                found.append((name, 1))
+        return tuple(found)
 
     def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         """tokens `[B, L]` padded on the right, lengths `[B]` → hidden states `[B, L, H]`.
