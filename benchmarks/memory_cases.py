@@ -201,14 +201,18 @@ def adapter_shapes(model: Model, encoder: TextEncoder) -> Params:
 
 
 def block_shapes_for(encoder: TextEncoder) -> BlockShapes:
-    """One shape for each kind of row; more shapes would compute the same in smaller blocks."""
+    """As many shapes as a training has: two sizes; three lengths of chunks and two of states."""
     opening, in_state = len(encoder.state_opening), ROW_TOKENS
     state_row = min(
         state_width(opening, QUESTION_TOKENS, in_state, STEPS - 1), encoder.max_positions
     )
-    chunk_row, state_row = (-(-row // 8) * 8 for row in (ROW_TOKENS, state_row))
-    chunks = Blocks((BLOCK_TOKENS,), (chunk_row,), (MEAN_TOKENS,))
-    states = Blocks((BLOCK_TOKENS,), (state_row,), (MEAN_TOKENS,))
+
+    def blocks(longest: int, count: int) -> Blocks:
+        lengths = sorted({-(-longest * i // (8 * count)) * 8 for i in range(1, count + 1)})
+        means = [min(MEAN_TOKENS, length) for length in lengths]
+        return Blocks((BLOCK_TOKENS // 2, BLOCK_TOKENS), tuple(lengths), tuple(map(float, means)))
+
+    chunks, states = blocks(ROW_TOKENS, 3), blocks(state_row, 2)
     return BlockShapes(chunks, states, states)
 
 

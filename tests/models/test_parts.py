@@ -32,6 +32,7 @@ from qrag_jax.models.pretrained import LoadedEncoder, with_new_adapters
 from qrag_jax.runtime import sharding
 from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
 from tests.devices import mesh_of
+from tests.models.gradients import check_gradients
 
 KEY = jax.random.key(5)
 RNG = np.random.default_rng(0)
@@ -103,17 +104,8 @@ def check(found: Found, expected: Found) -> None:
     assert np.abs(expected.embedded).max() > 0.05
     np.testing.assert_allclose(found.embedded, expected.embedded, atol=1e-5)
     assert found.count.real <= expected.count.computed
-    for one, other in (
-        (found.gradient, expected.gradient),
-        (found.of_own[0], expected.of_own[0]),
-    ):
-        assert jax.tree.structure(one) == jax.tree.structure(other)
-        largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(other))
-        for (path, wanted), got in zip(
-            jax.tree_util.tree_leaves_with_path(other), jax.tree.leaves(one), strict=True
-        ):
-            scale = max(np.abs(wanted).max(), 1e-3 * largest)
-            np.testing.assert_allclose(got, wanted, atol=1e-4 * scale, err_msg=str(path))
+    check_gradients(found.gradient, expected.gradient)
+    check_gradients(found.of_own[0], expected.of_own[0])
     np.testing.assert_allclose(found.of_own[1], expected.of_own[1], atol=1e-5)
 
 

@@ -17,6 +17,7 @@ from qrag_jax.models.compute.ragged import TokenRows, embed_rows, pull_back
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder, with_new_adapters
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES
+from tests.models.gradients import check_gradients
 
 KEY = jax.random.key(5)
 RNG = np.random.default_rng(0)
@@ -44,13 +45,7 @@ def check(one: TextEncoder, other: TextEncoder, params: Any, played: Any) -> Non
         gradient(encoder, BLOCKS, params, ROWS, COTANGENTS[:, : one.width])[0]
         for encoder in (one, other)
     )
-    assert jax.tree.structure(wanted) == jax.tree.structure(pulled)
-    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(wanted))
-    for (path, leaf), got in zip(
-        jax.tree_util.tree_leaves_with_path(wanted), jax.tree.leaves(pulled), strict=True
-    ):
-        scale = max(np.abs(leaf).max(), 1e-3 * largest)
-        np.testing.assert_allclose(got, leaf, atol=1e-4 * scale, err_msg=str(path))
+    check_gradients(pulled, wanted)
 
 
 @pytest.mark.parametrize(
