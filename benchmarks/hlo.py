@@ -3,91 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-SENDS = (
-    "all-gather",
-    "all-reduce",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-)
+from qrag_jax.runtime.hlo import ATTENTION, Array, Instruction, arrays, instructions
+
 # Operations that wait for the host, and targets of custom calls that call it.
 _HOST = ("infeed", "outfeed", "send", "recv")
 _IN_HOST_MEMORY = "S(5)"  # a memory space, in a layout
 _CALLBACK = re.compile(r'custom_call_target="[^"]*(callback|host)[^"]*"', re.IGNORECASE)
-_PRODUCT = re.compile(r'custom_call_target="__cu(blas|dnn)\$[^"]*(gemm|matmul|conv)', re.IGNORECASE)
-_PRODUCTS = ("dot", "convolution")  # a TPU's compiler writes products as convolutions
-_ATTENTION = re.compile(r'custom_call_target="(__cudnn\$fmha[^"]*)"')
 _SOURCE = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
-# A computation's head, `%name (…) -> … {` or `ENTRY %name …`.
-_HEAD = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{\s*$")
-# `%name = TYPE op(operands)…`; a TYPE may be a tuple with comments.
-_LINE = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\(")
-_ROUNDS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
-_CALLED = re.compile(
-    r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.-]+)"
-    r"|branch_computations=\{([^}]*)\}"
-)
-
-Array = tuple[str, tuple[int, ...]]  # element type and shape
-
-
-class Instruction(NamedTuple):
-    """One line of a program.
-
-    computation: the name of the computation that it stands in.
-    type: what it gives.
-    op: such as "dot", "fusion", "while".
-    operands: names of the instructions that it takes.
-    line: the whole text.
-    """
-
-    computation: str
-    name: str
-    type: str
-    op: str
-    operands: tuple[str, ...]
-    line: str
-
-    @property
-    def is_root(self) -> bool:
-        """Whether this is the result of its computation."""
-        return self.line.lstrip().startswith("ROOT ")
-
-    @property
-    def rounds(self) -> int | None:
-        """How often a loop runs; None if the compiler does not know, and for other operations."""
-        found = _ROUNDS.search(self.line) if self.op == "while" else None
-        return int(found[1]) if found else None
-
-    @property
-    def called(self) -> list[str]:
-        """Names of the computations that it runs."""
-        found = []
-        for one, several in _CALLED.findall(self.line):
-            found += [one] if one else re.findall(r"[\w.-]+", several)
-        return found
-
-    @property
-    def is_product(self) -> bool:
-        """Whether this is a matrix product, by itself or by a library."""
-        return self.op in _PRODUCTS or _PRODUCT.search(self.line) is not None
-
-    @property
-    def is_attention(self) -> bool:
-        """Whether this is cuDNN's fused attention."""
-        return _ATTENTION.search(self.line) is not None
-
-    @property
-    def kind_sent(self) -> str:
-        """The collective that this is or begins; "" for another operation."""
-        kind = self.op.removesuffix("-start")
-        return kind if kind in SENDS else ""
 
 
 class Collective(NamedTuple):
@@ -95,18 +20,6 @@ class Collective(NamedTuple):
 
     kind: str
     arrays: frozenset[Array]
-
-
-def instructions(text: str) -> Iterator[Instruction]:
-    """All instructions of a program, computation after computation."""
-    computation = ""
-    for line in text.splitlines():
-        if head := _HEAD.match(line):
-            computation = head[1]
-        elif match := _LINE.match(line):
-            operands = line[match.end() :].split(")", 1)[0]
-            names = tuple(re.findall(r"%([\w.-]+)", operands))
-            yield Instruction(computation, match[1], match[2], match[3], names, line)
 
 
 def collectives(text: str) -> list[Collective]:
@@ -118,7 +31,7 @@ def collectives(text: str) -> list[Collective]:
         if line.kind_sent:
             operands = line.line.partition(f" {line.op}(")[2].split(")", 1)[0]
             shown = " ".join([line.type, operands, *(types.get(n, "") for n in line.operands)])
-            found.append(Collective(line.kind_sent, frozenset(_arrays(shown))))
+            found.append(Collective(line.kind_sent, frozenset(arrays(shown))))
     return found
 
 
@@ -127,15 +40,15 @@ def unexpected(text: str, allowed: Mapping[str, Iterable[tuple[int, ...]]]) -> l
 
     Args:
         text: the program.
-        allowed: for each kind of `SENDS`, the shapes that may take part in it. Scalars may always
-            be summed.
+        allowed: for each kind of `runtime.hlo.SENDS`, the shapes that may take part in it. Scalars
+            may always be summed.
     """
     shapes = {kind: {tuple(shape) for shape in found} for kind, found in allowed.items()}
     shapes["all-reduce"] = shapes.get("all-reduce", set()) | {()}
     return [
         f"{kind} of {dtype}{list(shape)}"
-        for kind, arrays in collectives(text)
-        for dtype, shape in sorted(arrays)
+        for kind, sent in collectives(text)
+        for dtype, shape in sorted(sent)
         if kind not in shapes or (dtype == "f32" and shape not in shapes[kind])
     ]
 
@@ -173,7 +86,7 @@ def attention_calls(text: str) -> tuple[int, int]:
     lines, forward, backward = list(instructions(text)), 0, 0
     times = times_run(lines)
     for line in lines:
-        if found := _ATTENTION.search(line.line):
+        if found := ATTENTION.search(line.line):
             if "Backward" in found[1]:
                 backward += times[line.computation]
             else:
@@ -220,10 +133,3 @@ def asks_host(text: str) -> list[str]:
 def calls_host(line: str) -> bool:
     """Whether a line of a program calls a function of the host."""
     return _CALLBACK.search(line) is not None
-
-
-def _arrays(text: str) -> set[Array]:
-    return {
-        (dtype, tuple(int(size) for size in sizes.split(",") if size))
-        for dtype, sizes in _ARRAY.findall(text)
-    }

@@ -10,7 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.hlo import SENDS, Instruction, instructions, times_run
+from benchmarks.hlo import times_run
+from qrag_jax.runtime.hlo import SENDS, Instruction, instructions
 
 # Start nothing on the device: they name values, or only order other instructions.
 _NO_KERNEL = {
