@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
+from qrag_jax.runtime import step_time
 from qrag_jax.runtime.device_memory import SAVES, shown
+from qrag_jax.runtime.device_speeds import speeds_of
+from qrag_jax.runtime.step_time_lines import lines
 from qrag_jax.runtime.targets import Devices, Target
 
 # Of a device's memory, for programs; the rest is for the runtime and the gaps between buffers.
@@ -16,11 +19,15 @@ MEMORY_SHARE = 0.92
 
 
 class Program(NamedTuple):
-    """A jitted function and the shapes that it is called with."""
+    """A jitted function and the shapes that it is called with.
+
+    loops: tells the course of its loops over blocks, see `step_time.Assumptions`.
+    """
 
     name: str
     function: Any
     arguments: tuple[Any, ...]
+    loops: Callable[[], Mapping[tuple[int, int], step_time.Rounds]] = dict
 
 
 def program_lines(programs: Sequence[Program], described: Devices | None = None) -> Iterator[str]:
@@ -31,13 +38,18 @@ def program_lines(programs: Sequence[Program], described: Devices | None = None)
         described: the devices that they are compiled for; None: those of this process.
 
     Yields:
-        One line of text per program, then one line with their number. With `described`, a line
-        says whether the largest one fits into the memory of a device.
+        One line of text per program, then one line with their number. For devices of known peaks,
+        the estimated time of each program follows it. With `described`, a line says whether the
+        largest one fits into the memory of a device.
     """
     largest = 0
-    for name, function, arguments in programs:
+    devices = jax.devices() if described is None else described.devices
+    kind = devices[0].device_kind
+    speeds = speeds_of(kind)
+    for name, function, arguments, loops in programs:
         before = time.monotonic()
-        found = function.lower(*arguments).compile().memory_analysis()
+        compiled = function.lower(*arguments).compile()
+        found = compiled.memory_analysis()
         seconds = time.monotonic() - before
         if found is None:
             yield f"  {name}: compiled in {seconds:.1f} s; this backend tells no bytes"
@@ -51,8 +63,10 @@ def program_lines(programs: Sequence[Program], described: Devices | None = None)
             f"{shown(results)} new results, {shown(found.temp_size_in_bytes)} temporary), "
             f"compiled in {seconds:.1f} s"
         )
-    devices = jax.devices() if described is None else described.devices
-    kind = devices[0].device_kind
+        if speeds is not None:
+            assumed = step_time.Assumptions(loops())
+            for line in lines(step_time.estimate(compiled.as_text(), speeds, assumed)):
+                yield f"    {line}"
     yield f"{len(programs)} programs, each compiled once for {len(devices)} {kind} device(s)"
     if described is not None:
         yield fit(largest, described.target)

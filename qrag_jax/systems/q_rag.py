@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ from qrag_jax.learners.deferred import make_learn_step, make_play_step, scored_s
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.step import make_train_step
 from qrag_jax.learners.two_towers import TwoTowers
+from qrag_jax.rollouts.block_rounds import draw_lengths, loop_rounds, widths_of
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, Fused
@@ -39,6 +40,7 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
+from qrag_jax.runtime.step_time import Rounds
 from qrag_jax.systems import older_runs
 from qrag_jax.systems.q_rag_config import ALIASES, QRagConfig, complete, prune
 from qrag_jax.systems.q_rag_inputs import Inputs, load_inputs
@@ -159,13 +161,28 @@ class QRag:
         batch = inputs.batch_shapes(config.train.batch_size)
         scored = inputs.batch_shapes(config.eval.batch_size)
         base = () if towers.base is None else (towers.base,)
-        evaluation = Program("evaluation", self._play, (towers.with_base(state.params), scored))
+        at_a_time = config.train.batch_size // config.train.accumulation
+        loops = partial(self._loops, at_a_time)
+        evaluation = Program(
+            "evaluation",
+            self._play,
+            (towers.with_base(state.params), scored),
+            partial(self._loops, config.eval.batch_size),
+        )
         if config.is_ground_truth:
-            return [Program("update", self._update, (state, batch, *base)), evaluation]
+            update = Program("update", self._update, (state, batch, *base), loops)
+            return [update, evaluation]
         number = jax.ShapeDtypeStruct((), "int32")
         played = scored_shapes(batch, config.env.max_steps)
-        play = Program("play", make_play_step(towers), (state, batch, number, *base))
-        return [play, Program("update", self._update, (state, played, *base)), evaluation]
+        play = Program("play", make_play_step(towers), (state, batch, number, *base), loops)
+        learn = Program("update", self._update, (state, played, *base), loops)
+        return [play, learn, evaluation]
+
+    def _loops(self, questions: int) -> dict[tuple[int, int], Rounds]:
+        """The course of the loops of a program that computes so many questions at a time."""
+        actor, inputs, stores = self.towers.actor, self.inputs, [*self.inputs.stores.values()]
+        lengths = draw_lengths(actor, inputs.shape, stores, questions // self.mesh.size)
+        return loop_rounds(actor.block_shapes, widths_of(actor, inputs.shape), lengths)
 
     @cached_property
     def towers(self) -> TwoTowers:
