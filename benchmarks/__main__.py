@@ -1,4 +1,4 @@
-"""Runs a benchmark suite: python -m benchmarks --suite NAME [--quick] [--only=PART,PART]"""
+"""Runs a benchmark suite: python -m benchmarks --suite NAME [--run] [--quick] [--only=PART,PART]"""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 from benchmarks import report
 from qrag_jax.errors import InputError
 
-SUITES = ("encoders", "gpu", "learn", "long", "memory", "published", "sidecar", "speed")
-IN_PARTS = ("gpu", "learn", "long")
+SUITES = ("encoders", "estimate", "gpu", "learn", "long", "memory", "published", "sidecar", "speed")
+IN_PARTS = ("gpu", "gpu --run", "learn", "long")
 
 
 def main() -> int:
@@ -21,14 +21,23 @@ def main() -> int:
     parser.add_argument(
         "--only",
         default="",
-        help="parts of the suites learn and long, with commas between; results are kept, so parts "
+        help="parts of the suites learn and long and of gpu --run, with commas between; results are kept, so parts "
         "can be run one after the other and the whole suite at last; of the suite gpu, rows in "
         "whose names (h100/MiniLM/full/1x8x1/update) one of these regular expressions is found",
     )
+    parser.add_argument(
+        "--run",
+        action="store_true",
+        help="suite gpu: measure on the GPUs of this machine, beside the estimates; without it the "
+        "suite only compiles",
+    )
     arguments = parser.parse_args()
-    suite = importlib.import_module(f"benchmarks.{arguments.suite}")
+    if arguments.run and arguments.suite != "gpu":
+        parser.error("--run is for the suite gpu")
+    name = "gpu --run" if arguments.run else arguments.suite
+    suite = importlib.import_module(f"benchmarks.{name.replace(' --', '_')}")
     only = [name for name in arguments.only.split(",") if name]
-    if only and arguments.suite not in IN_PARTS:
+    if only and name not in IN_PARTS:
         parser.error(f"--only is for the suites {', '.join(IN_PARTS)}")
     try:
         cases = suite.run(arguments.quick, only) if only else suite.run(arguments.quick)

@@ -10,7 +10,8 @@ the CUDA packages their programs are lowered, not compiled (see `lowered`).
 A program passes if it compiles; cuDNN's fused attention computes every layer, forward and backward;
 no product has float32 factors but those that are meant to (`float32`); nothing waits for the host;
 sums have a fixed order; the buffers of the whole state are reused; and every collective is sure to
-be reached by all devices that take part in it (`same_course`).
+be reached by all devices that take part in it (`same_course`). The time that it may take is
+estimated from it (`gpu_estimate`). `--run` measures on a GPU (`gpu_run`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_estimate import estimate_cases, estimate_cell
 from benchmarks.gpu_faults import faults
 from benchmarks.gpu_programs import UPDATE
 from benchmarks.gpu_rows import Row, chosen, rows
@@ -116,6 +118,7 @@ def cases_of(row: dict[str, Any]) -> list[Case]:
             details={"lines of HLO": row["lines"]},
         ),
         Case(f"{name}: kernels", row["kernels"], "kernels", details=_details(row)),
+        *estimate_cases(name, row),
         of_faults,
     ]
 
@@ -200,11 +203,12 @@ def _told(row: dict[str, Any]) -> str:
 
 def _show(found: list[dict[str, Any]]) -> None:
     titles = ("program", "GiB", "attention", "backward", "kernels", "asks host", "hidden")
-    lines = [(*titles, "seconds", "faults")]
+    estimated = "estimated: ms, share of peak, bound by"
+    lines = [(*titles, estimated, "seconds", "faults")]
     for row in found:
         wrong = "; ".join(faults(row)) or "none"
         if "failed" in row:
-            lines.append((row["name"], *[""] * len(titles), wrong))
+            lines.append((row["name"], *[""] * (1 + len(titles)), wrong))
             continue
         compiled = "arguments" in row
         lines.append(
@@ -216,6 +220,7 @@ def _show(found: list[dict[str, Any]]) -> None:
                 str(row["kernels"]) if compiled else "",
                 f"{row['host_loops']} + {row['host_branches']}" if compiled else "",
                 f"{row['sends_hidden']} of {row['sends_total']}" if compiled else "",
+                estimate_cell(row),
                 f"{row['lowered_s'] + row.get('compiled_s', 0):.0f}",
                 wrong,
             )

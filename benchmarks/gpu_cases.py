@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from benchmarks import float32, hlo, schedule
+from benchmarks.gpu_estimate import estimate_row
 from benchmarks.gpu_programs import LEARNS, SCORES, program_of
 from benchmarks.gpu_rows import Row, rows
 from benchmarks.nondeterminism import nondeterministic
@@ -86,6 +87,7 @@ def measure(row: Row) -> dict[str, Any]:
         "sends_behind_products": sent.behind_products,
         "sends_bytes": sent.total_bytes,
         "sends_hidden_bytes": sent.hidden_bytes,
+        "estimate": estimate_row(text, _devices(row.devices)[0].device_kind),
         "kernels": started.kernels,
         "launches": started.launches,
         # A TPU reads the conditions of its loops and branches itself.
