@@ -22,7 +22,7 @@ from typing import Any
 
 DEVICE = "device"
 TRAINING_SECONDS = 300.0  # of each half of the training
-QUICK_TRAINING_SECONDS = 20.0
+QUICK_TRAINING_SECONDS = 40.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _evaluation(place: Place) -> list[Row]:
     return [_row(bench.evaluation(2 * questions, questions), bench)]
 
 
-def _training(place: Place) -> list[Row]:
+def _training(half: str, place: Place) -> list[Row]:
     """Half of a training by the user's own command; it ends by a signal, and the next one goes on.
 
     Raises:
@@ -130,8 +130,7 @@ def _training(place: Place) -> list[Row]:
         raise RuntimeError(f"the training ended with status {process.returncode}: see {log}")
     invented = place.quick or _data() is None
     note = f"{'invented questions' if invented else 'HotpotQA'}, {time.monotonic() - began:.0f} s"
-    title = f"training, {'second' if before else 'first'} half"
-    return training_rows(title, _logged(workdir), len(before), note)
+    return training_rows(f"training, {half} half", _logged(workdir), len(before), note)
 
 
 def training_rows(title: str, log: list[dict[str, Any]], before: int, note: str) -> list[Row]:
@@ -141,10 +140,10 @@ def training_rows(title: str, log: list[dict[str, Any]], before: int, note: str)
         return [row[key] for row in log[start:] if key in row]
 
     rates, steps = found("speed/steps_per_second", before), found("train/env_steps")
-    scores = found("eval/fact_em")
+    scores, best = found("eval/fact_em"), "best line" if rates else "no step was logged in time"
     told = f"untrained {scores[0]:.3f}" if scores else "nothing was scored in time"
     return [
-        Row(f"{title}: speed", max(rates, default=None), "updates/s", note=f"best line; {note}"),
+        Row(f"{title}: speed", max(rates, default=None), "updates/s", note=f"{best}; {note}"),
         Row(f"{title}: steps so far", max(steps, default=None), "transitions", note=note),
         Row(f"{title}: fact EM", scores[-1] if scores else None, "share", note=told),
     ]
@@ -159,8 +158,8 @@ PARTS: dict[str, Part] = {
     "step-base": functools.partial(_step, "base"),
     "step-base-torch": functools.partial(_peer, "base"),
     "evaluation": _evaluation,
-    "training-1": _training,
-    "training-2": _training,
+    "training-1": functools.partial(_training, "first"),
+    "training-2": functools.partial(_training, "second"),
 }
 
 
