@@ -39,6 +39,8 @@ class Speeds:
         host_wait: seconds that the host takes to read how a loop or a branch goes on; 0 where the
             device decides itself.
         links: to other devices; None: there are none.
+        sort_tile: elements that a sort keeps on the chip, see `sort_passes`; 0: a sort goes once
+            over its data.
     """
 
     title: str
@@ -48,6 +50,20 @@ class Speeds:
     launch: float
     host_wait: float = 0.0
     links: Links | None = None
+    sort_tile: int = 0
+
+    def sort_passes(self, count: int) -> int:
+        """How often a sort of so many elements goes over its data, by a kernel each.
+
+        XLA sorts on a GPU by a bitonic network (Batcher, 1968): of 2^k elements, step j compares at
+        the distances 2^(j-1) to 1. Distances within the tile share a kernel, the others have one
+        each.
+        """
+        if not self.sort_tile or count < 2:
+            return 1
+        in_tile = (self.sort_tile - 1).bit_length()
+        beyond = max((count - 1).bit_length() - in_tile, 0)
+        return 1 + beyond + beyond * (beyond + 1) // 2
 
     def peak(self, dtype: str) -> float:
         """FLOP/s of products of factors of this type."""
@@ -58,15 +74,21 @@ class Speeds:
 # the 10 µs of a host's answer are assumptions: none was measured here.
 _NVLINK_4 = Links(8, 450e9, 50e9, 15e-6, 30e-6)  # 18 links, 900 GB/s in both directions
 _NVLINK_3 = Links(8, 300e9, 50e9, 15e-6, 30e-6)  # 12 links, 600 GB/s in both directions
-_LAUNCH, _HOST_WAIT = 3e-6, 10e-6
+_LAUNCH, _HOST_WAIT, _TILE = 3e-6, 10e-6, 2048
 
 # NVIDIA's data sheets of the H100 and H200 (SXM) and the A100 (80 GB, SXM), without sparsity.
 _HOPPER = {"bf16": 989e12, "f16": 989e12, "tf32": 495e12, "f32": 67e12}
 _AMPERE = {"bf16": 312e12, "f16": 312e12, "tf32": 156e12, "f32": 19.5e12}
 SPEEDS = {
-    "h100": Speeds("NVIDIA H100 SXM", _HOPPER, 67e12, 3.35e12, _LAUNCH, _HOST_WAIT, _NVLINK_4),
-    "h200": Speeds("NVIDIA H200 SXM", _HOPPER, 67e12, 4.8e12, _LAUNCH, _HOST_WAIT, _NVLINK_4),
-    "a100": Speeds("NVIDIA A100 SXM", _AMPERE, 19.5e12, 2.039e12, _LAUNCH, _HOST_WAIT, _NVLINK_3),
+    "h100": Speeds(
+        "NVIDIA H100 SXM", _HOPPER, 67e12, 3.35e12, _LAUNCH, _HOST_WAIT, _NVLINK_4, _TILE
+    ),
+    "h200": Speeds(
+        "NVIDIA H200 SXM", _HOPPER, 67e12, 4.8e12, _LAUNCH, _HOST_WAIT, _NVLINK_4, _TILE
+    ),
+    "a100": Speeds(
+        "NVIDIA A100 SXM", _AMPERE, 19.5e12, 2.039e12, _LAUNCH, _HOST_WAIT, _NVLINK_3, _TILE
+    ),
 }
 
 

@@ -93,12 +93,14 @@ class Work:
         other: FLOPs outside of products.
         read: bytes that it reads.
         written: bytes that it writes.
+        sorted: elements along the dimension that it sorts; 0: it sorts nothing.
     """
 
     products: Mapping[str, float] = dataclasses.field(default_factory=dict)
     other: float = 0.0
     read: float = 0.0
     written: float = 0.0
+    sorted: int = 0
 
     @property
     def bytes(self) -> float:
@@ -110,7 +112,16 @@ def work_of(module: Module, line: Instruction) -> Work:
     """The work of one instruction that is run by itself: a fusion, a product, a copy…"""
     read, written = _moved(module, line)
     products, other = _flops(module, line)
-    return Work(products, other, read, written)
+    return Work(products, other, read, written, _sorted(module, line))
+
+
+def _sorted(module: Module, line: Instruction) -> int:
+    """Elements along the sorted dimension of a sort, also if it stands in a fusion."""
+    if line.op == "fusion":
+        inner = (_sorted(module, part) for name in line.called for part in _of(module, name))
+        return max(inner, default=0)
+    dimension = line.sizes("dimensions")
+    return arrays(line.type)[0][1][dimension[0]] if line.op == "sort" and dimension else 0
 
 
 def _flops(module: Module, line: Instruction) -> tuple[dict[str, float], float]:

@@ -223,15 +223,18 @@ class _Walk:
             PRODUCTS: sum(flops / speeds.peak(dtype) for dtype, flops in work.products.items()),
             ARITHMETIC: work.other / speeds.other,
         }
-        arithmetic, memory = sum(spent.values()), work.bytes / speeds.bandwidth
+        passes = speeds.sort_passes(work.sorted)
+        arithmetic, memory = sum(spent.values()), passes * work.bytes / speeds.bandwidth
         bound = max(spent, key=spent.__getitem__) if arithmetic > memory else MEMORY
         found.parts[bound] += max(arithmetic, memory)
-        found.parts[LAUNCHES] += speeds.launch
+        found.parts[LAUNCHES] += passes * speeds.launch
         for dtype, flops in work.products.items():
             found.products[dtype] += flops
         flops = sum(work.products.values()) + work.other
-        seconds = max(arithmetic, memory) + speeds.launch
-        found.kinds[kind_of(line, work)].add(Kind(1.0, seconds, flops, work.bytes), 1.0)
+        seconds = max(arithmetic, memory) + passes * speeds.launch
+        found.kinds[kind_of(line, work)].add(
+            Kind(float(passes), seconds, flops, passes * work.bytes), 1.0
+        )
 
     def _sent(self, found: Estimate, line: Instruction) -> float:
         """Seconds that a collective takes its link; they are noted by kind, hidden or not."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -196,6 +198,33 @@ def test_fused_attention_and_cublas_count_by_their_shapes() -> None:
     assert work_in(text, "gemm").products == {"bf16": 2 * 8 * 4 * 16}
     kinds = estimate(text, SPEEDS["h100"]).kinds
     assert kinds["fused attention"].count == kinds["fused attention, gradient"].count == 1
+
+
+SORTED = """\
+%pairs (keys: f32[4096], values: s32[4096]) -> (f32[4096], s32[4096]) {
+  %keys = f32[4096]{0} parameter(0)
+  %values = s32[4096]{0} parameter(1)
+  ROOT %sort.1 = (f32[4096]{0}, s32[4096]{0}) sort(%keys, %values), dimensions={0}, to_apply=%less
+}
+"""
+SORT = """\
+  %k = f32[4096]{0} parameter(0)
+  %v = s32[4096]{0} parameter(1)
+  ROOT %sorted = (f32[4096]{0}, s32[4096]{0}) fusion(%k, %v), kind=kInput, calls=%pairs
+"""
+
+
+def test_a_gpus_sort_goes_over_its_data_several_times() -> None:
+    # Of 4,096 elements in tiles of 1,024: in the tiles; then at 1,024 and below; at 2,048, 1,024
+    # and below.
+    tiled = dataclasses.replace(SLOW, sort_tile=1024)
+    assert tiled.sort_passes(4096) == 1 + 2 + 3
+    assert tiled.sort_passes(1000) == SLOW.sort_passes(4096) == 1
+    once, often = (estimate(program(SORT, SORTED), speeds) for speeds in (SLOW, tiled))
+    assert once.parts[MEMORY] == 2 * 2 * 4 * 4096 / 50
+    assert often.seconds == pytest.approx(6 * once.seconds)
+    assert often.kernels == 6
+    assert SPEEDS["h100"].sort_passes(6_291_456) == 91
 
 
 # ---- loops and branches
