@@ -94,17 +94,23 @@ def loop_rounds(
 ) -> dict[tuple[int, int], Rounds]:
     """The course of each loop of playing and learning, by the number and width of its rows.
 
+    Learning in the step that plays pads the rows of both towers to the wider ones, and has the mean
+    course of both. Learning from scored episodes has a loop for each tower; that of the wider rows
+    gets the mean course, too.
+
     Args:
         shapes: the blocks of each use.
         widths: the widths of the rows.
         lengths: of several batches, on axis 0.
     """
     batches, steps, questions = lengths.states.shape
-    learned = np.concatenate([lengths.states, lengths.chosen]).reshape(2 * batches, -1)
-    states = lengths.states.reshape(-1, questions)
+    learned, states = steps * questions, lengths.states.reshape(-1, questions)
+    of_towers = [rows.reshape(batches, -1) for rows in (lengths.chosen, lengths.states)]
+    narrower = of_towers[widths.chunk > widths.state]
     return {
         (lengths.chunks.shape[1], widths.chunk): rounds_of(shapes.chunks, lengths.chunks),
-        (steps * questions, max(widths)): rounds_of(shapes.gradients, learned),
+        (learned, min(widths)): rounds_of(shapes.gradients, narrower),
+        (learned, max(widths)): rounds_of(shapes.gradients, np.concatenate(of_towers)),
         (questions, widths.state): rounds_of(shapes.states, states),
     }
 

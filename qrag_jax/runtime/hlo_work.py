@@ -79,7 +79,6 @@ _FUNCTIONS = {
 _GEMM = re.compile(r'custom_call_target="__cu(?:blas|dnn)\$[^"]*(?:gemm|matmul)', re.IGNORECASE)
 _SCORES = re.compile(r'"intermediate_tensor_shape".*?"dimensions": ?\[([^\]]*)\]')
 _CAUSAL = re.compile(r'"mask_type": ?"(?:PADDING_)?CAUSAL"')
-_ATTENTION = 'custom_call_target="__cudnn$fmha'
 TF32 = "tf32"
 
 
@@ -158,7 +157,7 @@ def _total(parts: Iterable[tuple[dict[str, float], float]]) -> tuple[dict[str, f
 
 def _flops_of_call(module: Module, line: Instruction) -> dict[str, float]:
     """cuBLAS's products and cuDNN's attention; nothing is known of other custom calls."""
-    if _ATTENTION in line.line:
+    if line.is_attention:
         return _attention(line)
     if not _GEMM.search(line.line):
         return {}

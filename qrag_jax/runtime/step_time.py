@@ -22,7 +22,6 @@ from qrag_jax.runtime.hlo_work import FREE, Work, work_of
 PRODUCTS, ARITHMETIC, MEMORY = "products", "other arithmetic", "memory"
 LAUNCHES, COLLECTIVES, HOST = "starts of kernels", "collectives", "waits for the host"
 BOUNDS = (PRODUCTS, ARITHMETIC, MEMORY, LAUNCHES, COLLECTIVES, HOST)
-_COUNTED = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +154,7 @@ def rows_of_loops(text: str) -> set[tuple[int, int]]:
     return {
         rows
         for line in instructions(text)
-        if line.op == "while" and not _COUNTED.search(line.line)
+        if line.op == "while" and line.rounds is None
         for rows in list(_rows(line))[:1]
     }
 
@@ -202,9 +201,8 @@ class _Walk:
             self._kernel(found, line)
 
     def _loop(self, found: Estimate, line: Instruction) -> None:
-        counted = _COUNTED.search(line.line)
-        if counted:
-            course = Rounds(float(counted[1]))
+        if line.rounds is not None:
+            course = Rounds(float(line.rounds))
         else:
             seen = list(_rows(line))
             rows = next((one for one in seen if one in self.assumed.loops), (*seen, None)[0])
@@ -308,7 +306,7 @@ def _numbered(sizes: list[int], order: list[int], place: int) -> int:
 
 def kind_of(line: Instruction, work: Work) -> str:
     """What an instruction is, for people; alike ones have one kind."""
-    if "__cudnn$fmha" in line.line:
+    if line.is_attention:
         return f"fused attention{', gradient' if 'Backward' in line.line else ''}"
     if work.products:
         dtype, shape = arrays(line.type)[0]

@@ -46,10 +46,11 @@ def test_the_rounds_compute_the_tokens_that_the_encoder_counts() -> None:
 def test_loops_are_named_by_their_rows() -> None:
     lengths = RowLengths(np.full((2, 30), 60), np.full((2, 2, 3), 120), np.full((2, 2, 3), 60))
     found = loop_rounds(BlockShapes(BLOCKS, BLOCKS, BLOCKS), Widths(100, 128), lengths)
-    assert set(found) == {(30, 100), (6, 128), (3, 128)}
+    assert set(found) == {(30, 100), (6, 100), (6, 128), (3, 128)}
     assert found[30, 100] == rounds_of(BLOCKS, lengths.chunks)
     # The state tower learns from six rows of 120 tokens, the chunk tower from six of 60.
     longer, shorter = (rounds_of(BLOCKS, np.full((1, 6), size)).rounds for size in (120, 60))
+    assert found[6, 100].rounds == shorter
     assert found[6, 128].rounds == (longer + shorter) / 2
 
 
