@@ -24,20 +24,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_estimate import estimate_cases, estimate_cell
 from benchmarks.gpu_faults import faults
 from benchmarks.gpu_programs import UPDATE
 from benchmarks.gpu_rows import Row, chosen, rows
-from benchmarks.memory import DEVICES, GIB, total
+from benchmarks.memory import DEVICES, GIB, OWN, ROOT, total
 from benchmarks.report import Case, print_table
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.targets import CUDA
 
-ROOT = Path(__file__).parents[1]
-OWN = ROOT / ".venv-gpu" / "bin" / "python"
 REFUSED = 2  # a child's status if it has not the packages
 # Of the program that plays, scores and learns, by (model, adapters, devices): GiB of a device at
 # most. By model: seconds of lowering and compiling at most.

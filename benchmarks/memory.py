@@ -1,10 +1,11 @@
-"""Estimates the memory of a training step per device: which encoder fits on which device?
+"""The memory of a training step per device: which encoder fits on which device?
 
-Every case is compiled for one or eight virtual CPU devices from shapes alone: no weights are read,
-no parameter is allocated. The bytes come from XLA's buffer assignment: arguments (parameters,
-target parameters, moments, batch), outputs that are not donated arguments, and temporaries. The
-temporaries are the CPU compiler's. They only estimate a GPU's, because a GPU's compiler fuses more
-and computes bfloat16 products without copies in float32. `--quick` compiles MiniLM alone.
+Every case is compiled for one or eight H100s that are not here, from shapes alone: no weights are
+read, no parameter is allocated. The bytes come from XLA's buffer assignment: arguments (parameters,
+target parameters, moments, batch), outputs that are not donated arguments, and temporaries. Without
+JAX's CUDA packages (`make gpu`) the cases are compiled for virtual CPU devices, whose temporaries
+only estimate a GPU's: a GPU's compiler fuses more and computes bfloat16 products without copies in
+float32. `--quick` compiles MiniLM alone.
 """
 
 from __future__ import annotations
@@ -13,12 +14,23 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
-from benchmarks.memory_cases import BLOCK_TOKENS, CHUNKS, QUESTIONS, RANK, REMAT, ROW_TOKENS
+from benchmarks.memory_cases import (
+    BLOCK_TOKENS,
+    CHUNKS,
+    H100,
+    QUESTIONS,
+    RANK,
+    REMAT,
+    ROW_TOKENS,
+)
 from benchmarks.report import Case, print_table
 
 GIB = 2**30
+ROOT = Path(__file__).parents[1]
+OWN = ROOT / ".venv-gpu" / "bin" / "python"  # the environment of `make gpu`
 DEVICES = 8
 SIZES = (24, 40, 80, 141)  # GiB of common accelerators
 # Share of a device's memory kept free for the program, the runtime and gaps between buffers.
@@ -28,13 +40,17 @@ RESERVE = 0.08
 def run(quick: bool) -> list[Case]:
     """All cases of the suite."""
     rows = []
-    command = [sys.executable, "-m", "benchmarks.memory_cases", *(["--quick"] if quick else [])]
+    on_gpu = OWN.exists()
+    python, device = (str(OWN), [f"--{H100}"]) if on_gpu else (sys.executable, [])
+    command = [python, "-m", "benchmarks.memory_cases", *device, *(["--quick"] if quick else [])]
+    flags = "" if on_gpu else f"--xla_force_host_platform_device_count={DEVICES}"
     with subprocess.Popen(  # noqa: S603
         command,
+        cwd=ROOT,
         env=os.environ
         | {
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
+            "XLA_FLAGS": flags,
             "TF_CPP_MIN_LOG_LEVEL": "3",  # XLA warns of every long compilation
         },
         stdout=subprocess.PIPE,
@@ -46,7 +62,7 @@ def run(quick: bool) -> list[Case]:
             print(f"compiled {case_name(rows[-1])} in {rows[-1]['seconds']:.0f} s", flush=True)
     if process.returncode:
         raise SystemExit(process.returncode)
-    _show(rows)
+    _show(rows, on_gpu)
     return [_case(row) for row in rows]
 
 
@@ -74,15 +90,15 @@ def case_name(row: dict[str, Any]) -> str:
     return f"{row['model']}, {_training(row)}, mesh {_mesh(row)}"
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
+def _show(rows: list[dict[str, Any]], on_gpu: bool) -> None:
     lines = [
         (
             *("model", "training", "data×fsdp×tensor", "arguments", "outputs", "temporaries"),
-            *("of these gathered", "total", "fits in"),
+            *("total", "fits in"),
         )
     ]
     for row in rows:
-        parts = (row["arguments"], row["outputs"], row["temporaries"], row["gathered"], total(row))
+        parts = (row["arguments"], row["outputs"], row["temporaries"], total(row))
         sizes = [f"{part / GIB:.2f}" for part in parts]
         lines.append((row["model"], _training(row), _mesh(row), *sizes, fits(row)))
     print(
@@ -91,12 +107,12 @@ def _show(rows: list[dict[str, Any]]) -> None:
         f"state, remat {REMAT!r}."
     )
     print_table(lines)
-    print(
-        "Temporaries are the CPU compiler's: an estimate of a GPU's, mostly too high. `of these "
-        "gathered`: parameters split over devices are whole on each one while it computes, both "
-        "towers and their targets (with LoRA the base) at once; layer by layer this would fall to "
-        f"a layer's. A device counts as large enough with {RESERVE:.0%} of it left.\n"
+    compiler = (
+        "Temporaries are those of the program for H100s."
+        if on_gpu
+        else "Temporaries are the CPU compiler's: an estimate of a GPU's, mostly too high."
     )
+    print(f"{compiler} A device counts as large enough with {RESERVE:.0%} of it left.\n")
 
 
 def _case(row: dict[str, Any]) -> Case:
@@ -108,7 +124,6 @@ def _case(row: dict[str, Any]) -> Case:
             "arguments, GiB": row["arguments"] / GIB,
             "outputs beyond donated, GiB": row["outputs"] / GIB,
             "temporaries, GiB": row["temporaries"] / GIB,
-            "of these gathered parameters, GiB": row["gathered"] / GIB,
             "fits in": fits(row),
             "compiled in, s": row["seconds"],
         },

@@ -1,7 +1,7 @@
 """Bytes per device of a training step, from its compiled program: nothing is allocated or run.
 
-`python -m benchmarks.memory_cases [--quick]` prints one JSON object per case. `memory` starts this
-module with eight virtual CPU devices.
+`python -m benchmarks.memory_cases [--quick] [--h100]` prints one JSON object per case, for H100s
+that are not here or for this process's devices. `memory` starts this module.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ from qrag_jax.models.trunks.xlm_roberta import XlmRobertaConfig
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.mesh import AXES
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.targets import described_devices
 from qrag_jax.systems.q_rag_config import QRagConfig
 
+H100 = "h100"
 RANK = 16
 REMAT = "layers"  # gradients compute all again except the inputs of layers
 QUESTIONS = 8  # per device in a batch
@@ -100,7 +102,7 @@ QWEN3 = (
 )
 MODELS = (BERT_BASE, GTE, E5_LARGE, *QWEN3)
 MESHES = (1, 1, 1), (1, 8, 1)  # data, fsdp, tensor
-OTHER_MESH = (1, 4, 2)  # for the smallest model alone: it needs as much as the second mesh
+OTHER_MESH = (1, 4, 2)  # for the smallest model alone
 
 
 class Step:
@@ -116,6 +118,7 @@ class Step:
         config = QRagConfig.of(hotpotqa.get_config())
         family, sizes = model.parts, model.config
         platform = Platform.of(mesh)
+        self._options = COMPILER_OPTIONS if platform.on_cpu else {}
         computed_in = Precision(HALF, HALF, PRODUCTS)  # as a CPU with matrix units might
         if not platform.on_cpu:
             computed_in = precision(BFLOAT16, platform)
@@ -158,19 +161,7 @@ class Step:
     def compile(self) -> Any:
         """The compiled program."""
         lowered = self.program.lower(*self.arguments)  # type: ignore[attr-defined]
-        return lowered.compile(compiler_options=COMPILER_OPTIONS)
-
-    def gathered_bytes(self) -> int:
-        """Bytes of the parameters that a device gathers from others while it computes.
-
-        These are the online and target towers, and the base.
-        """
-        state, base = self.arguments[0], self.arguments[2:]
-        return sum(
-            whole_bytes(leaf)
-            for leaf in jax.tree.leaves((state.params, state.target_params, base))
-            if not leaf.sharding.is_fully_replicated
-        )
+        return lowered.compile(compiler_options=self._options)
 
 
 def whole_bytes(leaf: jax.ShapeDtypeStruct) -> int:
@@ -244,15 +235,21 @@ def _placed(shapes: Any, shardings: Any) -> Any:
     )
 
 
-def mesh_of(shape: tuple[int, int, int]) -> Mesh:
-    """A mesh of the first devices."""
-    devices = np.array(jax.devices()[: int(np.prod(shape))])
-    return Mesh(devices.reshape(shape), AXES)
+def mesh_of(shape: tuple[int, int, int], described: str = "") -> Mesh:
+    """A mesh of the first devices, or of devices such as "h100" that are not here."""
+    count = int(np.prod(shape))
+    if described:
+        devices = described_devices(f"{described}x{count}").devices
+    else:
+        devices = jax.devices()[:count]
+    return Mesh(np.array(devices).reshape(shape), AXES)
 
 
-def measure(model: Model, shape: tuple[int, int, int], lora: bool) -> dict[str, Any]:
+def measure(
+    model: Model, shape: tuple[int, int, int], lora: bool, described: str = ""
+) -> dict[str, Any]:
     """Compiles one case; returns the bytes on each device by their use."""
-    step, began = Step(model, mesh_of(shape), lora), time.monotonic()
+    step, began = Step(model, mesh_of(shape, described), lora), time.monotonic()
     stats = step.compile().memory_analysis()
     return {
         "model": model.name,
@@ -261,7 +258,6 @@ def measure(model: Model, shape: tuple[int, int, int], lora: bool) -> dict[str, 
         "arguments": stats.argument_size_in_bytes,
         "outputs": stats.output_size_in_bytes - stats.alias_size_in_bytes,
         "temporaries": stats.temp_size_in_bytes,
-        "gathered": step.gathered_bytes(),
         "seconds": time.monotonic() - began,
     }
 
@@ -278,8 +274,9 @@ def cases(quick: bool) -> Iterator[tuple[Model, tuple[int, int, int], bool]]:
 
 def main() -> None:
     """Prints the cases."""
+    described = H100 if f"--{H100}" in sys.argv[1:] else ""
     for case in cases("--quick" in sys.argv[1:]):
-        print(json.dumps(measure(*case)), flush=True)
+        print(json.dumps(measure(*case, described)), flush=True)
 
 
 if __name__ == "__main__":

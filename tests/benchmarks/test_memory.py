@@ -62,14 +62,10 @@ def test_the_state_is_donated(rows: list[dict[str, Any]]) -> None:
         assert 0 <= row["outputs"] < 4096  # metrics
 
 
-def test_what_is_gathered(rows: list[dict[str, Any]]) -> None:
-    one, eight, lora = rows
-    assert one["gathered"] == 0
-    # All kernels and word tables of two towers and their targets, against one of each.
-    assert 0.9 < eight["gathered"] / (one["whole"] / 2) < 1
-    assert 0 < lora["gathered"] < lora["whole"]
-    for row in rows:
-        assert row["temporaries"] > row["gathered"]
+def test_no_device_holds_a_whole_model(rows: list[dict[str, Any]]) -> None:
+    one, eight, _ = rows
+    # Rows of a block take the same everywhere, but no device gathers the towers and their targets.
+    assert eight["temporaries"] < one["temporaries"] + 0.25 * one["whole"]
 
 
 def test_what_fits() -> None:
