@@ -181,7 +181,9 @@ class QRag:
     def _loops(self, questions: int) -> dict[tuple[int, int], Rounds]:
         """The course of the loops of a program that computes so many questions at a time."""
         actor, inputs, stores = self.towers.actor, self.inputs, [*self.inputs.stores.values()]
-        lengths = draw_lengths(actor, inputs.shape, stores, questions // self.mesh.size)
+        # Devices along `tensor` compute all their rows together (`models.compute.dealing`).
+        together = questions * actor.encoder.module.group.tensor // self.mesh.size
+        lengths = draw_lengths(actor, inputs.shape, stores, together)
         return loop_rounds(actor.block_shapes, widths_of(actor, inputs.shape), lengths)
 
     @cached_property
