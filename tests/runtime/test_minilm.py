@@ -7,7 +7,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 
 from qrag_jax.errors import InputError
