@@ -38,9 +38,9 @@ class Passing(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """Inputs of every layer: the block's layout, and such as cos and sin. No gradient reaches them.
+    """Inputs that all layers share: the block's layout, and constants such as cos and sin.
 
-    They may not be traced for a gradient.
+    No gradient reaches them: they must not depend on what is differentiated.
     """
 
     layout: Layout

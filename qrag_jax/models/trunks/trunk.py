@@ -142,8 +142,8 @@ class LayeredTrunk(nn.Module):
     group: Group = Group()
 
     def layer(self) -> Any:
-        """The module of every layer, without a parent."""
-        raise NotImplementedError
+        """The module of every layer, without a parent; every subclass has its own."""
+        raise NotImplementedError(f"{type(self).__name__} names no module for its layers")
 
     def join(self, layer: Params) -> Params:
         """Joins the maps that are computed as one; of one layer, or of stacked layers."""
