@@ -74,6 +74,7 @@ class EncoderConfig:
 
     path: str = "facebook/contriever"  # folder, hub name, "minilm", or "": from scratch
     dtype: str = "auto"  # of the computation: float32, bfloat16; auto: the faster one here
+    activations: str = "auto"  # float32, bfloat16; auto: as dtype, but float32 on CPU
     remat: str = "none"  # recomputed for gradients: none, layers, dots (all but dot products)
     # How a row's hidden states become a vector. "" and None: as the model's folder says; "minilm"
     # and folders that say nothing: the mean times 0.1 as in Q-RAG (Qwen3: last, normalised).
@@ -118,7 +119,16 @@ class EncoderConfig:
     @property
     def load_settings(self) -> dict[str, Any]:
         """The settings with which `load_encoder` reads the model's folder."""
-        names = ("dtype", "scale", "remat", "pooling", "normalise", "state_prefix", "chunk_prefix")
+        names = (
+            "dtype",
+            "activations",
+            "scale",
+            "remat",
+            "pooling",
+            "normalise",
+            "state_prefix",
+            "chunk_prefix",
+        )
         settings = {name: getattr(self, name) for name in names} | self.trunk_dropout
         if self.path in (MINILM, MINILM_OR_SCRATCH):
             settings |= {

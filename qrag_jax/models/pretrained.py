@@ -147,6 +147,7 @@ def load_encoder(
     scale: float | None = None,
     remat: str = "none",
     *,
+    activations: str = "auto",
     pooling: str = "",
     normalise: bool | None = None,
     state_prefix: str = "",
@@ -158,7 +159,8 @@ def load_encoder(
     """Reads the folder of an encoder in Hugging Face's layout.
 
     Args:
-        dtype: dtype of the computation (see `precision`).
+        dtype: dtype of the computation, and
+        activations: of what is between the products (see `precision` for both).
         scale: factor on the pooled vector; None: the model's factor, or if it has none 1 for
             normalised vectors and 0.1 (as in Q-RAG) for others.
         remat: a name of `trunk.REMAT_POLICIES`.
@@ -178,7 +180,7 @@ def load_encoder(
             set for a model that has none.
     """
     platform = platform or Platform.here()
-    computed_in = precision(dtype, platform)
+    computed_in = precision(dtype, platform, activations)
     for name, value, known in (
         ("remat", remat, REMAT_POLICIES),
         ("pooling", pooling, ("", *POOLINGS)),

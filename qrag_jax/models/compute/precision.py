@@ -8,8 +8,8 @@
 | sums inside products, softmax, mean and variance of LayerNorms | float32 |
 | embeddings, Q-values, log-sum-exp, λ-returns, losses, metrics | float32 |
 
-`config.encoder.dtype` sets `products` and `activations` together. Products of float32 factors are
-exact everywhere (`EXACT`).
+`config.encoder.dtype` sets both; `config.encoder.activations` sets the activations apart. Products
+of float32 factors are exact everywhere (`EXACT`).
 """
 
 from __future__ import annotations
@@ -47,28 +47,43 @@ class Precision(NamedTuple):
     attention: str = PRODUCTS
 
 
-def precision(name: str, platform: Platform) -> Precision:
+def precision(name: str, platform: Platform, activations: str = AUTO) -> Precision:
     """The dtypes that "float32", "bfloat16" or "auto" (bfloat16 if it is faster there) stand for.
 
-    On CPU only the products use bfloat16: nothing else is faster in it there.
+    Args:
+        name: of the products, and by default of the activations, too.
+        activations: "auto": as the products, but float32 on CPU, where nothing else gains by
+            bfloat16. "bfloat16" on CPU computes as accelerators do, in order to see what the
+            rounding does.
 
     Raises:
-        InputError: the name is unknown, or the GPU has no bfloat16.
+        InputError: a name is unknown, the GPU has no bfloat16, or activations in bfloat16 are
+            asked for beside products in float32.
     """
-    if name not in NAMES:
-        raise InputError(f"config.encoder.dtype is {name!r}; use one of {', '.join(NAMES)}.")
+    for field, value in (("dtype", name), ("activations", activations)):
+        if value not in NAMES:
+            raise InputError(f"config.encoder.{field} is {value!r}; use one of {', '.join(NAMES)}.")
     full, half = jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)
-    if platform.on_cpu:
-        in_half = name == BFLOAT16 or (name == AUTO and _has_matrix_unit())
-        return Precision(full, half if in_half else full, PRODUCTS)
-    if name == FLOAT32 or (name == AUTO and not platform.has_bfloat16):
-        return Precision(full, full, LIBRARY)
-    if not platform.has_bfloat16:
+    if name == BFLOAT16 and not platform.on_cpu and not platform.has_bfloat16:
         raise InputError(
             f"config.encoder.dtype is {BFLOAT16}, which GPUs have from compute capability 8.0 on, "
             f"and this one has {platform.capability}; use {FLOAT32}."
         )
-    return Precision(half, half, FUSED if platform.has_fused_attention else LIBRARY)
+    gains = _has_matrix_unit() if platform.on_cpu else platform.has_bfloat16
+    products = half if name == BFLOAT16 or (name == AUTO and gains) else full
+    if activations == BFLOAT16 and products == full:
+        raise InputError(
+            f"config.encoder.activations is {BFLOAT16}, but products are in {FLOAT32} with "
+            f"config.encoder.dtype={name} here; set it to {BFLOAT16}, too."
+        )
+    if activations == AUTO:
+        between = full if platform.on_cpu else products
+    else:
+        between = jnp.dtype(activations)
+    if platform.on_cpu:
+        return Precision(between, products, PRODUCTS)
+    fused = between == half and platform.has_fused_attention
+    return Precision(between, products, FUSED if fused else LIBRARY)
 
 
 def _has_matrix_unit(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

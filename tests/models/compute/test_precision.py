@@ -29,6 +29,14 @@ def test_names() -> None:
     assert precision("float32", hopper) == Precision(FULL, FULL, "library")
     assert precision("auto", volta) == Precision(FULL, FULL, "library")
     assert precision("auto", tpu) == Precision(HALF, HALF, "library")
+    as_gpus_do = precision("bfloat16", cpu, "bfloat16")
+    assert as_gpus_do == Precision(HALF, HALF, "products")
+    assert precision("auto", hopper, "float32") == Precision(FULL, HALF, "library")
+    assert precision("bfloat16", hopper, "bfloat16") == precision("auto", hopper)
+    with pytest.raises(InputError, match=r"activations is bfloat16, but products are in float32"):
+        precision("float32", hopper, "bfloat16")
+    with pytest.raises(InputError, match=r"config.encoder.activations is 'half'; use one of auto"):
+        precision("auto", cpu, "half")
     with pytest.raises(
         InputError, match=r"GPUs have from compute capability 8\.0 on, and this one"
     ):
