@@ -1,0 +1,1 @@
+"""Search over a corpus: what every engine offers, and the engines."""
