@@ -98,13 +98,17 @@ class FusedGradient:
         same embeddings that are regressed, and dropout adds to its exploration. The target towers
         have masks of their own, as in Q-RAG, where all towers stay in torch's training mode. Target
         adapters drop nothing.
+
+        With τ = 1 and no dropout the target towers are the online ones, and encode nothing.
         """
         encoder, rollout_config = self.actor.encoder, self.actor.config
         if rollout_config.stop_action:
             batch = with_stop(batch)
         params = with_dropout(towers.online, dropout_key)
         target_params = target_with_dropout(towers.target, dropout_key)
-        trajectory = rollout(self.actor, (params, target_params), batch, draws)
+        same = self.config.tau == 1 and dropout_key is None
+        sets = (params,) if same else (params, target_params)
+        trajectory = rollout(self.actor, sets, batch, draws)
         rewards = self.feedback(batch, trajectory)
         target = self.config.targets(trajectory, rewards)
         embeddings = (trajectory.state_embeddings, trajectory.chunk_embeddings)

@@ -253,3 +253,24 @@ def test_sums(trajectory, rewards, found) -> None:
     rows += unique_tokens(trajectory.chunk_tokens, trajectory.chunk_lengths)
     assert float(sums.real_tokens) == float(trajectory.tokens.real) + rows
     assert float(sums.computed_tokens) > float(sums.real_tokens)
+
+
+def test_targets_that_are_the_online_towers_are_not_encoded_again() -> None:
+    """With τ = 1 they are the same weights; dropout gives them masks of their own."""
+    params = towers(ENCODER, 0)
+    both = Towers(params, params)
+
+    def learned_with(tau: float, dropout_key: jax.Array | None = None) -> tuple[Any, Any]:
+        config = dataclasses.replace(PQN, tau=tau)
+        learns = FusedGradient(ONE_BUCKET_ACTOR, config, feedback)
+        return jitted_gradient(learns, both, BATCH, DRAWS, dropout_key)
+
+    (once, sums), (twice, sums_of_two) = learned_with(1.0), learned_with(0.5)
+    for leaf, other in zip(jax.tree.leaves(once), jax.tree.leaves(twice), strict=True):
+        np.testing.assert_allclose(leaf, other, atol=1e-6)
+    for name in ("loss", "q", "target", "transitions"):
+        assert getattr(sums, name) == pytest.approx(float(getattr(sums_of_two, name)), rel=1e-6)
+    alone = jitted_rollout(ONE_BUCKET_ACTOR, (params,), BATCH, DRAWS).tokens.real
+    assert float(sums_of_two.real_tokens - sums.real_tokens) == float(alone) > 0
+    keyed, keyed_twice = (learned_with(tau, DROPOUT)[1] for tau in (1.0, 0.5))
+    assert float(keyed.real_tokens) == float(keyed_twice.real_tokens)
