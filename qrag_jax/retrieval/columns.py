@@ -1,0 +1,123 @@
+"""One field of all passages' metadata as a column: a code for each passage, a value for each code.
+
+A column is made when its field is first asked for, and kept in the folder of the corpus.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.runtime import whole_files
+
+FOLDER = "columns"
+ABSENT = -1  # the code of passages without the field
+_CODE = np.dtype("<i4")
+
+
+class Column(NamedTuple):
+    """A field of all passages.
+
+    codes: int32 `[passages]`; `ABSENT` where a passage has not the field.
+    values: the value of each code.
+    """
+
+    codes: np.ndarray
+    values: list[Any]
+
+
+class Columns:
+    """The columns of one corpus.
+
+    Args:
+        folder: the corpus's; columns stay in memory where it may not be written.
+        digest: the corpus's.
+        count: the number of passages.
+    """
+
+    def __init__(self, folder: Path, digest: str, count: int) -> None:
+        self._folder, self._digest, self._count = folder / FOLDER, digest, count
+        self._found: dict[str, Column] = {}
+
+    def matching(
+        self, field: str, wanted: Any, metadata: Iterable[Mapping[str, Any]]
+    ) -> np.ndarray:
+        """bool `[passages]`: those whose field has one of the values.
+
+        Args:
+            wanted: a value, or a list, tuple or set of values.
+            metadata: of all passages in order; read if the column is not there yet.
+
+        Raises:
+            InputError: no passage has such a field.
+        """
+        if field not in self._found:
+            self._found[field] = self._read(field) or self._make(field, metadata)
+        column = self._found[field]
+        several = isinstance(wanted, list | tuple | set | frozenset)
+        keys = {_key(value) for value in (wanted if several else (wanted,))}
+        good = [_agrees(value, keys) for value in column.values]
+        # The last place is that of `ABSENT`.
+        return np.array([*good, False])[column.codes]
+
+    def _make(self, field: str, metadata: Iterable[Mapping[str, Any]]) -> Column:
+        codes = np.full(self._count, ABSENT, _CODE)
+        known: dict[str, int] = {}
+        values: list[Any] = []
+        for number, fields in enumerate(metadata):
+            if field in fields:
+                value = fields[field]
+                code = known.setdefault(_key(value), len(values))
+                if code == len(values):
+                    values.append(value)
+                codes[number] = code
+        if not values:
+            raise InputError(
+                f"where has the field {field!r}, which no passage of {self._folder.parent} has in "
+                "its metadata; name one that passages have."
+            )
+        with contextlib.suppress(OSError):
+            self._write(field, Column(codes, values))
+        return Column(codes, values)
+
+    def _write(self, field: str, column: Column) -> None:
+        stem = self._stem(field)
+        whole_files.write_whole(stem.with_suffix(".codes"), column.codes.tobytes())
+        said = {"field": field, "corpus": self._digest, "values": column.values}
+        whole_files.write_whole(stem.with_suffix(".json"), json.dumps(said))
+
+    def _read(self, field: str) -> Column | None:
+        """The column if it is in the folder, whole and of this corpus."""
+        stem = self._stem(field)
+        try:
+            said = json.loads(stem.with_suffix(".json").read_bytes())
+            codes = np.fromfile(stem.with_suffix(".codes"), _CODE)
+            mine = said["field"] == field and said["corpus"] == self._digest
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        whole = len(codes) == self._count and codes.max(initial=ABSENT) < len(said["values"])
+        return Column(codes, said["values"]) if mine and whole else None
+
+    def _stem(self, field: str) -> Path:
+        data = field.encode("utf-8", "surrogatepass")
+        return self._folder / hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _key(value: Any) -> str:
+    """Equal for values that are equal as JSON has them; 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _agrees(value: Any, keys: set[str]) -> bool:
+    if isinstance(value, list):
+        return any(_key(member) in keys for member in value)
+    return _key(value) in keys

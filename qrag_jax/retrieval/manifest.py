@@ -1,0 +1,133 @@
+"""What an index folder says of itself: `manifest.json`, which is written last.
+
+It says which engine the folder is for, which corpus and encoder its vectors come from, and how
+large its files are. An index that does not fit what it is opened with is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval.corpus import check_sizes
+from qrag_jax.runtime import whole_files
+
+FORMAT = 1
+NAME = "manifest.json"
+INNER_PRODUCT = "inner product"
+_AGAIN = "build the index again"
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What is known of an index.
+
+    Attributes:
+        engine: the name of the engine that reads it.
+        corpus: the digest of the corpus.
+        count: number of passages in it.
+        encoder: a digest of the encoder and its settings; "" for engines that compare words.
+        width: of a vector; 0 for engines without.
+        dtype: of the numbers in the files, as NumPy names it; "" for engines without vectors.
+        metric: what scores are.
+        version: grows with every change of the vectors; an index made from other vectors has the
+            version of these.
+        files: bytes of every file of the engine, in the engine's order.
+        settings: the engine's own, as JSON has them.
+    """
+
+    engine: str
+    corpus: str
+    count: int
+    encoder: str = ""
+    width: int = 0
+    dtype: str = ""
+    metric: str = INNER_PRODUCT
+    version: int = 1
+    files: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+_KINDS = {
+    field.name: {"int": int, "str": str}.get(str(field.type), dict)
+    for field in dataclasses.fields(Manifest)
+}
+# What a reader may ask of a manifest, and what is done where it has another value.
+_FIXES = {
+    "engine": "open it with the engine that built it, or build one for this engine",
+    "corpus": f"give the corpus that the index was built from, or {_AGAIN} from this one",
+    "encoder": f"give the encoder that embedded it, or {_AGAIN} with this one",
+    "version": "the vectors have changed since; build the index from them again",
+    "count": f"give the passages that it was built from, or {_AGAIN}",
+    "width": f"give the encoder that embedded it, or {_AGAIN} with this one",
+    "metric": f"{_AGAIN} with this metric",
+}
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replaces the folder's manifest; the files that it names must be on disk.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    said = {"format": FORMAT} | dataclasses.asdict(manifest)
+    whole_files.write_whole(folder / NAME, json.dumps(said, indent=1) + "\n")
+
+
+def read_manifest(folder: Path, **wanted: str | int) -> Manifest:
+    """The folder's manifest.
+
+    Args:
+        wanted: values that fields must have, such as `engine="exact"`.
+
+    Raises:
+        InputError: it is missing or damaged, has an unknown format, or a field differs.
+    """
+    path = folder / NAME
+    try:
+        said = json.loads(path.read_bytes())
+        form = said.pop("format")
+    except OSError:
+        raise InputError(
+            f"{path} is missing, so {folder} holds no finished index; build one there, or give "
+            "another folder."
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(f"{path} is damaged; restore it from a backup, or {_AGAIN}.") from None
+    if form != FORMAT:
+        raise InputError(
+            f"{path} has the format {form!r} (field format), but this version reads {FORMAT}; "
+            f"{_AGAIN} with it."
+        )
+    for name, kind in _KINDS.items():
+        if type(said.get(name)) is not kind:
+            raise InputError(
+                f"{path} has {said.get(name)!r} in the field {name}; restore it from a backup, or "
+                f"{_AGAIN}."
+            )
+    if unknown := sorted(said.keys() - _KINDS.keys()):
+        raise InputError(
+            f"{path} has the unknown field {unknown[0]}; a later version wrote it: use that one, "
+            f"or {_AGAIN}."
+        )
+    manifest = Manifest(**said)
+    for name, value in wanted.items():
+        if getattr(manifest, name) != value:
+            raise InputError(
+                f"{path} has {getattr(manifest, name)!r} in the field {name}, but {value!r} is "
+                f"asked for; {_FIXES[name]}."
+            )
+    return manifest
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Compares the folder's files with the manifest.
+
+    Raises:
+        InputError: a file is missing, or has another size.
+    """
+    check_sizes(folder, manifest.files, f"restore it from a backup, or {_AGAIN}")
