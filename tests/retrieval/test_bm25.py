@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qrag_jax.data.files.beir import qrels_path, read_documents, read_queries
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.ranking import ranking_summary
+from qrag_jax.metrics.trec import read_qrels
+from qrag_jax.retrieval.bm25 import VARIANTS, BM25Config, BM25Index, Words
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.protocol import NONE, Passage, Queries
+from tests.data.real_data import real
+
+PLAIN: dict[str, Any] = {"stemmer": "", "stop_words": "", "word": r"\w+"}
+
+
+def stored(folder: Path, texts: Sequence[str], **metadata: Sequence[Any]) -> StoredCorpus:
+    return write_corpus(
+        folder,
+        (
+            Passage(f"p{i}", text, "", {name: values[i] for name, values in metadata.items()})
+            for i, text in enumerate(texts)
+        ),
+    )
+
+
+def slow_scores(
+    passages: Sequence[Sequence[str]], query: Sequence[str], config: BM25Config
+) -> np.ndarray:
+    """float64 `[passages]`: the formulas, word by word and passage by passage."""
+    count, mean = len(passages), sum(map(len, passages)) / len(passages)
+    scores = np.zeros(count)
+    for word in query:
+        df = sum(word in passage for passage in passages)
+        for number, passage in enumerate(passages):
+            tf = Counter(passage)[word]
+            if not tf:
+                continue
+            pivot = config.k1 * (1 - config.b + config.b * len(passage) / mean)
+            if config.variant == "lucene":
+                gain = math.log(1 + (count - df + 0.5) / (df + 0.5)) * tf / (tf + pivot)
+            elif config.variant == "robertson":
+                idf = math.log((count - df + 0.5) / (df + 0.5))
+                gain = max(0.0, idf) * tf / (tf + pivot)
+            else:
+                gain = math.log(count / df) * (config.k1 + 1) * tf / (tf + pivot)
+            scores[number] += gain
+    return scores
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("k1", "b"), [(1.5, 0.75), (0.9, 0.4), (1.2, 0.0), (2.0, 1.0), (0.0, 0.5)])
+def test_scores_are_those_of_the_formula(variant: str, k1: float, b: float, tmp_path: Path) -> None:
+    """Small random corpora with a word in every passage, rare ones, and passages of one word."""
+    config = BM25Config(k1=k1, b=b, variant=variant, **PLAIN)
+    for seed in range(3):
+        draw = random.Random(seed)
+        texts = [
+            " ".join(
+                [
+                    "all",
+                    *draw.choices(
+                        "abcdefgh", [8, 7, 5, 3, 2, 1, 1, 1], k=draw.choice((0, 1, 3, 30))
+                    ),
+                ]
+            )
+            for _ in range(25)
+        ]
+        index = BM25Index.build(stored(tmp_path / f"{seed}", texts), config)
+        queries = ["a", "all", "h g", "a a b", "b a a", "never", "a never b", "", "all a h h h"]
+        hits = index.search(Queries(queries), len(texts))
+        for query, numbers, scores in zip(queries, hits.numbers, hits.scores):
+            slow = slow_scores([text.split() for text in texts], query.split(), config)
+            found = numbers[numbers != NONE]
+            assert set(found) == set(np.flatnonzero(slow > 0))
+            np.testing.assert_allclose(scores[: len(found)], slow[found], rtol=1e-5)
+            assert np.all(np.diff(scores[: len(found)]) <= 0)
+            assert np.all(scores[len(found) :] == -np.inf)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 8, 20, 59, 60, 61, 1000])
+def test_ties_go_by_number_whatever_k_is(k: int, tmp_path: Path) -> None:
+    """Three kinds of passages, mixed, so that each cut but few goes through a tie."""
+    draw = random.Random(1)
+    texts = [draw.choice(("cat", "cat dog", "dog dog dog")) for _ in range(60)]
+    index = BM25Index.build(stored(tmp_path / "c", texts), BM25Config(**PLAIN))
+    hits = index.search(Queries(["cat", "dog", "dog cat"]), k)
+    assert hits.numbers.shape == hits.scores.shape == (3, k)
+    for query, numbers, scores in zip(("cat", "dog", "dog cat"), hits.numbers, hits.scores):
+        slow = slow_scores([t.split() for t in texts], query.split(), index.config).round(9)
+        order = [n for n in sorted(range(60), key=lambda n: (-slow[n], n)) if slow[n] > 0][:k]
+        assert numbers.tolist() == order + [NONE] * (k - len(order))
+        assert np.isneginf(scores).tolist() == [number == NONE for number in numbers]
+
+
+def test_nothing_is_ranked_where_bm25_says_nothing(tmp_path: Path) -> None:
+    texts = ["the heat of wings", "the flow", "...", "The THE the"]
+    index = BM25Index.build(stored(tmp_path / "c", texts), BM25Config())
+    hits = index.search(Queries(["", "  ", "the", "unknown", "?!", "heat"]), 2)
+    assert hits.numbers.tolist() == [[NONE, NONE]] * 5 + [[0, NONE]]
+    assert np.isneginf(hits.scores).tolist() == [[True, True]] * 5 + [[False, True]]
+    assert hits.numbers.dtype == np.int64
+    assert hits.scores.dtype == np.float32
+
+
+def test_a_word_in_every_passage_says_nothing_in_atire_and_robertson(tmp_path: Path) -> None:
+    corpus = stored(tmp_path / "c", ["all one", "all two", "all three"])
+    for variant, found in (("lucene", [0, 1, 2]), ("robertson", [NONE] * 3), ("atire", [NONE] * 3)):
+        index = BM25Index.build(corpus, BM25Config(variant=variant, **PLAIN))
+        assert index.search(Queries(["all"]), 3).numbers.tolist() == [found]
+
+
+def test_a_filter_leaves_scores_and_ties_as_they_are(tmp_path: Path) -> None:
+    texts = ["cat", "cat dog", "cat", "dog", "cat"]
+    corpus = stored(tmp_path / "c", texts, year=[1, 1, 2, 2, 2])
+    index = BM25Index.build(corpus, BM25Config(**PLAIN))
+    whole = index.search(Queries(["cat"]), 5)
+    scores = dict(zip(whole.numbers[0].tolist(), whole.scores[0].tolist()))
+    some = index.search(Queries(["cat"]), 5, {"year": 2})
+    assert some.numbers.tolist() == [[2, 4, NONE, NONE, NONE]]
+    assert some.scores[0, :2].tolist() == [scores[2], scores[4]]
+    assert index.search(Queries(["cat"]), 1, {"year": [1, 2]}).numbers.tolist() == [[0]]
+    assert index.search(Queries(["cat"]), 2, {"year": 3}).numbers.tolist() == [[NONE, NONE]]
+    assert index.search(Queries(["cat"]), 5, {}).numbers.tolist() == whole.numbers.tolist()
+    with pytest.raises(InputError, match="month"):
+        index.search(Queries(["cat"]), 2, {"month": 3})
+    with pytest.raises(ValueError, match="1 passage or more"):
+        index.search(Queries(["cat"]), 0)
+
+
+def test_titles_are_searched_too(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, [Passage("1", "text", "The title"), Passage("2", "text")])
+    assert BM25Index.build(corpus).search(Queries(["titles"]), 1).numbers.tolist() == [[0]]
+
+
+def test_words_are_read_as_the_settings_say() -> None:
+    text = "The Running DOGS' naïve x-ray of 3D Straße"
+    assert Words(BM25Config(**PLAIN))(text) == (
+        ["the", "running", "dogs", "naïve", "x", "ray", "of", "3d", "straße"]
+    )
+    assert Words(BM25Config(stemmer="", stop_words="", lower=False))(text) == (
+        ["The", "Running", "DOGS", "naïve", "ray", "of", "3D", "Straße"]
+    )
+    assert Words(BM25Config())(text) == ["run", "dog", "naïv", "ray", "3d", "straße"]
+    assert Words(BM25Config(stemmer="german", stop_words="german"))("Die Häuser und der Wald") == (
+        ["haus", "wald"]
+    )
+    assert Words(BM25Config(word="[a-z]+", stemmer=""))("Caf\u00e9 au lait") == [
+        "caf",
+        "au",
+        "lait",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k1": -0.1}, r"config\.bm25\.k1 is -0\.1"),
+        ({"k1": float("nan")}, r"config\.bm25\.k1 is nan"),
+        ({"k1": float("inf")}, r"config\.bm25\.k1 is inf"),
+        ({"b": 1.1}, r"config\.bm25\.b is 1\.1; it must be at most 1"),
+        ({"b": -1.0}, r"config\.bm25\.b is -1\.0"),
+        ({"variant": "bm25+"}, "use one of lucene, robertson, atire"),
+        ({"stemmer": "klingon"}, r"config\.bm25\.stemmer is 'klingon'"),
+        ({"stop_words": "klingon"}, r"config\.bm25\.stop_words is 'klingon'"),
+        ({"word": "("}, r"config\.bm25\.word is no regular expression"),
+        ({"word": r"(\w)\w"}, "without groups"),
+        ({"word": r"\w*"}, "does not match the empty text"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        BM25Config(**settings)
+
+
+def test_a_corpus_without_a_word_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no passage of the corpus has a word"):
+        BM25Index.build(stored(tmp_path, ["...", "the a of"]))
+
+
+def test_a_saved_index_finds_the_same_and_holds_no_pickle(tmp_path: Path) -> None:
+    draw = random.Random(2)
+    texts = [
+        " ".join(draw.choices(["ab", "ba", "été", "ça", "日本", "run", "running"], k=9))
+        for _ in range(50)
+    ]
+    corpus = stored(tmp_path / "c", texts)
+    config = BM25Config(k1=1.2, b=0.6, variant="atire", stop_words="french", stemmer="french")
+    index = BM25Index.build(corpus, config)
+    index.save(tmp_path / "i")
+    again = BM25Index.load(tmp_path / "i", StoredCorpus(tmp_path / "c"))
+    assert again.config == config
+    queries = Queries(["ab", "ba été", "runs 日本", "none"])
+    for one, other in zip(index.search(queries, 50), again.search(queries, 50)):
+        np.testing.assert_array_equal(one, other)
+    said = json.loads((tmp_path / "i" / "manifest.json").read_bytes())
+    assert said["settings"]["words"]["k1"] == 1.2
+    assert set(said["settings"]["versions"]) == {"bm25s", "PyStemmer"}
+    for path in (tmp_path / "i").iterdir():
+        if path.suffix == ".npy":
+            array = np.load(path, allow_pickle=False, mmap_mode="r")
+            assert array.dtype.kind in "fi"
+        else:
+            json.loads(path.read_bytes())
+    assert isinstance(again._scores.scores["data"], np.memmap)
+
+
+def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
+    """A file with a pickle in it is refused, though it has the size that the manifest says."""
+    corpus = stored(tmp_path / "c", ["cat", "dog"])
+    BM25Index.build(corpus).save(tmp_path / "i")
+    evil = tmp_path / "i" / "data.csc.index.npy"
+    np.save(evil, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    said = json.loads((tmp_path / "i" / "manifest.json").read_bytes())
+    said["files"][evil.name] = evil.stat().st_size
+    (tmp_path / "i" / "manifest.json").write_text(json.dumps(said))
+    with pytest.raises(InputError, match="is damaged"):
+        BM25Index.load(tmp_path / "i", corpus)
+
+
+def test_an_index_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    corpus = stored(tmp_path / "c", ["cat", "dog", "cat dog"])
+    other = stored(tmp_path / "o", ["cat", "dog", "cat dogs"])
+    BM25Index.build(corpus).save(tmp_path / "i")
+    with pytest.raises(InputError, match="in the field corpus"):
+        BM25Index.load(tmp_path / "i", other)
+    with pytest.raises(InputError, match="holds no finished index"):
+        BM25Index.load(tmp_path / "none", corpus)
+    manifest = tmp_path / "i" / "manifest.json"
+    whole = json.loads(manifest.read_bytes())
+    for words in ({"k1": "high"}, {"k9": 1}, {"b": 0.5}):
+        said = whole | {"settings": {"words": whole["settings"]["words"] | words}}
+        manifest.write_text(json.dumps(said))
+        with pytest.raises(InputError, match=r"cannot be used|do not belong together"):
+            BM25Index.load(tmp_path / "i", corpus)
+    manifest.write_text(json.dumps(whole))
+    words_file = tmp_path / "i" / "vocab.index.json"
+    words_file.write_text(words_file.read_text().replace("cat", "{{{").replace('"', "'"))
+    with pytest.raises(InputError, match="is damaged"):
+        BM25Index.load(tmp_path / "i", corpus)
+    with (tmp_path / "i" / "data.csc.index.npy").open("ab") as file:
+        file.truncate(20)
+    with pytest.raises(InputError, match=r"data\.csc\.index\.npy is cut short"):
+        BM25Index.load(tmp_path / "i", corpus)
+
+
+BEFORE_DEVICES = """
+import sys
+from jax._src import xla_bridge
+from qrag_jax.retrieval import bm25
+assert "bm25s" not in sys.modules
+assert bm25.Words(bm25.BM25Config())("the running dogs") == ["run", "dog"]
+assert "bm25s" in sys.modules
+print(xla_bridge.backends_are_initialized())
+import jax
+print(jax.lax.top_k(jax.numpy.arange(5), 1)[1])
+"""
+
+
+def test_searching_words_asks_jax_for_no_device() -> None:
+    """bm25s alone starts JAX's devices when it is imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEFORE_DEVICES], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["False", "[4]"]
+
+
+def test_without_the_packages_the_fix_is_named() -> None:
+    hide = "import sys; sys.modules['bm25s'] = None; "
+    code = hide + "from qrag_jax.retrieval import bm25; bm25.Words(bm25.BM25Config())"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert "pip install 'qrag_jax[retrieval]'" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("name", "least"), [("scifact", 0.695), ("cranfield", 0.375)])
+def test_the_quality_on_real_collections_is_that_of_the_books(
+    name: str, least: float, tmp_path: Path
+) -> None:
+    """nDCG@10 of the defaults on the dev queries: SciFact 0.701, Cranfield 0.383 as of writing."""
+    folder = real(f"ir/{name}")
+    documents = [Passage(*each) for each in read_documents(folder)]
+    corpus = write_corpus(tmp_path, (each for each in documents if each.text))
+    index = BM25Index.build(corpus)
+    queries = read_queries(folder, "dev")
+    hits = index.search(Queries(list(queries.values())), 100)
+    run = {
+        query: [passage.name for passage in corpus.passages(numbers[numbers != NONE])]
+        for query, numbers in zip(queries, hits.numbers)
+    }
+    summary = ranking_summary(run, read_qrels(qrels_path(folder, "dev")))
+    assert least < summary["ndcg@10"]["mean"] < least + 0.02
