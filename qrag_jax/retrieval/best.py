@@ -22,16 +22,17 @@ def best(numbers: np.ndarray, scores: np.ndarray, k: int) -> Row:
 
     Args:
         numbers: int `[n]`, each passage once, in any order.
-        scores: float `[n]`, finite.
+        scores: float `[n]`, finite; scores tie that are equal in float32.
         k: at least 1; more than n gives all.
     """
+    scores = scores.astype(np.float32, copy=False)
     if k < len(scores):
         # A partition alone would take any of those that tie with the k-th.
         least = np.partition(scores, len(scores) - k)[len(scores) - k]
         kept = np.flatnonzero(scores >= least)
         numbers, scores = numbers[kept], scores[kept]
     order = np.lexsort((numbers, -scores))[:k]
-    return Row(numbers[order].astype(np.int64), scores[order].astype(np.float32))
+    return Row(numbers[order].astype(np.int64), scores[order])
 
 
 def as_hits(rows: Sequence[Row], k: int) -> Hits:

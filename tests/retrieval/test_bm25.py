@@ -22,18 +22,9 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import write_corpus
 from qrag_jax.retrieval.protocol import NONE, Passage, Queries
 from tests.data.real_data import real
+from tests.retrieval.small_corpus import stored
 
 PLAIN: dict[str, Any] = {"stemmer": "", "stop_words": "", "word": r"\w+"}
-
-
-def stored(folder: Path, texts: Sequence[str], **metadata: Sequence[Any]) -> StoredCorpus:
-    return write_corpus(
-        folder,
-        (
-            Passage(f"p{i}", text, "", {name: values[i] for name, values in metadata.items()})
-            for i, text in enumerate(texts)
-        ),
-    )
 
 
 def slow_scores(

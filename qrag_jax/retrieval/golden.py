@@ -1,0 +1,113 @@
+"""The engine that knows the answers: for bounds from above, and to look for mistakes elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval.best import Row, as_hits
+from qrag_jax.retrieval.manifest import (
+    NAME,
+    Manifest,
+    check_files,
+    read_manifest,
+    write_manifest,
+)
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
+from qrag_jax.runtime.whole_files import write_whole
+
+ENGINE = "golden"
+GOLD = "gold.json"
+
+
+class GoldenIndex:
+    """Gives each question its gold passages, in the order given, and nothing else.
+
+    The scores are 1, 1/2, 1/3 and so on. Passages that a filter leaves out are not given. A
+    question that is not known has no hits.
+
+    Args:
+        gold: question's text → numbers of its gold passages, each once. Texts are compared with
+            white space around them taken off.
+
+    Raises:
+        InputError: a number is no passage's or is there twice, or two questions have one text and
+            different passages.
+    """
+
+    def __init__(self, corpus: Corpus, gold: Mapping[str, Sequence[int] | np.ndarray]) -> None:
+        self.corpus = corpus
+        self._gold: dict[str, np.ndarray] = {}
+        for text, given in gold.items():
+            numbers = np.asarray(given, np.int64).reshape(-1)
+            if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(corpus):
+                raise InputError(
+                    f"the gold passages of the question {text!r} are {numbers.tolist()}; the "
+                    f"corpus has the numbers 0 to {len(corpus) - 1}."
+                )
+            if len(np.unique(numbers)) < len(numbers):
+                raise InputError(
+                    f"the gold passages of the question {text!r} are {numbers.tolist()}; give each "
+                    "passage once."
+                )
+            before = self._gold.setdefault(text.strip(), numbers)
+            if not np.array_equal(before, numbers):
+                raise InputError(
+                    f"the question {text!r} is there twice with different gold passages; join them."
+                )
+
+    def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
+        """The first k gold passages of each question that agree with `where`.
+
+        Raises:
+            InputError: no passage has a field of `where`.
+        """
+        allowed = self.corpus.matching(where) if where else None
+        none = np.zeros(0, np.int64)
+        rows = []
+        for text in queries.texts:
+            numbers = self._gold.get(text.strip(), none)
+            if allowed is not None:
+                numbers = numbers[allowed[numbers]]
+            numbers = numbers[:k]
+            rows.append(Row(numbers, (1.0 / np.arange(1, len(numbers) + 1)).astype(np.float32)))
+        return as_hits(rows, k)
+
+    @classmethod
+    def load(cls, folder: Path, corpus: Corpus) -> GoldenIndex:
+        """Opens what `save` wrote.
+
+        Raises:
+            InputError: there is no such index, or it is damaged or of another corpus.
+        """
+        manifest = read_manifest(folder, engine=ENGINE, corpus=corpus.digest)
+        check_files(folder, manifest)
+        try:
+            return cls(corpus, json.loads((folder / GOLD).read_bytes()))
+        except (ValueError, TypeError, AttributeError, OSError) as error:
+            raise InputError(
+                f"{folder / GOLD} is damaged ({error}); restore it from a backup, or save the "
+                "questions again."
+            ) from None
+
+    def save(self, folder: Path) -> None:
+        """Writes the questions and the numbers of their passages as JSON.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        (folder / NAME).unlink(missing_ok=True)  # the folder is no index until all is written
+        gold = {text: numbers.tolist() for text, numbers in self._gold.items()}
+        write_whole(folder / GOLD, json.dumps(gold) + "\n")
+        manifest = Manifest(
+            engine=ENGINE,
+            corpus=self.corpus.digest,
+            count=len(self.corpus),
+            metric="1 / place",
+            files={GOLD: (folder / GOLD).stat().st_size},
+        )
+        write_manifest(folder, manifest)

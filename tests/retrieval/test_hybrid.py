@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.golden import GoldenIndex
+from qrag_jax.retrieval.hybrid import FusedIndex, FusionConfig
+from qrag_jax.retrieval.protocol import NONE, Queries
+from tests.retrieval.small_corpus import TableIndex, stored
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> StoredCorpus:
+    return stored(
+        tmp_path / "corpus", [f"text {i}" for i in range(12)], odd=[i % 2 for i in range(12)]
+    )
+
+
+def slow(
+    rankings: list[list[tuple[int, float]]], config: FusionConfig, weights: list[float]
+) -> dict[int, float]:
+    """The definitions, passage by passage; each ranking is (number, score), best first."""
+    sums: dict[int, float] = {}
+    for number in {number for ranking in rankings for number, _ in ranking}:
+        sums[number] = 0.0
+        for weight, ranking in zip(weights, rankings):
+            scores = [score for _, score in ranking]
+            place = next((i for i, (each, _) in enumerate(ranking) if each == number), None)
+            if not ranking:
+                continue
+            low, high = min(scores), max(scores)
+            if config.fusion == "ranks":
+                gain = 0.0 if place is None else 1 / (config.constant + place + 1)
+            elif config.fusion == "min_max":
+                if place is None:
+                    gain = 0.0
+                else:
+                    gain = (scores[place] - low) / (high - low) if high > low else 1.0
+            else:
+                own = low if place is None else scores[place]
+                gain = (own - float(np.mean(scores))) / float(np.std(scores)) if high > low else 0.0
+            sums[number] += weight * gain
+    return sums
+
+
+@pytest.mark.parametrize("fusion", ["ranks", "min_max", "z_score"])
+@pytest.mark.parametrize("weights", [(), (1.0, 0.25, 3.0)])
+def test_sums_are_those_of_the_definitions(
+    fusion: str, weights: tuple[float, ...], corpus: StoredCorpus
+) -> None:
+    """Three engines with random scores, some of them equal, some without any hit."""
+    config = FusionConfig(fusion=fusion, weights=weights, constant=7.0, depth=5)
+    draw = random.Random(0)
+    for _ in range(40):
+        tables = [
+            {
+                n: float(draw.randrange(-3, 4))
+                for n in draw.sample(range(12), draw.choice((0, 1, 4, 9)))
+            }
+            for _ in range(3)
+        ]
+        fused = FusedIndex([TableIndex(corpus, {"q": table}) for table in tables], config)
+        rankings = [sorted(t.items(), key=lambda item: (-item[1], item[0]))[:5] for t in tables]
+        sums = slow(rankings, config, list(weights or (1.0, 1.0, 1.0)))
+        order = sorted(sums, key=lambda n: (-round(sums[n], 7), n))
+        for k in (1, 2, 5):
+            hits = fused.search(Queries(["q"]), k)
+            numbers = hits.numbers[0][hits.numbers[0] != NONE]
+            assert numbers.tolist() == order[:k]
+            expected = [sums[number] for number in numbers]
+            got = hits.scores[0][: len(numbers)]
+            np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("fusion", ["ranks", "min_max", "z_score"])
+def test_both_lists_matter_at_k_2(fusion: str, corpus: StoredCorpus) -> None:
+    """Each engine's first is among the two; with one engine's list alone, none of the other's."""
+    one = TableIndex(corpus, {"q": {7: 30.0, 5: 20.0, 3: 10.0}})
+    other = TableIndex(corpus, {"q": {2: 0.3, 8: 0.2, 1: 0.1}})
+    hits = FusedIndex([one, other], FusionConfig(fusion)).search(Queries(["q"]), 2)
+    assert hits.numbers.tolist() == [[2, 7]]  # a tie, so by number
+    assert hits.scores[0, 0] == hits.scores[0, 1]
+    heavy = FusionConfig(fusion, weights=(1.0, 2.0))
+    first = FusedIndex([one, other], heavy).search(Queries(["q"]), 2).numbers[0, 0]
+    assert first == 2
+    heavy = FusionConfig(fusion, weights=(2.0, 1.0))
+    first = FusedIndex([one, other], heavy).search(Queries(["q"]), 2).numbers[0, 0]
+    assert first == 7
+
+
+def test_a_passage_that_both_find_beats_the_first_of_one(corpus: StoredCorpus) -> None:
+    one = TableIndex(corpus, {"q": {7: 3.0, 5: 2.0}})
+    other = TableIndex(corpus, {"q": {2: 3.0, 5: 2.0}})
+    assert FusedIndex([one, other]).search(Queries(["q"]), 3).numbers.tolist() == [[5, 2, 7]]
+
+
+def test_three_engines_with_permuted_ranks_tie(corpus: StoredCorpus) -> None:
+    """The float sums of 1/61, 1/62 and 1/63 differ by their order; here they tie, by number."""
+    ranks = [(9, 4, 1), (4, 1, 9), (1, 9, 4)]
+    engines = [
+        TableIndex(corpus, {"q": {n: -float(place) for place, n in enumerate(order)}})
+        for order in ranks
+    ]
+    hits = FusedIndex(engines).search(Queries(["q"]), 4)
+    assert hits.numbers.tolist() == [[1, 4, 9, NONE]]
+    assert len(set(hits.scores[0, :3].tolist())) == 1
+
+
+def test_depth_bounds_what_is_taken_from_each(corpus: StoredCorpus) -> None:
+    table = {"q": {n: -float(n) for n in range(12)}}
+    deep = TableIndex(corpus, {"q": {11: 1.0, 10: 0.5}})
+    for depth, expected in ((1, [0, 11, NONE]), (2, [0, 11, 1])):
+        fused = FusedIndex([TableIndex(corpus, table), deep], FusionConfig(depth=depth))
+        assert fused.search(Queries(["q"]), 1).numbers.tolist() == [expected[:1]]
+        assert fused.search(Queries(["q"]), 3).numbers[0, :2].tolist() == [0, 11]
+    hits = fused.search(Queries(["q", "unknown"]), 12)  # k above depth takes k of each
+    assert set(hits.numbers[0].tolist()) == set(range(12))
+    assert hits.numbers[1].tolist() == [NONE] * 12
+
+
+def test_a_filter_reaches_the_engines(corpus: StoredCorpus) -> None:
+    one = TableIndex(corpus, {"q": {2: 3.0, 3: 2.0}})
+    other = TableIndex(corpus, {"q": {4: 3.0, 5: 2.0}})
+    hits = FusedIndex([one, other]).search(Queries(["q"]), 4, {"odd": 1})
+    assert hits.numbers.tolist() == [[3, 5, NONE, NONE]]
+    assert np.isneginf(hits.scores[0, 2:]).all()
+
+
+def test_engines_of_different_corpora_are_refused(corpus: StoredCorpus, tmp_path: Path) -> None:
+    other = stored(tmp_path / "other", ["another text"])
+    with pytest.raises(InputError, match="engine 1 searches another corpus"):
+        FusedIndex([TableIndex(corpus, {}), TableIndex(other, {})])
+    same = StoredCorpus(corpus.folder)
+    FusedIndex([TableIndex(corpus, {}), TableIndex(same, {})])
+    with pytest.raises(InputError, match="2 engines or more, not 1"):
+        FusedIndex([TableIndex(corpus, {})])
+    with pytest.raises(InputError, match="has 3 values for 2 engines"):
+        FusedIndex([TableIndex(corpus, {})] * 2, FusionConfig(weights=(1.0, 1.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fusion": "votes"}, "use one of ranks, min_max, z_score"),
+        ({"weights": (1.0, 0.0)}, r"config\.fusion\.weights has 0\.0"),
+        ({"weights": (1.0, float("nan"))}, r"config\.fusion\.weights has nan"),
+        ({"constant": -1.0}, r"config\.fusion\.constant is -1\.0"),
+        ({"constant": float("inf")}, r"config\.fusion\.constant is inf"),
+        ({"depth": 0}, r"config\.fusion\.depth is 0"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        FusionConfig(**settings)
+
+
+def test_real_engines_are_saved_and_loaded(tmp_path: Path) -> None:
+    corpus = stored(tmp_path / "corpus", ["cat", "dog cat", "dog", "bird", "cow"])
+    gold = GoldenIndex(corpus, {"cat": [3], "dog": [4, 0]})
+    config = FusionConfig("min_max", weights=(1.0, 0.5), depth=3)
+    fused = FusedIndex([BM25Index.build(corpus, BM25Config()), gold], config)
+    fused.save(tmp_path / "index")
+    again = FusedIndex.load(tmp_path / "index", corpus, [BM25Index.load, GoldenIndex.load])
+    assert again.config == config
+    queries = Queries(["cat", "dog", "cow", "?"])
+    for one, other in zip(fused.search(queries, 4), again.search(queries, 4)):
+        np.testing.assert_array_equal(one, other)
+    assert fused.search(queries, 4).numbers[0].tolist() == [0, 3, 1, NONE]
+    with pytest.raises(InputError, match="holds 2 engines, and 1 are opened"):
+        FusedIndex.load(tmp_path / "index", corpus, [BM25Index.load])
+    with pytest.raises(InputError, match="in the field engine"):
+        FusedIndex.load(tmp_path / "index", corpus, [GoldenIndex.load, BM25Index.load])
