@@ -15,7 +15,7 @@ CAUSES = (
     "server",  # HTTP 5xx
     "rate_limit",  # HTTP 429
     "request",  # another HTTP error, or a prompt that cannot be sent
-    "malformed",  # the reply is not a completion
+    "malformed",  # the reply is not a completion, or not the scores of all documents
     "empty",  # a completion without text
     "too_long",  # the prompt is longer than the model's context
     "broken_off",  # the server broke the text off
@@ -43,7 +43,7 @@ class Answer:
     """An answer of the model. The last three attributes are empty if the server did not give them.
 
     Attributes:
-        text: the text, never blank.
+        text: the text, never blank; the scores of a `RerankRequest`.
         version: of the weights that sampled it; "" if unknown or if the weights changed meanwhile.
         finish_reason: "stop", or "length" if max_tokens cut it off.
         usage: tokens of prompt and answer.
@@ -158,7 +158,38 @@ class CompletionRequest(Sampling):
         return body | dict(self.extra)
 
 
-Request = ChatRequest | CompletionRequest
+@dataclasses.dataclass(frozen=True)
+class RerankRequest:
+    """Documents that a cross-encoder scores for a query: `/rerank` of vLLM, Cohere and Jina.
+
+    The answer's text is a JSON list of scores, one for each document, in their order.
+
+    Attributes:
+        query: the query.
+        documents: the documents, one at least.
+        extra: further fields of the body, such as vLLM's `{"truncate_prompt_tokens": -1}`.
+    """
+
+    query: str
+    documents: tuple[str, ...]
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, kw_only=True, hash=False)
+
+    path = "/rerank"
+    greedy = True  # the same request has the same answer
+
+    def __post_init__(self) -> None:
+        if not self.documents:
+            raise ValueError("a rerank request has one document at least.")
+        if taken := [n for n in ("model", "query", "documents", "top_n") if n in self.extra]:
+            raise ValueError(f"a request's extra may not hold {', '.join(taken)}.")
+
+    def body(self, model: str) -> dict[str, Any]:
+        """The body of the HTTP request."""
+        body = {"model": model, "query": self.query, "documents": list(self.documents)}
+        return body | dict(self.extra)
+
+
+Request = ChatRequest | CompletionRequest | RerankRequest
 
 
 def request_key(request: Request, model: str, version: str) -> bytes:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import array
 import dataclasses
 import functools
+import logging
 import os
 import re
 import sys
@@ -289,6 +290,7 @@ def _bm25s() -> Any:
                 del sys.modules[name]
             else:
                 sys.modules[name] = module
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it asks for all its debugging lines
     return bm25s
 
 

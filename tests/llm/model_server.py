@@ -1,4 +1,4 @@
-"""A real HTTP server with OpenAI's completions API; its script makes it misbehave."""
+"""A real HTTP server with OpenAI's completions API and `/rerank`; its script makes it misbehave."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Call:
 
     @property
     def prompt(self) -> str:
-        """The last message, or the text to complete."""
+        """The last message, the query of the documents, or the text to complete."""
+        if "query" in self.body:
+            return self.body["query"]
         if "messages" in self.body:
             return self.body["messages"][-1]["content"]
         return self.body["prompt"]
@@ -202,6 +204,8 @@ def _body(call: Call, reply: Reply) -> str:
         return reply.raw
     if reply.status != 200:
         return json.dumps({"error": {"message": reply.text or "as scripted"}})
+    if call.path.endswith("/rerank"):
+        return _scores(call)
     text = f"echo: {call.prompt}" if reply.text is None else reply.text
     said: dict[str, Any] = {"text": text}
     if call.path.endswith("/chat/completions"):
@@ -209,3 +213,19 @@ def _body(call: Call, reply: Reply) -> str:
     choice = {"index": 0, "finish_reason": "stop", **said, **reply.choice}
     usage = {"prompt_tokens": len(str(call.prompt).split()), "completion_tokens": 2}
     return json.dumps({"object": "chat.completion", "choices": [choice], "usage": usage})
+
+
+def _scores(call: Call) -> str:
+    """As vLLM's: the best document first; the score is the number of words of the query in it."""
+    words = call.body["query"].split()
+    results = [
+        {
+            "index": index,
+            "document": {"text": document},
+            "relevance_score": float(sum(word in document.split() for word in words)),
+        }
+        for index, document in enumerate(call.body["documents"])
+    ]
+    results.sort(key=lambda each: -each["relevance_score"])
+    usage = {"prompt_tokens": len(words), "total_tokens": len(words)}
+    return json.dumps({"id": "rerank-1", "model": "tiny", "usage": usage, "results": results})

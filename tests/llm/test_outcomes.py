@@ -10,13 +10,22 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.llm.client.replies import LONGEST_WAIT, read_error, read_reply, retry_after, shorten
+from qrag_jax.llm.client.replies import (
+    LONGEST_WAIT,
+    read_error,
+    read_reply,
+    read_scores,
+    retry_after,
+    shorten,
+)
 from qrag_jax.llm.outcomes import (
     Answer,
     ChatRequest,
     CompletionRequest,
     Failure,
     Request,
+    RerankRequest,
+    Usage,
     request_key,
 )
 
@@ -184,3 +193,25 @@ def test_half_a_surrogate_pair_in_a_reply() -> None:
 def test_long_words_are_cut() -> None:
     assert shorten("a\n  b") == "a b"
     assert len(shorten("x" * 1000)) == 300
+
+
+def test_scores_of_documents_are_read_in_their_order() -> None:
+    results = '[{"index": 1, "relevance_score": 0.25}, {"index": 0, "relevance_score": -3}]'
+    outcome = read_scores(f'{{"results": {results}, "usage": {{"prompt_tokens": 7}}}}', "v1", 2)
+    assert outcome == Answer("[-3.0, 0.25]", version="v1", usage=Usage(prompt_tokens=7))
+    assert isinstance(read_scores(f'{{"results": {results}}}', "", 3), Failure)
+
+
+def test_a_rerank_request_has_documents_and_its_own_fields() -> None:
+    request = RerankRequest("q", ("a", "b"), extra={"truncate_prompt_tokens": -1})
+    assert request.body("tiny") == {
+        "model": "tiny",
+        "query": "q",
+        "documents": ["a", "b"],
+        "truncate_prompt_tokens": -1,
+    }
+    assert request_key(request, "tiny", "") != request_key(RerankRequest("q", ("a",)), "tiny", "")
+    with pytest.raises(ValueError, match="one document at least"):
+        RerankRequest("q", ())
+    with pytest.raises(ValueError, match="may not hold documents, top_n"):
+        RerankRequest("q", ("a",), extra={"top_n": 1, "documents": []})

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Client:
-    """Asks any server that offers OpenAI's chat completions and plain completions.
+    """Asks any server that offers OpenAI's chat completions and plain completions, or `/rerank`.
 
     Every request ends in an `Answer` or a `Failure`; an exception means a mistake in the program.
     `ClientConfig` describes attempts, deadlines and what happens while the server is down.

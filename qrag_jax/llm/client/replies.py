@@ -54,6 +54,25 @@ def read_reply(text: str, version: str) -> Outcome:
     return answer
 
 
+def read_scores(text: str, version: str, documents: int) -> Outcome:
+    """The scores of a `RerankRequest`, in the order of its documents, or why there are none."""
+    try:
+        reply = json.loads(text)
+    except (ValueError, RecursionError):
+        return Failure("malformed", f"the reply is no JSON: {shorten(text)}")
+    try:
+        found = {each["index"]: float(each["relevance_score"]) for each in reply["results"]}
+        usage = _usage(reply.get("usage") or {})
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
+        return Failure("malformed", f"the reply is no list of scores: {shorten(text)}")
+    if len(reply["results"]) != documents or found.keys() != set(range(documents)):
+        return Failure("malformed", f"the reply does not score all {documents} documents, once")
+    scores = [found[index] for index in range(documents)]
+    if not all(map(math.isfinite, scores)):
+        return Failure("malformed", "a score is NaN or infinite")
+    return Answer(text=json.dumps(scores), version=version, usage=usage)
+
+
 def _ended_otherwise(reason: Any) -> Failure | None:
     """The failure that a `finish_reason` stands for; None if it is that of an answer."""
     if reason in ENDS:
