@@ -9,7 +9,10 @@ import sys
 from benchmarks import report
 from qrag_jax.errors import InputError
 
-SUITES = ("encoders", "estimate", "gpu", "learn", "long", "memory", "published", "sidecar", "speed")
+SUITES = (
+    *("encoders", "estimate", "gpu", "learn", "long", "memory", "published", "sidecar", "speed"),
+    "words",
+)
 IN_PARTS = ("gpu", "gpu --run", "learn", "long")
 
 

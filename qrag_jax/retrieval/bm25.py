@@ -69,8 +69,9 @@ _READ_AT_ONCE = 1000  # passages
 class BM25Config:
     """How words are found and weighed; the index keeps it and reads queries in the same way.
 
-    The defaults are those of bm25s. nDCG@10 on SciFact's dev queries was 0.701 with them, 0.674
-    with Anserini's k1 0.9 and b 0.4, and 0.673 without the stemmer and stop words.
+    The defaults are those of bm25s, and the English stemmer. nDCG@10 on SciFact's dev queries was
+    0.701 with them, 0.674 with Anserini's k1 0.9 and b 0.4, and 0.673 without stemmer and stop
+    words (`benchmarks/RESULTS.md`).
 
     Attributes:
         k1: how much further occurrences of a word add; at least 0.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import math
 import random
@@ -129,6 +130,19 @@ def test_a_filter_leaves_scores_and_ties_as_they_are(tmp_path: Path) -> None:
         index.search(Queries(["cat"]), 2, {"month": 3})
     with pytest.raises(ValueError, match="1 passage or more"):
         index.search(Queries(["cat"]), 0)
+
+
+def test_threads_search_at_once(tmp_path: Path) -> None:
+    """PyStemmer's stemmers mix up their words when threads share one."""
+    draw = random.Random(3)
+    texts = [" ".join(f"walking{draw.choice('abcdef')}ing" for _ in range(20)) for _ in range(40)]
+    index = BM25Index.build(stored(tmp_path / "c", texts))
+    batches = [Queries(draw.sample(texts, 30)) for _ in range(16)]
+    alone = [index.search(each, 5) for each in batches]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda each: index.search(each, 5), batches))
+    for one, other in zip(alone, together):
+        np.testing.assert_array_equal(one.numbers, other.numbers)
 
 
 def test_titles_are_searched_too(tmp_path: Path) -> None:
