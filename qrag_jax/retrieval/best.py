@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qrag_jax.errors import InputError
 from qrag_jax.retrieval.protocol import NONE, Hits
 
 
@@ -33,6 +34,16 @@ def best(numbers: np.ndarray, scores: np.ndarray, k: int) -> Row:
         numbers, scores = numbers[kept], scores[kept]
     order = np.lexsort((numbers, -scores))[:k]
     return Row(numbers[order].astype(np.int64), scores[order])
+
+
+def check_k(k: int) -> None:
+    """Refuses a search for no passage.
+
+    Raises:
+        InputError: k is below 1.
+    """
+    if k < 1:
+        raise InputError(f"k is {k}; ask for 1 passage at least.")
 
 
 def as_hits(rows: Sequence[Row], k: int) -> Hits:

@@ -19,7 +19,6 @@ import array
 import dataclasses
 import functools
 import logging
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -29,15 +28,15 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.retrieval.best import Row, as_hits, best
+from qrag_jax.retrieval.best import Row, as_hits, best, check_k
 from qrag_jax.retrieval.manifest import (
     NAME,
     Manifest,
     check_files,
     read_manifest,
-    write_manifest,
 )
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
+from qrag_jax.retrieval.saving import finish, replaced_files
 
 ENGINE = "bm25"
 VARIANTS = ("lucene", "robertson", "atire")
@@ -140,7 +139,7 @@ class BM25Index:
     """
 
     def __init__(self, corpus: Corpus, config: BM25Config, scores: Any) -> None:
-        """Use `build` or `load`; `scores` is a `bm25s.BM25` over the corpus."""
+        """Use `build` or `open`; `scores` is a `bm25s.BM25` over the corpus."""
         self.corpus, self.config, self._scores = corpus, config, scores
 
     @classmethod
@@ -170,7 +169,7 @@ class BM25Index:
         return cls(corpus, config, scores)
 
     @classmethod
-    def load(cls, folder: Path, corpus: Corpus) -> BM25Index:
+    def open(cls, folder: Path, corpus: Corpus) -> BM25Index:
         """Opens what `save` wrote; the arrays are mapped, the words are read into memory.
 
         Raises:
@@ -213,10 +212,9 @@ class BM25Index:
         the same words tie exactly.
 
         Raises:
-            InputError: no passage has a field of `where`.
+            InputError: k is below 1, or no passage has a field of `where`.
         """
-        if k < 1:
-            raise ValueError(f"a search is for 1 passage or more, not {k}")
+        check_k(k)
         words = Words(self.config)
         allowed = self.corpus.matching(where) if where else None
         return as_hits([self._row(words(text), k, allowed) for text in queries.texts], k)
@@ -225,28 +223,20 @@ class BM25Index:
         """Writes the arrays as plain .npy files, the words and settings as JSON; no pickle.
 
         Raises:
+            InputError: the folder holds an index of another engine or corpus.
             OSError: a file cannot be written.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / NAME).unlink(missing_ok=True)  # the folder is no index until all is written
-        before = {path.name for path in folder.iterdir()}
-        self._scores.save(folder, allow_pickle=False, show_progress=False)
-        files = {}
-        for name in sorted(_FILES):
-            with (folder / name).open("rb") as file:
-                os.fsync(file.fileno())
-            files[name] = (folder / name).stat().st_size
-        assert {path.name for path in folder.iterdir()} <= before | _FILES
-        settings = {"words": dataclasses.asdict(self.config), "versions": _versions()}
+        with replaced_files(folder, ENGINE, self.corpus) as new:
+            self._scores.save(new, allow_pickle=False, show_progress=False)
+            files = tuple(sorted(path.name for path in new.iterdir()))
         manifest = Manifest(
             engine=ENGINE,
             corpus=self.corpus.digest,
             count=len(self.corpus),
             metric=_METRIC,
-            files=files,
-            settings=settings,
+            settings={"words": dataclasses.asdict(self.config), "versions": _versions()},
         )
-        write_manifest(folder, manifest)
+        finish(folder, manifest, files)
 
     def _row(self, words: list[str], k: int, allowed: np.ndarray | None) -> Row:
         known = self._scores.get_tokens_ids(words)
@@ -256,12 +246,6 @@ class BM25Index:
         hit = scores > 0 if allowed is None else (scores > 0) & allowed
         numbers = np.flatnonzero(hit)
         return best(numbers, scores[numbers], k)
-
-
-_FILES = {
-    *("data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"),
-    *("vocab.index.json", "params.index.json"),
-}
 
 
 def _words_of(corpus: Corpus, config: BM25Config) -> Iterator[list[str]]:

@@ -9,16 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.best import Row, as_hits
-from qrag_jax.retrieval.manifest import (
-    NAME,
-    Manifest,
-    check_files,
-    read_manifest,
-    write_manifest,
-)
+from qrag_jax.retrieval.best import Row, as_hits, check_k
+from qrag_jax.retrieval.manifest import Manifest, check_files, read_manifest
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.retrieval.saving import finish, replaced_files
 
 ENGINE = "golden"
 GOLD = "gold.json"
@@ -64,8 +58,9 @@ class GoldenIndex:
         """The first k gold passages of each question that agree with `where`.
 
         Raises:
-            InputError: no passage has a field of `where`.
+            InputError: k is below 1, or no passage has a field of `where`.
         """
+        check_k(k)
         allowed = self.corpus.matching(where) if where else None
         none = np.zeros(0, np.int64)
         rows = []
@@ -78,7 +73,7 @@ class GoldenIndex:
         return as_hits(rows, k)
 
     @classmethod
-    def load(cls, folder: Path, corpus: Corpus) -> GoldenIndex:
+    def open(cls, folder: Path, corpus: Corpus) -> GoldenIndex:
         """Opens what `save` wrote.
 
         Raises:
@@ -98,16 +93,16 @@ class GoldenIndex:
         """Writes the questions and the numbers of their passages as JSON.
 
         Raises:
+            InputError: the folder holds an index of another engine or corpus.
             OSError: a file cannot be written.
         """
-        (folder / NAME).unlink(missing_ok=True)  # the folder is no index until all is written
         gold = {text: numbers.tolist() for text, numbers in self._gold.items()}
-        write_whole(folder / GOLD, json.dumps(gold) + "\n")
+        with replaced_files(folder, ENGINE, self.corpus) as new:
+            (new / GOLD).write_text(json.dumps(gold) + "\n", encoding="utf-8")
         manifest = Manifest(
             engine=ENGINE,
             corpus=self.corpus.digest,
             count=len(self.corpus),
             metric="1 / place",
-            files={GOLD: (folder / GOLD).stat().st_size},
         )
-        write_manifest(folder, manifest)
+        finish(folder, manifest, (GOLD,))

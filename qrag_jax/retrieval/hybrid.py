@@ -21,9 +21,10 @@ from pathlib import Path
 import numpy as np
 
 from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.retrieval.best import Row, as_hits, best, found
-from qrag_jax.retrieval.manifest import NAME, Manifest, read_manifest, write_manifest
+from qrag_jax.retrieval.best import Row, as_hits, best, check_k, found
+from qrag_jax.retrieval.manifest import NAME, Manifest, read_manifest
 from qrag_jax.retrieval.protocol import Corpus, Hits, Index, Queries, Where
+from qrag_jax.retrieval.saving import finish, replaced_files
 
 ENGINE = "fused"
 FUSIONS = ("ranks", "min_max", "z_score")
@@ -40,7 +41,7 @@ class FusionConfig:
         fusion: one of `FUSIONS`, see above.
         weights: one for each engine, above 0, in the engines' order; empty: all are 1.
         constant: of `ranks`: the larger, the less the first ranks stand out; 60 in the paper.
-        depth: hits taken from each engine; a search for k takes k of them at least.
+        depth: hits taken from each engine, whatever k is: so the first of many are the few.
 
     Raises:
         InputError: a field cannot be used.
@@ -97,11 +98,13 @@ class FusedIndex:
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """The k passages with the highest sums; of equal sums, the lowest numbers.
 
+        With a filter, each engine ranks only what agrees with it.
+
         Raises:
-            InputError: as an engine's search does.
+            InputError: k is below 1, or as an engine's search does.
         """
-        depth = max(self.config.depth, k)
-        hits = [engine.search(queries, depth, where) for engine in self.engines]
+        check_k(k)
+        hits = [engine.search(queries, self.config.depth, where) for engine in self.engines]
         rows = []
         for query in range(len(queries)):
             numbers, sums = self._fused([found(each, query) for each in hits])
@@ -109,11 +112,11 @@ class FusedIndex:
         return as_hits(rows, k)
 
     @classmethod
-    def load(cls, folder: Path, corpus: Corpus, openers: Sequence[Opener]) -> FusedIndex:
+    def open(cls, folder: Path, corpus: Corpus, openers: Sequence[Opener]) -> FusedIndex:
         """Opens what `save` wrote.
 
         Args:
-            openers: one for each engine in its order, such as `BM25Index.load`.
+            openers: one for each engine in its order, such as `BM25Index.open`.
 
         Raises:
             InputError: there is no such index, it is damaged, of another corpus or of another
@@ -140,12 +143,14 @@ class FusedIndex:
         """Writes the settings, and each engine into a folder of its own: engine0, engine1, ….
 
         Raises:
-            InputError: an engine cannot be saved.
+            InputError: the folder holds an index of another engine or corpus, or an engine cannot
+                be saved.
             OSError: a file cannot be written.
         """
-        (folder / NAME).unlink(missing_ok=True)  # the folder is no index until all is written
-        for place, engine in enumerate(self.engines):
-            engine.save(_part(folder, place))
+        with replaced_files(folder, ENGINE, self.corpus):
+            (folder / NAME).unlink(missing_ok=True)  # old and new engines are no fusion
+            for place, engine in enumerate(self.engines):
+                engine.save(_part(folder, place))
         manifest = Manifest(
             engine=ENGINE,
             corpus=self.corpus.digest,
@@ -153,7 +158,7 @@ class FusedIndex:
             metric=self.config.fusion,
             settings={"fusion": dataclasses.asdict(self.config), "engines": len(self.engines)},
         )
-        write_manifest(folder, manifest)
+        finish(folder, manifest)
 
     def _fused(self, rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
         """int64 and float64 `[n]`: all passages that any engine found, and their sums."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.best import Row, as_hits, best, found
+from qrag_jax.retrieval.best import Row, as_hits, best, check_k, found
 from qrag_jax.retrieval.protocol import Corpus, Hits, Index, Queries, Where
 from qrag_jax.retrieval.scorers import Scorer
 
@@ -60,7 +60,7 @@ class RerankedIndex:
         """The k best of the engine's first `depth` hits, by the scorer.
 
         Raises:
-            InputError: as the engine's search does.
+            InputError: k is below 1, or as the engine's search does.
         """
         return self.search_marked(queries, k, where).hits
 
@@ -68,8 +68,9 @@ class RerankedIndex:
         """The same, and which queries kept the engine's order.
 
         Raises:
-            InputError: as the engine's search does.
+            InputError: k is below 1, or as the engine's search does.
         """
+        check_k(k)
         first = self.engine.search(queries, self.depth, where)
         rows = [found(first, query) for query in range(len(queries))]
         texts = [[each.whole for each in self.corpus.passages(row.numbers)] for row in rows]
@@ -101,7 +102,11 @@ def rerank_documents(
     Returns:
         The numbers are places in the question's own list. Where the scorer failed, the documents
         keep their order, with scores of 0.
+
+    Raises:
+        InputError: k is below 1.
     """
+    check_k(k)
     rows = [
         Row(np.arange(len(texts), dtype=np.int64), np.zeros(len(texts), np.float32))
         for texts in documents

@@ -21,6 +21,7 @@ from qrag_jax.metrics.trec import read_qrels
 from qrag_jax.retrieval.bm25 import VARIANTS, BM25Config, BM25Index, Words
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.golden import GoldenIndex
 from qrag_jax.retrieval.protocol import NONE, Passage, Queries
 from tests.data.real_data import real
 from tests.retrieval.small_corpus import stored
@@ -128,7 +129,7 @@ def test_a_filter_leaves_scores_and_ties_as_they_are(tmp_path: Path) -> None:
     assert index.search(Queries(["cat"]), 5, {}).numbers.tolist() == whole.numbers.tolist()
     with pytest.raises(InputError, match="month"):
         index.search(Queries(["cat"]), 2, {"month": 3})
-    with pytest.raises(ValueError, match="1 passage or more"):
+    with pytest.raises(InputError, match="k is 0"):
         index.search(Queries(["cat"]), 0)
 
 
@@ -205,7 +206,7 @@ def test_a_saved_index_finds_the_same_and_holds_no_pickle(tmp_path: Path) -> Non
     config = BM25Config(k1=1.2, b=0.6, variant="atire", stop_words="french", stemmer="french")
     index = BM25Index.build(corpus, config)
     index.save(tmp_path / "i")
-    again = BM25Index.load(tmp_path / "i", StoredCorpus(tmp_path / "c"))
+    again = BM25Index.open(tmp_path / "i", StoredCorpus(tmp_path / "c"))
     assert again.config == config
     queries = Queries(["ab", "ba été", "runs 日本", "none"])
     for one, other in zip(index.search(queries, 50), again.search(queries, 50)):
@@ -222,6 +223,33 @@ def test_a_saved_index_finds_the_same_and_holds_no_pickle(tmp_path: Path) -> Non
     assert isinstance(again._scores.scores["data"], np.memmap)
 
 
+def test_an_index_is_saved_where_it_was_opened(tmp_path: Path) -> None:
+    """Its arrays are maps of the files that are replaced."""
+    corpus = stored(tmp_path, [f"cat {'dog ' * (i % 7)}" for i in range(5000)])
+    built = BM25Index.build(corpus)
+    wanted = built.search(Queries(["dog cat"]), 50)
+    built.save(tmp_path)
+    opened = BM25Index.open(tmp_path, corpus)
+    opened.save(tmp_path)
+    for index in (opened, BM25Index.open(tmp_path, corpus)):
+        np.testing.assert_array_equal(
+            index.search(Queries(["dog cat"]), 50).numbers, wanted.numbers
+        )
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".bm25")]
+
+
+def test_another_index_is_not_overwritten(tmp_path: Path) -> None:
+    corpus = stored(tmp_path / "c", ["cat", "dog"])
+    GoldenIndex(corpus, {"q": [1]}).save(tmp_path / "i")
+    with pytest.raises(InputError, match="in the field engine"):
+        BM25Index.build(corpus).save(tmp_path / "i")
+    other = stored(tmp_path / "o", ["cat"])
+    BM25Index.build(corpus).save(tmp_path / "b")
+    with pytest.raises(InputError, match="in the field corpus"):
+        BM25Index.build(other).save(tmp_path / "b")
+    assert GoldenIndex.open(tmp_path / "i", corpus).search(Queries(["q"]), 1).numbers == [[1]]
+
+
 def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
     """A file with a pickle in it is refused, though it has the size that the manifest says."""
     corpus = stored(tmp_path / "c", ["cat", "dog"])
@@ -232,7 +260,7 @@ def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
     said["files"][evil.name] = evil.stat().st_size
     (tmp_path / "i" / "manifest.json").write_text(json.dumps(said))
     with pytest.raises(InputError, match="is damaged"):
-        BM25Index.load(tmp_path / "i", corpus)
+        BM25Index.open(tmp_path / "i", corpus)
 
 
 def test_an_index_that_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -240,25 +268,25 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     other = stored(tmp_path / "o", ["cat", "dog", "cat dogs"])
     BM25Index.build(corpus).save(tmp_path / "i")
     with pytest.raises(InputError, match="in the field corpus"):
-        BM25Index.load(tmp_path / "i", other)
+        BM25Index.open(tmp_path / "i", other)
     with pytest.raises(InputError, match="holds no finished index"):
-        BM25Index.load(tmp_path / "none", corpus)
+        BM25Index.open(tmp_path / "none", corpus)
     manifest = tmp_path / "i" / "manifest.json"
     whole = json.loads(manifest.read_bytes())
     for words in ({"k1": "high"}, {"k9": 1}, {"b": 0.5}):
         said = whole | {"settings": {"words": whole["settings"]["words"] | words}}
         manifest.write_text(json.dumps(said))
         with pytest.raises(InputError, match=r"cannot be used|do not belong together"):
-            BM25Index.load(tmp_path / "i", corpus)
+            BM25Index.open(tmp_path / "i", corpus)
     manifest.write_text(json.dumps(whole))
     words_file = tmp_path / "i" / "vocab.index.json"
     words_file.write_text(words_file.read_text().replace("cat", "{{{").replace('"', "'"))
     with pytest.raises(InputError, match="is damaged"):
-        BM25Index.load(tmp_path / "i", corpus)
+        BM25Index.open(tmp_path / "i", corpus)
     with (tmp_path / "i" / "data.csc.index.npy").open("ab") as file:
         file.truncate(20)
     with pytest.raises(InputError, match=r"data\.csc\.index\.npy is cut short"):
-        BM25Index.load(tmp_path / "i", corpus)
+        BM25Index.open(tmp_path / "i", corpus)
 
 
 BEFORE_DEVICES = """

@@ -53,10 +53,10 @@ def test_gold_that_cannot_be_is_refused(
 def test_it_is_saved_and_loaded(corpus: StoredCorpus, tmp_path: Path) -> None:
     index = GoldenIndex(corpus, {"who?": [4, 1], "ça?": []})
     index.save(tmp_path / "index")
-    again = GoldenIndex.load(tmp_path / "index", corpus)
+    again = GoldenIndex.open(tmp_path / "index", corpus)
     assert again.search(Queries(["who?", "ça?"]), 2).numbers.tolist() == [[4, 1], [NONE, NONE]]
     whole = (tmp_path / "index" / GOLD).read_bytes()
     for damaged in (whole.replace(b"4", b"9"), whole.replace(b"[", b"{"), whole[:-2] + b"x\n"):
         (tmp_path / "index" / GOLD).write_bytes(damaged)
         with pytest.raises(InputError, match=r"gold\.json is damaged"):
-            GoldenIndex.load(tmp_path / "index", corpus)
+            GoldenIndex.open(tmp_path / "index", corpus)

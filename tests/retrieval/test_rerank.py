@@ -290,7 +290,7 @@ def test_the_folder_is_the_first_engines(corpus: StoredCorpus, tmp_path: Path) -
     index = RerankedIndex(BM25Index.build(corpus), EmbeddingScorer(letters, letters))
     index.save(tmp_path / "index")
     again = RerankedIndex(
-        BM25Index.load(tmp_path / "index", corpus), EmbeddingScorer(letters, letters)
+        BM25Index.open(tmp_path / "index", corpus), EmbeddingScorer(letters, letters)
     )
     queries = Queries(["cat", "dog"])
     for one, other in zip(index.search(queries, 4), again.search(queries, 4)):
