@@ -51,16 +51,16 @@ class EmbeddingScorer:
             return [np.zeros(0, np.float32) for _ in queries]
         of_passages = _vectors(self._passages, list(places))
         of_queries = _vectors(self._queries, queries)
-        return [
-            of_passages[[places[text] for text in texts]] @ vector
-            if texts
-            else np.zeros(0, np.float32)
-            for vector, texts in zip(of_queries, passages, strict=True)
-        ]
+        found: list[np.ndarray | None] = []
+        for vector, texts in zip(of_queries, passages, strict=True):
+            # A product may round otherwise in another row: equal texts share theirs, and tie.
+            rows, row_of = np.unique([places[text] for text in texts], return_inverse=True)
+            found.append((of_passages[rows.astype(np.int64)] @ vector)[row_of])
+        return found
 
 
 class EndpointScorer:
-    """A cross-encoder behind `/rerank`, as vLLM serves it (`vllm serve MODEL --runner pooling`).
+    """A cross-encoder behind `/rerank`, as vLLM, Cohere and Jina serve one.
 
     One request a query, with all its passages. The client tries again as its settings say; what
     then has no answer is None, and counted by cause in `client.counters()`. Give the client a

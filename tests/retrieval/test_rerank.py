@@ -100,6 +100,21 @@ def test_each_text_is_embedded_once_and_vectors_are_checked() -> None:
         EmbeddingScorer(letters, lambda texts: letters(texts)[0]).scores(["a"], [["b", "c"]])
 
 
+def test_equal_texts_tie_wherever_they_stand() -> None:
+    rng = np.random.default_rng(0)
+    known = {text: rng.standard_normal(61).astype(np.float32) for text in "abcdq"}
+
+    def drawn(texts: Sequence[str]) -> np.ndarray:
+        return np.stack([known[text] for text in texts])
+
+    documents = rng.choice(list("abcd"), 37).tolist()
+    hits = rerank_documents(EmbeddingScorer(drawn, drawn), ["q"], [documents], 37).hits
+    for letter in "abcd":
+        places = [place for place in hits.numbers[0].tolist() if documents[place] == letter]
+        assert places == sorted(places)
+        assert np.unique(hits.scores[0][np.isin(hits.numbers[0], places)]).size == 1
+
+
 def test_numbers_that_are_no_numbers_count_as_a_failure(corpus: StoredCorpus) -> None:
     def broken(texts: Sequence[str]) -> np.ndarray:
         return np.where(letters(texts) > 1, np.nan, letters(texts))
