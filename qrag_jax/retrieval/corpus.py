@@ -55,7 +55,7 @@ class StoredCorpus:
         said = _read_manifest(folder)
         self.digest: str = said["digest"]
         self._count: int = said["count"]
-        self._lines = os.open(folder / LINES, os.O_RDONLY | os.O_CLOEXEC)
+        self._lines: int | None = os.open(folder / LINES, os.O_RDONLY | os.O_CLOEXEC)
         self._index = _mapped(folder / INDEX, ENTRY)
         self._hashes = _mapped(folder / HASHES, HASH)
         self._numbers = _mapped(folder / NUMBERS, NUMBER)

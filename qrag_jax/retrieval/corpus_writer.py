@@ -93,9 +93,8 @@ class CorpusWriter:
             raise InputError(
                 f"{where}, with the id {passage.name!r}, has no text; give it one, or leave it out."
             )
-        fields = [passage.name, passage.title, passage.text, dict(passage.metadata)]
         try:
-            line = _line(fields)
+            line = _line([passage.name, passage.title, passage.text, dict(passage.metadata)])
         except (TypeError, ValueError) as error:
             raise InputError(
                 f"{where}, with the id {passage.name!r}, has metadata that JSON cannot hold "

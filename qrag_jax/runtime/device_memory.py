@@ -1,8 +1,11 @@
-"""Bytes of a device's memory, for people; and what to do when they are not enough."""
+"""Bytes of a device's memory: how many are free, for people, and what to do if they are too few."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+import jax
 
 EXHAUSTED = "RESOURCE_EXHAUSTED"
 SAVES = (
@@ -22,6 +25,23 @@ def shortage(error: Exception) -> str | None:
     asked = re.search(r"allocat\w+ (\d+) ?bytes", text)
     size = f" ({shown(int(asked[1]))} more were asked for)" if asked else ""
     return f"the memory of the devices is not enough{size}; {SAVES}."
+
+
+def room(device: jax.Device, sharing: int = 1) -> int | None:
+    """The bytes of a device that are free; None if the platform does not say.
+
+    Args:
+        sharing: number of devices that share a host's memory, where devices are processors.
+    """
+    if device.platform == "cpu":
+        meminfo = Path("/proc/meminfo")
+        text = meminfo.read_text() if meminfo.exists() else ""
+        found = re.search(r"MemAvailable:\s+(\d+) kB", text)
+        return int(found[1]) * 2**10 // sharing if found else None
+    stats = device.memory_stats() or {}
+    if "bytes_limit" not in stats:
+        return None
+    return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
 
 
 def shown(count: int) -> str:

@@ -1,0 +1,275 @@
+"""Exact search for the highest inner products, over vectors that lie on the devices of a mesh.
+
+Every device searches its own part (`top_groups`); the best of all parts are then compared. Vectors
+on the devices may be coarser than those of the files. Then `candidates` times k passages are found
+with them and scored in float32 by the files on the host: only these have the finer numbers, and the
+devices need not hold both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.retrieval.device_vectors import (
+    BFLOAT16,
+    FLOAT32,
+    INT8,
+    STORAGES,
+    layout_of,
+    load,
+    on_devices,
+)
+from qrag_jax.retrieval.manifest import Manifest
+from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where
+from qrag_jax.retrieval.ranking import ranked
+from qrag_jax.retrieval.search_plan import (
+    Wanted,
+    group_of,
+    largest_batch,
+    padded_batch,
+    plan_of,
+    working_bytes,
+)
+from qrag_jax.retrieval.top_groups import NOTHING, Best, Part, Plan, best_of_part
+from qrag_jax.retrieval.vector_files import open_vectors, set_settings, write_vectors
+from qrag_jax.retrieval.vectors import Vectors, checked
+from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.sharding import BATCH_AXES
+
+ENGINE = "exact"
+_CANDIDATES = {FLOAT32: 1, BFLOAT16: 2, INT8: 4}
+_EXAMINED = 2**24  # numbers of vectors that the host reads at a time to score again
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactSettings:
+    """What may be chosen of an exact search.
+
+    Attributes:
+        storage: numbers on the devices: "float32", "bfloat16" or "int8" with a scale per vector.
+        candidates: this many times k are found by coarse numbers and scored again by fine ones; 0:
+            4 for int8, 2 for bfloat16; float32 needs none.
+
+    Raises:
+        InputError: a setting is wrong.
+    """
+
+    storage: str = FLOAT32
+    candidates: int = 0
+
+    def __post_init__(self) -> None:
+        check_known("retrieval", self, "storage", STORAGES)
+        check_least("retrieval", self, candidates=0)
+
+    @property
+    def times(self) -> int:
+        """The candidates per hit."""
+        return self.candidates or _CANDIDATES[self.storage]
+
+
+class ExactIndex:
+    """All passages' vectors on the devices of a mesh; see `protocol.VectorIndex`.
+
+    Args:
+        corpus: the passages.
+        vectors: theirs, in the same order.
+        mesh: None: all devices.
+        settings: of the search.
+        encoder: a digest of what embedded them, for the manifest.
+
+    Raises:
+        InputError: there are not as many vectors as passages, one of them holds NaN or an infinite
+            number, or the devices have no room for them.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        vectors: np.ndarray | Vectors,
+        mesh: Mesh | None = None,
+        settings: ExactSettings | None = None,
+        encoder: str = "",
+    ) -> None:
+        if not isinstance(vectors, Vectors):
+            vectors = Vectors([checked(vectors, "the index")])
+        if len(vectors) != len(corpus):
+            raise InputError(
+                f"there are {len(vectors)} vectors for {len(corpus)} passages; embed all passages, "
+                "each once and in order."
+            )
+        self.corpus, self.settings, self.encoder = corpus, settings or ExactSettings(), encoder
+        self._mesh = mesh or make_mesh()
+        self._vectors = vectors
+        on_cpu = Platform.of(self._mesh).on_cpu
+        self._layout = layout_of(vectors, self.settings.storage, self._mesh.size, group_of(on_cpu))
+        working = working_bytes(self._layout, on_cpu)
+        self._part = load(vectors, self._layout, self._mesh, working)
+        self._on_cpu = on_cpu
+        # Whether the files are finer than what is on the devices.
+        self._again = np.dtype(vectors.dtype).itemsize > self._part.rows.dtype.itemsize
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        corpus: Corpus,
+        mesh: Mesh | None = None,
+        settings: ExactSettings | None = None,
+        encoder: str | None = None,
+    ) -> ExactIndex:
+        """The index of a folder.
+
+        Args:
+            settings: None: those that it was saved with.
+            encoder: the digest that its vectors must be of; None: any.
+
+        Raises:
+            InputError: the folder's index is of another engine, corpus or encoder, or is not
+                whole; or as for the class.
+        """
+        wanted = {"engine": ENGINE, "corpus": corpus.digest}
+        if encoder is not None:
+            wanted["encoder"] = encoder
+        manifest, vectors = open_vectors(folder, **wanted)
+        if manifest.count != len(corpus):
+            raise InputError(
+                f"{folder / 'manifest.json'} has {manifest.count} in the field count, but the "
+                f"corpus has {len(corpus)} passages; append the vectors of the others."
+            )
+        saved = settings or ExactSettings(**manifest.settings)
+        return cls(corpus, vectors, mesh, saved, manifest.encoder)
+
+    def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
+        """The k passages with the highest inner products, of those that agree with `where`.
+
+        Raises:
+            InputError: the queries have no vectors, or others than the index; or as
+                `Corpus.matching` raises it.
+        """
+        given = query_vectors(queries, self._layout.width)
+        if k < 1:
+            raise InputError(f"k is {k}; ask for 1 passage at least.")
+        part = self._part
+        if where is not None:
+            allowed = on_devices(self.corpus.matching(where), self._layout, self._mesh)
+            part = part._replace(allowed=allowed)
+        most = largest_batch(self._on_cpu)
+        found = [
+            self._search(given[start : start + most], k, part)
+            for start in range(0, max(len(given), 1), most)
+        ]
+        return Hits(*(np.concatenate(leaves) for leaves in zip(*found, strict=True)))
+
+    def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+        """float32 `[len(numbers), width]`: the passages' vectors as they were given."""
+        return self._vectors.rows(numbers)
+
+    def save(self, folder: Path) -> None:
+        """Writes the vectors and the manifest; where an index lies already, its settings only.
+
+        Raises:
+            InputError: the folder holds the index of another corpus or encoder.
+            OSError: the folder cannot be written.
+        """
+        settings = dataclasses.asdict(self.settings)
+        if (folder / "manifest.json").exists():
+            open_vectors(folder, engine=ENGINE, corpus=self.corpus.digest, encoder=self.encoder)
+            set_settings(folder, settings)
+            return
+        manifest = Manifest(
+            engine=ENGINE,
+            corpus=self.corpus.digest,
+            count=len(self._vectors),
+            encoder=self.encoder,
+            width=self._vectors.width,
+            dtype=str(self._vectors.dtype),
+            settings=settings,
+        )
+        write_vectors(folder, manifest, self._vectors)
+
+    def _search(self, given: np.ndarray, k: int, part: Part) -> Hits:
+        if not len(given):
+            return Hits(np.zeros((0, k), np.int64), np.zeros((0, k), np.float32))
+        padded = np.zeros((padded_batch(len(given)), given.shape[1]), np.float32)
+        padded[: len(given)] = given
+        groups = k * self.settings.times
+        wanted = Wanted(len(padded), groups if self._again else k, groups)
+        plan = plan_of(self._layout, wanted, self._on_cpu)
+        best = make_search(self._mesh, plan, part.scales is not None)(jnp.asarray(padded), part)
+        scores, numbers = (np.asarray(leaf)[: len(given)] for leaf in best)
+        numbers = np.where(scores == NOTHING, NONE, numbers)
+        if self._again:
+            scores = self._scored_again(given, numbers)
+        return ranked(numbers, scores, k)
+
+    def _scored_again(self, given: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """float32 `[queries, n]`: the scores by the vectors of the host."""
+        scores = np.empty(numbers.shape, np.float32)
+        some = max(_EXAMINED // (numbers.shape[1] * given.shape[1]), 1)
+        for start in range(0, len(given), some):
+            of_queries = np.maximum(numbers[start : start + some], 0)
+            rows = self._vectors.rows(of_queries.reshape(-1))
+            rows = rows.reshape(*of_queries.shape, -1)
+            scores[start : start + some] = (rows @ given[start : start + some, :, None])[..., 0]
+        return scores
+
+
+def query_vectors(queries: Queries, width: int) -> np.ndarray:
+    """float32 `[queries, width]`.
+
+    Raises:
+        InputError: the queries have no vectors, or those of another encoder.
+    """
+    if queries.vectors is None:
+        raise InputError(
+            "the queries have no vectors, by which this engine searches; embed them first."
+        )
+    given = checked(queries.vectors, "the queries", width).astype(np.float32)
+    if len(given) != len(queries):
+        raise InputError(
+            f"there are {len(given)} vectors for {len(queries)} queries; give one each."
+        )
+    return given
+
+
+@functools.lru_cache(maxsize=64)
+def make_search(mesh: Mesh, plan: Plan, scaled: bool) -> Callable[[jax.Array, Part], Best]:
+    """Makes the jitted `(queries [B, D] float32, part) → Best` over all parts, with numbers.
+
+    Args:
+        scaled: the part has scales.
+    """
+
+    def on_device(queries: jax.Array, part: Part) -> Best:
+        best = best_of_part(queries, part, plan)
+        if mesh.size == 1:
+            return best
+        first = jax.lax.axis_index(BATCH_AXES).astype(jnp.int32) * len(part.rows)
+        best = best._replace(places=best.places + first)
+        # Devices hold the passages in order, so ties still go to the lowest number.
+        scores, numbers = (
+            jax.lax.all_gather(leaf, BATCH_AXES, axis=1, tiled=True) for leaf in best
+        )
+        scores, place = jax.lax.top_k(scores, min(plan.k, scores.shape[1]))
+        return Best(scores, jnp.take_along_axis(numbers, place, axis=1))
+
+    whole, split = PartitionSpec(), PartitionSpec(BATCH_AXES)
+    specs: tuple[Any, ...] = (split, split if scaled else None, split)
+    parts = Part(*specs)
+    over_mesh = jax.shard_map(
+        on_device, mesh=mesh, in_specs=(whole, parts), out_specs=whole, check_vma=False
+    )
+    everywhere = NamedSharding(mesh, whole)
+    placed = jax.tree.map(functools.partial(NamedSharding, mesh), parts)
+    return jax.jit(over_mesh, in_shardings=(everywhere, placed), out_shardings=everywhere)

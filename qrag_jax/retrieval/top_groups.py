@@ -1,0 +1,203 @@
+"""The best passages of one device's part of the vectors, exactly, in blocks.
+
+All scores at once would be `[queries, passages]`. Of each block of passages only the highest score
+of every group of neighbours is kept, and of all groups the best `plan.groups`. The k best passages
+are in the k groups with the highest maxima: were one in another group, k others with scores as high
+would come before it. Last, the passages of these groups are scored again, one by one in float32.
+So the products of a block may be less exact than the result, if there are more groups than k.
+
+Ties go to the lowest number everywhere: groups are neighbours in order, and `top_k` takes the first
+of equal values.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+EXACT = jax.lax.Precision.HIGHEST  # products of float32 factors in float32, on all devices
+NOTHING = -jnp.inf  # the score of a passage that is not there
+_COARSE = 16  # neighbouring groups whose maxima are first compared with others
+
+
+class Plan(NamedTuple):
+    """How a part is searched; one program for each plan.
+
+    k: passages that are kept at most.
+    groups: groups that are kept.
+    group: passages of a group; it divides the part.
+    block: passages scored at a time; whole groups.
+    span: blocks whose maxima are kept until the best are taken.
+    gathered: passages that are scored again at a time, of all queries together.
+    half: the factors of a block's products are bfloat16, else float32.
+    unrolled: blocks are written out one after the other. A GPU's product then reads its block in
+        place; in a loop it reads a copy.
+    """
+
+    k: int
+    groups: int
+    group: int
+    block: int
+    span: int
+    gathered: int
+    half: bool = False
+    unrolled: bool = False
+
+
+class Part(NamedTuple):
+    """The vectors of a device.
+
+    rows: float32, bfloat16 or int8 `[R, D]`.
+    scales: float32 `[R]`, by which rows are multiplied; None: by 1.
+    allowed: bool `[R]`; other passages are not found.
+    """
+
+    rows: jax.Array
+    scales: jax.Array | None
+    allowed: jax.Array
+
+
+class Best(NamedTuple):
+    """The best passages of each query, best first.
+
+    scores: float32 `[B, k]`; `NOTHING` where there are fewer passages.
+    places: int32 `[B, k]`, rows of the part.
+    """
+
+    scores: jax.Array
+    places: jax.Array
+
+
+class _Groups(NamedTuple):
+    """The best groups of each query: maxima and numbers `[B, groups]`."""
+
+    maxima: jax.Array
+    numbers: jax.Array
+
+
+def best_of_part(queries: jax.Array, part: Part, plan: Plan) -> Best:
+    """The best passages of a part.
+
+    Args:
+        queries: float32 `[B, D]`.
+    """
+    return _scored_again(queries, part, _best_groups(queries, part, plan).numbers, plan)
+
+
+def _best_groups(queries: jax.Array, part: Part, plan: Plan) -> _Groups:
+    rows = len(part.rows)
+    blocks = -(-rows // plan.block)
+    spans = -(-blocks // plan.span)
+    in_block = plan.block // plan.group
+
+    kind = jnp.bfloat16 if plan.half else jnp.float32
+    factors = queries.astype(kind)
+
+    def of_block(carry, start):
+        return carry, _maxima(factors, _slice(part, start, plan.block), plan)
+
+    def of_span(best: _Groups, number) -> tuple[_Groups, None]:
+        every = np.arange if plan.unrolled else jnp.arange
+        first = (number * plan.span + every(plan.span, dtype=np.int32)) * plan.block
+        # The last blocks begin early enough to be whole; what was seen before is not seen again.
+        starts = (np if plan.unrolled else jnp).minimum(first, rows - plan.block)
+        if plan.unrolled:
+            maxima = jnp.stack([of_block((), int(start))[1] for start in starts])
+        else:
+            _, maxima = jax.lax.scan(of_block, (), starts)
+        inside = np.arange(in_block, dtype=np.int32)
+        groups = starts[:, None] // plan.group + inside[None]
+        new = groups * plan.group >= first[:, None]
+        maxima = jnp.where(new[:, None], maxima, NOTHING)
+        maxima = maxima.swapaxes(0, 1).reshape(len(queries), -1)
+        return _merged(best, maxima, jnp.asarray(groups.reshape(-1)), plan.groups), None
+
+    shape = (len(queries), plan.groups)
+    best = _Groups(jnp.full(shape, NOTHING), jnp.zeros(shape, jnp.int32))
+    if plan.unrolled:
+        for number in range(spans):
+            best, _ = of_span(best, number)
+    else:
+        best, _ = jax.lax.scan(of_span, best, jnp.arange(spans, dtype=jnp.int32))
+    # A group without any passage may stand there twice.
+    return best._replace(numbers=jnp.where(best.maxima == NOTHING, -1, best.numbers))
+
+
+def _maxima(queries: jax.Array, block: Part, plan: Plan) -> jax.Array:
+    """The highest score of every group of a block, `[B, groups of a block]`."""
+    scores = jnp.einsum(
+        "bd,nd->bn",
+        queries,
+        block.rows.astype(queries.dtype),
+        precision=None if plan.half else EXACT,
+        preferred_element_type=jnp.float32,
+    )
+    if block.scales is not None:
+        scores = scores * block.scales[None]
+    scores = jnp.where(block.allowed[None], scores, NOTHING)
+    return _unsigned_zero(scores.reshape(len(queries), -1, plan.group).max(-1))
+
+
+def _merged(best: _Groups, maxima: jax.Array, numbers: jax.Array, kept: int) -> _Groups:
+    """The best groups of those so far and of a span's `[B, G]`, all of which come behind them."""
+    count = maxima.shape[1]
+    found = jnp.broadcast_to(numbers[None], maxima.shape)
+    coarse = -(-count // _COARSE)
+    if kept < coarse:
+        short = coarse * _COARSE - count
+        padded = jnp.pad(maxima, ((0, 0), (0, short)), constant_values=NOTHING)
+        by_coarse = padded.reshape(len(maxima), coarse, _COARSE)
+        _, place = jax.lax.top_k(by_coarse.max(-1), kept)
+        # In order, for the first of equal values is to be taken.
+        place = jnp.sort(place, axis=1)[..., None] * _COARSE + jnp.arange(_COARSE)[None, None]
+        place = place.reshape(len(maxima), -1)
+        maxima = jnp.take_along_axis(padded, place, axis=1)
+        found = numbers[jnp.minimum(place, count - 1)]
+    maxima = jnp.concatenate([best.maxima, maxima], axis=1)
+    found = jnp.concatenate([best.numbers, found], axis=1)
+    values, place = jax.lax.top_k(maxima, kept)
+    return _Groups(values, jnp.take_along_axis(found, place, axis=1))
+
+
+def _scored_again(queries: jax.Array, part: Part, groups: jax.Array, plan: Plan) -> Best:
+    """The best passages of the groups `[B, groups]`, -1 where there is none."""
+    # Some queries at a time: vectors `[B, groups, group, D]` may be many.
+    chunk = len(queries)
+    while chunk > 1 and chunk % 2 == 0 and chunk * plan.groups * plan.group > plan.gathered:
+        chunk //= 2
+
+    def of_chunk(queries_and_groups) -> Best:
+        some, chosen = queries_and_groups
+        chosen = jnp.sort(chosen, axis=1)
+        inside = jnp.arange(plan.group, dtype=jnp.int32)
+        places = (jnp.maximum(chosen, 0)[..., None] * plan.group + inside[None, None]).reshape(
+            len(some), -1
+        )
+        there = jnp.repeat(chosen >= 0, plan.group, axis=1)
+        scores = (part.rows[places].astype(jnp.float32) * some[:, None]).sum(-1)
+        if part.scales is not None:
+            scores = scores * part.scales[places]
+        scores = jnp.where(part.allowed[places] & there, _unsigned_zero(scores), NOTHING)
+        kept = min(plan.k, scores.shape[1])
+        values, at = jax.lax.top_k(scores, kept)
+        return Best(values, jnp.take_along_axis(places, at, axis=1))
+
+    if chunk == len(queries):
+        return of_chunk((queries, groups))
+    best = jax.lax.map(
+        of_chunk,
+        (queries.reshape(-1, chunk, queries.shape[1]), groups.reshape(-1, chunk, plan.groups)),
+    )
+    return Best(*(leaf.reshape(len(queries), -1) for leaf in best))
+
+
+def _unsigned_zero(scores: jax.Array) -> jax.Array:
+    """0 for -0, which sorts take to be less."""
+    return jnp.where(scores == 0, 0.0, scores)
+
+
+def _slice(part: Part, start: jax.Array, size: int) -> Part:
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), part)
