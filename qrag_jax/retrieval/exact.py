@@ -42,7 +42,7 @@ from qrag_jax.retrieval.search_plan import (
 )
 from qrag_jax.retrieval.top_groups import NOTHING, Best, Part, Plan, best_of_part
 from qrag_jax.retrieval.vector_files import open_vectors, set_settings, write_vectors
-from qrag_jax.retrieval.vectors import Vectors, checked
+from qrag_jax.retrieval.vectors import Vectors, check_count, check_k, checked, query_vectors
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.sharding import BATCH_AXES
@@ -103,11 +103,7 @@ class ExactIndex:
     ) -> None:
         if not isinstance(vectors, Vectors):
             vectors = Vectors([checked(vectors, "the index")])
-        if len(vectors) != len(corpus):
-            raise InputError(
-                f"there are {len(vectors)} vectors for {len(corpus)} passages; embed all passages, "
-                "each once and in order."
-            )
+        check_count(len(vectors), len(corpus))
         self.corpus, self.settings, self.encoder = corpus, settings or ExactSettings(), encoder
         self._mesh = mesh or make_mesh()
         self._vectors = vectors
@@ -158,8 +154,7 @@ class ExactIndex:
                 `Corpus.matching` raises it.
         """
         given = query_vectors(queries, self._layout.width)
-        if k < 1:
-            raise InputError(f"k is {k}; ask for 1 passage at least.")
+        check_k(k)
         part = self._part
         if where is not None:
             allowed = on_devices(self.corpus.matching(where), self._layout, self._mesh)
@@ -223,24 +218,6 @@ class ExactIndex:
             rows = rows.reshape(*of_queries.shape, -1)
             scores[start : start + some] = (rows @ given[start : start + some, :, None])[..., 0]
         return scores
-
-
-def query_vectors(queries: Queries, width: int) -> np.ndarray:
-    """float32 `[queries, width]`.
-
-    Raises:
-        InputError: the queries have no vectors, or those of another encoder.
-    """
-    if queries.vectors is None:
-        raise InputError(
-            "the queries have no vectors, by which this engine searches; embed them first."
-        )
-    given = checked(queries.vectors, "the queries", width).astype(np.float32)
-    if len(given) != len(queries):
-        raise InputError(
-            f"there are {len(given)} vectors for {len(queries)} queries; give one each."
-        )
-    return given
 
 
 @functools.lru_cache(maxsize=64)

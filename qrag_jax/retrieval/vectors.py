@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from qrag_jax.errors import InputError
+from qrag_jax.retrieval.protocol import Queries
 
 DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype(np.float32),
@@ -101,3 +102,36 @@ def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
                 f"{what}: the vector {number}, counted from 0, holds NaN or an infinite number; "
                 "embed its text again, and look at the encoder."
             )
+
+
+def check_count(vectors: int, passages: int) -> None:
+    """Refuses vectors that are not as many as the passages, with an `InputError`."""
+    if vectors != passages:
+        raise InputError(
+            f"there are {vectors} vectors for {passages} passages; embed all passages, each once "
+            "and in order."
+        )
+
+
+def check_k(k: int) -> None:
+    """Refuses a k below 1, with an `InputError`."""
+    if k < 1:
+        raise InputError(f"k is {k}; ask for 1 passage at least.")
+
+
+def query_vectors(queries: Queries, width: int) -> np.ndarray:
+    """float32 `[queries, width]`.
+
+    Raises:
+        InputError: the queries have no vectors, or those of another encoder.
+    """
+    if queries.vectors is None:
+        raise InputError(
+            "the queries have no vectors, by which this engine searches; embed them first."
+        )
+    given = checked(queries.vectors, "the queries", width).astype(np.float32)
+    if len(given) != len(queries):
+        raise InputError(
+            f"there are {len(given)} vectors for {len(queries)} queries; give one each."
+        )
+    return given
