@@ -49,12 +49,9 @@ def run(quick: bool) -> list[Case]:
 
 
 def _passages(folder: Path) -> Iterator[Passage]:
-    """Those with a word: a title alone becomes the text; Cranfield has two without either."""
-    for name, text, title, metadata in read_documents(folder):
-        if text.strip():
-            yield Passage(name, text, title, metadata)
-        elif title.strip():
-            yield Passage(name, title, "", metadata)
+    """Those with a title or a text; Cranfield has two without either."""
+    every = (Passage(*document) for document in read_documents(folder))
+    return (passage for passage in every if passage.whole)
 
 
 def _cases(name: str, corpus: StoredCorpus, quick: bool) -> Iterator[Case]:

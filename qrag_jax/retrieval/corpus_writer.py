@@ -83,13 +83,19 @@ class CorpusWriter:
             where: names its place in the file that it comes from, for errors.
 
         Raises:
-            InputError: the id or the text is empty, or the metadata are nothing that JSON holds.
+            InputError: the id is empty, title and text both are, or the metadata are nothing that
+                JSON holds.
             OSError: the disk is full.
         """
         where = where or f"{self.folder}, passage {self._count}"
         if not isinstance(passage.name, str) or not passage.name.strip():
             raise InputError(f"{where}, has no id; give every passage one of its own.")
-        if not isinstance(passage.text, str) or not passage.text.strip():
+        if not isinstance(passage.text, str) or not isinstance(passage.title, str):
+            raise InputError(
+                f"{where}, with the id {passage.name!r}, has a title or text that is no text; give "
+                "texts between quotes."
+            )
+        if not passage.whole:
             raise InputError(
                 f"{where}, with the id {passage.name!r}, has no text; give it one, or leave it out."
             )

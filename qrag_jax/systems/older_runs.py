@@ -45,6 +45,7 @@ FREE_FIELDS = (
 LATER_FIELDS: dict[str, Any] = {
     "system": "q_rag",
     "profile": 0,
+    "encoder.activations": "auto",
     "encoder.remat": "none",
     "encoder.block_tokens": 0,
     "encoder.block_sizes": 2,

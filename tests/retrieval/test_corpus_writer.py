@@ -28,6 +28,8 @@ def passage(number: int) -> Passage:
         (Passage("", "text"), "wiki.jsonl:3, has no id; give"),
         (Passage(" ", "text"), "wiki.jsonl:3, has no id; give"),
         (Passage("x", " \n"), "wiki.jsonl:3, with the id 'x', has no text; give it one"),
+        (Passage("x", None), "with the id 'x', has a title or text that is no text"),
+        (Passage("x", "t", 3), "with the id 'x', has a title or text that is no text"),
         (Passage("x", "t", "", {"f": {1, 2}}), "with the id 'x', has metadata that JSON cannot"),
         (Passage("x", "t", "", {"f": float("nan")}), "with the id 'x', has metadata that JSON"),
     ],
@@ -41,6 +43,11 @@ def test_bad_passages_are_refused_and_leave_nothing(
             writer.add(bad, "wiki.jsonl:3")
         assert writer.add(passage(1)) == 1
         assert list(writer.finish()) == [passage(0), passage(1)]
+
+
+def test_a_title_is_text_enough(tmp_path: Path) -> None:
+    only_title = Passage("x", "", "On recursion")
+    assert list(write_corpus(tmp_path, [only_title])) == [only_title]
 
 
 def test_the_place_of_a_bad_passage_is_told_without_a_file(tmp_path: Path) -> None:
