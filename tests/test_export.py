@@ -20,30 +20,19 @@ from benchmarks.encoder_cases.round_trip import our_vectors
 from configs import hotpotqa
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig
-from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, with_new_adapters
+from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.systems import model_card, towers_export
 from qrag_jax.systems.older_runs import load_config
 from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.saved_run import SavedRun
 from tests.entry_points import Commands, refusal
-from tests.models.conftest import (
-    torch_bert,
-    torch_qwen3,
-    torch_xlm_roberta,
-    write_bpe_tokenizer,
-    write_tokenizer,
-    write_unigram_tokenizer,
-)
 from tests.systems.parts import samples_of
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
 SAMPLES = 4  # questions scored
 TOLERANCE = 1e-5
-FAMILIES = ("bert", "xlm-roberta", "qwen3")
 FLOAT32 = "--config.encoder.dtype=float32"  # as the library computes; "auto" may be bfloat16
-WORDS = ["the moth", "is it a moth?", "b a", "a", ""]
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +123,14 @@ def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> No
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
         # An exported tower is an encoder to start another run from.
         again = load_encoder(exported / tower.name)
+        assert (run.loaded.encoder.scale, again.encoder.scale) == (0.1, 1.0)
         one = jax.tree.map(lambda leaf, i=tower.number: np.asarray(leaf[i]), params)
-        jax.tree.map(np.testing.assert_array_equal, again.params, one)
+        scaled = towers_export.scaled_norm(one, ("layers", "output_norm"), 0.1)
+        jax.tree.map(np.testing.assert_array_equal, again.params, scaled)
+        for leaf in ("scale", "bias"):
+            norm, before = (p["layers"]["output_norm"][leaf] for p in (scaled, one))
+            np.testing.assert_array_equal(norm[:-1], before[:-1])
+            np.testing.assert_allclose(norm[-1], before[-1] / 10, rtol=1e-6)
         assert again.tokenizer.encode(texts) == run.loaded.tokenizer.encode(texts)
     # The towers were trained apart.
     one, other = (model(exported / name).encode(texts) for name in ("state", "chunk"))
@@ -240,116 +235,11 @@ def test_an_export_that_fails_leaves_nothing(scored_run: Path, tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-# ---------------------------------------------------------------------- every family
-
-
-def two_towers(loaded: LoadedEncoder) -> Any:
-    """As after training: the second tower has moved away from the first."""
-    rng = np.random.default_rng(0)
-
-    def moved(leaf: np.ndarray) -> np.ndarray:
-        return leaf + 0.1 * rng.standard_normal(leaf.shape).astype(np.float32)
-
-    return jax.tree.map(lambda leaf: np.stack([leaf, moved(leaf)]), loaded.params)
-
-
-def write_model(family: str, folder: Path) -> Path:
-    if family == "bert":
-        torch_bert().save_pretrained(folder)
-        write_tokenizer(folder)
-    elif family == "xlm-roberta":
-        torch_xlm_roberta().save_pretrained(folder)
-        write_unigram_tokenizer(folder)
-    else:
-        torch_qwen3(vocab_size=264).model.save_pretrained(folder)
-        write_bpe_tokenizer(folder)
-    return folder
-
-
 @pytest.fixture
 def config() -> ml_collections.ConfigDict:
     config = hotpotqa.get_config("tiny")
     config.data.update(max_question_tokens=9, max_chunk_tokens=20, max_chunk_tokens_in_state=9)
     return config
-
-
-@pytest.mark.parametrize(
-    ("family", "settings"),
-    [
-        ("bert", {}),
-        ("bert", {"pooling": "cls", "normalise": True, "scale": 3.0}),
-        ("xlm-roberta", {"state_prefix": "query: ", "chunk_prefix": "passage: "}),
-        ("qwen3", {"scale": 1.0, "state_prefix": "Find the thing.\nQuery:"}),
-        ("qwen3", {"pooling": "mean", "normalise": False, "scale": 0.1}),
-    ],
-)
-def test_every_family_keeps_its_vectors(
-    family: str, settings: dict[str, Any], config: ml_collections.ConfigDict, tmp_path: Path
-) -> None:
-    loaded = load_encoder(write_model(family, tmp_path / "model"), **settings)
-    params = two_towers(loaded)
-    separator = loaded.tokenizer.backend.id_to_token(loaded.encoder.sep_id)
-    state, chunk = towers_export.towers(loaded, config)
-    for tower, parts in (
-        (state, [["the moth"], ["the moth", "a b"], ["b", "a", "a"]]),
-        # A separator that a chunk's own text has is text.
-        (chunk, [[text] for text in (*WORDS, f"a {separator} b")]),
-    ):
-        towers_export.write_tower(loaded, tower, params, tmp_path / tower.name)
-        expected = our_vectors(loaded, params, tower, parts)
-        found = model(tmp_path / tower.name).encode([separator.join(texts) for texts in parts])
-        assert found.shape == expected.shape
-        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
-        assert np.abs(expected).max() > 100 * TOLERANCE
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_adapters_are_merged_and_kept(
-    family: str, config: ml_collections.ConfigDict, tmp_path: Path
-) -> None:
-    folder = write_model(family, tmp_path / "model")
-    loaded = with_new_adapters(load_encoder(folder, scale=1.0), LoraConfig(3, 6.0), seed=0)
-    rng = np.random.default_rng(1)
-    trained = jax.tree.map(
-        lambda leaf: rng.standard_normal((2, *leaf.shape)).astype(np.float32) / 4, loaded.adapters
-    )
-    params = Adapted(loaded.params, trained)
-    unadapted = load_encoder(folder, scale=1.0)
-    for tower in towers_export.towers(loaded, config):
-        towers_export.write_tower(loaded, tower, params, tmp_path / tower.name)
-        found = model(tmp_path / tower.name).encode(["the moth", "b a"])
-        expected = our_vectors(loaded, params, tower, [["the moth"], ["b a"]])
-        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
-        before = our_vectors(
-            unadapted, two_towers(unadapted), tower._replace(number=0), [["the moth"], ["b a"]]
-        )
-        assert np.abs(found - before).max() > 100 * TOLERANCE
-
-
-def test_a_tokenizer_that_reads_joined_parts_otherwise_is_refused(
-    config: ml_collections.ConfigDict, tmp_path: Path
-) -> None:
-    folder = write_model("xlm-roberta", tmp_path / "model")
-    path = folder / "tokenizer.json"
-    settings = json.loads(path.read_text())
-    # The first word of a text gets its space, the first one behind a separator does not.
-    settings["pre_tokenizer"] = {
-        "type": "Metaspace",
-        "replacement": "▁",
-        "prepend_scheme": "first",
-        "split": True,
-    }
-    path.write_text(json.dumps(settings))
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    loaded = load_encoder(folder)
-    state, chunk = towers_export.towers(loaded, config)
-    towers_export.write_tower(loaded, chunk, two_towers(loaded), tmp_path / "chunk")
-    with pytest.raises(
-        InputError, match=r"state: the run's tokenizer cannot be exported, since .* 'Who wrote"
-    ):
-        towers_export.write_tower(loaded, state, two_towers(loaded), tmp_path / "state")
 
 
 def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDict) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,13 @@ from qrag_jax.models.files.peft import read_adapters, write_adapters
 from qrag_jax.models.files.sentence_transformers import Published, read_published
 from qrag_jax.models.files.shards import MAX_SHARD_BYTES
 from qrag_jax.models.files.stored_tensors import StoredLeaf
-from qrag_jax.models.files.weight_names import NameTable, save_folder, stored_params
+from qrag_jax.models.files.weight_names import LeafPath, NameTable, save_folder, stored_params
 from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.models.trunks import bert_weights, gte_weights, qwen3_weights
 from qrag_jax.models.trunks.bert import Bert, BertConfig
 from qrag_jax.models.trunks.gte import Gte, GteConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
-from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params, Trunk, TrunkConfig
+from qrag_jax.models.trunks.trunk import LAYERS, REMAT_POLICIES, Params, Trunk, TrunkConfig
 from qrag_jax.models.trunks.xlm_roberta import ROBERTA_TABLE, XLM_ROBERTA_TABLE, XlmRobertaConfig
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.sharding import Rules
@@ -41,6 +42,7 @@ class Family:
         trunk: (config, precision, remat, whether layers are scanned) → the trunk.
         table: the names of its weights.
         rules: how its parameters are split over a mesh (see `runtime.sharding`).
+        last_norm: where the weights of the norm stand whose output is the last hidden states.
         opens_rows: whether rows begin with [CLS] (<s>), else with their text.
         pooling: used if the folder names none.
         normalise: used if the folder has no sentence-transformers files.
@@ -51,6 +53,7 @@ class Family:
     trunk: Callable[..., Trunk]
     table: NameTable
     rules: Rules
+    last_norm: LeafPath = (LAYERS, "output_norm")
     opens_rows: bool = True
     pooling: str = MEAN
     normalise: bool = False
@@ -58,6 +61,9 @@ class Family:
 
 
 UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
+# A field of `config.json`: the factor on pooled vectors that is not in the weights. An exported
+# tower has it, and transformers keeps it when it saves the model again.
+VECTOR_SCALE = "qrag_jax_vector_scale"
 
 # The families by the model_type of config.json.
 FAMILIES = {
@@ -67,6 +73,7 @@ FAMILIES = {
         Qwen3,
         qwen3_weights.TABLE,
         qwen3_weights.PARTITION_RULES,
+        last_norm=("final_norm",),
         opens_rows=False,
         pooling=LAST,
         normalise=True,
@@ -141,6 +148,19 @@ def own_pooling(folder: Path, family: Family) -> Published:
     return dataclasses.replace(published, pooling=published.pooling or family.pooling)
 
 
+def _stated_scale(model_config: Mapping[str, Any], where: str) -> float | None:
+    """The factor on vectors that a parsed `config.json` states; None if it states none."""
+    value = model_config.get(VECTOR_SCALE)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InputError(
+            f"{where}: {VECTOR_SCALE} is {value!r}; it must be a number above 0, so export the "
+            "model again or set config.encoder.scale and delete the field."
+        )
+    return float(value)
+
+
 def load_encoder(
     folder: Path,
     dtype: str = "float32",
@@ -161,8 +181,9 @@ def load_encoder(
     Args:
         dtype: dtype of the computation, and
         activations: of what is between the products (see `precision` for both).
-        scale: factor on the pooled vector; None: the model's factor, or if it has none 1 for
-            normalised vectors and 0.1 (as in Q-RAG) for others.
+        scale: factor on the pooled vector; None: what config.json says (`VECTOR_SCALE`, as in
+            exported towers), else the model's own factor, or if it has none 1 for normalised
+            vectors and 0.1 (as in Q-RAG) for others.
         remat: a name of `trunk.REMAT_POLICIES`.
         pooling: a name of `POOLINGS`, or "": the model's pooling.
         normalise: None: as the model does. If both `pooling` and `normalise` are given, the
@@ -216,7 +237,8 @@ def load_encoder(
         own = own_pooling(folder, family)
     normalise = own.normalise if normalise is None else normalise
     if scale is None:
-        scale = own.scale or (1.0 if normalise else UNNORMALISED_SCALE)
+        otherwise = own.scale or (1.0 if normalise else UNNORMALISED_SCALE)
+        scale = _stated_scale(model_config, where) or otherwise
     state_ids, chunk_ids = tokenizer.encode([state_prefix, chunk_prefix])
     encoder = TextEncoder(
         module=trunk,

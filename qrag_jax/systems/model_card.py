@@ -144,10 +144,15 @@ special ones counted; longer
 
 
 def _vectors(facts: Facts) -> str:
-    normalised = ", normalised" if facts.normalise else ""
-    times = "" if facts.scale == 1 else f", times {facts.scale:g}"
+    if facts.normalise and facts.scale != 1:
+        return (
+            f", normalised, times {facts.scale:g}. The factor is the\n"
+            "  module `3_Dense`: servers that skip it (text-embeddings-inference and vLLM did) "
+            f"give vectors\n  of length 1, to be multiplied by {facts.scale:g}."
+        )
     if facts.normalise:
-        return f"{normalised}{times}."
+        return ", normalised."
+    times = "" if facts.scale == 1 else f", times {facts.scale:g} (already in the weights)"
     return (
         f"{times}. Compare them\n"
         "  by the inner product as they are; normalised ones may rank otherwise."

@@ -3,6 +3,10 @@
 `state` embeds states (the question and the chunks taken so far), `chunk` embeds chunks. Both give
 the same vectors as in training. For a run with LoRA, both have the adapters merged in;
 `adapter-state` and `adapter-chunk` hold the adapters alone, in PEFT's format.
+
+The encoder's scale (0.1 for the mean of BERT's hidden states, as in Q-RAG) is multiplied into the
+trunk's last norm: every pooling is linear, so vectors come out scaled, in any server of embeddings.
+Normalised vectors lose a factor in the norm; theirs stays a module of its own.
 """
 
 from __future__ import annotations
@@ -24,9 +28,10 @@ from qrag_jax.models.files.sentence_transformers_tokenizer import (
     token_name,
     write_tokenizer,
 )
-from qrag_jax.models.files.weight_names import save_folder
-from qrag_jax.models.heads.embedding import Params
-from qrag_jax.models.pretrained import LoadedEncoder, family_of, save_adapters
+from qrag_jax.models.files.weight_names import LeafPath, save_folder
+from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, family_of, save_adapters
+from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.runtime.whole_files import new_folder, write_whole
 from qrag_jax.systems import model_card
@@ -86,6 +91,29 @@ def _on_host(stacked: Params, number: int) -> Params:
     return jax.tree.map(lambda leaf: np.asarray(leaf[number], np.float32), stacked)
 
 
+def scale_outside(encoder: TextEncoder) -> float:
+    """The factor on the vectors that an exported tower's weights cannot hold; 1: there is none."""
+    return encoder.scale if encoder.normalise else 1.0
+
+
+def scaled_norm(params: Params, norm: LeafPath, factor: float) -> Params:
+    """One tower's parameters with its last norm, and so all hidden states, times a factor.
+
+    Args:
+        params: as NumPy arrays; they stay as they are.
+        norm: the place of the norm's weights (`Family.last_norm`). Of a norm in the layers, only
+            the last layer's is multiplied.
+        factor: multiplies the norm's weight and, if it has one, its bias.
+    """
+    *in_layers, name = norm
+    tree = params[LAYERS] if in_layers else params
+    scaled = jax.tree.map(np.array, tree[name])  # copies
+    for leaf in scaled.values():
+        (leaf[-1] if in_layers else leaf)[...] *= np.float32(factor)
+    tree = tree | {name: scaled}
+    return params | {LAYERS: tree} if in_layers else tree
+
+
 def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, out: Path) -> None:
     """Writes one tower as a folder that `SentenceTransformer(out)` reads.
 
@@ -101,18 +129,20 @@ def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, o
     out.mkdir()
     for make in (write_tokenizer, check_tokenizer):
         make(out, tokenizer, tower.opening, max_tokens=tower.max_tokens, plain=tower.plain)
-    family = family_of(loaded.model_config, str(out))
+    family, outside = family_of(loaded.model_config, str(out)), scale_outside(encoder)
     write_modules(
         out,
         pooling=encoder.pooling,
         normalise=encoder.normalise,
-        scale=encoder.scale,
+        scale=outside,
         width=encoder.width,
         max_tokens=tower.max_tokens,
         pooler=family.opens_rows,
     )
     one = parameters(loaded, tower.number, params)
-    save_folder(family.table, one, loaded.model_config, out, out)
+    one = scaled_norm(one, family.last_norm, encoder.scale / outside)
+    config = loaded.model_config | {VECTOR_SCALE: outside}
+    save_folder(family.table, one, config, out, out)
 
 
 def export(run: SavedRun, which: str, out: Path) -> None:

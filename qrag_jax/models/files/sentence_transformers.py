@@ -50,7 +50,8 @@ class Published:
 def read_published(folder: Path) -> Published | None:
     """Reads the folder's sentence-transformers files; None if it has no `modules.json`.
 
-    A Dense layer is read as a factor on the vectors: `write_modules` writes it for this purpose.
+    A Dense layer is read as a factor on the vectors: `write_modules` writes it for this purpose,
+    and older exports have it for every factor.
 
     Raises:
         InputError: a file is broken, or a module or a pooling is not one this package computes.
@@ -135,14 +136,15 @@ def write_modules(
 ) -> None:
     """Writes the files that make `out` compute what a `TextEncoder` computes.
 
-    The library has no module for a factor. So the scale is written as a Dense layer with the matrix
-    scale·I; vectors, and with them Q-values, are then the same. Similarity is the inner product.
+    The library has no module for a factor. So a scale that the weights do not hold is written as a
+    Dense layer with the matrix scale·I. Some servers of embeddings skip this module. Similarity is
+    the inner product.
 
     Args:
         out: the model's folder.
         pooling: the encoder's pooling, a name of `embedding.POOLINGS`.
         normalise: whether the encoder normalises.
-        scale: the encoder's scale.
+        scale: the factor on the vectors that is not in the weights.
         width: width of the encoder's embeddings.
         max_tokens: longer rows are cut.
         pooler: whether transformers would add a pooler, untrained and unused, to a model of this
