@@ -24,6 +24,7 @@ from qrag_jax.metrics.score_table import columns_text, interval_text
 from qrag_jax.runtime.threshold_plot import plot_thresholds
 from qrag_jax.runtime.whole_files import reason, write_whole
 
+REPORT = "stopping.json"  # file name of the report
 COLUMNS = ("fact_f1", "fact_precision", "fact_recall", "fact_em", "steps")
 Columns = Mapping[str, Sequence[float]]
 
@@ -204,7 +205,7 @@ def _write(
     threshold: float,
     title: str,
 ) -> None:
-    picture, path = out / "stopping.png", out / "stopping.json"
+    picture, path = out / "stopping.png", out / REPORT
     curves = {name: values.tolist() for name, values in sweep.scores.items()}
     try:
         plot_thresholds(sweep.thresholds.tolist(), curves, threshold, picture, title)

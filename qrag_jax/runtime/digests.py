@@ -32,7 +32,7 @@ def write_digests(folder: Path) -> None:
     Raises:
         OSError: a file cannot be read, or the digests cannot be written.
     """
-    found = {name: [size, _sha256(folder / name)] for name, size in _sizes(folder).items()}
+    found = {name: [size, sha256(folder / name)] for name, size in _sizes(folder).items()}
     whole_files.write_whole(folder / NAME, json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
@@ -93,7 +93,8 @@ def _sizes(folder: Path) -> dict[str, int]:
     return found
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hex; raises OSError if it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -101,6 +102,6 @@ def _sha256(path: Path) -> str:
 def _read(path: Path) -> str:
     """The digest, or a text that says why the file cannot be read."""
     try:
-        return _sha256(path)
+        return sha256(path)
     except OSError as error:
         return f"cannot be read: {whole_files.reason(error)}"

@@ -1,0 +1,241 @@
+"""`retriever.json` is read without jax, and refuses what no export writes, in one sentence."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qrag_jax.environments import positions
+from qrag_jax.errors import InputError
+from qrag_jax.rollouts.beam_search import BEAM_SCORES
+from qrag_jax.runtime import retriever_config
+from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
+from tests.entry_points import ROOT
+
+BYTES = {"state": b"weights of states", "chunk": b"weights of chunks"}
+
+
+def fields() -> dict[str, Any]:
+    """The file as an export writes it."""
+    towers = {
+        name: {
+            "folder": name,
+            "prefix": "",
+            "max_tokens": 64,
+            "width": 8,
+            "scale": 1,
+            "weights": {"model.safetensors": hashlib.sha256(content).hexdigest()},
+        }
+        for name, content in BYTES.items()
+    }
+    return {
+        "format": 1,
+        "library_version": "0.1.0",
+        "base_model": "facebook/contriever",
+        **towers,
+        "separator": "[SEP]",
+        "separator_id": 3,
+        "max_question_tokens": 9,
+        "max_chunk_tokens_in_state": 12,
+        "sort_by_index": False,
+        "positions": {
+            "kind": "relative",
+            "theta": 10000.0,
+            "step": 20,
+            "span": 18,
+            "parts": 5,
+            "most_chunks": 2000,
+        },
+        "search": {
+            "max_steps": 2,
+            "beam": 4,
+            "beam_score": "policy",
+            "gamma": 0.99,
+            "alpha": 0.05,
+            "top_k_actions": 5,
+            "stop_action": False,
+            "stop_threshold": None,
+        },
+    }
+
+
+def changed(place: str, value: Any) -> dict[str, Any]:
+    """The fields with another value at a place such as "search.beam"; ... deletes it."""
+    found = copy.deepcopy(fields())
+    *sections, last = place.split(".")
+    part = found
+    for section in sections:
+        part = part[section]
+    if value is ...:
+        del part[last]
+    else:
+        part[last] = value
+    return found
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    for given in (fields(), changed("search.stop_threshold", -0.25), changed("separator", "</s>")):
+        config = RetrieverConfig.of(given, "x")
+        config.write(tmp_path)
+        assert RetrieverConfig.read(tmp_path) == config
+        assert json.loads((tmp_path / NAME).read_text()) == given
+    assert config.search.stop_threshold is None
+    assert type(config.chunk.scale) is float
+
+
+def test_the_names_are_those_of_the_trainer() -> None:
+    assert retriever_config.POSITIONS == positions.KINDS
+    assert retriever_config.BEAM_SCORES == BEAM_SCORES
+
+
+def test_no_library_of_arrays_is_needed(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(json.dumps(fields()))
+    code = f"""
+import sys
+from pathlib import Path
+for name in ("jax", "flax", "torch", "numpy", "transformers", "ml_collections", "absl"):
+    sys.modules[name] = None  # importing it is an ImportError
+from qrag_jax.runtime.retriever_config import RetrieverConfig
+print(RetrieverConfig.read(Path({str(tmp_path)!r})).search.beam)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "4\n"
+
+
+WRONG = [
+    ("format", 2, "the field format is 2, but this version of qrag_jax reads format 1; install th"),
+    ("format", "1", "the field format is '1', but this version"),
+    ("format", ..., "the field format is missing; export the run again."),
+    ("search.beam", ..., "the field search.beam is missing"),
+    ("search.beams", 3, "the field search.'beams' is unknown in format 1; there are max_steps, "),
+    ("search", 3, "the field search must be an object"),
+    ("state", None, "the field state must be an object"),
+    ("library_version", "", "library_version is ''; it must be a text that is not empty."),
+    ("base_model", 1, "base_model is 1; it must be a text."),
+    (
+        "state.folder",
+        "../state",
+        "state.folder is '../state'; it must be the name of a folder",
+    ),
+    ("state.folder", "a/b", "state.folder is 'a/b'; it must be the name of a folder"),
+    ("chunk.folder", "state", "state.folder and chunk.folder are both state"),
+    ("chunk.prefix", None, "chunk.prefix is None; it must be a text."),
+    ("chunk.prefix", "\ud800", "chunk.prefix is '\\ud800'; it must be a text."),
+    ("chunk.max_tokens", 0, "chunk.max_tokens is 0; it must be a whole number of at least 1."),
+    ("chunk.width", 4, "state.width is 8 and chunk.width 4"),
+    ("chunk.width", 8.0, "chunk.width is 8.0; it must be a whole number of at least 2."),
+    ("chunk.scale", 0, "chunk.scale is 0; it must be a number above 0."),
+    ("chunk.scale", float("nan"), "chunk.scale is nan; it must be a number above 0."),
+    ("chunk.scale", 10**400, "it must be a number above 0."),
+    ("state.weights", {}, "it must be an object that gives each file of weights its SHA-256"),
+    ("state.weights", {"../x": "0" * 64}, "it must be an object that gives each file"),
+    ("state.weights", {"x": "0" * 63}, "it must be an object that gives each file"),
+    ("separator", "", "separator is ''; it must be a text that is not empty."),
+    ("separator_id", -1, "separator_id is -1; it must be a whole number of at least 0."),
+    ("max_question_tokens", True, "max_question_tokens is True; it must be a whole number"),
+    ("max_chunk_tokens_in_state", "9", "max_chunk_tokens_in_state is '9'; it must be a whole num"),
+    ("sort_by_index", 1, "sort_by_index is 1; it must be true or false."),
+    ("positions.kind", "round", "positions.kind is 'round'; it must be one of none, absolute,"),
+    ("positions.theta", 0.0, "positions.theta is 0.0; it must be a number above 0."),
+    ("positions.step", 18, "positions.span is 18 and positions.step 18, so that intervals would"),
+    ("positions.span", 0, "positions.span is 0; it must be a whole number of at least 1."),
+    ("positions.parts", None, "positions.parts is None; it must be a whole number"),
+    ("positions.most_chunks", 0, "positions.most_chunks is 0; it must be a whole number"),
+    ("search.max_steps", 0, "search.max_steps is 0; it must be a whole number of at least 1."),
+    ("search.beam", 0, "search.beam is 0; it must be a whole number of at least 1."),
+    (
+        "search.beam_score",
+        "best",
+        "search.beam_score is 'best'; it must be one of policy, sum",
+    ),
+    ("search.gamma", 1.5, "search.gamma is 1.5; it must be a number from 0 to 1."),
+    ("search.alpha", 0, "search.alpha is 0; it must be a number above 0."),
+    ("search.top_k_actions", 0, "search.top_k_actions is 0; it must be a whole number"),
+    ("search.stop_action", None, "search.stop_action is None; it must be true or false."),
+    ("search.stop_threshold", float("-inf"), "is -inf; it must be a number, or null for never."),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "told"), WRONG)
+def test_wrong_fields_are_refused(place: str, value: Any, told: str, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(json.dumps(changed(place, value)))
+    with pytest.raises(InputError) as raised:
+        RetrieverConfig.read(tmp_path)
+    assert str(raised.value).startswith(f"{tmp_path / NAME}: ")
+    assert told in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_every_field_has_a_wrong_value_above() -> None:
+    def places(kind: Any, place: str) -> set[str]:
+        nested = {"state": "Tower", "chunk": "Tower", "positions": "Positions", "search": "Search"}
+        return {
+            name
+            for field in dataclasses.fields(kind)
+            for name in (
+                places(getattr(retriever_config, nested[field.name]), f"{field.name}.")
+                if field.name in nested
+                else {f"{place}{field.name}"}
+            )
+        }
+
+    tried = {place.replace("state.", "chunk.") for place, _, _ in WRONG}
+    assert {p.replace("state.", "chunk.") for p in places(RetrieverConfig, "")} <= tried
+
+
+def test_a_width_must_split_into_halves_and_pairs(tmp_path: Path) -> None:
+    for kind, width, told in (
+        ("relative", 6, "state.width is 6, but both halves are rotated in pairs"),
+        ("none", 7, "state.width is 7, but a vector has two halves"),
+    ):
+        given = changed("positions.kind", kind)
+        given["state"]["width"] = given["chunk"]["width"] = width
+        with pytest.raises(InputError, match=told):
+            RetrieverConfig.of(given, "x")
+    given["state"]["width"] = given["chunk"]["width"] = 6
+    assert RetrieverConfig.of(given, "x").state.width == 6
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"retriever\.json: cannot be read \(No such file"):
+        RetrieverConfig.read(tmp_path)
+    for content, told in (
+        (b"{", "not readable as JSON"),
+        (b"\xff", "not readable as JSON"),
+        (b"[]", "the file must be an object"),
+        (b" " * (2**20 + 1), "has more than 1 MiB"),
+    ):
+        (tmp_path / NAME).write_bytes(content)
+        with pytest.raises(InputError, match=told):
+            RetrieverConfig.read(tmp_path)
+
+
+def test_what_would_be_refused_is_not_written(tmp_path: Path) -> None:
+    config = dataclasses.replace(RetrieverConfig.of(fields(), "x"), separator="")
+    with pytest.raises(InputError, match=r"retriever\.json: the field separator is ''"):
+        config.write(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_weights_are_found(tmp_path: Path) -> None:
+    config = RetrieverConfig.of(fields(), "x")
+    for name, content in BYTES.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(content)
+    config.check_weights(tmp_path)
+    (tmp_path / "chunk" / "model.safetensors").write_bytes(b"weights of chunkz")
+    with pytest.raises(InputError, match=r"chunk/model\.safetensors: is not the file that retrie"):
+        config.check_weights(tmp_path)
+    (tmp_path / "chunk" / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"chunk/model\.safetensors: cannot be read \(No such fi"):
+        config.check_weights(tmp_path)
