@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests import devices, disks
-from tests.entry_points import SHARED, Commands
+from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands
 
 # Children and commands have the devices that their environment gives them.
 devices.several_devices()
@@ -115,6 +115,31 @@ def finished_run(commands: Commands) -> Path:
         if not (workdir / "training.json").exists():
             commands.succeed("train", *SHARED, f"--workdir={workdir}")
     return workdir
+
+
+@pytest.fixture(scope="session")
+def scored_run(
+    finished_run: Path, commands: Commands, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A scored copy of it; tests that write copy it."""
+    workdir = Path(shutil.copytree(finished_run, tmp_path_factory.mktemp("scored") / "my-run"))
+    arguments = (f"--workdir={workdir}", FLOAT32, "--checkpoint=last")
+    commands.succeed("evaluate", *arguments, f"--samples={SAMPLES}")
+    return workdir
+
+
+@pytest.fixture(scope="session")
+def exported(
+    scored_run: Path, commands: Commands, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Its towers and `retriever.json`, as the command exports them."""
+    out = tmp_path_factory.mktemp("exported") / "deep" / "out"
+    arguments = (f"--workdir={scored_run}", f"--out={out}", "--checkpoint=last")
+    told = commands.succeed("export", *arguments)
+    names = ("chunk", "state", "README.md", "retriever.json")
+    assert told.splitlines() == [str(out / name) for name in names]
+    assert sorted(path.name for path in out.parent.iterdir()) == ["out"]  # nothing half made
+    return out
 
 
 @pytest.fixture

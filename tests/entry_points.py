@@ -31,6 +31,8 @@ SHARED = (
     "--config.encoder.length_buckets=1",
     "--config.encoder.block_sizes=1",
 )
+SAMPLES = 4  # questions scored of the run that is exported
+FLOAT32 = "--config.encoder.dtype=float32"  # as torch computes; "auto" may be bfloat16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +105,12 @@ def metric_lines(workdir: Path) -> list[dict[str, Any]]:
     path = workdir / "metrics.jsonl"
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def log_rows(workdir: Path) -> list[dict[str, Any]]:
+    """The rows of the log that `evaluate --checkpoint=last` wrote into a run's folder."""
+    (log,) = workdir.glob("eval/last-*/eval_seed42.jsonl")
+    return [json.loads(line) for line in log.read_text().splitlines()]
 
 
 def losses(workdir: Path) -> list[tuple[int, float]]:

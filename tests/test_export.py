@@ -24,64 +24,20 @@ from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.systems import model_card, towers_export
 from qrag_jax.systems.older_runs import load_config
 from qrag_jax.systems.q_rag_config import QRagConfig
-from qrag_jax.systems.saved_run import SavedRun
-from tests.entry_points import Commands, refusal
-from tests.systems.parts import samples_of
+from tests.entry_points import SAMPLES, Commands, log_rows, refusal
+from tests.systems.parts import chunks_of, opened
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
+huggingface_hub = pytest.importorskip("huggingface_hub")
 
-SAMPLES = 4  # questions scored
 TOLERANCE = 1e-5
-FLOAT32 = "--config.encoder.dtype=float32"  # as the library computes; "auto" may be bfloat16
-
-
-@pytest.fixture(scope="module")
-def scored_run(
-    finished_run: Path, commands: Commands, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    workdir = Path(shutil.copytree(finished_run, tmp_path_factory.mktemp("scored") / "my-run"))
-    arguments = (f"--workdir={workdir}", FLOAT32, "--checkpoint=last")
-    commands.succeed("evaluate", *arguments, f"--samples={SAMPLES}")
-    return workdir
-
-
-@pytest.fixture(scope="module")
-def exported(
-    scored_run: Path, commands: Commands, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    out = tmp_path_factory.mktemp("exported") / "deep" / "out"
-    arguments = (f"--workdir={scored_run}", f"--out={out}", "--checkpoint=last")
-    told = commands.succeed("export", *arguments)
-    assert told.splitlines() == [str(out / name) for name in ("chunk", "state", "README.md")]
-    assert sorted(path.name for path in out.parent.iterdir()) == ["out"]  # nothing half made
-    return out
 
 
 def model(folder: Path) -> Any:
     return sentence_transformers.SentenceTransformer(str(folder), device="cpu")
 
 
-def opened(workdir: Path) -> SavedRun:
-    config = load_config(workdir / "config.json")
-    config.encoder.dtype = "float32"
-    return SavedRun.open(workdir, config)
-
-
 # ---------------------------------------------------------------------- a trained run
-
-
-def log_rows(workdir: Path) -> list[dict[str, Any]]:
-    (log,) = workdir.glob("eval/last-*/eval_seed42.jsonl")
-    return [json.loads(line) for line in log.read_text().splitlines()]
-
-
-def chunks_of(commands: Commands, workdir: Path, question: str) -> list[str]:
-    config = load_config(workdir / "config.json")
-    config.data.cache = commands.environment["QRAG_CACHE"]
-    for sample in samples_of(config, "dev").all:
-        if sample.question == question:
-            return list(sample.chunks)
-    raise AssertionError(f"no sample of {question!r}")
 
 
 def test_the_code_of_the_card_takes_the_steps_of_the_evaluation(
@@ -92,7 +48,7 @@ def test_the_code_of_the_card_takes_the_steps_of_the_evaluation(
     code = (exported / "README.md").read_text().partition("```python\n")[2].partition("\n```")[0]
     lines = ["import json"]
     for row in rows:
-        chunks = chunks_of(commands, scored_run, row["question"])
+        chunks = chunks_of(scored_run, row["question"], commands.environment["QRAG_CACHE"])
         assert [chunks[i] for i in row["pred_idx"]] == row["pred_texts"]
         lines += [f"question, chunks = {row['question']!r}, {chunks!r}", code]
         lines += ["print(json.dumps([taken, float(q.max())]))"]
@@ -178,6 +134,27 @@ def test_the_card_states_the_run(scored_run: Path, exported: Path) -> None:
     assert "STOP" not in card
 
 
+def test_the_hub_reads_the_scores_of_the_card(scored_run: Path, exported: Path) -> None:
+    summary = json.loads((scored_run / "summary.json").read_text())
+    data = huggingface_hub.ModelCard.load(exported / "README.md").data
+    assert data.model_name == "my-run"
+    assert data.library_name == "sentence-transformers"
+    scores = {result.metric_type: result for result in data.eval_results}
+    assert list(scores) == [
+        *("fact_em", "fact_f1", "fact_precision", "fact_recall", "recall@1", "recall@2"),
+    ]
+    for name, found in scores.items():
+        interval = summary["trained"]["intervals"][name]
+        assert found.metric_value == pytest.approx(interval["mean"], abs=5e-5)
+        assert found.metric_args["low"] == pytest.approx(interval["low"], abs=5e-5)
+        assert found.metric_args["high"] == pytest.approx(interval["high"], abs=5e-5)
+        assert found.metric_name == f"{name}, full budget, {SAMPLES} questions"
+        assert (found.dataset_type, found.dataset_split) == ("hotpotqa", "dev")
+        assert found.dataset_name == "hotpotqa, invented questions in its format"
+        assert found.dataset_args == {"questions": SAMPLES}
+        assert found.task_type == "information-retrieval"
+
+
 def test_best_checkpoint_beside_scores_of_the_last(scored_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()  # empty: may be written
@@ -187,6 +164,7 @@ def test_best_checkpoint_beside_scores_of_the_last(scored_run: Path, tmp_path: P
     card = (out / "README.md").read_text()
     assert f"best, optimizer step {step} of 24" in card
     assert "scored with **another checkpoint** than the one here: last, step 24" in card
+    assert huggingface_hub.ModelCard(card).data.eval_results is None  # they are not its own
     tower = towers_export.towers(run.loaded, run.config)[0]
     expected = our_vectors(run.loaded, params, tower, [["where?"]])
     np.testing.assert_allclose(model(out / "state").encode(["where?"]), expected, atol=TOLERANCE)
@@ -253,6 +231,7 @@ def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDic
         checkpoint="best",
         step=3,
         seconds=None,
+        scored=QRagConfig.of(config).dev_data,
         summary={},
         pooling="mean",
         normalise=True,
@@ -265,6 +244,7 @@ def test_the_card_of_positions_stop_and_folders(config: ml_collections.ConfigDic
         chunk_tokens=32,
     )
     card = model_card.card(facts)
+    assert huggingface_hub.ModelCard(card).data.eval_results is None
     assert "p·10000^(-2j/D)" in card
     assert "`relative`: with the taken chunks' indices sorted" in card
     assert "is the action STOP" in card

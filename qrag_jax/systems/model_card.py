@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qrag_jax.data.config import DataConfig
 from qrag_jax.data.sources.registry import BY_SIZE
 from qrag_jax.environments import positions
 from qrag_jax.metrics.until_found import FULL_BUDGET, UNTIL_FOUND
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.rope import THETA
 from qrag_jax.runtime.minilm import HUB_NAME, MINILM
+from qrag_jax.systems.card_metadata import COLUMNS, RECALL_AT, front_matter
 from qrag_jax.systems.q_rag_config import QRagConfig
+from qrag_jax.systems.shown_paths import without_folders
 
 RETRIEVERS = ("untrained", "single_step", "single_step_trained", "trained", "planned")
-HEAD = """---
-library_name: sentence-transformers
-pipeline_tag: sentence-similarity
-tags: [sentence-transformers, feature-extraction, multi-step-retrieval, qrag_jax]
----
-"""
 # How the card explains the positions of chunks, by the value of config.env.positions.
 NUMBERING = {
     "absolute": "p = 0, 1, 2, … in document order",
@@ -50,12 +46,15 @@ class Facts:
         checkpoint: "best" or "last".
         step: optimizer step of the checkpoint.
         seconds: seconds of training, from `training.json`; None without that file.
+        scored: the data of the run's own evaluation.
         summary: content of `summary.json`; {} if the run was not scored.
         pooling, normalise, scale, width: settings of the encoder.
         lora: sizes of the adapters; None if there are no adapters.
         prefixes: the text that each tower's rows begin with.
         separator: the token between the parts of a state.
         state_tokens, chunk_tokens: length of the longest row of each tower, in tokens.
+        stop_threshold: a search may stop before a chunk whose Q is not above it; None: none is
+            known.
     """
 
     name: str
@@ -64,6 +63,7 @@ class Facts:
     checkpoint: str
     step: int
     seconds: float | None
+    scored: DataConfig
     summary: Mapping[str, Any]
     pooling: str
     normalise: bool
@@ -74,12 +74,14 @@ class Facts:
     separator: str
     state_tokens: int
     chunk_tokens: int
+    stop_threshold: float | None = None
 
 
 def card(facts: Facts) -> str:
     """The card as Markdown, with the metadata that model hubs read."""
     sections = [
-        HEAD + f"# {facts.name}: a retriever that searches in several steps",
+        front_matter(facts.name, facts.scored, facts.summary if _are_own_scores(facts) else {})
+        + f"# {facts.name}: a retriever that searches in several steps",
         _warning(facts),
         _use(facts),
         _positions(facts.config),
@@ -88,6 +90,12 @@ def card(facts: Facts) -> str:
         _config(facts.fields),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def base_model(config: QRagConfig) -> str:
+    """The model that training started from: a hub name, or the last part of a path; "": none."""
+    path = HUB_NAME if config.encoder.path == MINILM else config.encoder.path
+    return without_folders(path)
 
 
 def _warning(facts: Facts) -> str:
@@ -140,7 +148,8 @@ for _ in range({env.max_steps}):
 special ones counted; longer
   texts are cut there.
 - Vectors have {facts.width} numbers: {facts.pooling} pooling{_vectors(facts)}{_prefixes(facts)}\
-{_adapters(facts)}{_stop(facts.config)}"""
+{_adapters(facts)}{_stop(facts)}
+- `retriever.json` holds these settings and those of a planned search, for programs."""
 
 
 def _vectors(facts: Facts) -> str:
@@ -179,10 +188,17 @@ def _prefixes(facts: Facts) -> str:
     return f"\n- The tokenizers begin {begin}, as in training: do not write it again."
 
 
-def _stop(config: QRagConfig) -> str:
-    if not config.env.stop_action:
-        return ""
-    return "\n- The empty text, embedded by `chunk`, is the action STOP: taken, the search ends."
+def _stop(facts: Facts) -> str:
+    told = ""
+    if facts.config.env.stop_action:
+        told += (
+            "\n- The empty text, embedded by `chunk`, is the action STOP: taken, the search ends."
+        )
+    if facts.stop_threshold is not None:
+        told += (
+            f"\n- The search may stop before a chunk whose Q is not above {facts.stop_threshold!r}."
+        )
+    return told
 
 
 def _positions(config: QRagConfig) -> str:
@@ -201,13 +217,13 @@ are.
 
 def _training(facts: Facts) -> str:
     config = facts.config
-    path = HUB_NAME if config.encoder.path == MINILM else config.encoder.path
-    encoder = f"`{_without_folders(path)}`" if path else "a small encoder from scratch"
+    base = base_model(config)
+    encoder = f"`{base}`" if base else "a small encoder from scratch"
     weights = {name: weight for name, weight in config.data.sources.items() if weight}
     sources = ", ".join(f"{name} (weight {weight:g})" for name, weight in weights.items())
     if config.data.mixture == BY_SIZE and len(weights) > 1:
         sources += ", each times its size"
-    path = _without_folders(config.data.path)
+    path = without_folders(config.data.path)
     minutes = "" if facts.seconds is None else f", {facts.seconds / 60:.1f} minutes of training"
     lines = {
         "started from": encoder,
@@ -229,17 +245,24 @@ def _training(facts: Facts) -> str:
     return "\n".join(["## Training", "", "| | |", "|---|---|", *rows])
 
 
+def _are_own_scores(facts: Facts) -> bool:
+    """Whether the run was scored with the checkpoint that is exported."""
+    summary = facts.summary
+    own = facts.checkpoint, facts.step
+    return bool(summary) and (summary["checkpoint"], summary["step"]) == own
+
+
 def _scores(facts: Facts) -> str:
     summary = facts.summary
     if not summary:
         return "## Scores\n\nNot scored yet: `python -m qrag_jax.evaluate` does it."
     told = f"{summary['samples']} questions of the run's evaluation data"
-    if (summary["checkpoint"], summary["step"]) != (facts.checkpoint, facts.step):
+    if not _are_own_scores(facts):
         told += (
             f", scored with **another checkpoint** than the one here: {summary['checkpoint']}, "
             f"step {summary['step']}"
         )
-    recalls = [name for name in summary["trained"] if name.startswith("recall@")]
+    recalls = [name for name in summary["trained"] if name.startswith(RECALL_AT)]
     parts = [
         f"## Scores\n\n{told}. Means with bootstrap 95 % intervals; fact EM: all supporting chunks "
         "were taken.",
@@ -254,9 +277,8 @@ def _scores(facts: Facts) -> str:
 
 def _scores_table(title: str, summary: Mapping[str, Any], recalls: Sequence[str]) -> str:
     names = [name for name in RETRIEVERS if name in summary]
-    facts = ("fact_em", "fact_f1", "fact_precision", "fact_recall")
     # Summaries that older versions wrote lack some of these.
-    there = [name for name in facts if name in summary["trained"]["intervals"]]
+    there = [name for name in COLUMNS if name in summary["trained"]["intervals"]]
     columns = [*there, *recalls, "return"]
     rows = []
     for name in names:
@@ -277,16 +299,6 @@ def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _config(fields: Mapping[str, Any]) -> str:
-    text = json.dumps(_without_folders(fields), indent=1, default=str)
+    text = json.dumps(without_folders(fields), indent=1, default=str)
     block = f"```json\n{text}\n```"
     return f"## Config\n\n<details><summary>Every field</summary>\n\n{block}\n\n</details>"
-
-
-def _without_folders(value: Any) -> Any:
-    """Cuts the absolute paths in a config to their last part.
-
-    Folders of the training machine mean nothing on another one.
-    """
-    if isinstance(value, Mapping):
-        return {name: _without_folders(item) for name, item in value.items()}
-    return re.sub(r"(?<![^=,])[~/][^=,]*/", "", value) if isinstance(value, str) else value

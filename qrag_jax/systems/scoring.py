@@ -37,6 +37,11 @@ from qrag_jax.systems.saved_run import SavedRun
 SUMMARY = "summary.json"  # in the run's folder: scores on the run's own evaluation data
 
 
+def checkpoint_label(checkpoint: str, step: int) -> str:
+    """What a checkpoint is called in logs; also its folder in `eval`."""
+    return f"{checkpoint}-{step}"
+
+
 @dataclasses.dataclass(frozen=True)
 class ScoreOptions:
     """What is scored, and where the scores are written.
@@ -114,7 +119,7 @@ def score_run(run: SavedRun, options: ScoreOptions) -> dict[str, Any]:
     summary["best_is_untrained"] = options.checkpoint == "best" and step == 0
     played: dict[str, list[Row]] = {}
     for name, params in ((UNTRAINED, untrained), (TRAINED, trained)):
-        label = name if name == UNTRAINED else f"{options.checkpoint}-{step}"
+        label = name if name == UNTRAINED else checkpoint_label(options.checkpoint, step)
         retriever = Retriever.of(label, params)
         scores, rate = _score(scene, params, out / label, retriever)
         played |= {NAMES[name, steps]: rows for steps, rows in scores.items()}

@@ -4,6 +4,8 @@
 the same vectors as in training. For a run with LoRA, both have the adapters merged in;
 `adapter-state` and `adapter-chunk` hold the adapters alone, in PEFT's format.
 
+`retriever.json` holds all other settings that a search needs, so that the folder is a retriever.
+
 The encoder's scale (0.1 for the mean of BERT's hidden states, as in Q-RAG) is multiplied into the
 trunk's last norm: every pooling is linear, so vectors come out scaled, in any server of embeddings.
 Normalised vectors lose a factor in the norm; theirs stays a module of its own.
@@ -12,6 +14,7 @@ Normalised vectors lose a factor in the norm; theirs stays a module of its own.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +22,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+import qrag_jax
+from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.log_record import Retriever
+from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.compute.lora import Adapted, merge
+from qrag_jax.models.compute.rope import THETA
 from qrag_jax.models.files.sentence_transformers import write_modules
 from qrag_jax.models.files.sentence_transformers_tokenizer import (
     check_tokenizer,
@@ -33,11 +41,16 @@ from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, family_of, save_adapters
 from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.rollouts.chunks import CHUNK, STATE
-from qrag_jax.runtime.whole_files import new_folder, write_whole
+from qrag_jax.runtime import retriever_config as retriever_file
+from qrag_jax.runtime.digests import sha256
+from qrag_jax.runtime.retriever_config import RetrieverConfig
+from qrag_jax.runtime.saved_config import CONFIG_NAME
+from qrag_jax.runtime.whole_files import new_folder, reason, write_whole
 from qrag_jax.systems import model_card
+from qrag_jax.systems.older_runs import load_config
 from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.saved_run import SavedRun
-from qrag_jax.systems.scoring import SUMMARY
+from qrag_jax.systems.scoring import SUMMARY, checkpoint_label
 
 CARD = "README.md"
 ADAPTER = "adapter"  # prefix of the names of the folders in PEFT's format
@@ -159,7 +172,8 @@ def export(run: SavedRun, which: str, out: Path) -> None:
         raise InputError(f"--out={out} exists and is not an empty folder; give another one.")
     params, step = run.trained(which)
     both = towers(run.loaded, run.config)
-    card = model_card.card(_facts(run, which, step, both))
+    threshold = stop_threshold(run, checkpoint_label(which, step), params)
+    card = model_card.card(_facts(run, which, step, both, threshold))
     # Built in a folder beside `out` and then renamed, so that `out` is never half written.
     private = new_folder(out.parent, f".{out.name}-")
     building = private / out.name
@@ -172,16 +186,115 @@ def export(run: SavedRun, which: str, out: Path) -> None:
                 save_adapters(run.loaded, adapters, building / f"{ADAPTER}-{tower.name}")
         for folder in (building, *building.iterdir()):
             write_whole(folder / CARD, card)
+        retriever_config(run, both, building, threshold).write(building)
         building.rename(out)
     finally:
         shutil.rmtree(private, ignore_errors=True)
 
 
-def _facts(run: SavedRun, which: str, step: int, both: tuple[Tower, Tower]) -> model_card.Facts:
+def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float | None:
+    """The threshold on Q at which the run's searches stop; None: there is none.
+
+    It is the config's (`config.eval.stop_threshold`), else what `tune_stopping` found on the log of
+    this checkpoint. A report for other weights is not used, which is said.
+
+    Args:
+        label: the checkpoint's label, such as "best-160".
+        params: its parameters, as `SavedRun.trained` gives them.
+
+    Raises:
+        InputError: the report of `tune_stopping` is broken.
+    """
+    given = run.config.eval.stop_threshold
+    if given > -math.inf:
+        return given
+    path = run.workdir / "eval" / label / REPORT
+    try:
+        report = json.loads(path.read_bytes())
+        threshold = float(report["threshold"])
+        weights = report["provenance"].get("weights")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path}: not a report of qrag_jax.tune_stopping ({reason(error)}); tune again, or "
+            "delete it."
+        ) from None
+    if weights != Retriever.of(label, params).weights:
+        print(f"{path} was tuned for other weights, so its threshold is left out")
+        return None
+    return threshold
+
+
+def retriever_config(
+    run: SavedRun, both: tuple[Tower, Tower], folder: Path, threshold: float | None
+) -> RetrieverConfig:
+    """What `retriever.json` says about exported towers.
+
+    Args:
+        both: the towers, state first.
+        folder: holds them.
+        threshold: see `stop_threshold`.
+    """
+    config, encoder, tokenizer = run.config, run.loaded.encoder, run.loaded.tokenizer
+    state, chunk = (
+        retriever_file.Tower(
+            folder=tower.name,
+            prefix=_prefixes(config)[tower.name],
+            max_tokens=tower.max_tokens,
+            width=encoder.width,
+            scale=scale_outside(encoder),
+            weights={
+                path.name: sha256(path)
+                for path in sorted((folder / tower.name).glob("*.safetensors"))
+            },
+        )
+        for tower in both
+    )
+    return RetrieverConfig(
+        format=retriever_file.FORMAT,
+        library_version=qrag_jax.__version__,
+        base_model=model_card.base_model(config),
+        state=state,
+        chunk=chunk,
+        separator=token_name(tokenizer, tokenizer.sep_id),
+        separator_id=tokenizer.sep_id,
+        max_question_tokens=config.data.max_question_tokens,
+        max_chunk_tokens_in_state=config.data.max_chunk_tokens_in_state,
+        sort_by_index=config.env.sort_by_index,
+        positions=retriever_file.Positions(
+            kind=config.env.positions,
+            theta=THETA,
+            step=positions.STEP,
+            span=positions.SPAN,
+            parts=positions.PARTS,
+            most_chunks=positions.MOST_CHUNKS,
+        ),
+        search=retriever_file.Search(
+            max_steps=config.env.max_steps,
+            beam=config.beam.beam,
+            beam_score=config.beam.score,
+            gamma=config.beam.gamma,
+            alpha=config.beam.alpha,
+            top_k_actions=config.beam.top_k_actions,
+            stop_action=config.env.stop_action,
+            stop_threshold=threshold,
+        ),
+    )
+
+
+def _prefixes(config: QRagConfig) -> dict[str, str]:
+    return {"state": config.encoder.state_prefix, "chunk": config.encoder.chunk_prefix}
+
+
+def _facts(
+    run: SavedRun, which: str, step: int, both: tuple[Tower, Tower], threshold: float | None
+) -> model_card.Facts:
     encoder, tokenizer = run.loaded.encoder, run.loaded.tokenizer
     summary = run.workdir / SUMMARY
     training = run.workdir / "training.json"
     scores: dict[str, Any] = json.loads(summary.read_text()) if summary.exists() else {}
+    saved = load_config(run.workdir / CONFIG_NAME)  # `run.config` may have other data
     seconds = json.loads(training.read_text())["seconds"] if training.exists() else None
     return model_card.Facts(
         name=run.workdir.resolve().name,
@@ -190,17 +303,16 @@ def _facts(run: SavedRun, which: str, step: int, both: tuple[Tower, Tower]) -> m
         checkpoint=which,
         step=step,
         seconds=seconds,
+        scored=QRagConfig.of(saved, scoring=True).dev_data,
         summary=scores,
         pooling=encoder.pooling,
         normalise=encoder.normalise,
         scale=encoder.scale,
         width=encoder.width,
         lora=run.loaded.lora,
-        prefixes={
-            "state": run.config.encoder.state_prefix,
-            "chunk": run.config.encoder.chunk_prefix,
-        },
+        prefixes=_prefixes(run.config),
         separator=token_name(tokenizer, tokenizer.sep_id),
         state_tokens=both[0].max_tokens,
         chunk_tokens=both[1].max_tokens,
+        stop_threshold=threshold,
     )

@@ -14,8 +14,11 @@ from qrag_jax.data.token_stores import tokenise_samples
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
+from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.systems.data_section import source_section
+from qrag_jax.systems.older_runs import load_config
 from qrag_jax.systems.q_rag_config import QRagConfig, prune
+from qrag_jax.systems.saved_run import SavedRun
 
 
 def only_source(config: ConfigDict, name: str) -> None:
@@ -45,3 +48,20 @@ def tokenised(
 ) -> TokenStore:
     """The tokens of the samples."""
     return tokenise_samples(QRagConfig.of(config).data, tokenizer, samples)
+
+
+def chunks_of(workdir: Path, question: str, cache: str) -> list[str]:
+    """The chunks of a run's evaluation question; `cache` keeps tokens and corpora."""
+    config = load_config(workdir / CONFIG_NAME)
+    config.data.cache = cache
+    for sample in samples_of(config, "dev").all:
+        if sample.question == question:
+            return list(sample.chunks)
+    raise AssertionError(f"no sample of {question!r}")
+
+
+def opened(workdir: Path) -> SavedRun:
+    """A run that computes in float32, as torch does."""
+    config = load_config(workdir / CONFIG_NAME)
+    config.encoder.dtype = "float32"
+    return SavedRun.open(workdir, config)
