@@ -1,11 +1,12 @@
 """Programs compiled for NVIDIA H100s that are not here: do they compile, fit, and use the GPU?
 
 Every program of training (in one step, or played and learned apart), evaluation and search of the
-common encoders, for one, 8 and 64 GPUs; and one for each kind of TPU. Shapes alone: no device, no
-weights, nothing is run. `make gpu` makes the environment with JAX's CUDA packages, `make tpu` adds
-libtpu; where it is there, the suite uses it. All rows take hours: `--only` takes those in whose
-names a regular expression is found (see `gpu_rows`). `--quick`: a tiny encoder and MiniLM; without
-the CUDA packages their programs are lowered, not compiled (see `lowered`).
+common encoders, for one, 8 and 64 GPUs; one for each kind of TPU; and the exact search over
+Wikipedia's passages (`gpu_search`). Shapes alone: no device, no weights, nothing is run. `make gpu`
+makes the environment with JAX's CUDA packages, `make tpu` adds libtpu; where it is there, the suite
+uses it. All rows take hours: `--only` takes those in whose names a regular expression is found (see
+`gpu_rows`). `--quick`: a tiny encoder and MiniLM; without the CUDA packages their programs are
+lowered, not compiled (see `lowered`).
 
 A program passes if it compiles; cuDNN's fused attention computes every layer, forward and backward;
 no product has float32 factors but those that are meant to (`float32`); nothing waits for the host;
@@ -30,20 +31,23 @@ from benchmarks.gpu_estimate import estimate_cases, estimate_cell
 from benchmarks.gpu_faults import faults
 from benchmarks.gpu_programs import UPDATE
 from benchmarks.gpu_rows import Row, chosen, rows
+from benchmarks.gpu_search import SEARCH, WIKIPEDIA, search_cases
 from benchmarks.memory import DEVICES, GIB, OWN, ROOT, total
 from benchmarks.report import Case, print_table
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.targets import CUDA
 
 REFUSED = 2  # a child's status if it has not the packages
-# Of the program that plays, scores and learns, by (model, adapters, devices): GiB of a device at
-# most. By model: seconds of lowering and compiling at most.
+# Of the program that plays, scores and learns, and of a search, by (model, adapters, devices): GiB
+# of a device at most. By model: seconds of lowering and compiling at most.
 MEMORY = {
     ("Qwen3-Embedding-0.6B", False, 8): 8.0,
     ("Qwen3-Embedding-4B", False, 8): 73.0,
     ("Qwen3-Embedding-4B", True, 8): 12.0,
     ("Qwen3-Embedding-8B", True, 8): 16.0,
     ("Qwen3-Embedding-8B", True, 1): 73.0,
+    (WIKIPEDIA.name, False, 1): 73.0,
+    (WIKIPEDIA.name, False, 8): 8.0,
 }
 SECONDS = {"Qwen3-Embedding-0.6B": 60.0, "multilingual-e5-large": 60.0}
 
@@ -90,7 +94,7 @@ def cases_of(row: dict[str, Any]) -> list[Case]:
         return [of_faults]
     needed, took = total(row) / GIB, row["lowered_s"] + row["compiled_s"]
     most = slowest = None
-    if row["program"] == UPDATE and row["platform"] == CUDA:
+    if row["program"] in (UPDATE, SEARCH) and row["platform"] == CUDA:
         most = MEMORY.get((row["model"], row["lora"], math.prod(row["mesh"])))
         slowest = SECONDS.get(row["model"])
     return [
@@ -116,6 +120,7 @@ def cases_of(row: dict[str, Any]) -> list[Case]:
         ),
         Case(f"{name}: kernels", row["kernels"], "kernels", details=_details(row)),
         *estimate_cases(name, row),
+        *search_cases(name, row),
         of_faults,
     ]
 

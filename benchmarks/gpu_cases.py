@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from functools import cache
@@ -19,6 +20,7 @@ from benchmarks import float32, hlo, schedule
 from benchmarks.gpu_estimate import estimate_row
 from benchmarks.gpu_programs import LEARNS, SCORES, program_of
 from benchmarks.gpu_rows import Row, rows
+from benchmarks.gpu_search import CorpusSize, search_figures
 from benchmarks.nondeterminism import nondeterministic
 from benchmarks.same_course import different_courses
 from qrag_jax.errors import InputError
@@ -45,6 +47,7 @@ def compiled(row: Row) -> tuple[Any, Any, dict[str, Any]]:
 def described(row: Row, arguments: Any) -> dict[str, Any]:
     """What is known of a row before it is compiled, as JSON holds it."""
     learns = row.program in LEARNS
+    encoder = None if isinstance(row.model, CorpusSize) else row.model.config
     return {
         "name": row.name,
         "target": row.target,
@@ -53,7 +56,7 @@ def described(row: Row, arguments: Any) -> dict[str, Any]:
         "lora": row.lora,
         "mesh": row.mesh,
         "program": row.program,
-        "layers": 0 if row.program == SCORES else row.model.config.num_hidden_layers,
+        "layers": 0 if encoder is None or row.program == SCORES else encoder.num_hidden_layers,
         "learns": learns,
         "state_arrays": len(jax.tree.leaves(arguments[0])) if learns else 0,
     }
@@ -67,39 +70,47 @@ def measure(row: Row) -> dict[str, Any]:
     in_full = hlo.products(text)
     sent, started = schedule.overlap(text), schedule.launches(text)
     cost = program.cost_analysis() if row.platform == TPU else {}
-    return found | {
-        "lines": text.count("\n"),
-        "arguments": stats.argument_size_in_bytes,
-        "outputs": stats.output_size_in_bytes - stats.alias_size_in_bytes,
-        "temporaries": stats.temp_size_in_bytes,
-        "attention_forward": forward,
-        "attention_backward": backward,
-        "attention_unfused": float32.of_attention([*in_full, *hlo.products(text, "bf16")]),
-        "float32_products": sorted({product.shapes for product in in_full}),
-        "float32_unnamed": float32.unnamed(in_full, row.platform),
-        "asks_host": hlo.asks_host(text),
-        "sends_inside_branches": different_courses(text),
-        "nondeterministic": nondeterministic(text),
-        "donated": hlo.donated(text),
-        "sends": sorted({kind for kind, _ in hlo.collectives(text)}),
-        "sends_total": sent.total,
-        "sends_hidden": sent.hidden,
-        "sends_behind_products": sent.behind_products,
-        "sends_bytes": sent.total_bytes,
-        "sends_hidden_bytes": sent.hidden_bytes,
-        "estimate": estimate_row(text, _devices(row.devices)[0].device_kind),
-        "kernels": started.kernels,
-        "launches": started.launches,
-        # A TPU reads the conditions of its loops and branches itself.
-        "host_loops": started.host_loops if row.platform != TPU else 0,
-        "host_branches": started.host_branches if row.platform != TPU else 0,
-        # libtpu counts every loop as one round, and its seconds are negative where there are loops.
-        "cost": {
-            name: float(cost[name])
-            for name in ("flops", "bytes accessed", "optimal_seconds")
-            if cost.get(name, 0) > 0
-        },
-    }
+    kind = _devices(row.devices)[0].device_kind
+    of_search = {}
+    if isinstance(row.model, CorpusSize):
+        of_search = search_figures(row.model, math.prod(row.mesh), kind, text)
+    return (
+        found
+        | of_search
+        | {
+            "lines": text.count("\n"),
+            "arguments": stats.argument_size_in_bytes,
+            "outputs": stats.output_size_in_bytes - stats.alias_size_in_bytes,
+            "temporaries": stats.temp_size_in_bytes,
+            "attention_forward": forward,
+            "attention_backward": backward,
+            "attention_unfused": float32.of_attention([*in_full, *hlo.products(text, "bf16")]),
+            "float32_products": sorted({product.shapes for product in in_full}),
+            "float32_unnamed": float32.unnamed(in_full, row.platform),
+            "asks_host": hlo.asks_host(text),
+            "sends_inside_branches": different_courses(text),
+            "nondeterministic": nondeterministic(text),
+            "donated": hlo.donated(text),
+            "sends": sorted({kind for kind, _ in hlo.collectives(text)}),
+            "sends_total": sent.total,
+            "sends_hidden": sent.hidden,
+            "sends_behind_products": sent.behind_products,
+            "sends_bytes": sent.total_bytes,
+            "sends_hidden_bytes": sent.hidden_bytes,
+            "estimate": estimate_row(text, kind),
+            "kernels": started.kernels,
+            "launches": started.launches,
+            # A TPU reads the conditions of its loops and branches itself.
+            "host_loops": started.host_loops if row.platform != TPU else 0,
+            "host_branches": started.host_branches if row.platform != TPU else 0,
+            # libtpu counts every loop as one round; its seconds are negative where there are loops.
+            "cost": {
+                name: float(cost[name])
+                for name in ("flops", "bytes accessed", "optimal_seconds")
+                if cost.get(name, 0) > 0
+            },
+        }
+    )
 
 
 def failed(row: Row, why: str) -> dict[str, Any]:

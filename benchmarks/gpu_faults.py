@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.gpu_search import search_faults
 from qrag_jax.runtime.targets import CUDA
 
 
@@ -15,7 +16,7 @@ def faults(row: dict[str, Any]) -> list[str]:
     """
     if "failed" in row:
         return [f"does not compile: {row['failed']}"]
-    found, layers = [], row["layers"]
+    found, layers = search_faults(row), row["layers"]
     if row["platform"] == CUDA:
         if row["learns"] and row["attention_backward"] < layers:
             found.append(f"{row['attention_backward']} fused gradients for {layers} layers")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from benchmarks.gpu_search import CorpusSize, search_program
 from benchmarks.memory_cases import ROW_TOKENS, STEPS, Model, Step
 from qrag_jax.evaluators.episodes import Player, make_play
 from qrag_jax.learners.deferred import make_learn_step, make_play_step, scored_shapes
@@ -20,7 +21,7 @@ from qrag_jax.runtime.dry_run import Program
 
 # What they do: an update that plays, scores and learns at once; the two halves of one whose rewards
 # come from outside; greedy evaluation; embedding the texts of a table; embedding the states of a
-# beam search; and scoring all chunks of long documents.
+# beam search; and scoring all chunks of long documents. The search over a corpus has no encoder.
 UPDATE, PLAY, LEARN = "update", "play", "learn"
 EVALUATION, TEXTS, STATES, SCORES = "evaluation", "texts", "states", "scores"
 NAMES = (UPDATE, PLAY, LEARN, EVALUATION, TEXTS, STATES, SCORES)
@@ -28,13 +29,15 @@ LEARNS = (UPDATE, LEARN)  # these compute gradients, and take over the buffers o
 DOCUMENTS, PATHS, DOCUMENT_CHUNKS = 32, 4, 2048  # of a beam search
 
 
-def program_of(model: Model, mesh: Mesh, lora: bool, name: str) -> Program:
-    """One program of a model.
+def program_of(model: Model | CorpusSize, mesh: Mesh, lora: bool, name: str) -> Program:
+    """One program of a model, or the search over a corpus.
 
     Args:
         lora: adapters are trained, else whole towers.
-        name: one of `NAMES`.
+        name: one of `NAMES`; of a corpus, there is its search alone.
     """
+    if isinstance(model, CorpusSize):
+        return search_program(model, mesh)
     return _MAKERS[name](Step(model, mesh, lora))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.gpu_programs import NAMES, UPDATE
+from benchmarks.gpu_search import SEARCH, TINY_CORPUS, WIKIPEDIA, CorpusSize
 from benchmarks.memory_cases import BERT_BASE, E5_LARGE, MINILM, QWEN3, TINY, Model
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.targets import TARGETS
@@ -29,11 +30,12 @@ class Row(NamedTuple):
         target: a kind of device, of `runtime.targets`.
         mesh: sizes along data, fsdp and tensor.
         lora: adapters are trained, else whole towers.
-        program: one of `gpu_programs.NAMES`.
+        model: an encoder; of a search, a corpus.
+        program: one of `gpu_programs.NAMES`, or a search.
     """
 
     target: str
-    model: Model
+    model: Model | CorpusSize
     lora: bool
     mesh: tuple[int, int, int]
     program: str
@@ -60,7 +62,8 @@ def rows(quick: bool) -> list[Row]:
     """All rows: the quick ones, which take a minute or two, or the others, which take hours."""
     if quick:
         tiny = [Row(GPU, TINY, True, EIGHT, program) for program in NAMES]
-        return [*tiny, Row(GPU, MINILM, False, EIGHT, UPDATE)]
+        search = Row(GPU, TINY_CORPUS, False, EIGHT, SEARCH)
+        return [*tiny, Row(GPU, MINILM, False, EIGHT, UPDATE), search]
     found = [
         Row(GPU, model, lora, mesh, program)
         for mesh in (ONE, EIGHT, SIXTY_FOUR)
@@ -69,6 +72,7 @@ def rows(quick: bool) -> list[Row]:
         for program in NAMES
         if lora or mesh != ONE or model not in NOT_ON_ONE
     ]
+    found += [Row(GPU, WIKIPEDIA, False, mesh, SEARCH) for mesh in (ONE, EIGHT)]
     return found + [Row(target, BERT_BASE, False, EIGHT, UPDATE) for target in TPUS]
 
 

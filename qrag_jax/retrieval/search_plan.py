@@ -9,20 +9,15 @@ from qrag_jax.retrieval.top_groups import Plan
 
 # On a processor a block and its scores stay in the caches. On an accelerator a block's product is
 # large enough to be at its peak, and its scores are the largest array of the program.
-_CPU_GROUP, _GROUP = 16, 32
+GROUP = 16  # larger ones cost more when they are scored again, smaller ones have more maxima
 _CPU_BATCH, _BATCH = 512, 1024
 _CPU_BLOCK = 2048
 _CPU_SPAN = 2**18  # passages
 _SCORES = 2**28  # of a block, in numbers; 1 GiB
-_MAXIMA = 2**27  # of a span, likewise
+_MAXIMA = 2**28  # of a span, likewise
 _BLOCKS = 128  # that are written out in one program; so long it takes to compile
-_CPU_GATHERED, _GATHERED = 2**23, 2**28  # numbers of vectors that are scored again at a time
-_ALIGNED = 128  # rows of a tile of an accelerator's products
-
-
-def group_of(on_cpu: bool) -> int:
-    """Passages of a group."""
-    return _CPU_GROUP if on_cpu else _GROUP
+_CPU_GATHERED, _GATHERED = 2**23, 2**29  # numbers of vectors that are scored again at a time
+_ALIGNED = 256  # rows of two tiles of an accelerator's products, and of 16 groups
 
 
 def largest_batch(on_cpu: bool) -> int:
@@ -51,20 +46,20 @@ class Wanted(NamedTuple):
 def plan_of(layout: Layout, wanted: Wanted, on_cpu: bool) -> Plan:
     """How a device searches its part."""
     batch, k, groups = wanted
-    group, rows = group_of(on_cpu), layout.rows
+    rows = layout.rows
     if on_cpu:
-        block, span, unit = _CPU_BLOCK, _CPU_SPAN, group
+        block, span, unit = _CPU_BLOCK, _CPU_SPAN, GROUP
     else:
         block = max(_SCORES // batch, -(-rows // _BLOCKS))
-        span, unit = max(_MAXIMA // batch, 1) * group, _ALIGNED
+        span, unit = max(_MAXIMA // batch, 1) * GROUP, _ALIGNED
     # Equal spans of equal blocks, so that little is searched twice.
     spans = -(-rows // span)
     blocks = -(-rows // (spans * block))
     block = min(-(-rows // (spans * blocks * unit)) * unit, rows)
     return Plan(
         k=k,
-        groups=min(groups, rows // group),
-        group=group,
+        groups=min(groups, rows // GROUP),
+        group=GROUP,
         block=block,
         span=blocks,
         gathered=max((_CPU_GATHERED if on_cpu else _GATHERED) // layout.width, 1),

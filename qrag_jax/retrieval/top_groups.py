@@ -105,14 +105,15 @@ def _best_groups(queries: jax.Array, part: Part, plan: Plan) -> _Groups:
         # The last blocks begin early enough to be whole; what was seen before is not seen again.
         starts = (np if plan.unrolled else jnp).minimum(first, rows - plan.block)
         if plan.unrolled:
-            maxima = jnp.stack([of_block((), int(start))[1] for start in starts])
+            maxima = jnp.concatenate(_in_turn(factors, part, starts, plan), axis=1)
         else:
             _, maxima = jax.lax.scan(of_block, (), starts)
+            maxima = maxima.swapaxes(0, 1).reshape(len(queries), -1)
         inside = np.arange(in_block, dtype=np.int32)
         groups = starts[:, None] // plan.group + inside[None]
-        new = groups * plan.group >= first[:, None]
-        maxima = jnp.where(new[:, None], maxima, NOTHING)
-        maxima = maxima.swapaxes(0, 1).reshape(len(queries), -1)
+        new = (groups * plan.group >= first[:, None]).reshape(-1)
+        if not (plan.unrolled and new.all()):
+            maxima = jnp.where(new[None], maxima, NOTHING)
         return _merged(best, maxima, jnp.asarray(groups.reshape(-1)), plan.groups), None
 
     shape = (len(queries), plan.groups)
@@ -137,8 +138,18 @@ def _maxima(queries: jax.Array, block: Part, plan: Plan) -> jax.Array:
     )
     if block.scales is not None:
         scores = scores * block.scales[None]
-    scores = jnp.where(block.allowed[None], scores, NOTHING)
-    return _unsigned_zero(scores.reshape(len(queries), -1, plan.group).max(-1))
+    scores = jnp.where(block.allowed[None], _unsigned_zero(scores), NOTHING)
+    return scores.reshape(len(queries), -1, plan.group).max(-1)
+
+
+def _in_turn(factors: jax.Array, part: Part, starts: np.ndarray, plan: Plan) -> list[jax.Array]:
+    """The maxima of each block. One begins when the last has ended, for their scores are many."""
+    found: list[jax.Array] = []
+    for start in starts:
+        if found:
+            factors, found[-1] = jax.lax.optimization_barrier((factors, found[-1]))
+        found.append(_maxima(factors, _slice(part, int(start), plan.block), plan))
+    return found
 
 
 def _merged(best: _Groups, maxima: jax.Array, numbers: jax.Array, kept: int) -> _Groups:
@@ -199,5 +210,5 @@ def _unsigned_zero(scores: jax.Array) -> jax.Array:
     return jnp.where(scores == 0, 0.0, scores)
 
 
-def _slice(part: Part, start: jax.Array, size: int) -> Part:
+def _slice(part: Part, start: jax.Array | int, size: int) -> Part:
     return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), part)

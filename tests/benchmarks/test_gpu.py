@@ -12,6 +12,7 @@ from benchmarks.gpu import cases_of
 from benchmarks.gpu_faults import faults
 from benchmarks.gpu_programs import NAMES
 from benchmarks.gpu_rows import chosen, rows
+from benchmarks.gpu_search import SEARCH
 from benchmarks.hlo import Product
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.targets import TARGETS
@@ -67,6 +68,7 @@ ROW: dict[str, Any] = {
         ({"sends_inside_branches": ["all-gather.1"]}, "sends where a device may not come: all-ga"),
         ({"nondeterministic": ["scatter.4"]}, "adds in no fixed order in scatter.4"),
         ({"donated": 3}, "3 of 10 arrays of the state are reused"),
+        ({"many_scores": True, "largest_scores": 0.5}, "holds 50% of a batch's scores at once"),
         ({"failed": "XlaRuntimeError: no"}, "does not compile: XlaRuntimeError: no"),
     ],
 )
@@ -108,10 +110,10 @@ def test_rows_have_names_of_their_own_and_cover_the_programs() -> None:
     every = rows(quick=False)
     assert len({row.name for row in every}) == len(every)
     gpus = [row for row in every if row.target == "h100"]
-    assert {row.program for row in gpus} == set(NAMES)
+    assert {row.program for row in gpus} == {*NAMES, SEARCH}
     assert {row.devices for row in gpus} == {"h100x1", "h100x8", "h100x64"}
     assert {row.target for row in every} == set(TARGETS)
-    assert len({(row.model.name, row.lora) for row in gpus}) == 10
+    assert len({(row.model.name, row.lora) for row in gpus if row.program != SEARCH}) == 10
 
 
 def test_rows_are_chosen_by_regular_expressions() -> None:

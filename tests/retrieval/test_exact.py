@@ -154,8 +154,12 @@ def test_vectors_that_change_while_an_index_is_open(tmp_path: Path) -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(InputError, match=r"retrieval.storage is 'int4'; use one of float32"):
         ExactSettings("int4")
-    with pytest.raises(InputError, match=r"retrieval.candidates is -1"):
-        ExactSettings(candidates=-1)
+    for wrong in (-1, 0.5):
+        with pytest.raises(InputError, match=rf"retrieval.candidates is {wrong}"):
+            ExactSettings(candidates=wrong)
+    assert ExactSettings("int8").candidates_of(10) == 40
+    assert ExactSettings("int8", 1.5).candidates_of(5) == 8
+    assert ExactSettings().candidates_of(7) == 7
 
 
 def test_devices_without_a_passage(tmp_path: Path) -> None:

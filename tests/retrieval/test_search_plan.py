@@ -4,8 +4,8 @@ import pytest
 
 from qrag_jax.retrieval.device_vectors import Layout
 from qrag_jax.retrieval.search_plan import (
+    GROUP,
     Wanted,
-    group_of,
     padded_batch,
     plan_of,
     working_bytes,
@@ -16,12 +16,11 @@ from qrag_jax.retrieval.search_plan import (
 @pytest.mark.parametrize("count", [1, 15, 100, 2049, 10**6, 21_015_324])
 @pytest.mark.parametrize("batch", [1, 64, 1024])
 def test_blocks_cover_a_part(count: int, batch: int, on_cpu: bool) -> None:
-    group = group_of(on_cpu)
-    rows = -(-count // group) * group
+    rows = -(-count // GROUP) * GROUP
     plan = plan_of(Layout(count, 1024, rows, "bfloat16"), Wanted(batch, 100, 200), on_cpu)
-    assert plan.block % group == 0
+    assert plan.block % GROUP == 0
     assert plan.block <= rows
-    assert plan.groups <= rows // group
+    assert plan.groups <= rows // GROUP
     blocks = -(-rows // plan.block)
     in_spans = -(-blocks // plan.span) * plan.span
     assert in_spans * plan.block <= 1.05 * rows + in_spans * 128
