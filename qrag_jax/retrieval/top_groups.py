@@ -12,6 +12,7 @@ of equal values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -105,16 +106,18 @@ def _best_groups(queries: jax.Array, part: Part, plan: Plan) -> _Groups:
         # The last blocks begin early enough to be whole; what was seen before is not seen again.
         starts = (np if plan.unrolled else jnp).minimum(first, rows - plan.block)
         if plan.unrolled:
-            maxima = jnp.concatenate(_in_turn(factors, part, starts, plan), axis=1)
+            pieces = _in_turn(factors, part, starts, plan)
         else:
             _, maxima = jax.lax.scan(of_block, (), starts)
-            maxima = maxima.swapaxes(0, 1).reshape(len(queries), -1)
+            pieces = [maxima.swapaxes(0, 1).reshape(len(queries), -1)]
         inside = np.arange(in_block, dtype=np.int32)
         groups = starts[:, None] // plan.group + inside[None]
-        new = (groups * plan.group >= first[:, None]).reshape(-1)
-        if not (plan.unrolled and new.all()):
-            maxima = jnp.where(new[None], maxima, NOTHING)
-        return _merged(best, maxima, jnp.asarray(groups.reshape(-1)), plan.groups), None
+        new = (groups * plan.group >= first[:, None]).reshape(len(pieces), -1)
+        pieces = [
+            piece if plan.unrolled and here.all() else jnp.where(here[None], piece, NOTHING)
+            for piece, here in zip(pieces, new, strict=True)
+        ]
+        return _merged(best, pieces, jnp.asarray(groups.reshape(-1)), plan.groups), None
 
     shape = (len(queries), plan.groups)
     best = _Groups(jnp.full(shape, NOTHING), jnp.zeros(shape, jnp.int32))
@@ -152,24 +155,37 @@ def _in_turn(factors: jax.Array, part: Part, starts: np.ndarray, plan: Plan) -> 
     return found
 
 
-def _merged(best: _Groups, maxima: jax.Array, numbers: jax.Array, kept: int) -> _Groups:
-    """The best groups of those so far and of a span's `[B, G]`, all of which come behind them."""
-    count = maxima.shape[1]
-    found = jnp.broadcast_to(numbers[None], maxima.shape)
+def _merged(best: _Groups, maxima: Sequence[jax.Array], numbers: jax.Array, kept: int) -> _Groups:
+    """The best groups of those so far and of a span, all of which come behind them.
+
+    Args:
+        maxima: `[B, G]` of each of P pieces of the span.
+        numbers: `[P * G]`, those of the groups.
+    """
+    count = maxima[0].shape[1]
     coarse = -(-count // _COARSE)
-    if kept < coarse:
+    if kept < coarse * len(maxima):
         short = coarse * _COARSE - count
-        padded = jnp.pad(maxima, ((0, 0), (0, short)), constant_values=NOTHING)
-        by_coarse = padded.reshape(len(maxima), coarse, _COARSE)
-        _, place = jax.lax.top_k(by_coarse.max(-1), kept)
+        if short:
+            maxima = [
+                jnp.pad(piece, ((0, 0), (0, short)), constant_values=NOTHING) for piece in maxima
+            ]
+        by_coarse = [piece.reshape(len(piece), coarse, _COARSE).max(-1) for piece in maxima]
+        _, place = jax.lax.top_k(jnp.concatenate(by_coarse, axis=1), kept)
         # In order, for the first of equal values is to be taken.
         place = jnp.sort(place, axis=1)[..., None] * _COARSE + jnp.arange(_COARSE)[None, None]
-        place = place.reshape(len(maxima), -1)
-        maxima = jnp.take_along_axis(padded, place, axis=1)
-        found = numbers[jnp.minimum(place, count - 1)]
-    maxima = jnp.concatenate([best.maxima, maxima], axis=1)
+        place = place.reshape(len(place), -1)
+        piece, inside = place // (coarse * _COARSE), place % (coarse * _COARSE)
+        found = numbers[piece * count + jnp.minimum(inside, count - 1)]
+        values = jnp.full(place.shape, NOTHING)
+        for at, one in enumerate(maxima):  # pieces are not joined: they are large
+            values = jnp.where(piece == at, jnp.take_along_axis(one, inside, axis=1), values)
+    else:
+        values = jnp.concatenate(maxima, axis=1)
+        found = jnp.broadcast_to(numbers[None], values.shape)
+    values = jnp.concatenate([best.maxima, values], axis=1)
     found = jnp.concatenate([best.numbers, found], axis=1)
-    values, place = jax.lax.top_k(maxima, kept)
+    values, place = jax.lax.top_k(values, kept)
     return _Groups(values, jnp.take_along_axis(found, place, axis=1))
 
 
