@@ -171,10 +171,7 @@ def _merged(best: _Groups, maxima: Sequence[jax.Array], numbers: jax.Array, kept
                 jnp.pad(piece, ((0, 0), (0, short)), constant_values=NOTHING) for piece in maxima
             ]
         by_coarse = [piece.reshape(len(piece), coarse, _COARSE).max(-1) for piece in maxima]
-        _, place = jax.lax.top_k(jnp.concatenate(by_coarse, axis=1), kept)
-        # In order, for the first of equal values is to be taken.
-        place = jnp.sort(place, axis=1)[..., None] * _COARSE + jnp.arange(_COARSE)[None, None]
-        place = place.reshape(len(place), -1)
+        place = _members(_best_places(jnp.concatenate(by_coarse, axis=1), kept))
         piece, inside = place // (coarse * _COARSE), place % (coarse * _COARSE)
         found = numbers[piece * count + jnp.minimum(inside, count - 1)]
         values = jnp.full(place.shape, NOTHING)
@@ -187,6 +184,30 @@ def _merged(best: _Groups, maxima: Sequence[jax.Array], numbers: jax.Array, kept
     found = jnp.concatenate([best.numbers, found], axis=1)
     values, place = jax.lax.top_k(values, kept)
     return _Groups(values, jnp.take_along_axis(found, place, axis=1))
+
+
+def _best_places(values: jax.Array, kept: int) -> jax.Array:
+    """The places of the best of `[B, n]`, `[B, kept]` from the lowest on.
+
+    Of many values, first the best groups are found, as of the passages: a GPU sorts them all.
+    """
+    count = values.shape[1]
+    coarse = -(-count // _COARSE)
+    if kept >= coarse:
+        return jnp.sort(jax.lax.top_k(values, kept)[1], axis=1)
+    short = ((0, 0), (0, coarse * _COARSE - count))
+    padded = jnp.pad(values, short, constant_values=NOTHING)
+    maxima = padded.reshape(len(values), coarse, _COARSE).max(-1)
+    members = _members(_best_places(maxima, kept))
+    _, at = jax.lax.top_k(jnp.take_along_axis(padded, members, axis=1), kept)
+    best = jnp.take_along_axis(members, at, axis=1)
+    return jnp.sort(jnp.minimum(best, count - 1), axis=1)
+
+
+def _members(groups: jax.Array) -> jax.Array:
+    """The places of the members of coarse groups `[B, n]`, in their order."""
+    inside = jnp.arange(_COARSE, dtype=groups.dtype)
+    return (groups[..., None] * _COARSE + inside[None, None]).reshape(len(groups), -1)
 
 
 def _scored_again(queries: jax.Array, part: Part, groups: jax.Array, plan: Plan) -> Best:
