@@ -1,0 +1,232 @@
+"""Reads corpora of passages: JSON lines, Parquet, BEIR's layout, and `contents` as FlashRAG has it.
+
+Records may have any field names. By itself a reader finds `id`, `title` and `text`; BEIR's `_id`;
+and the form of the corpus wiki18_100w (FlashRAG, arXiv 2405.13576; Search-R1, arXiv 2503.09516):
+`id` and `contents`, which is a title in double quotes on a line of its own, then the text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qrag_jax.data.files.beir import Document
+from qrag_jax.data.files.records import SUFFIXES as RECORD_SUFFIXES
+from qrag_jax.data.files.records import read_records
+from qrag_jax.errors import InputError
+
+PARQUET = ".parquet"
+SUFFIXES = (*RECORD_SUFFIXES, PARQUET)
+NAMES, TITLES, TEXTS = ("_id", "id"), ("title",), ("text", CONTENTS := "contents")
+METADATA = "metadata"  # a field of this name that holds an object is spread out
+ALL = "*"
+_ROWS = 1024  # of a Parquet file in memory at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """The fields of a corpus; None: the first of the usual names that the first record has.
+
+    Attributes:
+        id: `NAMES` are usual.
+        title: `TITLES` are usual, else it is looked for in `contents`; "": there are no titles.
+        text: `TEXTS` are usual.
+        metadata: the further fields that are kept; None: all.
+    """
+
+    id: str | None = None
+    title: str | None = None
+    text: str | None = None
+    metadata: tuple[str, ...] | None = None
+
+    @classmethod
+    def parse(cls, columns: str = "", metadata: str = ALL) -> Columns:
+        """The columns as flags have them.
+
+        Args:
+            columns: such as "id=docid,title=name,text=body"; what is left out stays usual.
+            metadata: names with commas between them; "*": all; "": none.
+
+        Raises:
+            InputError: a part is not `id=`, `title=` or `text=` with a name.
+        """
+        given: dict[str, str] = {}
+        for part in filter(None, columns.split(",")):
+            kind, equals, name = part.partition("=")
+            if kind not in ("id", "title", "text") or not equals or (not name and kind != "title"):
+                raise InputError(
+                    f"--columns has {part!r}; write id=NAME, title=NAME or text=NAME, with commas "
+                    "between them."
+                )
+            given[kind] = name
+        kept = None if metadata == ALL else tuple(filter(None, metadata.split(",")))
+        return cls(**given, metadata=kept)
+
+    def of(self, record: Mapping[str, Any], where: str) -> Columns:
+        """The columns with all names settled by the first record.
+
+        Raises:
+            InputError: the record lacks one.
+        """
+        name = self._one(record, where, "id", NAMES)
+        text = self._one(record, where, "text", TEXTS)
+        title = self.title
+        if title is None:
+            of_its_own = "" if text != CONTENTS else None  # None: it is in the text
+            title = next((usual for usual in TITLES if usual in record), of_its_own)
+        return dataclasses.replace(self, id=name, title=title, text=text)
+
+    def _one(self, record: Mapping[str, Any], where: str, kind: str, usual: tuple[str, ...]) -> str:
+        given = getattr(self, kind)
+        names = usual if given is None else (given,)
+        for name in names:
+            if name in record:
+                return name
+        raise InputError(
+            f"{where}: there is no field {' or '.join(map(repr, names))}, only "
+            f"{', '.join(map(repr, record)) or 'none'}; name the column with --columns={kind}=NAME."
+        )
+
+
+class Read(NamedTuple):
+    """A document and its place in the corpus' files, such as "corpus.jsonl.gz:17"."""
+
+    where: str
+    document: Document
+
+
+def corpus_files(path: Path) -> list[Path]:
+    """The files of a corpus, in reading order.
+
+    Args:
+        path: a file; a folder with `corpus.jsonl` (BEIR's layout), gzip'd or not; or a folder all
+            of whose files with known suffixes are the corpus, by name.
+
+    Raises:
+        InputError: there is none, or its name has no known suffix.
+    """
+    if not path.exists():
+        raise InputError(f"{path} does not exist; give a corpus' file or folder.")
+    if not path.is_dir():
+        if not path.name.endswith(SUFFIXES):
+            raise InputError(
+                f"the name of {path} ends in none of {', '.join(SUFFIXES)}; rename it."
+            )
+        return [path]
+    for name in ("corpus.jsonl", "corpus.jsonl.gz"):
+        if (path / name).is_file():
+            return [path / name]
+    files = sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(SUFFIXES))
+    if not files:
+        raise InputError(
+            f"the folder {path} has neither corpus.jsonl nor any file that ends in one of "
+            f"{', '.join(SUFFIXES)}; put the corpus there, or give its file."
+        )
+    return files
+
+
+def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[Read]:
+    """Yields the documents of a corpus in the files' order; little of it is in memory at a time.
+
+    Ids that are whole numbers become texts. It looks for no two documents of one id: that takes all
+    ids in memory. Texts may be empty.
+
+    Args:
+        path: see `corpus_files`.
+        columns: the names of the fields; None: the usual ones.
+
+    Raises:
+        InputError: a file cannot be read (see `read_records`), lacks a column, or a record has no
+            id or something else than a text as its title or text; names file, line and field.
+    """
+    columns = columns or Columns()
+    for file in corpus_files(path):
+        records = _parquet_rows(file) if file.name.endswith(PARQUET) else read_records(file)
+        settled = None
+        for where, record in records:
+            settled = settled or columns.of(record, where)
+            yield Read(where, _document(where, record, settled))
+
+
+def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Document:
+    assert columns.id is not None
+    assert columns.text is not None
+    name = record.get(columns.id)
+    if isinstance(name, int) and not isinstance(name, bool):
+        name = str(name)
+    if not isinstance(name, str) or not name.strip():
+        raise InputError(
+            f"{where}: field {columns.id!r} is {_shown(record, columns.id)}; give every passage an "
+            "id of its own, a text or a whole number."
+        )
+    text = _text(where, record, columns.text)
+    title = ""
+    if columns.title and record.get(columns.title) is not None:
+        title = _text(where, record, columns.title)
+    elif columns.title is None:
+        title, text = split_contents(text)
+    further = {
+        key: value
+        for key, value in record.items()
+        if key not in (columns.id, columns.title, columns.text)
+    }
+    spread = further.get(METADATA)
+    if isinstance(spread, Mapping):
+        del further[METADATA]
+        further |= spread
+    elif spread is None:  # as in many files of BEIR's layout
+        further.pop(METADATA, None)
+    if columns.metadata is not None:
+        further = {key: further[key] for key in columns.metadata if key in further}
+    return Document(name, text, title, further)
+
+
+def split_contents(contents: str) -> tuple[str, str]:
+    """Title and text of a `contents`; a first line that is not in double quotes is no title."""
+    first, newline, rest = contents.partition("\n")
+    first = first.strip()
+    if newline and len(first) > 1 and first[0] == first[-1] == '"':
+        return first[1:-1], rest
+    return "", contents.removeprefix("\n")
+
+
+def _text(where: str, record: Mapping[str, Any], field: str) -> str:
+    value = record.get(field)
+    if not isinstance(value, str):
+        raise InputError(
+            f"{where}: field {field!r} is {_shown(record, field)}; write it as a text, or name "
+            "another column with --columns."
+        )
+    return value
+
+
+def _shown(record: Mapping[str, Any], field: str) -> str:
+    return repr(record[field])[:80] if field in record else "missing"
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Pairs (where, record) of a Parquet file; `where` has the row, from 1."""
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise InputError(
+            f"{path} needs the package pyarrow to be read: run pip install 'qrag_jax[hub]', or "
+            "write the corpus as .jsonl."
+        ) from None
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(_ROWS):
+                for record in batch.to_pylist():
+                    number += 1
+                    yield f"{path.name}, row {number}", record
+    except (pyarrow.ArrowException, OSError) as error:
+        said = " ".join(str(error).split())[:200].rstrip(".")
+        raise InputError(
+            f"{path} cannot be read as Parquet after row {number} ({said}); download it again."
+        ) from None
+    if not number:
+        raise InputError(f"{path} is empty; it should hold one record at least.")
