@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import grain
 import numpy as np
 
 from qrag_jax.data.tokens import Tokens, TokenStore
-from qrag_jax.data.worker_process import follow_parent
+from qrag_jax.data.worker_process import read_ahead
 from qrag_jax.errors import InputError
 
 PADDING_SAMPLE = -1
@@ -141,15 +140,7 @@ def training_batches(
     mixed = datasets[0] if len(datasets) == 1 else grain.MapDataset.mix(datasets, shares)
     index, count = shard
     batches = mixed[index::count].batch(batch_size, batch_fn=stack)
-    read = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
-    iterable = batches.to_iter_dataset(read)
-    if workers:
-        # Batches come through pipes: shared memory would remain after the whole run is killed.
-        by_pipe = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
-        iterable = grain.experimental.WithOptionsIterDataset(iterable, by_pipe)
-        settings = grain.MultiprocessingOptions(num_workers=workers)
-        iterable = iterable.mp_prefetch(settings, worker_init_fn=follow_parent)
-    return iter(iterable)
+    return read_ahead(batches, workers)
 
 
 def evaluation_batches(

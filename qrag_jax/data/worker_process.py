@@ -1,4 +1,4 @@
-"""Ties the life of a batch-building worker process to the life of its trainer."""
+"""Reads data ahead in threads or in worker processes, which end with their parent."""
 
 from __future__ import annotations
 
@@ -6,10 +6,36 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from multiprocessing import connection
+from typing import TypeVar
+
+import grain
+from absl import flags
 
 LOOK_EVERY = 1.0  # seconds
+
+T = TypeVar("T")
+
+
+def read_ahead(dataset: grain.MapDataset[T], workers: int) -> grain.DatasetIterator[T]:
+    """An iterator over the items in order, a few of which are made before they are asked for.
+
+    Args:
+        workers: processes that make them; with 0, two threads of this process do.
+    """
+    read = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+    iterable = dataset.to_iter_dataset(read)
+    if workers:
+        if not flags.FLAGS.is_parsed():  # Grain reads one; a program that has none parses none
+            flags.FLAGS.mark_as_parsed()
+        # Items come through pipes: shared memory would remain after the whole run is killed.
+        by_pipe = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
+        iterable = grain.experimental.WithOptionsIterDataset(iterable, by_pipe)
+        settings = grain.MultiprocessingOptions(num_workers=workers)
+        iterable = iterable.mp_prefetch(settings, worker_init_fn=follow_parent)
+    return iter(iterable)
 
 
 def follow_parent(worker: int = 0, workers: int = 1) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +92,42 @@ def make_embed(
     return jax.jit(over_mesh, in_shardings=(shardings, rows, rows), out_shardings=rows)
 
 
+class Group(NamedTuple):
+    """Rows as `Embed` takes them.
+
+    tokens: int32 `[N, L]`.
+    lengths: int32 `[N]`, 0 where there is no row.
+    places: int `[rows]`, where each of the rows that were given is.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    places: np.ndarray
+
+
+def laid_out(
+    rows: Sequence[Sequence[int] | np.ndarray], shape: tuple[int, int], devices: int, pad_id: int
+) -> Group:
+    """Rows dealt out by length, so that every device has the same amount of work.
+
+    Args:
+        rows: the ids of each row.
+        shape: of the tokens, `[N, L]`; N is rounded up to a multiple of the number of devices.
+        devices: number of devices that share the rows.
+        pad_id: behind every row.
+    """
+    size, width = shape
+    size += -size % devices
+    tokens = np.full((size, width), pad_id, np.int32)
+    lengths = np.zeros(size, np.int32)
+    order = np.argsort([len(row) for row in rows], kind="stable")
+    places = np.empty(len(rows), np.int64)
+    places[order] = np.arange(size).reshape(-1, devices).T.ravel().argsort()[: len(rows)]
+    for place, row in zip(places, rows, strict=True):
+        tokens[place, : len(row)], lengths[place] = row, len(row)
+    return Group(tokens, lengths, places)
+
+
 class TextTable:
     """A table of embeddings, which grows when new texts are asked for.
 
@@ -169,19 +205,11 @@ class TextTable:
         kept = self._row_tokens - len(opening) - 1
         encoded = self._tokenizer.encode(list(texts.values()))
         rows = [[*opening, *ids[:kept], encoder.sep_id] for ids in encoded]
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        devices = self._mesh.size
         size = _group_size(len(rows))
-        size += -size % devices
-        tokens = np.full((size, self._row_tokens), encoder.pad_id, np.int32)
-        lengths = np.zeros(size, np.int32)
-        # Rows are dealt out by length, so that every device has the same amount of work.
-        places = np.arange(size).reshape(-1, devices).T.ravel().argsort()[: len(rows)]
-        for place, i in zip(places, order, strict=True):
-            tokens[place, : len(rows[i])], lengths[place] = rows[i], len(rows[i])
+        group = laid_out(rows, (size, self._row_tokens), self._mesh.size, encoder.pad_id)
+        tokens, lengths, places = group
         embeddings = np.asarray(self._embed(self._params, tokens, lengths))[places]
-        names = list(texts)
-        digests = [names[i] for i in order]
+        digests = list(texts)
         self._append(digests, embeddings)
         self.counts.embedded += len(rows)
         self.counts.tokens += int(lengths.sum())

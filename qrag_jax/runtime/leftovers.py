@@ -30,6 +30,11 @@ def clean_run(workdir: Path, log: Log) -> None:
     _delete(found, log)
 
 
+def clean_partial(folder: Path, log: Log) -> None:
+    """Deletes unfinished files directly in a folder; only the holder of its lock may call this."""
+    _delete([*folder.glob(f".*{whole_files.PARTIAL}")], log)
+
+
 def clean_weights(folder: Path, log: Log) -> None:
     """Deletes folders of weights in `folder` whose makers are dead, if permissions allow it."""
     _delete([path for path in folder.glob(f"{WEIGHTS}*") if _abandoned(path)], log)
