@@ -1,0 +1,171 @@
+"""Vectors of passages written part by part: what was written stays if the process is killed.
+
+A folder that is being filled has a file of vectors for each part that is finished, a note beside
+it, and `building.json`, which says what the vectors are made of. The manifest comes last, and only
+then is the folder an index; the notes and `building.json` then go. So the disk holds the vectors
+once, and no part is ever copied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval import manifest as manifests
+from qrag_jax.retrieval.manifest import Manifest
+from qrag_jax.retrieval.vector_files import PREFIX
+from qrag_jax.retrieval.vectors import DTYPES, check_finite
+from qrag_jax.runtime import whole_files
+
+NAME = "building.json"
+NOTE = ".json"  # suffix of a part's note
+_AGAIN = "or delete the folder to begin again"
+
+
+class PartNote(NamedTuple):
+    """What is kept of a finished part.
+
+    passages: number of them.
+    tokens: of all rows, special ones included.
+    cut: number of passages that were longer than a row.
+    """
+
+    passages: int
+    tokens: int
+    cut: int
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorParts:
+    """The parts of a folder.
+
+    Attributes:
+        made_of: what the vectors depend on, as JSON has it; a folder begun with other values is
+            refused.
+        count: number of passages.
+        part: passages of a part; the last one has the rest.
+        width: of a vector.
+        dtype: of the numbers in the files, a name of `vectors.DTYPES`.
+    """
+
+    folder: Path
+    made_of: Mapping[str, Any]
+    count: int
+    part: int
+    width: int
+    dtype: str
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the parts."""
+        return range(-(-self.count // self.part))
+
+    def passages(self, number: int) -> range:
+        """The numbers of the passages of a part; none beyond the last part."""
+        return range(min(number * self.part, self.count), min((number + 1) * self.part, self.count))
+
+    def begin(self) -> None:
+        """Makes the folder, or goes on with one that was begun.
+
+        Raises:
+            InputError: it was begun with other values, or holds an index.
+            OSError: it cannot be written.
+        """
+        if (self.folder / manifests.NAME).exists():
+            raise InputError(
+                f"{self.folder} holds a finished index; give another folder, {_AGAIN}."
+            )
+        path = self.folder / NAME
+        wanted = json.loads(json.dumps(self._told()))
+        if not path.exists():
+            whole_files.write_whole(path, json.dumps(wanted, indent=1) + "\n")
+            return
+        try:
+            found = json.loads(path.read_bytes())
+            other = next((name for name in wanted if found.get(name) != wanted[name]), None)
+        except (ValueError, AttributeError):
+            raise InputError(f"{path} is damaged; delete {self.folder} to begin again.") from None
+        if other is not None:
+            raise InputError(
+                f"{path} has {_short(found.get(other))} in the field {other}, but "
+                f"{_short(wanted[other])} is asked for now; go on with what it was begun with, "
+                f"{_AGAIN}."
+            )
+
+    def finished(self) -> dict[int, PartNote]:
+        """The parts that are on disk as a whole."""
+        found = {}
+        for number in self.numbers:
+            path = self._path(number)
+            try:
+                note = PartNote(**json.loads(self._note(number).read_bytes()))
+                size = path.stat().st_size
+            except (OSError, ValueError, TypeError):
+                continue
+            if note.passages == len(self.passages(number)) and size == self._size(number):
+                found[number] = note
+        return found
+
+    def write(self, number: int, vectors: np.ndarray, note: PartNote) -> None:
+        """Writes the vectors `[passages of the part, width]` of a part, then its note.
+
+        Raises:
+            InputError: a vector holds NaN or an infinite number.
+            OSError: the disk is full.
+        """
+        first, count = self.passages(number).start, len(self.passages(number))
+        if vectors.shape != (count, self.width):
+            raise ValueError(f"{vectors.shape} instead of {(count, self.width)}")
+        check_finite(vectors, str(self.folder), first)
+        with whole_files.replacing(self._path(number)) as file:
+            file.write(np.ascontiguousarray(vectors.astype(DTYPES[self.dtype])).view(np.uint8).data)
+        whole_files.write_whole(self._note(number), json.dumps(note._asdict()) + "\n")
+
+    def finish(self, manifest: Manifest) -> None:
+        """Writes the manifest, which names the parts in order, and deletes the notes.
+
+        Raises:
+            ValueError: a part is missing.
+        """
+        found = self.finished()
+        if len(found) < len(self.numbers):
+            raise ValueError(f"{len(found)} of {len(self.numbers)} parts are finished")
+        files = {self._path(number).name: self._size(number) for number in self.numbers}
+        whole = dataclasses.replace(
+            manifest, count=self.count, width=self.width, dtype=self.dtype, files=files
+        )
+        manifests.write_manifest(self.folder, whole)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Deletes what a finished index does not need."""
+        if (self.folder / manifests.NAME).exists():
+            for number in self.numbers:
+                self._note(number).unlink(missing_ok=True)
+            (self.folder / NAME).unlink(missing_ok=True)
+
+    def _told(self) -> dict[str, Any]:
+        sizes = {"passages": self.count, "part": self.part, "width": self.width}
+        return {**self.made_of, **sizes, "dtype": self.dtype}
+
+    def _path(self, number: int) -> Path:
+        # As `vector_files` names the first version of the vectors.
+        return self.folder / f"{PREFIX}1.{number}.{self.dtype}"
+
+    def _note(self, number: int) -> Path:
+        path = self._path(number)
+        return path.with_name(path.name + NOTE)
+
+    def _size(self, number: int) -> int:
+        return len(self.passages(number)) * self.width * DTYPES[self.dtype].itemsize
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"

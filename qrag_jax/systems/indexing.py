@@ -1,0 +1,392 @@
+"""Builds an index of a corpus: the corpus is stored, its passages are embedded, part by part.
+
+The folder has one part for the corpus and one for each engine over it:
+
+    OUT/corpus       the passages (`retrieval.corpus`)
+    OUT/source.json  which files they were read from
+    OUT/exact        the vectors and their manifest, which is written last
+    OUT/bm25         the index of words
+
+The disk holds the corpus and the vectors, and nothing else that grows. What was killed goes on: the
+corpus after its last passages that are known to be on disk, the vectors after their last finished
+parts. With several hosts the folder is on a disk that all of them see. The first one stores the
+corpus, each embeds its share of the parts, and the first one writes the manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from tqdm import tqdm
+
+from qrag_jax.data.files.corpora import Columns, Read, corpus_files, read_corpus
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.retrieval import bm25, corpus, exact, manifest
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.corpus_writer import CorpusWriter
+from qrag_jax.retrieval.manifest import Manifest
+from qrag_jax.retrieval.protocol import Passage
+from qrag_jax.retrieval.vector_files import set_settings
+from qrag_jax.retrieval.vector_parts import PartNote, VectorParts
+from qrag_jax.rollouts.text_table import laid_out
+from qrag_jax.runtime import leftovers, locks, whole_files
+from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from qrag_jax.runtime.mesh import shard_batch
+from qrag_jax.runtime.platform import Platform
+from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.passage_rows import PassageRows, Rows
+
+CORPUS, SOURCE = "corpus", "source.json"
+EXACT, BM25 = ENGINES = (exact.ENGINE, bm25.ENGINE)
+# Of --dtype: the numbers in the files, and those on the devices of a search. What int8 finds is
+# scored again by the files.
+DTYPES = {
+    "float32": ("float32", "float32"),
+    "bfloat16": ("bfloat16", "bfloat16"),
+    "int8": ("bfloat16", "int8"),
+}
+# Passages of a part, which are lost if the process is killed: seconds of work.
+CPU_PART, ACCELERATOR_PART = 1024, 16_384
+_TYPICAL = 2048  # passages by whose lengths blocks are chosen
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexSettings:
+    """How an index is built.
+
+    Attributes:
+        engine: one of `ENGINES`.
+        dtype: a name of `DTYPES`.
+        columns: the fields of the corpus' records.
+        skip_empty: passages without text are left out; else they are errors.
+        part: passages embedded and written at a time; 0: as many as suit the devices.
+        workers: processes that tokenise; -1: as many as suit the devices; 0: threads do it.
+
+    Raises:
+        InputError: a value is unknown or out of range.
+    """
+
+    engine: str = EXACT
+    dtype: str = "float32"
+    columns: Columns = dataclasses.field(default_factory=Columns)
+    skip_empty: bool = False
+    part: int = 0
+    workers: int = -1
+
+    def __post_init__(self) -> None:
+        check_known("index", self, "engine", ENGINES)
+        check_known("index", self, "dtype", DTYPES)
+        check_least("index", self, part=0, workers=-1)
+
+
+class Indexed(NamedTuple):
+    """A finished index.
+
+    corpus: its passages.
+    folder: of the engine, which holds the manifest.
+    embedded: number of passages that this call embedded.
+    tokens: of all rows that this call embedded, special ones included.
+    cut: number of passages that were longer than a row, of all; None: unknown, for the index was
+        finished before.
+    seconds: of embedding, from the first rows to the last file.
+    """
+
+    corpus: StoredCorpus
+    folder: Path
+    embedded: int = 0
+    tokens: int = 0
+    cut: int | None = None
+    seconds: float = 0.0
+
+
+def index_corpus(
+    source: Path | None,
+    out: Path,
+    encoder: PassageEncoder | None,
+    settings: IndexSettings | None = None,
+    stop: StopSignal | None = None,
+) -> Indexed:
+    """Builds an index, or goes on with one that was begun.
+
+    A finished index of the same corpus and encoder is returned as it is. All hosts call this.
+
+    Args:
+        source: file or folder of the corpus (see `corpora.corpus_files`); None: `out` has one.
+        out: the folder, made if absent.
+        encoder: of the passages; None: the engine needs none.
+        settings: None: the usual ones.
+        stop: checked after every part.
+
+    Raises:
+        InputError: the corpus or its folder cannot be used, or `out` was begun with others.
+        Stopped: a signal came; the same call goes on.
+        OSError: the disk is full.
+    """
+    settings, stop = settings or IndexSettings(), stop or StopSignal()
+    if settings.engine == EXACT and encoder is None:
+        raise InputError(f"the engine {EXACT} compares vectors; give an encoder.")
+    first = jax.process_index() == 0
+    with contextlib.ExitStack() as stack:
+        if first:
+            fix = "wait until it ends, or end it, or give another --index"
+            lock = locks.held(out / ".lock", f"{out} is being written", fix, "--index")
+            stack.enter_context(lock)
+            _store_corpus(source, out, settings, stop)
+        _together("the corpus is stored")
+        stored = StoredCorpus(out / CORPUS)
+        if settings.engine == BM25:
+            return _index_words(stored, out / BM25)
+        assert encoder is not None
+        return _index_vectors(stored, out / EXACT, encoder, settings, stop)
+
+
+def _store_corpus(
+    source: Path | None, out: Path, settings: IndexSettings, stop: StopSignal
+) -> None:
+    """Writes the corpus' folder from its source, or goes on with it."""
+    folder, record = out / CORPUS, out / SOURCE
+    leftovers.clean_partial(out, print)
+    if source is None:
+        return  # a missing corpus is told of when it is opened
+    told = _told(source, settings)
+    if record.exists() and _read(record) != told:
+        if (folder / corpus.NAME).exists():
+            raise InputError(
+                f"{out} holds another corpus, or the files or --columns have changed since it was "
+                "read; give another --index, or delete the folder."
+            )
+        shutil.rmtree(folder, ignore_errors=True)  # it is not finished, and has no vectors
+    elif not record.exists() and folder.exists():
+        raise InputError(
+            f"{out} has a folder {CORPUS}, but no {SOURCE}; give another --index, or leave out "
+            "--corpus to index the corpus that is there."
+        )
+    whole_files.write_whole(record, json.dumps(told, indent=1) + "\n")
+    if (folder / corpus.NAME).exists():
+        return
+    with (
+        CorpusWriter(folder) as writer,
+        tqdm(desc="reading", unit=" passages", unit_scale=True) as bar,
+    ):
+        done = len(writer)
+        bar.update(done)
+        skipped = 0
+        for read in _kept(source, settings):
+            if read is None:
+                skipped += 1
+            elif done:
+                done -= 1
+            else:
+                writer.add(Passage(*read.document), read.where)
+                bar.update()
+                stop.check()
+        writer.finish()
+    if skipped:
+        print(f"{skipped} records without text were left out")
+
+
+def _kept(source: Path, settings: IndexSettings) -> Iterator[Read | None]:
+    """The records of a corpus; None for one that is left out."""
+    for read in read_corpus(source, settings.columns):
+        empty = settings.skip_empty and not read.document.text.strip()
+        yield None if empty else read
+
+
+def _told(source: Path, settings: IndexSettings) -> dict[str, Any]:
+    """What shows that a corpus is the one that was begun with."""
+    files = []
+    for path in corpus_files(source):
+        stat = path.stat()
+        files.append([path.name, stat.st_size, stat.st_mtime_ns])
+    columns = dataclasses.asdict(settings.columns)
+    told = {"files": files, "columns": columns, "skip_empty": settings.skip_empty}
+    return json.loads(json.dumps(told))
+
+
+def _read(record: Path) -> Any:
+    try:
+        return json.loads(record.read_bytes())
+    except ValueError:
+        return None
+
+
+def _index_words(stored: StoredCorpus, folder: Path) -> Indexed:
+    if jax.process_index() == 0 and not (folder / manifest.NAME).exists():
+        bm25.BM25Index.build(stored).save(folder)
+    _together("the words are written")
+    bm25.BM25Index.load(folder, stored)  # it fits, or is refused
+    return Indexed(stored, folder)
+
+
+def _index_vectors(
+    stored: StoredCorpus,
+    folder: Path,
+    encoder: PassageEncoder,
+    settings: IndexSettings,
+    stop: StopSignal,
+) -> Indexed:
+    digest = encoder.digest()
+    number, storage = DTYPES[settings.dtype]
+    about = Manifest(
+        engine=EXACT,
+        corpus=stored.digest,
+        count=len(stored),
+        encoder=digest,
+        settings=dataclasses.asdict(exact.ExactSettings(storage)),
+    )
+    on_cpu = Platform.of(encoder.mesh).on_cpu
+    parts = VectorParts(
+        folder,
+        {"corpus": stored.digest, "encoder": digest, "made_by": encoder.made_by},
+        count=len(stored),
+        part=settings.part or (CPU_PART if on_cpu else ACCELERATOR_PART),
+        width=encoder.encoder.width,
+        dtype=number,
+    )
+    if (folder / manifest.NAME).exists():
+        known: dict[str, str | int] = {
+            "engine": EXACT,
+            "corpus": stored.digest,
+            "encoder": digest,
+            "count": len(stored),
+        }
+        found = manifest.read_manifest(folder, **known)
+        manifest.check_files(folder, found)
+        if found.dtype != number:
+            raise InputError(
+                f"{folder / manifest.NAME} has {found.dtype!r} in the field dtype, but --dtype is "
+                f"{settings.dtype}; give another --index, or delete {folder} to embed again."
+            )
+        if jax.process_index() == 0:
+            parts.tidy()
+            if found.settings != about.settings:
+                set_settings(folder, about.settings)
+        return Indexed(stored, folder)
+    if jax.process_index() == 0:
+        stored.check_content()
+        parts.begin()
+        leftovers.clean_partial(folder, print)
+    _together("the folder is there")
+    workers = settings.workers if settings.workers >= 0 else (0 if on_cpu else 4)
+    rows = PassageRows(
+        stored.folder, encoder.tokenizer, encoder.encoder.chunk_opening, encoder.row_tokens
+    )
+    now = _Embedding(encoder, parts, rows).run(workers, stop)
+    notes = parts.finished()
+    if len(notes) < len(parts.numbers):
+        raise Stopped(stop.name or "another host's signal")
+    if jax.process_index() == 0:
+        parts.finish(about)
+    _together("the index is finished")
+    return Indexed(stored, folder, *now[:2], sum(note.cut for note in notes.values()), now[2])
+
+
+class _Running(NamedTuple):
+    """A part that the devices compute.
+
+    result: `[N, width]`, on all hosts' devices.
+    places: where each of the part's rows is in this host's share of the result.
+    """
+
+    number: int
+    rows: Rows
+    result: jax.Array
+    places: np.ndarray
+
+
+class _Embedding:
+    """Embeds the parts that are not finished: one of each host at a time."""
+
+    def __init__(self, encoder: PassageEncoder, parts: VectorParts, rows: PassageRows) -> None:
+        self._encoder, self._parts, self._rows = encoder, parts, rows
+        self._hosts = jax.process_count()
+        count = parts.count
+        typical = np.linspace(0, count - 1, min(count, _TYPICAL)).astype(np.int64)
+        self._embed = encoder.embed(rows.of(typical).lengths)
+        self._shape = (min(parts.part, count), encoder.row_tokens)
+
+    def run(self, workers: int, stop: StopSignal) -> tuple[int, int, float]:
+        """Passages and tokens that this call embedded on all hosts, and its seconds."""
+        finished = self._parts.finished()
+        numbers, hosts = self._parts.numbers, self._hosts
+        # Hosts compute together, so that a round is repeated if one of its parts is missing.
+        rounds = [numbers[start : start + hosts] for start in numbers[::hosts]]
+        due = [each for each in rounds if any(number not in finished for number in each)]
+        own = [each.start + jax.process_index() for each in due]
+        passages = [self._parts.passages(number) for number in own]
+        left = sum(len(self._parts.passages(number)) for each in due for number in each)
+        total, started = self._parts.count, time.perf_counter()
+        hidden = jax.process_index() > 0
+        with tqdm(
+            total=total, initial=total - left, unit=" passages", unit_scale=True, disable=hidden
+        ) as bar:
+            running: tuple[int, _Running] | None = None
+            made = self._rows.ahead(passages, workers)
+            for each, number, rows in zip(due, own, made, strict=True):
+                dispatched = self._dispatch(number, rows)
+                # The device computes this part while the host writes the one before.
+                if running is not None:
+                    bar.update(self._write(*running))
+                running = sum(len(self._parts.passages(n)) for n in each), dispatched
+                if _any(stop.requested):
+                    break
+            if running is not None:
+                bar.update(self._write(*running))
+        _together("all parts are written")
+        seconds = time.perf_counter() - started
+        notes = self._parts.finished()
+        new = [notes[number] for each in due for number in each if number in notes]
+        return sum(note.passages for note in new), sum(note.tokens for note in new), seconds
+
+    def _dispatch(self, number: int, rows: Rows) -> _Running:
+        """Begins to compute a part; a number beyond the last part has no rows."""
+        encoder = self._encoder
+        devices = encoder.mesh.size // self._hosts
+        group = laid_out(rows.each(), self._shape, devices, encoder.encoder.pad_id)
+        given = shard_batch(encoder.mesh, (group.tokens, group.lengths))
+        return _Running(number, rows, self._embed(encoder.params, *given), group.places)
+
+    def _write(self, passages: int, running: _Running) -> int:
+        """Writes a part of this host when it is computed; returns `passages`, those of all hosts'.
+
+        Raises:
+            InputError: see `VectorParts.write`.
+            OSError: the disk is full.
+        """
+        rows = running.rows
+        vectors = _own(running.result)[running.places]
+        if running.number in self._parts.numbers:
+            note = PartNote(len(rows.lengths), int(rows.lengths.sum()), rows.cut)
+            self._parts.write(running.number, vectors, note)
+        return passages
+
+
+def _own(result: jax.Array) -> np.ndarray:
+    """The rows on this host's devices, in order."""
+    if result.is_fully_addressable:
+        return np.asarray(result)
+    shards = sorted(result.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    return np.concatenate([np.asarray(shard.data) for shard in shards])
+
+
+def _any(flag: bool) -> bool:
+    """Whether it is set on one of the hosts."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
+
+
+def _together(what: str) -> None:
+    """Waits for all hosts."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)

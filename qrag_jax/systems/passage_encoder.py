@@ -1,0 +1,210 @@
+"""The tower that embeds passages: of a run, of an export, or of any encoder's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from qrag_jax.data.tokens import TextTokenizer
+from qrag_jax.errors import InputError
+from qrag_jax.learners import placement
+from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.packing import choose_blocks
+from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.files.known_files import inside, read_json
+from qrag_jax.models.files.model_folder import resolve_folder
+from qrag_jax.models.files.sentence_transformers import TRANSFORMER_CONFIG, prompts
+from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.pretrained import load_encoder
+from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
+from qrag_jax.rollouts.chunks import CHUNK
+from qrag_jax.rollouts.text_table import Embed, make_embed
+from qrag_jax.runtime.embedding_files import encoder_key
+from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.minilm import MINILM, find_minilm
+from qrag_jax.runtime.platform import Platform
+from qrag_jax.systems.saved_run import SavedRun
+
+EXPORTED = "chunk"  # folder of the tower of chunks in an export
+USUAL_TOKENS = 512  # longest row of a model whose folder says nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class PassageEncoder:
+    """A tower on the devices of a mesh, and how its rows are made.
+
+    Attributes:
+        params: the parameters of two towers stacked on axis 0, of which `CHUNK` is used; in an
+            `Adapted`, only the adapters are stacked.
+        shardings: where they live.
+        row_tokens: length of the longest row, special tokens counted; longer passages are cut.
+        blocks: how rows are packed (block_tokens, length_buckets, block_sizes are read).
+        origin: the folder that it comes from, for messages.
+    """
+
+    mesh: Mesh
+    params: Params | Adapted
+    shardings: Params | Adapted
+    encoder: TextEncoder
+    tokenizer: TextTokenizer
+    row_tokens: int
+    blocks: EncoderConfig
+    origin: str
+
+    @classmethod
+    def of_run(cls, run: SavedRun, which: str = "best") -> PassageEncoder:
+        """The tower of chunks of a run; passages are cut at `config.data.max_chunk_tokens`.
+
+        Args:
+            which: "best" or "last", the checkpoint.
+
+        Raises:
+            InputError: there is no such checkpoint.
+        """
+        loaded = run.loaded
+        return cls(
+            run.mesh,
+            run.trained(which)[0],
+            run.shardings,
+            loaded.encoder,
+            loaded.tokenizer,
+            min(run.config.data.max_chunk_tokens, loaded.encoder.max_positions),
+            run.config.encoder,
+            str(run.workdir),
+        )
+
+    @classmethod
+    def of_folder(
+        cls,
+        path: str,
+        config: EncoderConfig | None = None,
+        mesh: Mesh | None = None,
+        max_tokens: int = 0,
+    ) -> PassageEncoder:
+        """The tower of chunks of an export, or a published encoder, which embeds queries as well.
+
+        Args:
+            path: a folder, a hub name, or "minilm".
+            config: how it computes; `chunk_prefix` precedes passages, if the folder's tokenizer
+                does not add a prefix by itself. Its `path` is not read.
+            mesh: None: all devices, each with all parameters.
+            max_tokens: of a row; 0: as the folder says, else `USUAL_TOKENS`.
+
+        Raises:
+            InputError: the encoder cannot be found or used, or `max_tokens` does not fit it.
+        """
+        config, mesh = config or EncoderConfig(), mesh or make_mesh()
+        folder = _folder(path)
+        settings = config.load_settings | {"platform": Platform.of(mesh)}
+        loaded = load_encoder(folder, **settings)
+        encoder = loaded.encoder
+        if not encoder.chunk_prefix:
+            own = own_prefix(loaded.tokenizer)
+            encoder = dataclasses.replace(encoder, chunk_prefix=own)
+            if not own and (found := prompts(folder)):
+                texts = ", ".join(f"{name} {text!r}" for name, text in found.items())
+                print(f"The model's prompts are not used ({texts}); --chunk_prefix gives one.")
+        row_tokens = max_tokens or min(_longest_row(folder), encoder.max_positions)
+        least = len(encoder.chunk_opening) + 2
+        if not least <= row_tokens <= encoder.max_positions:
+            raise InputError(
+                f"--max_chunk_tokens is {row_tokens}, but rows of {path} have {least} to "
+                f"{encoder.max_positions} tokens, special ones included; give a number of these."
+            )
+        shardings = placement.params_shardings(mesh, loaded.partition_rules, loaded.stored)
+        params = placement.both_towers(shardings, loaded.stored)
+        return cls(
+            mesh, params, shardings, encoder, loaded.tokenizer, row_tokens, config, str(folder)
+        )
+
+    @property
+    def made_by(self) -> dict[str, Any]:
+        """All but the weights that a vector depends on."""
+        encoder = self.encoder
+        precision = encoder.module.precision
+        return {
+            "row_tokens": self.row_tokens,
+            "tokenizer": self.tokenizer.fingerprint(),
+            "scale": encoder.scale,
+            "pooling": [encoder.pooling, encoder.normalise],
+            "opening": list(encoder.chunk_opening),
+            # Not the form of attention: it changes nothing but the order of sums.
+            "precision": [str(precision.activations), str(precision.products)],
+        }
+
+    def digest(self) -> str:
+        """A digest of the weights and of `made_by`; reads all weights."""
+        tower = self.encoder.tower(self.params, CHUNK)
+        on_host = jax.tree.map(_on_host, tower)
+        return encoder_key(on_host, self.made_by)
+
+    def row(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The row of a passage's token ids, int32 `[at most row_tokens]`."""
+        opening = self.encoder.chunk_opening
+        kept = self.row_tokens - len(opening) - 1
+        return np.array([*opening, *ids[:kept], self.encoder.sep_id], np.int32)
+
+    def embed(self, lengths: np.ndarray) -> Embed:
+        """The jitted `(params, tokens [N, L], lengths [N]) → [N, D]`.
+
+        Args:
+            lengths: tokens of typical rows, for which blocks are chosen.
+        """
+        on_cpu, config = Platform.of(self.mesh).on_cpu, self.blocks
+        usual = CPU_BLOCK_TOKENS if on_cpu else ACCELERATOR_BLOCK_TOKENS
+        blocks = choose_blocks(
+            np.bincount(lengths, minlength=self.row_tokens + 1),
+            config.block_tokens or usual,
+            config.length_buckets,
+            config.block_sizes,
+            multiples=(8,) if on_cpu else (64, 8),
+        )
+        return make_embed(self.mesh, self.shardings, self.encoder, blocks, CHUNK)
+
+
+def own_prefix(tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """The ids that the tokenizer itself puts between the opening token and a text.
+
+    An export's tokenizer does so with the tower's prefix.
+    """
+    ids = list(tokenizer.backend.encode("", add_special_tokens=True).ids)
+    if not ids or ids[-1] != tokenizer.sep_id:
+        return ()
+    del ids[-1]
+    if tokenizer.cls_id is not None:
+        if not ids or ids[0] != tokenizer.cls_id:
+            return ()
+        del ids[0]
+    return tuple(ids)
+
+
+def _folder(path: str) -> Path:
+    if path == MINILM:
+        found = find_minilm()
+        if found is None:
+            raise InputError(f"--encoder is {MINILM!r}, which was found nowhere; give a folder.")
+        return found
+    folder = resolve_folder(path)
+    exported = folder / EXPORTED
+    return exported if (exported / "config.json").is_file() else folder
+
+
+def _longest_row(folder: Path) -> int:
+    """The longest row that the folder's sentence-transformers file allows."""
+    path = inside(folder, TRANSFORMER_CONFIG)
+    found: Mapping[str, Any] = read_json(path) if path.is_file() else {}
+    most = found.get("max_seq_length")
+    return most if isinstance(most, int) and most > 0 else USUAL_TOKENS
+
+
+def _on_host(leaf: jax.Array) -> np.ndarray:
+    if leaf.is_fully_addressable:
+        return np.asarray(leaf)
+    return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
