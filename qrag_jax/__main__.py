@@ -13,6 +13,7 @@ COMMANDS = {
     "filter_log": "cut a retrieval log down",
     "answer": "have a language model answer with the chunks taken, and score the answers",
     "export": "write the towers as sentence-transformers models",
+    "index": "embed a corpus, so that it can be searched",
     "validate_data": "check a data file before a training does",
     "serve_llm": "serve a language model for trainers on other terminals",
 }

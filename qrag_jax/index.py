@@ -1,0 +1,149 @@
+"""Builds an index of a corpus that a trained retriever, or any encoder, can search.
+
+    python -m qrag_jax.index --corpus=FILE_OR_FOLDER --index=OUT --workdir=RUN
+    python -m qrag_jax.index --corpus=FILE_OR_FOLDER --index=OUT --encoder=FOLDER
+
+The corpus is JSON lines (.jsonl, .jsonl.gz), Parquet, a folder in BEIR's layout, or a folder of
+such files. RUN is a trained run, whose tower of chunks embeds the passages. FOLDER is an export of
+a run, or any encoder in Hugging Face's layout; "minilm" is all-MiniLM-L6-v2. --engine=bm25 indexes
+words and needs neither. If the command is broken off, the same command goes on where it was.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from qrag_jax.data.files.corpora import ALL, Columns
+from qrag_jax.data.tokens import default_cache
+from qrag_jax.errors import InputError
+from qrag_jax.models.compute import precision
+from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.heads.embedding import POOLINGS
+from qrag_jax.runtime import commandline, compilation
+from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.systems import run_flags
+from qrag_jax.systems.indexing import DTYPES, ENGINES, EXACT, Indexed, IndexSettings, index_corpus
+from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.saved_run import SavedRun
+
+WORDS_ONLY = "--workdir and --encoder are for the engine exact; leave them out."
+OF_ENCODER = ("chunk_prefix", "max_chunk_tokens", "pooling", "compute", "mesh")
+
+
+def define_flags(argv: Sequence[str]) -> None:
+    """Defines the flags of this command; those of a run if one is named."""
+    flags.DEFINE_string("corpus", None, "File or folder to index; none: go on with --index's own.")
+    flags.DEFINE_string("index", None, "Folder to write, or to go on with.")
+    flags.DEFINE_string("encoder", None, "Folder of an export or an encoder, hub name, or minilm.")
+    flags.DEFINE_enum("engine", EXACT, ENGINES, "What searches the index.")
+    flags.DEFINE_enum("dtype", "float32", [*DTYPES], "Of vectors; int8: bfloat16 in the files.")
+    flags.DEFINE_string("columns", "", "Names of fields: id=NAME,title=NAME,text=NAME.")
+    flags.DEFINE_string("metadata", ALL, "Further fields that are kept: names, or * for all.")
+    flags.DEFINE_bool("skip_empty", False, "Leave passages without text out; else an error.")
+    flags.DEFINE_integer("part", 0, "Passages written at a time, 0: as the devices need it.")
+    flags.DEFINE_integer("workers", -1, "Processes that tokenise; 0: threads, -1: by the devices.")
+    flags.DEFINE_string("chunk_prefix", "", "With --encoder: text before every passage.")
+    flags.DEFINE_integer("max_chunk_tokens", 0, "With --encoder: longest row, 0: as its folder.")
+    flags.DEFINE_enum("pooling", "", ["", *POOLINGS], "With --encoder: instead of its own.")
+    flags.DEFINE_enum("compute", precision.AUTO, precision.NAMES, "With --encoder: the dtype.")
+    flags.DEFINE_list("mesh", ["-1", "1", "1"], "With --encoder: as config.runtime.mesh.")
+    if any(word.lstrip("-").partition("=")[0] == "workdir" for word in argv):
+        run_flags.define(argv)
+    else:
+        flags.DEFINE_string("workdir", None, "Folder of a trained run.")
+
+
+def _settings() -> IndexSettings:
+    given = flags.FLAGS
+    return IndexSettings(
+        engine=given.engine,
+        dtype=given.dtype,
+        columns=Columns.parse(given.columns, given.metadata),
+        skip_empty=given.skip_empty,
+        part=given.part,
+        workers=given.workers,
+    )
+
+
+def _encoder() -> PassageEncoder | None:
+    """The encoder that the flags name; None for an engine that needs none."""
+    given = flags.FLAGS
+    if given.engine != EXACT:
+        if given.workdir or given.encoder:
+            raise InputError(WORDS_ONLY)
+        return None
+    if bool(given.workdir) == bool(given.encoder):
+        raise InputError("give one of --workdir=RUN and --encoder=FOLDER, which embeds passages.")
+    if given.workdir:
+        if named := [name for name in OF_ENCODER if given[name].present]:
+            raise InputError(
+                f"--{named[0]} is for --encoder; a run has its own, which --config.FIELD=VALUE "
+                "changes."
+            )
+        return _of_run()
+    compilation.enable_persistent_cache(default_cache() / "programs")
+    try:
+        sizes = tuple(map(int, given.mesh))
+    except ValueError:
+        raise InputError(f"--mesh is {','.join(given.mesh)}; give three numbers.") from None
+    return PassageEncoder.of_folder(
+        given.encoder,
+        EncoderConfig(dtype=given.compute, pooling=given.pooling, chunk_prefix=given.chunk_prefix),
+        make_mesh(sizes),  # type: ignore[arg-type]  # another number of sizes is refused there
+        given.max_chunk_tokens,
+    )
+
+
+def _of_run() -> PassageEncoder:
+    run = SavedRun.open(run_flags.workdir(), flags.FLAGS.config)
+    if not run_flags.checkpoint_is_given() and run.best_is_untrained():
+        raise InputError(
+            f"no evaluation of {run.workdir} scored above the untrained weights, which are its "
+            "best checkpoint; choose with --checkpoint=last or --checkpoint=best."
+        )
+    return PassageEncoder.of_run(run, run_flags.checkpoint())
+
+
+def main() -> int:
+    """Reads the flags and builds the index."""
+    if not flags.FLAGS.index:
+        raise InputError("give the folder to write, for example --index=indexes/wiki.")
+    out = Path(flags.FLAGS.index).expanduser()
+    source = Path(flags.FLAGS.corpus).expanduser() if flags.FLAGS.corpus else None
+    settings = _settings()
+    with StopSignal() as stop, commandline.writing(out, "--index"):
+        encoder = _encoder()
+        try:
+            indexed = index_corpus(source, out, encoder, settings, stop)
+        except Stopped as stopped:
+            print(f"{stopped}: stopped, what is finished is kept; give the same command to go on.")
+            return 128 + (signal.Signals[stop.name] if stop.name else signal.SIGTERM)
+    for line in _report(indexed, encoder):
+        print(line)
+    return 0
+
+
+def _report(indexed: Indexed, encoder: PassageEncoder | None) -> list[str]:
+    count = len(indexed.corpus)
+    lines = [f"{indexed.folder}: {count:,} passages"]
+    if encoder is not None and indexed.cut is not None:
+        lines.append(
+            f"{indexed.cut:,} of {count:,} passages are longer than {encoder.row_tokens} tokens "
+            "and were cut"
+        )
+    if indexed.embedded:
+        passages, tokens = indexed.embedded / indexed.seconds, indexed.tokens / indexed.seconds
+        lines.append(
+            f"embedded {indexed.embedded:,} of them, {indexed.tokens:,} tokens, in "
+            f"{indexed.seconds:.1f} s: {passages:,.1f} passages/s, {tokens:,.0f} tokens/s"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    commandline.run(main, define=define_flags)
