@@ -20,12 +20,13 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.manifest import read_manifest
 from qrag_jax.retrieval.protocol import Queries
 from qrag_jax.rollouts.chunks import CHUNK
-from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems import indexing
 from qrag_jax.systems.indexing import BM25, EXACT, IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from tests.devices import mesh_of
 from tests.systems.corpora import records, tree, write_corpus_file, write_tower
+from tests.systems.stopping import StopAfter
 
 COUNT = 70  # three parts of 24, the last one smaller
 SETTINGS = IndexSettings(part=24)
@@ -49,23 +50,6 @@ def built(tower: PassageEncoder, source: Path, tmp_path_factory: pytest.TempPath
     assert indexed.folder == out / EXACT
     assert indexed.embedded == len(indexed.corpus) == COUNT
     return out
-
-
-class StopAfter(StopSignal):
-    """Asks to stop at the n-th look at it."""
-
-    def __init__(self, looks: int) -> None:
-        self._left = looks
-        super().__init__()
-
-    @property
-    def requested(self) -> bool:
-        self._left -= 1
-        return self._left < 0
-
-    @requested.setter
-    def requested(self, value: bool) -> None:
-        assert not value
 
 
 def vectors_of(out: Path) -> np.ndarray:
