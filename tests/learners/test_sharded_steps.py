@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +11,7 @@ import pytest
 
 from benchmarks import hlo
 from qrag_jax.runtime.sharding import LEAST_SPLIT
-from tests.devices import environment_of
+from tests.devices import run_two_processes
 from tests.episodes_maker import tower
 from tests.learners.sharded_steps import (
     CASES,
@@ -44,18 +41,6 @@ def each(quick: list[Case], slow: list[Case]) -> pytest.MarkDecorator:
 
 
 every_case = each(CASES, SLOW_CASES)
-
-
-def start(folder: Path, address: str, process: str) -> subprocess.Popen[str]:
-    """One of the two processes of `sharded_steps`, with half of the devices."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.learners.sharded_steps", str(folder), address, process],
-        cwd=Path(__file__).parents[2],
-        env=environment_of(4),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,17 +89,7 @@ def test_same_losses_and_state_after_ten_steps(case: Case) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_alike(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    processes = [start(tmp_path, address, number) for number in "01"]
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=600)
-            assert process.returncode == 0, errors[-5000:]
-    finally:
-        for process in processes:
-            process.kill()
+    run_two_processes("tests.learners.sharded_steps", str(tmp_path))
     for case in SHARED:
         with np.load(tmp_path / f"{case.name}.npz") as arrays:
             check_equal(dict(arrays), found(WHOLE).arrays)

@@ -1,4 +1,4 @@
-"""`index_hosts ADDRESS PROCESS TOWER SOURCE OUT`: one of two processes that index one corpus.
+"""`index_hosts TOWER SOURCE OUT ADDRESS PROCESS`: one of two processes that index one corpus.
 
 Each has four devices. They build OUT/whole without a break, OUT/broken with one, and OUT/split with
 the parameters in parts on all devices.
@@ -22,8 +22,8 @@ PASSAGES = 70  # nine parts: one of the two hosts has no part in the last round
 
 
 def main() -> None:
-    jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
-    tower, source, out = sys.argv[3], Path(sys.argv[4]), Path(sys.argv[5])
+    tower, source, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    jax.distributed.initialize(sys.argv[4], num_processes=2, process_id=int(sys.argv[5]))
     copied = PassageEncoder.of_folder(tower, max_tokens=32)
     split = PassageEncoder.of_folder(tower, mesh=make_mesh((1, 8, 1)), max_tokens=32)
     assert split.digest() == copied.digest()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +11,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.vector_files import open_vectors
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from tests.devices import environment_of, mesh_of
+from tests.devices import mesh_of, run_two_processes
 from tests.systems.corpora import tree, write_corpus_file, write_tower
 from tests.systems.index_hosts import PASSAGES
 
@@ -27,28 +24,7 @@ def vectors(out: Path) -> np.ndarray:
 def test_two_hosts_build_what_one_does(tmp_path: Path) -> None:
     tower = write_tower(tmp_path / "tower")
     source = write_corpus_file(tmp_path / "corpus.jsonl", PASSAGES)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    module = "tests.systems.index_hosts"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, address, number, str(tower), str(source), str(tmp_path)],
-            cwd=Path(__file__).parents[2],
-            env=environment_of(4),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in "01"
-    ]
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=600)
-            assert process.returncode == 0, errors[-5000:]
-    finally:
-        for process in processes:
-            process.kill()
+    run_two_processes("tests.systems.index_hosts", str(tower), str(source), str(tmp_path))
     assert all((tmp_path / f"stopped-{number}").exists() for number in (0, 1))
     encoder = PassageEncoder.of_folder(str(tower), mesh=mesh_of(), max_tokens=32)
     index_corpus(source, tmp_path / "alone", encoder, IndexSettings(part=8))
