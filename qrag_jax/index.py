@@ -15,6 +15,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 from absl import flags
 
 from qrag_jax.data.files.corpora import ALL, Columns
@@ -44,7 +45,7 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_enum("dtype", "float32", [*DTYPES], "Of vectors; int8: bfloat16 in the files.")
     flags.DEFINE_string("columns", "", "Names of fields: id=NAME,title=NAME,text=NAME.")
     flags.DEFINE_string("metadata", ALL, "Further fields that are kept: names, or * for all.")
-    flags.DEFINE_bool("skip_empty", False, "Leave passages without text out; else an error.")
+    flags.DEFINE_bool("skip_empty", False, "Leave out passages without any text; else an error.")
     flags.DEFINE_integer("part", 0, "Passages written at a time, 0: as the devices need it.")
     flags.DEFINE_integer("workers", -1, "Processes that tokenise; 0: threads, -1: by the devices.")
     flags.DEFINE_string("chunk_prefix", "", "With --encoder: text before every passage.")
@@ -123,8 +124,8 @@ def main() -> int:
         except Stopped as stopped:
             print(f"{stopped}: stopped, what is finished is kept; give the same command to go on.")
             return 128 + (signal.Signals[stop.name] if stop.name else signal.SIGTERM)
-    for line in _report(indexed, encoder):
-        print(line)
+    if jax.process_index() == 0:
+        print("\n".join(_report(indexed, encoder)))
     return 0
 
 

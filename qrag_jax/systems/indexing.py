@@ -68,7 +68,7 @@ class IndexSettings:
         engine: one of `ENGINES`.
         dtype: a name of `DTYPES`.
         columns: the fields of the corpus' records.
-        skip_empty: passages without text are left out; else they are errors.
+        skip_empty: passages without title and text are left out; else they are errors.
         part: passages embedded and written at a time; 0: as many as suit the devices.
         workers: processes that tokenise; -1: as many as suit the devices; 0: threads do it.
 
@@ -198,7 +198,7 @@ def _store_corpus(
 def _kept(source: Path, settings: IndexSettings) -> Iterator[Read | None]:
     """The records of a corpus; None for one that is left out."""
     for read in read_corpus(source, settings.columns):
-        empty = settings.skip_empty and not read.document.text.strip()
+        empty = settings.skip_empty and not Passage(*read.document).whole
         yield None if empty else read
 
 
@@ -224,7 +224,7 @@ def _index_words(stored: StoredCorpus, folder: Path) -> Indexed:
     if jax.process_index() == 0 and not (folder / manifest.NAME).exists():
         bm25.BM25Index.build(stored).save(folder)
     _together("the words are written")
-    bm25.BM25Index.load(folder, stored)  # it fits, or is refused
+    bm25.BM25Index.open(folder, stored)  # it fits, or is refused
     return Indexed(stored, folder)
 
 

@@ -140,10 +140,12 @@ class PassageEncoder:
         }
 
     def digest(self) -> str:
-        """A digest of the weights and of `made_by`; reads all weights."""
-        tower = self.encoder.tower(self.params, CHUNK)
-        on_host = jax.tree.map(_on_host, tower)
-        return encoder_key(on_host, self.made_by)
+        """A digest of the weights and of `made_by`; reads all weights, one array at a time."""
+        if isinstance(self.params, Adapted):
+            leaves = jax.tree.map(_Leaf, self.encoder.tower(self.params, CHUNK))
+        else:  # the tower as a whole would be a copy on the devices
+            leaves = jax.tree.map(lambda leaf: _Leaf(leaf, CHUNK), self.params)
+        return encoder_key(leaves, self.made_by)
 
     def row(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """The row of a passage's token ids, int32 `[at most row_tokens]`."""
@@ -204,7 +206,15 @@ def _longest_row(folder: Path) -> int:
     return most if isinstance(most, int) and most > 0 else USUAL_TOKENS
 
 
-def _on_host(leaf: jax.Array) -> np.ndarray:
-    if leaf.is_fully_addressable:
-        return np.asarray(leaf)
-    return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """An array, or one tower's part of it, which is brought to the host when NumPy asks for it."""
+
+    leaf: jax.Array
+    tower: int | None = None
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        leaf = self.leaf if self.tower is None else self.leaf[self.tower]
+        if leaf.is_fully_addressable:
+            return np.asarray(leaf)
+        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))

@@ -233,7 +233,7 @@ def test_words_are_indexed_over_the_same_corpus(built: Path, tmp_path: Path) -> 
     for _ in range(2):
         indexed = index_corpus(None, out, None, IndexSettings(engine=BM25))
         assert indexed.folder == out / BM25
-    index = BM25Index.load(indexed.folder, indexed.corpus)
+    index = BM25Index.open(indexed.folder, indexed.corpus)
     passage = indexed.corpus.passages([5])[0]
     assert index.search(Queries([passage.whole]), 1).numbers[0, 0] == 5
 
@@ -243,7 +243,7 @@ def test_bad_records_leave_nothing_that_opens(
 ) -> None:
     lines = source.read_text().splitlines(keepends=True)
     path, out = tmp_path / "corpus.jsonl", tmp_path / "index"
-    empty = json.dumps({"id": "e", "title": "T", "text": " ", "page": 0}) + "\n"
+    empty = json.dumps({"id": "e", "title": "", "text": " ", "page": 0}) + "\n"
     for extra, told in (
         (empty, f"corpus.jsonl:{COUNT + 1}, with the id 'e', has no text"),
         (lines[3], f"the passages 3 and {COUNT}, counted from 0, both have the id 'p3'"),

@@ -213,8 +213,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         import pyarrow.parquet as parquet
     except ImportError:
         raise InputError(
-            f"{path} needs the package pyarrow to be read: run pip install 'qrag_jax[hub]', or "
-            "write the corpus as .jsonl."
+            f"{path} needs the package pyarrow to be read: run pip install 'qrag_jax[retrieval]', "
+            "or write the corpus as .jsonl."
         ) from None
     number = 0
     try:
