@@ -70,7 +70,8 @@ class IndexSettings:
         columns: the fields of the corpus' records.
         skip_empty: passages without title and text are left out; else they are errors.
         part: passages embedded and written at a time; 0: as many as suit the devices.
-        workers: processes that tokenise; -1: as many as suit the devices; 0: threads do it.
+        workers: processes that tokenise; -1: as many as suit the devices; 0: threads do it. A
+            program that uses processes needs the line `if __name__ == "__main__":`.
 
     Raises:
         InputError: a value is unknown or out of range.
@@ -81,7 +82,7 @@ class IndexSettings:
     columns: Columns = dataclasses.field(default_factory=Columns)
     skip_empty: bool = False
     part: int = 0
-    workers: int = -1
+    workers: int = 0
 
     def __post_init__(self) -> None:
         check_known("index", self, "engine", ENGINES)

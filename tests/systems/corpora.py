@@ -6,6 +6,7 @@ import json
 import random
 from pathlib import Path
 
+from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 
 WORDS = [
@@ -13,6 +14,8 @@ WORDS = [
     *("bridge", "letter", "window", "station", "mountain", "piano", "harbour", "forest"),
 ]
 TINY = ScratchConfig(layers=1, hidden=16, heads=2, vocab=300, positions=64)
+
+ONE_SHAPE = EncoderConfig(length_buckets=1, block_sizes=1)  # of blocks: fewer programs to compile
 
 
 def records(count: int, seed: int = 0) -> list[dict[str, object]]:

@@ -25,7 +25,7 @@ from qrag_jax.systems import indexing
 from qrag_jax.systems.indexing import BM25, EXACT, IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from tests.devices import mesh_of
-from tests.systems.corpora import records, tree, write_corpus_file, write_tower
+from tests.systems.corpora import ONE_SHAPE, records, tree, write_corpus_file, write_tower
 from tests.systems.stopping import StopAfter
 
 COUNT = 70  # three parts of 24, the last one smaller
@@ -35,7 +35,7 @@ SETTINGS = IndexSettings(part=24)
 @pytest.fixture(scope="module")
 def tower(tmp_path_factory: pytest.TempPathFactory) -> PassageEncoder:
     folder = write_tower(tmp_path_factory.mktemp("tower") / "model")
-    return PassageEncoder.of_folder(str(folder), mesh=mesh_of(), max_tokens=32)
+    return PassageEncoder.of_folder(str(folder), ONE_SHAPE, mesh_of(), 32)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ def test_several_devices_give_the_same_vectors(
 ) -> None:
     expected = vectors_of(built)
     for sizes in ((8, 1, 1), (2, 2, 2)):
-        spread = PassageEncoder.of_folder(tower.origin, mesh=mesh_of(*sizes), max_tokens=32)
+        spread = PassageEncoder.of_folder(tower.origin, ONE_SHAPE, mesh_of(*sizes), 32)
         assert spread.digest() == tower.digest()
         out = tmp_path / f"index{sizes[0]}"
         index_corpus(source, out, spread, SETTINGS)
