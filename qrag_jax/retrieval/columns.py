@@ -61,9 +61,8 @@ class Columns:
         if field not in self._found:
             self._found[field] = self._read(field) or self._make(field, metadata)
         column = self._found[field]
-        several = isinstance(wanted, list | tuple | set | frozenset)
-        keys = {_key(value) for value in (wanted if several else (wanted,))}
-        good = [_agrees(value, keys) for value in column.values]
+        keys = wanted_keys(wanted)
+        good = [not keys.isdisjoint(keys_of(value)) for value in column.values]
         # The last place is that of `ABSENT`.
         return np.array([*good, False])[column.codes]
 
@@ -79,10 +78,7 @@ class Columns:
                     values.append(value)
                 codes[number] = code
         if not values:
-            raise InputError(
-                f"where has the field {field!r}, which no passage of {self._folder.parent} has in "
-                "its metadata; name one that passages have."
-            )
+            raise unknown_field(field, self._folder.parent)
         with contextlib.suppress(OSError):
             self._write(field, Column(codes, values))
         return Column(codes, values)
@@ -110,6 +106,14 @@ class Columns:
         return self._folder / hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
+def unknown_field(field: str, where: object) -> InputError:
+    """The error for a field that no passage of a corpus has; `where` names the corpus."""
+    return InputError(
+        f"where has the field {field!r}, which no passage of {where} has in its metadata; name "
+        "one that passages have."
+    )
+
+
 def _key(value: Any) -> str:
     """Equal for values that are equal as JSON has them; 1 and 1.0 are, 1 and true are not."""
     if isinstance(value, float) and value.is_integer():
@@ -117,7 +121,12 @@ def _key(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _agrees(value: Any, keys: set[str]) -> bool:
-    if isinstance(value, list):
-        return any(_key(member) in keys for member in value)
-    return _key(value) in keys
+def keys_of(value: Any) -> set[str]:
+    """What a passage's field is found by: its key, or those of its members if it is a list."""
+    return {_key(member) for member in value} if isinstance(value, list) else {_key(value)}
+
+
+def wanted_keys(wanted: Any) -> set[str]:
+    """The keys of which a passage must have one; `wanted` as in `Columns.matching`."""
+    several = isinstance(wanted, list | tuple | set | frozenset)
+    return {_key(value) for value in (wanted if several else (wanted,))}

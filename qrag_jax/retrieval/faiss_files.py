@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.errors import InputError
+from qrag_jax.retrieval.libraries import engine_library
 from qrag_jax.retrieval.vectors import checked
 from qrag_jax.runtime import whole_files
 
@@ -24,14 +25,7 @@ def library() -> Any:
     Raises:
         InputError: it is not installed.
     """
-    try:
-        import faiss
-    except ImportError:
-        raise InputError(
-            "files and indexes of faiss need the package faiss: run pip install 'qrag_jax[faiss]', "
-            "or use the engine exact."
-        ) from None
-    return faiss
+    return engine_library("faiss", "faiss", "faiss")
 
 
 @dataclasses.dataclass(frozen=True)

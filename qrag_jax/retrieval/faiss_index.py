@@ -13,7 +13,7 @@ from qrag_jax.retrieval.faiss_files import flat_index, library, read_flat, write
 from qrag_jax.retrieval.manifest import Manifest, check_files, read_manifest, write_manifest
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
 from qrag_jax.retrieval.ranking import ranked
-from qrag_jax.retrieval.vectors import check_count, check_k, query_vectors
+from qrag_jax.retrieval.vectors import check_count, check_k, check_numbers, query_vectors
 
 ENGINE = "faiss"
 FILE = "index.faiss"
@@ -112,10 +112,7 @@ class FaissIndex:
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 `[len(numbers), width]`: the passages' vectors."""
-        wanted = np.asarray(numbers, np.int64)
-        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self.corpus)):
-            raise IndexError(f"vectors {wanted.min()} to {wanted.max()} of {len(self.corpus)}")
-        return self._index.reconstruct_batch(wanted)
+        return self._index.reconstruct_batch(check_numbers(numbers, len(self.corpus)))
 
     def save(self, folder: Path) -> None:
         """Writes the index as faiss has it, and the manifest.

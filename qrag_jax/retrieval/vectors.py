@@ -46,9 +46,7 @@ class Vectors:
         Raises:
             IndexError: there is no vector of such a number.
         """
-        wanted = np.asarray(numbers, np.int64)
-        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
-            raise IndexError(f"vectors {wanted.min()} to {wanted.max()} of {len(self)}")
+        wanted = check_numbers(numbers, len(self))
         found = np.empty((len(wanted), self.width), np.float32)
         of_part = np.searchsorted(self._starts, wanted, side="right") - 1
         for part in np.unique(of_part):
@@ -111,6 +109,14 @@ def check_count(vectors: int, passages: int) -> None:
             f"there are {vectors} vectors for {passages} passages; embed all passages, each once "
             "and in order."
         )
+
+
+def check_numbers(numbers: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
+    """int64 `[len(numbers)]`: numbers of vectors; an `IndexError` if one is not below `count`."""
+    wanted = np.asarray(numbers, np.int64)
+    if wanted.size and not (wanted.min() >= 0 and wanted.max() < count):
+        raise IndexError(f"vectors {wanted.min()} to {wanted.max()} of {count}")
+    return wanted
 
 
 def check_k(k: int) -> None:

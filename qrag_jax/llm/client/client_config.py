@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
-import re
-import urllib.parse
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.client.api_key import check_variable, read_key
+from qrag_jax.llm.server_url import check_url, is_local
 from qrag_jax.runtime.config_fields import internal
 
 
@@ -75,11 +73,7 @@ class ClientConfig:
     @property
     def is_local(self) -> bool:
         """Whether the server is on this machine, so that no proxy is needed."""
-        host = urllib.parse.urlsplit(self.url).hostname or ""
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        return is_local(self.url)
 
     def api_key(self) -> str:
         """The key from the environment; "" if none is needed.
@@ -91,20 +85,5 @@ class ClientConfig:
 
 
 def _checked_url(url: str, prefix: str) -> str:
-    try:
-        parts = urllib.parse.urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # for example, the port is not a number
-        usable = False
-    if not usable or re.search(r"\s", url):
-        # The part before an @ may be a password.
-        raise InputError(
-            f"{prefix}url is {url.rpartition('@')[2]!r}; give a server such as "
-            "http://127.0.0.1:8000/v1."
-        )
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        raise InputError(
-            f"{prefix}url has more than server and path ({parts.hostname}); give a key "
-            f"through {prefix}api_key_env."
-        )
+    parts = check_url(url, f"{prefix}url", "http://127.0.0.1:8000/v1", f"{prefix}api_key_env")
     return (url if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1").rstrip("/")
