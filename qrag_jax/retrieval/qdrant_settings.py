@@ -1,0 +1,120 @@
+"""What may be chosen of an index in Qdrant: where it is, how it is laid out, how it is searched."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+from qrag_jax.errors import InputError, check_least
+from qrag_jax.llm.server_url import check_url
+
+KEY_VARIABLE = "QDRANT_API_KEY"
+_SECTION = "retrieval"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+
+
+@dataclasses.dataclass(frozen=True)
+class QdrantServer:
+    """A collection, where it is, and how it is asked.
+
+    A server's API key is read from the environment variable QDRANT_API_KEY alone.
+
+    Attributes:
+        url: of a server or of any node of a cluster, such as http://127.0.0.1:6333; "": there is
+            none, and the client library itself keeps the vectors in the index's folder. It then
+            compares a query with every vector by NumPy, and reads all of them at the start: this
+            is meant for tests and for 20,000 passages at most, and the library warns above.
+        collection: the collection's name.
+        grpc: whether points are sent by gRPC, which is faster than JSON.
+        grpc_port: of the server, for this.
+        batch: passages that are sent at a time.
+        workers: batches that are sent at once.
+        attempts: to ask for one thing, at most, while the server cannot be reached or is broken.
+        pause: seconds before the second attempt; doubles up to 8 s.
+        timeout: seconds for one attempt.
+
+    Raises:
+        InputError: a field cannot be used; no message has a password in it.
+    """
+
+    url: str = ""
+    collection: str = "passages"
+    grpc: bool = False
+    grpc_port: int = 6334
+    batch: int = 256
+    workers: int = 4
+    attempts: int = 6
+    pause: float = 0.5
+    timeout: int = 60
+
+    def __post_init__(self) -> None:
+        if self.url:
+            field = f"config.{_SECTION}.url"
+            parts = check_url(self.url, field, "http://127.0.0.1:6333", KEY_VARIABLE)
+            plain = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+            object.__setattr__(self, "url", plain)
+        if not _NAME.fullmatch(self.collection):
+            raise InputError(
+                f"config.{_SECTION}.collection is {self.collection!r}; use letters, digits, dots, "
+                "hyphens and underscores."
+            )
+        check_least(_SECTION, self, grpc_port=1, batch=1, workers=1, attempts=1, timeout=1)
+        check_least(_SECTION, self, pause=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class QdrantLayout:
+    """How a server keeps the vectors; without a server it means nothing.
+
+    With shards=16, these are the settings of HARR's index of Wikipedia, 21 million passages.
+
+    Attributes:
+        shards: parts that are searched side by side, and spread over the nodes of a cluster.
+        replicas: nodes that hold each part.
+        int8: whether searches read numbers of 8 bits, which stay in memory.
+        on_disk: whether the float32 numbers are read from disk where they are needed.
+        m: links of a vector in the HNSW graph; 0: no graph, and every search reads all vectors.
+        ef_construct: candidates for these links.
+
+    Raises:
+        InputError: a field is too low.
+    """
+
+    shards: int = 1
+    replicas: int = 1
+    int8: bool = True
+    on_disk: bool = True
+    m: int = 16
+    ef_construct: int = 100
+
+    def __post_init__(self) -> None:
+        check_least(_SECTION, self, shards=1, replicas=1, m=0, ef_construct=4)
+
+
+@dataclasses.dataclass(frozen=True)
+class QdrantSearch:
+    """How a server searches; without a server every search is exact.
+
+    Attributes:
+        exact: whether all vectors are compared in float32; else the graph and the numbers of 8
+            bits are used, where there are any, and passages may be missed.
+        ef: candidates of the search in the graph; 0: as the server has it.
+        rescore: whether hits by 8 bits are scored again in float32; scores are else coarse.
+        oversampling: this many times k are found by 8 bits for this; at least 1.
+        ties: the most passages that are asked for to put those with equal scores in order.
+
+    Raises:
+        InputError: a field is too low.
+    """
+
+    exact: bool = False
+    ef: int = 0
+    rescore: bool = True
+    oversampling: float = 2.0
+    ties: int = 10_000
+
+    def __post_init__(self) -> None:
+        check_least(_SECTION, self, ef=0, oversampling=1.0, ties=1)
+        if not math.isfinite(self.oversampling):
+            raise InputError(f"config.{_SECTION}.oversampling is inf; use a number such as 2.")
