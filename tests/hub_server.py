@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
-import http.server
 import json
 import re
-import threading
 from collections.abc import Iterator
 from typing import Any
+
+from tests.json_server import Call, listening
 
 OWNER_KEY = "hf_secretOfThisTest"
 
@@ -113,35 +113,12 @@ def running() -> Iterator[Hub]:
     """A hub that serves while the block runs."""
     hub = Hub()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def _serve(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            path = self.path.partition("?")[0]
-            allowed = self.headers.get("Authorization") == f"Bearer {hub.token}"
-            if allowed or path.startswith("/store/"):
-                status, value = hub.answer(self.command, path, body)
-            else:
-                status, value = 401, {"error": "Invalid username or password."}
-            content = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
+    def answer(call: Call) -> tuple[int, Any]:
+        path = call.path.partition("?")[0]
+        allowed = call.headers.get("Authorization") == f"Bearer {hub.token}"
+        if allowed or path.startswith("/store/"):
+            return hub.answer(call.method, path, call.body)
+        return 401, {"error": "Invalid username or password."}
 
-        do_GET = do_HEAD = do_POST = do_PUT = _serve
-
-        def log_message(self, *arguments: Any) -> None:
-            """Says nothing."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with listening(answer) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

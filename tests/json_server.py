@@ -1,0 +1,61 @@
+"""A real HTTP server on this machine that replies in JSON, as a test wants it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+
+class Call(NamedTuple):
+    """A request.
+
+    path: as it came, with what follows a question mark.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@contextlib.contextmanager
+def listening(answer: Callable[[Call], tuple[int, Any]]) -> Iterator[str]:
+    """A server that answers while the block runs; its URL.
+
+    Args:
+        answer: returns status and body; it is called by several threads.
+    """
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def _serve(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, value = answer(Call(self.command, self.path, self.headers, body))
+            content = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            if status == 429:
+                self.send_header("Retry-After", "0")
+            with contextlib.suppress(ConnectionError):  # the client may be gone
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(content)
+
+        do_DELETE = do_GET = do_HEAD = do_PATCH = do_POST = do_PUT = _serve
+
+        def log_message(self, *arguments: Any) -> None:
+            """Says nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
