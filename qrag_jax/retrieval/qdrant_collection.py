@@ -216,9 +216,9 @@ def payload_of(passage: Passage) -> dict[str, Any]:
     for field, value in passage.metadata.items():
         terms |= {_term(field), *(_term(field, key) for key in keys_of(value))}
     kept = {"name": passage.name, "metadata": passage.metadata}
-    # JSON of the network has neither lone surrogates nor NaN.
+    # What is sent cannot have half of a surrogate pair.
     text = json.dumps(kept, ensure_ascii=False).encode("utf-8", "replace")
-    payload: dict[str, Any] = json.loads(text, parse_constant=str)
+    payload: dict[str, Any] = json.loads(text)
     return payload | ({TERMS: sorted(terms)} if terms else {})
 
 

@@ -80,7 +80,8 @@ class QdrantIndex:
             server: None: no server.
             encoder: a digest of what embedded the passages; "": unknown.
             version: of the vectors, if they are those of a folder (`vector_files`).
-            replace: whether an existing collection of this name is deleted.
+            replace: whether an existing collection of this name is deleted before; a call that
+                goes on must not ask for it.
 
         Raises:
             InputError: qdrant-client is not installed; there are not as many vectors as passages,
