@@ -237,7 +237,11 @@ def _term(field: str, key: str = "") -> str:
 def _with_one_of_each(terms: list[list[str]]) -> Any:
     models = library().models
     return models.Filter(
-        must=[models.FieldCondition(key=TERMS, match=models.MatchAny(any=each)) for each in terms]
+        must=[
+            # gRPC has no empty list of words; no passage has the empty word.
+            models.FieldCondition(key=TERMS, match=models.MatchAny(any=each or [""]))
+            for each in terms
+        ]
     )
 
 

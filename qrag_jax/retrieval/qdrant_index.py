@@ -147,7 +147,10 @@ class QdrantIndex:
 
     @property
     def indexed(self) -> bool:
-        """Whether a server has no graph and no numbers of 8 bits left to build."""
+        """Whether a server has no graph and no numbers of 8 bits left to build.
+
+        After `build` it may take a second to begin.
+        """
         return self._ask("get_collection").status == library().models.CollectionStatus.GREEN
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:

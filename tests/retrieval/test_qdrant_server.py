@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import collections
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -123,8 +120,10 @@ def test_no_server(tmp_path: Path) -> None:
     with running() as gone:
         pass
     for settings in ({}, {"grpc": True, "grpc_port": int(gone.url.rpartition(":")[2])}):
+        began = time.monotonic()
         with pytest.raises(InputError) as error:
-            built(task, at(gone, attempts=2, **settings))
+            built(task, at(gone, attempts=3, pause=0.1, **settings))
+        assert time.monotonic() - began > 0.1 + 0.2
         assert str(error.value).startswith(f"the Qdrant server at {gone.url} does not answer as ")
         assert "refused" in str(error.value)
         assert str(error.value).endswith("; start it, or give the url of one that runs.")
@@ -200,43 +199,6 @@ def test_failures_that_do_not_pass(tmp_path: Path, server: StandIn) -> None:
         built(task, at(server, timeout=1, attempts=2))
     let_go.set()
     assert 1.9 < time.monotonic() - began < 15
-
-
-class Refuses(grpc.GenericRpcHandler):
-    """Ends every call with one code."""
-
-    def __init__(self, code: grpc.StatusCode) -> None:
-        self.code, self.calls = code, 0
-
-    def service(self, handler_call_details: Any) -> Any:
-        return grpc.unary_unary_rpc_method_handler(self._end)
-
-    def _end(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        self.calls += 1
-        context.abort(self.code, "on purpose")
-
-
-@pytest.mark.parametrize(
-    ("code", "calls", "message"),
-    [
-        (grpc.StatusCode.UNAUTHENTICATED, 1, "refuses the API key (gRPC UNAUTHENTICATED: on purp"),
-        (grpc.StatusCode.UNAVAILABLE, 3, "does not answer as it should (gRPC UNAVAILABLE: on pur"),
-        (grpc.StatusCode.INVALID_ARGUMENT, 1, "refuses collection_exists for the collection pass"),
-    ],
-    ids=str,
-)
-def test_failures_of_grpc(tmp_path: Path, code: grpc.StatusCode, calls: int, message: str) -> None:
-    task, refuses = task_of(tmp_path, 20), Refuses(code)
-    listens = grpc.server(ThreadPoolExecutor(1), handlers=[refuses])
-    port = listens.add_insecure_port("127.0.0.1:0")
-    listens.start()
-    server = QdrantServer("http://127.0.0.1:1", grpc=True, grpc_port=port, attempts=3, pause=0.0)
-    try:
-        with pytest.raises(InputError, match=re.escape(message)):
-            built(task, server)
-    finally:
-        listens.stop(None).wait()
-    assert refuses.calls == calls
 
 
 def test_a_collection_whose_maker_got_no_answer(tmp_path: Path, server: StandIn) -> None:
