@@ -244,6 +244,22 @@ QdrantIndex.build(StoredCorpus(folder), np.load(folder / "v.npy"), folder, serve
 """
 
 
+def test_goes_on_where_the_first_batch_is_missing(tmp_path: Path, server: StandIn) -> None:
+    """From the start, the collection says what it is made from."""
+    task = task_of(tmp_path, 83)
+
+    def not_the_first(asked: Asked) -> int:
+        first = asked[:2] == ("PUT", "/points") and asked.body["batch"]["ids"][:2] == [0, 1]
+        return 500 if first else 0
+
+    server.fails = not_the_first
+    with pytest.raises(InputError, match="HTTP 500"):
+        built(task, at(server, attempts=3, pause=0.2))
+    assert set(server.sent()) > {0, 10}
+    server.fails = lambda _: 0
+    same(built(task, at(server)).search(task.queries, 83), searched(task, 83))
+
+
 def test_a_bad_vector_stops_the_upload(tmp_path: Path, server: StandIn) -> None:
     task = task_of(tmp_path, 83)
     task.vectors[77, 2] = np.nan
