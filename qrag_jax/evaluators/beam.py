@@ -23,7 +23,8 @@ from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.rollouts.beam_search import BeamConfig, BeamSearch
+from qrag_jax.retrieval.paths import BeamConfig
+from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import CHUNK, Actor
 from qrag_jax.rollouts.limits import check_fit

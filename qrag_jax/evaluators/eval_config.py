@@ -7,7 +7,7 @@ import math
 
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.policies.document_scores import LEAST_BLOCK
-from qrag_jax.rollouts.beam_search import BEAM_SCORES
+from qrag_jax.retrieval.paths import BEAM_SCORES
 
 BEST_BY = ("return", "return_until_found")  # scores that choose the best checkpoint
 

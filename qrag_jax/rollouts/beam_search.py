@@ -7,7 +7,6 @@ the best of W × C actions. The Q-values are the learned ones (Q-RAG, arXiv 2511
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,54 +21,12 @@ from qrag_jax.environments.chunks import NOT_TAKEN, state_width
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.policies.document_scores import Searches, make_best_chunks, padded_chunks
 from qrag_jax.policies.soft_q import MASKED
+from qrag_jax.retrieval.paths import BeamConfig, Choices, Path, best_paths
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor
 from qrag_jax.rollouts.text_table import Store, TextTable, make_embed
 from qrag_jax.runtime.mesh import replicate
 
-POLICY, SUM, LAST = BEAM_SCORES = ("policy", "sum", "last")
 CHUNKS_AT_ONCE = 65_536  # in all documents played side by side, at most
-
-
-@dataclasses.dataclass(frozen=True)
-class BeamConfig:
-    """How actions are searched.
-
-    Attributes:
-        beam: W, paths kept at every step; 1 is greedy.
-        score: what ranks paths: "policy", Σ_t log π(a_t | s_t) with π = softmax(Q / α) over the
-            best max(k, W) chunks and STOP; "sum", Σ_t γ^t·Q(s_t, a_t); or "last", the newest Q.
-            Q falls once all facts are found, so "sum" and "last" rank a path that finds them late
-            above one that finds them early. Use these two for documents that need every step.
-        gamma: γ of the sum.
-        alpha: α of the policy.
-        top_k_actions: k of the policy.
-        stop_threshold: a path ends before an action whose Q is not above it; -inf: never.
-        batch_size: documents played side by side, at most.
-    """
-
-    beam: int = 1
-    score: str = POLICY
-    gamma: float = 0.99
-    alpha: float = 0.05
-    top_k_actions: int = 5
-    stop_threshold: float = -math.inf
-    batch_size: int = 32
-
-    @property
-    def actions(self) -> int:
-        """The number of best actions that are looked at in each state."""
-        ranked = self.beam > 1 and self.score == POLICY
-        return max(self.beam, self.top_k_actions) if ranked else self.beam
-
-
-@dataclasses.dataclass(frozen=True)
-class Path:
-    """A path through a document: chunks taken, their Q, its ranking score, whether it ended."""
-
-    taken: tuple[int, ...] = ()
-    q: tuple[float, ...] = ()
-    score: float = 0.0
-    ended: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,48 +161,19 @@ class BeamSearch:
     def _search(
         self, beam: list[Path], values: np.ndarray, index: np.ndarray, sample: Sample
     ) -> list[Path]:
-        """The W best continuations of the paths of one document, best first.
+        """The W best continuations of the paths of one document, best first."""
+        able = [values[j] > MASKED / 2 for j in range(len(beam))]
+        choices = [Choices(values[j][there], index[j][there]) for j, there in enumerate(able)]
 
-        Of several paths that took the same chunks, in any order, only the best one stays.
-        """
-        found = [path for path in beam if path.ended]
-        for j, path in enumerate(beam):
-            if path.ended:
-                continue
-            # A stable sort puts the lower index first among equal values, as argmax does.
-            order = np.argsort(-values[j], kind="stable")
-            able = [a for a in order if values[j, a] > MASKED / 2]
-            if not able or values[j, able[0]] <= self._config.stop_threshold:
-                found.append(dataclasses.replace(path, ended=True))
-                continue
-            scores = self._scores(path, values[j, able].astype(np.float64))
-            for a, score in zip(able, scores, strict=True):
-                if values[j, a] > self._config.stop_threshold:
-                    action, q = int(index[j, a]), float(values[j, a])
-                    found.append(self._longer(path, action, q, float(score), sample))
-        found.sort(key=lambda path: -path.score)
-        distinct: dict[tuple[frozenset[int], bool], Path] = {}
-        for path in found:
-            distinct.setdefault((frozenset(path.taken), path.ended), path)
-        return list(distinct.values())[: self._config.beam]
+        def longer(path: Path, action: int, q: float, score: float) -> Path:
+            """Ended where `environments.chunks.step` ends it."""
+            if action == len(sample.chunks):  # STOP is not a chunk
+                return dataclasses.replace(path, score=score, ended=True)
+            path = path.longer(action, q, score)
+            found = set(sample.support) <= set(path.taken)
+            return dataclasses.replace(path, ended=not self._rollout.never_terminate and found)
 
-    def _longer(self, path: Path, action: int, q: float, score: float, sample: Sample) -> Path:
-        """The path with one more action, ended where `environments.chunks.step` ends it."""
-        if action == len(sample.chunks):  # STOP is not a chunk
-            return dataclasses.replace(path, score=score, ended=True)
-        taken = (*path.taken, action)
-        found = not self._rollout.never_terminate and set(sample.support) <= set(taken)
-        return Path(taken, (*path.q, q), score, ended=found)
-
-    def _scores(self, path: Path, q: np.ndarray) -> np.ndarray:
-        """Ranking scores `[n]` of the path with one more action, from the actions' Q `[n]`."""
-        config = self._config
-        if config.score == LAST:
-            return q
-        if config.score == SUM:
-            return path.score + config.gamma ** len(path.taken) * q
-        logits = q / config.alpha
-        return path.score + logits - np.logaddexp.reduce(logits)
+        return best_paths(beam, choices, self._config, longer)
 
     def _states(self, questions: list[Question], beams: list[list[Path]], size: int) -> jax.Array:
         """Embeddings `[size, W, 2D]` of the states that the paths lead to."""

@@ -23,7 +23,7 @@ from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.scratch import ScratchConfig
 from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.policies.soft_q import SoftQConfig
-from qrag_jax.rollouts.beam_search import BeamConfig
+from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime.config_fields import described, fill, section
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH

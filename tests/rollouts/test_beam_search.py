@@ -19,9 +19,10 @@ from qrag_jax.data.episodes import EpisodeShape, evaluation_batches
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import tokenise
 from qrag_jax.environments.chunks import state_width, with_stop
+from qrag_jax.retrieval.paths import BeamConfig
+from qrag_jax.retrieval.paths import Path as Way
 from qrag_jax.rollouts import beam_search
-from qrag_jax.rollouts.beam_search import BeamConfig, BeamSearch
-from qrag_jax.rollouts.beam_search import Path as Way
+from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig, rollout
 from qrag_jax.runtime.compilation import CompilationCounter
 from tests import reference

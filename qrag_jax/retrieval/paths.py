@@ -1,0 +1,121 @@
+"""Beam search over actions: which paths through passages stay at each step ("Plan Q-RAG").
+
+The passages may be the chunks of a document or a corpus. The Q-values are the learned ones (Q-RAG,
+arXiv 2511.07328). This module knows neither jax nor where the values come from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+POLICY, SUM, LAST = BEAM_SCORES = ("policy", "sum", "last")
+
+
+@dataclasses.dataclass(frozen=True)
+class BeamConfig:
+    """How actions are searched.
+
+    Attributes:
+        beam: W, paths kept at every step; 1 is greedy.
+        score: what ranks paths: "policy", Σ_t log π(a_t | s_t) with π = softmax(Q / α) over the
+            best max(k, W) chunks and STOP; "sum", Σ_t γ^t·Q(s_t, a_t); or "last", the newest Q.
+            Q falls once all facts are found, so "sum" and "last" rank a path that finds them late
+            above one that finds them early. Use these two for documents that need every step.
+        gamma: γ of the sum.
+        alpha: α of the policy.
+        top_k_actions: k of the policy.
+        stop_threshold: a path ends before an action whose Q is not above it; -inf: never.
+        batch_size: documents played side by side, at most.
+    """
+
+    beam: int = 1
+    score: str = POLICY
+    gamma: float = 0.99
+    alpha: float = 0.05
+    top_k_actions: int = 5
+    stop_threshold: float = -math.inf
+    batch_size: int = 32
+
+    @property
+    def actions(self) -> int:
+        """The number of best actions that are looked at in each state."""
+        ranked = self.beam > 1 and self.score == POLICY
+        return max(self.beam, self.top_k_actions) if ranked else self.beam
+
+
+@dataclasses.dataclass(frozen=True)
+class Path:
+    """A path: passages taken, their Q, its ranking score, whether it ended."""
+
+    taken: tuple[int, ...] = ()
+    q: tuple[float, ...] = ()
+    score: float = 0.0
+    ended: bool = False
+
+    def longer(self, action: int, q: float, score: float) -> Path:
+        """The path with one more passage."""
+        return Path((*self.taken, action), (*self.q, q), score)
+
+
+class Choices(NamedTuple):
+    """The best actions that a path may take next, each once.
+
+    values: float32 `[n]`, their Q.
+    actions: int `[n]`.
+    """
+
+    values: np.ndarray
+    actions: np.ndarray
+
+    def best_first(self) -> Choices:
+        """In order; of equal values the first one given stays first, as with argmax."""
+        order = np.argsort(-self.values, kind="stable")
+        return Choices(self.values[order], self.actions[order])
+
+
+# (path, action, its Q, the new score) → the path with this action, which may end it.
+Longer = Callable[[Path, int, float, float], Path]
+
+
+def best_paths(
+    beam: Sequence[Path], choices: Sequence[Choices], config: BeamConfig, longer: Longer
+) -> list[Path]:
+    """The W best continuations of the paths of one question, best first.
+
+    Of several paths that took the same passages, in any order, only the best one stays.
+
+    Args:
+        choices: of each path; those of a path that ended are not read.
+    """
+    found = [path for path in beam if path.ended]
+    for path, given in zip(beam, choices, strict=True):
+        if path.ended:
+            continue
+        values, actions = given.best_first()
+        if not len(values) or values[0] <= config.stop_threshold:
+            found.append(dataclasses.replace(path, ended=True))
+            continue
+        scores = _scores(config, path, values.astype(np.float64))
+        for action, q, score in zip(actions, values, scores, strict=True):
+            if q > config.stop_threshold:
+                found.append(longer(path, int(action), float(q), float(score)))
+    found.sort(key=lambda path: -path.score)
+    distinct: dict[tuple[frozenset[int], bool], Path] = {}
+    for path in found:
+        distinct.setdefault((frozenset(path.taken), path.ended), path)
+    return list(distinct.values())[: config.beam]
+
+
+def _scores(config: BeamConfig, path: Path, q: np.ndarray) -> np.ndarray:
+    """Ranking scores `[n]` of the path with one more action, from the actions' Q `[n]`."""
+    if config.score == LAST:
+        return q
+    if config.score == SUM:
+        return path.score + config.gamma ** len(path.taken) * q
+    logits = q / config.alpha
+    return path.score + logits - np.logaddexp.reduce(logits)
