@@ -1,0 +1,257 @@
+"""A trained retriever over a corpus: search in several steps, each step by an engine.
+
+A state is the question and the passages taken so far; the Q-value of a passage is the inner product
+of the two vectors (Q-RAG, arXiv 2511.07328), so the passage to take next is a nearest neighbour of
+the state. This module needs no jax. On a corpus that is one document it plays as the trainer's
+evaluations do (`rollouts.chunks.rollout`, `rollouts.beam_search.BeamSearch`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval.chunk_positions import BY_NUMBER, NO_POSITIONS, RELATIVE, Placement
+from qrag_jax.retrieval.paths import BeamConfig, Choices, Path, best_paths
+from qrag_jax.retrieval.protocol import NONE, Hits, Passage, Queries, VectorIndex, Where
+from qrag_jax.retrieval.scan import scan
+from qrag_jax.retrieval.tower_rows import State, Towers
+
+_STATES = 1024  # encoded and searched for side by side, at most
+
+
+class Hit(NamedTuple):
+    """One passage taken.
+
+    Attributes:
+        step: the step that took it, from 1.
+        score: its Q-value in the state of that step.
+        id: its name in the corpus's file.
+        metadata: its further fields.
+    """
+
+    step: int
+    score: float
+    id: str
+    title: str
+    text: str
+    metadata: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """How a retriever searches.
+
+    Attributes:
+        max_steps: T, the most steps it was trained on.
+        sort_by_index: states list passages in the order of the corpus, else in the order taken.
+        beam: how paths are searched, and the threshold on Q at which they end.
+        stop_action: the empty text, embedded as a chunk, is the action STOP.
+        placement: where chunk vectors are rotated.
+        per_step: passages taken at each step; more than one only if the beam is 1. Training takes
+            one.
+    """
+
+    max_steps: int
+    sort_by_index: bool = False
+    beam: BeamConfig = dataclasses.field(default_factory=BeamConfig)
+    stop_action: bool = False
+    placement: Placement = dataclasses.field(default_factory=Placement)
+    per_step: int = 1
+
+    @property
+    def most_steps(self) -> int:
+        """The most steps whose states hold no more passages than in training."""
+        return 1 + (self.max_steps - 1) // self.per_step
+
+    def check(self) -> None:
+        """Refuses what cannot be searched exactly.
+
+        Raises:
+            InputError: positions cannot be had over a corpus, or settings do not fit together.
+        """
+        kind = self.placement.kind
+        if kind not in (NO_POSITIONS, RELATIVE, *BY_NUMBER):
+            raise InputError(
+                f"the retriever was trained with the positions {kind}, which are drawn anew for "
+                "every question and exist for documents of up to 2,000 chunks only, so no index "
+                "can be searched with them; train with config.env.positions=none."
+            )
+        for name, value in (
+            ("steps", self.max_steps),
+            ("beam", self.beam.beam),
+            ("per_step", self.per_step),
+        ):
+            if value < 1:
+                raise InputError(f"{name} is {value}; it must be at least 1.")
+        if self.per_step > 1 and self.beam.beam > 1:
+            raise InputError(
+                f"per_step is {self.per_step} and beam {self.beam.beam}; a beam takes one passage "
+                "at each step, so set one of them to 1."
+            )
+
+
+class MultiStepSearch:
+    """Searches an index with a trained retriever.
+
+    Args:
+        index: an engine whose vectors are those of the chunk tower, before any rotation. At
+            positions other than "none" every step reads all its vectors (`scan`).
+        towers: the retriever's encoders.
+        rules: how it searches.
+
+    Raises:
+        InputError: see `Rules.check`.
+    """
+
+    def __init__(self, index: VectorIndex, towers: Towers, rules: Rules) -> None:
+        rules.check()
+        self.index, self.towers, self.rules = index, towers, rules
+        self._stop = towers.chunks([""])[0] if rules.stop_action else None
+
+    def search(
+        self,
+        questions: Sequence[str],
+        steps: int | Sequence[int] | None = None,
+        where: Where | None = None,
+    ) -> list[list[Hit]]:
+        """The passages taken for each question, in the order taken.
+
+        Longer questions than in training are cut as there (`Towers.cut`). A search ends early when
+        STOP is taken, when no Q is above the threshold or when no passage is left.
+
+        Args:
+            steps: most steps, of all questions or of each; None: as many as in training.
+            where: only passages whose metadata agree are taken.
+
+        Raises:
+            InputError: more steps than in training, or fewer than 1; the filter has an unknown
+                field; or the engine or a server fails.
+        """
+        limits = self._limits(len(questions), steps)
+        size = max(_STATES // self.rules.beam.beam, 1)
+        found = []
+        for first in range(0, len(questions), size):
+            part = slice(first, first + size)
+            found += self._search(questions[part], limits[part], where)
+        return found
+
+    def _limits(self, count: int, steps: int | Sequence[int] | None) -> list[int]:
+        most = self.rules.most_steps
+        if steps is None:
+            return [most] * count
+        limits = [steps] * count if isinstance(steps, int) else [int(n) for n in steps]
+        if len(limits) != count:
+            raise InputError(
+                f"steps has {len(limits)} numbers for {count} questions; give one each."
+            )
+        wrong = [n for n in limits if not 1 <= n <= most]
+        if wrong:
+            raise InputError(
+                f"steps is {wrong[0]}; this retriever was trained on {self.rules.max_steps} steps "
+                f"of one passage, so with per_step={self.rules.per_step} give 1 to {most}."
+            )
+        return limits
+
+    def _search(
+        self, questions: Sequence[str], limits: Sequence[int], where: Where | None
+    ) -> list[list[Hit]]:
+        passages: dict[int, Passage] = {}
+        beams = [[Path()] for _ in questions]
+        for step in range(max(limits)):
+            live = [
+                (i, j)
+                for i, beam in enumerate(beams)
+                for j, path in enumerate(beam)
+                if step < limits[i] and not path.ended
+            ]
+            if not live:
+                break
+            paths = [beams[i][j] for i, j in live]
+            asked = [questions[i] for i, _ in live]
+            choices = dict(zip(live, self._choices(asked, paths, passages, where), strict=True))
+            for i in {i for i, _ in live}:
+                beams[i] = self._next(beams[i], [choices.get((i, j)) for j in range(len(beams[i]))])
+            new = {n for beam in beams for path in beam for n in path.taken} - passages.keys()
+            numbers = sorted(new)
+            passages |= zip(numbers, self.index.corpus.passages(numbers), strict=True)
+        return [self._hits(beam[0], passages) for beam in beams]
+
+    def _choices(
+        self,
+        questions: Sequence[str],
+        paths: Sequence[Path],
+        passages: Mapping[int, Passage],
+        where: Where | None,
+    ) -> list[Choices]:
+        """The best actions of each path, STOP as the number behind the last passage."""
+        order = sorted if self.rules.sort_by_index else tuple
+        states = self.towers.states(
+            [
+                State(question, tuple(passages[n].whole for n in order(path.taken)))
+                for question, path in zip(questions, paths, strict=True)
+            ]
+        )
+        k = max(self.rules.beam.actions, self.rules.per_step)
+        hits = self._best(questions, states, [path.taken for path in paths], k, where)
+        found = []
+        for path, state, numbers, scores in zip(paths, states, *hits, strict=True):
+            able = (numbers != NONE) & ~np.isin(numbers, path.taken)
+            values, actions = scores[able][:k], numbers[able][:k]
+            if self._stop is not None:
+                values = np.append(values, np.float32(state @ self._stop))
+                actions = np.append(actions, len(self.index.corpus))
+            found.append(Choices(values, actions))
+        return found
+
+    def _best(
+        self,
+        questions: Sequence[str],
+        states: np.ndarray,
+        taken: Sequence[Sequence[int]],
+        k: int,
+        where: Where | None,
+    ) -> Hits:
+        """At least the k best passages that are not taken; some that are may be among them."""
+        if self.rules.placement.kind != NO_POSITIONS:
+            return scan(self.index, states, taken, self.rules.placement, k, where=where)
+        asked = k + max(map(len, taken))  # of a query's best, at most those taken fall out
+        return self.index.search(
+            Queries(list(questions), states), min(asked, len(self.index.corpus)), where
+        )
+
+    def _next(self, beam: list[Path], given: Sequence[Choices | None]) -> list[Path]:
+        stop = len(self.index.corpus)
+        choices = [own or Choices(np.empty(0), np.empty(0)) for own in given]
+        if self.rules.per_step > 1:
+            return [self._with_several(beam[0], choices[0], stop)]
+
+        def longer(path: Path, action: int, q: float, score: float) -> Path:
+            if action == stop:
+                return dataclasses.replace(path, score=score, ended=True)
+            return path.longer(action, q, score)
+
+        return best_paths(beam, choices, self.rules.beam, longer)
+
+    def _with_several(self, path: Path, choices: Choices, stop: int) -> Path:
+        """The path with the best few passages, down to the threshold and to STOP."""
+        left = self.rules.per_step
+        for q, action in zip(*choices.best_first(), strict=True):
+            if left == 0:
+                return path
+            if q <= self.rules.beam.stop_threshold or action == stop:
+                break
+            path, left = path.longer(int(action), float(q), float(q)), left - 1
+        return path if left == 0 else dataclasses.replace(path, ended=True)
+
+    def _hits(self, path: Path, passages: Mapping[int, Passage]) -> list[Hit]:
+        found = []
+        for place, (number, q) in enumerate(zip(path.taken, path.q, strict=True)):
+            name, text, title, metadata = passages[number]
+            step = 1 + place // self.rules.per_step
+            found.append(Hit(step, q, name, title, text, metadata))
+        return found

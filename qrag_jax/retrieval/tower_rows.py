@@ -1,0 +1,135 @@
+"""The rows of token ids that a retriever's two towers read, composed as in training.
+
+A state is `opening question [SEP] chunk [SEP] chunk [SEP] …`, a chunk is `opening chunk [SEP]`.
+Every part is tokenised and cut by itself, so no text is joined and tokenised again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from qrag_jax.errors import InputError
+
+Rows = Sequence[Sequence[int]]
+
+
+class State(NamedTuple):
+    """What a state says.
+
+    chunks: texts of the chunks taken, in the order in which the state lists them.
+    """
+
+    question: str
+    chunks: tuple[str, ...] = ()
+
+
+class Encode(Protocol):
+    """A tokenizer, such as `data.tokens.TextTokenizer`."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, without special tokens and not cut."""
+
+
+class RowEncoder(Protocol):
+    """One tower: rows of token ids, special tokens included → float32 `[rows, width]`."""
+
+    def __call__(self, rows: Rows) -> np.ndarray: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RowForm:
+    """How rows are composed.
+
+    Attributes:
+        state_opening: ids that every state begins with, such as [CLS] and a prefix.
+        chunk_opening: those of every chunk.
+        sep_id: [SEP], behind every part.
+        max_question_tokens: longer questions are cut.
+        max_chunk_tokens_in_state: longer chunks are cut inside a state.
+        state_tokens: length of the longest state, special tokens counted.
+        chunk_tokens: of the longest chunk row; longer chunks are cut.
+        max_chunks: most chunks of a state.
+    """
+
+    state_opening: tuple[int, ...]
+    chunk_opening: tuple[int, ...]
+    sep_id: int
+    max_question_tokens: int
+    max_chunk_tokens_in_state: int
+    state_tokens: int
+    chunk_tokens: int
+    max_chunks: int
+
+    @property
+    def question_tokens(self) -> int:
+        """The tokens that are kept of a question, so that every state fits the tower.
+
+        Raises:
+            InputError: nothing is.
+        """
+        others = self.max_chunks * (self.max_chunk_tokens_in_state + 1)
+        room = self.state_tokens - len(self.state_opening) - 1 - others
+        if room < 1:
+            raise InputError(
+                f"states of {self.max_chunks} chunks of {self.max_chunk_tokens_in_state} tokens "
+                f"leave no room for a question in the {self.state_tokens} tokens of the state "
+                "tower; lower max_chunk_tokens_in_state or max_steps."
+            )
+        return min(self.max_question_tokens, room)
+
+    def state(self, question: Sequence[int], chunks: Rows) -> list[int]:
+        """The row of a state."""
+        row = [*self.state_opening, *question[: self.question_tokens], self.sep_id]
+        for ids in chunks:
+            row += [*ids[: self.max_chunk_tokens_in_state], self.sep_id]
+        return row
+
+    def chunk(self, ids: Sequence[int]) -> list[int]:
+        """The row of a chunk."""
+        kept = self.chunk_tokens - len(self.chunk_opening) - 1
+        return [*self.chunk_opening, *ids[:kept], self.sep_id]
+
+
+@dataclasses.dataclass(frozen=True)
+class Towers:
+    """A trained retriever's two encoders.
+
+    Attributes:
+        tokenizer: of both.
+        form: how their rows are composed.
+        state: the tower of states.
+        chunk: the tower of chunks.
+    """
+
+    tokenizer: Encode
+    form: RowForm
+    state: RowEncoder
+    chunk: RowEncoder
+
+    def states(self, states: Sequence[State]) -> np.ndarray:
+        """float32 `[states, width]`.
+
+        Raises:
+            InputError: a server does not give the vectors.
+        """
+        texts = {text: 0 for state in states for text in (state.question, *state.chunks)}
+        ids = dict(zip(texts, self.tokenizer.encode(list(texts)), strict=True))
+        rows = [self.form.state(ids[s.question], [ids[text] for text in s.chunks]) for s in states]
+        return self.state(rows)
+
+    def chunks(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 `[texts, width]`, before any rotation.
+
+        Raises:
+            InputError: a server does not give the vectors.
+        """
+        return self.chunk([self.form.chunk(ids) for ids in self.tokenizer.encode(texts)])
+
+    def cut(self, questions: Sequence[str]) -> list[int]:
+        """The indices of the questions that are longer than what is kept of them."""
+        most = self.form.question_tokens
+        return [i for i, ids in enumerate(self.tokenizer.encode(questions)) if len(ids) > most]
