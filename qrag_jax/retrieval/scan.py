@@ -7,17 +7,34 @@ holds the vectors to search for. They are read block by block, and only the best
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from qrag_jax.retrieval.chunk_positions import BY_NUMBER, RELATIVE, Placement, intervals, rotated
-from qrag_jax.retrieval.protocol import NONE, Hits, VectorIndex, Where
+from qrag_jax.retrieval.manifest import NAME as MANIFEST
+from qrag_jax.retrieval.manifest import Manifest
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
+from qrag_jax.retrieval.ranking import ranked
+from qrag_jax.retrieval.vector_files import open_vectors, write_vectors
+from qrag_jax.retrieval.vectors import Vectors, check_count, check_k, checked, query_vectors
 
+EXACT = "exact"  # `exact.ENGINE`, which cannot be imported without jax
 _BLOCK = 2**22  # numbers of vectors read at a time
 
 
+class VectorsOf(Protocol):
+    """A corpus and its vectors, as a `protocol.VectorIndex` has them."""
+
+    corpus: Corpus
+
+    def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+        """float32 `[len(numbers), width]`."""
+
+
 def scan(
-    index: VectorIndex,
+    index: VectorsOf,
     states: np.ndarray,
     taken: Sequence[Sequence[int]],
     placement: Placement,
@@ -40,24 +57,25 @@ def scan(
     count = len(index.corpus)
     allowed = None if where is None else index.corpus.matching(where)
     turned = [_turned_back(placement, state, own, count) for state, own in zip(states, taken)]
-    best = Hits(np.zeros((len(states), 0), np.int64), np.zeros((len(states), 0), np.float32))
+    nothing = np.zeros((len(states), 0))
+    best = ranked(nothing, nothing, k)
     size = max(_BLOCK // max(states.shape[1], 1), 1)
-    for start in range(0, count, size):
+    for start in range(0, count if turned else 0, size):
         numbers = np.arange(start, min(start + size, count))
         if allowed is not None:
             numbers = numbers[allowed[numbers]]
-        if len(numbers):
-            vectors = index.vectors(numbers)
-            if placement.kind in BY_NUMBER:
-                vectors = rotated(vectors, numbers, placement.theta)
-            scores = np.stack([_scores(own, vectors, numbers) for own in turned])
-            for row, own in zip(scores, taken):
-                row[np.isin(numbers, own)] = -np.inf
-            best = _merged(best, numbers, scores, k)
-    short = ((0, 0), (0, k - best.numbers.shape[1]))
-    numbers = np.pad(np.where(np.isinf(best.scores), NONE, best.numbers), short)
-    numbers[:, best.numbers.shape[1] :] = NONE
-    return Hits(numbers, np.pad(best.scores, short, constant_values=-np.inf))
+        vectors = index.vectors(numbers)
+        if placement.kind in BY_NUMBER:
+            vectors = rotated(vectors, numbers, placement.theta)
+        scores = np.stack([_scores(own, vectors, numbers) for own in turned])
+        for row, own in zip(scores, taken):
+            row[np.isin(numbers, own)] = -np.inf
+        # Of equal scores those of earlier blocks stay.
+        better = (scores > best.scores[:, -1:]).any(axis=0)
+        numbers = np.broadcast_to(numbers[better], (len(scores), better.sum()))
+        numbers = np.concatenate([best.numbers, numbers], axis=1)
+        best = ranked(numbers, np.concatenate([best.scores, scores[:, better]], axis=1), k)
+    return best
 
 
 # The numbers at which intervals start, and the state to multiply the passages of each by.
@@ -90,11 +108,63 @@ def _scores(turned: _Turned, vectors: np.ndarray, numbers: np.ndarray) -> np.nda
     return scores
 
 
-def _merged(best: Hits, numbers: np.ndarray, scores: np.ndarray, k: int) -> Hits:
-    """The k best of those so far and of a block, whose numbers are higher."""
-    scores = np.concatenate([best.scores, scores], axis=1)
-    numbers = np.concatenate(
-        [best.numbers, np.broadcast_to(numbers, (len(scores), len(numbers)))], axis=1
-    )
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    return Hits(np.take_along_axis(numbers, order, 1), np.take_along_axis(scores, order, 1))
+class ScanIndex:
+    """An engine that scans vectors on the host; see `protocol.VectorIndex`. It needs no jax.
+
+    Its folders are those of the engine "exact".
+
+    Args:
+        corpus: the passages.
+        vectors: theirs, in the same order, `[passages, width]`.
+        encoder: a digest of what embedded them, for the manifest.
+
+    Raises:
+        InputError: there are not as many vectors as passages.
+    """
+
+    def __init__(self, corpus: Corpus, vectors: np.ndarray | Vectors, encoder: str = "") -> None:
+        if not isinstance(vectors, Vectors):
+            vectors = Vectors([checked(vectors, "the index")])
+        check_count(len(vectors), len(corpus))
+        self.corpus, self.encoder, self._vectors = corpus, encoder, vectors
+
+    @classmethod
+    def open(cls, folder: Path, corpus: Corpus) -> ScanIndex:
+        """The index of a folder.
+
+        Raises:
+            InputError: the folder's index is of another engine or corpus, or is not whole.
+        """
+        manifest, vectors = open_vectors(folder, engine=EXACT, corpus=corpus.digest)
+        return cls(corpus, vectors, manifest.encoder)
+
+    def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
+        """The k passages with the highest inner products; see `protocol.Index`."""
+        check_k(k)
+        given = query_vectors(queries, self._vectors.width)
+        return scan(self, given, [()] * len(given), Placement(), k, where=where)
+
+    def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+        """float32 `[len(numbers), width]`: the passages' vectors."""
+        return self._vectors.rows(numbers)
+
+    def save(self, folder: Path) -> None:
+        """Writes the vectors and their manifest, unless they lie there.
+
+        Raises:
+            InputError: the folder holds the index of another corpus or encoder.
+            OSError: the folder cannot be written.
+        """
+        if (folder / MANIFEST).exists():
+            open_vectors(folder, engine=EXACT, corpus=self.corpus.digest, encoder=self.encoder)
+            return
+        vectors = self._vectors
+        manifest = Manifest(
+            engine=EXACT,
+            corpus=self.corpus.digest,
+            count=len(vectors),
+            encoder=self.encoder,
+            width=vectors.width,
+            dtype=str(vectors.dtype),
+        )
+        write_vectors(folder, manifest, vectors)

@@ -7,12 +7,20 @@ import pytest
 
 from qrag_jax.retrieval import scan as scanning
 from qrag_jax.retrieval.chunk_positions import Placement, intervals, rotated
+from qrag_jax.retrieval.exact import ENGINE
 from qrag_jax.retrieval.protocol import NONE, Queries
-from qrag_jax.retrieval.scan import scan
+from qrag_jax.retrieval.scan import EXACT, ScanIndex, scan
 from tests import reference
 from tests.retrieval.array_index import of_texts
+from tests.retrieval.conformance import OF_VECTORS, Engine, run_with
 
 WIDTH = 8
+
+test_scan_index = run_with(Engine(ScanIndex, ScanIndex.open), OF_VECTORS)
+
+
+def test_folders_are_those_of_the_exact_engine() -> None:
+    assert EXACT == ENGINE
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 17, 18, 19, 20, 37, 400])
