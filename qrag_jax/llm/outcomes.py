@@ -64,6 +64,17 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True)
+class Embedded(Answer):
+    """The answer to an `EmbeddingRequest`: it has vectors and no text.
+
+    Attributes:
+        vectors: `[row][width]`.
+    """
+
+    vectors: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Failure:
     """Why there is no answer.
 
@@ -189,7 +200,25 @@ class RerankRequest:
         return body | dict(self.extra)
 
 
-Request = ChatRequest | CompletionRequest | RerankRequest
+@dataclasses.dataclass(frozen=True)
+class EmbeddingRequest:
+    """Rows of token ids, of each of which the model gives one vector.
+
+    Ids and not texts: the server then adds no special tokens and tokenises nothing again.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+
+    path = "/embeddings"
+    greedy = False  # so that vectors, which are large, are not kept
+
+    def body(self, model: str) -> dict[str, Any]:
+        """The body of the HTTP request."""
+        rows = [list(row) for row in self.rows]
+        return {"model": model, "input": rows, "encoding_format": "float"}
+
+
+Request = ChatRequest | CompletionRequest | RerankRequest | EmbeddingRequest
 
 
 def request_key(request: Request, model: str, version: str) -> bytes:

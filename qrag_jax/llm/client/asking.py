@@ -17,14 +17,13 @@ from qrag_jax.llm.client.cache import AnswerCache
 from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.client.connections import TooLarge, connect
 from qrag_jax.llm.client.counters import Counters
-from qrag_jax.llm.client.replies import read_error, read_reply, read_scores, retry_after, shorten
+from qrag_jax.llm.client.replies import read_error, read_outcome, retry_after, shorten
 from qrag_jax.llm.listener import OwnServer
 from qrag_jax.llm.outcomes import (
     Answer,
     Failure,
     Outcome,
     Request,
-    RerankRequest,
     request_key,
 )
 
@@ -317,10 +316,7 @@ class Asker:
             return _Attempt(Failure("request", "the prompt holds half a surrogate pair"))
         # Unsure: new weights may have come under the same name while this was being answered.
         unsure = self.served is not served and self.served.model == served.model
-        version = "" if unsure else served.version
-        if isinstance(request, RerankRequest):
-            return _Attempt(read_scores(text, version, len(request.documents)))
-        return _Attempt(read_reply(text, version))
+        return _Attempt(read_outcome(request, text, "" if unsure else served.version))
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "[the API key]") if self._key else text

@@ -10,7 +10,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from qrag_jax.llm.outcomes import ENDS, Answer, Failure, Outcome, Usage
+from qrag_jax.llm.outcomes import (
+    ENDS,
+    Answer,
+    Embedded,
+    EmbeddingRequest,
+    Failure,
+    Outcome,
+    Request,
+    RerankRequest,
+    Usage,
+)
 from qrag_jax.llm.text.well_formed import well_formed
 
 _LONGEST_MESSAGE = 300
@@ -21,6 +31,30 @@ _TOO_LONG = re.compile(
     r"context.?(length|window|size)|maximum model length|max_model_len|longer than the model",
     re.IGNORECASE,
 )
+
+
+def read_outcome(request: Request, text: str, version: str) -> Outcome:
+    """What a reply to this request says."""
+    if isinstance(request, EmbeddingRequest):
+        return read_vectors(text, version, len(request.rows))
+    if isinstance(request, RerankRequest):
+        return read_scores(text, version, len(request.documents))
+    return read_reply(text, version)
+
+
+def read_vectors(text: str, version: str, count: int) -> Outcome:
+    """The vectors in a reply to an `EmbeddingRequest` of `count` rows, or why there are none."""
+    try:
+        reply = json.loads(text)
+        rows = sorted(reply["data"], key=lambda row: row["index"])
+        places = [row["index"] for row in rows]
+        vectors = tuple(tuple(map(float, row["embedding"])) for row in rows)
+        usage = _usage(reply.get("usage") or {})
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, RecursionError):
+        return Failure("malformed", f"the reply has no vectors: {shorten(text)}")
+    if places != list(range(count)) or len({len(vector) for vector in vectors}) > 1:
+        return Failure("malformed", f"the reply has not one vector for each of {count} rows")
+    return Embedded("", version, usage=usage, vectors=vectors)
 
 
 def read_reply(text: str, version: str) -> Outcome:
