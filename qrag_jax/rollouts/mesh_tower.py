@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -10,7 +9,7 @@ from qrag_jax.models.compute.packing import choose_blocks
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.retrieval.tower_rows import Rows
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
-from qrag_jax.rollouts.text_table import make_embed
+from qrag_jax.rollouts.text_table import laid_out, make_embed
 from qrag_jax.runtime.platform import Platform
 
 GROUP, SMALL_GROUP = 512, 32  # rows embedded by one call; the small size if it is enough
@@ -49,8 +48,8 @@ class MeshTower:
             multiples=(8,) if on_cpu else (64, 8),
         )
         self._embed = make_embed(mesh, shardings, encoder, blocks, number)
-        self._params, self._row_tokens = jax.device_put(params, shardings), row_tokens
-        self._pad_id, self._width, self._devices = encoder.pad_id, encoder.width, mesh.size
+        self._encoder, self._params = encoder, params
+        self._row_tokens, self._devices = row_tokens, mesh.size
 
     def __call__(self, rows: Rows) -> np.ndarray:
         """float32 `[rows, width]`.
@@ -59,15 +58,13 @@ class MeshTower:
             ValueError: a row is longer than `row_tokens`.
         """
         parts = [self._of_group(rows[i : i + GROUP]) for i in range(0, len(rows), GROUP)]
-        return np.concatenate([np.zeros((0, self._width), np.float32), *parts])
+        return np.concatenate([np.zeros((0, self._encoder.width), np.float32), *parts])
 
     def _of_group(self, rows: Rows) -> np.ndarray:
         if (longest := max(map(len, rows))) > self._row_tokens:
             raise ValueError(f"a row of {longest} tokens is longer than {self._row_tokens}")
         size = GROUP if len(rows) > SMALL_GROUP else SMALL_GROUP
-        size += -size % self._devices
-        tokens = np.full((size, self._row_tokens), self._pad_id, np.int32)
-        lengths = np.zeros(size, np.int32)
-        for place, row in enumerate(rows):
-            tokens[place, : len(row)], lengths[place] = row, len(row)
-        return np.asarray(self._embed(self._params, tokens, lengths))[: len(rows)]
+        shape = (size, self._row_tokens)
+        group = laid_out(rows, shape, self._devices, self._encoder.pad_id)
+        embedded = self._embed(self._params, group.tokens, group.lengths)
+        return np.asarray(embedded)[group.places]

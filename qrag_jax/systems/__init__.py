@@ -10,19 +10,21 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
-
-import jax
-from ml_collections import ConfigDict
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.training_scores import Evaluation
-from qrag_jax.rollouts.experience import Experience
-from qrag_jax.runtime.dry_run import Program
-from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.step_log import Told
-from qrag_jax.runtime.train_config import TrainConfig
+
+if TYPE_CHECKING:  # not at run time: a deployed retriever (`systems.retriever`) needs no jax
+    import jax
+    from ml_collections import ConfigDict
+
+    from qrag_jax.evaluators.training_scores import Evaluation
+    from qrag_jax.rollouts.experience import Experience
+    from qrag_jax.runtime.dry_run import Program
+    from qrag_jax.runtime.interrupt import StopSignal
+    from qrag_jax.runtime.run import Run
+    from qrag_jax.runtime.step_log import Told
+    from qrag_jax.runtime.train_config import TrainConfig
 
 # config.system → its module.
 SYSTEMS = {"q_rag": "qrag_jax.systems.q_rag"}

@@ -1,0 +1,140 @@
+"""A trained retriever's towers computed by JAX: those of a run's folder, or exported ones."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.learners import placement
+from qrag_jax.models.pretrained import load_encoder
+from qrag_jax.retrieval.exported import chunk_digest, form_of, read_rows
+from qrag_jax.retrieval.tower_rows import Towers
+from qrag_jax.rollouts.chunks import CHUNK, STATE
+from qrag_jax.rollouts.mesh_tower import MeshTower
+from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.retriever_config import RetrieverConfig
+from qrag_jax.runtime.saved_config import CONFIG_NAME
+from qrag_jax.systems import towers_export
+from qrag_jax.systems.older_runs import load_config
+from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.saved_run import SavedRun
+from qrag_jax.systems.scoring import checkpoint_label
+
+
+class RunTowers:
+    """The towers of a run's checkpoint.
+
+    Attributes:
+        config: how the retriever searches; it names no files of weights.
+        towers: the encoders.
+
+    Args:
+        workdir: the run's folder.
+        checkpoint: "best" or "last"; "": "best", if that is a trained one.
+        dtype: of the computation (`config.encoder.dtype`); "": that of the run.
+
+    Raises:
+        InputError: the folder holds no trained run, or no such checkpoint.
+    """
+
+    def __init__(self, workdir: Path, checkpoint: str = "", dtype: str = "") -> None:
+        given = load_config(workdir / CONFIG_NAME)
+        if dtype:
+            given.encoder.dtype = dtype
+        run = SavedRun.open(workdir, given)
+        if not checkpoint and run.best_is_untrained():
+            raise InputError(
+                f"the best checkpoint of {workdir} is that of step 0, the untrained weights; give "
+                "the checkpoint last for the trained ones, or best for these."
+            )
+        self._run, self._checkpoint = run, checkpoint or "best"
+        params, step = run.trained(self._checkpoint)
+        self._params = params
+        label = checkpoint_label(self._checkpoint, step)
+        threshold = towers_export.stop_threshold(run, label, params)
+        both = towers_export.towers(run.loaded, run.config)
+        # There are no files yet: the weights are those of the checkpoint.
+        self.config = towers_export.retriever_config(run, both, workdir / "not exported", threshold)
+        state, chunk = (
+            MeshTower(
+                run.mesh,
+                run.shardings,
+                run.loaded.encoder,
+                params,
+                number=tower.number,
+                row_tokens=tower.max_tokens,
+            )
+            for tower in both
+        )
+        form = form_of(self.config, both[0].opening, both[1].opening)
+        self.towers = Towers(run.loaded.tokenizer, form, state, chunk)
+
+    def chunk_digest(self) -> str:
+        """The digest of the tower of chunks, as it would be exported; writes it for a moment."""
+        _, tower = towers_export.towers(self._run.loaded, self._run.config)
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / tower.name
+            towers_export.write_tower(self._run.loaded, tower, self._params, out)
+            return chunk_digest(out)
+
+    def passage_encoder(self) -> PassageEncoder:
+        """Embeds the passages of an index."""
+        return PassageEncoder.of_run(self._run, self._checkpoint)
+
+
+class ExportedTowers:
+    """Exported towers on all devices of this process.
+
+    Attributes:
+        config: `retriever.json`.
+        towers: the encoders.
+
+    Args:
+        folder: of the export.
+        dtype: of the computation (`config.encoder.dtype`); "": the faster one here.
+
+    Raises:
+        InputError: a file is missing, broken or not as it was exported.
+    """
+
+    def __init__(self, folder: Path, dtype: str = "") -> None:
+        self._folder, self.config = folder, RetrieverConfig.read(folder)
+        self.config.check_weights(folder)
+        mesh = make_mesh()
+        state, chunk = (
+            load_encoder(folder / tower.folder, dtype or "auto", platform=Platform.of(mesh))
+            for tower in (self.config.state, self.config.chunk)
+        )
+        shardings = placement.params_shardings(mesh, state.partition_rules, state.stored)
+        # Leaf by leaf, so that the host never holds more than one of both towers.
+        assert (STATE, CHUNK) == (0, 1)
+        params = jax.tree.map(
+            lambda one, other, sharding: jax.device_put(
+                np.stack([np.asarray(one), np.asarray(other)]), sharding
+            ),
+            state.stored,
+            chunk.stored,
+            shardings,
+        )
+        tokenizer, form = read_rows(folder, self.config)
+        of_state, of_chunk = (
+            MeshTower(mesh, shardings, loaded.encoder, params, number=number, row_tokens=row_tokens)
+            for loaded, number, row_tokens in (
+                (state, STATE, form.state_tokens),
+                (chunk, CHUNK, form.chunk_tokens),
+            )
+        )
+        self.towers = Towers(tokenizer, form, of_state, of_chunk)
+
+    def chunk_digest(self) -> str:
+        """The digest of the tower of chunks."""
+        return chunk_digest(self._folder / self.config.chunk.folder)
+
+    def passage_encoder(self) -> PassageEncoder:
+        """Embeds the passages of an index."""
+        return PassageEncoder.of_folder(str(self._folder))

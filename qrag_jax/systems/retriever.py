@@ -1,0 +1,304 @@
+"""A trained retriever as programs use it: load it, index a corpus or open an index, search.
+
+    from qrag_jax import Retriever
+
+    retriever = Retriever.load("exported")
+    retriever.open("my-index")
+    for hit in retriever.search("Where was the founder of Acme born?"):
+        print(hit.step, hit.score, hit.id, hit.text)
+
+This module needs no jax; `Retriever.load` imports what the backend needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, overload
+
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.exported import rules_of
+from qrag_jax.retrieval.faiss_index import FaissIndex
+from qrag_jax.retrieval.manifest import read_manifest
+from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
+from qrag_jax.retrieval.protocol import VectorIndex, Where
+from qrag_jax.retrieval.scan import EXACT, ScanIndex
+from qrag_jax.retrieval.tower_rows import Towers
+from qrag_jax.retrieval.vector_files import open_vectors
+from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
+from qrag_jax.runtime.retriever_config import RetrieverConfig
+from qrag_jax.runtime.saved_config import CONFIG_NAME
+from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems.deployed import DeployedTowers, Endpoints
+
+if TYPE_CHECKING:
+    from qrag_jax.systems.indexing import IndexSettings
+    from qrag_jax.systems.passage_encoder import PassageEncoder
+
+JAX, TORCH, ENDPOINT = BACKENDS = ("jax", "torch", "endpoint")
+# "exact": on jax's devices. "scan": NumPy on the host. "faiss": on processors.
+SCAN, FAISS = "scan", "faiss"
+ENGINES = (EXACT, SCAN, FAISS)
+CORPUS = "corpus"  # in an index's folder
+NOTE = "chunk_tower.json"  # in an index's folder: which exported tower its vectors are of
+
+
+class Backend(Protocol):
+    """What computes a retriever's towers."""
+
+    config: RetrieverConfig
+    towers: Towers
+
+    def chunk_digest(self) -> str:
+        """The digest of the exported tower of chunks."""
+
+    def passage_encoder(self) -> PassageEncoder:
+        """Embeds the passages of an index.
+
+        Raises:
+            InputError: this backend does not.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadSettings:
+    """How a retriever's towers are computed.
+
+    Attributes:
+        backend: "jax"; "torch", for exports, without jax; or "endpoint", a server of embeddings.
+        checkpoint: of a run: "best" or "last"; "": "best", if that is a trained one.
+        dtype: of jax's computation, "float32" or "bfloat16"; "": the run's, the faster one of an
+            export.
+        device: of torch, such as "cuda:0"; "": the best one.
+        endpoints: where an export's towers are served.
+        per_step: passages taken at each step; training takes one.
+
+    Raises:
+        InputError: a value is unknown, or two do not fit together.
+    """
+
+    backend: str = JAX
+    checkpoint: str = ""
+    dtype: str = ""
+    device: str = ""
+    endpoints: Endpoints | None = None
+    per_step: int = 1
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise InputError(f"backend is {self.backend!r}; use one of {', '.join(BACKENDS)}.")
+        if self.checkpoint not in ("", "best", "last"):
+            raise InputError(f"checkpoint is {self.checkpoint!r}; use best or last.")
+        if (self.backend == ENDPOINT) != (self.endpoints is not None):
+            raise InputError("give endpoints (the servers' URL) with the backend endpoint alone.")
+
+
+class Retriever:
+    """A trained retriever over one index at a time.
+
+    Args:
+        backend: computes the towers.
+        origin: the folder that it comes from, for messages.
+        settings: as it was loaded.
+
+    Raises:
+        InputError: its positions cannot be had over a corpus (`multi_step.Rules.check`).
+    """
+
+    def __init__(self, backend: Backend, origin: Path, settings: LoadSettings) -> None:
+        self.config, self.rules = backend.config, rules_of(backend.config, settings.per_step)
+        self.rules.check()
+        self._backend, self._origin, self._settings = backend, origin, settings
+        self._index: VectorIndex | None = None
+        self._searches: dict[Rules, MultiStepSearch] = {}
+
+    @classmethod
+    def load(cls, folder: str | Path, settings: LoadSettings | None = None) -> Retriever:
+        """Reads a retriever.
+
+        Args:
+            folder: that `qrag_jax.export` wrote, or that of a run.
+            settings: how its towers are computed; None: by jax.
+
+        Raises:
+            InputError: the folder holds none, it cannot be computed so, or its positions cannot be
+                had over a corpus.
+        """
+        path, settings = Path(folder).expanduser(), settings or LoadSettings()
+        exported = (path / RETRIEVER).is_file()
+        if not exported and not (path / CONFIG_NAME).is_file():
+            raise InputError(
+                f"{path} holds no retriever; give a folder that qrag_jax.export wrote, or that of "
+                "a trained run."
+            )
+        if not exported and settings.backend != JAX:
+            raise InputError(
+                f"{path} is the folder of a run, which jax alone computes; export the run and give "
+                f"that folder for the backend {settings.backend}."
+            )
+        backend: Backend
+        if settings.backend == TORCH:
+            backend = DeployedTowers(path, device=settings.device)
+        elif settings.backend == ENDPOINT:
+            backend = DeployedTowers(path, settings.endpoints)
+        else:
+            from qrag_jax.systems.jax_retriever import ExportedTowers, RunTowers
+
+            if exported:
+                backend = ExportedTowers(path, settings.dtype)
+            else:
+                backend = RunTowers(path, settings.checkpoint, settings.dtype)
+        return cls(backend, path, settings)
+
+    def index(
+        self, corpus: str | Path, folder: str | Path, settings: IndexSettings | None = None
+    ) -> None:
+        """Embeds a corpus into an index, or goes on with one that was begun, and opens it.
+
+        Args:
+            corpus: file or folder of passages (`systems.indexing`).
+            folder: of the index.
+            settings: how the index is built.
+
+        Raises:
+            InputError: the corpus or the folder cannot be used, or the backend is not jax.
+        """
+        encoder = self._backend.passage_encoder()
+        from qrag_jax.systems.indexing import index_corpus
+
+        out = Path(folder).expanduser()
+        built = index_corpus(Path(corpus).expanduser(), out, encoder, settings)
+        self._note(out, read_manifest(built.folder).encoder)
+        self.open(out)
+
+    def open(self, folder: str | Path, engine: str = "") -> None:
+        """Opens an index.
+
+        Args:
+            folder: of the index.
+            engine: one of `ENGINES`; "": "exact" for the backend jax, else "scan".
+
+        Raises:
+            InputError: the folder holds no finished index, or one of another tower of chunks; or
+                the engine cannot be used.
+        """
+        out = Path(folder).expanduser()
+        engine = engine or (EXACT if self._settings.backend == JAX else SCAN)
+        if engine not in ENGINES:
+            raise InputError(f"engine is {engine!r}; use one of {', '.join(ENGINES)}.")
+        manifest = read_manifest(out / EXACT, engine=EXACT)
+        self._check_tower(out, manifest.encoder)
+        corpus = StoredCorpus(out / CORPUS)
+        if engine == EXACT:
+            from qrag_jax.retrieval.exact import ExactIndex
+
+            self._use(ExactIndex.open(out / EXACT, corpus, encoder=manifest.encoder))
+        elif engine == SCAN:
+            self._use(ScanIndex.open(out / EXACT, corpus))
+        else:
+            stored = open_vectors(out / EXACT, engine=EXACT, corpus=corpus.digest)
+            vectors = stored.vectors.rows(range(len(stored.vectors)))
+            self._use(FaissIndex(corpus, vectors, manifest.encoder))
+
+    @overload
+    def search(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
+        self,
+        questions: str,
+        steps: int | None = None,
+        *,
+        beam: int | None = None,
+        threshold: float | None = None,
+        where: Where | None = None,
+    ) -> list[Hit]: ...
+
+    @overload
+    def search(
+        self,
+        questions: Sequence[str],
+        steps: int | Sequence[int] | None = None,
+        *,
+        beam: int | None = None,
+        threshold: float | None = None,
+        where: Where | None = None,
+    ) -> list[list[Hit]]: ...
+
+    def search(self, questions, steps=None, *, beam=None, threshold=None, where=None):
+        """The passages taken for a question, or for each of a list, in the order taken.
+
+        A question that is longer than in training is cut as there; a warning says so.
+
+        Args:
+            steps: most steps, of all questions or of each; None: as many as in training.
+            beam: W, paths kept at every step; None: the retriever's own.
+            threshold: a search ends before a passage whose Q is not above it; None: the
+                retriever's own, `-math.inf`: never.
+            where: only passages whose metadata agree are taken: field → value, or list of values.
+
+        Raises:
+            InputError: no index is open; or see `MultiStepSearch.search`.
+        """
+        if self._index is None:
+            raise InputError("no index is open; call index(corpus, folder) or open(folder) first.")
+        asked = [questions] if isinstance(questions, str) else list(questions)
+        changes = {"beam": beam, "stop_threshold": threshold}
+        given = {name: value for name, value in changes.items() if value is not None}
+        own = dataclasses.replace(self.rules.beam, **given)
+        rules = dataclasses.replace(self.rules, beam=own)
+        if rules not in self._searches:
+            self._searches[rules] = MultiStepSearch(self._index, self._backend.towers, rules)
+        if cut := len(self._backend.towers.cut(asked)):
+            most = self._backend.towers.form.question_tokens
+            warnings.warn(
+                f"{cut} of {len(asked)} questions have more than {most} tokens and were cut there, "
+                "as in training",
+                stacklevel=2,
+            )
+        found = self._searches[rules].search(asked, steps, where)
+        return found[0] if isinstance(questions, str) else found
+
+    def _use(self, index: VectorIndex) -> None:
+        self._index, self._searches = index, {}
+
+    def _check_tower(self, out: Path, encoder: str) -> None:
+        """Refuses vectors of another tower of chunks.
+
+        `NOTE` says which exported tower the vectors are of. Where it is missing, the encoder is
+        compared, which jax alone can do.
+        """
+        noted = _read_note(out / NOTE, encoder)
+        if noted:
+            same = noted == self._backend.chunk_digest()
+        elif self._settings.backend != JAX:
+            raise InputError(
+                f"{out / NOTE}, which says what embedded the index, is missing or of other "
+                "vectors; open the index once with the backend jax and this retriever."
+            )
+        else:
+            same = self._backend.passage_encoder().digest() == encoder
+            if same:
+                with contextlib.suppress(OSError):  # a read-only index
+                    self._note(out, encoder)
+        if not same:
+            raise InputError(
+                f"{out} was embedded by another tower of chunks than that of {self._origin} (field "
+                f"encoder of {EXACT}/manifest.json); give the retriever that embedded it, or index "
+                "the corpus with this one."
+            )
+
+    def _note(self, out: Path, encoder: str) -> None:
+        said = {"encoder": encoder, "chunk_tower": self._backend.chunk_digest()}
+        write_whole(out / NOTE, json.dumps(said, indent=1) + "\n")
+
+
+def _read_note(path: Path, encoder: str) -> str:
+    """The digest of the exported tower that these vectors are of; "": it is not known."""
+    try:
+        said = json.loads(path.read_bytes())
+        return str(said["chunk_tower"]) if said["encoder"] == encoder else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

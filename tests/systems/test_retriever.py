@@ -1,0 +1,336 @@
+"""A retriever over a corpus gives the same hits whatever computes it, and those of the trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qrag_jax import LoadSettings, Retriever
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval.multi_step import Hit
+from qrag_jax.retrieval.torch_tower import TorchTower
+from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
+from qrag_jax.systems.deployed import Endpoints
+from qrag_jax.systems.retriever import NOTE
+from tests.entry_points import ROOT, Commands, log_rows
+from tests.systems.parts import chunks_of
+from tests.test_export_retriever import Search
+
+pytest.importorskip("sentence_transformers")
+
+TOLERANCE = 2e-5
+FLOAT32 = LoadSettings(dtype="float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Questions, a corpus with the chunks of all their documents, and an index of it.
+
+    documents: the chunks of each question.
+    texts: all of them, each once.
+    """
+
+    questions: list[str]
+    documents: list[list[str]]
+    texts: list[str]
+    corpus: Path
+    index: Path
+
+
+def write_corpus(path: Path, texts: list[str]) -> Path:
+    records = [{"id": f"p{n}", "text": text, "page": n % 3} for n, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.fixture(scope="module")
+def task(
+    scored_run: Path,
+    exported: Path,
+    commands: Commands,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Task:
+    cache = commands.environment["QRAG_CACHE"]
+    questions = [row["question"] for row in log_rows(scored_run)]
+    documents = [chunks_of(scored_run, question, cache) for question in questions]
+    texts = list(dict.fromkeys(text for chunks in documents for text in chunks))
+    folder = tmp_path_factory.mktemp("task")
+    corpus = write_corpus(folder / "corpus.jsonl", texts)
+    Retriever.load(exported, FLOAT32).index(corpus, folder / "index")
+    return Task(questions, documents, texts, corpus, folder / "index")
+
+
+@pytest.fixture(scope="module")
+def reference(exported: Path, task: Task) -> list[tuple[list[int], list[float]]]:
+    """What a user's own search of a few lines takes of the whole corpus, by NumPy and torch."""
+    search = Search(exported)
+    return [search.play(question, task.texts) for question in task.questions]
+
+
+@pytest.fixture(scope="module")
+def wide_beams(exported: Path, task: Task) -> list[list[str]]:
+    """What a beam of 3 takes: the ids of one backend, with which others are compared."""
+    retriever = Retriever.load(exported, FLOAT32)
+    retriever.open(task.index)
+    found = retriever.search(task.questions, beam=3)
+    return [[hit.id for hit in hits] for hits in found]
+
+
+@pytest.fixture(scope="module")
+def server(exported: Path) -> Iterator[str]:
+    """A server of embeddings with both real towers; returns its URL."""
+    config = RetrieverConfig.read(exported)
+    towers = {
+        f"tower-{tower.folder}": TorchTower(exported / tower.folder, 0)
+        for tower in (config.state, config.chunk)
+    }
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            assert self.path == "/v1/embeddings"
+            assert asked["encoding_format"] == "float"
+            if asked["model"] not in towers:
+                self.answer(404, {"error": {"message": f"no model {asked['model']}"}})
+                return
+            vectors = towers[asked["model"]](asked["input"])
+            rows = [{"index": i, "embedding": row.tolist()} for i, row in enumerate(vectors)]
+            self.answer(200, {"object": "list", "data": rows[::-1], "usage": {"prompt_tokens": 1}})
+
+        def answer(self, status: int, body: dict[str, Any]) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
+        thread = threading.Thread(target=made.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{made.server_port}/v1"
+        made.shutdown()
+        thread.join()
+
+
+def served(url: str, state: str = "tower-state") -> LoadSettings:
+    endpoints = Endpoints(url, state_model=state, chunk_model="tower-chunk", wait_limit=1.0)
+    return LoadSettings(backend="endpoint", endpoints=endpoints)
+
+
+def check(found: list[list[Hit]], expected: list[tuple[list[int], list[float]]]) -> None:
+    for hits, (taken, values) in zip(found, expected, strict=True):
+        assert [hit.id for hit in hits] == [f"p{n}" for n in taken]
+        assert [hit.step for hit in hits] == list(range(1, len(taken) + 1))
+        assert [hit.metadata for hit in hits] == [{"page": n % 3} for n in taken]
+        np.testing.assert_allclose([hit.score for hit in hits], values, atol=TOLERANCE)
+
+
+@pytest.fixture(scope="module", params=["jax", "run", "torch", "endpoint"])
+def retriever(request: pytest.FixtureRequest, exported: Path, scored_run: Path) -> Retriever:
+    """The same retriever, computed in every way."""
+    if request.param == "endpoint":
+        return Retriever.load(exported, served(request.getfixturevalue("server")))
+    settings = {
+        "jax": FLOAT32,
+        "run": LoadSettings(dtype="float32", checkpoint="last"),
+        "torch": LoadSettings(backend="torch", device="cpu"),
+    }
+    return Retriever.load(
+        scored_run if request.param == "run" else exported, settings[request.param]
+    )
+
+
+@pytest.mark.parametrize("engine", ["exact", "scan", "faiss"])
+def test_all_backends_and_engines_give_the_same_hits(
+    retriever: Retriever,
+    engine: str,
+    task: Task,
+    reference: list[tuple[list[int], list[float]]],
+    wide_beams: list[list[str]],
+) -> None:
+    if engine == "faiss":
+        pytest.importorskip("faiss")
+    retriever.open(task.index, engine)
+    check(retriever.search(task.questions), reference)
+    check([retriever.search(question) for question in task.questions], reference)
+    beams = retriever.search(task.questions, beam=3)
+    assert [[hit.id for hit in hits] for hits in beams] == wide_beams
+    pages = retriever.search(task.questions, where={"page": [0, 2]})
+    assert {hit.metadata["page"] for hits in pages for hit in hits} == {0, 2}
+
+
+# ---------------------------------------------------------------------- as the evaluation does
+
+
+def test_on_one_document_the_hits_are_those_of_the_evaluation(
+    scored_run: Path, exported: Path, task: Task, tmp_path: Path
+) -> None:
+    retriever = Retriever.load(exported, FLOAT32)
+    for number, (row, chunks) in enumerate(zip(log_rows(scored_run), task.documents, strict=True)):
+        retriever.index(write_corpus(tmp_path / "one.jsonl", chunks), tmp_path / f"{number}")
+        check([retriever.search(row["question"])], [(row["pred_idx"], row["q_values"])])
+
+
+def test_the_settings_of_the_file_are_those_of_the_search(
+    exported: Path, task: Task, tmp_path: Path
+) -> None:
+    """Order, STOP, positions and threshold, as a search of a few lines reads them."""
+    folder = Path(shutil.copytree(exported, tmp_path / "out"))
+    fields = json.loads((folder / NAME).read_text())
+    fields["sort_by_index"] = True
+    fields["positions"]["kind"] = "relative"
+    fields["search"]["stop_action"] = True
+    (folder / NAME).write_text(json.dumps(fields))
+    retriever = Retriever.load(folder, LoadSettings(backend="torch", device="cpu"))
+    retriever.open(task.index)
+    expected = [Search(folder).play(question, task.texts) for question in task.questions]
+    check(retriever.search(task.questions), expected)
+
+    fields["search"]["stop_action"] = False
+    fields["search"]["stop_threshold"] = None
+    (folder / NAME).write_text(json.dumps(fields))
+    plain = [Search(folder).play(question, task.texts) for question in task.questions]
+    least = float(np.median([values[1] for _, values in plain]))
+    fields["search"]["stop_threshold"] = least
+    (folder / NAME).write_text(json.dumps(fields))
+    retriever = Retriever.load(folder, LoadSettings(backend="torch", device="cpu"))
+    retriever.open(task.index)
+    expected = [Search(folder).play(question, task.texts) for question in task.questions]
+    assert len({len(taken) for taken, _ in expected}) > 1
+    check(retriever.search(task.questions), expected)
+    check(retriever.search(task.questions, threshold=-math.inf), plain)
+
+
+def test_a_question_that_is_cut_is_told_of(exported: Path, task: Task) -> None:
+    retriever = Retriever.load(exported, LoadSettings(backend="torch", device="cpu"))
+    retriever.open(task.index)
+    most = retriever.config.max_question_tokens
+    long = "the of and in " * most
+    with pytest.warns(UserWarning, match=f"1 of 2 questions have more than {most} tokens and were"):
+        found, _ = retriever.search([long, "where?"])
+    with pytest.warns(UserWarning, match="1 of 1 questions"):
+        assert [hit.id for hit in retriever.search(long + "again")] == [hit.id for hit in found]
+    assert len(retriever.search("")) == retriever.config.search.max_steps
+
+
+# ---------------------------------------------------------------------- without jax
+
+WITHOUT_JAX = """
+import json, sys
+import qrag_jax
+assert not {"numpy", "jax", "torch"} & sys.modules.keys(), "import qrag_jax is not cheap"
+from qrag_jax import LoadSettings, Retriever
+retriever = Retriever.load(sys.argv[1], LoadSettings(backend="torch", device="cpu"))
+retriever.open(sys.argv[2])
+print(json.dumps([[hit.id for hit in hits] for hits in retriever.search(json.loads(sys.argv[3]))]))
+assert not [name for name in sys.modules if name.split(".")[0] in ("jax", "jaxlib", "flax")]
+"""
+
+
+def test_an_export_is_searched_without_jax(
+    exported: Path, task: Task, reference: list[tuple[list[int], list[float]]]
+) -> None:
+    arguments = [str(exported), str(task.index), json.dumps(task.questions)]
+    told = subprocess.run(
+        [sys.executable, "-c", WITHOUT_JAX, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr[-3000:]
+    assert json.loads(told.stdout) == [[f"p{n}" for n in taken] for taken, _ in reference]
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def test_an_index_of_another_tower_is_refused(
+    exported: Path, scored_run: Path, task: Task, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(exported, tmp_path / "other"))
+    fields = json.loads((other / NAME).read_text())
+    fields["chunk"] |= {"folder": "state"}
+    fields["state"] |= {"folder": "chunk"}
+    fields["chunk"]["weights"], fields["state"]["weights"] = (
+        fields["state"]["weights"],
+        fields["chunk"]["weights"],
+    )
+    (other / NAME).write_text(json.dumps(fields))
+    retriever = Retriever.load(other, LoadSettings(backend="torch", device="cpu"))
+    with pytest.raises(InputError, match="index was embedded by another tower of chunks than"):
+        retriever.open(task.index)
+    best = Retriever.load(scored_run, LoadSettings(dtype="float32", checkpoint="best"))
+    last = Retriever.load(scored_run, LoadSettings(dtype="float32", checkpoint="last"))
+    last.open(task.index)
+    assert best._backend.chunk_digest() != last._backend.chunk_digest()
+    with pytest.raises(InputError, match="embedded by another tower"):
+        best.open(task.index)
+
+
+def test_an_index_without_a_note_is_known_to_jax(
+    exported: Path, task: Task, tmp_path: Path
+) -> None:
+    index = Path(shutil.copytree(task.index, tmp_path / "index"))
+    note = (index / NOTE).read_text()
+    (index / NOTE).unlink()
+    by_torch = Retriever.load(exported, LoadSettings(backend="torch", device="cpu"))
+    with pytest.raises(InputError, match=r"chunk_tower\.json, which says what embedded the"):
+        by_torch.open(index)
+    with pytest.raises(InputError, match=r"passages are embedded by jax; build the index with"):
+        by_torch.index(task.corpus, tmp_path / "new")
+    Retriever.load(exported, FLOAT32).open(index)
+    assert (index / NOTE).read_text() == note
+    by_torch.open(index)
+
+
+def test_wrong_input_is_one_sentence(
+    exported: Path, scored_run: Path, task: Task, server: str, tmp_path: Path
+) -> None:
+    for folder, settings, told in (
+        (tmp_path, {}, "holds no retriever; give a folder that qrag_jax.export wrote"),
+        (scored_run, {"backend": "torch"}, "is the folder of a run, which jax alone computes"),
+        (exported, {"backend": "numpy"}, "backend is 'numpy'; use one of jax, torch, endpoint"),
+        (exported, {"backend": "endpoint"}, "give endpoints"),
+        (exported, {"checkpoint": "first"}, "checkpoint is 'first'; use best or last"),
+    ):
+        with pytest.raises(InputError, match=told):
+            Retriever.load(folder, LoadSettings(**settings))
+    published = Path(shutil.copytree(exported, tmp_path / "published"))
+    fields = json.loads((published / NAME).read_text())
+    fields["positions"]["kind"] = "random_published"
+    (published / NAME).write_text(json.dumps(fields))
+    with pytest.raises(InputError, match="positions random_published, which are drawn anew"):
+        Retriever.load(published, LoadSettings(backend="torch", device="cpu"))
+    retriever = Retriever.load(exported, served(server, "nobody"))
+    with pytest.raises(InputError, match=r"no index is open; call index"):
+        retriever.search("where?")
+    with pytest.raises(InputError, match=r"manifest\.json is missing"):
+        retriever.open(tmp_path)
+    with pytest.raises(InputError, match=r"engine is 'magic'; use one of exact, scan, faiss"):
+        retriever.open(task.index, "magic")
+    retriever.open(task.index)
+    with pytest.raises(InputError, match=r"\(model nobody\) gives no vectors \(HTTP 404: no"):
+        retriever.search("where?")
+    retriever = Retriever.load(exported, LoadSettings(backend="torch", device="cpu"))
+    retriever.open(task.index)
+    with pytest.raises(InputError, match="colour"):
+        retriever.search("where?", where={"colour": 1})
+    with pytest.raises(InputError, match=r"steps is 9; this retriever was trained on 2 steps"):
+        retriever.search("where?", 9)
