@@ -14,6 +14,7 @@ COMMANDS = {
     "answer": "have a language model answer with the chunks taken, and score the answers",
     "export": "write the towers as sentence-transformers models",
     "index": "embed a corpus, so that it can be searched",
+    "search": "search an index, in several steps with a trained retriever",
     "validate_data": "check a data file before a training does",
     "serve_llm": "serve a language model for trainers on other terminals",
 }

@@ -12,7 +12,7 @@ from typing import NoReturn
 from absl import app, flags, logging
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import config_files, device_memory
+from qrag_jax.runtime import config_files
 from qrag_jax.runtime.output import lasting_output
 from qrag_jax.runtime.whole_files import NOT_WRITABLE, disk_is_full, reason
 
@@ -24,6 +24,7 @@ def run(
     main: Callable[[], int],
     define: Callable[[Sequence[str]], None] | None = None,
     more_help: Callable[[Sequence[str]], str] | None = None,
+    words: list[str] | None = None,
 ) -> None:
     """Parses the flags, runs `main` and exits with its status.
 
@@ -35,12 +36,13 @@ def run(
         main: the command; returns the exit status.
         define: called first, with the arguments, to define flags that depend on them.
         more_help: called with the arguments; returns the text that `--help` adds to the flags.
+        words: gets the arguments that are no flags; None: these are refused.
     """
     with lasting_output():
         app.run(
             lambda _argv: _main_or_sentence(main),
             argv=config_files.resolved(sys.argv),
-            flags_parser=lambda argv: parse_flags(argv, define, more_help),
+            flags_parser=lambda argv: parse_flags(argv, define, more_help, words),
         )
 
 
@@ -73,8 +75,9 @@ def parse_flags(
     argv: Sequence[str],
     define: Callable[[Sequence[str]], None] | None = None,
     more_help: Callable[[Sequence[str]], str] | None = None,
+    words: list[str] | None = None,
 ) -> list[str]:
-    """Parses flags as absl does.
+    """Parses flags as absl does; the arguments are those of `run`.
 
     Wrong flags end the process with one sentence and status 2; `--help` ends it with status 0.
     """
@@ -89,7 +92,9 @@ def parse_flags(
         _leave(str(error))
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         _leave(_sentence(error, argv))
-    if len(rest) > 1:
+    if words is not None:
+        words += rest[1:]
+    elif len(rest) > 1:
         _leave(f"unexpected argument {rest[1]!r}; options are written --name=value.")
     return rest
 
@@ -114,6 +119,8 @@ def _main_or_sentence(main: Callable[[], int]) -> int:
     except InputError as error:
         _leave(str(error))
     except Exception as error:
+        from qrag_jax.runtime import device_memory  # imports jax, which some commands do not need
+
         if (told := device_memory.shortage(error)) is None:
             raise
         print(f"error: {told}", file=sys.stderr)

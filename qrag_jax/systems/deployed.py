@@ -12,6 +12,7 @@ from qrag_jax.retrieval.exported import chunk_digest, read_rows
 from qrag_jax.retrieval.torch_tower import TorchTower
 from qrag_jax.retrieval.tower_rows import RowEncoder, Towers
 from qrag_jax.runtime.retriever_config import RetrieverConfig
+from qrag_jax.systems.chunk_notes import NOTE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,4 +91,15 @@ class DeployedTowers:
         """
         raise InputError(
             "passages are embedded by jax; build the index with backend=jax (or qrag index)."
+        )
+
+    def embedded(self, encoder: str) -> NoReturn:
+        """That cannot be known: the digest is of weights as jax has them.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            f"the index has no {NOTE} that says what embedded it; open it once with the backend "
+            "jax and this retriever, which then writes that file."
         )

@@ -10,6 +10,8 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
+from qrag_jax.models.compute.precision import AUTO, NAMES
+from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.retrieval.exported import chunk_digest, form_of, read_rows
 from qrag_jax.retrieval.tower_rows import Towers
@@ -86,6 +88,10 @@ class RunTowers:
         """Embeds the passages of an index."""
         return PassageEncoder.of_run(self._run, self._checkpoint)
 
+    def embedded(self, encoder: str) -> bool:
+        """Whether an index with this digest of its encoder has the vectors of this tower."""
+        return encoder == self.passage_encoder().digest()
+
 
 class ExportedTowers:
     """Exported towers on all devices of this process.
@@ -103,11 +109,12 @@ class ExportedTowers:
     """
 
     def __init__(self, folder: Path, dtype: str = "") -> None:
-        self._folder, self.config = folder, RetrieverConfig.read(folder)
+        self._folder, self._dtype = folder, dtype or AUTO
+        self.config = RetrieverConfig.read(folder)
         self.config.check_weights(folder)
         mesh = make_mesh()
         state, chunk = (
-            load_encoder(folder / tower.folder, dtype or "auto", platform=Platform.of(mesh))
+            load_encoder(folder / tower.folder, self._dtype, platform=Platform.of(mesh))
             for tower in (self.config.state, self.config.chunk)
         )
         shardings = placement.params_shardings(mesh, state.partition_rules, state.stored)
@@ -137,4 +144,14 @@ class ExportedTowers:
 
     def passage_encoder(self) -> PassageEncoder:
         """Embeds the passages of an index."""
-        return PassageEncoder.of_folder(str(self._folder))
+        return self._passages(self._dtype)
+
+    def embedded(self, encoder: str) -> bool:
+        """Whether an index with this digest of its encoder has the vectors of this tower.
+
+        They may have been computed in any dtype.
+        """
+        return any(encoder == self._passages(name).digest() for name in (self._dtype, *NAMES))
+
+    def _passages(self, dtype: str) -> PassageEncoder:
+        return PassageEncoder.of_folder(str(self._folder), EncoderConfig(dtype=dtype))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +32,7 @@ from qrag_jax.retrieval.vector_files import open_vectors
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems.chunk_notes import noted, write_note
 from qrag_jax.systems.deployed import DeployedTowers, Endpoints
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ JAX, TORCH, ENDPOINT = BACKENDS = ("jax", "torch", "endpoint")
 SCAN, FAISS = "scan", "faiss"
 ENGINES = (EXACT, SCAN, FAISS)
 CORPUS = "corpus"  # in an index's folder
-NOTE = "chunk_tower.json"  # in an index's folder: which exported tower its vectors are of
 
 
 class Backend(Protocol):
@@ -62,6 +60,13 @@ class Backend(Protocol):
 
         Raises:
             InputError: this backend does not.
+        """
+
+    def embedded(self, encoder: str) -> bool:
+        """Whether an index with this digest of its encoder has the vectors of this tower.
+
+        Raises:
+            InputError: this backend cannot know.
         """
 
 
@@ -173,7 +178,7 @@ class Retriever:
 
         out = Path(folder).expanduser()
         built = index_corpus(Path(corpus).expanduser(), out, encoder, settings)
-        self._note(out, read_manifest(built.folder).encoder)
+        write_note(out, read_manifest(built.folder).encoder, self._backend.chunk_digest())
         self.open(out)
 
     def open(self, folder: str | Path, engine: str = "") -> None:
@@ -267,38 +272,23 @@ class Retriever:
     def _check_tower(self, out: Path, encoder: str) -> None:
         """Refuses vectors of another tower of chunks.
 
-        `NOTE` says which exported tower the vectors are of. Where it is missing, the encoder is
+        The note says which exported tower the vectors are of. Where it is missing, the encoder is
         compared, which jax alone can do.
         """
-        noted = _read_note(out / NOTE, encoder)
-        if noted:
-            same = noted == self._backend.chunk_digest()
-        elif self._settings.backend != JAX:
-            raise InputError(
-                f"{out / NOTE}, which says what embedded the index, is missing or of other "
-                "vectors; open the index once with the backend jax and this retriever."
-            )
+        known = noted(out, encoder)
+        if known:
+            same = known == self._backend.chunk_digest()
         else:
-            same = self._backend.passage_encoder().digest() == encoder
+            same = self._backend.embedded(encoder)
             if same:
                 with contextlib.suppress(OSError):  # a read-only index
-                    self._note(out, encoder)
+                    write_note(out, encoder, self._backend.chunk_digest())
         if not same:
-            raise InputError(
-                f"{out} was embedded by another tower of chunks than that of {self._origin} (field "
-                f"encoder of {EXACT}/manifest.json); give the retriever that embedded it, or index "
-                "the corpus with this one."
+            run = (
+                "" if known else ", or by the run that it was exported from: open it with that once"
             )
-
-    def _note(self, out: Path, encoder: str) -> None:
-        said = {"encoder": encoder, "chunk_tower": self._backend.chunk_digest()}
-        write_whole(out / NOTE, json.dumps(said, indent=1) + "\n")
-
-
-def _read_note(path: Path, encoder: str) -> str:
-    """The digest of the exported tower that these vectors are of; "": it is not known."""
-    try:
-        said = json.loads(path.read_bytes())
-        return str(said["chunk_tower"]) if said["encoder"] == encoder else ""
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+            raise InputError(
+                f"{out} was embedded by another tower of chunks than that of {self._origin}, in "
+                f"another dtype{run} (field encoder of {EXACT}/manifest.json); give the retriever "
+                "that embedded it, or index the corpus with this one."
+            )

@@ -23,8 +23,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.torch_tower import TorchTower
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
+from qrag_jax.systems.chunk_notes import NOTE
 from qrag_jax.systems.deployed import Endpoints
-from qrag_jax.systems.retriever import NOTE
 from tests.entry_points import ROOT, Commands, log_rows
 from tests.systems.parts import chunks_of
 from tests.test_export_retriever import Search
@@ -291,7 +291,7 @@ def test_an_index_without_a_note_is_known_to_jax(
     note = (index / NOTE).read_text()
     (index / NOTE).unlink()
     by_torch = Retriever.load(exported, LoadSettings(backend="torch", device="cpu"))
-    with pytest.raises(InputError, match=r"chunk_tower\.json, which says what embedded the"):
+    with pytest.raises(InputError, match=r"the index has no chunk_tower\.json that says"):
         by_torch.open(index)
     with pytest.raises(InputError, match=r"passages are embedded by jax; build the index with"):
         by_torch.index(task.corpus, tmp_path / "new")
