@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qrag_jax.systems.retriever import LoadSettings, Retriever
+    from qrag_jax.systems.retriever import Endpoints, LoadSettings, Retriever
 
 __version__ = "0.1.0"
-__all__ = ["LoadSettings", "Retriever", "__version__"]
+__all__ = ["Endpoints", "LoadSettings", "Retriever", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     """Imports what programs use when they ask for it: `import qrag_jax` itself stays cheap."""
-    if name in ("LoadSettings", "Retriever"):
+    if name in __all__:
         from qrag_jax.systems import retriever
 
         return getattr(retriever, name)

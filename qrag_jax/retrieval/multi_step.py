@@ -219,7 +219,9 @@ class MultiStepSearch:
         """At least the k best passages that are not taken; some that are may be among them."""
         if self.rules.placement.kind != NO_POSITIONS:
             return scan(self.index, states, taken, self.rules.placement, k, where=where)
-        asked = k + max(map(len, taken))  # of a query's best, at most those taken fall out
+        # Those taken fall out. As many are asked for at every step, so that engines which compile
+        # for a number of passages do so once.
+        asked = k + self.rules.per_step * (self.rules.most_steps - 1)
         return self.index.search(
             Queries(list(questions), states), min(asked, len(self.index.corpus)), where
         )
