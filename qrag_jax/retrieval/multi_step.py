@@ -25,10 +25,10 @@ _STATES = 1024  # encoded and searched for side by side, at most
 
 
 class Hit(NamedTuple):
-    """One passage taken.
+    """One passage found.
 
     Attributes:
-        step: the step that took it, from 1.
+        step: the step that found it, from 1.
         score: its Q-value in the state of that step.
         id: its name in the corpus's file.
         metadata: its further fields.
@@ -52,8 +52,8 @@ class Rules:
         beam: how paths are searched, and the threshold on Q at which they end.
         stop_action: the empty text, embedded as a chunk, is the action STOP.
         placement: where chunk vectors are rotated.
-        per_step: passages taken at each step; more than one only if the beam is 1. Training takes
-            one.
+        per_step: passages found at each step; more than one only if the beam is 1. The best one
+            goes into the state, as in training, the others are further results.
     """
 
     max_steps: int
@@ -62,11 +62,6 @@ class Rules:
     stop_action: bool = False
     placement: Placement = dataclasses.field(default_factory=Placement)
     per_step: int = 1
-
-    @property
-    def most_steps(self) -> int:
-        """The most steps whose states hold no more passages than in training."""
-        return 1 + (self.max_steps - 1) // self.per_step
 
     def check(self) -> None:
         """Refuses what cannot be searched exactly.
@@ -90,9 +85,16 @@ class Rules:
                 raise InputError(f"{name} is {value}; it must be at least 1.")
         if self.per_step > 1 and self.beam.beam > 1:
             raise InputError(
-                f"per_step is {self.per_step} and beam {self.beam.beam}; a beam takes one passage "
+                f"per_step is {self.per_step} and beam {self.beam.beam}; a beam finds one passage "
                 "at each step, so set one of them to 1."
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Listing(Path):
+    """A path, and all that its steps found: step, passage and Q."""
+
+    listed: tuple[tuple[int, int, float], ...] = ()
 
 
 class MultiStepSearch:
@@ -119,7 +121,7 @@ class MultiStepSearch:
         steps: int | Sequence[int] | None = None,
         where: Where | None = None,
     ) -> list[list[Hit]]:
-        """The passages taken for each question, in the order taken.
+        """The passages found for each question, step by step, the best of a step first.
 
         Longer questions than in training are cut as there (`Towers.cut`). A search ends early when
         STOP is taken, when no Q is above the threshold or when no passage is left.
@@ -141,7 +143,7 @@ class MultiStepSearch:
         return found
 
     def _limits(self, count: int, steps: int | Sequence[int] | None) -> list[int]:
-        most = self.rules.most_steps
+        most = self.rules.max_steps
         if steps is None:
             return [most] * count
         limits = [steps] * count if isinstance(steps, int) else [int(n) for n in steps]
@@ -152,8 +154,8 @@ class MultiStepSearch:
         wrong = [n for n in limits if not 1 <= n <= most]
         if wrong:
             raise InputError(
-                f"steps is {wrong[0]}; this retriever was trained on {self.rules.max_steps} steps "
-                f"of one passage, so with per_step={self.rules.per_step} give 1 to {most}."
+                f"steps is {wrong[0]}; this retriever was trained on {most} steps, so give 1 to "
+                f"{most}."
             )
         return limits
 
@@ -161,7 +163,8 @@ class MultiStepSearch:
         self, questions: Sequence[str], limits: Sequence[int], where: Where | None
     ) -> list[list[Hit]]:
         passages: dict[int, Passage] = {}
-        beams = [[Path()] for _ in questions]
+        first = _Listing() if self.rules.per_step > 1 else Path()
+        beams = [[first] for _ in questions]
         for step in range(max(limits)):
             live = [
                 (i, j)
@@ -176,10 +179,15 @@ class MultiStepSearch:
             choices = dict(zip(live, self._choices(asked, paths, passages, where), strict=True))
             for i in {i for i, _ in live}:
                 beams[i] = self._next(beams[i], [choices.get((i, j)) for j in range(len(beams[i]))])
-            new = {n for beam in beams for path in beam for n in path.taken} - passages.keys()
-            numbers = sorted(new)
-            passages |= zip(numbers, self.index.corpus.passages(numbers), strict=True)
-        return [self._hits(beam[0], passages) for beam in beams]
+            self._read({n for beam in beams for path in beam for n in path.taken}, passages)
+        found = [_found(beam[0]) for beam in beams]
+        self._read({n for listed in found for _, n, _ in listed}, passages)
+        return [[_hit(step, passages[number], q) for step, number, q in listed] for listed in found]
+
+    def _read(self, numbers: set[int], passages: dict[int, Passage]) -> None:
+        """Adds the passages with these numbers to those that were read."""
+        new = sorted(numbers - passages.keys())
+        passages |= zip(new, self.index.corpus.passages(new), strict=True)
 
     def _choices(
         self,
@@ -188,7 +196,10 @@ class MultiStepSearch:
         passages: Mapping[int, Passage],
         where: Where | None,
     ) -> list[Choices]:
-        """The best actions of each path, STOP as the number behind the last passage."""
+        """The best actions of each path, STOP as the number behind the last passage.
+
+        With several passages a step there are as many more as were found before.
+        """
         order = sorted if self.rules.sort_by_index else tuple
         states = self.towers.states(
             [
@@ -196,7 +207,7 @@ class MultiStepSearch:
                 for question, path in zip(questions, paths, strict=True)
             ]
         )
-        k = max(self.rules.beam.actions, self.rules.per_step)
+        k = max(self.rules.beam.actions, self.rules.per_step + max(map(_beside, paths)))
         hits = self._best(questions, states, [path.taken for path in paths], k, where)
         found = []
         for path, state, numbers, scores in zip(paths, states, *hits, strict=True):
@@ -229,8 +240,8 @@ class MultiStepSearch:
     def _next(self, beam: list[Path], given: Sequence[Choices | None]) -> list[Path]:
         stop = len(self.index.corpus)
         choices = [own or Choices(np.empty(0), np.empty(0)) for own in given]
-        if self.rules.per_step > 1:
-            return [self._with_several(beam[0], choices[0], stop)]
+        if isinstance(beam[0], _Listing):
+            return [self._listing(beam[0], choices[0], stop)]
 
         def longer(path: Path, action: int, q: float, score: float) -> Path:
             if action == stop:
@@ -239,21 +250,38 @@ class MultiStepSearch:
 
         return best_paths(beam, choices, self.rules.beam, longer)
 
-    def _with_several(self, path: Path, choices: Choices, stop: int) -> Path:
-        """The path with the best few passages, down to the threshold and to STOP."""
-        left = self.rules.per_step
+    def _listing(self, path: _Listing, choices: Choices, stop: int) -> Path:
+        """The path after a step, which found its best few passages that no step had found.
+
+        The state takes the best passage that it does not hold, also one that was found before.
+        Nothing behind STOP or not above the threshold is found.
+        """
+        known = {number for _, number, _ in path.listed}
+        best: Path | None = None
+        new: list[tuple[int, int, float]] = []
         for q, action in zip(*choices.best_first(), strict=True):
-            if left == 0:
-                return path
             if q <= self.rules.beam.stop_threshold or action == stop:
                 break
-            path, left = path.longer(int(action), float(q), float(q)), left - 1
-        return path if left == 0 else dataclasses.replace(path, ended=True)
+            best = best or path.longer(int(action), float(q), float(q))
+            if action not in known and len(new) < self.rules.per_step:
+                new.append((len(path.taken) + 1, int(action), float(q)))
+        if best is None:
+            return dataclasses.replace(path, ended=True)
+        return _Listing(best.taken, best.q, best.score, listed=(*path.listed, *new))
 
-    def _hits(self, path: Path, passages: Mapping[int, Passage]) -> list[Hit]:
-        found = []
-        for place, (number, q) in enumerate(zip(path.taken, path.q, strict=True)):
-            name, text, title, metadata = passages[number]
-            step = 1 + place // self.rules.per_step
-            found.append(Hit(step, q, name, title, text, metadata))
-        return found
+
+def _beside(path: Path) -> int:
+    """The number of passages that were found and are not in the state."""
+    return len(_found(path)) - len(path.taken)
+
+
+def _found(path: Path) -> Sequence[tuple[int, int, float]]:
+    """All that the path found: step, passage, Q."""
+    if isinstance(path, _Listing):
+        return path.listed
+    return [(1 + place, n, q) for place, (n, q) in enumerate(zip(path.taken, path.q, strict=True))]
+
+
+def _hit(step: int, passage: Passage, q: float) -> Hit:
+    name, text, title, metadata = passage
+    return Hit(step, q, name, title, text, metadata)

@@ -81,7 +81,7 @@ class LoadSettings:
             export.
         device: of torch, such as "cuda:0"; "": the best one.
         endpoints: where an export's towers are served.
-        per_step: passages taken at each step; training takes one.
+        per_step: passages found at each step (`multi_step.Rules`).
 
     Raises:
         InputError: a value is unknown, or two do not fit together.
