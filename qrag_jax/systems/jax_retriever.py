@@ -10,8 +10,10 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
+from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.precision import AUTO, NAMES
 from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.retrieval.exported import chunk_digest, form_of, read_rows
 from qrag_jax.retrieval.tower_rows import Towers
@@ -62,19 +64,7 @@ class RunTowers:
         both = towers_export.towers(run.loaded, run.config)
         # There are no files yet: the weights are those of the checkpoint.
         self.config = towers_export.retriever_config(run, both, workdir / "not exported", threshold)
-        state, chunk = (
-            MeshTower(
-                run.mesh,
-                run.shardings,
-                run.loaded.encoder,
-                params,
-                number=tower.number,
-                row_tokens=tower.max_tokens,
-            )
-            for tower in both
-        )
-        form = form_of(self.config, both[0].opening, both[1].opening)
-        self.towers = Towers(run.loaded.tokenizer, form, state, chunk)
+        self.towers = run_towers(run, params, self.config)
 
     def chunk_digest(self) -> str:
         """The digest of the tower of chunks, as it would be exported; writes it for a moment."""
@@ -91,6 +81,28 @@ class RunTowers:
     def embedded(self, encoder: str) -> bool:
         """Whether an index with this digest of its encoder has the vectors of this tower."""
         return encoder == self.passage_encoder().digest()
+
+
+def run_towers(run: SavedRun, params: Params | Adapted, config: RetrieverConfig) -> Towers:
+    """A run's towers with these parameters, such as `run.untrained()`.
+
+    Args:
+        config: how the retriever searches.
+    """
+    both = towers_export.towers(run.loaded, run.config)
+    state, chunk = (
+        MeshTower(
+            run.mesh,
+            run.shardings,
+            run.loaded.encoder,
+            params,
+            number=tower.number,
+            row_tokens=tower.max_tokens,
+        )
+        for tower in both
+    )
+    form = form_of(config, both[0].opening, both[1].opening)
+    return Towers(run.loaded.tokenizer, form, state, chunk)
 
 
 class ExportedTowers:

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from qrag_jax.metrics.ranking import ranking_summary
-from qrag_jax.metrics.trec import read_qrels
 
 from qrag_jax.data.files.beir import qrels_path, read_documents, read_queries
 from qrag_jax.errors import InputError
+from qrag_jax.metrics.ranking import ranking_summary
+from qrag_jax.metrics.trec import read_qrels
 from qrag_jax.retrieval.bm25 import VARIANTS, BM25Config, BM25Index, Words
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import write_corpus

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from qrag_jax.metrics.trec import read_qrels
 
 from qrag_jax.data.files.beir import Document, qrels_path, read_documents, read_queries
 from qrag_jax.errors import InputError
+from qrag_jax.metrics.trec import read_qrels
 from tests.data.real_data import real
 
 
