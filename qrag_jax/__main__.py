@@ -16,6 +16,7 @@ COMMANDS = {
     "index": "embed a corpus, so that it can be searched",
     "search": "search an index, in several steps with a trained retriever",
     "validate_data": "check a data file before a training does",
+    "serve": "serve a search over HTTP, or as a tool over MCP",
     "serve_llm": "serve a language model for trainers on other terminals",
 }
 HELP = ("--help", "-h", "help")

@@ -13,7 +13,7 @@ FLOORS = (
     {"runtime"},
     {"metrics", "data", "llm"},
     {"models", "retrieval", "environments"},
-    {"policies", "feedback"},
+    {"policies", "feedback", "serving"},
     {"rollouts"},
     {"learners"},
     {"evaluators"},

@@ -1,0 +1,115 @@
+"""Serves a search to other programs over HTTP, or as a tool of a language model, until stopped.
+
+    python -m qrag_jax.serve --index=DIR --retriever=EXPORT
+    python -m qrag_jax.serve --index=DIR --encoder=FOLDER
+    python -m qrag_jax.serve --index=DIR --engine=bm25
+    python -m qrag_jax.serve --index=DIR --mcp
+
+DIR is what `qrag index` wrote. EXPORT is what `qrag export` wrote; --workdir=RUN is a run itself.
+When the index is loaded, the server's URL is printed. POST /retrieve takes and gives what
+Search-R1's server does; POST /search also takes steps, beam, threshold and where. Whoever reaches
+the address may search: there is no password.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from qrag_jax.errors import InputError
+from qrag_jax.models.compute import precision
+from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.heads.embedding import POOLINGS
+from qrag_jax.retrieval.opening import ENGINES
+from qrag_jax.runtime import commandline
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT
+from qrag_jax.serving.worker import Worker, WorkerConfig
+from qrag_jax.systems.served_search import ServedSearch
+
+INSTALL = "{} needs the package {}: run pip install 'qrag_jax[{}]'"
+
+INDEX = flags.DEFINE_string("index", None, "Folder of the index.")
+ENGINE = flags.DEFINE_enum("engine", "", ["", *ENGINES], "What searches it, if it has several.")
+ENCODER = flags.DEFINE_string("encoder", "", "Search in one step: folder, hub name, or minilm.")
+QUESTION_PREFIX = flags.DEFINE_string("question_prefix", "", "With --encoder: before questions.")
+CHUNK_PREFIX = flags.DEFINE_string("chunk_prefix", "", "With --encoder: as given to qrag index.")
+TOKENS = flags.DEFINE_integer("max_chunk_tokens", 0, "With --encoder: likewise.", lower_bound=0)
+POOLING = flags.DEFINE_enum("pooling", "", ["", *POOLINGS], "With --encoder: likewise.")
+COMPUTE = flags.DEFINE_enum("compute", precision.AUTO, precision.NAMES, "The encoders' dtype.")
+HOST = flags.DEFINE_string("host", "127.0.0.1", "Address that the server listens on.")
+PORT = flags.DEFINE_integer("port", 8000, "Its port; 0: a free one.", 0, 65535)
+EXPOSE = flags.DEFINE_bool("expose", False, "Let --host be one that other machines reach.")
+TOPK = flags.DEFINE_integer(
+    "topk", USUAL_COUNT, "Passages of a query to /retrieve without topk.", 1, LARGEST_COUNT
+)
+BATCH = flags.DEFINE_integer("max_batch", 64, "Most questions searched at once.", lower_bound=1)
+WAIT = flags.DEFINE_float("max_wait_ms", 2.0, "How long one waits for others.", lower_bound=0)
+QUEUE = flags.DEFINE_integer("max_queue", 1024, "Most questions that wait.", lower_bound=1)
+MCP = flags.DEFINE_bool("mcp", False, "Be an MCP server on standard input and output instead.")
+
+
+def _search() -> ServedSearch:
+    if not INDEX.value:
+        raise InputError("give --index=DIR, the folder that qrag index wrote.")
+    config = EncoderConfig(
+        dtype=COMPUTE.value,
+        pooling=POOLING.value,
+        chunk_prefix=CHUNK_PREFIX.value,
+        state_prefix=QUESTION_PREFIX.value,
+    )
+    return ServedSearch(
+        index=Path(INDEX.value).expanduser(),
+        engine=ENGINE.value,
+        encoder=ENCODER.value,
+        config=config,
+        max_tokens=TOKENS.value,
+    )
+
+
+def _serve_http(search: ServedSearch, config: WorkerConfig) -> None:
+    try:
+        from qrag_jax.serving.app import make_app
+        from qrag_jax.serving.http_server import bound_socket, serve_http, url_of
+        from qrag_jax.serving.measures import Measures
+    except ImportError as error:
+        raise InputError(INSTALL.format("qrag serve", error.name, "serve")) from None
+    with (
+        bound_socket(HOST.value, PORT.value, EXPOSE.value) as listening,
+        StopSignal() as stop,
+    ):
+        counters = Measures(lambda: len(worker))
+        worker = Worker(search.open, config, counters.batch)
+        app = make_app(worker, counters, TOPK.value)
+        url = url_of(listening)
+        # The one line on standard output, for scripts.
+        serve_http(app, listening, worker, stop, lambda: print(url, flush=True))
+    if stop.requested:
+        print(f"stopped by {stop.name}", file=sys.stderr)
+
+
+def _serve_mcp(search: ServedSearch, config: WorkerConfig) -> None:
+    try:
+        from qrag_jax.serving.mcp_tool import serve_stdio
+    except ImportError as error:
+        raise InputError(INSTALL.format("--mcp", error.name, "mcp")) from None
+    serve_stdio(Worker(search.open, config))
+
+
+def main() -> int:
+    """Reads the flags and serves."""
+    level = logging.DEBUG if flags.FLAGS.verbosity > 0 else logging.INFO
+    logging.basicConfig(stream=sys.stderr, level=level, force=True)
+    config = WorkerConfig(BATCH.value, WAIT.value / 1000, QUEUE.value)
+    try:
+        (_serve_mcp if MCP.value else _serve_http)(_search(), config)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    commandline.run(main)

@@ -1,0 +1,220 @@
+"""The server's addresses: `/retrieve`, `/search`, `/health` and `/metrics`.
+
+Every answer that is no result is `{"error": sentence}`. A request whose client has gone is given
+up: what of it still waits is not searched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval.multi_step import Hit
+from qrag_jax.serving import measures
+from qrag_jax.serving.bodies import Retrieve, Search, json_bytes, retrieved, sentence
+from qrag_jax.serving.measures import Measures
+from qrag_jax.serving.searcher import USUAL_COUNT, Ask, as_json, check_count
+from qrag_jax.serving.worker import (
+    FAILED_SEARCH,
+    READY,
+    Busy,
+    SearchFailed,
+    Worker,
+    log_fault,
+)
+
+MAX_BODY = 8 * 2**20  # bytes
+RETRY_AFTER = "1"  # seconds
+ENDPOINTS = ("/retrieve", "/search", "/health", "/metrics")
+_KINDS = {413: measures.TOO_LARGE, 503: measures.BUSY, 500: measures.INTERNAL}
+
+
+class _Gone(Exception):
+    """The client closed the connection."""
+
+
+def make_app(worker: Worker, counters: Measures, topk: int = USUAL_COUNT) -> FastAPI:
+    """The application.
+
+    Args:
+        worker: answers the questions.
+        counters: what is counted.
+        topk: passages of a query to `/retrieve` that does not say how many.
+    """
+    app = FastAPI(title="qrag_jax", docs_url=None, redoc_url=None)
+    app.add_middleware(_Guard, counters=counters)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return _error(400, sentence(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        told = {
+            404: f"there is nothing at this address; use {', '.join(ENDPOINTS)}.",
+            405: "this address takes another method.",
+            400: "the body cannot be read; send JSON in UTF-8.",
+        }
+        return _error(error.status_code, told.get(error.status_code, str(error.detail)))
+
+    @app.exception_handler(Busy)
+    async def busy(request: Request, error: Busy) -> Response:
+        return _error(503, str(error))
+
+    @app.exception_handler(InputError)
+    async def bad(request: Request, error: InputError) -> Response:
+        return _error(400, str(error))
+
+    @app.exception_handler(_Gone)
+    async def gone(request: Request, error: _Gone) -> Response:
+        counters.error(measures.GONE)
+        return Response(status_code=499)  # nobody reads it
+
+    @app.post("/retrieve")
+    async def retrieve(body: Retrieve, request: Request) -> Response:
+        count = topk if body.topk is None else body.topk
+        if worker.searcher is not None:
+            check_count(count, worker.searcher.corpus)
+        asks = [Ask(query, count=count) for query in body.queries]
+        outcomes = await _answered(worker, request, asks)
+        wrong = _refusal("queries", outcomes)
+        lists = [[] if isinstance(o, InputError) else o for o in outcomes]
+        answer: dict[str, Any] = {"result": [retrieved(x, body.return_scores) for x in lists]}
+        if wrong is None:
+            return _json(answer)
+        # Search-R1 sends the queries of many episodes at once and reads the results whatever the
+        # status is: one empty query must not end its training.
+        return _json({"error": wrong} | answer, 400)
+
+    @app.post("/search")
+    async def search(body: Search, request: Request) -> Response:
+        settings = body.model_dump(exclude={"questions", "topk"}) | {"count": body.topk}
+        asks = [Ask(question, **settings) for question in body.questions]
+        outcomes = await _answered(worker, request, asks)
+        wrong = _refusal("questions", outcomes)
+        if wrong is not None:
+            return _error(400, wrong)
+        hits = [[as_json(hit) for hit in o] for o in outcomes if not isinstance(o, InputError)]
+        return _json({"hits": hits})
+
+    @app.get("/health")
+    async def health() -> Response:
+        searcher = worker.searcher
+        if worker.state != READY or searcher is None:
+            return _error(503, f"the server is {worker.state}; ask again later.")
+        return _json(
+            {
+                "status": READY,
+                "passages": len(searcher.corpus),
+                "corpus": searcher.corpus.digest,
+                "steps": searcher.most_steps,
+            }
+        )
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(counters.text(), media_type=measures.CONTENT_TYPE)
+
+    return app
+
+
+async def _answered(
+    worker: Worker, request: Request, asks: Sequence[Ask]
+) -> list[list[Hit] | InputError]:
+    """The outcome of every question; a refused one has its `InputError`.
+
+    Raises:
+        Busy: as `Worker.submit`.
+        HTTPException: there are more questions than ever fit into the queue.
+        _Gone: the client has gone.
+        Exception: a search failed.
+    """
+    most = worker.config.max_queue
+    if len(asks) > most:
+        raise HTTPException(413, f"the request has {len(asks)} questions; send at most {most}.")
+    futures = [asyncio.wrap_future(future) for future in worker.submit(asks)]
+    together: asyncio.Future[Any] = asyncio.gather(*futures, return_exceptions=True)
+    gone: asyncio.Future[Any] = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait([together, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not together.done():
+            raise _Gone
+    finally:
+        gone.cancel()
+        together.cancel()
+    outcomes: list[list[Hit] | InputError] = []
+    for outcome in together.result():
+        if isinstance(outcome, BaseException) and not isinstance(outcome, InputError):
+            raise outcome
+        outcomes.append(outcome)
+    return outcomes
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the client closes the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _refusal(field: str, outcomes: Sequence[list[Hit] | InputError]) -> str | None:
+    """The first question that was refused, in one sentence."""
+    for place, outcome in enumerate(outcomes):
+        if isinstance(outcome, InputError):
+            return f"{field}[{place}]: {outcome}"
+    return None
+
+
+def _json(value: object, status: int = 200) -> Response:
+    headers = {"Retry-After": RETRY_AFTER} if status == 503 else None
+    return Response(json_bytes(value), status, headers, "application/json")
+
+
+def _error(status: int, told: str) -> Response:
+    return _json({"error": told}, status)
+
+
+class _Guard:
+    """Counts requests, bounds their bodies, and makes an answer of what no handler caught."""
+
+    def __init__(self, app: ASGIApp, counters: Measures) -> None:
+        self._app, self._counters = app, counters
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun, status, size = time.perf_counter(), 0, 0
+        endpoint = scope["path"] if scope["path"] in ENDPOINTS else "other"
+
+        async def bounded() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > MAX_BODY:
+                raise HTTPException(413, f"the body is longer than {MAX_BODY} bytes; send less.")
+            return message
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app(scope, bounded, sent)
+        except Exception as error:
+            if not isinstance(error, SearchFailed):
+                log_fault(error, f"{scope['method']} {endpoint}")
+            if status:  # half an answer is sent: the connection ends here
+                raise
+            await _error(500, FAILED_SEARCH)(scope, receive, sent)
+        self._counters.request(endpoint, status, time.perf_counter() - begun)
+        if status >= 400 and status != 499:
+            self._counters.error(_KINDS.get(status, measures.BAD_REQUEST))

@@ -1,0 +1,272 @@
+"""What a server asks and what answers it: an engine in one step, or a trained retriever in several.
+
+A server gets single questions, each with its own settings, and hands on many at a time. A searcher
+puts those together that can be searched together, and refuses one without touching the others.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
+from qrag_jax.retrieval.protocol import NONE, Corpus, Index, Queries, Where
+
+# So that one question does not take the device from all others.
+LARGEST_BEAM, LARGEST_COUNT = 64, 1000
+USUAL_COUNT = 3  # passages, where nobody says how many
+_LEAST_ASKED = 8
+_KEPT = 32  # searches with other rules than the retriever's own
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """One question to a server; what is None is as the searcher has it.
+
+    Attributes:
+        question: its text.
+        count: most passages.
+        steps: most steps.
+        beam: paths that are searched side by side.
+        threshold: only passages of higher scores are taken.
+        where: only passages whose metadata agree are taken.
+    """
+
+    question: str
+    count: int | None = None
+    steps: int | None = None
+    beam: int | None = None
+    threshold: float | None = None
+    where: Where | None = None
+
+
+Outcome = list[Hit] | InputError
+
+
+class Searcher(Protocol):
+    """Answers questions over one corpus; only one thread uses it."""
+
+    corpus: Corpus
+
+    @property
+    def most_steps(self) -> int:
+        """The most steps that a question may ask for."""
+
+    def search(self, asks: Sequence[Ask]) -> list[Outcome]:
+        """For each question its passages in the order found, or why it is refused."""
+
+
+class QuestionEncoder(Protocol):
+    """What makes vectors of questions for an engine that compares vectors."""
+
+    def cut(self, questions: Sequence[str]) -> list[int]:
+        """The indices of the questions that are too long for it."""
+
+    def __call__(self, questions: Sequence[str]) -> np.ndarray:
+        """float32 `[questions, width]`."""
+
+
+class _Grouped(abc.ABC):
+    """Searches at once for what can be searched for at once; refuses a question by itself."""
+
+    def __init__(
+        self, corpus: Corpus, cut: Callable[[Sequence[str]], list[int]] | None = None
+    ) -> None:
+        self.corpus, self._cut = corpus, cut
+
+    def search(self, asks: Sequence[Ask]) -> list[Outcome]:
+        """For each question its passages in the order found, or why it is refused.
+
+        Raises:
+            Exception: the search failed; the questions are not to blame.
+        """
+        outcomes: dict[int, Outcome] = {}
+        for place, ask in enumerate(asks):
+            try:
+                self._check(ask)
+            except InputError as error:
+                outcomes[place] = error
+        left = [place for place in range(len(asks)) if place not in outcomes]
+        for at in self._cut([asks[place].question for place in left]) if self._cut and left else ():
+            outcomes[left[at]] = InputError(
+                "the question is longer than the encoder reads; ask a shorter one."
+            )
+        groups: dict[Hashable, list[int]] = collections.defaultdict(list)
+        for place in left:
+            if place not in outcomes:
+                where = asks[place].where
+                key = json.dumps(where, sort_keys=True) if where else ""
+                groups[key, self._key(asks[place])].append(place)
+        for places in groups.values():
+            outcomes |= zip(places, self._of_group([asks[place] for place in places]), strict=True)
+        return [outcomes[place] for place in range(len(asks))]
+
+    def _of_group(self, asks: Sequence[Ask]) -> Sequence[Outcome]:
+        try:
+            if asks[0].where:
+                self.corpus.matching(asks[0].where)
+        except InputError as error:  # what the engine itself refuses is a fault of the server
+            return [error] * len(asks)
+        return self._found(asks)
+
+    def _check(self, ask: Ask) -> None:
+        """Refuses a question that cannot be answered, with an `InputError`."""
+        if not ask.question.strip():
+            raise InputError("the question is empty; ask something.")
+        if _SURROGATES.search(ask.question):
+            raise InputError("the question holds half of a surrogate pair; send whole characters.")
+        check_count(ask.count, self.corpus)
+
+    @abc.abstractmethod
+    def _key(self, ask: Ask) -> Hashable:
+        """Equal for questions that can be searched for at once, if their filters are."""
+
+    @abc.abstractmethod
+    def _found(self, asks: Sequence[Ask]) -> Sequence[list[Hit]]:
+        """The passages of questions of one key and one filter."""
+
+
+class SingleStep(_Grouped):
+    """Each question is one search of an engine; see `Searcher`.
+
+    Args:
+        index: the engine.
+        encoder: of questions; None: the engine compares words.
+    """
+
+    most_steps = 1
+
+    def __init__(self, index: Index, encoder: QuestionEncoder | None = None) -> None:
+        super().__init__(index.corpus, encoder.cut if encoder else None)
+        self._index, self._encoder = index, encoder
+
+    def _check(self, ask: Ask) -> None:
+        super()._check(ask)
+        for name, value in (("steps", ask.steps), ("beam", ask.beam)):
+            if value not in (None, 1):
+                raise InputError(
+                    f"{name} is {value}, but this server searches in one step; leave it out, or "
+                    "serve a trained retriever."
+                )
+
+    def _asked(self, ask: Ask) -> int:
+        """Passages that the engine is asked for: engines compile a program for each number."""
+        wanted = max(ask.count or USUAL_COUNT, _LEAST_ASKED)
+        return min(1 << (wanted - 1).bit_length(), len(self.corpus))
+
+    def _key(self, ask: Ask) -> Hashable:
+        return self._asked(ask)
+
+    def _found(self, asks: Sequence[Ask]) -> list[list[Hit]]:
+        texts = [ask.question for ask in asks]
+        vectors = self._encoder(texts) if self._encoder else None
+        hits = self._index.search(Queries(texts, vectors), self._asked(asks[0]), asks[0].where)
+        found: list[list[Hit]] = []
+        for ask, numbers, scores in zip(asks, *hits, strict=True):
+            kept = numbers != NONE
+            if ask.threshold is not None:
+                kept &= scores > ask.threshold
+            own = numbers[kept][: ask.count or USUAL_COUNT]
+            passages = self.corpus.passages(own)
+            found.append(
+                [
+                    Hit(1, float(score), p.name, p.title, p.text, p.metadata)
+                    for p, score in zip(passages, scores[kept], strict=False)
+                ]
+            )
+        return found
+
+
+class MultiStep(_Grouped):
+    """A trained retriever; see `Searcher`.
+
+    Args:
+        search: the retriever over its index; a question's own beam and threshold go before its.
+    """
+
+    def __init__(self, search: MultiStepSearch) -> None:
+        super().__init__(search.index.corpus, search.towers.cut)
+        self._search = search
+        self._searches = functools.lru_cache(_KEPT)(self._with_rules)
+
+    @property
+    def most_steps(self) -> int:
+        """The steps that it was trained on."""
+        return self._search.rules.max_steps
+
+    def _found(self, asks: Sequence[Ask]) -> list[list[Hit]]:
+        search = self._searches(self._rules(asks[0]))
+        questions, steps = [ask.question for ask in asks], [self._steps(ask) for ask in asks]
+        found = search.search(questions, steps, asks[0].where)
+        return [hits[: ask.count] for ask, hits in zip(asks, found, strict=True)]
+
+    def _check(self, ask: Ask) -> None:
+        super()._check(ask)
+        if ask.steps is not None and not 1 <= ask.steps <= self.most_steps:
+            raise InputError(
+                f"steps is {ask.steps}, but this retriever was trained on {self.most_steps}; give "
+                f"1 to {self.most_steps}."
+            )
+        if ask.beam is not None and not 1 <= ask.beam <= LARGEST_BEAM:
+            raise InputError(f"beam is {ask.beam}; give 1 to {LARGEST_BEAM}.")
+
+    def _key(self, ask: Ask) -> Hashable:
+        return self._rules(ask)
+
+    def _rules(self, ask: Ask) -> Rules:
+        """How this question is searched.
+
+        A retriever takes one passage a step. Where more passages are asked for than it has steps,
+        and neither steps nor a beam, each step takes several.
+        """
+        rules = self._search.rules
+        beam = rules.beam
+        if ask.beam is not None:
+            beam = dataclasses.replace(beam, beam=ask.beam)
+        if ask.threshold is not None:
+            beam = dataclasses.replace(beam, stop_threshold=ask.threshold)
+        per_step = rules.per_step
+        if ask.steps is None and ask.count is not None and ask.beam in (None, 1):
+            while _reach(rules.max_steps, per_step) < ask.count:
+                per_step += 1
+            if per_step > rules.per_step:
+                beam = dataclasses.replace(beam, beam=1)
+        return dataclasses.replace(rules, beam=beam, per_step=per_step)
+
+    def _steps(self, ask: Ask) -> int:
+        rules = self._rules(ask)
+        most = rules.most_steps
+        if ask.steps is not None:
+            return min(ask.steps, most)
+        return most if ask.count is None else min(most, -(-ask.count // rules.per_step))
+
+    def _with_rules(self, rules: Rules) -> MultiStepSearch:
+        own = self._search
+        return own if rules == own.rules else MultiStepSearch(own.index, own.towers, rules)
+
+
+def check_count(count: int | None, corpus: Corpus) -> None:
+    """Refuses more passages than there are or than are given at once, with an `InputError`."""
+    most = min(len(corpus), LARGEST_COUNT)
+    if count is not None and not 1 <= count <= most:
+        has = f", and the corpus has {len(corpus)} passages" if most < LARGEST_COUNT else ""
+        raise InputError(f"topk is {count}{has}; give 1 to {most}.")
+
+
+def as_json(hit: Hit) -> Mapping[str, Any]:
+    """A hit as JSON has it."""
+    return {**hit._asdict(), "metadata": dict(hit.metadata)}
+
+
+def _reach(max_steps: int, per_step: int) -> int:
+    return per_step * (1 + (max_steps - 1) // per_step)

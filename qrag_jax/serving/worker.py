@@ -1,0 +1,229 @@
+"""One thread owns the search; questions of all clients wait in one queue and are searched together.
+
+The queue is bounded: what does not fit is refused at once, so that a client knows to come back.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval.multi_step import Hit
+from qrag_jax.serving.searcher import Ask, Outcome, Searcher
+
+LOADING, READY, STOPPING, FAILED = "loading", "ready", "stopping", "failed"
+LOG = logging.getLogger(__name__)
+FAILED_SEARCH = "the search failed; the server's log says where."
+_WARM = "warm up"  # a question
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerConfig:
+    """How questions are put together.
+
+    Attributes:
+        max_batch: most questions of one search.
+        max_wait: seconds that the first question of a search waits for others.
+        max_queue: most questions that wait.
+    """
+
+    max_batch: int = 64
+    max_wait: float = 0.002
+    max_queue: int = 1024
+
+
+class Busy(Exception):
+    """The question cannot be taken now; the message says why, in one sentence."""
+
+
+class SearchFailed(Exception):
+    """A search failed inside; the log says where."""
+
+
+class _Waiting(NamedTuple):
+    ask: Ask
+    future: Future[list[Hit]]
+    since: float  # time.monotonic()
+
+
+class _Fault(NamedTuple):
+    """A search failed."""
+
+    error: Exception
+
+
+class Worker:
+    """Searches in a thread of its own, from the loading of the index to the last question.
+
+    Args:
+        opener: makes the searcher; called in the thread, as all of the searcher is.
+        config: of the queue.
+        on_batch: told the number of questions of each search.
+
+    Attributes:
+        error: why the searcher could not be made.
+    """
+
+    def __init__(
+        self,
+        opener: Callable[[], Searcher],
+        config: WorkerConfig | None = None,
+        on_batch: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        self.config, self._opener, self._on_batch = config or WorkerConfig(), opener, on_batch
+        self.error: Exception | None = None
+        self._state = LOADING
+        self._searcher: Searcher | None = None
+        self._queue: collections.deque[_Waiting] = collections.deque()
+        self._changed = threading.Condition()
+        self._settled = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="search", daemon=True)
+
+    def __len__(self) -> int:
+        """The number of questions that wait."""
+        return len(self._queue)
+
+    @property
+    def state(self) -> str:
+        """One of "loading", "ready", "stopping" and "failed"."""
+        return self._state
+
+    @property
+    def searcher(self) -> Searcher | None:
+        """The searcher, for what never changes of it; None until it is loaded."""
+        return self._searcher
+
+    def start(self) -> None:
+        """Begins to load."""
+        self._thread.start()
+
+    def await_loaded(self, timeout: float | None = None) -> bool:
+        """Waits until the searcher is loaded or cannot be; returns whether it was so in time."""
+        return self._settled.wait(timeout)
+
+    def submit(self, asks: Sequence[Ask]) -> list[Future[list[Hit]]]:
+        """Lets questions wait for their answers: all of them, or none.
+
+        A future that is cancelled before its search begins costs no search. Futures raise
+        `InputError` where the question is refused, and `SearchFailed` where the search failed.
+
+        Raises:
+            Busy: the index is not loaded, the queue is full or the server stops.
+        """
+        with self._changed:
+            if self._state != READY:
+                raise Busy(f"the server is {self._state}; ask again later.")
+            if len(self._queue) + len(asks) > self.config.max_queue:
+                kept = [each for each in self._queue if not each.future.cancelled()]
+                self._queue = collections.deque(kept)
+            if len(self._queue) + len(asks) > self.config.max_queue:
+                raise Busy(f"{len(self._queue)} questions wait already; ask again later.")
+            now = time.monotonic()
+            new = [_Waiting(ask, Future(), now) for ask in asks]
+            self._queue.extend(new)
+            self._changed.notify()
+        return [each.future for each in new]
+
+    def stop(self) -> None:
+        """Takes no more questions, and searches for those that wait without waiting for others."""
+        with self._changed:
+            if self._state in (LOADING, READY):
+                self._state = STOPPING
+            self._changed.notify()
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Stops, and waits until all is answered and the thread ends.
+
+        Returns:
+            Whether it ended in time.
+        """
+        self.stop()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            searcher = self._opener()
+            self._warm(searcher)
+        except Exception as error:
+            self.error = error
+            with self._changed:
+                self._state = FAILED
+            self._settled.set()
+            return
+        with self._changed:
+            self._searcher = searcher
+            if self._state == LOADING:
+                self._state = READY
+        self._settled.set()
+        while batch := self._next():
+            self._on_batch(len(batch))
+            self._answer(searcher, batch)
+
+    def _warm(self, searcher: Searcher) -> None:
+        """Searches in all sizes that programs are compiled for, so that no client waits for it."""
+        size = 1
+        while True:
+            searcher.search([Ask(_WARM)] * size)
+            if size >= self.config.max_batch or self._state != LOADING:
+                return
+            size = min(max(8, 2 * size), self.config.max_batch)
+
+    def _next(self) -> list[_Waiting]:
+        """The questions of the next search; none: the thread ends."""
+        most, wait = self.config.max_batch, self.config.max_wait
+        while True:
+            with self._changed:
+                while not self._queue:
+                    if self._state == STOPPING:
+                        return []
+                    self._changed.wait()
+                until = self._queue[0].since + wait
+                while len(self._queue) < most and self._state == READY:
+                    left = until - time.monotonic()
+                    if left <= 0 or not self._changed.wait(left):
+                        break
+                taken = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
+            if batch := [each for each in taken if each.future.set_running_or_notify_cancel()]:
+                return batch
+
+    def _answer(self, searcher: Searcher, batch: Sequence[_Waiting]) -> None:
+        found = _searched(searcher, batch)
+        if isinstance(found, _Fault) and len(batch) > 1:
+            # One of them may be the reason.
+            alone = [_searched(searcher, [each]) for each in batch]
+            outcomes = [each if isinstance(each, _Fault) else each[0] for each in alone]
+        else:
+            outcomes = [found] if isinstance(found, _Fault) else [*found]
+        faults = [outcome for outcome in outcomes if isinstance(outcome, _Fault)]
+        if faults:
+            log_fault(faults[0].error, f"{len(faults)} of {len(outcomes)} questions")
+        for each, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, _Fault):
+                each.future.set_exception(SearchFailed(FAILED_SEARCH))
+            elif isinstance(outcome, InputError):
+                each.future.set_exception(outcome)
+            else:
+                each.future.set_result(outcome)
+
+
+def _searched(searcher: Searcher, batch: Sequence[_Waiting]) -> Sequence[Outcome] | _Fault:
+    try:
+        return searcher.search([each.ask for each in batch])
+    except Exception as error:
+        return _Fault(error)
+
+
+def log_fault(error: Exception, what: str) -> None:
+    """Logs where something failed; the error's own words may hold a question: at DEBUG only."""
+    where = "".join(traceback.format_tb(error.__traceback__))
+    LOG.error("%s failed with %s:\n%s", what, type(error).__name__, where)
+    LOG.debug("%s", error)

@@ -1,0 +1,196 @@
+"""The queue: what is searched together, what is refused, and what a fault leaves unharmed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval.opening import open_index
+from qrag_jax.serving.searcher import Ask, Outcome, Searcher, SingleStep
+from qrag_jax.serving.worker import FAILED, READY, Busy, SearchFailed, Worker, WorkerConfig
+from tests.serving.small_index import WORDS, damage, words_index
+
+LIMIT = 30  # seconds
+
+
+class Held(SingleStep):
+    """A searcher that waits before each search, once it is told to, and notes what is asked."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(open_index(folder))
+        self.go, self.asked = threading.Event(), list[list[str]]()
+        self.begun = threading.Event()
+        self.go.set()
+
+    def search(self, asks: Sequence[Ask]) -> list[Outcome]:
+        self.asked.append([ask.question for ask in asks])
+        self.begun.set()
+        assert self.go.wait(LIMIT)
+        return super().search(asks)
+
+
+Made = Callable[..., tuple[Worker, Held]]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Made]:
+    workers = []
+
+    def make(**config: float) -> tuple[Worker, Held]:
+        words_index(tmp_path)
+        held = Held(tmp_path)
+        worker = Worker(lambda: held, WorkerConfig(**config))  # type: ignore[arg-type]
+        worker.start()
+        assert worker.await_loaded(LIMIT)
+        held.asked.clear()
+        workers.append((worker, held))
+        return worker, held
+
+    yield make
+    for worker, held in workers:
+        held.go.set()
+        assert worker.close(LIMIT)
+
+
+def block(worker: Worker, held: Held) -> Future:
+    """Lets a search begin and not end."""
+    held.go.clear()
+    held.begun.clear()
+    (future,) = worker.submit([Ask("cats")])
+    assert held.begun.wait(LIMIT)
+    return future
+
+
+def test_what_waits_is_searched_together_up_to_the_largest_batch(made: Made) -> None:
+    worker, held = made(max_batch=4, max_wait=0)
+    first = block(worker, held)
+    later = [worker.submit([Ask(word)])[0] for word in WORDS]
+    assert len(worker) == len(WORDS)
+    held.go.set()
+    assert [future.result(LIMIT)[0].title for future in later] == [w.title() for w in WORDS]
+    assert first.result(LIMIT)[0].id == "p0"
+    assert held.asked == [["cats"], WORDS[:4], WORDS[4:8], WORDS[8:]]
+
+
+def test_the_first_waits_for_others_only_so_long(made: Made) -> None:
+    worker, held = made(max_batch=3, max_wait=0.3)
+    begun = time.monotonic()
+    futures = worker.submit([Ask("cats")]) + worker.submit([Ask("dogs")])
+    assert all(future.result(LIMIT) for future in futures)
+    assert 0.3 <= time.monotonic() - begun < LIMIT / 2
+    assert held.asked == [["cats", "dogs"]]
+    begun = time.monotonic()
+    futures = worker.submit([Ask("cats"), Ask("dogs"), Ask("birds")])
+    assert all(future.result(LIMIT) for future in futures)
+    assert time.monotonic() - begun < 0.3  # a full batch waits for nobody
+
+
+def test_a_full_queue_takes_nothing_of_a_request(made: Made) -> None:
+    worker, held = made(max_queue=3, max_batch=8, max_wait=0)
+    block(worker, held)
+    kept = worker.submit([Ask("cats"), Ask("dogs")])
+    with pytest.raises(Busy, match="2 questions wait already"):
+        worker.submit([Ask("birds"), Ask("trees")])
+    last = worker.submit([Ask("stars")])
+    with pytest.raises(Busy):
+        worker.submit([Ask("ships")])
+    held.go.set()
+    assert [future.result(LIMIT)[0].title for future in kept + last] == ["Cats", "Dogs", "Stars"]
+    assert held.asked == [["cats"], ["cats", "dogs", "stars"]]
+
+
+def test_what_is_cancelled_is_not_searched_and_makes_room(made: Made) -> None:
+    worker, held = made(max_queue=2, max_batch=8, max_wait=0)
+    block(worker, held)
+    gone = worker.submit([Ask("dogs"), Ask("birds")])
+    assert all(future.cancel() for future in gone)
+    (kept,) = worker.submit([Ask("stars")])
+    held.go.set()
+    assert kept.result(LIMIT)[0].title == "Stars"
+    assert held.asked == [["cats"], ["stars"]]
+
+
+def test_a_fault_harms_only_the_question_that_meets_it(
+    made: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker, held = made(max_wait=0)
+    damage(tmp_path, "birds")
+    block(worker, held)
+    futures = worker.submit([Ask("cats"), Ask("birds"), Ask(" "), Ask("dogs")])
+    held.go.set()
+    with caplog.at_level(logging.INFO):
+        assert futures[0].result(LIMIT)[0].title == "Cats"
+        assert futures[3].result(LIMIT)[0].title == "Dogs"
+        with pytest.raises(SearchFailed, match="the search failed"):
+            futures[1].result(LIMIT)
+        with pytest.raises(InputError, match="empty"):
+            futures[2].result(LIMIT)
+    (record,) = caplog.records
+    told = record.getMessage()
+    assert told.startswith("1 of 4 questions failed with InputError:\n")
+    assert 'corpus.py", line' in told
+    assert "birds" not in told.lower()  # a traceback, and no question
+    assert worker.submit([Ask("dogs")])[0].result(LIMIT)[0].title == "Dogs"
+
+
+def test_what_waits_is_answered_when_the_worker_closes(made: Made) -> None:
+    worker, _ = made(max_batch=2, max_wait=60)
+    waiting = [worker.submit([Ask(word)])[0] for word in WORDS[:3]]
+    closing = threading.Thread(target=worker.close)
+    closing.start()
+    titles = [future.result(LIMIT)[0].title for future in waiting]
+    assert titles == [word.title() for word in WORDS[:3]]
+    closing.join(LIMIT)
+    assert worker.close(LIMIT)
+    with pytest.raises(Busy, match="stopping"):
+        worker.submit([Ask("cats")])
+
+
+def test_nothing_is_taken_before_the_index_is_loaded(tmp_path: Path) -> None:
+    words_index(tmp_path)
+    go = threading.Event()
+
+    def opener() -> Searcher:
+        assert go.wait(LIMIT)
+        return SingleStep(open_index(tmp_path))
+
+    worker = Worker(opener)
+    worker.start()
+    with pytest.raises(Busy, match="the server is loading"):
+        worker.submit([Ask("cats")])
+    assert worker.searcher is None
+    go.set()
+    assert worker.await_loaded(LIMIT)
+    assert worker.state == READY
+    assert worker.submit([Ask("cats")])[0].result(LIMIT)
+    assert worker.close(LIMIT)
+
+
+def test_a_worker_that_cannot_load_says_why(tmp_path: Path) -> None:
+    worker = Worker(lambda: SingleStep(open_index(tmp_path)))
+    worker.start()
+    assert worker.await_loaded(LIMIT)
+    assert worker.state == FAILED
+    assert "holds no finished index; build one with qrag index." in str(worker.error)
+    with pytest.raises(Busy, match="failed"):
+        worker.submit([Ask("cats")])
+    assert worker.close(LIMIT)
+
+
+def test_all_sizes_are_searched_before_the_first_question(tmp_path: Path) -> None:
+    words_index(tmp_path)
+    held, sizes = Held(tmp_path), []
+    worker = Worker(lambda: held, WorkerConfig(max_batch=24), sizes.append)
+    worker.start()
+    assert worker.await_loaded(LIMIT)
+    assert [len(asked) for asked in held.asked] == [1, 8, 16, 24]
+    worker.submit([Ask("cats"), Ask("dogs")])[1].result(LIMIT)
+    assert sizes == [2]
+    assert worker.close(LIMIT)
