@@ -13,6 +13,7 @@ the address may search: there is no password.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from pathlib import Path
@@ -70,33 +71,29 @@ def _search() -> ServedSearch:
     )
 
 
-def _serve_http(search: ServedSearch, config: WorkerConfig) -> None:
+def _serve_http(search: ServedSearch, config: WorkerConfig, stop: StopSignal) -> None:
     try:
         from qrag_jax.serving.app import make_app
         from qrag_jax.serving.http_server import bound_socket, serve_http, url_of
         from qrag_jax.serving.measures import Measures
     except ImportError as error:
         raise InputError(INSTALL.format("qrag serve", error.name, "serve")) from None
-    with (
-        bound_socket(HOST.value, PORT.value, EXPOSE.value) as listening,
-        StopSignal() as stop,
-    ):
+    with bound_socket(HOST.value, PORT.value, EXPOSE.value) as listening:
         counters = Measures(lambda: len(worker))
         worker = Worker(search.open, config, counters.batch)
         app = make_app(worker, counters, TOPK.value)
-        url = url_of(listening)
-        # The one line on standard output, for scripts.
-        serve_http(app, listening, worker, stop, lambda: print(url, flush=True))
-    if stop.requested:
-        print(f"stopped by {stop.name}", file=sys.stderr)
+        url, out = url_of(listening), sys.stdout
+        # The one line on standard output, for scripts; what loading prints is for people.
+        with contextlib.redirect_stdout(sys.stderr):
+            serve_http(app, listening, worker, stop, lambda: print(url, file=out, flush=True))
 
 
-def _serve_mcp(search: ServedSearch, config: WorkerConfig) -> None:
+def _serve_mcp(search: ServedSearch, config: WorkerConfig, stop: StopSignal) -> None:
     try:
         from qrag_jax.serving.mcp_tool import serve_stdio
     except ImportError as error:
         raise InputError(INSTALL.format("--mcp", error.name, "mcp")) from None
-    serve_stdio(Worker(search.open, config))
+    serve_stdio(Worker(search.open, config), stop)
 
 
 def main() -> int:
@@ -105,9 +102,12 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=level, force=True)
     config = WorkerConfig(BATCH.value, WAIT.value / 1000, QUEUE.value)
     try:
-        (_serve_mcp if MCP.value else _serve_http)(_search(), config)
+        with StopSignal() as stop:
+            (_serve_mcp if MCP.value else _serve_http)(_search(), config, stop)
     except KeyboardInterrupt:
         return 130
+    if stop.requested:
+        print(f"stopped by {stop.name}", file=sys.stderr)
     return 0
 
 

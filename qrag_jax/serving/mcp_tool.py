@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
+import os
+import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.serving.searcher import Ask, as_json
 from qrag_jax.serving.worker import Busy, SearchFailed, Worker
 
@@ -19,15 +22,25 @@ ABOUT = (
     "id, title, text, metadata, the step that found it and its score, the best or the first found "
     "first."
 )
+_LOOK_EVERY = 0.05  # seconds
+_PIECE = 2**16  # bytes
 
 
 def make_tool(worker: Worker) -> MCPServer:
     """A server with the one tool `search`.
 
     Args:
-        worker: answers the questions; a call waits until it has loaded.
+        worker: answers the questions; started with the server, and a call waits until it has
+            loaded.
     """
-    server = MCPServer("qrag_jax", log_level="ERROR")
+
+    @contextlib.asynccontextmanager
+    async def lifespan(server: MCPServer) -> AsyncIterator[None]:
+        # Not before: now standard output is the client's, and what loading prints is kept from it.
+        worker.start()
+        yield
+
+    server = MCPServer("qrag_jax", log_level="ERROR", lifespan=lifespan)
 
     @server.tool(name="search", description=ABOUT)
     async def search(
@@ -48,29 +61,52 @@ def make_tool(worker: Worker) -> MCPServer:
     return server
 
 
-def serve_stdio(worker: Worker) -> None:
-    """Serves the tool until standard input ends or a signal comes.
+class _Input:
+    """Standard input that can be ended from here.
+
+    The package reads it in a thread, which nothing stops while the client says nothing. So fd 0
+    becomes a pipe, which a thread of ours, that may be left behind, fills from what fd 0 was.
+    """
+
+    def __init__(self) -> None:
+        self._source = os.dup(0)
+        end, self._pipe = os.pipe()
+        os.dup2(end, 0)
+        os.close(end)
+        self._lock, self._open = threading.Lock(), True
+        threading.Thread(target=self._fill, name="input", daemon=True).start()
+
+    def end(self) -> None:
+        """Lets readers find the end of the input."""
+        with self._lock:
+            if self._open:
+                self._open = False
+                os.close(self._pipe)
+
+    def _fill(self) -> None:
+        while data := os.read(self._source, _PIECE):
+            with self._lock:
+                if not self._open:
+                    return
+                while data:
+                    data = data[os.write(self._pipe, data) :]
+        self.end()
+
+
+def serve_stdio(worker: Worker, stop: StopSignal) -> None:
+    """Serves the tool until standard input ends, a signal comes, or the index cannot be loaded.
 
     Raises:
         Exception: what kept the index from being loaded.
     """
-    worker.start()
-    tool = make_tool(worker)
+    tool, given = make_tool(worker), _Input()
 
     async def served() -> None:
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, done.set)
         running = asyncio.create_task(tool.run_stdio_async())
-        told = asyncio.create_task(done.wait())
-        await asyncio.wait([running, told], return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
-        if running.done():
-            running.result()
-            return
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        while not (running.done() or stop.requested or worker.error):
+            await asyncio.wait([running], timeout=_LOOK_EVERY)
+        given.end()
+        await running
 
     asyncio.run(served())
     worker.close()

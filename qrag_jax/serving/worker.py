@@ -146,7 +146,8 @@ class Worker:
             Whether it ended in time.
         """
         self.stop()
-        self._thread.join(timeout)
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,15 +37,11 @@ class ServedSearch:
     max_tokens: int = 0
 
     def open(self) -> Searcher:
-        """Loads it; what loading prints goes to standard error.
+        """Loads it.
 
         Raises:
             InputError: the index or the encoder cannot be used, or they do not belong together.
         """
-        with contextlib.redirect_stdout(sys.stderr):
-            return self._open()
-
-    def _open(self) -> Searcher:
         if not self.encoder:
             index = open_index(self.index, self.engine)
             if self._engine != BM25:

@@ -1,0 +1,134 @@
+"""The tool as a client of the Model Context Protocol meets it: a process, asked over its pipes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+from tests.entry_points import ROOT, Commands
+from tests.serving.small_index import WORDS, words_index
+
+LIMIT = 100  # seconds
+CLIENT = {"name": "test", "version": "1"}
+
+
+def asked(
+    commands: Commands, index: Path, log: Path, ask: Callable[[ClientSession], Awaitable[Any]]
+) -> Any:
+    """What a client gets from a server that it starts; the server's log is written to a file."""
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "qrag_jax.serve", "--mcp", f"--index={index}"],
+        env=commands.environment,
+        cwd=ROOT,
+    )
+
+    async def run() -> Any:
+        with log.open("w") as file:
+            async with (
+                stdio_client(server, errlog=file) as (reading, writing),
+                ClientSession(reading, writing) as session,
+            ):
+                await session.initialize()
+                return await ask(session)
+
+    return asyncio.run(asyncio.wait_for(run(), LIMIT))
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mcp") / "index"
+    words_index(folder)
+    return folder
+
+
+def test_a_client_finds_the_tool_and_searches(
+    commands: Commands, index: Path, tmp_path: Path
+) -> None:
+    async def ask(session: ClientSession) -> Any:
+        tools = (await session.list_tools()).tools
+        asks = [
+            {"question": "all about rivers", "topk": 2},
+            {"question": "all about rivers", "where": {"page": 0}},
+            {"question": " "},
+            {"question": "cats", "where": {"pages": 0}},
+            {"question": "cats", "topk": len(WORDS) + 1},
+        ]
+        return tools, [await session.call_tool("search", each) for each in asks]
+
+    tools, answers = asked(commands, index, tmp_path / "log", ask)
+    (tool,) = tools
+    assert tool.name == "search"
+    assert tool.input_schema["required"] == ["question"]
+    assert set(tool.input_schema["properties"]) == {"question", "topk", "steps", "where"}
+    found, filtered, *refused = answers
+    assert not found.is_error
+    hits = found.structured_content["hits"]
+    assert json.loads(found.content[0].text) == {"hits": hits}
+    assert len(hits) == 2
+    assert hits[0]["score"] > hits[1]["score"] > 0
+    assert hits[0] | {"score": 0} == {
+        "step": 1,
+        "score": 0,
+        "id": "p4",
+        "title": "Rivers",
+        "text": "All about rivers\nand more of it.",
+        "metadata": {"page": 1},
+    }
+    assert {hit["metadata"]["page"] for hit in filtered.structured_content["hits"]} == {0}
+    assert all(answer.is_error for answer in refused)
+    told = [answer.content[0].text for answer in refused]
+    assert "the question is empty; ask something." in told[0]
+    assert "where has the field 'pages'" in told[1]
+    assert "topk is 11, and the corpus has 10 passages; give 1 to 10." in told[2]
+    log = (tmp_path / "log").read_text()
+    assert "Traceback" not in log
+    assert "rivers" not in log
+
+
+def test_an_index_that_is_missing_ends_the_server(commands: Commands, tmp_path: Path) -> None:
+    async def ask(session: ClientSession) -> Any:
+        return await session.call_tool("search", {"question": "cats"})
+
+    try:
+        answer = asked(commands, tmp_path / "none", tmp_path / "log", ask)
+    except Exception:  # the pipe closed first; the package raises several kinds
+        answer = None
+    assert answer is None or answer.is_error
+    told = (tmp_path / "log").read_text()
+    assert "error: " in told
+    assert "holds no finished index; build one with qrag index." in told
+    assert "Traceback" not in told
+
+
+def test_a_signal_ends_it_while_its_client_says_nothing(commands: Commands, index: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qrag_jax.serve", "--mcp", f"--index={index}"],
+        cwd=ROOT,
+        env=commands.environment,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": CLIENT}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+    process.stdin.write(json.dumps(call) + "\n")
+    process.stdin.flush()
+    assert json.loads(process.stdout.readline())["id"] == 1
+    process.terminate()
+    assert process.wait(LIMIT) == 0  # its input is still open
+    process.stdin.close()
+    with process.stdout, process.stderr:  # type: ignore[union-attr]
+        assert "stopped by SIGTERM" in process.stderr.read()  # type: ignore[union-attr]
