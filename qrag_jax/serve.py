@@ -29,12 +29,18 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT
 from qrag_jax.serving.worker import Worker, WorkerConfig
+from qrag_jax.systems.retriever import ENGINES as TRAINED
 from qrag_jax.systems.served_search import ServedSearch
 
 INSTALL = "{} needs the package {}: run pip install 'qrag_jax[{}]'"
 
 INDEX = flags.DEFINE_string("index", None, "Folder of the index.")
-ENGINE = flags.DEFINE_enum("engine", "", ["", *ENGINES], "What searches it, if it has several.")
+ENGINE = flags.DEFINE_enum(
+    "engine", "", sorted({"", *ENGINES, *TRAINED}), "What searches it, if it has several."
+)
+RETRIEVER = flags.DEFINE_string("retriever", "", "Folder that qrag export wrote.")
+WORKDIR = flags.DEFINE_string("workdir", "", "Folder of a trained run, instead.")
+CHECKPOINT = flags.DEFINE_enum("checkpoint", "", ["", "best", "last"], "With --workdir.")
 ENCODER = flags.DEFINE_string("encoder", "", "Search in one step: folder, hub name, or minilm.")
 QUESTION_PREFIX = flags.DEFINE_string("question_prefix", "", "With --encoder: before questions.")
 CHUNK_PREFIX = flags.DEFINE_string("chunk_prefix", "", "With --encoder: as given to qrag index.")
@@ -56,6 +62,10 @@ MCP = flags.DEFINE_bool("mcp", False, "Be an MCP server on standard input and ou
 def _search() -> ServedSearch:
     if not INDEX.value:
         raise InputError("give --index=DIR, the folder that qrag index wrote.")
+    given = [flag for flag in (RETRIEVER, WORKDIR, ENCODER) if flag.value]
+    if len(given) > 1:
+        names = " and ".join(f"--{flag.name}" for flag in given)
+        raise InputError(f"{names} are given; give the one that made the index's vectors.")
     config = EncoderConfig(
         dtype=COMPUTE.value,
         pooling=POOLING.value,
@@ -65,6 +75,8 @@ def _search() -> ServedSearch:
     return ServedSearch(
         index=Path(INDEX.value).expanduser(),
         engine=ENGINE.value,
+        retriever=RETRIEVER.value or WORKDIR.value,
+        checkpoint=CHECKPOINT.value,
         encoder=ENCODER.value,
         config=config,
         max_tokens=TOKENS.value,

@@ -9,21 +9,27 @@ from pathlib import Path
 import numpy as np
 
 from qrag_jax.errors import InputError
+from qrag_jax.models.compute.precision import AUTO
 from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.retrieval.multi_step import MultiStepSearch
 from qrag_jax.retrieval.opening import BM25, engines_of, open_index
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.mesh_tower import MeshTower
-from qrag_jax.serving.searcher import Searcher, SingleStep
+from qrag_jax.serving.searcher import MultiStep, Searcher, SingleStep
 from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.retriever import LoadSettings, Retriever
 
 
 @dataclasses.dataclass(frozen=True)
 class ServedSearch:
-    """Which search is served; at most one of `encoder`, `retriever` and `workdir` is given.
+    """Which search is served; at most one of `retriever` and `encoder` is given.
 
     Attributes:
         index: folder of the index.
-        engine: what searches it; "": the only one that it has.
+        engine: what searches it; "": the only one that it has. For a retriever, one of
+            `retriever.ENGINES`, which all search the vectors of the engine exact.
+        retriever: folder of an export or of a run: steps as it was trained; "": one step.
+        checkpoint: of a run: "best" or "last"; "": "best", if that is a trained one.
         encoder: folder of a plain encoder, a hub name, or "minilm": one step.
         config: how that encoder computes, with the prefixes of questions (`state_prefix`) and of
             passages; the latter as the index was built.
@@ -32,6 +38,8 @@ class ServedSearch:
 
     index: Path
     engine: str = ""
+    retriever: str = ""
+    checkpoint: str = ""
     encoder: str = ""
     config: EncoderConfig = dataclasses.field(default_factory=EncoderConfig)
     max_tokens: int = 0
@@ -42,6 +50,8 @@ class ServedSearch:
         Raises:
             InputError: the index or the encoder cannot be used, or they do not belong together.
         """
+        if self.retriever:
+            return self._trained()
         if not self.encoder:
             index = open_index(self.index, self.engine)
             if self._engine != BM25:
@@ -56,6 +66,22 @@ class ServedSearch:
             PassageEncoder.of_folder(self.encoder, self.config, max_tokens=self.max_tokens)
         )
         return SingleStep(open_index(self.index, self.engine, encoder.digest), encoder)
+
+    def _trained(self) -> Searcher:
+        if self._engine == BM25:
+            raise InputError(
+                f"the index {self.index} compares words, and a trained retriever vectors; leave "
+                "--retriever and --workdir out, or build an index with it."
+            )
+        settings = LoadSettings(
+            checkpoint=self.checkpoint,
+            dtype="" if self.config.dtype == AUTO else self.config.dtype,
+        )
+        retriever = Retriever.load(self.retriever, settings)
+        retriever.open(self.index, self.engine)
+        index, towers = retriever._index, retriever._backend.towers  # it has no names for them yet
+        assert index is not None
+        return MultiStep(MultiStepSearch(index, towers, retriever.rules))
 
     @property
     def _engine(self) -> str:
