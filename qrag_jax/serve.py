@@ -110,8 +110,9 @@ def _serve_mcp(search: ServedSearch, config: WorkerConfig, stop: StopSignal) -> 
 
 def main() -> int:
     """Reads the flags and serves."""
-    level = logging.DEBUG if flags.FLAGS.verbosity > 0 else logging.INFO
-    logging.basicConfig(stream=sys.stderr, level=level, force=True)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)
+    if flags.FLAGS.verbosity > 0:
+        logging.getLogger("qrag_jax").setLevel(logging.DEBUG)
     config = WorkerConfig(BATCH.value, WAIT.value / 1000, QUEUE.value)
     try:
         with StopSignal() as stop:

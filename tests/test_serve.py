@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import pytest
 from tests.entry_points import Commands, refusal
 from tests.serving.served import LIMIT, Served, serving, started
 from tests.serving.small_index import WORDS, damage, words_index
+from tests.systems.corpora import write_corpus_file, write_tower
 
 
 @pytest.fixture(scope="module")
@@ -324,3 +326,34 @@ def test_what_cannot_be_served(commands: Commands, index: Path, tmp_path: Path) 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"--port={port} cannot be used" in told(own, f"--port={port}")
+
+
+def test_vectors_are_served_and_health_waits_for_them(commands: Commands, tmp_path: Path) -> None:
+    tower = write_tower(tmp_path / "tower")
+    source = write_corpus_file(tmp_path / "corpus.jsonl", 20)
+    commands.succeed("index", f"--corpus={source}", f"--index={tmp_path}/i", f"--encoder={tower}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    flags = (f"--index={tmp_path}/i", f"--encoder={tower}", f"--port={port}", "--max_batch=8")
+    server = Served(f"http://127.0.0.1:{port}", commands.start("serve", *flags))
+    told: list[str] = []
+    until = time.monotonic() + LIMIT
+    while "ready" not in told:
+        assert time.monotonic() < until
+        with contextlib.suppress(httpx.ConnectError):
+            answer = httpx.get(server.url + "/health", timeout=LIMIT)
+            told.append(answer.json().get("status") or answer.json()["error"])
+            if answer.status_code == 503:
+                refused = server.post("/search", {"questions": ["river"]})
+                assert refused.status_code in (200, 503)
+    assert set(told) == {"the server is loading; ask again later.", "ready"}
+    assert server.process.stdout.readline().strip() == server.url
+    (hits,) = server.post("/search", {"questions": ["silver river"], "topk": 20}).json()["hits"]
+    assert sorted(hit["id"] for hit in hits) == sorted(f"p{n}" for n in range(20))
+    long = server.post("/search", {"questions": ["river", "river " * 70]})
+    assert long.status_code == 400
+    error = "questions[1]: the question is longer than the encoder reads; ask a shorter one."
+    assert long.json() == {"error": error}
+    server.process.terminate()
+    status, log = server.ended()
+    assert status == 0, log
