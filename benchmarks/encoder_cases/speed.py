@@ -41,7 +41,7 @@ from qrag_jax.models.compute.ragged import TokenRows, count_tokens, embed_rows, 
 from qrag_jax.models.files.weight_names import params_from_tensors
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import family_of
-from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCKS, CPU_BLOCKS
+from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
 from qrag_jax.runtime.platform import Platform
 
 TRAIN_SHARE = 0.40  # target of Qwen3-Embedding-0.6B on a GPU, of the measured matmul peak
@@ -174,7 +174,7 @@ class Ours:
     """The encoder as a training uses it: rows packed in blocks, parameters in float32."""
 
     def __init__(self, encoder: TextEncoder, params: Params, rows: Rows, setting: Setting) -> None:
-        room = (ACCELERATOR_BLOCKS if setting.gpu else CPU_BLOCKS).tokens
+        room = ACCELERATOR_BLOCK_TOKENS if setting.gpu else CPU_BLOCK_TOKENS
         histogram = np.bincount(rows.lengths, minlength=rows.tokens.shape[1] + 1)
         # As many lengths and sizes as `EncoderConfig` has; quick: one shape to compile.
         lengths, sizes = (1, 1) if setting.quick else (3, 2)

@@ -86,14 +86,14 @@ class EncoderConfig:
     # Shares that the trunk drops in training, in online and target towers (Q-RAG: 0.1).
     dropout: float = 0.0  # of hidden states: embeddings, outputs of attention and feed-forward
     attention_dropout: float | None = None  # of attention weights; None: the same as dropout
-    length_buckets: int = 0  # row lengths that attention is compiled for; 0: 3 on CPU, else 2
+    length_buckets: int = 3  # number of row lengths that attention is compiled for
     block_tokens: int = 0  # tokens computed at a time; 0: 512 on CPU, else 8192
-    block_sizes: int = 0  # block sizes compiled, each half of the next; 0: 2 on CPU, else 1
+    block_sizes: int = 2  # number of block sizes compiled, each half of the next
     lora: AdaptersConfig = dataclasses.field(default_factory=AdaptersConfig)
     scratch: ScratchConfig | None = None  # sizes of an encoder from scratch
 
     def __post_init__(self) -> None:
-        check_least("encoder", self, length_buckets=0, block_tokens=0, block_sizes=0)
+        check_least("encoder", self, length_buckets=1, block_tokens=0, block_sizes=1)
         for name, share in self.trunk_dropout.items():
             if not 0 <= share < 1:
                 raise InputError(

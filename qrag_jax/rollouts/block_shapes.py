@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,31 +17,8 @@ from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime.platform import Platform
 
-
-class BlockSettings(NamedTuple):
-    """How many shapes of blocks are compiled.
-
-    tokens: computed at a time, at most.
-    lengths: of rows, for attention.
-    sizes: of blocks, each half of the next.
-    """
-
-    tokens: int
-    lengths: int
-    sizes: int
-
-
-# As many tokens as a CPU's caches hold, or as an accelerator needs to be busy. Fewer shapes there:
-# blocks are full, and those of the estimate lose more by small blocks than padding costs
-# (benchmarks/RESULTS.md).
-CPU_BLOCKS, ACCELERATOR_BLOCKS = BlockSettings(512, 3, 2), BlockSettings(8192, 2, 1)
-
-
-def block_settings(config: EncoderConfig, platform: Platform) -> BlockSettings:
-    """Those of the config; where it has 0, those that suit the devices."""
-    own = BlockSettings(config.block_tokens, config.length_buckets, config.block_sizes)
-    usual = CPU_BLOCKS if platform.on_cpu else ACCELERATOR_BLOCKS
-    return BlockSettings(*(given or found for given, found in zip(own, usual, strict=True)))
+# Tokens computed at a time: as many as a CPU's caches hold, or as an accelerator needs to be busy.
+CPU_BLOCK_TOKENS, ACCELERATOR_BLOCK_TOKENS = 512, 8192
 
 
 def choose_block_shapes(
@@ -55,7 +31,7 @@ def choose_block_shapes(
     platform: Platform,
 ) -> BlockShapes:
     """Blocks that suit the lengths found in the data and the devices."""
-    steps, (tokens, count, sizes) = rollout.max_steps, block_settings(config, platform)
+    steps, count = rollout.max_steps, config.length_buckets
     of_state, of_chunk = len(encoder.state_opening), len(encoder.chunk_opening)
     chunk_row = min(rollout.max_chunk_tokens, chunk_width(of_chunk, shape.chunk_tokens))
     in_state = min(rollout.max_chunk_tokens_in_state, shape.chunk_tokens)
@@ -70,6 +46,8 @@ def choose_block_shapes(
     both[: len(states)] += states
     # Gradients need as many chosen chunks as states.
     both[: len(chunks)] += chunks * states.sum() // max(chunks.sum(), 1)
+    usual = CPU_BLOCK_TOKENS if platform.on_cpu else ACCELERATOR_BLOCK_TOKENS
+    tokens, sizes = config.block_tokens or usual, config.block_sizes
     choose = partial(choose_blocks, multiples=(8,) if platform.on_cpu else (64, 8))
     # States and gradients are a small share of the tokens, so fewer shapes are enough for them.
     return BlockShapes(

@@ -35,9 +35,6 @@ FREE_FIELDS = (
     # Requests to a language model may change (a longer answer, another prompt): the run logs such
     # a change, see `runtime.run.Run.restore`.
     "llm.",
-    # The blocks in which rows are computed: results differ by rounding.
-    "encoder.length_buckets",
-    "encoder.block_sizes",
     "reward.prompt",
     "reward.max_failure_share",
     "runtime.",
@@ -51,7 +48,7 @@ LATER_FIELDS: dict[str, Any] = {
     "encoder.activations": "auto",
     "encoder.remat": "none",
     "encoder.block_tokens": 0,
-    "encoder.block_sizes": 0,
+    "encoder.block_sizes": 2,
     "encoder.lora.rank": 0,
     "encoder.lora.alpha": 16.0,
     "encoder.lora.dropout": 0.0,

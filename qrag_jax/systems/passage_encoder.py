@@ -23,7 +23,7 @@ from qrag_jax.models.files.model_folder import resolve_folder
 from qrag_jax.models.files.sentence_transformers import TRANSFORMER_CONFIG, prompts
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import load_encoder
-from qrag_jax.rollouts.block_shapes import block_settings
+from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.text_table import Embed, make_embed
 from qrag_jax.runtime.embedding_files import encoder_key
@@ -159,11 +159,14 @@ class PassageEncoder:
         Args:
             lengths: tokens of typical rows, for which blocks are chosen.
         """
-        platform = Platform.of(self.mesh)
+        on_cpu, config = Platform.of(self.mesh).on_cpu, self.blocks
+        usual = CPU_BLOCK_TOKENS if on_cpu else ACCELERATOR_BLOCK_TOKENS
         blocks = choose_blocks(
             np.bincount(lengths, minlength=self.row_tokens + 1),
-            *block_settings(self.blocks, platform),
-            multiples=(8,) if platform.on_cpu else (64, 8),
+            config.block_tokens or usual,
+            config.length_buckets,
+            config.block_sizes,
+            multiples=(8,) if on_cpu else (64, 8),
         )
         return make_embed(self.mesh, self.shardings, self.encoder, blocks, CHUNK)
 

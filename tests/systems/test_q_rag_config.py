@@ -63,7 +63,7 @@ def with_model(config: ml_collections.ConfigDict) -> None:
         ("train.checkpoint_every", 0, "config.train.checkpoint_every is 0"),
         ("eval.batch_size", 0, "config.eval.batch_size is 0"),
         ("eval.samples", -1, "config.eval.samples is -1; it must be at least 0."),
-        ("encoder.length_buckets", -1, "config.encoder.length_buckets is -1"),
+        ("encoder.length_buckets", 0, "config.encoder.length_buckets is 0"),
         ("policy.alpha", 0.0, "config.policy.alpha is 0.0; it must be above 0."),
         ("policy.alpha", float("nan"), "config.policy.alpha is nan; it must be above 0."),
         ("optimizer.learning_rate", -1e-3, "config.optimizer.learning_rate is -0.001"),
