@@ -44,7 +44,7 @@ OUT = flags.DEFINE_string("out", None, "File of hits to write, JSON lines; none:
 STEPS = flags.DEFINE_integer("steps", None, "Most steps; none: as in training.", lower_bound=1)
 BEAM = flags.DEFINE_integer("beam", None, "Paths kept; none: as evaluated.", lower_bound=1)
 THRESHOLD = flags.DEFINE_float("threshold", None, "Q at which to stop; -inf: never, none: its own.")
-PER_STEP = flags.DEFINE_integer("per_step", 1, "Passages taken at each step.", lower_bound=1)
+PER_STEP = flags.DEFINE_integer("per_step", 1, "Passages given by each step.", lower_bound=1)
 K = flags.DEFINE_integer("k", 10, "Without a retriever: passages per question.", lower_bound=1)
 WHERE = flags.DEFINE_multi_string("where", [], "FIELD=VALUE of passages; may be given again.")
 ENGINE = flags.DEFINE_enum("engine", "", ["", *ENGINES], "What searches; none: by the backend.")

@@ -198,7 +198,7 @@ class MultiStepSearch:
     ) -> list[Choices]:
         """The best actions of each path, STOP as the number behind the last passage.
 
-        With several passages a step there are as many more as were found before.
+        With several passages a step there are as many more as may have been found before.
         """
         order = sorted if self.rules.sort_by_index else tuple
         states = self.towers.states(
@@ -207,7 +207,8 @@ class MultiStepSearch:
                 for question, path in zip(questions, paths, strict=True)
             ]
         )
-        k = max(self.rules.beam.actions, self.rules.per_step + max(map(_beside, paths)))
+        # As many at every step, so that engines which compile for a number do so once.
+        k = max(self.rules.beam.actions, (self.rules.per_step - 1) * self.rules.max_steps + 1)
         hits = self._best(questions, states, [path.taken for path in paths], k, where)
         found = []
         for path, state, numbers, scores in zip(paths, states, *hits, strict=True):
@@ -230,9 +231,8 @@ class MultiStepSearch:
         """At least the k best passages that are not taken; some that are may be among them."""
         if self.rules.placement.kind != NO_POSITIONS:
             return scan(self.index, states, taken, self.rules.placement, k, where=where)
-        # Those taken fall out. As many are asked for at every step, so that engines which compile
-        # for a number of passages do so once.
-        asked = k + self.rules.per_step * (self.rules.most_steps - 1)
+        # Those taken fall out.
+        asked = k + self.rules.max_steps - 1
         return self.index.search(
             Queries(list(questions), states), min(asked, len(self.index.corpus)), where
         )
@@ -268,11 +268,6 @@ class MultiStepSearch:
         if best is None:
             return dataclasses.replace(path, ended=True)
         return _Listing(best.taken, best.q, best.score, listed=(*path.listed, *new))
-
-
-def _beside(path: Path) -> int:
-    """The number of passages that were found and are not in the state."""
-    return len(_found(path)) - len(path.taken)
 
 
 def _found(path: Path) -> Sequence[tuple[int, int, float]]:

@@ -226,8 +226,8 @@ class MultiStep(_Grouped):
     def _rules(self, ask: Ask) -> Rules:
         """How this question is searched.
 
-        A retriever takes one passage a step. Where more passages are asked for than it has steps,
-        and neither steps nor a beam, each step takes several.
+        A retriever finds one passage a step. Where more passages are asked for than it has steps,
+        and neither steps nor a beam, each step finds several.
         """
         rules = self._search.rules
         beam = rules.beam
@@ -237,15 +237,14 @@ class MultiStep(_Grouped):
             beam = dataclasses.replace(beam, stop_threshold=ask.threshold)
         per_step = rules.per_step
         if ask.steps is None and ask.count is not None and ask.beam in (None, 1):
-            while _reach(rules.max_steps, per_step) < ask.count:
-                per_step += 1
+            per_step = max(per_step, -(-ask.count // rules.max_steps))
             if per_step > rules.per_step:
                 beam = dataclasses.replace(beam, beam=1)
         return dataclasses.replace(rules, beam=beam, per_step=per_step)
 
     def _steps(self, ask: Ask) -> int:
         rules = self._rules(ask)
-        most = rules.most_steps
+        most = rules.max_steps
         if ask.steps is not None:
             return min(ask.steps, most)
         return most if ask.count is None else min(most, -(-ask.count // rules.per_step))
@@ -266,7 +265,3 @@ def check_count(count: int | None, corpus: Corpus) -> None:
 def as_json(hit: Hit) -> Mapping[str, Any]:
     """A hit as JSON has it."""
     return {**hit._asdict(), "metadata": dict(hit.metadata)}
-
-
-def _reach(max_steps: int, per_step: int) -> int:
-    return per_step * (1 + (max_steps - 1) // per_step)

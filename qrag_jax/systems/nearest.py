@@ -72,7 +72,7 @@ class Nearest:
 
 def _opened(folder: Path, corpus: StoredCorpus, encoder: PassageEncoder | None) -> Index:
     if encoder is None:
-        return BM25Index.load(folder / BM25, corpus)
+        return BM25Index.open(folder / BM25, corpus)
     found = read_manifest(folder / ENGINE, engine=ENGINE).encoder
     if found != encoder.digest():
         raise InputError(
