@@ -10,10 +10,10 @@ from benchmarks import report
 from qrag_jax.errors import InputError
 
 SUITES = (
-    *("encoders", "estimate", "gpu", "learn", "long", "memory", "published", "sidecar", "speed"),
-    "words",
+    *("encoders", "estimate", "gpu", "learn", "long", "memory", "published", "retrieval"),
+    *("sidecar", "speed"),
 )
-IN_PARTS = ("gpu", "gpu --run", "learn", "long")
+IN_PARTS = ("gpu", "gpu --run", "learn", "long", "retrieval")
 
 
 def main() -> int:
@@ -24,8 +24,8 @@ def main() -> int:
     parser.add_argument(
         "--only",
         default="",
-        help="parts of the suites learn and long and of gpu --run, with commas between; results "
-        "are kept, so parts can be run one after the other and the whole suite at last; of the "
+        help="parts of the suites learn, long and retrieval and of gpu --run, with commas between; "
+        "results are kept, so parts can be run one after the other and the whole suite at last; of the "
         "suite gpu, rows in whose names (h100/MiniLM/full/1x8x1/update) one of these regular "
         "expressions is found",
     )

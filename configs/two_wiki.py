@@ -3,7 +3,7 @@
     python -m qrag_jax.train --config=configs/two_wiki.py --config.data.path=FOLDER
 
 FOLDER holds the official `train.json` and `dev.json`, or `train*`/`dev*` files in their format.
-Without a path the data come from the hub. `:tiny` runs in seconds, offline.
+Without a path the data come from the hub. `:minilm` fits a CPU, `:tiny` runs in seconds, offline.
 
 `:contriever`, `:e5`, `:gte` and `:qwen3` train those encoders, from the hub or from
 `--config.encoder.path=FOLDER`. They need a GPU; their cost and scores were not measured.
@@ -13,9 +13,9 @@ from configs import common
 
 
 def get_config(arg: str = ""):
-    """Config of variant `arg`: "", "tiny", "contriever", "e5", "gte" or "qwen3"."""
+    """Config of variant `arg`: "", "tiny", "minilm", "contriever", "e5", "gte" or "qwen3"."""
     config = common.get_config("two_wiki")
     config.env.max_steps = 4
     config.data.max_chunk_tokens = 110
     config.data.max_chunk_tokens_in_state = 110
-    return common.variant(config, arg, ("", "tiny", *common.ENCODERS))
+    return common.variant(config, arg, ("", "tiny", "minilm", *common.ENCODERS))
