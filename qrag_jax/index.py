@@ -12,8 +12,10 @@ words and needs neither. If the command is broken off, the same command goes on 
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from absl import flags
@@ -24,11 +26,14 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.compute import precision
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import POOLINGS
+from qrag_jax.retrieval.exported import chunk_digest
 from qrag_jax.runtime import commandline, compilation
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.indexing import DTYPES, ENGINES, EXACT, Indexed, IndexSettings, index_corpus
+from qrag_jax.systems.jax_retriever import run_chunk_digest
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.saved_run import SavedRun
 
@@ -71,7 +76,14 @@ def _settings() -> IndexSettings:
     )
 
 
-def _encoder() -> PassageEncoder | None:
+class _Tower(NamedTuple):
+    """What embeds the passages, and the digest of the exported tower that it is; None: of none."""
+
+    encoder: PassageEncoder
+    digest: Callable[[], str] | None = None
+
+
+def _tower() -> _Tower | None:
     """The encoder that the flags name; None for an engine that needs none."""
     given = flags.FLAGS
     if given.engine != EXACT:
@@ -92,22 +104,28 @@ def _encoder() -> PassageEncoder | None:
         sizes = tuple(map(int, given.mesh))
     except ValueError:
         raise InputError(f"--mesh is {','.join(given.mesh)}; give three numbers.") from None
-    return PassageEncoder.of_folder(
+    encoder = PassageEncoder.of_folder(
         given.encoder,
         EncoderConfig(dtype=given.compute, pooling=given.pooling, chunk_prefix=given.chunk_prefix),
         make_mesh(sizes),  # type: ignore[arg-type]  # another number of sizes is refused there
         given.max_chunk_tokens,
     )
+    exported = Path(encoder.origin)
+    changed = given.pooling or given.chunk_prefix or given.max_chunk_tokens
+    if changed or not (exported.parent / RETRIEVER).is_file():
+        return _Tower(encoder)
+    return _Tower(encoder, partial(chunk_digest, exported))
 
 
-def _of_run() -> PassageEncoder:
+def _of_run() -> _Tower:
     run = SavedRun.open(run_flags.workdir(), flags.FLAGS.config)
     if not run_flags.checkpoint_is_given() and run.best_is_untrained():
         raise InputError(
             f"no evaluation of {run.workdir} scored above the untrained weights, which are its "
             "best checkpoint; choose with --checkpoint=last or --checkpoint=best."
         )
-    return PassageEncoder.of_run(run, run_flags.checkpoint())
+    encoder = PassageEncoder.of_run(run, run_flags.checkpoint())
+    return _Tower(encoder, partial(run_chunk_digest, run, encoder.params))
 
 
 def main() -> int:
@@ -118,7 +136,8 @@ def main() -> int:
     source = Path(flags.FLAGS.corpus).expanduser() if flags.FLAGS.corpus else None
     settings = _settings()
     with StopSignal() as stop, commandline.writing(out, "--index"):
-        encoder = _encoder()
+        tower = _tower()
+        encoder = tower.encoder if tower else None
         try:
             indexed = index_corpus(source, out, encoder, settings, stop)
         except Stopped as stopped:

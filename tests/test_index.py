@@ -16,6 +16,9 @@ import pytest
 
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.exact import ExactIndex
+from qrag_jax.retrieval.exported import chunk_digest
+from qrag_jax.retrieval.manifest import read_manifest
+from qrag_jax.systems.chunk_notes import noted
 from tests.devices import mesh_of
 from tests.disks import small_disk
 from tests.entry_points import Commands, refusal
@@ -173,6 +176,11 @@ def test_a_run_and_its_export_embed_alike(
         vectors.append(index.vectors(range(COUNT)))
     assert np.abs(vectors[0]).max() > 1e-3
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
+    # Any of both may open either index: the notes name the same exported tower.
+    towers = {
+        noted(tmp_path / name, read_manifest(tmp_path / name / "exact").encoder) for name in "ab"
+    }
+    assert towers == {chunk_digest(exported / "chunk")}
 
 
 def test_words_need_no_encoder(commands: Commands, source: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ class StoredCorpus:
         said = _read_manifest(folder)
         self.digest: str = said["digest"]
         self._count: int = said["count"]
-        self._lines: int | None = os.open(folder / LINES, os.O_RDONLY | os.O_CLOEXEC)
+        self._lines = os.open(folder / LINES, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._lines)
         self._index = _mapped(folder / INDEX, ENTRY)
         self._hashes = _mapped(folder / HASHES, HASH)
         self._numbers = _mapped(folder / NUMBERS, NUMBER)
@@ -63,11 +65,6 @@ class StoredCorpus:
 
     def __len__(self) -> int:
         return self._count
-
-    def __del__(self) -> None:
-        lines, self._lines = getattr(self, "_lines", None), None
-        if lines is not None:
-            os.close(lines)
 
     def passages(self, numbers: Sequence[int] | np.ndarray) -> list[Passage]:
         """The passages with these numbers.
@@ -127,7 +124,6 @@ class StoredCorpus:
     def _passage(self, number: int) -> Passage:
         if not 0 <= number < self._count:
             raise IndexError(f"passage {number} of {self._count}")
-        assert self._lines is not None
         start = int(self._index[number - 1]["end"]) if number else 0
         size = int(self._index[number]["end"]) - start
         return self._parsed(number, os.pread(self._lines, max(size, 0), start))

@@ -65,6 +65,7 @@ _FIXES = {
     "count": f"give the passages that it was built from, or {_AGAIN}",
     "width": f"give the encoder that embedded it, or {_AGAIN} with this one",
     "metric": f"{_AGAIN} with this metric",
+    "dtype": f"{_AGAIN} with this dtype",
 }
 
 

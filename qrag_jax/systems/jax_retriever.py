@@ -67,12 +67,8 @@ class RunTowers:
         self.towers = run_towers(run, params, self.config)
 
     def chunk_digest(self) -> str:
-        """The digest of the tower of chunks, as it would be exported; writes it for a moment."""
-        _, tower = towers_export.towers(self._run.loaded, self._run.config)
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / tower.name
-            towers_export.write_tower(self._run.loaded, tower, self._params, out)
-            return chunk_digest(out)
+        """The digest of the tower of chunks, as it would be exported."""
+        return run_chunk_digest(self._run, self._params)
 
     def passage_encoder(self) -> PassageEncoder:
         """Embeds the passages of an index."""
@@ -81,6 +77,15 @@ class RunTowers:
     def embedded(self, encoder: str) -> bool:
         """Whether an index with this digest of its encoder has the vectors of this tower."""
         return encoder == self.passage_encoder().digest()
+
+
+def run_chunk_digest(run: SavedRun, params: Params | Adapted) -> str:
+    """The digest of a run's tower of chunks, as it would be exported; writes it for a moment."""
+    _, tower = towers_export.towers(run.loaded, run.config)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / tower.name
+        towers_export.write_tower(run.loaded, tower, params, out)
+        return chunk_digest(out)
 
 
 def run_towers(run: SavedRun, params: Params | Adapted, config: RetrieverConfig) -> Towers:

@@ -10,6 +10,7 @@ import ml_collections
 
 from qrag_jax.data.config import SETTINGS
 from qrag_jax.data.generators.noise import SHARED
+from qrag_jax.errors import InputError
 from qrag_jax.models.encoder_config import LEFT_OPEN
 from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.first_encoder import FOLDER
@@ -87,9 +88,14 @@ def load_config(path: Path) -> ml_collections.ConfigDict:
     value that keeps the run as it was. Fields that the run does not read are dropped.
 
     Raises:
-        InputError: the file is missing or is not a JSON object.
+        InputError: the file is missing, is not a JSON object, or is not the config of a run.
     """
     saved = read_fields(path)
+    if missing := [name for name in ("data", "train") if not isinstance(saved.get(name), dict)]:
+        raise InputError(
+            f"{path} has no section {missing[0]}, so it is not the config of a run; give the "
+            "folder of a training."
+        )
     for name in REMOVED_FIELDS:
         part, _, field = name.partition(".")
         saved.get(part, {}).pop(field, None)

@@ -188,6 +188,12 @@ def without_later_fields(config: ml_collections.ConfigDict) -> ml_collections.Co
     return old
 
 
+def test_the_config_of_a_model_is_not_that_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 8}')
+    with pytest.raises(InputError, match=r"config\.json has no section data, so it is not"):
+        load_config(tmp_path / "config.json")
+
+
 def test_run_saved_without_later_fields(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
     save_config(without_later_fields(config), tmp_path / "config.json")
     read = load_config(tmp_path / "config.json")
