@@ -27,11 +27,13 @@ from qrag_jax.models.compute import precision
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import POOLINGS
 from qrag_jax.retrieval.exported import chunk_digest
+from qrag_jax.retrieval.manifest import read_manifest
 from qrag_jax.runtime import commandline, compilation
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.systems import run_flags
+from qrag_jax.systems.chunk_notes import write_note
 from qrag_jax.systems.indexing import DTYPES, ENGINES, EXACT, Indexed, IndexSettings, index_corpus
 from qrag_jax.systems.jax_retriever import run_chunk_digest
 from qrag_jax.systems.passage_encoder import PassageEncoder
@@ -143,6 +145,8 @@ def main() -> int:
         except Stopped as stopped:
             print(f"{stopped}: stopped, what is finished is kept; give the same command to go on.")
             return 128 + (signal.Signals[stop.name] if stop.name else signal.SIGTERM)
+        if tower and tower.digest and jax.process_index() == 0:
+            write_note(out, read_manifest(indexed.folder).encoder, tower.digest())
     if jax.process_index() == 0:
         print("\n".join(_report(indexed, encoder)))
     return 0

@@ -13,8 +13,9 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.files.model_folder import read_safetensors
-from qrag_jax.models.pretrained import load_encoder, with_adapters
+from qrag_jax.models.pretrained import FAMILIES, load_encoder, with_adapters
 from qrag_jax.systems.q_rag_config import QRagConfig
+from qrag_jax.systems.towers_export import scaled_norm
 from tests.entry_points import Commands, losses, refusal, saved_state
 
 TINY = (
@@ -89,7 +90,7 @@ def test_a_run_is_resumed_and_scored(trained: Path, commands: Commands, tmp_path
 def test_a_run_is_exported(trained: Path, commands: Commands, tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = (f"--workdir={trained}", f"--out={out}", "--checkpoint=last")
-    names = ["adapter-chunk", "adapter-state", "chunk", "state", "README.md"]
+    names = ["adapter-chunk", "adapter-state", "chunk", "state", "README.md", "retriever.json"]
     told = commands.succeed("export", *arguments)
     assert told.splitlines() == [str(out / name) for name in names]
     base, state = load_encoder(trained / "encoder"), saved_state(trained, 3)
@@ -101,7 +102,10 @@ def test_a_run_is_exported(trained: Path, commands: Commands, tmp_path: Path) ->
                 saved = state[f"params/layers/{module}/{leaf}"][number]
                 np.testing.assert_array_equal(array, saved, err_msg=f"{module}/{leaf}")
         merged = merge(Adapted(base.params, alone.adapters), alone.lora.scale)
-        jax.tree.map(np.testing.assert_array_equal, load_encoder(out / tower).params, merged)
+        # The exported towers hold the scale of their vectors in the last norm.
+        whole = scaled_norm(merged, FAMILIES["bert"].last_norm, base.encoder.scale)
+        assert base.encoder.scale == 0.1
+        jax.tree.map(np.testing.assert_array_equal, load_encoder(out / tower).params, whole)
     card = (out / "README.md").read_text()
     assert "adapters merged in (rank 4, alpha 16)" in card
     assert (out / "adapter-state" / "README.md").read_text() == card

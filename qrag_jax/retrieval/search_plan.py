@@ -56,13 +56,15 @@ def plan_of(layout: Layout, wanted: Wanted, on_cpu: bool) -> Plan:
     spans = -(-rows // span)
     blocks = -(-rows // (spans * block))
     block = min(-(-rows // (spans * blocks * unit)) * unit, rows)
+    groups = min(groups, rows // GROUP)
+    numbers = _CPU_GATHERED if on_cpu else _GATHERED
     return Plan(
         k=k,
-        groups=min(groups, rows // GROUP),
+        groups=groups,
         group=GROUP,
         block=block,
         span=blocks,
-        gathered=max((_CPU_GATHERED if on_cpu else _GATHERED) // layout.width, 1),
+        gathered=max(min(numbers // layout.width, batch * groups * GROUP), 1),
         half=not on_cpu and layout.storage != FLOAT32,
         unrolled=not on_cpu,
     )

@@ -15,7 +15,7 @@ import pytest
 
 from qrag_jax.environments import positions
 from qrag_jax.errors import InputError
-from qrag_jax.rollouts.beam_search import BEAM_SCORES
+from qrag_jax.retrieval.paths import BEAM_SCORES
 from qrag_jax.runtime import retriever_config
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
 from tests.entry_points import ROOT
