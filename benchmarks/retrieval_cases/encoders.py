@@ -9,8 +9,6 @@ import numpy as np
 
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.retrieval.exact import ExactIndex
-from qrag_jax.rollouts.chunks import CHUNK
-from qrag_jax.rollouts.mesh_tower import MeshTower
 from qrag_jax.runtime.minilm import MINILM
 from qrag_jax.systems.indexing import CORPUS, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
@@ -41,12 +39,5 @@ def vectors_of(folder: Path, encoder: PassageEncoder) -> ExactIndex:
 
 def embedded(encoder: PassageEncoder, texts: Sequence[str]) -> np.ndarray:
     """float32 `[texts, width]`: queries, with the encoder's one tower."""
-    tower = MeshTower(
-        encoder.mesh,
-        encoder.shardings,
-        encoder.encoder,
-        encoder.params,
-        number=CHUNK,
-        row_tokens=encoder.row_tokens,
-    )
+    tower = encoder.tower()
     return tower([encoder.row(ids).tolist() for ids in encoder.tokenizer.encode(texts)])

@@ -12,8 +12,6 @@ from qrag_jax.retrieval.exact import ENGINE, ExactIndex
 from qrag_jax.retrieval.manifest import read_manifest
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.protocol import NONE, Index, Queries, Where
-from qrag_jax.rollouts.chunks import CHUNK
-from qrag_jax.rollouts.mesh_tower import MeshTower
 from qrag_jax.systems.indexing import BM25, CORPUS
 from qrag_jax.systems.passage_encoder import PassageEncoder
 
@@ -35,14 +33,7 @@ class Nearest:
         self._encoder, self._index = encoder, _opened(folder, corpus, encoder)
         self._tower = None
         if encoder is not None:
-            self._tower = MeshTower(
-                encoder.mesh,
-                encoder.shardings,
-                encoder.encoder,
-                encoder.params,
-                number=CHUNK,
-                row_tokens=encoder.row_tokens,
-            )
+            self._tower = encoder.tower()
 
     def search(
         self, questions: Sequence[str], k: int, where: Where | None = None

@@ -25,6 +25,7 @@ from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
 from qrag_jax.rollouts.chunks import CHUNK
+from qrag_jax.rollouts.mesh_tower import MeshTower
 from qrag_jax.rollouts.text_table import Embed, make_embed
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.mesh import make_mesh
@@ -152,6 +153,17 @@ class PassageEncoder:
         opening = self.encoder.chunk_opening
         kept = self.row_tokens - len(opening) - 1
         return np.array([*opening, *ids[:kept], self.encoder.sep_id], np.int32)
+
+    def tower(self) -> MeshTower:
+        """Embeds rows that come a few at a time, such as those of questions."""
+        return MeshTower(
+            self.mesh,
+            self.shardings,
+            self.encoder,
+            self.params,
+            number=CHUNK,
+            row_tokens=self.row_tokens,
+        )
 
     def embed(self, lengths: np.ndarray) -> Embed:
         """The jitted `(params, tokens [N, L], lengths [N]) → [N, D]`.

@@ -13,8 +13,6 @@ from qrag_jax.models.compute.precision import AUTO
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.retrieval.multi_step import MultiStepSearch
 from qrag_jax.retrieval.opening import BM25, engines_of, open_index
-from qrag_jax.rollouts.chunks import CHUNK
-from qrag_jax.rollouts.mesh_tower import MeshTower
 from qrag_jax.serving.searcher import MultiStep, Searcher, SingleStep
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.retriever import LoadSettings, Retriever
@@ -107,14 +105,7 @@ class PlainEncoder:
                 f"the prefix of questions leaves them no room in rows of {encoder.row_tokens} "
                 "tokens; give a shorter --question_prefix."
             )
-        self._tower = MeshTower(
-            encoder.mesh,
-            encoder.shardings,
-            self._form,
-            encoder.params,
-            number=CHUNK,
-            row_tokens=encoder.row_tokens,
-        )
+        self._tower = encoder.tower()
 
     def cut(self, questions: Sequence[str]) -> list[int]:
         """The indices of the questions that have more tokens than a row."""
