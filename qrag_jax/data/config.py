@@ -10,6 +10,7 @@ from typing import Any
 from qrag_jax.data.generators.haystacks import NiahConfig
 from qrag_jax.data.generators.noise import NoiseConfig
 from qrag_jax.data.generators.synthetic import SyntheticConfig
+from qrag_jax.data.negatives_config import NegativesConfig
 from qrag_jax.data.sources import babilong, niah
 from qrag_jax.data.sources.babilong import BabilongConfig
 from qrag_jax.data.sources.registry import BY_SIZE, MIXTURES, mix_weights
@@ -49,6 +50,7 @@ class DataConfig:
     max_chunk_tokens_in_state: int = 220  # tokens of a chunk inside a state
     workers: int = 0  # processes that build batches ahead; 0: threads do it
     cache: str = ""  # folder that keeps tokens; "": $QRAG_CACHE or ~/.cache/qrag_jax
+    negatives: NegativesConfig = dataclasses.field(default_factory=NegativesConfig)
     synthetic: SyntheticConfig | None = None  # for the source "synthetic" and the path "synthetic"
     sources: Mapping[str, float] = internal(factory=dict)
     babilong: BabilongConfig = internal(factory=BabilongConfig)

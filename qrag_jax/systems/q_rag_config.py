@@ -23,6 +23,7 @@ from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.scratch import ScratchConfig
 from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.policies.soft_q import SoftQConfig
+from qrag_jax.retrieval.chunk_positions import NO_POSITIONS
 from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime.config_fields import described, fill, section
@@ -105,10 +106,17 @@ class QRagConfig:
             llm.pop("server", None)  # no server is started
         if config.profile < 0:
             raise InputError(f"config.profile is {config.profile}; it must be at least 0.")
+        data = fill_data(config.data)
+        if data.negatives.index and parts["env"].positions != NO_POSITIONS:
+            raise InputError(
+                "config.data.negatives.index is given, but passages of an index have no place in a "
+                f"document: set config.env.positions to {NO_POSITIONS} (it is "
+                f"{parts['env'].positions})."
+            )
         return cls(
             seed=config.seed,
             profile=config.profile,
-            data=fill_data(config.data),
+            data=data,
             reward=fill(ModelReward if by_model else FactReward, reward, "reward"),
             llm=fill(LlmConfig, llm, "llm") if llm else None,
             **parts,

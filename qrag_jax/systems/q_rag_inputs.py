@@ -21,6 +21,7 @@ from qrag_jax.rollouts.limits import check_fit
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told
+from qrag_jax.systems.mined_negatives import with_negatives
 from qrag_jax.systems.q_rag_config import QRagConfig
 
 
@@ -81,6 +82,8 @@ def load_inputs(
     hold_out = not config.eval.path
     dev = load_split(config.dev_data, "dev", hold_out=hold_out)
     train_samples = without_questions(load_split(config.data, "train", hold_out=hold_out), dev.all)
+    if config.data.negatives.index:
+        train_samples = with_negatives(config.data.negatives, train_samples, run)
     for line in [*train_samples.report, *dev.report]:
         log(line)
     if service is not None:

@@ -1,0 +1,214 @@
+"""Adds hard negatives to training questions: passages of an index that a search takes for good.
+
+What was found is kept in the run's folder, so a run that goes on trains on the same passages, and
+needs no search.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from tqdm import tqdm
+
+from qrag_jax.data.lazy_samples import LazySamples
+from qrag_jax.data.loading import LoadedSamples
+from qrag_jax.data.negatives_config import NegativesConfig
+from qrag_jax.data.sample import Sample, fingerprint
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.answers import normalise
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.multi_step import Hit
+from qrag_jax.retrieval.opening import BM25, CORPUS, engines_of
+from qrag_jax.retrieval.protocol import NONE, Passage
+from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
+from qrag_jax.runtime.run import Run
+from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
+from qrag_jax.runtime.whole_files import replacing
+from qrag_jax.systems.retriever import Retriever
+
+FOUND = "negatives.npz"  # in the run's folder
+_AT_ONCE = 256  # questions searched side by side
+_SPARE = 8  # passages asked for beyond those wanted, since some are the question's own
+_WORDLESS = frozenset({"yes", "no", "noanswer"})  # answers that say nothing about a passage
+
+
+class Search(Protocol):
+    """What searches an index."""
+
+    def __call__(self, questions: Sequence[str], k: int, /) -> list[list[Hit]]:
+        """At least the k best passages of each question, as far as there are so many."""
+
+
+def with_negatives(config: NegativesConfig, loaded: LoadedSamples, run: Run) -> LoadedSamples:
+    """The samples with `config.count` more passages each, behind their own.
+
+    Left out are a question's own passages, and those that may be good though nobody has said so:
+    passages with the title or the beginning of a supporting one, and passages that hold the answer
+    (as in DPR, arXiv 2004.04906). If fewer are left, fewer are added.
+
+    Args:
+        config: with the folder of an index.
+        run: its folder keeps what was found.
+
+    Raises:
+        InputError: the index cannot be used or searched so, a source draws its documents anew, or
+            the run has begun with other data.
+    """
+    for name, samples in loaded.by_source.items():
+        if isinstance(samples, LazySamples):
+            raise InputError(
+                f"config.data.negatives.index is given, but {name} makes its own documents; leave "
+                "the field out."
+            )
+    folder = Path(config.index).expanduser()
+    corpus = StoredCorpus(folder / CORPUS)
+    samples = list(loaded.all)
+    found = _kept(run, config, corpus, samples)
+    every = iter(zip(samples, found, strict=True))
+    by_source: dict[str, Sequence[Sample]] = {}
+    for name, own in loaded.by_source.items():
+        by_source[name] = [_longer(*next(every), corpus) for _ in own]
+    added = int((found != NONE).sum())
+    line = f"negatives: {added / max(len(samples), 1):.1f} passages of {folder} for each question"
+    return LoadedSamples(by_source, [*loaded.report, line])
+
+
+def _longer(sample: Sample, numbers: np.ndarray, corpus: StoredCorpus) -> Sample:
+    more = [passage.whole for passage in corpus.passages(numbers[numbers != NONE])]
+    return dataclasses.replace(sample, chunks=(*sample.chunks, *more))
+
+
+def _kept(
+    run: Run, config: NegativesConfig, corpus: StoredCorpus, samples: Sequence[Sample]
+) -> np.ndarray:
+    """The numbers of all samples' negatives, int64 `[samples, count]`, found once in a run."""
+    path = run.workdir / FOUND
+    searched = [config.search, str(config.count), str(config.skip)]
+    about = [corpus.digest, fingerprint(samples), *searched]
+    if run.has_begun:
+        numbers, told = _read(path)
+        if told != about:
+            raise InputError(
+                f"{run.workdir} was trained with passages of another corpus, or for other "
+                "questions or settings of config.data.negatives; give those, or another --workdir."
+            )
+        return numbers
+    if jax.process_index() == 0 and not (path.is_file() and _read(path)[1] == about):
+        found = np.array(list(_found(config, corpus, samples)), np.int64)
+        with replacing(path) as file:
+            np.savez(file, numbers=found, about=np.array(about))
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("negatives were found")
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[np.ndarray, list[str]]:
+    """What was found, and for what."""
+    try:
+        with np.load(path) as file:
+            return file["numbers"], file["about"].tolist()
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        raise InputError(
+            f"{path} is missing or broken; copy it back, or train in another --workdir."
+        ) from None
+
+
+def _found(
+    config: NegativesConfig, corpus: StoredCorpus, samples: Sequence[Sample]
+) -> Iterator[np.ndarray]:
+    search = _opened(config)
+    with tqdm(desc="searching negatives", total=len(samples), unit=" questions") as bar:
+        for first in range(0, len(samples), _AT_ONCE):
+            part = samples[first : first + _AT_ONCE]
+            own = max(len(sample.chunks) for sample in part)
+            asked = config.count + config.skip + own + _SPARE
+            lists = search([sample.question for sample in part], min(asked, len(corpus)))
+            for sample, hits in zip(part, lists, strict=True):
+                names = [hit.id for hit in hits if not may_be_good(sample, hit)]
+                names = names[config.skip : config.skip + config.count]
+                row = np.full(config.count, NONE, np.int64)
+                row[: len(names)] = corpus.numbers(names)
+                yield row
+            bar.update(len(part))
+
+
+def may_be_good(sample: Sample, hit: Hit) -> bool:
+    """Whether a passage is one of the sample's own, or may hold what a supporting one does."""
+    text = normalise(Passage(hit.id, hit.text, hit.title).whole)
+    title = normalise(hit.title)
+    for place, chunk in enumerate(sample.chunks):
+        own = normalise(chunk)
+        if own == text:
+            return True
+        if place in sample.support and (
+            own.startswith(text) or text.startswith(own) or (title and own.startswith(f"{title} "))
+        ):
+            return True
+    answers = {normalise(answer) for answer in sample.answers} - _WORDLESS - {""}
+    return any(f" {answer} " in f" {text} " for answer in answers)
+
+
+def _opened(config: NegativesConfig) -> Search:
+    """What `config.search` names.
+
+    Raises:
+        InputError: it cannot search the index.
+    """
+    # These modules open runs, which read their inputs by the module that imports this one.
+    from qrag_jax.systems.nearest import Nearest
+    from qrag_jax.systems.passage_encoder import PassageEncoder
+
+    folder, by = Path(config.index).expanduser(), Path(config.search).expanduser()
+    if not config.search:
+        if BM25 not in engines_of(folder):
+            raise InputError(
+                f"{folder} has no index of words, so give what made its vectors as "
+                "config.data.negatives.search, or build one with qrag_jax.index --engine=bm25."
+            )
+        return Nearest(folder, None).search
+    if jax.process_count() > 1:
+        raise InputError(
+            "config.data.negatives.search is given, but only words are searched on several hosts; "
+            f"start the run on one host first, which keeps what it found in {FOUND}."
+        )
+    if (by / RETRIEVER).is_file() or _is_run(by / CONFIG_NAME):
+        retriever = Retriever.load(by)
+        retriever.open(folder)
+        return _stepwise(retriever)
+    return Nearest(folder, PassageEncoder.of_folder(config.search)).search
+
+
+def _is_run(path: Path) -> bool:
+    """Whether it is the config of a run, which has the same name as that of an encoder."""
+    return path.is_file() and "train" in read_fields(path)
+
+
+def _stepwise(retriever: Retriever) -> Search:
+    """Searches with a trained retriever, whose every step may be misled."""
+    # All steps are wanted, and one path.
+    beam = dataclasses.replace(retriever.rules.beam, beam=1, stop_threshold=-math.inf)
+    rules = dataclasses.replace(retriever.rules, beam=beam, stop_action=False)
+
+    def search(questions: Sequence[str], k: int, /) -> list[list[Hit]]:
+        retriever.rules = dataclasses.replace(rules, per_step=k)
+        return [by_rank(hits) for hits in retriever.search(list(questions))]
+
+    return search
+
+
+def by_rank(hits: Sequence[Hit]) -> list[Hit]:
+    """The best hits of all steps, then the second ones, and so on."""
+    rank: dict[int, int] = {}
+    keyed = []
+    for hit in hits:
+        rank[hit.step] = rank.get(hit.step, 0) + 1
+        keyed.append((rank[hit.step], hit.step, hit))
+    return [hit for *_, hit in sorted(keyed, key=lambda one: one[:2])]

@@ -1,0 +1,219 @@
+"""Passages of an index that are added to training questions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qrag_jax import Retriever
+from qrag_jax.data.lazy_samples import LazySamples
+from qrag_jax.data.loading import LoadedSamples
+from qrag_jax.data.negatives_config import NegativesConfig
+from qrag_jax.data.sample import Sample
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval.bm25 import BM25Index
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.multi_step import Hit
+from qrag_jax.retrieval.protocol import Queries
+from qrag_jax.runtime.run import Run
+from qrag_jax.systems.indexing import IndexSettings, index_corpus
+from qrag_jax.systems.mined_negatives import FOUND, by_rank, may_be_good, with_negatives
+from tests.entry_points import SHARED, Commands, refusal
+from tests.systems.corpora import write_tower
+
+pytest.importorskip("bm25s")
+
+CITIES = ("Oslo", "Rome", "Lima", "Cairo", "Quito", "Delhi", "Paris", "Accra", "Tunis", "Dakar")
+
+
+def passage(city: str) -> str:
+    return f"{city} The city of {city} lies on a river near a harbour and has a mayor."
+
+
+def samples_of(cities: Sequence[str]) -> list[Sample]:
+    """A question about each city, whose own passage supports it; the next one is its distractor."""
+    return [
+        Sample(
+            id=f"q{place}",
+            question=f"Which river does the city of {city} lie on, and who is its mayor?",
+            chunks=(passage(cities[(place + 1) % len(cities)]), passage(city)),
+            support=(1,),
+            answers=("the Nile",),
+            source="made",
+        )
+        for place, city in enumerate(cities)
+    ]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """All passages, twenty others about rivers and one with the answer, indexed by words."""
+    records = [
+        {"id": city, "title": city, "text": passage(city)[len(city) + 1 :]} for city in CITIES
+    ]
+    records += [
+        {"id": f"river{n}", "title": "", "text": f"A river {'and a mayor ' * n} in the city."}
+        for n in range(20)
+    ]
+    records.append({"id": "nile", "title": "", "text": "The mayor of the city lies on the Nile."})
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(record) + "\n" for record in records))
+    index_corpus(corpus, tmp_path / "index", None, IndexSettings(engine="bm25"))
+    return tmp_path / "index"
+
+
+def loaded(cities: Sequence[str] = CITIES[:6]) -> LoadedSamples:
+    samples = samples_of(cities)
+    return LoadedSamples({"one": samples[:2], "two": samples[2:]}, ["read"])
+
+
+def test_the_best_passages_that_are_no_answer_are_added(index: Path, tmp_path: Path) -> None:
+    config = NegativesConfig(index=str(index), count=4, skip=1)
+    given = loaded()
+    with Run.open(tmp_path / "run", None) as run:
+        found = with_negatives(config, given, run)
+    assert [len(samples) for samples in found.by_source.values()] == [2, 4]
+    assert found.report[0] == "read"
+    assert "4.0 passages" in found.report[1]
+    engine = BM25Index.open(index / "bm25", StoredCorpus(index / "corpus"))
+    for before, after in zip(given.all, found.all, strict=True):
+        ranked = engine.search(Queries([before.question]), len(engine.corpus)).numbers[0]
+        expected = []
+        for number in ranked:
+            (one,) = engine.corpus.passages([number])
+            own = one.whole in before.chunks
+            if not own and one.name != "nile":
+                expected.append(one.whole)
+        assert after.chunks == (*before.chunks, *expected[1:5])
+        assert (after.support, after.question, after.id) == (
+            before.support,
+            before.question,
+            before.id,
+        )
+
+
+def test_a_run_that_goes_on_has_the_same_passages(index: Path, tmp_path: Path) -> None:
+    config, workdir = NegativesConfig(index=str(index), count=3), tmp_path / "run"
+    with Run.open(workdir, None) as run:
+        with_negatives(NegativesConfig(index=str(index), count=2), loaded(), run)
+        first = with_negatives(config, loaded(), run)  # the run has not begun: anew
+    assert {len(sample.chunks) for sample in first.all} == {5}
+    (workdir / "config.json").write_text("{}")
+    shutil.rmtree(index / "bm25")  # only the passages are read again
+    with Run.open(workdir, None) as run:
+        assert run.has_begun
+        again = with_negatives(config, loaded(), run)
+        assert list(again.all) == list(first.all)
+        with pytest.raises(InputError, match="other questions or settings of"):
+            with_negatives(config, loaded(CITIES[:7]), run)
+        (workdir / FOUND).write_bytes((workdir / FOUND).read_bytes()[:100])
+        with pytest.raises(InputError, match="is missing or broken"):
+            with_negatives(config, loaded(), run)
+
+
+def test_fewer_are_added_where_the_corpus_has_no_more(index: Path, tmp_path: Path) -> None:
+    config = NegativesConfig(index=str(index), count=40)
+    with Run.open(tmp_path / "run", None) as run:
+        found = with_negatives(config, loaded(), run)
+    # Of 31 passages, two are a question's own and one has the answer.
+    assert {len(sample.chunks) for sample in found.all} == {2 + 31 - 3}
+
+
+def hit(step: int, name: str = "a", text: str = "", title: str = "") -> Hit:
+    return Hit(step, 0.0, name, title, text, {})
+
+
+def test_passages_that_may_be_good() -> None:
+    sample = Sample(
+        id="q",
+        question="Who founded Acme?",
+        chunks=("Oslo. A city in Norway.", "Acme was founded by the Lee family. It sells paint."),
+        support=(1,),
+        answers=("The Lee family", "no"),
+        source="made",
+    )
+    good = {
+        "own": hit(1, text="Oslo: a city in Norway"),
+        "the beginning of a supporting one": hit(1, text="Acme was founded by the Lee"),
+        "of the same page": hit(1, text="Its paint is blue.", title="Acme"),
+        "with the answer": hit(1, text="It belongs to the Lee  Family, they say."),
+    }
+    bad = {
+        "another": hit(1, text="Paint is sold in Norway."),
+        "the page of a passage that supports nothing": hit(1, text="It is cold.", title="Oslo"),
+        "with a part of a word": hit(1, text="They are a Leeds family."),
+        "with no": hit(1, text="There is no paint."),
+    }
+    assert [why for why, one in good.items() if not may_be_good(sample, one)] == []
+    assert [why for why, one in bad.items() if may_be_good(sample, one)] == []
+
+
+def test_hits_of_all_steps_in_turn() -> None:
+    hits = [hit(1, "a"), hit(1, "b"), hit(1, "c"), hit(2, "d"), hit(2, "e"), hit(3, "f")]
+    assert "".join(one.id for one in by_rank(hits)) == "adfbec"
+
+
+def test_a_trained_retriever_searches_in_its_steps(
+    exported: Path, index: Path, tmp_path: Path
+) -> None:
+    retriever = Retriever.load(exported)
+    retriever.index(tmp_path / "corpus.jsonl", index)
+    config = NegativesConfig(index=str(index), search=str(exported), count=2)
+    with Run.open(tmp_path / "run", None) as run:
+        found = with_negatives(config, loaded(), run)
+    for sample, longer in zip(loaded().all, found.all, strict=True):
+        first, _ = retriever.search(sample.question)
+        added = longer.chunks[len(sample.chunks) :]
+        assert len(added) == 2
+        if not may_be_good(sample, first):
+            assert added[0] == f"{first.title} {first.text}".strip()
+
+
+def test_a_plain_encoder_searches_once(index: Path, tmp_path: Path) -> None:
+    from qrag_jax.systems.passage_encoder import PassageEncoder
+
+    tower = write_tower(tmp_path / "tower")
+    encoder = PassageEncoder.of_folder(str(tower))
+    index_corpus(None, index, encoder)
+    config = NegativesConfig(index=str(index), search=str(tower), count=5)
+    with Run.open(tmp_path / "run", None) as run:
+        found = with_negatives(config, loaded(), run)
+    assert {len(sample.chunks) for sample in found.all} == {7}
+    for sample in found.all:
+        assert len(set(sample.chunks)) == 7
+
+
+def test_wrong_settings_are_one_sentence(index: Path, tmp_path: Path) -> None:
+    lazy = LoadedSamples({"babilong": LazySamples(1, lambda i: samples_of(CITIES)[i])}, [])
+    config = NegativesConfig(index=str(index))
+    with Run.open(tmp_path / "run", None) as run:
+        with pytest.raises(InputError, match="but babilong makes its own documents"):
+            with_negatives(config, lazy, run)
+        shutil.rmtree(index / "bm25")
+        with pytest.raises(InputError, match="has no index of words, so give what made its vec"):
+            with_negatives(config, loaded(), run)
+        with pytest.raises(InputError, match="nowhere"):
+            with_negatives(NegativesConfig(index=str(tmp_path / "nowhere")), loaded(), run)
+    with pytest.raises(InputError, match=r"config.data.negatives.count is 0; it must be at least"):
+        NegativesConfig(index=str(index), count=0)
+
+
+def test_the_command_trains_with_them_and_goes_on(
+    index: Path, commands: Commands, tmp_path: Path
+) -> None:
+    workdir = tmp_path / "run"
+    given = (*SHARED, f"--workdir={workdir}", f"--config.data.negatives.index={index}")
+    fewer = "--config.data.negatives.count=4"
+    told = commands.succeed("train", *given, fewer, "--config.train.steps=2")
+    (line,) = (line for line in told.splitlines() if line.startswith("negatives: "))
+    assert line.endswith(f"passages of {index} for each question")
+    assert float(line.split()[1]) > 0
+    with np.load(workdir / FOUND) as file:
+        assert file["numbers"].shape[1] == 4
+    told = refusal(commands.run("train", *given, fewer, "--config.env.positions=relative"))
+    assert "set config.env.positions to none (it is relative)" in told
