@@ -2,9 +2,11 @@
 
 The collections and questions are those of the folder QRAG_DATA (default ../shared/data). Retrievers
 are trained with three seeds on HotpotQA and on 2WikiMultihopQA, then search the passages of all
-evaluation questions at once, and 2WikiMultihopQA's open corpus. Runs and results are kept in
-runs/benchmarks/retrieval by version of the code: an interrupted suite resumes, and `--only=PART`
-runs one part. `--quick` takes BM25 on SciFact, small exact searches and a small index instead.
+evaluation questions at once, and 2WikiMultihopQA's open corpus. They are trained again with
+negatives that the first ones find among the passages of all training questions. Runs and results
+are kept in runs/benchmarks/retrieval by version of the code: an interrupted suite resumes, and
+`--only=PART` runs one part. `--quick` takes BM25 on SciFact, small exact searches and a small index
+instead.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.kept_runs import Kept, Part, begin_anew, command, train
+from benchmarks.kept_runs import Kept, Part, command, train
 from benchmarks.report import Case
 from benchmarks.retrieval_cases import judged, multi_step
 from benchmarks.retrieval_cases.exact_search import exact_cases
@@ -26,6 +28,7 @@ from benchmarks.retrieval_cases.indexing import indexing_cases
 SEEDS = (42, 43, 44)
 SOURCES = {"hotpotqa": "hotpotqa", "two_wiki": "2wikimultihopqa"}  # config → folder of the data
 COUNTS = {"hotpotqa": (2, 4, 10, 20), "two_wiki": (4, 8, 20)}  # multiples of the steps
+NEGATIVES = 10  # mined passages of a training question, as many as its own
 OPEN = "open corpus"
 Cases = Callable[[], Iterator[Case]]
 
@@ -81,12 +84,22 @@ def _shown(series: Sequence[Iterator[Case]]) -> list[Case]:
 
 
 def _steps(source: str, seed: int, runs: Path) -> dict[str, Any]:
-    """The scores of all ways to search, by corpus, of one training."""
+    """The scores of all ways to search, by corpus, of one training and of that with negatives.
+
+    A training that was interrupted goes on.
+    """
     data = multi_step.DATA / SOURCES[source]
-    workdir = begin_anew(runs / f"{source}-{seed}")
-    fields = (f"--config.data.path={data}", f"--config.seed={seed}")
-    train(workdir, f"configs/{source}.py:minilm", *fields)
-    command("qrag_jax.evaluate", f"--workdir={workdir}")
+    config, fields = f"configs/{source}.py:minilm", [f"--config.data.path={data}"]
+    fields.append(f"--config.seed={seed}")
+    first = train(runs / f"{source}-{seed}", config, *fields)
+    command("qrag_jax.evaluate", f"--workdir={first}")
+    passages = multi_step.training_corpus(first, runs / f"{source}-{seed}-passages.jsonl")
+    index = runs / f"{source}-{seed}-index"
+    command("qrag_jax.index", f"--corpus={passages}", f"--index={index}", f"--workdir={first}")
+    negatives = {"index": index, "search": first, "count": NEGATIVES}
+    fields += [f"--config.data.negatives.{name}={value}" for name, value in negatives.items()]
+    mined = train(runs / f"{source}-{seed}-mined", config, *fields)
+    command("qrag_jax.evaluate", f"--workdir={mined}")
     corpora: Mapping[str, multi_step.Reader] = {
         "all passages of the questions": multi_step.pooled,
         **({OPEN: multi_step.two_wiki_open} if source == "two_wiki" else {}),
@@ -94,5 +107,7 @@ def _steps(source: str, seed: int, runs: Path) -> dict[str, Any]:
     scores = {}
     for name, reader in corpora.items():
         with tempfile.TemporaryDirectory() as folder:
-            scores[name] = multi_step.scores_of(workdir, reader, COUNTS[source], Path(folder))
+            scores[name] = multi_step.scores_of(
+                {"trained": first, "mined": mined}, reader, COUNTS[source], Path(folder)
+            )
     return {"scores": scores}

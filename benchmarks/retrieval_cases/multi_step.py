@@ -9,11 +9,15 @@ them. The ways:
 - the towers of Q-RAG, untrained and trained: one search with the question;
 - the same towers, as many searches as in training. Each finds the best passages of its state, and
   the best one goes into the next state.
+- the towers that were trained again, with negatives that the first ones found for the training
+  questions among the passages of all of these (`config.data.negatives`), and what they find fused
+  by ranks with BM25.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,20 +35,23 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import write_corpus
 from qrag_jax.retrieval.exported import rules_of
 from qrag_jax.retrieval.hybrid import FusedIndex
-from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch
-from qrag_jax.retrieval.protocol import Index, Passage, Queries
+from qrag_jax.retrieval.multi_step import MultiStepSearch
+from qrag_jax.retrieval.protocol import NONE, Index, Passage, Queries
 from qrag_jax.retrieval.tower_rows import State
 from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.systems.indexing import CORPUS
 from qrag_jax.systems.jax_retriever import run_towers
+from qrag_jax.systems.mined_negatives import by_rank
 from qrag_jax.systems.older_runs import load_config
 from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.saved_run import SavedRun
 from qrag_jax.systems.towers_export import retriever_config, towers
 
 DATA = Path(os.environ.get("QRAG_DATA", "../shared/data"))
-TRAINED, TRAINED_ONCE = "trained, steps", "trained, one search"
-UNTRAINED = "untrained, steps"
+STEPS, ONCE, FUSED = "steps", "one search", "steps and BM25"
+TRAINED, TRAINED_ONCE, UNTRAINED = f"trained, {STEPS}", f"trained, {ONCE}", f"untrained, {STEPS}"
+MINED, MINED_FUSED = f"mined, {STEPS}", f"mined, {FUSED}"
 WORDS, VECTORS, BOTH = "BM25", "MiniLM", "BM25 and MiniLM"
 
 
@@ -86,59 +93,93 @@ Lists = dict[int, list[list[int]]]  # number of passages → those found for eac
 Reader = Callable[[SavedRun, Path], tuple[StoredCorpus, Questions]]
 
 
-def scores_of(workdir: Path, reader: Reader, counts: Sequence[int], folder: Path) -> dict[str, Any]:
+def training_corpus(workdir: Path, path: Path) -> Path:
+    """Writes the different passages of a run's training questions as JSON lines."""
+    config = load_config(workdir / CONFIG_NAME)
+    samples = load_split(QRagConfig.of(config).data, "train", hold_out=True).all
+    texts = dict.fromkeys(chunk for sample in samples for chunk in sample.chunks)
+    lines = (json.dumps({"id": str(n), "text": text}) for n, text in enumerate(texts))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def scores_of(
+    runs: Mapping[str, Path], reader: Reader, counts: Sequence[int], folder: Path
+) -> dict[str, Any]:
     """The scores of all ways to search, of every question (see `scores`).
 
     Args:
-        workdir: a run, whose best checkpoint searches.
+        runs: name → a run, whose best checkpoint searches; all are of one config and seed.
         reader: writes the corpus into the folder, beside which indexes are written.
-        counts: numbers of passages, multiples of the run's steps.
+        counts: numbers of passages, multiples of the runs' steps.
     """
-    run = SavedRun.open(workdir, load_config(workdir / CONFIG_NAME))
-    corpus, questions = reader(run, folder)
-    return scores(_found(run, corpus, questions, counts, folder), questions.gold)
+    opened = {
+        name: SavedRun.open(path, load_config(path / CONFIG_NAME)) for name, path in runs.items()
+    }
+    first = next(iter(opened.values()))
+    corpus, questions = reader(first, folder)
+    task = _Task(corpus, questions, BM25Index.build(corpus), counts, folder)
+    lists = _single(task) | _ways("untrained", first, first.untrained(), task)
+    for name, run in opened.items():
+        lists |= _ways(name, run, run.trained("best")[0], task)
+    return scores(lists, questions.gold)
 
 
-def _found(
-    run: SavedRun,
-    corpus: StoredCorpus,
-    questions: Questions,
-    counts: Sequence[int],
-    folder: Path,
-) -> dict[str, Lists]:
-    """The passages that each way finds, by way and number of passages."""
-    own = PassageEncoder.of_run(run)
-    lists = _single(corpus, minilm(), questions.texts, counts, folder)
-    for name, params in (("untrained", run.untrained()), ("trained", run.trained("best")[0])):
-        encoder = dataclasses.replace(own, params=params)
-        index = vectors_of(folder, encoder)
-        config = retriever_config(run, towers(run.loaded, run.config), folder, None)
-        both, rules = run_towers(run, params, config), rules_of(config)
-        states = both.states([State(text) for text in questions.texts])
-        hits = index.search(Queries(questions.texts, states), max(counts))
-        lists[f"{name}, one search"] = _firsts(hits.numbers, counts)
-        lists[f"{name}, steps"] = {
-            count: _numbers(
-                MultiStepSearch(
-                    index, both, dataclasses.replace(rules, per_step=count // rules.max_steps)
-                ).search(questions.texts),
-                corpus,
-            )
-            for count in counts
-        }
-    return lists
+class _Task(NamedTuple):
+    """What is searched for, where, and the folder of the indexes."""
+
+    corpus: StoredCorpus
+    questions: Questions
+    words: BM25Index
+    counts: Sequence[int]
+    folder: Path
 
 
-def _single(
-    corpus: StoredCorpus,
-    plain: PassageEncoder,
-    texts: Sequence[str],
-    counts: Sequence[int],
-    folder: Path,
-) -> dict[str, Lists]:
+def _ways(name: str, run: SavedRun, params: Any, task: _Task) -> dict[str, Lists]:
+    """What one pair of towers finds: by one search, by steps, and by steps and words."""
+    corpus, questions, words, counts, folder = task
+    encoder = dataclasses.replace(PassageEncoder.of_run(run), params=params)
+    index = vectors_of(folder, encoder)
+    config = retriever_config(run, towers(run.loaded, run.config), folder, None)
+    both, rules = run_towers(run, params, config), rules_of(config)
+    states = both.states([State(text) for text in questions.texts])
+    asked = Queries(questions.texts, states)
+    stepwise: Lists = {}
+    for count in counts:
+        each = dataclasses.replace(rules, per_step=count // rules.max_steps)
+        hits = MultiStepSearch(index, both, each).search(questions.texts)
+        names = ([hit.id for hit in by_rank(one)] for one in hits)
+        stepwise[count] = [corpus.numbers(one).tolist() for one in names]
+    by_words = words.search(asked, max(counts)).numbers
+    return {
+        f"{name}, {ONCE}": _firsts(index.search(asked, max(counts)).numbers, counts),
+        f"{name}, {STEPS}": stepwise,
+        f"{name}, {FUSED}": {
+            count: [
+                fused([row, own[:count]], count) for row, own in zip(rows, by_words, strict=True)
+            ]
+            for count, rows in stepwise.items()
+        },
+    }
+
+
+def fused(rankings: Sequence[Sequence[int]], count: int, constant: float = 60.0) -> list[int]:
+    """The passages with the highest sums of 1 / (constant + rank), as `hybrid` fuses by ranks."""
+    sums: dict[int, float] = {}
+    for ranking in rankings:
+        for rank, number in enumerate(ranking, 1):
+            if number != NONE:
+                sums[int(number)] = sums.get(int(number), 0.0) + 1 / (constant + rank)
+    return sorted(sums, key=lambda number: (-sums[number], number))[:count]
+
+
+def _single(task: _Task) -> dict[str, Lists]:
     """Ways that were not trained on these data."""
-    vectors, words = vectors_of(folder, plain), BM25Index.build(corpus)
-    asked = Queries(texts, embedded(plain, texts))
+    _, questions, words, counts, folder = task
+    plain = minilm()
+    vectors = vectors_of(folder, plain)
+    asked = Queries(questions.texts, embedded(plain, questions.texts))
     engines: dict[str, Index] = {
         WORDS: words,
         VECTORS: vectors,
@@ -152,10 +193,6 @@ def _single(
 
 def _firsts(numbers: np.ndarray, counts: Sequence[int]) -> Lists:
     return {count: [row[:count].tolist() for row in numbers] for count in counts}
-
-
-def _numbers(hits: Sequence[Sequence[Hit]], corpus: StoredCorpus) -> list[list[int]]:
-    return [corpus.numbers([hit.id for hit in one]).tolist() for one in hits]
 
 
 def scores(lists: Mapping[str, Lists], gold: Sequence[frozenset[int]]) -> dict[str, Any]:
@@ -198,14 +235,16 @@ def cases(name: str, results: Sequence[Mapping[str, Any]]) -> Iterator[Case]:
         def every(way: str, count: str = count) -> np.ndarray:
             return np.mean([result[way][count]["all"] for result in results], axis=0)
 
-        for other in (TRAINED_ONCE, UNTRAINED, BOTH):
-            mean, low, high = paired_interval(every(TRAINED), every(other))
+        pairs = [(TRAINED, other) for other in (TRAINED_ONCE, UNTRAINED, BOTH)]
+        pairs += [(MINED, TRAINED), (MINED, BOTH), (MINED_FUSED, BOTH)]
+        for way, other in pairs:
+            mean, low, high = paired_interval(every(way), every(other))
             yield Case(
-                f"{name}, {count} passages: all gold found, {TRAINED} - {other}",
+                f"{name}, {count} passages: all gold found, {way} - {other}",
                 mean,
                 "share of questions",
                 peer=float(every(other).mean()),
                 target="above 0 in its interval",
                 holds=low > 0,
-                details={"low": low, "high": high, TRAINED: float(every(TRAINED).mean())},
+                details={"low": low, "high": high, way: float(every(way).mean())},
             )
