@@ -1,4 +1,4 @@
-"""Measures search over corpora: judged collections, several steps, exact search, indexing.
+"""Measures search over corpora: judged collections, steps, exact search, indexing, a server.
 
 The collections and questions are those of the folder QRAG_DATA (default ../shared/data). Retrievers
 are trained with three seeds on HotpotQA and on 2WikiMultihopQA, then search the passages of all
@@ -24,6 +24,7 @@ from benchmarks.report import Case
 from benchmarks.retrieval_cases import judged, multi_step
 from benchmarks.retrieval_cases.exact_search import exact_cases
 from benchmarks.retrieval_cases.indexing import indexing_cases
+from benchmarks.retrieval_cases.server import server_cases
 
 SEEDS = (42, 43, 44)
 SOURCES = {"hotpotqa": "hotpotqa", "two_wiki": "2wikimultihopqa"}  # config → folder of the data
@@ -62,6 +63,7 @@ def _parts(runs: Path) -> dict[str, Part]:
         "vectors": judged.vector_cases,
         "exact": partial(exact_cases, False),
         "indexing": partial(indexing_cases, False),
+        "server": server_cases,
     }
     parts: dict[str, Part] = {name: partial(_kept, cases) for name, cases in single.items()}
     for source in SOURCES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -199,7 +200,9 @@ def _stepwise(retriever: Retriever) -> Search:
 
     def search(questions: Sequence[str], k: int, /) -> list[list[Hit]]:
         retriever.rules = dataclasses.replace(rules, per_step=k)
-        return [by_rank(hits) for hits in retriever.search(list(questions))]
+        with warnings.catch_warnings():  # a long question is told of when it is tokenised
+            warnings.simplefilter("ignore", UserWarning)
+            return [by_rank(hits) for hits in retriever.search(list(questions))]
 
     return search
 
