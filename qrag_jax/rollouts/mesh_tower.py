@@ -1,6 +1,8 @@
-"""One tower on a mesh for rows that come a few at a time, in two static sizes."""
+"""One tower on a mesh for rows that come a few at a time, in static sizes."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
@@ -9,18 +11,30 @@ from qrag_jax.models.compute.packing import choose_blocks
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.retrieval.tower_rows import Rows
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
-from qrag_jax.rollouts.text_table import laid_out, make_embed
+from qrag_jax.rollouts.text_table import Embed, laid_out, make_embed
 from qrag_jax.runtime.platform import Platform
 
-GROUP, SMALL_GROUP = 512, 32  # rows embedded by one call; the small size if it is enough
-_LENGTHS, _SIZES = 2, 2  # of blocks: each pair is compiled
+GROUP = 512  # rows embedded by one call
+# Questions alone are much shorter than states: with blocks of their own they are embedded in a
+# third of the time. Rows of up to `SHORT` tokens have these.
+SHORT = 64
+_LENGTHS = 2  # of rows in a block; every size has all of them, and each pair is compiled
+_SIZES, _SHORT_SIZES = 2, 3  # of blocks: a single question should not fill a large one
+
+
+class _Program(NamedTuple):
+    """Embeds rows of more than `shorter` and at most `longest` tokens."""
+
+    shorter: int
+    longest: int
+    embed: Embed
 
 
 class MeshTower:
     """One tower, as `retrieval.tower_rows.RowEncoder`.
 
-    Rows are packed into blocks and split over the mesh. The programs are compiled at the first two
-    calls and never again.
+    Rows are packed into blocks and split over the mesh. There is a program for short rows and one
+    for all others; each is compiled at its first call and never again.
 
     Args:
         shardings: where the parameters live.
@@ -40,14 +54,22 @@ class MeshTower:
         row_tokens: int,
     ) -> None:
         on_cpu = Platform.of(mesh).on_cpu
-        blocks = choose_blocks(
-            np.ones(row_tokens + 1, np.int64),
-            CPU_BLOCK_TOKENS if on_cpu else ACCELERATOR_BLOCK_TOKENS,
-            _LENGTHS,
-            _SIZES,
-            multiples=(8,) if on_cpu else (64, 8),
-        )
-        self._embed = make_embed(mesh, shardings, encoder, blocks, number)
+
+        def program(shorter: int, longest: int, sizes: int) -> Embed:
+            """For rows of more than `shorter` tokens, all lengths as likely."""
+            blocks = choose_blocks(
+                np.arange(longest + 1) > shorter,
+                CPU_BLOCK_TOKENS if on_cpu else ACCELERATOR_BLOCK_TOKENS,
+                _LENGTHS,
+                sizes,
+                multiples=(8,) if on_cpu else (64, 8),
+            )
+            return make_embed(mesh, shardings, encoder, blocks, number)
+
+        short = min(SHORT, row_tokens)
+        self._programs = [_Program(0, short, program(0, short, _SHORT_SIZES))]
+        if row_tokens > short:
+            self._programs.append(_Program(short, row_tokens, program(short, row_tokens, _SIZES)))
         self._encoder, self._params = encoder, params
         self._row_tokens, self._devices = row_tokens, mesh.size
 
@@ -57,14 +79,17 @@ class MeshTower:
         Raises:
             ValueError: a row is longer than `row_tokens`.
         """
-        parts = [self._of_group(rows[i : i + GROUP]) for i in range(0, len(rows), GROUP)]
-        return np.concatenate([np.zeros((0, self._encoder.width), np.float32), *parts])
-
-    def _of_group(self, rows: Rows) -> np.ndarray:
-        if (longest := max(map(len, rows))) > self._row_tokens:
+        lengths = np.array([len(row) for row in rows], np.int64)
+        if len(rows) and lengths.max() > self._row_tokens:
+            longest = lengths.max()
             raise ValueError(f"a row of {longest} tokens is longer than {self._row_tokens}")
-        size = GROUP if len(rows) > SMALL_GROUP else SMALL_GROUP
-        shape = (size, self._row_tokens)
-        group = laid_out(rows, shape, self._devices, self._encoder.pad_id)
-        embedded = self._embed(self._params, group.tokens, group.lengths)
-        return np.asarray(embedded)[group.places]
+        found = np.zeros((len(rows), self._encoder.width), np.float32)
+        for program in self._programs:
+            (places,) = np.nonzero((lengths > program.shorter) & (lengths <= program.longest))
+            for first in range(0, len(places), GROUP):
+                part = places[first : first + GROUP]
+                shape = (GROUP, program.longest)
+                own = laid_out([rows[i] for i in part], shape, self._devices, self._encoder.pad_id)
+                embedded = program.embed(self._params, own.tokens, own.lengths)
+                found[part] = np.asarray(embedded)[own.places]
+        return found

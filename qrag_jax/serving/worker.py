@@ -23,6 +23,7 @@ LOADING, READY, STOPPING, FAILED = "loading", "ready", "stopping", "failed"
 LOG = logging.getLogger(__name__)
 FAILED_SEARCH = "the search failed; the server's log says where."
 _WARM = "warm up"  # a question
+_WARM_LONG = " ".join([_WARM] * 50)  # one of the longer questions, which have a program of their own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +172,7 @@ class Worker:
 
     def _warm(self, searcher: Searcher) -> None:
         """Searches in all sizes that programs are compiled for, so that no client waits for it."""
+        searcher.search([Ask(_WARM_LONG)])  # it is refused where questions are short
         size = 1
         while True:
             searcher.search([Ask(_WARM)] * size)
