@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.retrieval.best import Row, as_hits, best, check_k
 from qrag_jax.retrieval.manifest import (
     NAME,
     Manifest,
@@ -36,6 +35,7 @@ from qrag_jax.retrieval.manifest import (
     read_manifest,
 )
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
+from qrag_jax.retrieval.ranking import Row, as_hits, best, check_k
 from qrag_jax.retrieval.saving import finish, replaced_files
 
 ENGINE = "bm25"

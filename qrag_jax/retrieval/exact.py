@@ -32,7 +32,7 @@ from qrag_jax.retrieval.device_vectors import (
 )
 from qrag_jax.retrieval.manifest import Manifest
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where
-from qrag_jax.retrieval.ranking import ranked
+from qrag_jax.retrieval.ranking import check_k, ranked
 from qrag_jax.retrieval.search_plan import (
     GROUP,
     Wanted,
@@ -43,7 +43,7 @@ from qrag_jax.retrieval.search_plan import (
 )
 from qrag_jax.retrieval.top_groups import NOTHING, Best, Part, Plan, best_of_part
 from qrag_jax.retrieval.vector_files import open_vectors, set_settings, write_vectors
-from qrag_jax.retrieval.vectors import Vectors, check_count, check_k, checked, query_vectors
+from qrag_jax.retrieval.vectors import Vectors, check_count, checked, query_vectors
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import GPU, Platform
 from qrag_jax.runtime.sharding import BATCH_AXES

@@ -12,8 +12,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.retrieval.faiss_files import flat_index, library, read_flat, write_index
 from qrag_jax.retrieval.manifest import Manifest, check_files, read_manifest, write_manifest
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
-from qrag_jax.retrieval.ranking import ranked
-from qrag_jax.retrieval.vectors import check_count, check_k, check_numbers, query_vectors
+from qrag_jax.retrieval.ranking import check_k, ranked
+from qrag_jax.retrieval.vectors import check_count, check_numbers, query_vectors
 
 ENGINE = "faiss"
 FILE = "index.faiss"

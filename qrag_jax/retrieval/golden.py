@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.best import Row, as_hits, check_k
 from qrag_jax.retrieval.manifest import Manifest, check_files, read_manifest
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
+from qrag_jax.retrieval.ranking import Row, as_hits, check_k
 from qrag_jax.retrieval.saving import finish, replaced_files
 
 ENGINE = "golden"

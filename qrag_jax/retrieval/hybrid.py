@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.retrieval.best import Row, as_hits, best, check_k, found
 from qrag_jax.retrieval.manifest import NAME, Manifest, read_manifest
 from qrag_jax.retrieval.protocol import Corpus, Hits, Index, Queries, Where
+from qrag_jax.retrieval.ranking import Row, as_hits, best, check_k, found
 from qrag_jax.retrieval.saving import finish, replaced_files
 
 ENGINE = "fused"

@@ -16,11 +16,10 @@ from qrag_jax.retrieval.qdrant_collection import Collection, Made, digest_of, sa
 from qrag_jax.retrieval.qdrant_server import Connection, library
 from qrag_jax.retrieval.qdrant_settings import QdrantLayout, QdrantSearch, QdrantServer
 from qrag_jax.retrieval.qdrant_upload import upload
-from qrag_jax.retrieval.ranking import ranked
+from qrag_jax.retrieval.ranking import check_k, ranked
 from qrag_jax.retrieval.vectors import (
     Vectors,
     check_count,
-    check_k,
     check_numbers,
     checked,
     query_vectors,

@@ -1,14 +1,70 @@
-"""Puts found passages in order: by score, and by number where scores are equal."""
+"""The best passages by score, those of equal scores by number; every engine ranks by this."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
+from qrag_jax.errors import InputError
 from qrag_jax.retrieval.protocol import NONE, Hits
 
 
+class Row(NamedTuple):
+    """The hits of one query, best first: int64 and float32 of the same length, k or less."""
+
+    numbers: np.ndarray
+    scores: np.ndarray
+
+
+def best(numbers: np.ndarray, scores: np.ndarray, k: int) -> Row:
+    """The k highest scores, exactly: of those that tie with the k-th, the lowest numbers.
+
+    Args:
+        numbers: int `[n]`, each passage once, in any order.
+        scores: float `[n]`, finite; scores tie that are equal in float32.
+        k: at least 1; more than n gives all.
+    """
+    scores = scores.astype(np.float32, copy=False)
+    if k < len(scores):
+        # A partition alone would take any of those that tie with the k-th.
+        least = np.partition(scores, len(scores) - k)[len(scores) - k]
+        kept = np.flatnonzero(scores >= least)
+        numbers, scores = numbers[kept], scores[kept]
+    order = np.lexsort((numbers, -scores))[:k]
+    return Row(numbers[order].astype(np.int64), scores[order])
+
+
+def check_k(k: int) -> None:
+    """Refuses a search for no passage.
+
+    Raises:
+        InputError: k is below 1.
+    """
+    if k < 1:
+        raise InputError(f"k is {k}; ask for 1 passage at least.")
+
+
+def as_hits(rows: Sequence[Row], k: int) -> Hits:
+    """Rows of at most k hits as arrays `[queries, k]`; the rest is `NONE` and -inf."""
+    hits = Hits(
+        np.full((len(rows), k), NONE, np.int64), np.full((len(rows), k), -np.inf, np.float32)
+    )
+    for query, row in enumerate(rows):
+        hits.numbers[query, : len(row.numbers)] = row.numbers
+        hits.scores[query, : len(row.scores)] = row.scores
+    return hits
+
+
+def found(hits: Hits, query: int) -> Row:
+    """The hits of one query, without the places that are `NONE`."""
+    kept = hits.numbers[query] != NONE
+    return Row(hits.numbers[query][kept], hits.scores[query][kept])
+
+
 def ranked(numbers: np.ndarray, scores: np.ndarray, k: int) -> Hits:
-    """The k best of some passages of each query.
+    """The k best of some passages of each query: `best` of all rows at once, for short rows.
 
     Args:
         numbers: int `[queries, n]`, each once, or `NONE`.

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.best import Row, as_hits, best, check_k, found
 from qrag_jax.retrieval.protocol import Corpus, Hits, Index, Queries, Where
+from qrag_jax.retrieval.ranking import Row, as_hits, best, check_k, found
 from qrag_jax.retrieval.scorers import Scorer
 
 

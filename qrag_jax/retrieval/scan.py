@@ -16,9 +16,9 @@ from qrag_jax.retrieval.chunk_positions import BY_NUMBER, RELATIVE, Placement, i
 from qrag_jax.retrieval.manifest import NAME as MANIFEST
 from qrag_jax.retrieval.manifest import Manifest
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
-from qrag_jax.retrieval.ranking import ranked
+from qrag_jax.retrieval.ranking import check_k, ranked
 from qrag_jax.retrieval.vector_files import open_vectors, write_vectors
-from qrag_jax.retrieval.vectors import Vectors, check_count, check_k, checked, query_vectors
+from qrag_jax.retrieval.vectors import Vectors, check_count, checked, query_vectors
 
 EXACT = "exact"  # `exact.ENGINE`, which cannot be imported without jax
 _BLOCK = 2**22  # numbers of vectors read at a time

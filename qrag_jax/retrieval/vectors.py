@@ -119,12 +119,6 @@ def check_numbers(numbers: Sequence[int] | np.ndarray, count: int) -> np.ndarray
     return wanted
 
 
-def check_k(k: int) -> None:
-    """Refuses a k below 1, with an `InputError`."""
-    if k < 1:
-        raise InputError(f"k is {k}; ask for 1 passage at least.")
-
-
 def query_vectors(queries: Queries, width: int) -> np.ndarray:
     """float32 `[queries, width]`.
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from qrag_jax.retrieval.best import Row, as_hits, best
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import write_corpus
 from qrag_jax.retrieval.protocol import Corpus, Hits, Passage, Queries, Where
+from qrag_jax.retrieval.ranking import Row, as_hits, best
 
 
 def stored(folder: Path, texts: Sequence[str], **metadata: Sequence[Any]) -> StoredCorpus:
