@@ -45,13 +45,9 @@ def main() -> int:
         raise InputError("--private is given without --push; give --push=OWNER/NAME, too.")
     target = None if name is None else HubTarget.of(name, private=private)
     run = SavedRun.open(run_flags.workdir(), flags.FLAGS.config)
-    if not run_flags.checkpoint_is_given() and run.best_is_untrained():
-        raise InputError(
-            f"the best checkpoint of {run.workdir} is that of step 0, the untrained weights; give "
-            "--checkpoint=last for the trained ones, or --checkpoint=best for these."
-        )
+    which = run.chosen(run_flags.given_checkpoint())
     with commandline.writing(out, "--out"):
-        export(run, run_flags.checkpoint(), out)
+        export(run, which, out)
     print("\n".join(str(path) for path in sorted(out.iterdir(), key=lambda p: (p.is_file(), p))))
     if target is not None:
         message = f"{run.workdir.resolve().name}, exported by qrag_jax"

@@ -121,12 +121,7 @@ def _tower() -> _Tower | None:
 
 def _of_run() -> _Tower:
     run = SavedRun.open(run_flags.workdir(), flags.FLAGS.config)
-    if not run_flags.checkpoint_is_given() and run.best_is_untrained():
-        raise InputError(
-            f"no evaluation of {run.workdir} scored above the untrained weights, which are its "
-            "best checkpoint; choose with --checkpoint=last or --checkpoint=best."
-        )
-    encoder = PassageEncoder.of_run(run, run_flags.checkpoint())
+    encoder = PassageEncoder.of_run(run, run.chosen(run_flags.given_checkpoint()))
     return _Tower(encoder, partial(run_chunk_digest, run, encoder.params))
 
 

@@ -180,12 +180,15 @@ def test_untrained_weights_are_exported_on_demand_alone(
     text = refusal(commands.run("export", *arguments))
     assert "is that of step 0, the untrained weights; give --checkpoint=last" in text
     assert not out.exists()
+    # Nor are they used without a word to embed a corpus or to search one.
+    run = f"--workdir={untrained_best}"
+    for command, *given in (("index", "--index=x"), ("search", "--index=x", "who?")):
+        assert refusal(commands.run(command, run, *given)) == text
     commands.succeed("export", *arguments, "--checkpoint=best")
     card = (out / "README.md").read_text()
     assert "**These are the untrained weights.** The best checkpoint of the run is that of" in card
     assert "best, optimizer step 0 of 24" in card
-    run = opened(untrained_best)
-    towers_export.export(run, "last", tmp_path / "last")
+    towers_export.export(opened(untrained_best), "last", tmp_path / "last")
     assert "untrained weights" not in (tmp_path / "last" / "README.md").read_text()
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.precision import AUTO, NAMES
@@ -51,12 +50,7 @@ class RunTowers:
         if dtype:
             given.encoder.dtype = dtype
         run = SavedRun.open(workdir, given)
-        if not checkpoint and run.best_is_untrained():
-            raise InputError(
-                f"the best checkpoint of {workdir} is that of step 0, the untrained weights; give "
-                "the checkpoint last for the trained ones, or best for these."
-            )
-        self._run, self._checkpoint = run, checkpoint or "best"
+        self._run, self._checkpoint = run, run.chosen(checkpoint)
         params, step = run.trained(self._checkpoint)
         self._params = params
         label = checkpoint_label(self._checkpoint, step)

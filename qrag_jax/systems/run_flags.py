@@ -90,9 +90,9 @@ def checkpoint() -> str:
     return flags.FLAGS.checkpoint
 
 
-def checkpoint_is_given() -> bool:
-    """Whether the command line names a checkpoint."""
-    return bool(flags.FLAGS["checkpoint"].present)
+def given_checkpoint() -> str:
+    """The checkpoint that the command line names; "": it names none."""
+    return checkpoint() if flags.FLAGS["checkpoint"].present else ""
 
 
 def _argument(argv: Sequence[str], name: str) -> str | None:

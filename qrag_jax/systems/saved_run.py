@@ -130,6 +130,22 @@ class SavedRun:
         """Whether no evaluation scored above the parameters the run started from."""
         return Checkpoints(self.workdir, read_only=True).best_step() == 0
 
+    def chosen(self, checkpoint: str = "") -> str:
+        """The checkpoint that is used: the given one, else the best one if that is trained.
+
+        Args:
+            checkpoint: "best" or "last"; "": none is given.
+
+        Raises:
+            InputError: none is given, and training has done no good.
+        """
+        if not checkpoint and self.best_is_untrained():
+            raise InputError(
+                f"the best checkpoint of {self.workdir} is that of step 0, the untrained weights; "
+                "give --checkpoint=last for the trained ones, or --checkpoint=best for these."
+            )
+        return checkpoint or "best"
+
     def untrained(self) -> Params | Adapted:
         """The parameters the run started from."""
         towers = placement.both_towers(self._trained_shardings, self.loaded.trained)
