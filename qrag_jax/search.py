@@ -27,18 +27,17 @@ from absl import flags
 from qrag_jax.data.files.text_files import read_text
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.multi_step import Hit
+from qrag_jax.retrieval.opening import IndexAt
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.whole_files import replacing
+from qrag_jax.systems import search_flags
 from qrag_jax.systems.deployed import Endpoints
-from qrag_jax.systems.retriever import BACKENDS, ENDPOINT, ENGINES, JAX, LoadSettings, Retriever
+from qrag_jax.systems.retriever import BACKENDS, ENDPOINT, JAX, LoadSettings, Retriever
+from qrag_jax.systems.search_flags import EXPORT, PLAIN, RUN, WORDS
 
 AT_ONCE = 256  # questions searched side by side
 SHOWN = 300  # characters of a text on the screen
 
-INDEX = flags.DEFINE_string("index", None, "Folder of the index.")
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a trained run.")
-RETRIEVER = flags.DEFINE_string("retriever", None, "Folder of an exported run.")
-ENCODER = flags.DEFINE_string("encoder", None, "Encoder that was not trained: folder, hub name.")
 QUERIES = flags.DEFINE_string("queries", None, "File of questions; none: those given as words.")
 OUT = flags.DEFINE_string("out", None, "File of hits to write, JSON lines; none: they are printed.")
 STEPS = flags.DEFINE_integer("steps", None, "Most steps; none: as in training.", lower_bound=1)
@@ -47,24 +46,21 @@ THRESHOLD = flags.DEFINE_float("threshold", None, "Q at which to stop; -inf: nev
 PER_STEP = flags.DEFINE_integer("per_step", 1, "Passages given by each step.", lower_bound=1)
 K = flags.DEFINE_integer("k", 10, "Without a retriever: passages per question.", lower_bound=1)
 WHERE = flags.DEFINE_multi_string("where", [], "FIELD=VALUE of passages; may be given again.")
-ENGINE = flags.DEFINE_enum("engine", "", ["", *ENGINES], "What searches; none: by the backend.")
 BACKEND = flags.DEFINE_enum("backend", JAX, BACKENDS, "What computes the retriever.")
-CHECKPOINT = flags.DEFINE_enum("checkpoint", "", ["", "best", "last"], "Of --workdir.")
-COMPUTE = flags.DEFINE_enum("compute", "", ["", "float32", "bfloat16"], "dtype of jax.")
 DEVICE = flags.DEFINE_string("device", "", "Of torch, such as cuda:0; none: the best one.")
 URL = flags.DEFINE_string("url", None, "With --backend=endpoint: such as http://HOST:8000/v1.")
 CHUNK_URL = flags.DEFINE_string("chunk_url", "", "Server of the chunks, if it is another one.")
 STATE_MODEL = flags.DEFINE_string("state_model", "state", "Name of the state tower on it.")
 CHUNK_MODEL = flags.DEFINE_string("chunk_model", "chunk", "Name of the chunk tower on it.")
 API_KEY_ENV = flags.DEFINE_string("api_key_env", "", "Environment variable with the API key.")
-QUERY_PREFIX = flags.DEFINE_string("query_prefix", "", "With --encoder: text before questions.")
-CHUNK_PREFIX = flags.DEFINE_string("chunk_prefix", "", "With --encoder: as in qrag_jax.index.")
-MAX_TOKENS = flags.DEFINE_integer("max_chunk_tokens", 0, "With --encoder: as in qrag_jax.index.")
-POOLING = flags.DEFINE_string("pooling", "", "With --encoder: as in qrag_jax.index.")
 
-# What only one kind of search reads.
-OF_RETRIEVER = ("steps", "beam", "threshold", "per_step", "backend", "checkpoint", "engine")
-OF_ENCODER = ("query_prefix", "chunk_prefix", "max_chunk_tokens", "pooling")
+# What only some kinds of search read, besides those of `search_flags`.
+READ_BY = {
+    **dict.fromkeys(("steps", "beam", "threshold", "per_step"), (RUN, EXPORT)),
+    **dict.fromkeys(("backend", "device", "url", "chunk_url"), (RUN, EXPORT)),
+    **dict.fromkeys(("state_model", "chunk_model", "api_key_env"), (RUN, EXPORT)),
+    "k": (PLAIN, WORDS),
+}
 
 QUESTIONS: list[str] = []  # the words that are no flags
 
@@ -125,19 +121,9 @@ def _where() -> dict[str, list[Any]] | None:
 
 def _search() -> Search:
     """The search that the flags ask for."""
-    if not INDEX.value:
-        raise InputError("give the folder of an index, for example --index=indexes/wiki.")
-    folder, where = Path(INDEX.value).expanduser(), _where()
-    named = [name for name in ("workdir", "retriever", "encoder") if flags.FLAGS[name].value]
-    if len(named) > 1:
-        raise InputError(f"give one of --{' and --'.join(named)}.")
-    trained = bool(WORKDIR.value or RETRIEVER.value)
-    refused = [*(OF_ENCODER if trained else OF_RETRIEVER), *(["k"] if trained else [])]
-    if given := [name for name in refused if flags.FLAGS[name].present]:
-        kind = "--encoder, not with a retriever" if trained else "--workdir and --retriever"
-        raise InputError(f"--{given[0]} is for a search with {kind}; leave it out.")
-    if not trained:
-        return _nearest(folder, where)
+    index, where = search_flags.index(), _where()
+    if search_flags.kind(READ_BY) in (PLAIN, WORDS):
+        return _in_one_step(index, where)
     endpoints = None
     if BACKEND.value == ENDPOINT:
         if not URL.value:
@@ -151,14 +137,15 @@ def _search() -> Search:
         )
     settings = LoadSettings(
         backend=BACKEND.value,
-        checkpoint=CHECKPOINT.value,
-        dtype=COMPUTE.value,
+        checkpoint=search_flags.CHECKPOINT.value,
+        dtype=search_flags.dtype(),
         device=DEVICE.value,
         endpoints=endpoints,
         per_step=PER_STEP.value,
     )
-    retriever = Retriever.load(WORKDIR.value or RETRIEVER.value or "", settings)
-    retriever.open(folder, ENGINE.value)
+    folder = search_flags.WORKDIR.value or search_flags.RETRIEVER.value or ""
+    retriever = Retriever.load(folder, settings)
+    retriever.open_at(index)
 
     def search(questions: Sequence[str]) -> list[list[Hit]]:
         with warnings.catch_warnings(record=True) as told:
@@ -178,28 +165,17 @@ def _search() -> Search:
     return search
 
 
-def _nearest(folder: Path, where: dict[str, list[Any]] | None) -> Search:
-    # They need jax, which a deployed retriever does not.
-    from qrag_jax.models.encoder_config import EncoderConfig
-    from qrag_jax.systems.nearest import Nearest
-    from qrag_jax.systems.passage_encoder import PassageEncoder
+def _in_one_step(index: IndexAt, where: dict[str, list[Any]] | None) -> Search:
+    from qrag_jax.systems.plain_search import open_plain  # needs jax
 
-    encoder = None
-    if ENCODER.value:
-        config = EncoderConfig(
-            dtype=COMPUTE.value or "auto",
-            pooling=POOLING.value,
-            state_prefix=QUERY_PREFIX.value,
-            chunk_prefix=CHUNK_PREFIX.value,
-        )
-        encoder = PassageEncoder.of_folder(ENCODER.value, config, max_tokens=MAX_TOKENS.value)
-    elif not (folder / "bm25").is_dir():
-        raise InputError(
-            f"{folder} holds vectors, which its own encoder must search; give --workdir=RUN, "
-            "--retriever=EXPORT or --encoder=FOLDER."
-        )
-    nearest = Nearest(folder, encoder)
-    return lambda questions: nearest.search(questions, K.value, where)
+    plain = open_plain(index, search_flags.plain_encoder())
+
+    def search(questions: Sequence[str]) -> list[list[Hit]]:
+        if plain.encoder and (cut := len(plain.encoder.cut(questions))):
+            print(f"note: {cut} of {len(questions)} questions are longer than a row and were cut")
+        return plain.search(questions, K.value, where)
+
+    return search
 
 
 def _lines(asked: Asked, hits: Sequence[Hit]) -> Iterator[str]:

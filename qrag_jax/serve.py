@@ -16,37 +16,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from pathlib import Path
 
 from absl import flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.compute import precision
-from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.heads.embedding import POOLINGS
-from qrag_jax.retrieval.opening import ENGINES
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT
 from qrag_jax.serving.worker import Worker, WorkerConfig
-from qrag_jax.systems.retriever import ENGINES as TRAINED
+from qrag_jax.systems import search_flags
+from qrag_jax.systems.retriever import LoadSettings
 from qrag_jax.systems.served_search import ServedSearch
 
 INSTALL = "{} needs the package {}: run pip install 'qrag_jax[{}]'"
 
-INDEX = flags.DEFINE_string("index", None, "Folder of the index.")
-ENGINE = flags.DEFINE_enum(
-    "engine", "", sorted({"", *ENGINES, *TRAINED}), "What searches it, if it has several."
-)
-RETRIEVER = flags.DEFINE_string("retriever", "", "Folder that qrag export wrote.")
-WORKDIR = flags.DEFINE_string("workdir", "", "Folder of a trained run, instead.")
-CHECKPOINT = flags.DEFINE_enum("checkpoint", "", ["", "best", "last"], "With --workdir.")
-ENCODER = flags.DEFINE_string("encoder", "", "Search in one step: folder, hub name, or minilm.")
-QUESTION_PREFIX = flags.DEFINE_string("question_prefix", "", "With --encoder: before questions.")
-CHUNK_PREFIX = flags.DEFINE_string("chunk_prefix", "", "With --encoder: as given to qrag index.")
-TOKENS = flags.DEFINE_integer("max_chunk_tokens", 0, "With --encoder: likewise.", lower_bound=0)
-POOLING = flags.DEFINE_enum("pooling", "", ["", *POOLINGS], "With --encoder: likewise.")
-COMPUTE = flags.DEFINE_enum("compute", precision.AUTO, precision.NAMES, "The encoders' dtype.")
 HOST = flags.DEFINE_string("host", "127.0.0.1", "Address that the server listens on.")
 PORT = flags.DEFINE_integer("port", 8000, "Its port; 0: a free one.", 0, 65535)
 EXPOSE = flags.DEFINE_bool("expose", False, "Let --host be one that other machines reach.")
@@ -60,26 +43,13 @@ MCP = flags.DEFINE_bool("mcp", False, "Be an MCP server on standard input and ou
 
 
 def _search() -> ServedSearch:
-    if not INDEX.value:
-        raise InputError("give --index=DIR, the folder that qrag index wrote.")
-    given = [flag for flag in (RETRIEVER, WORKDIR, ENCODER) if flag.value]
-    if len(given) > 1:
-        names = " and ".join(f"--{flag.name}" for flag in given)
-        raise InputError(f"{names} are given; give the one that made the index's vectors.")
-    config = EncoderConfig(
-        dtype=COMPUTE.value,
-        pooling=POOLING.value,
-        chunk_prefix=CHUNK_PREFIX.value,
-        state_prefix=QUESTION_PREFIX.value,
-    )
+    index = search_flags.index()
+    search_flags.kind()
     return ServedSearch(
-        index=Path(INDEX.value).expanduser(),
-        engine=ENGINE.value,
-        retriever=RETRIEVER.value or WORKDIR.value,
-        checkpoint=CHECKPOINT.value,
-        encoder=ENCODER.value,
-        config=config,
-        max_tokens=TOKENS.value,
+        index,
+        search_flags.RETRIEVER.value or search_flags.WORKDIR.value or "",
+        LoadSettings(checkpoint=search_flags.CHECKPOINT.value, dtype=search_flags.dtype()),
+        search_flags.plain_encoder(),
     )
 
 

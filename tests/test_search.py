@@ -116,7 +116,7 @@ def test_other_encoders_and_words(index: Path, commands: Commands, tmp_path: Pat
     assert scores == sorted(scores, reverse=True)
     other = commands.run("search", f"--index={out}", flags[0], "where")
     assert "embedded by another encoder, or with another dtype, pooling, prefix" in refusal(other)
-    assert "give --workdir=RUN, --retriever=EXPORT or" in refusal(
+    assert "questions: --workdir=RUN, --retriever=EXPORT or" in refusal(
         commands.run("search", f"--index={out}", "where")
     )
     words = commands.succeed("search", f"--index={index}", "--k=2", "T3 T3").splitlines()
@@ -141,11 +141,15 @@ def test_bad_input_is_one_sentence(
         ([at, export, f"--queries={broken}"], "queries.jsonl, line 2: is no JSON object with a"),
         ([at, export, f"--queries={tmp_path}/none"], "cannot be read (No such file or directory)"),
         ([at, export, f"--workdir={scored_run}", "who?"], "give one of --workdir and --retriever"),
-        ([at, export, "--k=3", "who?"], "--k is for a search with --encoder, not with a retrie"),
-        ([at, "--steps=3", "who?"], "--steps is for a search with --workdir and --retriever"),
+        ([at, export, "--k=3", "who?"], "--k is for a search with --encoder or words alone; lea"),
+        ([at, "--steps=3", "who?"], "--steps is for a search with --workdir or --retriever;"),
         ([at, export, "--where=year", "who?"], "--where=year must be FIELD=VALUE"),
         ([at, export, "--backend=endpoint", "who?"], "give --url=http://HOST:8000/v1 with"),
-        ([f"--index={exported}", export, "who?"], "manifest.json is missing"),
+        ([f"--index={exported}", export, "who?"], "holds no finished index; build one there"),
+        ([at, export, "--engine=bm25", "who?"], "the engine bm25 compares words; a trained retr"),
+        ([at, export, "--question_prefix=q: ", "who?"], "--question_prefix is for a search with "),
+        ([at, export, "--checkpoint=last", "who?"], "--checkpoint is for a search with --workdir;"),
+        ([at, "--engine=exact", "who?"], "the engine exact compares vectors; give what makes"),
         ([at, f"--retriever={tmp_path}", "who?"], "holds no retriever"),
         # Nothing says yet that the run, whose index it is, and the export have the same tower.
         ([at, export, "who?"], "or by the run that it was exported from"),

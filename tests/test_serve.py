@@ -313,11 +313,13 @@ def test_what_cannot_be_served(commands: Commands, index: Path, tmp_path: Path) 
     def told(*flags: str) -> str:
         return refusal(commands.run("serve", "--port=0", *flags))
 
-    assert "give --index=DIR" in told()
-    assert "holds no finished index; build one with qrag index." in told(f"--index={tmp_path}")
+    assert "give the folder of an index" in told()
+    assert "holds no finished index; build one there with qrag index" in told(f"--index={tmp_path}")
     own = f"--index={index}"
     assert "holds no finished index of exact" in told(own, "--engine=exact")
-    assert "compares words; leave --encoder out." in told(own, "--encoder=minilm")
+    assert "compares words; leave --encoder out, or" in told(own, "--encoder=minilm")
+    assert "--pooling is for a search with --encoder; leave it out" in told(own, "--pooling=cls")
+    assert "give one of --workdir and --encoder." in told(own, "--encoder=a", "--workdir=b")
     assert "--max_batch" in told(own, "--max_batch=0")
     open_to_all = told(own, "--host=0.0.0.0")
     assert "can be reached from other machines" in open_to_all

@@ -106,7 +106,7 @@ def test_an_index_that_is_missing_ends_the_server(commands: Commands, tmp_path: 
     assert answer is None or answer.is_error
     told = (tmp_path / "log").read_text()
     assert "error: " in told
-    assert "holds no finished index; build one with qrag index." in told
+    assert "holds no finished index; build one there with qrag index" in told
     assert "Traceback" not in told
 
 

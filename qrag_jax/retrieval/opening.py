@@ -1,49 +1,152 @@
-"""Opens the index of a folder with the engine that it was built for."""
+"""Opens the index of a folder with the engine that shall search it.
+
+The folder has `corpus`, the passages, and a folder for each engine that was built over it. Vectors
+lie in `exact`, which the engines scan and faiss can search, too. This module needs no jax.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval import bm25, exact, faiss_index
+from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.manifest import NAME
-from qrag_jax.retrieval.protocol import Index
+from qrag_jax.retrieval.faiss_index import FaissIndex
+from qrag_jax.retrieval.hybrid import FusedIndex
+from qrag_jax.retrieval.manifest import NAME, read_manifest
+from qrag_jax.retrieval.protocol import Index, VectorIndex
+from qrag_jax.retrieval.scan import ScanIndex
+from qrag_jax.retrieval.vector_files import open_vectors
 
-CORPUS = "corpus"  # the folder of the passages, beside those of the engines
-EXACT, BM25, FAISS = ENGINES = (exact.ENGINE, bm25.ENGINE, faiss_index.ENGINE)
+CORPUS = "corpus"
+# "exact": on jax's devices. "scan": NumPy on the host. "faiss": on processors.
+EXACT, SCAN, FAISS = OF_VECTORS = ("exact", "scan", "faiss")
+BM25, HYBRID = "bm25", "hybrid"  # words; words and vectors, fused by their ranks
+ENGINES = (*OF_VECTORS, BM25, HYBRID)
+_COMPARES = {BM25: "words", HYBRID: "words and vectors"}  # the others: vectors
 
 
-def engines_of(folder: Path) -> list[str]:
-    """The engines that a folder has finished indexes for."""
-    return [name for name in ENGINES if (folder / name / NAME).is_file()]
+@dataclasses.dataclass(frozen=True)
+class IndexAt:
+    """An index, and what shall search it.
 
-
-def open_index(folder: Path, engine: str = "", encoder: str | None = None) -> Index:
-    """An index of a folder that `systems.indexing` wrote: `corpus`, and a folder for each engine.
-
-    Args:
-        engine: one of `ENGINES`; "": the only one that there is.
-        encoder: the digest that vectors must be of; None: any.
+    Attributes:
+        folder: as `systems.indexing` wrote it.
+        engine: one of `ENGINES`; "": the first one that the asker prefers and the folder has.
 
     Raises:
-        InputError: there is no such index, or several and none is named; or as the engine's `open`.
+        InputError: there is no such engine.
     """
-    found = engines_of(folder)
-    if not engine:
-        if len(found) != 1:
-            told = f"indexes of {' and '.join(found)}" if found else "no finished index"
-            fix = "name one with --engine" if found else "build one with qrag index"
-            raise InputError(f"{folder} holds {told}; {fix}.")
-        (engine,) = found
-    if engine not in found:
-        raise InputError(
-            f"{folder} holds no finished index of {engine}; build one, or give another --index or "
-            "--engine."
-        )
-    corpus, own = StoredCorpus(folder / CORPUS), folder / engine
-    if engine == BM25:
-        return bm25.BM25Index.open(own, corpus)
-    if engine == FAISS:
-        return faiss_index.FaissIndex.open(own, corpus, encoder)
-    return exact.ExactIndex.open(own, corpus, encoder=encoder)
+
+    folder: Path
+    engine: str = ""
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("", *ENGINES):
+            raise InputError(f"engine is {self.engine!r}; use one of {', '.join(ENGINES)}.")
+
+    def settled(self, usable: Sequence[str], otherwise: str) -> IndexAt:
+        """The same with an engine that there is, and that the asker can use.
+
+        Args:
+            usable: the engines that the asker can use, the preferred one first.
+            otherwise: what can be done where the folder has none of them.
+
+        Raises:
+            InputError: the folder has no such index, or the engine is not usable.
+        """
+        there = self._engines()
+        if not there:
+            raise InputError(
+                f"{self.folder} holds no finished index; build one there with qrag index, or give "
+                "another --index."
+            )
+        engine = self.engine or next((name for name in usable if name in there), "")
+        if not engine:
+            compares = _COMPARES.get(there[0], "vectors")
+            raise InputError(
+                f"the index {self.folder} is one of {there[0]}, which compares {compares}; "
+                f"{otherwise}."
+            )
+        if engine not in there:
+            missing = " and ".join(self._missing(engine))
+            raise InputError(
+                f"{self.folder} holds no finished index of {missing}; build it there with qrag "
+                f"index --engine=…, or give another --index or --engine ({', '.join(there)})."
+            )
+        if engine not in usable:
+            compares = _COMPARES.get(engine, "vectors")
+            raise InputError(f"the engine {engine} compares {compares}; {otherwise}.")
+        return dataclasses.replace(self, engine=engine)
+
+    @property
+    def encoder(self) -> str:
+        """The digest of what embedded the vectors.
+
+        Raises:
+            InputError: the folder has no vectors.
+        """
+        return read_manifest(self._vectors).encoder
+
+    def open(self, encoder: str | None = None) -> Index:
+        """Opens it; the engine is settled.
+
+        Args:
+            encoder: the digest that vectors must be of; None: any.
+
+        Raises:
+            InputError: there is no such index, or as the engine's `open`.
+        """
+        if self.engine in OF_VECTORS:
+            return self.open_vectors(encoder)
+        corpus = StoredCorpus(self.folder / CORPUS)
+        words = BM25Index.open(self.folder / BM25, corpus)
+        if self.engine == BM25:
+            return words
+        vectors = IndexAt(self.folder, EXACT).open_vectors(encoder)
+        return FusedIndex([words, vectors])
+
+    def open_vectors(self, encoder: str | None = None) -> VectorIndex:
+        """Opens it; the engine is one of `OF_VECTORS`. See `open`."""
+        corpus = StoredCorpus(self.folder / CORPUS)
+        if encoder is not None:
+            read_manifest(self._vectors, encoder=encoder)  # refused before anything is loaded
+        if self.engine == EXACT:
+            from qrag_jax.retrieval.exact import ExactIndex  # needs jax
+
+            return ExactIndex.open(self.folder / EXACT, corpus)
+        if self.engine == SCAN:
+            return ScanIndex.open(self.folder / EXACT, corpus)
+        if self._has(FAISS):
+            return FaissIndex.open(self.folder / FAISS, corpus, **self._made_from())
+        manifest, vectors = open_vectors(self.folder / EXACT, engine=EXACT, corpus=corpus.digest)
+        return FaissIndex(corpus, vectors.rows(range(len(vectors))), manifest.encoder)
+
+    def _engines(self) -> list[str]:
+        return [name for name in ENGINES if not self._missing(name)]
+
+    def _missing(self, engine: str) -> list[str]:
+        """The indexes that the folder lacks for an engine."""
+        needs: Sequence[str] = {SCAN: [EXACT], HYBRID: [EXACT, BM25]}.get(engine, [engine])
+        if engine == FAISS and not self._has(FAISS):
+            needs = [EXACT]  # it is made in memory
+        return [name for name in needs if not self._has(name)]
+
+    def _has(self, engine: str) -> bool:
+        return (self.folder / engine / NAME).is_file()
+
+    def _made_from(self) -> dict[str, Any]:
+        """What an engine must have been made from: the vectors that are there now, if any are."""
+        if not self._has(EXACT):
+            return {}
+        manifest = read_manifest(self.folder / EXACT)
+        return {"encoder": manifest.encoder, "version": manifest.version}
+
+    @property
+    def _vectors(self) -> Path:
+        """The folder whose manifest tells of the vectors."""
+        own = self.engine not in (SCAN, HYBRID) and self._has(self.engine)
+        return self.folder / (self.engine if own else EXACT)

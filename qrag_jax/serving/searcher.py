@@ -15,11 +15,10 @@ import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
-from qrag_jax.retrieval.protocol import NONE, Corpus, Index, Queries, Where
+from qrag_jax.retrieval.protocol import Corpus, Where
+from qrag_jax.retrieval.single_step import SingleStepSearch
 
 # So that one question does not take the device from all others.
 LARGEST_BEAM, LARGEST_COUNT = 64, 1000
@@ -64,16 +63,6 @@ class Searcher(Protocol):
 
     def search(self, asks: Sequence[Ask]) -> list[Outcome]:
         """For each question its passages in the order found, or why it is refused."""
-
-
-class QuestionEncoder(Protocol):
-    """What makes vectors of questions for an engine that compares vectors."""
-
-    def cut(self, questions: Sequence[str]) -> list[int]:
-        """The indices of the questions that are too long for it."""
-
-    def __call__(self, questions: Sequence[str]) -> np.ndarray:
-        """float32 `[questions, width]`."""
 
 
 class _Grouped(abc.ABC):
@@ -140,15 +129,14 @@ class SingleStep(_Grouped):
     """Each question is one search of an engine; see `Searcher`.
 
     Args:
-        index: the engine.
-        encoder: of questions; None: the engine compares words.
+        search: the engine, and what makes vectors of questions for it.
     """
 
     most_steps = 1
 
-    def __init__(self, index: Index, encoder: QuestionEncoder | None = None) -> None:
-        super().__init__(index.corpus, encoder.cut if encoder else None)
-        self._index, self._encoder = index, encoder
+    def __init__(self, search: SingleStepSearch) -> None:
+        super().__init__(search.index.corpus, search.encoder.cut if search.encoder else None)
+        self._search = search
 
     def _check(self, ask: Ask) -> None:
         super()._check(ask)
@@ -169,22 +157,13 @@ class SingleStep(_Grouped):
 
     def _found(self, asks: Sequence[Ask]) -> list[list[Hit]]:
         texts = [ask.question for ask in asks]
-        vectors = self._encoder(texts) if self._encoder else None
-        hits = self._index.search(Queries(texts, vectors), self._asked(asks[0]), asks[0].where)
-        found: list[list[Hit]] = []
-        for ask, numbers, scores in zip(asks, *hits, strict=True):
-            kept = numbers != NONE
-            if ask.threshold is not None:
-                kept &= scores > ask.threshold
-            own = numbers[kept][: ask.count or USUAL_COUNT]
-            passages = self.corpus.passages(own)
-            found.append(
-                [
-                    Hit(1, float(score), p.name, p.title, p.text, p.metadata)
-                    for p, score in zip(passages, scores[kept], strict=False)
-                ]
-            )
-        return found
+        found = self._search.search(texts, self._asked(asks[0]), asks[0].where)
+        return [
+            [hit for hit in hits if ask.threshold is None or hit.score > ask.threshold][
+                : ask.count or USUAL_COUNT
+            ]
+            for ask, hits in zip(asks, found, strict=True)
+        ]
 
 
 class MultiStep(_Grouped):

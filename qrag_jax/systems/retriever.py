@@ -20,15 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, overload
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.exported import rules_of
-from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.manifest import read_manifest
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
+from qrag_jax.retrieval.opening import EXACT, FAISS, SCAN, IndexAt
 from qrag_jax.retrieval.protocol import VectorIndex, Where
-from qrag_jax.retrieval.scan import EXACT, ScanIndex
 from qrag_jax.retrieval.tower_rows import Towers
-from qrag_jax.retrieval.vector_files import open_vectors
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME
@@ -40,10 +37,6 @@ if TYPE_CHECKING:
     from qrag_jax.systems.passage_encoder import PassageEncoder
 
 JAX, TORCH, ENDPOINT = BACKENDS = ("jax", "torch", "endpoint")
-# "exact": on jax's devices. "scan": NumPy on the host. "faiss": on processors.
-SCAN, FAISS = "scan", "faiss"
-ENGINES = (EXACT, SCAN, FAISS)
-CORPUS = "corpus"  # in an index's folder
 
 
 class Backend(Protocol):
@@ -186,29 +179,28 @@ class Retriever:
 
         Args:
             folder: of the index.
-            engine: one of `ENGINES`; "": "exact" for the backend jax, else "scan".
+            engine: one of `opening.OF_VECTORS`; "": "exact" for the backend jax, else "scan".
+
+        Raises:
+            InputError: see `open_at`.
+        """
+        self.open_at(IndexAt(Path(folder).expanduser(), engine))
+
+    def open_at(self, index: IndexAt) -> None:
+        """Opens an index.
 
         Raises:
             InputError: the folder holds no finished index, or one of another tower of chunks; or
                 the engine cannot be used.
         """
-        out = Path(folder).expanduser()
-        engine = engine or (EXACT if self._settings.backend == JAX else SCAN)
-        if engine not in ENGINES:
-            raise InputError(f"engine is {engine!r}; use one of {', '.join(ENGINES)}.")
-        manifest = read_manifest(out / EXACT, engine=EXACT)
-        self._check_tower(out, manifest.encoder)
-        corpus = StoredCorpus(out / CORPUS)
-        if engine == EXACT:
-            from qrag_jax.retrieval.exact import ExactIndex
-
-            self._use(ExactIndex.open(out / EXACT, corpus, encoder=manifest.encoder))
-        elif engine == SCAN:
-            self._use(ScanIndex.open(out / EXACT, corpus))
-        else:
-            stored = open_vectors(out / EXACT, engine=EXACT, corpus=corpus.digest)
-            vectors = stored.vectors.rows(range(len(stored.vectors)))
-            self._use(FaissIndex(corpus, vectors, manifest.encoder))
+        first, last = (EXACT, SCAN) if self._settings.backend == JAX else (SCAN, EXACT)
+        otherwise = (
+            "a trained retriever compares vectors: leave it out, or build an index with qrag "
+            "index --workdir=RUN"
+        )
+        index = index.settled((first, FAISS, last), otherwise)
+        self._check_tower(index.folder, index.encoder)
+        self._index, self._searches = index.open_vectors(), {}
 
     @overload
     def search(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
@@ -247,15 +239,11 @@ class Retriever:
         Raises:
             InputError: no index is open; or see `MultiStepSearch.search`.
         """
-        if self._index is None:
-            raise InputError("no index is open; call index(corpus, folder) or open(folder) first.")
         asked = [questions] if isinstance(questions, str) else list(questions)
         changes = {"beam": beam, "stop_threshold": threshold}
         given = {name: value for name, value in changes.items() if value is not None}
         own = dataclasses.replace(self.rules.beam, **given)
-        rules = dataclasses.replace(self.rules, beam=own)
-        if rules not in self._searches:
-            self._searches[rules] = MultiStepSearch(self._index, self._backend.towers, rules)
+        search = self._with_rules(dataclasses.replace(self.rules, beam=own))
         if cut := len(self._backend.towers.cut(asked)):
             most = self._backend.towers.form.question_tokens
             warnings.warn(
@@ -263,11 +251,24 @@ class Retriever:
                 "as in training",
                 stacklevel=2,
             )
-        found = self._searches[rules].search(asked, steps, where)
+        found = search.search(asked, steps, where)
         return found[0] if isinstance(questions, str) else found
 
-    def _use(self, index: VectorIndex) -> None:
-        self._index, self._searches = index, {}
+    @property
+    def multi_step(self) -> MultiStepSearch:
+        """The search over the open index, by the retriever's own rules.
+
+        Raises:
+            InputError: no index is open.
+        """
+        return self._with_rules(self.rules)
+
+    def _with_rules(self, rules: Rules) -> MultiStepSearch:
+        if self._index is None:
+            raise InputError("no index is open; call index(corpus, folder) or open(folder) first.")
+        if rules not in self._searches:
+            self._searches[rules] = MultiStepSearch(self._index, self._backend.towers, rules)
+        return self._searches[rules]
 
     def _check_tower(self, out: Path, encoder: str) -> None:
         """Refuses vectors of another tower of chunks.
@@ -289,6 +290,6 @@ class Retriever:
             )
             raise InputError(
                 f"{out} was embedded by another tower of chunks than that of {self._origin}, in "
-                f"another dtype{run} (field encoder of {EXACT}/manifest.json); give the retriever "
+                f"another dtype{run} (field encoder of its manifest.json); give the retriever "
                 "that embedded it, or index the corpus with this one."
             )

@@ -14,6 +14,7 @@ from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch
 from qrag_jax.retrieval.protocol import Queries
+from qrag_jax.retrieval.single_step import SingleStepSearch
 from qrag_jax.retrieval.tower_rows import State
 from qrag_jax.serving.searcher import (
     LARGEST_COUNT,
@@ -34,7 +35,7 @@ QUESTIONS = [question for place, question in enumerate(ALL) if place not in _LON
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> SingleStep:
     folder = tmp_path_factory.mktemp("words")
-    return SingleStep(BM25Index.open(folder / "bm25", words_index(folder)))
+    return SingleStep(SingleStepSearch(BM25Index.open(folder / "bm25", words_index(folder))))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def refusal_of(searcher: Searcher, ask: Ask) -> str:
 
 
 def test_each_question_has_its_own_settings(words: SingleStep) -> None:
-    index = words._index
+    index = words._search.index
     asks = [
         Ask("about cats"),
         Ask("about cats", count=9),
@@ -201,4 +202,4 @@ def test_an_engine_s_own_refusal_is_no_fault_of_the_question(tmp_path: Path) -> 
     corpus = words_index(tmp_path)
     index = FaissIndex(corpus, np.eye(len(corpus), 4, dtype=np.float32))
     with pytest.raises(InputError, match="have no vectors"):
-        SingleStep(index).search([Ask("cats")])
+        SingleStep(SingleStepSearch(index)).search([Ask("cats")])

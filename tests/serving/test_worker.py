@@ -12,19 +12,24 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.opening import open_index
+from qrag_jax.retrieval.opening import IndexAt
 from qrag_jax.serving.searcher import Ask, Outcome, Searcher, SingleStep
 from qrag_jax.serving.worker import FAILED, READY, Busy, SearchFailed, Worker, WorkerConfig
+from qrag_jax.systems.plain_search import open_plain
 from tests.serving.small_index import WORDS, damage, words_index
 
 LIMIT = 30  # seconds
+
+
+def searcher_of(folder: Path) -> SingleStep:
+    return SingleStep(open_plain(IndexAt(folder)))
 
 
 class Held(SingleStep):
     """A searcher that waits before each search, once it is told to, and notes what is asked."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(open_index(folder))
+        super().__init__(open_plain(IndexAt(folder)))
         self.go, self.asked = threading.Event(), list[list[str]]()
         self.begun = threading.Event()
         self.go.set()
@@ -159,7 +164,7 @@ def test_nothing_is_taken_before_the_index_is_loaded(tmp_path: Path) -> None:
 
     def opener() -> Searcher:
         assert go.wait(LIMIT)
-        return SingleStep(open_index(tmp_path))
+        return searcher_of(tmp_path)
 
     worker = Worker(opener)
     worker.start()
@@ -174,11 +179,11 @@ def test_nothing_is_taken_before_the_index_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_cannot_load_says_why(tmp_path: Path) -> None:
-    worker = Worker(lambda: SingleStep(open_index(tmp_path)))
+    worker = Worker(lambda: searcher_of(tmp_path))
     worker.start()
     assert worker.await_loaded(LIMIT)
     assert worker.state == FAILED
-    assert "holds no finished index; build one with qrag index." in str(worker.error)
+    assert "holds no finished index; build one there with qrag index" in str(worker.error)
     with pytest.raises(Busy, match="failed"):
         worker.submit([Ask("cats")])
     assert worker.close(LIMIT)

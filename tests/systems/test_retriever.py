@@ -321,7 +321,7 @@ def test_wrong_input_is_one_sentence(
     retriever = Retriever.load(exported, served(server, "nobody"))
     with pytest.raises(InputError, match=r"no index is open; call index"):
         retriever.search("where?")
-    with pytest.raises(InputError, match=r"manifest\.json is missing"):
+    with pytest.raises(InputError, match=r"holds no finished index; build one there"):
         retriever.open(tmp_path)
     with pytest.raises(InputError, match=r"engine is 'magic'; use one of exact, scan, faiss"):
         retriever.open(task.index, "magic")

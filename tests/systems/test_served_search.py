@@ -10,13 +10,17 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.multi_step import Hit
-from qrag_jax.serving.searcher import Ask
+from qrag_jax.retrieval.opening import IndexAt
+from qrag_jax.retrieval.vector_files import replace_vectors
+from qrag_jax.serving.searcher import Ask, Searcher
 from qrag_jax.systems.indexing import index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.plain_search import PlainEncoder
 from qrag_jax.systems.retriever import Retriever
 from qrag_jax.systems.served_search import ServedSearch
 from tests.serving.small_index import words_index
@@ -57,7 +61,7 @@ def short_texts() -> list[tuple[str, str]]:
 def test_a_plain_encoder_finds_what_is_asked_word_by_word(
     engine: str, index: Path, tower: Path
 ) -> None:
-    searcher = ServedSearch(index, engine, encoder=str(tower)).open()
+    searcher = ServedSearch(IndexAt(index, engine), encoder=PlainEncoder(str(tower))).open()
     asked = short_texts()
     outcomes = searcher.search([Ask(text, count=5) for _, text in asked])
     vectors = ExactIndex.open(index / "exact", searcher.corpus).vectors(range(COUNT))  # type: ignore[arg-type]
@@ -76,30 +80,66 @@ def test_a_plain_encoder_finds_what_is_asked_word_by_word(
 
 
 def test_a_prefix_of_questions_is_read_by_the_encoder(index: Path, tower: Path) -> None:
-    plain, prefixed = (
-        ServedSearch(index, "exact", encoder=str(tower), config=EncoderConfig(state_prefix=text))
-        for text in ("", "river stone ")
-    )
-    one, other = prefixed.open().search([Ask("clock")]), plain.open().search([Ask("clock")])
+    def served(prefix: str) -> Searcher:
+        encoder = PlainEncoder(str(tower), EncoderConfig(state_prefix=prefix))
+        return ServedSearch(IndexAt(index), encoder=encoder).open()
+
+    one, other = (served(text).search([Ask("clock")]) for text in ("", "river stone "))
     assert one != other
-    long = EncoderConfig(state_prefix="river " * 70)
     with pytest.raises(InputError, match="leaves them no room"):
-        ServedSearch(index, "exact", encoder=str(tower), config=long).open()
+        served("river " * 70)
 
 
 def test_what_does_not_belong_together(index: Path, tower: Path, tmp_path: Path) -> None:
+    words, vectors, other = tmp_path / "words", IndexAt(index), str(write_tower(tmp_path / "b", 1))
+    words_index(words)
+    (tmp_path / "stale").mkdir()
+    shutil.copytree(index, stale := tmp_path / "stale" / "index")
+    replace_vectors(stale / "exact", 0, np.ones((1, 16), np.float32))
+    encoder = PlainEncoder(str(tower))
     for served, told in [
-        (ServedSearch(index, encoder=str(tower)), "indexes of exact and faiss; name one with --en"),
-        (ServedSearch(index, "exact"), "give what makes vectors of questions"),
-        (ServedSearch(index, "exact", encoder=str(write_tower(tmp_path / "b", 1))), "encoder"),
-        (ServedSearch(index, "bm25"), "holds no finished index of bm25"),
-        (ServedSearch(index, "exact", retriever=str(tmp_path)), "holds no retriever"),
+        (ServedSearch(vectors), "which compares vectors; give what makes vectors of questions"),
+        (ServedSearch(IndexAt(index, "faiss")), "the engine faiss compares vectors; give what"),
+        (ServedSearch(vectors, encoder=PlainEncoder(other)), "embedded by another encoder"),
+        (ServedSearch(IndexAt(index, "bm25")), "holds no finished index of bm25; build it there"),
+        (ServedSearch(IndexAt(index, "hybrid"), encoder=encoder), "no finished index of bm25;"),
+        (ServedSearch(IndexAt(words), encoder=encoder), "is one of bm25, which compares words;"),
+        (ServedSearch(IndexAt(words, "bm25"), encoder=encoder), "leave --encoder out"),
+        (ServedSearch(vectors, str(tmp_path)), "holds no retriever"),
+        (ServedSearch(IndexAt(tmp_path)), "holds no finished index; build one there"),
+        (ServedSearch(IndexAt(stale, "faiss"), encoder=encoder), "the vectors have changed since"),
     ]:
         with pytest.raises(InputError, match=told):
             served.open()
-    words_index(tmp_path / "words")
-    with pytest.raises(InputError, match="a trained retriever vectors"):
-        ServedSearch(tmp_path / "words", retriever=str(tower)).open()
+    with pytest.raises(InputError, match="engine is 'annoy'; use one of exact, scan, faiss"):
+        IndexAt(index, "annoy")
+
+
+def test_words_and_vectors_are_fused(index: Path, tower: Path, tmp_path: Path) -> None:
+    shutil.copytree(index, both := tmp_path / "index")
+    corpus = StoredCorpus(both / "corpus")
+    BM25Index.build(corpus).save(both / "bm25")
+    encoder = PlainEncoder(str(tower))
+    asks = [Ask(text, count=5) for _, text in short_texts()]
+    by_words, by_vectors, fused = (
+        served.open().search(asks)
+        for served in (
+            ServedSearch(IndexAt(both)),  # nothing makes vectors
+            ServedSearch(IndexAt(both), encoder=encoder),
+            ServedSearch(IndexAt(both, "hybrid"), encoder=encoder),
+        )
+    )
+    own = ServedSearch(IndexAt(index), encoder=encoder).open()
+    assert by_vectors == own.search(asks)
+    assert by_words not in (by_vectors, fused)
+    # Ranks of both: a passage that is first in both has the highest sum there is.
+    for one, other, both_of in zip(by_words, by_vectors, fused, strict=True):
+        assert isinstance(one, list)
+        assert isinstance(other, list)
+        assert isinstance(both_of, list)
+        if one[0].id == other[0].id:
+            assert both_of[0].id == one[0].id
+            assert both_of[0].score == pytest.approx(2 / 61)
 
 
 @pytest.mark.parametrize("engine", ["exact", "faiss"])
@@ -109,8 +149,7 @@ def test_an_export_is_served_as_it_searches(engine: str, exported: Path, tmp_pat
     retriever.index(source, tmp_path / "index")
     questions = ["which river", "a silver clock in the garden", "paper"]
     retriever.open(tmp_path / "index", engine)
-    shutil.rmtree(tmp_path / "index" / "faiss", ignore_errors=True)
-    searcher = ServedSearch(tmp_path / "index", engine, retriever=str(exported)).open()
+    searcher = ServedSearch(IndexAt(tmp_path / "index", engine), str(exported)).open()
     assert searcher.most_steps == retriever.rules.max_steps > 1
 
     def ids(hits: object) -> list[tuple[int, str]]:

@@ -1,0 +1,90 @@
+"""Search in one step: by an encoder that was not trained to search in several, or by words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.retrieval.opening import BM25, EXACT, FAISS, HYBRID, SCAN, IndexAt
+from qrag_jax.retrieval.single_step import SingleStepSearch
+from qrag_jax.systems.passage_encoder import PassageEncoder
+
+BY_VECTORS = (EXACT, FAISS, SCAN, HYBRID)
+BY_WORDS = (BM25,)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainEncoder:
+    """An encoder of one kind of texts.
+
+    Attributes:
+        path: a folder, a hub name, or "minilm".
+        config: how it computes, with the prefixes of questions (`state_prefix`) and of passages;
+            the latter as the index was built.
+        max_tokens: longest row, as the index was built; 0: as its folder says.
+    """
+
+    path: str
+    config: EncoderConfig = dataclasses.field(default_factory=EncoderConfig)
+    max_tokens: int = 0
+
+
+class QuestionTower:
+    """What makes vectors of questions; see `retrieval.single_step.QuestionEncoder`.
+
+    Args:
+        encoder: as it embeds passages; questions have its prefix of states.
+
+    Raises:
+        InputError: that prefix leaves questions no room.
+    """
+
+    def __init__(self, encoder: PassageEncoder) -> None:
+        self._tokenizer, self._form = encoder.tokenizer, encoder.encoder
+        self._room = encoder.row_tokens - len(self._form.state_opening) - 1
+        if self._room < 1:
+            raise InputError(
+                f"the prefix of questions leaves them no room in rows of {encoder.row_tokens} "
+                "tokens; give a shorter --question_prefix."
+            )
+        self._tower = encoder.tower()
+
+    def cut(self, questions: Sequence[str]) -> list[int]:
+        """The indices of the questions that have more tokens than a row."""
+        ids = self._tokenizer.encode(questions)
+        return [place for place, own in enumerate(ids) if len(own) > self._room]
+
+    def __call__(self, questions: Sequence[str]) -> np.ndarray:
+        """float32 `[questions, width]`; questions that are too long are cut."""
+        opening, end = self._form.state_opening, self._form.sep_id
+        ids = self._tokenizer.encode(questions)
+        return self._tower([[*opening, *own[: self._room], end] for own in ids])
+
+
+def open_plain(index: IndexAt, encoder: PlainEncoder | None = None) -> SingleStepSearch:
+    """Opens an index with the encoder that embedded it.
+
+    Args:
+        encoder: None: the index compares words.
+
+    Raises:
+        InputError: the index or the encoder cannot be used, or they do not belong together.
+    """
+    if encoder is None:
+        otherwise = (
+            "give what makes vectors of questions: --workdir=RUN, --retriever=EXPORT or "
+            "--encoder=FOLDER"
+        )
+        return SingleStepSearch(index.settled(BY_WORDS, otherwise).open())
+    index = index.settled(BY_VECTORS, "leave --encoder out, or index the corpus with the encoder")
+    own = PassageEncoder.of_folder(encoder.path, encoder.config, max_tokens=encoder.max_tokens)
+    if index.encoder != (digest := own.digest()):
+        raise InputError(
+            f"{index.folder} was embedded by another encoder, or with another dtype, pooling, "
+            "prefix or length, than those given; give the ones that it was built with."
+        )
+    return SingleStepSearch(index.open(digest), QuestionTower(own))

@@ -1,0 +1,91 @@
+"""The flags of `search` and `serve` that say which index is searched, and by what.
+
+What searches is a run (`--workdir`), an export (`--retriever`), a plain encoder (`--encoder`), or
+none of them: then words are compared. This module needs no jax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval.opening import ENGINES, IndexAt
+
+if TYPE_CHECKING:
+    from qrag_jax.systems.plain_search import PlainEncoder
+
+INDEX = flags.DEFINE_string("index", None, "Folder of the index, which qrag index wrote.")
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a trained run.")
+RETRIEVER = flags.DEFINE_string("retriever", None, "Folder of an exported run.")
+ENCODER = flags.DEFINE_string("encoder", None, "Plain encoder: folder, hub name, or minilm.")
+ENGINE = flags.DEFINE_enum("engine", "", ["", *ENGINES], "What searches it; none: the usual.")
+CHECKPOINT = flags.DEFINE_enum("checkpoint", "", ["", "best", "last"], "With --workdir.")
+COMPUTE = flags.DEFINE_enum("compute", "auto", ["auto", "float32", "bfloat16"], "dtype of jax.")
+PREFIX = flags.DEFINE_string("question_prefix", "", "With --encoder: text before questions.")
+CHUNK_PREFIX = flags.DEFINE_string("chunk_prefix", "", "With --encoder: as in qrag index.")
+TOKENS = flags.DEFINE_integer("max_chunk_tokens", 0, "With --encoder: as in index.", lower_bound=0)
+POOLING = flags.DEFINE_string("pooling", "", "With --encoder: as in qrag index.")
+
+RUN, EXPORT, PLAIN, WORDS = KINDS = ("workdir", "retriever", "encoder", "")
+# Flag → the searches that read it.
+READ_BY: Mapping[str, tuple[str, ...]] = {
+    "checkpoint": (RUN,),
+    "compute": (RUN, EXPORT, PLAIN),
+    **dict.fromkeys(("question_prefix", "chunk_prefix", "max_chunk_tokens", "pooling"), (PLAIN,)),
+}
+
+
+def kind(further: Mapping[str, tuple[str, ...]] | None = None) -> str:
+    """Which of `KINDS` searches.
+
+    Args:
+        further: flags of the command, as in `READ_BY`.
+
+    Raises:
+        InputError: several are given, or a flag that the search does not read.
+    """
+    given = [name for name in KINDS if name and flags.FLAGS[name].value]
+    if len(given) > 1:
+        raise InputError(f"give one of --{' and --'.join(given)}.")
+    (chosen,) = given or [WORDS]
+    for name, readers in {**READ_BY, **(further or {})}.items():
+        if flags.FLAGS[name].present and chosen not in readers:
+            names = [f"--{reader}" if reader else "words alone" for reader in readers]
+            raise InputError(f"--{name} is for a search with {' or '.join(names)}; leave it out.")
+    return chosen
+
+
+def index() -> IndexAt:
+    """The index.
+
+    Raises:
+        InputError: none is given.
+    """
+    if not INDEX.value:
+        raise InputError("give the folder of an index, for example --index=indexes/wiki.")
+    return IndexAt(Path(INDEX.value).expanduser(), ENGINE.value)
+
+
+def dtype() -> str:
+    """Of a trained retriever's computation; "": the usual."""
+    return "" if COMPUTE.value == "auto" else COMPUTE.value
+
+
+def plain_encoder() -> PlainEncoder | None:
+    """The plain encoder, which needs jax; None: words are compared."""
+    if not ENCODER.value:
+        return None
+    from qrag_jax.models.encoder_config import EncoderConfig
+    from qrag_jax.systems.plain_search import PlainEncoder
+
+    config = EncoderConfig(
+        dtype=COMPUTE.value,
+        pooling=POOLING.value,
+        state_prefix=PREFIX.value,
+        chunk_prefix=CHUNK_PREFIX.value,
+    )
+    return PlainEncoder(ENCODER.value, config, TOKENS.value)
