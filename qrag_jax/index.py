@@ -11,6 +11,7 @@ words and needs neither. If the command is broken off, the same command goes on 
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,18 +29,27 @@ from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import POOLINGS
 from qrag_jax.retrieval.exported import chunk_digest
 from qrag_jax.retrieval.manifest import read_manifest
+from qrag_jax.retrieval.opening import BM25, EXACT, QDRANT
+from qrag_jax.retrieval.qdrant_settings import QdrantTarget
 from qrag_jax.runtime import commandline, compilation
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.chunk_notes import write_note
-from qrag_jax.systems.indexing import DTYPES, ENGINES, EXACT, Indexed, IndexSettings, index_corpus
+from qrag_jax.systems.indexing import (
+    DTYPES,
+    ENGINES,
+    Indexed,
+    IndexSettings,
+    index_corpus,
+    vectors_are_finished,
+)
 from qrag_jax.systems.jax_retriever import run_chunk_digest
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.saved_run import SavedRun
 
-WORDS_ONLY = "--workdir and --encoder are for the engine exact; leave them out."
+OF_QDRANT = ("qdrant", "collection", "qdrant_settings", "replace")
 OF_ENCODER = ("chunk_prefix", "max_chunk_tokens", "pooling", "compute", "mesh")
 
 
@@ -49,6 +59,10 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_string("index", None, "Folder to write, or to go on with.")
     flags.DEFINE_string("encoder", None, "Folder of an export or an encoder, hub name, or minilm.")
     flags.DEFINE_enum("engine", EXACT, ENGINES, "What searches the index.")
+    flags.DEFINE_string("qdrant", "", "URL of a Qdrant server; none: the client library alone.")
+    flags.DEFINE_string("collection", "", "With --engine=qdrant: its name there; none: passages.")
+    flags.DEFINE_string("qdrant_settings", "", "Likewise: such as shards=16,replicas=2,grpc=true.")
+    flags.DEFINE_bool("replace", False, "Likewise: delete another collection of this name.")
     flags.DEFINE_enum("dtype", "float32", [*DTYPES], "Of vectors; int8: bfloat16 in the files.")
     flags.DEFINE_string("columns", "", "Names of fields: id=NAME,title=NAME,text=NAME.")
     flags.DEFINE_string("metadata", ALL, "Further fields that are kept: names, or * for all.")
@@ -68,8 +82,15 @@ def define_flags(argv: Sequence[str]) -> None:
 
 def _settings() -> IndexSettings:
     given = flags.FLAGS
+    engine = QDRANT if given.qdrant and not given["engine"].present else given.engine
+    named = [name for name in OF_QDRANT if given[name].present]
+    if named and engine != QDRANT:
+        raise InputError(f"--{named[0]} is for --engine=qdrant; leave it out, or give that engine.")
+    server = {"url": given.qdrant, "collection": given.collection}
+    target = QdrantTarget.parse(given.qdrant_settings, **{k: v for k, v in server.items() if v})
     return IndexSettings(
-        engine=given.engine,
+        engine=engine,
+        qdrant=dataclasses.replace(target, replace=given.replace),
         dtype=given.dtype,
         columns=Columns.parse(given.columns, given.metadata),
         skip_empty=given.skip_empty,
@@ -85,22 +106,23 @@ class _Tower(NamedTuple):
     digest: Callable[[], str] | None = None
 
 
-def _tower() -> _Tower | None:
-    """The encoder that the flags name; None for an engine that needs none."""
+def _tower(engine: str, out: Path) -> _Tower | None:
+    """The encoder that the flags name; None where none is needed."""
     given = flags.FLAGS
-    if given.engine != EXACT:
-        if given.workdir or given.encoder:
-            raise InputError(WORDS_ONLY)
-        return None
-    if bool(given.workdir) == bool(given.encoder):
+    if engine == BM25 and (given.workdir or given.encoder):
+        raise InputError("--workdir and --encoder are for engines of vectors; leave them out.")
+    needed = engine != BM25 and not (engine != EXACT and vectors_are_finished(out))
+    if bool(given.workdir) == bool(given.encoder) and (needed or given.workdir):
         raise InputError("give one of --workdir=RUN and --encoder=FOLDER, which embeds passages.")
+    if not given.encoder and (named := [name for name in OF_ENCODER if given[name].present]):
+        own = "a run has its own, which --config.FIELD=VALUE changes"
+        raise InputError(
+            f"--{named[0]} is for --encoder; {own if given.workdir else 'leave it out'}."
+        )
     if given.workdir:
-        if named := [name for name in OF_ENCODER if given[name].present]:
-            raise InputError(
-                f"--{named[0]} is for --encoder; a run has its own, which --config.FIELD=VALUE "
-                "changes."
-            )
         return _of_run()
+    if not given.encoder:
+        return None
     compilation.enable_persistent_cache(default_cache() / "programs")
     try:
         sizes = tuple(map(int, given.mesh))
@@ -133,7 +155,7 @@ def main() -> int:
     source = Path(flags.FLAGS.corpus).expanduser() if flags.FLAGS.corpus else None
     settings = _settings()
     with StopSignal() as stop, commandline.writing(out, "--index"):
-        tower = _tower()
+        tower = _tower(settings.engine, out)
         encoder = tower.encoder if tower else None
         try:
             indexed = index_corpus(source, out, encoder, settings, stop)

@@ -196,7 +196,7 @@ def test_words_need_no_encoder(commands: Commands, source: Path, tmp_path: Path)
     [
         ((), "give the folder to write, for example --index="),
         (("--index=OUT",), "give one of --workdir=RUN and --encoder=FOLDER"),
-        (("--index=OUT", "--engine=bm25", "--encoder=x"), "are for the engine exact"),
+        (("--index=OUT", "--engine=bm25", "--encoder=x"), "are for engines of vectors; leave"),
         (("--index=OUT", "--encoder=no/such/folder/at/all"), "no such folder"),
         (("--index=OUT", "--columns=name=x", "--encoder=T"), "--columns has 'name=x'"),
         (("--index=OUT", "--mesh=1,x,1", "--encoder=T"), "give three numbers"),

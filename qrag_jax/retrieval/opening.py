@@ -18,12 +18,15 @@ from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.hybrid import FusedIndex
 from qrag_jax.retrieval.manifest import NAME, read_manifest
 from qrag_jax.retrieval.protocol import Index, VectorIndex
+from qrag_jax.retrieval.qdrant_index import QdrantIndex
+from qrag_jax.retrieval.qdrant_settings import QdrantServer
 from qrag_jax.retrieval.scan import ScanIndex
 from qrag_jax.retrieval.vector_files import open_vectors
 
 CORPUS = "corpus"
 # "exact": on jax's devices. "scan": NumPy on the host. "faiss": on processors.
-EXACT, SCAN, FAISS = OF_VECTORS = ("exact", "scan", "faiss")
+# "qdrant": a server, or its client library alone for small corpora.
+EXACT, SCAN, FAISS, QDRANT = OF_VECTORS = ("exact", "scan", "faiss", "qdrant")
 BM25, HYBRID = "bm25", "hybrid"  # words; words and vectors, fused by their ranks
 ENGINES = (*OF_VECTORS, BM25, HYBRID)
 _COMPARES = {BM25: "words", HYBRID: "words and vectors"}  # the others: vectors
@@ -36,15 +39,26 @@ class IndexAt:
     Attributes:
         folder: as `systems.indexing` wrote it.
         engine: one of `ENGINES`; "": the first one that the asker prefers and the folder has.
+        url: of the Qdrant server, whose engine it asks for; "": where it was when the index was
+            built.
 
     Raises:
-        InputError: there is no such engine.
+        InputError: there is no such engine, or a URL for another one.
     """
 
     folder: Path
     engine: str = ""
+    url: str = ""
 
     def __post_init__(self) -> None:
+        if self.url and self.engine not in ("", QDRANT):
+            raise InputError(
+                f"the URL of a Qdrant server is for the engine {QDRANT}, not for {self.engine}; "
+                "leave one of them out."
+            )
+        if self.url:
+            QdrantServer(self.url)  # refused before anything is loaded
+            object.__setattr__(self, "engine", QDRANT)
         if self.engine not in ("", *ENGINES):
             raise InputError(f"engine is {self.engine!r}; use one of {', '.join(ENGINES)}.")
 
@@ -120,10 +134,19 @@ class IndexAt:
             return ExactIndex.open(self.folder / EXACT, corpus)
         if self.engine == SCAN:
             return ScanIndex.open(self.folder / EXACT, corpus)
+        if self.engine == QDRANT:
+            return self._open_qdrant(corpus)
         if self._has(FAISS):
             return FaissIndex.open(self.folder / FAISS, corpus, **self._made_from())
         manifest, vectors = open_vectors(self.folder / EXACT, engine=EXACT, corpus=corpus.digest)
         return FaissIndex(corpus, vectors.rows(range(len(vectors))), manifest.encoder)
+
+    def _open_qdrant(self, corpus: StoredCorpus) -> VectorIndex:
+        folder, server = self.folder / QDRANT, None
+        if self.url:
+            saved = read_manifest(folder, engine=QDRANT).settings["server"]
+            server = QdrantServer(**{**saved, "url": self.url})
+        return QdrantIndex.open(folder, corpus, server=server, **self._made_from())
 
     def _engines(self) -> list[str]:
         return [name for name in ENGINES if not self._missing(name)]

@@ -27,7 +27,7 @@ MADE = "qrag_jax"  # field of point 0
 _INDEXED_FROM = 20_000  # KB of a segment's vectors from which on it gets a graph; Qdrant's own
 _LONGEST_TERM = 200
 _LOOKED_AT = 1000  # vectors
-_ANOTHER = "name another collection, or give replace=True to delete this one"
+_ANOTHER = "name another collection, or give replace=True (--replace) to delete this one"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where
 from qrag_jax.retrieval.qdrant_collection import Collection, Made, digest_of, said_of
 from qrag_jax.retrieval.qdrant_server import Connection, library
 from qrag_jax.retrieval.qdrant_settings import QdrantLayout, QdrantSearch, QdrantServer
-from qrag_jax.retrieval.qdrant_upload import upload
+from qrag_jax.retrieval.qdrant_upload import Progress, upload
 from qrag_jax.retrieval.ranking import check_k, ranked
 from qrag_jax.retrieval.vectors import (
     Vectors,
@@ -66,6 +66,7 @@ class QdrantIndex:
         encoder: str = "",
         version: int = 1,
         replace: bool = False,
+        told: Callable[[int], None] = lambda passages: None,
     ) -> QdrantIndex:
         """Fills a collection, or goes on filling it; `save` then makes the folder an index.
 
@@ -79,8 +80,10 @@ class QdrantIndex:
             server: None: no server.
             encoder: a digest of what embedded the passages; "": unknown.
             version: of the vectors, if they are those of a folder (`vector_files`).
-            replace: whether an existing collection of this name is deleted before; a call that
-                goes on must not ask for it.
+            replace: whether an existing collection of this name is deleted before; not so if an
+                upload of the same things was begun, which goes on.
+            told: called with the number of passages that are there, after each batch; what it
+                raises breaks the upload off.
 
         Raises:
             InputError: qdrant-client is not installed; there are not as many vectors as passages,
@@ -103,8 +106,8 @@ class QdrantIndex:
             layout=layout or QdrantLayout(),
         )
         collection = Collection(Connection(server or QdrantServer(), folder), made)
-        collection.prepare(replace)
-        upload(collection, corpus, vectors, folder)
+        collection.prepare(replace and not Progress(folder, collection).done)
+        upload(collection, corpus, vectors, folder, told)
         collection.finish()
         return cls(corpus, collection, folder, search or QdrantSearch())
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
+from typing import Any
 
 from qrag_jax.errors import InputError, check_least
 from qrag_jax.llm.server_url import check_url
 
 KEY_VARIABLE = "QDRANT_API_KEY"
-_SECTION = "retrieval"
+_SECTION = "qdrant"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
@@ -51,13 +53,13 @@ class QdrantServer:
 
     def __post_init__(self) -> None:
         if self.url:
-            field = f"config.{_SECTION}.url"
+            field = "the URL of Qdrant"
             parts = check_url(self.url, field, "http://127.0.0.1:6333", KEY_VARIABLE)
             plain = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
             object.__setattr__(self, "url", plain)
         if not _NAME.fullmatch(self.collection):
             raise InputError(
-                f"config.{_SECTION}.collection is {self.collection!r}; use letters, digits, dots, "
+                f"the name of the collection is {self.collection!r}; use letters, digits, dots, "
                 "hyphens and underscores."
             )
         check_least(_SECTION, self, grpc_port=1, batch=1, workers=1, attempts=1, timeout=1)
@@ -119,3 +121,67 @@ class QdrantSearch:
         check_least(_SECTION, self, ef=0, oversampling=1.0, ties=1)
         if not math.isfinite(self.oversampling):
             raise InputError(f"config.{_SECTION}.oversampling is inf; use a number such as 2.")
+
+
+@dataclasses.dataclass(frozen=True)
+class QdrantTarget:
+    """Where a collection is made, and how.
+
+    Attributes:
+        server: where it is.
+        layout: how the server keeps the vectors.
+        search: how it searches, unless another way is asked for.
+        replace: whether a collection of this name is deleted before, unless an upload of the same
+            things was begun.
+    """
+
+    server: QdrantServer = dataclasses.field(default_factory=QdrantServer)
+    layout: QdrantLayout = dataclasses.field(default_factory=QdrantLayout)
+    search: QdrantSearch = dataclasses.field(default_factory=QdrantSearch)
+    replace: bool = False
+
+    @classmethod
+    def parse(cls, text: str, **of_server: str) -> QdrantTarget:
+        """The target that settings on a command line describe.
+
+        Args:
+            text: settings of the three kinds, such as "shards=16,replicas=2,exact=true".
+            of_server: further settings of the server.
+
+        Raises:
+            InputError: a setting is unknown, or its value cannot be used.
+        """
+        kinds = (QdrantServer, QdrantLayout, QdrantSearch)
+        defaults: dict[str, Any] = {
+            field.name: field.default
+            for kind in kinds
+            for field in dataclasses.fields(kind)
+            if not isinstance(field.default, str)  # these have flags of their own
+        }
+        given: dict[str, Any] = dict(of_server)
+        for part in filter(None, text.split(",")):
+            name, _, value = part.partition("=")
+            if name not in defaults:
+                raise InputError(
+                    f"--qdrant_settings has {part!r}; write NAME=VALUE with commas between them, "
+                    f"of {', '.join(defaults)}."
+                )
+            given[name] = _number(name, value, defaults[name])
+        server, layout, search = (
+            {f.name: given[f.name] for f in dataclasses.fields(kind) if f.name in given}
+            for kind in kinds
+        )
+        return cls(QdrantServer(**server), QdrantLayout(**layout), QdrantSearch(**search))
+
+
+def _number(name: str, text: str, like: bool | float) -> bool | float:
+    """The value of a setting, which has the kind of `like`: true or false, or a number."""
+    try:
+        value = json.loads(text.lower())
+    except ValueError:
+        value = None
+    kinds = (int, float) if isinstance(like, float) else (type(like),)
+    if type(value) not in kinds:
+        told = "true or false" if isinstance(like, bool) else f"a number such as {like}"
+        raise InputError(f"--qdrant_settings has {text!r} for {name}; give {told}.")
+    return value

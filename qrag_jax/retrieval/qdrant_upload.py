@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.protocol import Corpus
@@ -76,7 +75,13 @@ class Progress:
         self._path.unlink(missing_ok=True)
 
 
-def upload(collection: Collection, corpus: Corpus, vectors: Vectors, folder: Path) -> None:
+def upload(
+    collection: Collection,
+    corpus: Corpus,
+    vectors: Vectors,
+    folder: Path,
+    told: Callable[[int], None] = lambda passages: None,
+) -> None:
     """Fills a collection.
 
     After a kill or an error, a further call sends the batches that the server has not confirmed:
@@ -85,6 +90,8 @@ def upload(collection: Collection, corpus: Corpus, vectors: Vectors, folder: Pat
 
     Args:
         folder: the index's, for the file of the progress.
+        told: called with the number of passages that are there, after each batch; what it raises
+            breaks the upload off.
 
     Raises:
         InputError: the server fails or refuses, a vector holds NaN or an infinite number, or the
@@ -103,13 +110,15 @@ def upload(collection: Collection, corpus: Corpus, vectors: Vectors, folder: Pat
         collection.put(first, corpus.passages(range(first, last)), rows)
         return first
 
+    told(progress.done if there < len(corpus) else there)
     if there < len(corpus):
         if not there:
             send(0, 1)  # says at once what the collection is made from
         workers = 1 if collection.connection.local else collection.connection.server.workers
-        _send_all(progress, lambda first: send(first, progress.batch), workers)
+        _send_all(progress, lambda first: send(first, progress.batch), workers, told)
         there = collection.count()
     if there != len(corpus):
+        progress.forget()
         raise InputError(
             f"{collection.connection.what} has {there} points after {len(corpus)} passages were "
             "sent, so that another program writes to it; end that one, and give replace=True."
@@ -117,7 +126,9 @@ def upload(collection: Collection, corpus: Corpus, vectors: Vectors, folder: Pat
     progress.forget()
 
 
-def _send_all(progress: Progress, send: Any, workers: int) -> None:
+def _send_all(
+    progress: Progress, send: Callable[[int], int], workers: int, told: Callable[[int], None]
+) -> None:
     waiting: set[Future[int]] = set()
     with ThreadPoolExecutor(workers, thread_name_prefix="qdrant") as pool:
         try:
@@ -125,8 +136,10 @@ def _send_all(progress: Progress, send: Any, workers: int) -> None:
                 waiting.add(pool.submit(send, first))
                 if len(waiting) == workers:
                     waiting = _noted(progress, waiting)
+                told(progress.done)
             while waiting:
                 waiting = _noted(progress, waiting)
+                told(progress.done)
         except BaseException:
             # What is on its way still counts.
             for future in waiting:

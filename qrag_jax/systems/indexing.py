@@ -6,6 +6,7 @@ The folder has one part for the corpus and one for each engine over it:
     OUT/source.json  which files they were read from
     OUT/exact        the vectors and their manifest, which is written last
     OUT/bm25         the index of words
+    OUT/faiss, OUT/qdrant: further engines over the same vectors (`further_engines`)
 
 The disk holds the corpus and the vectors, and nothing else that grows. What was killed goes on: the
 corpus after its last passages that are known to be on disk, the vectors after their last finished
@@ -35,7 +36,9 @@ from qrag_jax.retrieval import bm25, corpus, exact, manifest
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import CorpusWriter
 from qrag_jax.retrieval.manifest import Manifest
+from qrag_jax.retrieval.opening import BM25, CORPUS, EXACT
 from qrag_jax.retrieval.protocol import Passage
+from qrag_jax.retrieval.qdrant_settings import QdrantTarget
 from qrag_jax.retrieval.vector_files import set_settings
 from qrag_jax.retrieval.vector_parts import PartNote, VectorParts
 from qrag_jax.rollouts.text_table import laid_out
@@ -43,11 +46,12 @@ from qrag_jax.runtime import leftovers, locks, whole_files
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.systems.further_engines import FURTHER, make_engine
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.passage_rows import PassageRows, Rows
 
-CORPUS, SOURCE = "corpus", "source.json"
-EXACT, BM25 = ENGINES = (exact.ENGINE, bm25.ENGINE)
+SOURCE = "source.json"
+ENGINES = (EXACT, BM25, *FURTHER)
 # Of --dtype: the numbers in the files, and those on the devices of a search. What int8 finds is
 # scored again by the files.
 DTYPES = {
@@ -66,6 +70,7 @@ class IndexSettings:
 
     Attributes:
         engine: one of `ENGINES`.
+        qdrant: where the engine qdrant is, and how.
         dtype: a name of `DTYPES`.
         columns: the fields of the corpus' records.
         skip_empty: passages without title and text are left out; else they are errors.
@@ -78,6 +83,7 @@ class IndexSettings:
     """
 
     engine: str = EXACT
+    qdrant: QdrantTarget = dataclasses.field(default_factory=QdrantTarget)
     dtype: str = "float32"
     columns: Columns = dataclasses.field(default_factory=Columns)
     skip_empty: bool = False
@@ -124,7 +130,7 @@ def index_corpus(
     Args:
         source: file or folder of the corpus (see `corpora.corpus_files`); None: `out` has one.
         out: the folder, made if absent.
-        encoder: of the passages; None: the engine needs none.
+        encoder: of the passages; None: the engine needs none, or the vectors are finished.
         settings: None: the usual ones.
         stop: checked after every part.
 
@@ -134,8 +140,8 @@ def index_corpus(
         OSError: the disk is full.
     """
     settings, stop = settings or IndexSettings(), stop or StopSignal()
-    if settings.engine == EXACT and encoder is None:
-        raise InputError(f"the engine {EXACT} compares vectors; give an encoder.")
+    if settings.engine != BM25 and encoder is None and not vectors_are_finished(out):
+        raise InputError(f"the engine {settings.engine} compares vectors; give an encoder.")
     first = jax.process_index() == 0
     with contextlib.ExitStack() as stack:
         if first:
@@ -147,8 +153,20 @@ def index_corpus(
         stored = StoredCorpus(out / CORPUS)
         if settings.engine == BM25:
             return _index_words(stored, out / BM25)
-        assert encoder is not None
-        return _index_vectors(stored, out / EXACT, encoder, settings, stop)
+        indexed = Indexed(stored, out / EXACT)
+        if encoder is not None:
+            indexed = _index_vectors(stored, out / EXACT, encoder, settings, stop)
+        if settings.engine in FURTHER:
+            if first:
+                make_engine(settings.engine, out, stored, settings.qdrant, stop)
+            _together("the engine is made")
+            indexed = indexed._replace(folder=out / settings.engine)
+        return indexed
+
+
+def vectors_are_finished(out: Path) -> bool:
+    """Whether an index's folder has all vectors, so that no encoder is needed."""
+    return (out / EXACT / manifest.NAME).exists()
 
 
 def _store_corpus(

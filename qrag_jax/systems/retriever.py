@@ -23,7 +23,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.retrieval.exported import rules_of
 from qrag_jax.retrieval.manifest import read_manifest
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
-from qrag_jax.retrieval.opening import EXACT, FAISS, SCAN, IndexAt
+from qrag_jax.retrieval.opening import EXACT, FAISS, QDRANT, SCAN, IndexAt
 from qrag_jax.retrieval.protocol import VectorIndex, Where
 from qrag_jax.retrieval.tower_rows import Towers
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
@@ -174,17 +174,19 @@ class Retriever:
         write_note(out, read_manifest(built.folder).encoder, self._backend.chunk_digest())
         self.open(out)
 
-    def open(self, folder: str | Path, engine: str = "") -> None:
+    def open(self, folder: str | Path, engine: str = "", url: str = "") -> None:
         """Opens an index.
 
         Args:
             folder: of the index.
             engine: one of `opening.OF_VECTORS`; "": "exact" for the backend jax, else "scan".
+            url: of the Qdrant server, with the engine qdrant; "": where it was when the index was
+                built.
 
         Raises:
             InputError: see `open_at`.
         """
-        self.open_at(IndexAt(Path(folder).expanduser(), engine))
+        self.open_at(IndexAt(Path(folder).expanduser(), engine, url))
 
     def open_at(self, index: IndexAt) -> None:
         """Opens an index.
@@ -198,7 +200,7 @@ class Retriever:
             "a trained retriever compares vectors: leave it out, or build an index with qrag "
             "index --workdir=RUN"
         )
-        index = index.settled((first, FAISS, last), otherwise)
+        index = index.settled((first, QDRANT, FAISS, last), otherwise)
         self._check_tower(index.folder, index.encoder)
         self._index, self._searches = index.open_vectors(), {}
 

@@ -23,6 +23,7 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a trained run.")
 RETRIEVER = flags.DEFINE_string("retriever", None, "Folder of an exported run.")
 ENCODER = flags.DEFINE_string("encoder", None, "Plain encoder: folder, hub name, or minilm.")
 ENGINE = flags.DEFINE_enum("engine", "", ["", *ENGINES], "What searches it; none: the usual.")
+QDRANT = flags.DEFINE_string("qdrant", "", "URL of its Qdrant server; none: as in qrag index.")
 CHECKPOINT = flags.DEFINE_enum("checkpoint", "", ["", "best", "last"], "With --workdir.")
 COMPUTE = flags.DEFINE_enum("compute", "auto", ["auto", "float32", "bfloat16"], "dtype of jax.")
 PREFIX = flags.DEFINE_string("question_prefix", "", "With --encoder: text before questions.")
@@ -67,7 +68,7 @@ def index() -> IndexAt:
     """
     if not INDEX.value:
         raise InputError("give the folder of an index, for example --index=indexes/wiki.")
-    return IndexAt(Path(INDEX.value).expanduser(), ENGINE.value)
+    return IndexAt(Path(INDEX.value).expanduser(), ENGINE.value, QDRANT.value)
 
 
 def dtype() -> str:

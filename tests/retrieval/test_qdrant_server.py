@@ -18,7 +18,12 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.qdrant_index import QdrantIndex
-from qrag_jax.retrieval.qdrant_settings import QdrantLayout, QdrantSearch, QdrantServer
+from qrag_jax.retrieval.qdrant_settings import (
+    QdrantLayout,
+    QdrantSearch,
+    QdrantServer,
+    QdrantTarget,
+)
 from qrag_jax.retrieval.qdrant_upload import NAME
 from qrag_jax.retrieval.vectors import Vectors
 from tests.retrieval.conformance import OF_VECTORS, Check, Engine, Task, searched, task_of
@@ -320,14 +325,14 @@ def test_another_program_writes_to_the_collection(tmp_path: Path, server: StandI
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: QdrantServer("localhost:6333"), "config.retrieval.url is 'localhost:6333'; give"),
-        (lambda: QdrantServer("http://me:pass@db:6333"), r"url has more than server and path \(db"),
+        (lambda: QdrantServer("localhost:6333"), "the URL of Qdrant is 'localhost:6333'; give"),
+        (lambda: QdrantServer("http://me:pass@db:6333"), r"has more than server and path \(db"),
         (lambda: QdrantServer("http://db/?api_key=pass"), "through QDRANT_API_KEY"),
-        (lambda: QdrantServer(collection="a/b"), "collection is 'a/b'; use letters"),
-        (lambda: QdrantServer(batch=0), "config.retrieval.batch is 0; it must be at least 1"),
+        (lambda: QdrantServer(collection="a/b"), "the collection is 'a/b'; use letters"),
+        (lambda: QdrantServer(batch=0), "config.qdrant.batch is 0; it must be at least 1"),
         (lambda: QdrantServer(pause=-1.0), "pause is -1.0"),
-        (lambda: QdrantLayout(shards=0), "config.retrieval.shards is 0"),
-        (lambda: QdrantLayout(m=-1), "config.retrieval.m is -1"),
+        (lambda: QdrantLayout(shards=0), "config.qdrant.shards is 0"),
+        (lambda: QdrantLayout(m=-1), "config.qdrant.m is -1"),
         (lambda: QdrantSearch(oversampling=0.5), "oversampling is 0.5; it must be at least 1"),
         (lambda: QdrantSearch(oversampling=float("nan")), "oversampling is nan"),
         (lambda: QdrantSearch(oversampling=float("inf")), "oversampling is inf; use"),
@@ -342,3 +347,66 @@ def test_settings_check_themselves(make: Any, message: str) -> None:
 
 def test_a_url_with_a_path() -> None:
     assert QdrantServer("https://db.example/qdrant/").url == "https://db.example/qdrant"
+
+
+def test_a_replacement_that_was_begun_goes_on(tmp_path: Path, server: StandIn) -> None:
+    task = task_of(tmp_path, 83)
+    built(task, at(server))
+    other = task._replace(vectors=task.vectors + 1)
+    with pytest.raises(InputError, match="name another collection, or give replace=True"):
+        built(other, at(server))
+    server.asked.clear()
+    server.fails = lambda asked: 500 if len(server.sent()) > 30 else 0
+    with pytest.raises(InputError, match="HTTP 500"):
+        built(other, at(server, attempts=1), replace=True)
+    assert ("DELETE", "") in [asked[:2] for asked in server.asked]
+    before = server.sent()
+    server.asked.clear()
+    server.fails = lambda _: 0
+    same(built(other, at(server), replace=True).search(task.queries, 83), searched(other, 83))
+    assert ("DELETE", "") not in [asked[:2] for asked in server.asked]
+    assert sorted(server.sent()) == sorted(set(range(83)) - set(before))
+
+
+def test_an_upload_tells_how_far_it_is_and_is_broken_off(tmp_path: Path, server: StandIn) -> None:
+    task, counts = task_of(tmp_path, 83), list[int]()
+
+    def told(passages: int) -> None:
+        counts.append(passages)
+        if passages > 40:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        built(task, at(server), told=told)
+    assert counts == sorted(counts)
+    assert 40 < counts[-1] < 83
+    before = server.sent()
+    counts.clear()
+    built(task, at(server), told=counts.append)
+    assert counts[-1] == 83
+    assert not set(before) & set(server.sent()[len(before) :])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("shard=3", "--qdrant_settings has 'shard=3'; write NAME=VALUE with commas between them"),
+        ("url=http://a", "has 'url=http://a'; write NAME=VALUE"),
+        ("shards", "has '' for shards; give a number such as 1"),
+        ("shards=1.5", "has '1.5' for shards; give a number such as 1"),
+        ("shards=0", "config.qdrant.shards is 0; it must be at least 1"),
+        ("exact=yes", "has 'yes' for exact; give true or false"),
+        ("oversampling=NaN", "has 'NaN' for oversampling; give a number such as 2.0"),
+    ],
+)
+def test_settings_of_a_command_line(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        QdrantTarget.parse(text)
+
+
+def test_settings_of_a_command_line_are_sorted() -> None:
+    made = QdrantTarget.parse("shards=16,batch=64,exact=True,pause=1", url="http://db:6333/")
+    assert made.server == QdrantServer("http://db:6333", batch=64, pause=1)
+    assert made.layout == QdrantLayout(shards=16)
+    assert made.search == QdrantSearch(exact=True)
+    assert QdrantTarget.parse("") == QdrantTarget()

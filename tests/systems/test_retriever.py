@@ -20,16 +20,21 @@ import pytest
 
 from qrag_jax import LoadSettings, Retriever
 from qrag_jax.errors import InputError
+from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.multi_step import Hit
+from qrag_jax.retrieval.qdrant_settings import QdrantTarget
 from qrag_jax.retrieval.torch_tower import TorchTower
+from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
 from qrag_jax.systems.chunk_notes import NOTE
 from qrag_jax.systems.deployed import Endpoints
+from qrag_jax.systems.further_engines import make_engine
 from tests.entry_points import ROOT, Commands, log_rows
 from tests.systems.parts import chunks_of
 from tests.test_export_retriever import Search
 
-pytest.importorskip("sentence_transformers")
+for library in ("sentence_transformers", "faiss", "qdrant_client"):
+    pytest.importorskip(library)
 
 TOLERANCE = 2e-5
 FLOAT32 = LoadSettings(dtype="float32")
@@ -70,6 +75,8 @@ def task(
     folder = tmp_path_factory.mktemp("task")
     corpus = write_corpus(folder / "corpus.jsonl", texts)
     Retriever.load(exported, FLOAT32).index(corpus, folder / "index")
+    stored, stop = StoredCorpus(folder / "index" / "corpus"), StopSignal()
+    make_engine("qdrant", folder / "index", stored, QdrantTarget(), stop)
     return Task(questions, documents, texts, corpus, folder / "index")
 
 
@@ -155,7 +162,7 @@ def retriever(request: pytest.FixtureRequest, exported: Path, scored_run: Path) 
     )
 
 
-@pytest.mark.parametrize("engine", ["exact", "scan", "faiss"])
+@pytest.mark.parametrize("engine", ["exact", "scan", "faiss", "qdrant"])
 def test_all_backends_and_engines_give_the_same_hits(
     retriever: Retriever,
     engine: str,
@@ -163,8 +170,6 @@ def test_all_backends_and_engines_give_the_same_hits(
     reference: list[tuple[list[int], list[float]]],
     wide_beams: list[list[str]],
 ) -> None:
-    if engine == "faiss":
-        pytest.importorskip("faiss")
     retriever.open(task.index, engine)
     check(retriever.search(task.questions), reference)
     check([retriever.search(question) for question in task.questions], reference)

@@ -1,0 +1,81 @@
+"""Further engines over an index whose vectors are finished: a file of faiss, a Qdrant collection.
+
+They are made from the vectors in the folder `exact`, and must be made again when these change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.faiss_index import FaissIndex
+from qrag_jax.retrieval.manifest import read_manifest
+from qrag_jax.retrieval.opening import EXACT, FAISS, QDRANT
+from qrag_jax.retrieval.qdrant_index import QdrantIndex
+from qrag_jax.retrieval.qdrant_settings import QdrantTarget
+from qrag_jax.retrieval.vector_files import Stored, open_vectors
+from qrag_jax.runtime.interrupt import StopSignal
+
+FURTHER = (FAISS, QDRANT)
+
+
+def make_engine(
+    engine: str, out: Path, corpus: StoredCorpus, target: QdrantTarget, stop: StopSignal
+) -> None:
+    """Makes one of `FURTHER` in its folder, or goes on with it; what is whole stays as it is.
+
+    Args:
+        out: the index's folder.
+        target: of Qdrant.
+        stop: checked after every batch that is sent.
+
+    Raises:
+        InputError: the vectors are not finished, a library is missing, or a server cannot be used.
+        Stopped: a signal came; the same call goes on.
+        OSError: the disk is full.
+    """
+    stored = open_vectors(out / EXACT, engine=EXACT, corpus=corpus.digest, count=len(corpus))
+    if engine == FAISS:
+        _make_faiss(out / FAISS, corpus, stored)
+        return
+    with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
+        index = QdrantIndex.build(
+            corpus,
+            stored.vectors,
+            out / QDRANT,
+            server=target.server,
+            layout=target.layout,
+            search=target.search,
+            encoder=stored.manifest.encoder,
+            version=stored.manifest.version,
+            replace=target.replace,
+            told=_teller(bar, stop),
+        )
+    index.save(out / QDRANT)
+    if target.server.url:
+        print(f"the collection {target.server.collection} at {target.server.url} is filled")
+    if not index.indexed:
+        print("the server now builds its graph; until it has, searches are slower")
+
+
+def _make_faiss(folder: Path, corpus: StoredCorpus, stored: Stored) -> None:
+    about: dict[str, Any] = {"encoder": stored.manifest.encoder, "version": stored.manifest.version}
+    try:
+        read_manifest(folder, engine=FAISS, corpus=corpus.digest, **about)
+    except InputError:  # there is none, or one of other vectors
+        vectors = stored.vectors.rows(range(len(corpus)))
+        FaissIndex(corpus, vectors, **about).save(folder)
+    FaissIndex.open(folder, corpus, **about)  # it is whole, or refused
+
+
+def _teller(bar: tqdm, stop: StopSignal) -> Callable[[int], None]:
+    def told(passages: int) -> None:
+        bar.update(passages - bar.n)
+        stop.check()
+
+    return told
