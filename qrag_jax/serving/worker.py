@@ -23,7 +23,8 @@ LOADING, READY, STOPPING, FAILED = "loading", "ready", "stopping", "failed"
 LOG = logging.getLogger(__name__)
 FAILED_SEARCH = "the search failed; the server's log says where."
 _WARM = "warm up"  # a question
-_WARM_LONG = " ".join([_WARM] * 50)  # one of the longer questions, which have a program of their own
+# A longer question: these have a program of their own.
+_WARM_LONG = " ".join([_WARM] * 50)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,8 +27,9 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.answers import normalise
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.multi_step import Hit
-from qrag_jax.retrieval.opening import BM25, CORPUS, engines_of
+from qrag_jax.retrieval.opening import BM25, CORPUS, IndexAt
 from qrag_jax.retrieval.protocol import NONE, Passage
+from qrag_jax.retrieval.single_step import SingleStepSearch
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
@@ -163,18 +164,13 @@ def _opened(config: NegativesConfig) -> Search:
     Raises:
         InputError: it cannot search the index.
     """
-    # These modules open runs, which read their inputs by the module that imports this one.
-    from qrag_jax.systems.nearest import Nearest
-    from qrag_jax.systems.passage_encoder import PassageEncoder
+    # This module opens runs, which read their inputs by the module that imports this one.
+    from qrag_jax.systems.plain_search import PlainEncoder, open_plain
 
-    folder, by = Path(config.index).expanduser(), Path(config.search).expanduser()
+    index, by = IndexAt(Path(config.index).expanduser()), Path(config.search).expanduser()
     if not config.search:
-        if BM25 not in engines_of(folder):
-            raise InputError(
-                f"{folder} has no index of words, so give what made its vectors as "
-                "config.data.negatives.search, or build one with qrag_jax.index --engine=bm25."
-            )
-        return Nearest(folder, None).search
+        otherwise = "give what made its vectors as config.data.negatives.search"
+        return SingleStepSearch(index.settled((BM25,), otherwise).open()).search
     if jax.process_count() > 1:
         raise InputError(
             "config.data.negatives.search is given, but only words are searched on several hosts; "
@@ -182,9 +178,9 @@ def _opened(config: NegativesConfig) -> Search:
         )
     if (by / RETRIEVER).is_file() or _is_run(by / CONFIG_NAME):
         retriever = Retriever.load(by)
-        retriever.open(folder)
+        retriever.open(index.folder)
         return _stepwise(retriever)
-    return Nearest(folder, PassageEncoder.of_folder(config.search)).search
+    return open_plain(index, PlainEncoder(config.search)).search
 
 
 def _is_run(path: Path) -> bool:

@@ -195,7 +195,7 @@ def test_wrong_settings_are_one_sentence(index: Path, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="but babilong makes its own documents"):
             with_negatives(config, lazy, run)
         shutil.rmtree(index / "bm25")
-        with pytest.raises(InputError, match="has no index of words, so give what made its vec"):
+        with pytest.raises(InputError, match="holds no finished index; build one there"):
             with_negatives(config, loaded(), run)
         with pytest.raises(InputError, match="nowhere"):
             with_negatives(NegativesConfig(index=str(tmp_path / "nowhere")), loaded(), run)
