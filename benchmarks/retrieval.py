@@ -12,7 +12,6 @@ instead.
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -94,22 +93,21 @@ def _steps(source: str, seed: int, runs: Path) -> dict[str, Any]:
     config, fields = f"configs/{source}.py:minilm", [f"--config.data.path={data}"]
     fields.append(f"--config.seed={seed}")
     first = train(runs / f"{source}-{seed}", config, *fields)
-    command("qrag_jax.evaluate", f"--workdir={first}")
     passages = multi_step.training_corpus(first, runs / f"{source}-{seed}-passages.jsonl")
     index = runs / f"{source}-{seed}-index"
     command("qrag_jax.index", f"--corpus={passages}", f"--index={index}", f"--workdir={first}")
     negatives = {"index": index, "search": first, "count": NEGATIVES}
     fields += [f"--config.data.negatives.{name}={value}" for name, value in negatives.items()]
     mined = train(runs / f"{source}-{seed}-mined", config, *fields)
-    command("qrag_jax.evaluate", f"--workdir={mined}")
     corpora: Mapping[str, multi_step.Reader] = {
         "all passages of the questions": multi_step.pooled,
         **({OPEN: multi_step.two_wiki_open} if source == "two_wiki" else {}),
     }
-    scores = {}
-    for name, reader in corpora.items():
-        with tempfile.TemporaryDirectory() as folder:
-            scores[name] = multi_step.scores_of(
-                {"trained": first, "mined": mined}, reader, COUNTS[source], Path(folder)
-            )
-    return {"scores": scores}
+    both = {"trained": first, "mined": mined}
+    return {
+        "scores": {
+            # Vectors of towers that several seeds have are kept.
+            name: multi_step.scores_of(both, reader, COUNTS[source], runs / f"{source}, {name}")
+            for name, reader in corpora.items()
+        }
+    }

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,7 +72,7 @@ def pooled(run: SavedRun, folder: Path) -> tuple[StoredCorpus, Questions]:
     for sample in samples:
         for chunk in sample.chunks:
             number.setdefault(chunk, len(number))
-    corpus = write_corpus(folder / CORPUS, (Passage(str(n), text) for text, n in number.items()))
+    corpus = _written(folder, (Passage(str(n), text) for text, n in number.items()))
     gold = [frozenset(number[s.chunks[i]] for i in s.support) for s in samples]
     return corpus, Questions([s.question for s in samples], gold)
 
@@ -83,10 +83,17 @@ def two_wiki_open(run: SavedRun, folder: Path) -> tuple[StoredCorpus, Questions]
     source = DATA / "2wikimultihopqa"
     records = (record for _, record in read_records(source / "open_corpus.jsonl.gz"))
     passages = (Passage(r["_id"], r["text"], r["title"]) for r in records)
-    corpus = write_corpus(folder / CORPUS, passages)
+    corpus = _written(folder, passages)
     asked = [record for _, record in read_records(source / "open_dev.jsonl.gz")]
     gold = [frozenset(corpus.numbers(record["gold_doc_ids"]).tolist()) for record in asked]
     return corpus, Questions([record["question"] for record in asked], gold)
+
+
+def _written(folder: Path, passages: Iterable[Passage]) -> StoredCorpus:
+    """The corpus in a folder; written if it is not there."""
+    if (folder / CORPUS).exists():
+        return StoredCorpus(folder / CORPUS)
+    return write_corpus(folder / CORPUS, passages)
 
 
 Lists = dict[int, list[list[int]]]  # number of passages → those found for each question
@@ -111,7 +118,7 @@ def scores_of(
 
     Args:
         runs: name → a run, whose best checkpoint searches; all are of one config and seed.
-        reader: writes the corpus into the folder, beside which indexes are written.
+        reader: writes the corpus into the folder, beside which indexes are written and kept.
         counts: numbers of passages, multiples of the runs' steps.
     """
     opened = {
