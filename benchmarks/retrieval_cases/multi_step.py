@@ -39,6 +39,7 @@ from qrag_jax.retrieval.multi_step import MultiStepSearch
 from qrag_jax.retrieval.protocol import NONE, Index, Passage, Queries
 from qrag_jax.retrieval.tower_rows import State
 from qrag_jax.runtime.saved_config import CONFIG_NAME
+from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.indexing import CORPUS
 from qrag_jax.systems.jax_retriever import run_towers
 from qrag_jax.systems.mined_negatives import by_rank
@@ -101,13 +102,14 @@ Reader = Callable[[SavedRun, Path], tuple[StoredCorpus, Questions]]
 
 
 def training_corpus(workdir: Path, path: Path) -> Path:
-    """Writes the different passages of a run's training questions as JSON lines."""
+    """The different passages of a run's training questions as JSON lines, written once."""
+    if path.exists():
+        return path
     config = load_config(workdir / CONFIG_NAME)
     samples = load_split(QRagConfig.of(config).data, "train", hold_out=True).all
     texts = dict.fromkeys(chunk for sample in samples for chunk in sample.chunks)
     lines = (json.dumps({"id": str(n), "text": text}) for n, text in enumerate(texts))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n")
+    write_whole(path, "\n".join(lines) + "\n")
     return path
 
 
