@@ -89,6 +89,33 @@ class Rules:
                 "at each step, so set one of them to 1."
             )
 
+    def changed(
+        self,
+        *,
+        topk: int | None = None,
+        beam: int | None = None,
+        threshold: float | None = None,
+    ) -> Rules:
+        """The rules of a search with settings of its own; None: as here.
+
+        Args:
+            topk: passages wanted. If they are more than the steps, and `beam` does not forbid it,
+                each step finds several, without a beam.
+        """
+        settings = {"beam": beam, "stop_threshold": threshold}
+        given: dict[str, Any] = {name: x for name, x in settings.items() if x is not None}
+        per_step = self.per_step
+        if topk is not None and beam in (None, 1):
+            per_step = max(per_step, -(-topk // self.max_steps))
+            if per_step > self.per_step:
+                given["beam"] = 1
+        own = dataclasses.replace(self.beam, **given)
+        return dataclasses.replace(self, beam=own, per_step=per_step)
+
+    def steps_for(self, topk: int | None) -> int:
+        """The steps that find so many passages, or the most there are; None: all steps."""
+        return self.max_steps if topk is None else min(self.max_steps, -(-topk // self.per_step))
+
 
 @dataclasses.dataclass(frozen=True)
 class _Listing(Path):

@@ -203,30 +203,11 @@ class MultiStep(_Grouped):
         return self._rules(ask)
 
     def _rules(self, ask: Ask) -> Rules:
-        """How this question is searched.
-
-        A retriever finds one passage a step. Where more passages are asked for than it has steps,
-        and neither steps nor a beam, each step finds several.
-        """
-        rules = self._search.rules
-        beam = rules.beam
-        if ask.beam is not None:
-            beam = dataclasses.replace(beam, beam=ask.beam)
-        if ask.threshold is not None:
-            beam = dataclasses.replace(beam, stop_threshold=ask.threshold)
-        per_step = rules.per_step
-        if ask.steps is None and ask.count is not None and ask.beam in (None, 1):
-            per_step = max(per_step, -(-ask.count // rules.max_steps))
-            if per_step > rules.per_step:
-                beam = dataclasses.replace(beam, beam=1)
-        return dataclasses.replace(rules, beam=beam, per_step=per_step)
+        topk = ask.count if ask.steps is None else None
+        return self._search.rules.changed(topk=topk, beam=ask.beam, threshold=ask.threshold)
 
     def _steps(self, ask: Ask) -> int:
-        rules = self._rules(ask)
-        most = rules.max_steps
-        if ask.steps is not None:
-            return min(ask.steps, most)
-        return most if ask.count is None else min(most, -(-ask.count // rules.per_step))
+        return self._rules(ask).steps_for(ask.count) if ask.steps is None else ask.steps
 
     def _with_rules(self, rules: Rules) -> MultiStepSearch:
         own = self._search

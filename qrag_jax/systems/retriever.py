@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, overload
 
@@ -96,8 +99,43 @@ class LoadSettings:
             raise InputError("give endpoints (the servers' URL) with the backend endpoint alone.")
 
 
+@dataclasses.dataclass(frozen=True)
+class Deployment:
+    """What opens a retriever again, in another process or from a file.
+
+    Attributes:
+        folder: of the export, or of the run.
+        index: folder of the index; "": none is open.
+        engine, url: as for `Retriever.open`.
+        settings: as it was loaded.
+    """
+
+    folder: str
+    index: str = ""
+    engine: str = ""
+    url: str = ""
+    settings: LoadSettings = dataclasses.field(default_factory=LoadSettings)
+
+    def open(self) -> Retriever:
+        """The retriever.
+
+        Raises:
+            InputError: see `Retriever.load` and `Retriever.open`.
+        """
+        retriever = Retriever.load(self.folder, self.settings)
+        if self.index:
+            retriever.open(self.index, self.engine, self.url)
+        return retriever
+
+
 class Retriever:
     """A trained retriever over one index at a time.
+
+    Copies share weights and index. A pickle holds the `deployment` alone, whose folders must be
+    there where it is read.
+
+    Attributes:
+        deployment: what opens it again.
 
     Args:
         backend: computes the towers.
@@ -111,9 +149,23 @@ class Retriever:
     def __init__(self, backend: Backend, origin: Path, settings: LoadSettings) -> None:
         self.config, self.rules = backend.config, rules_of(backend.config, settings.per_step)
         self.rules.check()
-        self._backend, self._origin, self._settings = backend, origin, settings
+        self._backend = backend
+        self.deployment = Deployment(str(origin), settings=settings)
         self._index: VectorIndex | None = None
         self._searches: dict[Rules, MultiStepSearch] = {}
+        # As in the server, engines and towers work for one thread at a time: none promises more.
+        self._lock = threading.Lock()
+
+    def __copy__(self) -> Retriever:
+        made = object.__new__(type(self))
+        made.__dict__ |= self.__dict__
+        return made
+
+    def __deepcopy__(self, memo: object) -> Retriever:
+        return self.__copy__()
+
+    def __reduce__(self) -> tuple[Callable[[Deployment], Retriever], tuple[Deployment]]:
+        return Deployment.open, (self.deployment,)
 
     @classmethod
     def load(cls, folder: str | Path, settings: LoadSettings | None = None) -> Retriever:
@@ -152,6 +204,18 @@ class Retriever:
             else:
                 backend = RunTowers(path, settings.checkpoint, settings.dtype)
         return cls(backend, path, settings)
+
+    def digest(self) -> str:
+        """Tells it from other retrievers: its weights, and how it composes states and searches.
+
+        Of a run, the weights are those of the tower of chunks.
+        """
+        told = {
+            "config": dataclasses.asdict(self.config),
+            "chunk_tower": self._backend.chunk_digest(),
+            "per_step": self.rules.per_step,
+        }
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     def index(
         self, corpus: str | Path, folder: str | Path, settings: IndexSettings | None = None
@@ -195,7 +259,7 @@ class Retriever:
             InputError: the folder holds no finished index, or one of another tower of chunks; or
                 the engine cannot be used.
         """
-        first, last = (EXACT, SCAN) if self._settings.backend == JAX else (SCAN, EXACT)
+        first, last = (EXACT, SCAN) if self.deployment.settings.backend == JAX else (SCAN, EXACT)
         otherwise = (
             "a trained retriever compares vectors: leave it out, or build an index with qrag "
             "index --workdir=RUN"
@@ -203,6 +267,9 @@ class Retriever:
         index = index.settled((first, QDRANT, FAISS, last), otherwise)
         self._check_tower(index.folder, index.encoder)
         self._index, self._searches = index.open_vectors(), {}
+        self.deployment = dataclasses.replace(
+            self.deployment, index=str(index.folder), engine=index.engine, url=index.url
+        )
 
     @overload
     def search(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
@@ -210,6 +277,7 @@ class Retriever:
         questions: str,
         steps: int | None = None,
         *,
+        topk: int | None = None,
         beam: int | None = None,
         threshold: float | None = None,
         where: Where | None = None,
@@ -221,18 +289,23 @@ class Retriever:
         questions: Sequence[str],
         steps: int | Sequence[int] | None = None,
         *,
+        topk: int | None = None,
         beam: int | None = None,
         threshold: float | None = None,
         where: Where | None = None,
     ) -> list[list[Hit]]: ...
 
-    def search(self, questions, steps=None, *, beam=None, threshold=None, where=None):
+    def search(self, questions, steps=None, *, topk=None, beam=None, threshold=None, where=None):
         """The passages taken for a question, or for each of a list, in the order taken.
 
-        A question that is longer than in training is cut as there; a warning says so.
+        A question that is longer than in training is cut as there; a warning says so. Searches of
+        several threads wait for each other.
 
         Args:
-            steps: most steps, of all questions or of each; None: as many as in training.
+            steps: most steps, of all questions or of each; None: as many as in training, or as
+                `topk` needs.
+            topk: most passages; None: those of all steps. If they are more than the steps, and
+                neither steps nor a beam are given, each step gives several, its best one first.
             beam: W, paths kept at every step; None: the retriever's own.
             threshold: a search ends before a passage whose Q is not above it; None: the
                 retriever's own, `-math.inf`: never.
@@ -242,10 +315,10 @@ class Retriever:
             InputError: no index is open; or see `MultiStepSearch.search`.
         """
         asked = [questions] if isinstance(questions, str) else list(questions)
-        changes = {"beam": beam, "stop_threshold": threshold}
-        given = {name: value for name, value in changes.items() if value is not None}
-        own = dataclasses.replace(self.rules.beam, **given)
-        search = self._with_rules(dataclasses.replace(self.rules, beam=own))
+        if topk is not None and topk < 1:
+            raise InputError(f"topk is {topk}; give at least 1.")
+        wanted = topk if steps is None else None
+        rules = self.rules.changed(topk=wanted, beam=beam, threshold=threshold)
         if cut := len(self._backend.towers.cut(asked)):
             most = self._backend.towers.form.question_tokens
             warnings.warn(
@@ -253,8 +326,11 @@ class Retriever:
                 "as in training",
                 stacklevel=2,
             )
-        found = search.search(asked, steps, where)
-        return found[0] if isinstance(questions, str) else found
+        with self._lock:
+            search = self._with_rules(rules)
+            found = search.search(asked, rules.steps_for(topk) if steps is None else steps, where)
+        cut_off = [hits[:topk] for hits in found]
+        return cut_off[0] if isinstance(questions, str) else cut_off
 
     @property
     def multi_step(self) -> MultiStepSearch:
@@ -291,7 +367,8 @@ class Retriever:
                 "" if known else ", or by the run that it was exported from: open it with that once"
             )
             raise InputError(
-                f"{out} was embedded by another tower of chunks than that of {self._origin}, in "
-                f"another dtype{run} (field encoder of its manifest.json); give the retriever "
-                "that embedded it, or index the corpus with this one."
+                f"{out} was embedded by another tower of chunks than that of "
+                f"{self.deployment.folder}, in another dtype{run} (field encoder of its "
+                "manifest.json); give the retriever that embedded it, or index the corpus with "
+                "this one."
             )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import http.server
 import json
 import math
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from qrag_jax.retrieval.qdrant_settings import QdrantTarget
 from qrag_jax.retrieval.torch_tower import TorchTower
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
+from qrag_jax.serving.searcher import Ask, MultiStep
 from qrag_jax.systems.chunk_notes import NOTE
 from qrag_jax.systems.deployed import Endpoints
 from qrag_jax.systems.further_engines import make_engine
@@ -231,6 +235,79 @@ def test_a_question_that_is_cut_is_told_of(exported: Path, task: Task) -> None:
     with pytest.warns(UserWarning, match="1 of 1 questions"):
         assert [hit.id for hit in retriever.search(long + "again")] == [hit.id for hit in found]
     assert len(retriever.search("")) == retriever.config.search.max_steps
+
+
+def test_as_many_passages_as_asked_for(exported: Path, task: Task) -> None:
+    """As the server gives them."""
+    retriever = Retriever.load(exported, FLOAT32)
+    retriever.open(task.index)
+    plain = retriever.search(task.questions)
+    assert {len(hits) for hits in plain} == {retriever.rules.max_steps} == {2}
+    assert retriever.search(task.questions, topk=2) == plain
+    assert retriever.search(task.questions, topk=1) == [hits[:1] for hits in plain]
+    assert retriever.search(task.questions, 2, topk=1) == [hits[:1] for hits in plain]
+    assert retriever.search(task.questions, [1, 2] * 2, topk=9) == [
+        hits[: 1 + place % 2] for place, hits in enumerate(plain)
+    ]
+    several = Retriever.load(exported, dataclasses.replace(FLOAT32, per_step=3))
+    several.open(task.index)
+    five = retriever.search(task.questions, topk=5)
+    assert five == [hits[:5] for hits in several.search(task.questions)]
+    assert [[hit.step for hit in hits] for hits in five] == [[1, 1, 1, 2, 2]] * 4
+    assert retriever.search(task.questions, topk=5, beam=1) == five
+    asks = [Ask(question, count=5) for question in task.questions]
+    asked = MultiStep(retriever.multi_step).search(asks)
+    assert [ids(hits) for hits in asked] == [ids(hits) for hits in five]
+    with pytest.raises(InputError, match=r"topk is 0; give at least 1\."):
+        retriever.search("where?", topk=0)
+
+
+def ids(hits: object) -> list[str]:
+    assert isinstance(hits, list)
+    return [hit.id for hit in hits]
+
+
+def test_copies_share_what_a_pickle_opens_again(exported: Path, task: Task, tmp_path: Path) -> None:
+    retriever = Retriever.load(exported, LoadSettings(dtype="float32", per_step=2))
+    assert pickle.loads(pickle.dumps(retriever)).deployment == retriever.deployment  # noqa: S301
+    retriever.open(task.index, "scan")
+    expected = retriever.search(task.questions)
+    again = pickle.loads(pickle.dumps(retriever))  # noqa: S301
+    assert again.deployment == retriever.deployment
+    assert again.deployment.engine == "scan"
+    assert again.search(task.questions) == expected
+    made = copy.deepcopy({"a": retriever})["a"]
+    assert made._backend is retriever._backend
+    assert made._index is retriever._index
+    made.index(write_corpus(tmp_path / "one.jsonl", task.documents[0]), tmp_path / "index")
+    assert made.deployment.index != retriever.deployment.index
+    assert made.search(task.questions) != expected
+    assert retriever.search(task.questions) == expected
+
+
+def test_threads_search_as_one_does(exported: Path, task: Task) -> None:
+    retriever = Retriever.load(exported, FLOAT32)
+    retriever.open(task.index)
+    alone = {question: retriever.search(question) for question in task.questions}
+    asked = task.questions * 10
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(retriever.search, asked))
+    assert found == [alone[question] for question in asked]
+
+
+def test_digests_tell_retrievers_apart(exported: Path, scored_run: Path, tmp_path: Path) -> None:
+    digests = [
+        Retriever.load(folder, settings).digest()
+        for folder, settings in (
+            (exported, FLOAT32),
+            (exported, LoadSettings(backend="torch", device="cpu")),
+            (exported, dataclasses.replace(FLOAT32, per_step=2)),
+            (scored_run, dataclasses.replace(FLOAT32, checkpoint="best")),
+            (scored_run, dataclasses.replace(FLOAT32, checkpoint="last")),
+        )
+    ]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 4
 
 
 # ---------------------------------------------------------------------- without jax
