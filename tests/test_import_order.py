@@ -18,6 +18,7 @@ FLOORS = (
     {"learners"},
     {"evaluators"},
     {"systems"},
+    {"integrations"},
 )
 COMMANDS = len(FLOORS)  # modules at the top of the package
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}

@@ -1,0 +1,89 @@
+"""A search as a module of DSPy, and as its retrieval model.
+
+from qrag_jax.integrations.dspy import QRagRetriever
+
+search = QRagRetriever(retriever, k=4)
+search("Where was the founder of Acme born?").passages  # in a program
+dspy.configure(rm=search.rm)                            # for dspy.Retrieve
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from qrag_jax.integrations.searches import Searches, imported
+from qrag_jax.retrieval.multi_step import Hit
+
+with imported("dspy", "dspy", "dspy"):
+    import dspy
+    from dspy.dsp.utils import dotdict
+
+
+class QRagRetriever(dspy.Module):
+    """Passages of a search, step by step, the best of a step first.
+
+    Copies, of which optimizers make many, share the retriever. It has nothing that they learn.
+
+    Args:
+        retriever: what searches.
+        k: most passages; None: those of all steps. If they are more than the steps, each step
+            gives several.
+        search_kwargs: further arguments of `Retriever.search`: where, steps, beam, threshold.
+    """
+
+    def __init__(
+        self,
+        retriever: Searches,
+        k: int | None = None,
+        search_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.retriever, self.k = retriever, k
+        self.search_kwargs = dict(search_kwargs or {})
+
+    def forward(self, query: str, k: int | None = None, **changes: Any) -> dspy.Prediction:
+        """Passages as texts, in `passages`, and beside them ids, steps, scores and metadata.
+
+        Args:
+            k, changes: of this call, before those of the module.
+
+        Raises:
+            InputError: see `Retriever.search`.
+        """
+        hits = self._hits(query, k, changes)
+        return dspy.Prediction(
+            passages=[_text(hit) for hit in hits],
+            ids=[hit.id for hit in hits],
+            steps=[hit.step for hit in hits],
+            scores=[hit.score for hit in hits],
+            metadata=[dict(hit.metadata) for hit in hits],
+        )
+
+    async def aforward(self, query: str, k: int | None = None, **changes: Any) -> dspy.Prediction:
+        """As `forward`, in a thread."""
+        return await asyncio.to_thread(self.forward, query, k, **changes)
+
+    def rm(self, query: str, k: int | None = None, **changes: Any) -> list[dotdict]:
+        """Passages as `dspy.Retrieve` takes them, with their texts in `long_text`."""
+        return [
+            dotdict(
+                long_text=_text(hit),
+                id=hit.id,
+                title=hit.title,
+                step=hit.step,
+                score=hit.score,
+                metadata=dict(hit.metadata),
+            )
+            for hit in self._hits(query, k, changes)
+        ]
+
+    def _hits(self, query: str, k: int | None, changes: Mapping[str, Any]) -> list[Hit]:
+        settings = {**self.search_kwargs, **changes}
+        return self.retriever.search(query, topk=self.k if k is None else k, **settings)
+
+
+def _text(hit: Hit) -> str:
+    """Title and text as in DSPy's own collections, whose programs look for the bar."""
+    return f"{hit.title} | {hit.text}" if hit.title else hit.text

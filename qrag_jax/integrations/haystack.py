@@ -1,0 +1,138 @@
+"""A search as a component of Haystack.
+
+    from qrag_jax.integrations.haystack import QRagRetriever
+
+    pipeline.add_component("retriever", QRagRetriever(retriever, top_k=4))
+
+In a pipeline's file the retriever is the folders it is opened from, or the URL of a server:
+
+    type: qrag_jax.integrations.haystack.QRagRetriever
+    init_parameters:
+      retriever: {folder: exported, index: my-index}   # or {url: "http://127.0.0.1:8000"}
+      top_k: 4
+
+`Pipeline.load(file, allowed_modules=["qrag_jax.integrations.haystack"])` reads it: Haystack opens
+classes of other packages only where that is said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from qrag_jax.errors import InputError
+from qrag_jax.integrations.remote import RemoteRetriever
+from qrag_jax.integrations.searches import Searches, imported, metadata_of
+from qrag_jax.systems.deployed import Endpoints
+from qrag_jax.systems.retriever import Deployment, LoadSettings, Retriever
+
+with imported("haystack", "haystack-ai", "haystack"):
+    from haystack import Document, component, default_from_dict, default_to_dict
+
+
+@component
+class QRagRetriever:
+    """Documents of a search, step by step, the best of a step first; their scores are Q-values.
+
+    Haystack runs it in threads where it is asynchronous.
+
+    Args:
+        retriever: what searches, or the fields of `Deployment` or of `RemoteRetriever`, which
+            `warm_up` opens.
+        top_k: most documents; None: those of all steps. If they are more than the steps, each step
+            gives several.
+        search_kwargs: further arguments of `Retriever.search`: where, steps, beam, threshold.
+    """
+
+    def __init__(
+        self,
+        retriever: Searches | Mapping[str, Any],
+        top_k: int | None = None,
+        search_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self.retriever, self.top_k = retriever, top_k
+        self.search_kwargs = dict(search_kwargs or {})
+
+    def warm_up(self) -> None:
+        """Opens the retriever, if it is not open.
+
+        Raises:
+            InputError: a field is unknown, or the retriever cannot be opened.
+        """
+        if isinstance(self.retriever, Mapping):
+            self.retriever = _opened(self.retriever)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The component as a pipeline's file has it.
+
+        Raises:
+            InputError: the retriever is one that no file can name.
+        """
+        return default_to_dict(
+            self,
+            retriever=_fields(self.retriever),
+            top_k=self.top_k,
+            search_kwargs=self.search_kwargs,
+        )
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> QRagRetriever:
+        """The component of `to_dict`, whose folders are not opened yet."""
+        return default_from_dict(cls, data)
+
+    @component.output_types(documents=list[Document])
+    def run(
+        self, query: str, top_k: int | None = None, where: dict[str, Any] | None = None
+    ) -> dict[str, list[Document]]:
+        """Searches.
+
+        Args:
+            top_k, where: of this call; None: those of the component.
+
+        Returns:
+            `documents`; their meta also have title and step.
+
+        Raises:
+            InputError: see `warm_up` and `Retriever.search`.
+        """
+        self.warm_up()
+        assert isinstance(self.retriever, Searches)
+        settings = self.search_kwargs if where is None else {**self.search_kwargs, "where": where}
+        topk = self.top_k if top_k is None else top_k
+        hits = self.retriever.search(query, topk=topk, **settings)
+        return {
+            "documents": [
+                Document(id=hit.id, content=hit.text, meta=metadata_of(hit), score=hit.score)
+                for hit in hits
+            ]
+        }
+
+
+def _fields(retriever: Searches | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(retriever, Mapping):
+        return dict(retriever)
+    if isinstance(retriever, Retriever):
+        return dataclasses.asdict(retriever.deployment)
+    if isinstance(retriever, RemoteRetriever):
+        return dataclasses.asdict(retriever)
+    raise InputError(
+        f"a pipeline's file cannot name a {type(retriever).__name__}; use a Retriever or a "
+        "RemoteRetriever."
+    )
+
+
+def _opened(fields: Mapping[str, Any]) -> Searches:
+    try:
+        if "url" in fields:
+            return RemoteRetriever(**fields)
+        settings = dict(fields.get("settings") or {})
+        if settings.get("endpoints"):
+            settings["endpoints"] = Endpoints(**settings["endpoints"])
+        deployment = Deployment(**{**fields, "settings": LoadSettings(**settings)})
+    except TypeError as error:
+        raise InputError(
+            f"the component's field retriever cannot be read ({error}); give url, or folder, "
+            "index, engine and settings."
+        ) from None
+    return deployment.open()

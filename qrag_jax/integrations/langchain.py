@@ -1,0 +1,54 @@
+"""A search as a retriever of LangChain.
+
+from qrag_jax.integrations.langchain import QRagRetriever
+
+documents = QRagRetriever(retriever=retriever, k=4).invoke("Where was the founder of Acme born?")
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qrag_jax.integrations.searches import Searches, imported, metadata_of
+
+with imported("langchain_core", "langchain-core", "langchain"):
+    from langchain_core.callbacks import CallbackManagerForRetrieverRun
+    from langchain_core.documents import Document
+    from langchain_core.retrievers import BaseRetriever
+    from pydantic import Field
+
+
+class QRagRetriever(BaseRetriever):
+    """Documents of a search, step by step, the best of a step first.
+
+    `invoke` takes `k`, `where`, `steps`, `beam` and `threshold` of single calls. LangChain runs
+    `ainvoke` and `batch` in threads.
+
+    Attributes:
+        retriever: what searches.
+        k: most documents; None: those of all steps. If they are more than the steps, each step
+            gives several.
+        search_kwargs: further arguments of `Retriever.search`: where, steps, beam, threshold.
+    """
+
+    retriever: Searches
+    k: int | None = None
+    search_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **changes: Any
+    ) -> list[Document]:
+        """Documents; their metadata also have title, step and score (the Q-value).
+
+        Raises:
+            InputError: see `Retriever.search`.
+        """
+        topk = changes.pop("k", self.k)
+        return [
+            Document(
+                id=hit.id,
+                page_content=hit.text,
+                metadata={**metadata_of(hit), "score": hit.score},
+            )
+            for hit in self.retriever.search(query, topk=topk, **self.search_kwargs | changes)
+        ]

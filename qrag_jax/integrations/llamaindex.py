@@ -1,0 +1,69 @@
+"""A search as a retriever of LlamaIndex.
+
+from qrag_jax.integrations.llamaindex import QRagRetriever
+
+nodes = QRagRetriever(retriever, similarity_top_k=4).retrieve("Where was Acme's founder born?")
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from qrag_jax.integrations.searches import Searches, imported, metadata_of
+
+with imported("llama_index", "llama-index-core", "llamaindex"):
+    from llama_index.core.base.base_retriever import BaseRetriever
+    from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+
+_NOT_FOR_MODELS = ["step"]  # metadata that LlamaIndex writes into no prompt
+
+
+class QRagRetriever(BaseRetriever):
+    """Nodes of a search, step by step, the best of a step first; their scores are Q-values.
+
+    Args:
+        retriever: what searches.
+        similarity_top_k: most nodes; None: those of all steps. If they are more than the steps,
+            each step gives several.
+        search_kwargs: further arguments of `Retriever.search`: where, steps, beam, threshold.
+        base: arguments of LlamaIndex's own `BaseRetriever`.
+    """
+
+    def __init__(
+        self,
+        retriever: Searches,
+        similarity_top_k: int | None = None,
+        search_kwargs: Mapping[str, Any] | None = None,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        self.retriever, self.similarity_top_k = retriever, similarity_top_k
+        self.search_kwargs = dict(search_kwargs or {})
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        """Nodes; their metadata also have title and step.
+
+        Raises:
+            InputError: see `Retriever.search`.
+        """
+        hits = self.retriever.search(
+            query_bundle.query_str, topk=self.similarity_top_k, **self.search_kwargs
+        )
+        return [
+            NodeWithScore(
+                node=TextNode(
+                    id_=hit.id,
+                    text=hit.text,
+                    metadata=metadata_of(hit),
+                    excluded_llm_metadata_keys=_NOT_FOR_MODELS,
+                    excluded_embed_metadata_keys=_NOT_FOR_MODELS,
+                ),
+                score=hit.score,
+            )
+            for hit in hits
+        ]
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return await asyncio.to_thread(self._retrieve, query_bundle)

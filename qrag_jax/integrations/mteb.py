@@ -1,0 +1,162 @@
+"""A trained retriever as a model of mteb: each task's corpus is indexed, then searched in steps.
+
+from qrag_jax.integrations.mteb import QRagSearch
+
+mteb.evaluate(QRagSearch(retriever, "mteb-indexes"), mteb.get_tasks(["HotpotQA"]))
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.integrations.searches import imported
+from qrag_jax.retrieval.multi_step import Hit
+from qrag_jax.runtime.whole_files import replacing
+from qrag_jax.systems.retriever import Retriever
+
+with imported("mteb", "mteb", "mteb"):
+    from mteb.models import ModelMeta
+    from mteb.models.model_meta import ScoringFunction
+
+if TYPE_CHECKING:
+    from qrag_jax.systems.indexing import IndexSettings
+
+_AT_ONCE = 256  # queries, whose passages are held in memory
+
+
+class QRagSearch:
+    """mteb's `SearchProtocol`.
+
+    A ranking begins with the passages that the retriever finds by itself: the best one of every
+    step, then the second of every step, and so on (`LoadSettings.per_step`). Tasks want up to
+    1,000 passages, so others come behind them, which `Retriever.search` gives for this `topk`:
+    those of the first state first. Scores are Q-values, lowered where they would not fall from one
+    passage to the next, for mteb sorts by them.
+
+    Args:
+        retriever: with the backend jax. A copy of it searches: its own index stays open.
+        folder: for the indexes of the tasks' corpora; a finished one is used again.
+        settings: how indexes are built; None: the usual ones, without empty documents.
+    """
+
+    def __init__(
+        self, retriever: Retriever, folder: str | Path, settings: IndexSettings | None = None
+    ) -> None:
+        self.retriever, self.folder = copy.copy(retriever), Path(folder).expanduser()
+        self.settings = settings
+
+    @property
+    def mteb_model_meta(self) -> ModelMeta:
+        """The model's name (that of its folder) and a digest of it, by which mteb keeps results."""
+        config = self.retriever.config
+        return ModelMeta.create_empty(
+            {
+                "name": f"qrag_jax/{Path(self.retriever.deployment.folder).resolve().name}",
+                "revision": self.retriever.digest(),
+                "framework": ["JAX"],
+                "embed_dim": config.chunk.width,
+                "max_tokens": config.chunk.max_tokens,
+                "similarity_fn_name": ScoringFunction.DOT_PRODUCT,
+            }
+        )
+
+    def index(self, corpus: Any, *, task_metadata: Any, **unused: Any) -> None:
+        """Indexes a task's corpus, or opens its index.
+
+        Args:
+            corpus: `datasets.Dataset` with the columns id, text and, if there are titles, title.
+
+        Raises:
+            InputError: the corpus has no texts, or see `Retriever.index`.
+        """
+        from qrag_jax.systems.indexing import IndexSettings
+
+        _check_text(corpus, "corpus", task_metadata.name)
+        digest = hashlib.sha256()
+        for line in _lines(corpus):
+            digest.update(line)
+        name = self.folder / f"{task_metadata.name}-{digest.hexdigest()[:16]}"
+        file = name.with_name(f"{name.name}.jsonl")
+        if not file.exists():
+            with replacing(file) as out:
+                out.writelines(_lines(corpus))
+        settings = self.settings or IndexSettings(skip_empty=True)
+        self.retriever.index(file, name, settings)
+
+    def search(
+        self,
+        queries: Any,
+        *,
+        task_metadata: Any,
+        top_k: int,
+        top_ranked: Any = None,
+        **unused: Any,
+    ) -> dict[str, dict[str, float]]:
+        """The passages of each query: query id → passage id → score.
+
+        Args:
+            queries: `datasets.Dataset` with the columns id, text and, if there are any,
+                instruction, which goes behind the text.
+
+        Raises:
+            InputError: the task is one of reranking, its queries are no texts, or see
+                `Retriever.search`.
+        """
+        if top_ranked is not None:
+            raise InputError(
+                f"the task {task_metadata.name} ranks given documents anew; a retriever searches "
+                "the whole corpus, so choose a task of retrieval."
+            )
+        _check_text(queries, "queries", task_metadata.name)
+        texts = list(queries["text"])
+        if "instruction" in queries.column_names:
+            pairs = zip(texts, queries["instruction"], strict=True)
+            texts = [f"{text} {more}" if more else text for text, more in pairs]
+        found: list[dict[str, float]] = []
+        for first in range(0, len(texts), _AT_ONCE):
+            part = texts[first : first + _AT_ONCE]
+            own, more = self.retriever.search(part), self.retriever.search(part, topk=top_k)
+            found += [ranking(*both, top_k) for both in zip(own, more, strict=True)]
+        return dict(zip(queries["id"], found, strict=True))
+
+
+def ranking(own: Sequence[Hit], more: Sequence[Hit], most: int) -> dict[str, float]:
+    """A ranking of a question's hits: passage id → score, which falls.
+
+    Args:
+        own: the hits that come first, step by step, the best of a step first.
+        more: those behind them, in their order.
+        most: of both.
+    """
+    steps = [[hit for hit in own if hit.step == step] for step in sorted({h.step for h in own})]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*steps))
+    scores: dict[str, float] = {}
+    last = np.float32(np.inf)
+    for hit in itertools.chain(filter(None, turns), more):
+        if hit.id not in scores and len(scores) < most:
+            # In float32, as trec_eval compares.
+            last = min(np.float32(hit.score), np.nextafter(last, np.float32(-np.inf)))
+            scores[hit.id] = float(last)
+    return scores
+
+
+def _check_text(rows: Any, what: str, task: str) -> None:
+    if "text" not in rows.column_names or not isinstance(rows[0]["text"], str):
+        raise InputError(
+            f"the {what} of the task {task} are no texts (column text); choose a task of texts."
+        )
+
+
+def _lines(corpus: Any) -> Iterator[bytes]:
+    for row in corpus:
+        fields = {"id": row["id"], "title": row.get("title") or "", "text": row["text"] or ""}
+        yield json.dumps(fields).encode() + b"\n"

@@ -1,0 +1,100 @@
+"""A search that runs elsewhere: `qrag serve`, asked with the method of `qrag_jax.Retriever`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm.endpoint import Endpoint
+from qrag_jax.retrieval.multi_step import Hit
+from qrag_jax.retrieval.protocol import Where
+
+_AT_ONCE = 64  # questions of a request
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteRetriever:
+    """The search of a running `qrag serve`: a trained retriever, a plain encoder or BM25.
+
+    Any thread may search, and the server searches for several at once. Unlike `Retriever` it
+    refuses empty questions, those that are longer than in training, and more passages than the
+    corpus has.
+
+    Attributes:
+        url: of the server, such as http://127.0.0.1:8000.
+        timeout: seconds that a request may take.
+
+    Raises:
+        InputError: the URL is none.
+    """
+
+    url: str
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        parts = urllib.parse.urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise InputError(f"url is {self.url!r}; give one such as http://127.0.0.1:8000.")
+
+    @overload
+    def search(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
+        self,
+        questions: str,
+        steps: int | None = None,
+        *,
+        topk: int | None = None,
+        beam: int | None = None,
+        threshold: float | None = None,
+        where: Where | None = None,
+    ) -> list[Hit]: ...
+
+    @overload
+    def search(
+        self,
+        questions: Sequence[str],
+        steps: int | None = None,
+        *,
+        topk: int | None = None,
+        beam: int | None = None,
+        threshold: float | None = None,
+        where: Where | None = None,
+    ) -> list[list[Hit]]: ...
+
+    def search(self, questions, steps=None, *, topk=None, beam=None, threshold=None, where=None):
+        """The passages for a question, or for each of a list; see `Retriever.search`.
+
+        Raises:
+            InputError: the server refuses a question, fails, or does not answer.
+        """
+        if threshold is not None:
+            threshold = max(threshold, -sys.float_info.max)  # JSON has no infinity
+        settings = {"steps": steps, "topk": topk, "beam": beam, "threshold": threshold}
+        body: dict[str, Any] = {key: value for key, value in settings.items() if value is not None}
+        if where is not None:
+            sets = (set, frozenset)
+            body["where"] = {k: [*v] if isinstance(v, sets) else v for k, v in where.items()}
+        asked = [questions] if isinstance(questions, str) else list(questions)
+        found: list[list[Hit]] = []
+        for first in range(0, len(asked), _AT_ONCE):
+            found += self._found(body | {"questions": asked[first : first + _AT_ONCE]})
+        return found[0] if isinstance(questions, str) else found
+
+    def _found(self, body: Mapping[str, Any]) -> list[list[Hit]]:
+        reply = Endpoint(self.url).post("/search", body, self.timeout)
+        said = reply.json if isinstance(reply.json, dict) else {}
+        if "error" in said:
+            raise InputError(f"{self.url}: {said['error']}")
+        try:
+            found = [[Hit(**hit) for hit in hits] for hits in said["hits"]]
+        except (KeyError, TypeError):
+            found = []
+        if reply.status != 200 or len(found) != len(body["questions"]):
+            raise InputError(
+                f"{self.url} gives no answer of qrag serve ({reply.reason}); start the server, and "
+                "give its URL."
+            )
+        return found

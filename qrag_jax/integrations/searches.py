@@ -1,0 +1,60 @@
+"""What the adapters have in common: what they search with, and what they make of a hit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+from qrag_jax.retrieval.multi_step import Hit
+from qrag_jax.retrieval.protocol import Where
+
+
+@runtime_checkable
+class Searches(Protocol):
+    """`qrag_jax.Retriever` with an index open, or `remote.RemoteRetriever`."""
+
+    def search(
+        self,
+        questions: str,
+        steps: int | None = None,
+        *,
+        topk: int | None = None,
+        beam: int | None = None,
+        threshold: float | None = None,
+        where: Where | None = None,
+    ) -> list[Hit]:
+        """See `Retriever.search`."""
+
+
+def metadata_of(hit: Hit) -> dict[str, Any]:
+    """The passage's metadata, with its title (if it has one) and the step that found it.
+
+    These two go before fields of the corpus that have their names.
+    """
+    title = {"title": hit.title} if hit.title else {}
+    return {**hit.metadata, **title, "step": hit.step}
+
+
+@contextlib.contextmanager
+def imported(module: str, package: str, extra: str) -> Iterator[None]:
+    """Around the imports of a library: says what to install if it is missing.
+
+    Args:
+        module: that is imported.
+        package: that it is installed with.
+        extra: ours that asks for this package; also the adapter's name.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != module:
+            raise
+        raise ModuleNotFoundError(
+            f"qrag_jax.integrations.{extra} needs the package {package}: run pip install "
+            f"'qrag_jax[{extra}]'",
+            name=error.name,
+        ) from None

@@ -1,0 +1,226 @@
+"""mteb's own evaluation of the adapter, on a task of this file: its scores are ours."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qrag_jax import LoadSettings, Retriever
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.ranking import ranking_columns
+from qrag_jax.retrieval.multi_step import Hit
+from tests.integrations.conftest import COUNT
+from tests.systems.corpora import records
+
+mteb = pytest.importorskip("mteb", reason="needs the extra mteb")
+pytest.importorskip("ir_measures", reason="needs the extra retrieval")
+import datasets
+from mteb.abstasks import AbsTaskRetrieval
+from mteb.abstasks.task_metadata import TaskMetadata
+from mteb.cache import ResultCache
+from mteb.models import SearchProtocol
+
+from qrag_jax.integrations.mteb import QRagSearch, ranking
+
+EMPTY = {"id": "nothing", "title": "", "text": ""}
+PASSAGES = [{key: str(r[key]) for key in ("id", "title", "text")} for r in records(COUNT)]
+QUERIES = {f"q{n}": " ".join(p["text"].split()[:6]) for n, p in enumerate(PASSAGES) if n % 4 == 0}
+# Relevance 2 for the passage of the words, 1 for the next two.
+QRELS = {
+    f"q{n}": {f"p{n}": 2, f"p{(n + 1) % COUNT}": 1, f"p{(n + 2) % COUNT}": 1}
+    for n in range(0, COUNT, 4)
+}
+
+
+class SmallTask(AbsTaskRetrieval):
+    """Passages of a few words, held in memory."""
+
+    metadata = TaskMetadata(
+        name="QRagSmall",
+        description="Passages of a few words.",
+        reference="https://example.com/small",
+        dataset={"path": "none/none", "revision": "1"},
+        type="Retrieval",
+        category="t2t",
+        modalities=["text"],
+        eval_splits=["test"],
+        eval_langs=["eng-Latn"],
+        main_score="ndcg_at_10",
+        date=("2026-01-01", "2026-01-02"),
+        domains=["Written"],
+        task_subtypes=[],
+        license="mit",
+        annotations_creators="derived",
+        dialect=[],
+        sample_creation="created",
+        bibtex_citation="",
+    )
+    instructions: dict[str, str] | None = None
+
+    def load_data(self, *args: Any, **kwargs: Any) -> None:
+        queries = [{"id": name, "text": text} for name, text in QUERIES.items()]
+        if self.instructions is not None:
+            queries = [q | {"instruction": self.instructions.get(q["id"])} for q in queries]
+        self.dataset = {
+            "default": {
+                "test": {
+                    "corpus": datasets.Dataset.from_list([*PASSAGES, EMPTY]),
+                    "queries": datasets.Dataset.from_list(queries),
+                    "relevant_docs": {query: dict(docs) for query, docs in QRELS.items()},
+                    "top_ranked": None,
+                }
+            }
+        }
+        self.data_loaded = True
+
+
+def evaluated(search: QRagSearch, folder: Path, task: SmallTask | None = None) -> dict[str, Any]:
+    """mteb's scores; its predictions are in the folder."""
+    result = mteb.evaluate(
+        search,
+        task or SmallTask(),
+        cache=None,
+        prediction_folder=folder,
+        show_progress_bar=False,
+        encode_kwargs={"batch_size": 8},
+    )
+    return result.task_results[0].scores["test"][0]
+
+
+def predictions(folder: Path) -> dict[str, list[str]]:
+    """The rankings that mteb scored."""
+    said = json.loads((folder / "QRagSmall_predictions.json").read_text())
+    scores = said["default"]["test"]
+    return {query: sorted(docs, key=docs.get, reverse=True) for query, docs in scores.items()}
+
+
+@pytest.fixture(scope="module")
+def retriever(exported: Path) -> Retriever:
+    return Retriever.load(exported, LoadSettings(dtype="float32"))
+
+
+@pytest.fixture(scope="module")
+def search(retriever: Retriever, tmp_path_factory: pytest.TempPathFactory) -> QRagSearch:
+    return QRagSearch(retriever, tmp_path_factory.mktemp("mteb"))
+
+
+def test_the_scores_are_those_of_our_own_measures(search: QRagSearch, tmp_path: Path) -> None:
+    assert isinstance(search, SearchProtocol)
+    found = evaluated(search, tmp_path)
+    rankings = predictions(tmp_path)
+    names = {
+        "ndcg@10": "ndcg_at_10",
+        "ndcg@3": "ndcg_at_3",
+        "recall@5": "recall_at_5",
+        "ap@100": "map_at_100",
+        "rr@10": "mrr_at_10",
+        "hit@3": "hit_rate_at_3",
+    }
+    columns = ranking_columns(rankings, QRELS, list(names))
+    for ours, theirs in names.items():
+        assert found[theirs] == pytest.approx(np.mean(list(columns[ours].values())), abs=1e-5)
+    assert 0 < found["ndcg_at_10"] < 1
+    assert found["recall_at_100"] == 1  # 40 passages, all of them ranked
+    assert all(sorted(ranked) == sorted(p["id"] for p in PASSAGES) for ranked in rankings.values())
+
+
+def test_a_ranking_begins_with_the_passages_of_the_steps(
+    search: QRagSearch, exported: Path, tmp_path: Path
+) -> None:
+    evaluated(search, tmp_path)
+    rankings = predictions(tmp_path)
+    for query, question in QUERIES.items():
+        path = [hit.id for hit in search.retriever.search(question)]
+        assert len(path) == 2
+        assert rankings[query][:2] == path
+        first = [hit.id for hit in search.retriever.search(question, topk=2 * COUNT)]
+        assert rankings[query][2:] == [name for name in first if name not in path]
+    # The second step is not the second place of the first.
+    assert any(
+        rankings[query][1] != search.retriever.search(question, topk=2 * COUNT)[1].id
+        for query, question in QUERIES.items()
+    )
+    settings = LoadSettings(dtype="float32", per_step=3)
+    several = QRagSearch(Retriever.load(exported, settings), search.folder)
+    evaluated(several, tmp_path)
+    rankings = predictions(tmp_path)
+    for query, question in QUERIES.items():
+        hits = several.retriever.search(question)
+        assert [hit.step for hit in hits] == [1, 1, 1, 2, 2, 2]
+        turns = [hits[n].id for n in (0, 3, 1, 4, 2, 5)]
+        assert rankings[query][:6] == turns
+
+
+def test_scores_fall_and_are_the_values_where_these_do() -> None:
+    def hits(step: int, *found: tuple[str, float]) -> list[Hit]:
+        return [Hit(step, score, name, "", "", {}) for name, score in found]
+
+    own = [*hits(1, ("a", 5.0), ("b", 4.0)), *hits(2, ("c", 9.0))]
+    more = [*hits(1, ("a", 5.0), ("d", 3.0), ("e", 3.0)), *hits(2, ("f", -1.0))]
+    scores = ranking(own, more, 5)
+    assert list(scores) == ["a", "c", "b", "d", "e"]
+    below = [float(np.nextafter(np.float32(x), np.float32(-np.inf))) for x in (5.0, 3.0)]
+    assert list(scores.values()) == [5.0, below[0], 4.0, 3.0, below[1]]
+    assert ranking(own, more, 2) == {"a": 5.0, "c": below[0]}
+    assert ranking([], [], 5) == {}
+
+
+def test_instructions_are_read_with_the_queries(search: QRagSearch, tmp_path: Path) -> None:
+    evaluated(search, tmp_path)
+    plain = predictions(tmp_path)
+    task = SmallTask()
+    task.instructions = {"q0": "about a silver piano"}
+    evaluated(search, tmp_path, task)
+    told = predictions(tmp_path)
+    path = [hit.id for hit in search.retriever.search(QUERIES["q0"] + " about a silver piano")]
+    assert told["q0"][:2] == path
+    assert told["q4"] == plain["q4"]
+
+
+def test_results_are_kept_by_the_retriever_s_digest(
+    search: QRagSearch, exported: Path, tmp_path: Path
+) -> None:
+    meta = search.mteb_model_meta
+    assert (meta.name, meta.revision) == (f"qrag_jax/{exported.name}", search.retriever.digest())
+    cache = ResultCache(tmp_path)
+    for strategy in ("only-missing", "only-cache"):  # the second one is read
+        result = mteb.evaluate(
+            search, SmallTask(), cache=cache, overwrite_strategy=strategy, show_progress_bar=False
+        )
+        assert result.model_name == meta.name
+        assert result.task_results[0].scores["test"][0]["ndcg_at_10"] > 0
+
+
+def test_a_finished_index_is_opened(
+    search: QRagSearch, retriever: Retriever, tmp_path: Path
+) -> None:
+    evaluated(search, tmp_path)
+    with pytest.raises(InputError, match="no index is open"):  # the user's own is as it was
+        retriever.search("river")
+    (folder,) = [path for path in search.folder.iterdir() if path.is_dir()]
+    assert re.fullmatch(r"QRagSmall-[0-9a-f]{16}", folder.name)
+    assert search.retriever.deployment.index == str(folder)
+    times = {path: path.stat().st_mtime_ns for path in (folder / "exact").rglob("*")}
+    evaluated(search, tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in (folder / "exact").rglob("*")} == times
+
+
+def test_wrong_tasks_are_one_sentence(search: QRagSearch, tmp_path: Path) -> None:
+    class Reranking(SmallTask):
+        def load_data(self, *args: Any, **kwargs: Any) -> None:
+            super().load_data()
+            self.dataset["default"]["test"]["top_ranked"] = {q: ["p0", "p1"] for q in QUERIES}
+
+    with pytest.raises(InputError, match="QRagSmall ranks given documents anew; a retriever"):
+        evaluated(search, tmp_path, Reranking())
+    talk = datasets.Dataset.from_list([{"id": "a", "text": ["Where?", "Here."]}])
+    with pytest.raises(InputError, match=r"the queries of the task QRagSmall are no texts"):
+        search.search(talk, task_metadata=SmallTask.metadata, top_k=10)
+    images = datasets.Dataset.from_list([{"id": "a", "image": 1}])
+    with pytest.raises(InputError, match=r"the corpus of the task QRagSmall are no texts"):
+        search.index(images, task_metadata=SmallTask.metadata)
