@@ -124,7 +124,7 @@ def _fields(retriever: Searches | Mapping[str, Any]) -> dict[str, Any]:
 
 def _opened(fields: Mapping[str, Any]) -> Searches:
     try:
-        if "url" in fields:
+        if "url" in fields and "folder" not in fields:
             return RemoteRetriever(**fields)
         settings = dict(fields.get("settings") or {})
         if settings.get("endpoints"):
@@ -132,7 +132,7 @@ def _opened(fields: Mapping[str, Any]) -> Searches:
         deployment = Deployment(**{**fields, "settings": LoadSettings(**settings)})
     except TypeError as error:
         raise InputError(
-            f"the component's field retriever cannot be read ({error}); give url, or folder, "
-            "index, engine and settings."
+            f"the component's field retriever cannot be read ({error}); give url, or folder and "
+            "index."
         ) from None
     return deployment.open()
