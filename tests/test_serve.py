@@ -238,7 +238,7 @@ def test_requests_at_once_are_searched_together(commands: Commands, index: Path)
 
 
 def test_a_full_queue_and_a_client_that_leaves(commands: Commands, index: Path) -> None:
-    flags = ("--max_queue=2", "--max_batch=8", "--max_wait_ms=3000")
+    flags = ("--max_queue=2", "--max_batch=8", "--max_wait_ms=8000")
     with serving(commands, index, *flags) as server:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(server.url + "/retrieve", json={"queries": ["cats", "dogs"]}, timeout=0.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 
 from qrag_jax import LoadSettings, Retriever
@@ -12,13 +13,17 @@ from tests.systems.corpora import write_corpus_file
 
 COUNT = 40  # passages
 
-# Read by the libraries when they are imported: tests send nothing and ask nobody.
+# Read by the libraries when they are imported: tests send nothing.
 os.environ |= {
     "HAYSTACK_TELEMETRY_ENABLED": "False",
     "LANGSMITH_TRACING": "false",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    "HF_HUB_OFFLINE": "1",
 }
+
+
+@pytest.fixture(autouse=True)
+def the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture(scope="session")

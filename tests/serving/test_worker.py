@@ -195,7 +195,9 @@ def test_all_sizes_are_searched_before_the_first_question(tmp_path: Path) -> Non
     worker = Worker(lambda: held, WorkerConfig(max_batch=24), sizes.append)
     worker.start()
     assert worker.await_loaded(LIMIT)
-    assert [len(asked) for asked in held.asked] == [1, 8, 16, 24]
+    long, *others = held.asked
+    assert len(long[0].split()) > 64
+    assert [len(asked) for asked in others] == [1, 8, 16, 24]
     worker.submit([Ask("cats"), Ask("dogs")])[1].result(LIMIT)
     assert sizes == [2]
     assert worker.close(LIMIT)
