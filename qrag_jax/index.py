@@ -7,6 +7,11 @@ The corpus is JSON lines (.jsonl, .jsonl.gz), Parquet, a folder in BEIR's layout
 such files. RUN is a trained run, whose tower of chunks embeds the passages. FOLDER is an export of
 a run, or any encoder in Hugging Face's layout; "minilm" is all-MiniLM-L6-v2. --engine=bm25 indexes
 words and needs neither. If the command is broken off, the same command goes on where it was.
+
+    python -m qrag_jax.index --index=OUT --qdrant=http://HOST:6333 --collection=NAME
+
+sends finished vectors to a Qdrant server, whose API key is read from QDRANT_API_KEY alone;
+--engine=faiss writes them as a file of faiss. With --hosts several hosts embed a corpus together.
 """
 
 from __future__ import annotations
@@ -31,9 +36,9 @@ from qrag_jax.retrieval.exported import chunk_digest
 from qrag_jax.retrieval.manifest import read_manifest
 from qrag_jax.retrieval.opening import BM25, EXACT, QDRANT
 from qrag_jax.retrieval.qdrant_settings import QdrantTarget
-from qrag_jax.runtime import commandline, compilation
+from qrag_jax.runtime import commandline, compilation, hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.mesh import host_mesh
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.chunk_notes import write_note
@@ -67,6 +72,7 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_string("columns", "", "Names of fields: id=NAME,title=NAME,text=NAME.")
     flags.DEFINE_string("metadata", ALL, "Further fields that are kept: names, or * for all.")
     flags.DEFINE_bool("skip_empty", False, "Leave out passages without any text; else an error.")
+    flags.DEFINE_string("hosts", "", hosts.HELP)
     flags.DEFINE_integer("part", 0, "Passages written at a time, 0: as the devices need it.")
     flags.DEFINE_integer("workers", -1, "Processes that tokenise; 0: threads, -1: by the devices.")
     flags.DEFINE_string("chunk_prefix", "", "With --encoder: text before every passage.")
@@ -131,7 +137,7 @@ def _tower(engine: str, out: Path) -> _Tower | None:
     encoder = PassageEncoder.of_folder(
         given.encoder,
         EncoderConfig(dtype=given.compute, pooling=given.pooling, chunk_prefix=given.chunk_prefix),
-        make_mesh(sizes),  # type: ignore[arg-type]  # another number of sizes is refused there
+        host_mesh(sizes),  # type: ignore[arg-type]  # another number of sizes is refused there
         given.max_chunk_tokens,
     )
     exported = Path(encoder.origin)
@@ -142,13 +148,18 @@ def _tower(engine: str, out: Path) -> _Tower | None:
 
 
 def _of_run() -> _Tower:
-    run = SavedRun.open(run_flags.workdir(), flags.FLAGS.config)
+    run = SavedRun.open(run_flags.workdir(), flags.FLAGS.config, host_mesh)
     encoder = PassageEncoder.of_run(run, run.chosen(run_flags.given_checkpoint()))
     return _Tower(encoder, partial(run_chunk_digest, run, encoder.params))
 
 
 def main() -> int:
     """Reads the flags and builds the index."""
+    with hosts.joined(flags.FLAGS.hosts):
+        return _build()
+
+
+def _build() -> int:
     if not flags.FLAGS.index:
         raise InputError("give the folder to write, for example --index=indexes/wiki.")
     out = Path(flags.FLAGS.index).expanduser()
@@ -162,7 +173,9 @@ def main() -> int:
         except Stopped as stopped:
             print(f"{stopped}: stopped, what is finished is kept; give the same command to go on.")
             return 128 + (signal.Signals[stop.name] if stop.name else signal.SIGTERM)
-        if tower and tower.digest and jax.process_index() == 0:
+        # Parts of a tower on several hosts are not gathered for the note: `search` writes it then.
+        whole = tower is not None and not tower.encoder.mesh.is_multi_process
+        if tower and tower.digest and whole and jax.process_index() == 0:
             write_note(out, read_manifest(indexed.folder).encoder, tower.digest())
     if jax.process_index() == 0:
         print("\n".join(_report(indexed, encoder)))

@@ -43,14 +43,33 @@ def make_mesh(
     return Mesh(placed.reshape(sizes), AXES)
 
 
+def host_mesh(shape: tuple[int, int, int] = (-1, 1, 1)) -> Mesh:
+    """The devices of this host alone, if they can hold all parameters as `shape` splits them.
+
+    Hosts then compute without each other, and each gives the numbers that it would give alone.
+    Else, or where there is one host, it is the mesh of all devices.
+
+    Args:
+        shape: as `make_mesh` has it, for all devices of all hosts.
+
+    Raises:
+        InputError: see `make_mesh`.
+    """
+    mesh, own = make_mesh(shape), jax.local_devices()
+    _, fsdp, tensor = mesh.devices.shape
+    if not mesh.is_multi_process or len(own) % (fsdp * tensor):
+        return mesh
+    return make_mesh((-1, fsdp, tensor), own)
+
+
 def replicate(mesh: Mesh, tree: Any) -> Any:
     """Puts host arrays on every device of the mesh."""
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def shard_batch(mesh: Mesh, batch: Any) -> Any:
-    """Splits a batch of host arrays over all devices; each host gives its own episodes."""
+    """Splits a batch of host arrays over the mesh; each of its hosts gives its own episodes."""
     sharding = NamedSharding(mesh, PartitionSpec(AXES))
-    if jax.process_count() == 1:
+    if not mesh.is_multi_process:
         return jax.device_put(batch, sharding)
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch)

@@ -10,8 +10,8 @@ The folder has one part for the corpus and one for each engine over it:
 
 The disk holds the corpus and the vectors, and nothing else that grows. What was killed goes on: the
 corpus after its last passages that are known to be on disk, the vectors after their last finished
-parts. With several hosts the folder is on a disk that all of them see. The first one stores the
-corpus, each embeds its share of the parts, and the first one writes the manifest.
+parts. With several hosts (`runtime.hosts`) the folder is on a disk that all of them see. The first
+one stores the corpus, each embeds its share of the parts, and the first one writes the manifest.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from qrag_jax.data.files.corpora import Columns, Read, corpus_files, read_corpus
@@ -42,7 +41,7 @@ from qrag_jax.retrieval.qdrant_settings import QdrantTarget
 from qrag_jax.retrieval.vector_files import set_settings
 from qrag_jax.retrieval.vector_parts import PartNote, VectorParts
 from qrag_jax.rollouts.text_table import laid_out
-from qrag_jax.runtime import leftovers, locks, whole_files
+from qrag_jax.runtime import hosts, leftovers, locks, whole_files
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.platform import Platform
@@ -148,8 +147,7 @@ def index_corpus(
             fix = "wait until it ends, or end it, or give another --index"
             lock = locks.held(out / ".lock", f"{out} is being written", fix, "--index")
             stack.enter_context(lock)
-            _store_corpus(source, out, settings, stop)
-        _together("the corpus is stored")
+        hosts.first_does(lambda: _store_corpus(source, out, settings, stop))
         stored = StoredCorpus(out / CORPUS)
         if settings.engine == BM25:
             return _index_words(stored, out / BM25)
@@ -157,9 +155,8 @@ def index_corpus(
         if encoder is not None:
             indexed = _index_vectors(stored, out / EXACT, encoder, settings, stop)
         if settings.engine in FURTHER:
-            if first:
-                make_engine(settings.engine, out, stored, settings.qdrant, stop)
-            _together("the engine is made")
+            further = settings.engine, out, stored, settings.qdrant, stop
+            hosts.first_does(lambda: make_engine(*further))
             indexed = indexed._replace(folder=out / settings.engine)
         return indexed
 
@@ -240,9 +237,11 @@ def _read(record: Path) -> Any:
 
 
 def _index_words(stored: StoredCorpus, folder: Path) -> Indexed:
-    if jax.process_index() == 0 and not (folder / manifest.NAME).exists():
-        bm25.BM25Index.build(stored).save(folder)
-    _together("the words are written")
+    def build() -> None:
+        if not (folder / manifest.NAME).exists():
+            bm25.BM25Index.build(stored).save(folder)
+
+    hosts.first_does(build)
     bm25.BM25Index.open(folder, stored)  # it fits, or is refused
     return Indexed(stored, folder)
 
@@ -291,29 +290,32 @@ def _index_vectors(
             if found.settings != about.settings:
                 set_settings(folder, about.settings)
         return Indexed(stored, folder)
-    if jax.process_index() == 0:
+
+    def begin() -> None:
         stored.check_content()
         parts.begin()
         leftovers.clean_partial(folder, print)
-    _together("the folder is there")
+
+    hosts.first_does(begin)
     workers = settings.workers if settings.workers >= 0 else (0 if on_cpu else 4)
     rows = PassageRows(
         stored.folder, encoder.tokenizer, encoder.encoder.chunk_opening, encoder.row_tokens
     )
     now = _Embedding(encoder, parts, rows).run(workers, stop)
     notes = parts.finished()
+    hosts.together("the parts are counted")  # what finishes them deletes the notes
     if len(notes) < len(parts.numbers):
         raise Stopped(stop.name or "another host's signal")
     if jax.process_index() == 0:
         parts.finish(about)
-    _together("the index is finished")
+    hosts.together("the index is finished")
     return Indexed(stored, folder, *now[:2], sum(note.cut for note in notes.values()), now[2])
 
 
 class _Running(NamedTuple):
     """A part that the devices compute.
 
-    result: `[N, width]`, on all hosts' devices.
+    result: `[N, width]`, on the mesh.
     places: where each of the part's rows is in this host's share of the result.
     """
 
@@ -328,7 +330,6 @@ class _Embedding:
 
     def __init__(self, encoder: PassageEncoder, parts: VectorParts, rows: PassageRows) -> None:
         self._encoder, self._parts, self._rows = encoder, parts, rows
-        self._hosts = jax.process_count()
         count = parts.count
         typical = np.linspace(0, count - 1, min(count, _TYPICAL)).astype(np.int64)
         self._embed = encoder.embed(rows.of(typical).lengths)
@@ -337,15 +338,14 @@ class _Embedding:
     def run(self, workers: int, stop: StopSignal) -> tuple[int, int, float]:
         """Passages and tokens that this call embedded on all hosts, and its seconds."""
         finished = self._parts.finished()
-        numbers, hosts = self._parts.numbers, self._hosts
-        # Hosts compute together, so that a round is repeated if one of its parts is missing.
-        rounds = [numbers[start : start + hosts] for start in numbers[::hosts]]
-        due = [each for each in rounds if any(number not in finished for number in each)]
-        own = [each.start + jax.process_index() for each in due]
+        due, host = self._rounds(set(finished)), jax.process_index()
+        # A part beyond the last one has no passages.
+        beyond = len(self._parts.numbers)
+        own = [each[host] if host < len(each) else beyond for each in due]
         passages = [self._parts.passages(number) for number in own]
         left = sum(len(self._parts.passages(number)) for each in due for number in each)
         total, started = self._parts.count, time.perf_counter()
-        hidden = jax.process_index() > 0
+        hidden = host > 0
         with tqdm(
             total=total, initial=total - left, unit=" passages", unit_scale=True, disable=hidden
         ) as bar:
@@ -357,20 +357,31 @@ class _Embedding:
                 if running is not None:
                     bar.update(self._write(*running))
                 running = sum(len(self._parts.passages(n)) for n in each), dispatched
-                if _any(stop.requested):
+                if hosts.any_of(stop.requested):
                     break
             if running is not None:
                 bar.update(self._write(*running))
-        _together("all parts are written")
+        hosts.together("all parts are written")
         seconds = time.perf_counter() - started
         notes = self._parts.finished()
         new = [notes[number] for each in due for number in each if number in notes]
         return sum(note.passages for note in new), sum(note.tokens for note in new), seconds
 
+    def _rounds(self, finished: set[int]) -> list[Sequence[int]]:
+        """The parts to embed, one of each host at a time."""
+        numbers: Sequence[int] = self._parts.numbers
+        together = self._encoder.mesh.is_multi_process
+        if not together:
+            numbers = [number for number in numbers if number not in finished]
+        count = jax.process_count()
+        rounds = [numbers[start : start + count] for start in range(0, len(numbers), count)]
+        # Where hosts compute together the vectors of a part depend on the other parts of its round.
+        return [each for each in rounds if not finished.issuperset(each)]
+
     def _dispatch(self, number: int, rows: Rows) -> _Running:
         """Begins to compute a part; a number beyond the last part has no rows."""
         encoder = self._encoder
-        devices = encoder.mesh.size // self._hosts
+        devices = encoder.mesh.local_mesh.size
         group = laid_out(rows.each(), self._shape, devices, encoder.encoder.pad_id)
         given = shard_batch(encoder.mesh, (group.tokens, group.lengths))
         return _Running(number, rows, self._embed(encoder.params, *given), group.places)
@@ -396,16 +407,3 @@ def _own(result: jax.Array) -> np.ndarray:
         return np.asarray(result)
     shards = sorted(result.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return np.concatenate([np.asarray(shard.data) for shard in shards])
-
-
-def _any(flag: bool) -> bool:
-    """Whether it is set on one of the hosts."""
-    if jax.process_count() == 1:
-        return flag
-    return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
-
-
-def _together(what: str) -> None:
-    """Waits for all hosts."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(what)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,17 @@ class SavedRun:
     shardings: Params | Adapted
 
     @classmethod
-    def open(cls, workdir: Path, config: ConfigDict) -> SavedRun:
+    def open(
+        cls,
+        workdir: Path,
+        config: ConfigDict,
+        mesh_of: Callable[[tuple[int, int, int]], Mesh] = make_mesh,
+    ) -> SavedRun:
         """Reads the encoder of the run in `workdir`.
 
         Args:
             config: the run's config, possibly with other data or other settings of evaluation.
+            mesh_of: makes the mesh of the config's sizes.
 
         Raises:
             InputError: `workdir` holds no trained run, or its encoder cannot be used.
@@ -65,7 +72,7 @@ class SavedRun:
         taken = QRagConfig.of(config, scoring=True)
         if told := determinism.ask(taken.runtime.deterministic):
             print(told)
-        mesh = make_mesh(taken.runtime.mesh)
+        mesh = mesh_of(taken.runtime.mesh)
         taken.eval.check_devices(mesh.size)
         if not (workdir / FOLDER).exists():
             raise InputError(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.mesh import AXES, make_mesh, replicate, shard_batch
+from qrag_jax.runtime.mesh import AXES, host_mesh, make_mesh, replicate, shard_batch
 
 DEVICES = len(jax.devices())
 
@@ -62,3 +62,9 @@ def test_eight_devices() -> None:
 def test_sizes_that_eight_devices_refuse(shape) -> None:
     with pytest.raises(InputError, match="8 devices"):
         make_mesh(shape)
+
+
+def test_one_host_alone_has_all_devices() -> None:
+    assert host_mesh((-1, 2, 1)) == make_mesh((-1, 2, 1))
+    with pytest.raises(InputError, match=r"config\.runtime\.mesh"):
+        host_mesh((DEVICES + 1, 1, 1))

@@ -1,0 +1,186 @@
+"""Several hosts that compute together, one process on each: how they meet, wait and fail.
+
+JAX ends a process that waits in vain, by a signal and with a page of C++. So we end it before, with
+a sentence. A process that fails ends without waiting for the others, which then fail, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from qrag_jax.errors import InputError
+from qrag_jax.runtime.interrupt import Stopped
+from qrag_jax.runtime.output import end_process
+
+HELP = "Of several hosts: ADDRESS:PORT of the first,COUNT,NUMBER of this one from 0; or auto."
+AUTO = "auto"
+_GIVEN = re.compile(r"([^\s,]+):(\d{1,5}),(\d{1,6}),(\d{1,6})")
+_PATIENCE = 300.0  # seconds until all hosts must be there
+_LONGER = 3600  # JAX's own patience, which ends after ours
+_LONGEST = 4096  # bytes of a sentence
+_ALL = "all hosts have failed together"
+_LOST = re.compile("gloo|nccl|coordination service", re.IGNORECASE)
+
+
+@contextlib.contextmanager
+def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
+    """Joins the other hosts for the block; it comes before JAX looks for devices.
+
+    Args:
+        text: ADDRESS:PORT of the first host, their count, and this one's number, with commas
+            between them; "auto": as SLURM, Open MPI, Kubernetes or a TPU says; "": this host is
+            alone.
+        patience: seconds to wait for the others.
+
+    Raises:
+        InputError: the text is none of these, or the address cannot be used.
+        SystemExit: another host ended while this one waited for it.
+    """
+    if not text:
+        yield
+        return
+    settings = _settings(text)
+    late = threading.Timer(patience, _give_up, [text, patience])
+    late.daemon = True
+    late.start()
+    try:
+        jax.distributed.initialize(**settings, initialization_timeout=_LONGER)
+    except (RuntimeError, ValueError) as error:
+        raise InputError(
+            f"--hosts={text}: the other hosts cannot be found ({error}); start the command by "
+            "SLURM, Open MPI or Kubernetes for auto, or give ADDRESS:PORT,COUNT,NUMBER."
+        ) from None
+    finally:
+        late.cancel()
+    if jax.process_count() != settings.get("num_processes", jax.process_count()):
+        raise InputError(
+            f"--hosts={text} counts other hosts than the first one, which counts "
+            f"{jax.process_count()}; give all of them the same ADDRESS and COUNT."
+        )
+    try:
+        yield
+    except BaseException as error:
+        if _ALL in getattr(error, "__notes__", ()):
+            raise
+        # At its end a process waits for all others, which now wait for it.
+        atexit.register(_end_now, 2 if isinstance(error, InputError) else 1)
+        if isinstance(error, Exception) and _LOST.search(str(error)):
+            print(
+                "error: another host has ended, and may say why; give the same command on all "
+                "hosts to go on.",
+                file=sys.stderr,
+            )
+            raise SystemExit(1) from None
+        raise
+
+
+def first_does(do: Callable[[], None]) -> None:
+    """Lets the first host do something; all others wait, and fail with its sentence if it fails.
+
+    Raises:
+        InputError, Stopped: as `do` on the first host.
+    """
+    if jax.process_count() == 1:
+        do()
+        return
+    failure: Exception | None = None
+    if jax.process_index() == 0:
+        try:
+            do()
+        except Exception as error:
+            failure = error
+    told = np.zeros(_LONGEST, np.uint8)
+    kind = 0 if failure is None else 2 if isinstance(failure, Stopped) else 1
+    text = str(failure).encode("utf-8", "replace")[: _LONGEST - 1]
+    told[: len(text) + 1] = [kind, *text]
+    kind, *rest = multihost_utils.broadcast_one_to_all(told).tolist()
+    if not kind:
+        return
+    failure = failure or (Stopped if kind == 2 else InputError)(
+        bytes(rest).rstrip(b"\0").decode("utf-8", "replace")
+    )
+    failure.add_note(_ALL)
+    raise failure
+
+
+def together(what: str) -> None:
+    """Waits for all hosts to come here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
+
+
+def any_of(flag: bool) -> bool:
+    """Whether it is set on one of the hosts."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """What JAX is told."""
+    if text == AUTO:
+        return {}
+    given = _GIVEN.fullmatch(text)
+    port = 0 if given is None else int(given[2])
+    if given is None or not 0 < port < 2**16 or int(given[4]) >= int(given[3]):
+        raise InputError(
+            f"--hosts is {text!r}; give ADDRESS:PORT,COUNT,NUMBER, such as 10.0.0.1:8476,2,0 on "
+            "the first of two hosts and 10.0.0.1:8476,2,1 on the other, or auto."
+        )
+    address, count, number = f"{given[1]}:{port}", int(given[3]), int(given[4])
+    try:
+        _check_address(given[1], port, listens=number == 0)
+    except OSError as error:
+        raise InputError(
+            f"--hosts={text}: {address} cannot be used ({error}); give an address of the first "
+            "host, and a port that is free there."
+        ) from None
+    return {
+        "coordinator_address": address,
+        "coordinator_bind_address": address,  # not every address that the host has
+        "num_processes": count,
+        "process_id": number,
+        "cluster_detection_method": "deactivate",
+    }
+
+
+def _check_address(host: str, port: int, *, listens: bool) -> None:
+    """Tries an address: JAX's own attempt may end with a segmentation fault (0.10.2).
+
+    Raises:
+        OSError: there is no such address, or the first host cannot listen there.
+    """
+    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    family, kind, _, _, address = found[0]
+    if listens:
+        with socket.socket(family, kind) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+            trial.listen()
+
+
+def _give_up(text: str, patience: float) -> None:
+    end_process(
+        f"error: --hosts={text}: not all hosts came within {patience:.0f} s; start the command on "
+        "each, with the same address and count, and a number of its own.",
+        2,
+    )
+
+
+def _end_now(status: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
