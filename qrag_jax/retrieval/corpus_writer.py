@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -115,8 +115,13 @@ class CorpusWriter:
             self._keep()
         return self._count - 1
 
-    def finish(self) -> StoredCorpus:
+    def finish(
+        self, places: Callable[[Sequence[int]], Sequence[str]] | None = None
+    ) -> StoredCorpus:
         """Makes the folder a corpus, and opens it.
+
+        Args:
+            places: names the places that passages come from, for errors; None: by their numbers.
 
         Raises:
             InputError: there is no passage, or two have the same id.
@@ -129,7 +134,15 @@ class CorpusWriter:
         hashes = np.array(index["name"])
         order = np.argsort(hashes, kind="stable")
         hashes = hashes[order]
-        self._refuse_duplicates(index["end"], hashes, order)
+        twice = self._duplicates(index["end"], hashes, order)
+        if twice is not None:
+            name, *numbers = twice
+            told = f"{self.folder}: the passages {numbers[0]} and {numbers[1]}, counted from 0,"
+            raise InputError(
+                f"{' and '.join(places(numbers)) if places else told} both have the id {name!r}; "
+                "give each its own, or leave one out, and write the corpus again"
+                f"{'' if places else ' into an empty folder'}."
+            )
         for name, array in ((HASHES, hashes.astype(HASH)), (NUMBERS, order.astype(NUMBER))):
             with whole_files.replacing(self.folder / name) as file:
                 file.write(array.data)
@@ -169,21 +182,20 @@ class CorpusWriter:
         said = {"count": self._count, "bytes": self._end}
         whole_files.write_whole(self.folder / PROGRESS, json.dumps(said))
 
-    def _refuse_duplicates(self, ends: np.ndarray, hashes: np.ndarray, order: np.ndarray) -> None:
-        """Names with one hash are read again: they may be different."""
+    def _duplicates(
+        self, ends: np.ndarray, hashes: np.ndarray, order: np.ndarray
+    ) -> tuple[str, int, int] | None:
+        """A name that two passages have, and their numbers; None: there is none."""
         last = len(hashes) - 1
         for at in np.flatnonzero(hashes[:-1] == hashes[1:]):
             name = self._name(ends, order[at])
-            # Those of one hash stand in the order of their numbers.
+            # Names with one hash may be different. They stand in the order of their numbers.
             other = at + 1
             while other <= last and hashes[other] == hashes[at]:
                 if self._name(ends, order[other]) == name:
-                    raise InputError(
-                        f"{self.folder}: the passages {order[at]} and {order[other]}, counted from "
-                        f"0, both have the id {name!r}; give each its own, or leave one out, and "
-                        "write the corpus again into an empty folder."
-                    )
+                    return name, int(order[at]), int(order[other])
                 other += 1
+        return None
 
     def _name(self, ends: np.ndarray, number: int) -> str:
         start = int(ends[number - 1]) if number else 0

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import shutil
 import time
@@ -206,7 +207,7 @@ def _store_corpus(
                 writer.add(Passage(*read.document), read.where)
                 bar.update()
                 stop.check()
-        writer.finish()
+        writer.finish(lambda numbers: _places(source, settings, numbers))
     if skipped:
         print(f"{skipped} records without text were left out")
 
@@ -216,6 +217,13 @@ def _kept(source: Path, settings: IndexSettings) -> Iterator[Read | None]:
     for read in read_corpus(source, settings.columns):
         empty = settings.skip_empty and not Passage(*read.document).whole
         yield None if empty else read
+
+
+def _places(source: Path, settings: IndexSettings, numbers: Sequence[int]) -> list[str]:
+    """Where the passages of these numbers are in the files, which are read again."""
+    kept = (read.where for read in _kept(source, settings) if read is not None)
+    found = dict(enumerate(itertools.islice(kept, max(numbers) + 1)))
+    return [found[number] for number in numbers]
 
 
 def _told(source: Path, settings: IndexSettings) -> dict[str, Any]:

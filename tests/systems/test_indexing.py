@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -238,6 +239,25 @@ def test_words_are_indexed_over_the_same_corpus(built: Path, tmp_path: Path) -> 
     assert index.search(Queries([passage.whole]), 1).numbers[0, 0] == 5
 
 
+def test_an_id_that_is_there_twice_is_named_with_both_places(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").Table
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    made = [{"id": f"p{n}", "text": "" if n == 1 else f"word {n}"} for n in range(7)]
+    lines = [json.dumps(record) + "\n" for record in made[:4]]
+    with gzip.open(corpus / "a.jsonl.gz", "wt") as file:
+        file.write("".join([*lines[:2], "\n", *lines[2:]]))
+    parquet.write_table(table.from_pylist([*made[4:], made[2]]), corpus / "b.parquet")
+    settings = IndexSettings(engine=BM25, skip_empty=True)
+    told = r"^a\.jsonl\.gz:4 and b\.parquet, row 4 both have the id 'p2'; give each its own, or "
+    for _ in range(2):  # the second call goes on with what is stored
+        with pytest.raises(InputError, match=told):
+            index_corpus(corpus, tmp_path / "index", None, settings)
+    parquet.write_table(table.from_pylist(made[4:]), corpus / "b.parquet")
+    assert len(index_corpus(corpus, tmp_path / "index", None, settings).corpus) == 6
+
+
 def test_bad_records_leave_nothing_that_opens(
     tower: PassageEncoder, source: Path, built: Path, tmp_path: Path
 ) -> None:
@@ -246,7 +266,7 @@ def test_bad_records_leave_nothing_that_opens(
     empty = json.dumps({"id": "e", "title": "", "text": " ", "page": 0}) + "\n"
     for extra, told in (
         (empty, f"corpus.jsonl:{COUNT + 1}, with the id 'e', has no text"),
-        (lines[3], f"the passages 3 and {COUNT}, counted from 0, both have the id 'p3'"),
+        (lines[3], f"corpus.jsonl:4 and corpus.jsonl:{COUNT + 1} both have the id 'p3'; give"),
         ('{"id": "c", "text"', "is not JSON"),
     ):
         path.write_text("".join([*lines, extra]))
