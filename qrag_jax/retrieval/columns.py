@@ -1,6 +1,7 @@
 """One field of all passages' metadata as a column: a code for each passage, a value for each code.
 
-A column is made when its field is first asked for, and kept in the folder of the corpus.
+A column is made when its field is first asked for, and kept in the folder of the corpus. So are the
+names of all fields: a field that no passage has is then refused without reading the corpus again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime import whole_files
 
 FOLDER = "columns"
+FIELDS = "fields.json"  # in it: the names of all fields
+_MOST_FIELDS = 10_000  # of a corpus with more of them the names are not kept
+_MOST_COLUMNS = 64  # in memory
 ABSENT = -1  # the code of passages without the field
 _CODE = np.dtype("<i4")
 
@@ -45,6 +49,7 @@ class Columns:
     def __init__(self, folder: Path, digest: str, count: int) -> None:
         self._folder, self._digest, self._count = folder / FOLDER, digest, count
         self._found: dict[str, Column] = {}
+        self._fields: set[str] | None = None  # None: unknown
 
     def matching(
         self, field: str, wanted: Any, metadata: Iterable[Mapping[str, Any]]
@@ -58,30 +63,55 @@ class Columns:
         Raises:
             InputError: no passage has such a field.
         """
-        if field not in self._found:
-            self._found[field] = self._read(field) or self._make(field, metadata)
-        column = self._found[field]
+        column = self._found.get(field)
+        if column is None:
+            column = self._read(field) or self._make(field, metadata)
+            if len(self._found) >= _MOST_COLUMNS:
+                self._found.pop(next(iter(self._found)), None)
+            self._found[field] = column
         keys = wanted_keys(wanted)
         good = [not keys.isdisjoint(keys_of(value)) for value in column.values]
         # The last place is that of `ABSENT`.
         return np.array([*good, False])[column.codes]
 
     def _make(self, field: str, metadata: Iterable[Mapping[str, Any]]) -> Column:
+        if (there := self._names()) is not None and field not in there:
+            raise unknown_field(field, self._folder.parent)
         codes = np.full(self._count, ABSENT, _CODE)
+        names = set[str]()
         known: dict[str, int] = {}
         values: list[Any] = []
         for number, fields in enumerate(metadata):
+            if len(names) <= _MOST_FIELDS:
+                names.update(fields)
             if field in fields:
                 value = fields[field]
                 code = known.setdefault(_key(value), len(values))
                 if code == len(values):
                     values.append(value)
                 codes[number] = code
+        if len(names) <= _MOST_FIELDS:
+            self._keep_names(names)
         if not values:
             raise unknown_field(field, self._folder.parent)
         with contextlib.suppress(OSError):
             self._write(field, Column(codes, values))
         return Column(codes, values)
+
+    def _names(self) -> set[str] | None:
+        """The names of all fields; None: unknown."""
+        if self._fields is None:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                said = json.loads((self._folder / FIELDS).read_bytes())
+                if said["corpus"] == self._digest:
+                    self._fields = set(said["fields"])
+        return self._fields
+
+    def _keep_names(self, names: set[str]) -> None:
+        self._fields = names
+        said = {"corpus": self._digest, "fields": sorted(names)}
+        with contextlib.suppress(OSError):
+            whole_files.write_whole(self._folder / FIELDS, json.dumps(said))
 
     def _write(self, field: str, column: Column) -> None:
         stem = self._stem(field)

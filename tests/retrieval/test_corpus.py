@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
+from qrag_jax.retrieval import columns
 from qrag_jax.retrieval import corpus as stored
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import write_corpus
@@ -114,6 +115,31 @@ def test_a_folder_that_may_only_be_read(tmp_path: Path) -> None:
 def test_an_unknown_field(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'lang', which no passage of .* name one that"):
         write_corpus(tmp_path, PASSAGES).matching({"lang": "en"})
+
+
+@pytest.mark.parametrize("passages", [PASSAGES, [Passage("a", "no metadata at all")]])
+def test_unknown_fields_are_looked_for_once(passages: list[Passage], tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, passages)
+    with pytest.raises(InputError, match="'lang', which no"):
+        corpus.matching({"lang": "en"})
+    lines = tmp_path / stored.LINES
+    lines.write_bytes(b"?" * lines.stat().st_size)
+    for again in (corpus, StoredCorpus(tmp_path)):
+        for name in ("lang", "other"):
+            with pytest.raises(InputError, match=f"'{name}', which no passage"):
+                again.matching({name: "en"})
+
+
+def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_MOST_FIELDS", 2)
+    monkeypatch.setattr(columns, "_MOST_COLUMNS", 2)
+    corpus = write_corpus(tmp_path, PASSAGES)
+    for name in ("language", "year", "seen", "tags", "language"):
+        assert len(corpus.matching({name: "en"})) == 4
+    assert corpus._columns._found.keys() == {"tags", "language"}
+    assert not (tmp_path / "columns" / columns.FIELDS).exists()
+    with pytest.raises(InputError, match="'lang', which no passage"):
+        corpus.matching({"lang": "en"})
 
 
 def _shorter(name: str) -> Callable[[Path], None]:
