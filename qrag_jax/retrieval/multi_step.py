@@ -74,7 +74,8 @@ class Rules:
             raise InputError(
                 f"the retriever was trained with the positions {kind}, which are drawn anew for "
                 "every question and exist for documents of up to 2,000 chunks only, so no index "
-                "can be searched with them; train with config.env.positions=none."
+                "can be searched with them; train with config.env.positions=none, which any engine "
+                "searches, or with relative or absolute, for which every step reads all vectors."
             )
         for name, value in (
             ("steps", self.max_steps),
