@@ -208,6 +208,16 @@ def test_the_file_says_what_the_run_did(scored_run: Path, exported: Path) -> Non
     assert not (exported / "state" / NAME).exists()
 
 
+def test_the_quick_start_names_what_it_started_from(scored_run: Path, tmp_path: Path) -> None:
+    """Its config leaves open what that was."""
+    config = load_config(scored_run / "config.json")
+    config.encoder.path = "minilm-or-scratch"
+    towers_export.export(SavedRun.open(scored_run, config), "last", tmp_path / "out")
+    assert RetrieverConfig.read(tmp_path / "out").base_model == ""
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| started from | random initialisation, a small encoder from scratch |" in card
+
+
 def test_prefixes_and_a_scale_behind_the_norm_are_in_the_file(
     scored_run: Path, tmp_path: Path
 ) -> None:

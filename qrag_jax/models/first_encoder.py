@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from qrag_jax.errors import InputError
 from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.files.model_folder import resolve_folder
+from qrag_jax.models.files.model_folder import open_tensors, resolve_folder
 from qrag_jax.models.files.sentence_transformers import prompts
 from qrag_jax.models.pretrained import (
     LoadedEncoder,
@@ -29,6 +32,9 @@ from qrag_jax.runtime.whole_files import new_folder
 
 FOLDER = "encoder"  # in the run's folder
 ADAPTERS = "adapter"  # folder of the first adapters, in the encoder's folder
+# A tensor that only all-MiniLM-L6-v2 has, which its file and a run's copy of it hold alike.
+_NORM_OF_MINILM = "encoder.layer.5.output.LayerNorm.weight"
+_DIGEST_OF_NORM = "159a9df41d15b7022d136f86a2a2631c4635f9816e957472217077b522bcf52a"
 
 
 def prepare_encoder(
@@ -77,6 +83,20 @@ def prepare_encoder(
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return _kept_encoder(folder, settings)  # read again: weights are read lazily, from this path
+
+
+def origin(path: str, workdir: Path) -> str:
+    """What the encoder of the run in `workdir` was made from: a folder or hub name; "": nothing.
+
+    Args:
+        path: `config.encoder.path`. "minilm-or-scratch" leaves open which of both it was, which
+            the weights tell.
+    """
+    if path not in (MINILM, MINILM_OR_SCRATCH):
+        return path
+    norm = open_tensors(workdir / FOLDER).get(_NORM_OF_MINILM)
+    own = norm is not None and hashlib.sha256(np.asarray(norm).tobytes()).hexdigest()
+    return HUB_NAME if own == _DIGEST_OF_NORM else ""
 
 
 def with_first_adapters(config: EncoderConfig, loaded: LoadedEncoder, seed: int) -> LoadedEncoder:

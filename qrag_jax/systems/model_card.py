@@ -13,7 +13,6 @@ from qrag_jax.environments import positions
 from qrag_jax.metrics.until_found import FULL_BUDGET, UNTIL_FOUND
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.rope import THETA
-from qrag_jax.runtime.minilm import HUB_NAME, MINILM
 from qrag_jax.systems.card_metadata import COLUMNS, RECALL_AT, front_matter
 from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.shown_paths import without_folders
@@ -43,6 +42,8 @@ class Facts:
         name: name of the run.
         config: the run's config.
         fields: the fields of that config, as they were saved.
+        base_model: what training started from: a hub name, or the last part of a path; "": random
+            weights.
         checkpoint: "best" or "last".
         step: optimizer step of the checkpoint.
         seconds: seconds of training, from `training.json`; None without that file.
@@ -60,6 +61,7 @@ class Facts:
     name: str
     config: QRagConfig
     fields: Mapping[str, Any]
+    base_model: str
     checkpoint: str
     step: int
     seconds: float | None
@@ -90,12 +92,6 @@ def card(facts: Facts) -> str:
         _config(facts.fields),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def base_model(config: QRagConfig) -> str:
-    """The model that training started from: a hub name, or the last part of a path; "": none."""
-    path = HUB_NAME if config.encoder.path == MINILM else config.encoder.path
-    return without_folders(path)
 
 
 def _warning(facts: Facts) -> str:
@@ -217,8 +213,8 @@ are.
 
 def _training(facts: Facts) -> str:
     config = facts.config
-    base = base_model(config)
-    encoder = f"`{base}`" if base else "a small encoder from scratch"
+    base = facts.base_model
+    encoder = f"`{base}`" if base else "random initialisation, a small encoder from scratch"
     weights = {name: weight for name, weight in config.data.sources.items() if weight}
     sources = ", ".join(f"{name} (weight {weight:g})" for name, weight in weights.items())
     if config.data.mixture == BY_SIZE and len(weights) > 1:

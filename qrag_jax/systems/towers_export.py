@@ -37,6 +37,7 @@ from qrag_jax.models.files.sentence_transformers_tokenizer import (
     write_tokenizer,
 )
 from qrag_jax.models.files.weight_names import LeafPath, save_folder
+from qrag_jax.models.first_encoder import origin
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, family_of, save_adapters
 from qrag_jax.models.trunks.trunk import LAYERS
@@ -51,6 +52,7 @@ from qrag_jax.systems.older_runs import load_config
 from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.saved_run import SavedRun
 from qrag_jax.systems.scoring import SUMMARY, checkpoint_label
+from qrag_jax.systems.shown_paths import without_folders
 
 CARD = "README.md"
 ADAPTER = "adapter"  # prefix of the names of the folders in PEFT's format
@@ -254,7 +256,7 @@ def retriever_config(
     return RetrieverConfig(
         format=retriever_file.FORMAT,
         library_version=qrag_jax.__version__,
-        base_model=model_card.base_model(config),
+        base_model=_base_model(run),
         state=state,
         chunk=chunk,
         separator=token_name(tokenizer, tokenizer.sep_id),
@@ -283,6 +285,11 @@ def retriever_config(
     )
 
 
+def _base_model(run: SavedRun) -> str:
+    """What training started from: a hub name, or the last part of a path; "": random weights."""
+    return without_folders(origin(run.config.encoder.path, run.workdir))
+
+
 def _prefixes(config: QRagConfig) -> dict[str, str]:
     return {"state": config.encoder.state_prefix, "chunk": config.encoder.chunk_prefix}
 
@@ -300,6 +307,7 @@ def _facts(
         name=run.workdir.resolve().name,
         config=run.config,
         fields=run.given,
+        base_model=_base_model(run),
         checkpoint=which,
         step=step,
         seconds=seconds,
