@@ -147,6 +147,7 @@ def test_bad_input_is_one_sentence(
         ([at, export, "--backend=endpoint", "who?"], "give --url=http://HOST:8000/v1 with"),
         ([f"--index={exported}", export, "who?"], "holds no finished index; build one there"),
         ([at, export, "--engine=bm25", "who?"], "the engine bm25 compares words; a trained retr"),
+        ([at, export, "--engine=hybrid", "who?"], "hybrid compares words and vectors; a trained"),
         ([at, export, "--question_prefix=q: ", "who?"], "--question_prefix is for a search with "),
         ([at, export, "--checkpoint=last", "who?"], "--checkpoint is for a search with --workdir;"),
         ([at, "--engine=exact", "who?"], "the engine exact compares vectors; give what makes"),

@@ -316,7 +316,7 @@ def test_what_cannot_be_served(commands: Commands, index: Path, tmp_path: Path) 
     assert "give the folder of an index" in told()
     assert "holds no finished index; build one there with qrag index" in told(f"--index={tmp_path}")
     own = f"--index={index}"
-    assert "holds no finished index of exact" in told(own, "--engine=exact")
+    assert "the engine exact compares vectors; give what" in told(own, "--engine=exact")
     assert "compares words; leave --encoder out, or" in told(own, "--encoder=minilm")
     assert "--pooling is for a search with --encoder; leave it out" in told(own, "--pooling=cls")
     assert "give one of --workdir and --encoder." in told(own, "--encoder=a", "--workdir=b")

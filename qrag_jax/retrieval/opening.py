@@ -85,15 +85,15 @@ class IndexAt:
                 f"the index {self.folder} is one of {there[0]}, which compares {compares}; "
                 f"{otherwise}."
             )
+        if engine not in usable:
+            compares = _COMPARES.get(engine, "vectors")
+            raise InputError(f"the engine {engine} compares {compares}; {otherwise}.")
         if engine not in there:
             missing = " and ".join(self._missing(engine))
             raise InputError(
                 f"{self.folder} holds no finished index of {missing}; build it there with qrag "
                 f"index --engine=…, or give another --index or --engine ({', '.join(there)})."
             )
-        if engine not in usable:
-            compares = _COMPARES.get(engine, "vectors")
-            raise InputError(f"the engine {engine} compares {compares}; {otherwise}.")
         return dataclasses.replace(self, engine=engine)
 
     @property

@@ -106,6 +106,7 @@ def test_what_does_not_belong_together(index: Path, tower: Path, tmp_path: Path)
         (ServedSearch(IndexAt(words), encoder=encoder), "is one of bm25, which compares words;"),
         (ServedSearch(IndexAt(words, "bm25"), encoder=encoder), "leave --encoder out"),
         (ServedSearch(vectors, str(tmp_path)), "holds no retriever"),
+        (ServedSearch(IndexAt(words, "exact"), encoder=encoder), "no finished index of exact;"),
         (ServedSearch(IndexAt(tmp_path)), "holds no finished index; build one there"),
         (ServedSearch(IndexAt(stale, "faiss"), encoder=encoder), "the vectors have changed since"),
     ]:
