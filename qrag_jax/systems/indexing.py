@@ -18,39 +18,34 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
-import json
-import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
-from qrag_jax.data.files.corpora import Columns, Read, corpus_files, read_corpus
+from qrag_jax.data.files.corpora import Columns
 from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.retrieval import bm25, corpus, exact, manifest
+from qrag_jax.retrieval import bm25, exact, manifest
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.corpus_writer import CorpusWriter
 from qrag_jax.retrieval.manifest import Manifest
 from qrag_jax.retrieval.opening import BM25, CORPUS, EXACT
-from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.qdrant_settings import QdrantTarget
 from qrag_jax.retrieval.vector_files import set_settings
 from qrag_jax.retrieval.vector_parts import PartNote, VectorParts
 from qrag_jax.rollouts.text_table import laid_out
-from qrag_jax.runtime import hosts, leftovers, locks, whole_files
+from qrag_jax.runtime import hosts, leftovers, locks
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.systems.corpus_source import CorpusSource, store_corpus
 from qrag_jax.systems.further_engines import FURTHER, make_engine
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.passage_rows import PassageRows, Rows
 
-SOURCE = "source.json"
 ENGINES = (EXACT, BM25, *FURTHER)
 # Of --dtype: the numbers in the files, and those on the devices of a search. What int8 finds is
 # scored again by the files.
@@ -148,7 +143,9 @@ def index_corpus(
             fix = "wait until it ends, or end it, or give another --index"
             lock = locks.held(out / ".lock", f"{out} is being written", fix, "--index")
             stack.enter_context(lock)
-        hosts.first_does(lambda: _store_corpus(source, out, settings, stop))
+        columns, skip = settings.columns, settings.skip_empty
+        given = None if source is None else CorpusSource(source, columns, skip)
+        hosts.first_does(lambda: store_corpus(given, out, stop))
         stored = StoredCorpus(out / CORPUS)
         if settings.engine == BM25:
             return _index_words(stored, out / BM25)
@@ -165,83 +162,6 @@ def index_corpus(
 def vectors_are_finished(out: Path) -> bool:
     """Whether an index's folder has all vectors, so that no encoder is needed."""
     return (out / EXACT / manifest.NAME).exists()
-
-
-def _store_corpus(
-    source: Path | None, out: Path, settings: IndexSettings, stop: StopSignal
-) -> None:
-    """Writes the corpus' folder from its source, or goes on with it."""
-    folder, record = out / CORPUS, out / SOURCE
-    leftovers.clean_partial(out, print)
-    if source is None:
-        return  # a missing corpus is told of when it is opened
-    told = _told(source, settings)
-    if record.exists() and _read(record) != told:
-        if (folder / corpus.NAME).exists():
-            raise InputError(
-                f"{out} holds another corpus, or the files or --columns have changed since it was "
-                "read; give another --index, or delete the folder."
-            )
-        shutil.rmtree(folder, ignore_errors=True)  # it is not finished, and has no vectors
-    elif not record.exists() and folder.exists():
-        raise InputError(
-            f"{out} has a folder {CORPUS}, but no {SOURCE}; give another --index, or leave out "
-            "--corpus to index the corpus that is there."
-        )
-    whole_files.write_whole(record, json.dumps(told, indent=1) + "\n")
-    if (folder / corpus.NAME).exists():
-        return
-    with (
-        CorpusWriter(folder) as writer,
-        tqdm(desc="reading", unit=" passages", unit_scale=True) as bar,
-    ):
-        done = len(writer)
-        bar.update(done)
-        skipped = 0
-        for read in _kept(source, settings):
-            if read is None:
-                skipped += 1
-            elif done:
-                done -= 1
-            else:
-                writer.add(Passage(*read.document), read.where)
-                bar.update()
-                stop.check()
-        writer.finish(lambda numbers: _places(source, settings, numbers))
-    if skipped:
-        print(f"{skipped} records without text were left out")
-
-
-def _kept(source: Path, settings: IndexSettings) -> Iterator[Read | None]:
-    """The records of a corpus; None for one that is left out."""
-    for read in read_corpus(source, settings.columns):
-        empty = settings.skip_empty and not Passage(*read.document).whole
-        yield None if empty else read
-
-
-def _places(source: Path, settings: IndexSettings, numbers: Sequence[int]) -> list[str]:
-    """Where the passages of these numbers are in the files, which are read again."""
-    kept = (read.where for read in _kept(source, settings) if read is not None)
-    found = dict(enumerate(itertools.islice(kept, max(numbers) + 1)))
-    return [found[number] for number in numbers]
-
-
-def _told(source: Path, settings: IndexSettings) -> dict[str, Any]:
-    """What shows that a corpus is the one that was begun with."""
-    files = []
-    for path in corpus_files(source):
-        stat = path.stat()
-        files.append([path.name, stat.st_size, stat.st_mtime_ns])
-    columns = dataclasses.asdict(settings.columns)
-    told = {"files": files, "columns": columns, "skip_empty": settings.skip_empty}
-    return json.loads(json.dumps(told))
-
-
-def _read(record: Path) -> Any:
-    try:
-        return json.loads(record.read_bytes())
-    except ValueError:
-        return None
 
 
 def _index_words(stored: StoredCorpus, folder: Path) -> Indexed:
