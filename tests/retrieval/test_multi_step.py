@@ -262,7 +262,10 @@ def test_questions_are_cut_as_in_training() -> None:
 
 def test_settings_that_cannot_be_searched_are_refused() -> None:
     for more, told in (
-        ({"positions": "random_published"}, "anew for every question .* positions=none, which"),
+        (
+            {"positions": "random_published"},
+            r"anew for every question .*env\.positions=none, which",
+        ),
         ({"max_steps": 0}, "steps is 0; it must be at least 1"),
     ):
         with pytest.raises(InputError, match=told):
