@@ -110,9 +110,9 @@ def test_every_tiny_experiment_fits_its_programs(name: str, tmp_path: Path) -> N
     assert steps == (config.eval.batch_size, config.env.max_steps)
 
 
-# `hotpotqa:tiny` is the run that test_train and test_evaluate share. A mixture, documents that are
-# drawn anew and, in tests/data, the reader of every source are tried by default.
-QUICK = ("babilong", "hotpotqa_musique")
+# `hotpotqa:tiny` is the run that test_train and test_evaluate share. Documents that are drawn anew
+# and, in tests/data, the reader of every source are tried by default.
+QUICK = ("babilong",)
 
 
 @pytest.mark.parametrize(
@@ -186,11 +186,11 @@ def short(models: Path, variant: str) -> list[str]:
     return [f"--config=configs/hotpotqa.py:{variant}", *given]
 
 
-# By default the family with adapters and the one with packed maps.
+# By default the family with adapters.
 @pytest.mark.parametrize(
     "variant",
     [
-        pytest.param(name, marks=[] if name in ("qwen3", "gte") else pytest.mark.slow)
+        pytest.param(name, marks=[] if name == "qwen3" else pytest.mark.slow)
         for name in common.ENCODERS
     ],
 )

@@ -133,6 +133,7 @@ def test_a_collection_of_a_server(
     assert not server.sent()
 
 
+@pytest.mark.slow
 def test_a_server_that_moved(
     commands: Commands, index: Path, server: StandIn, tower: Path, lines: list[str]
 ) -> None:
@@ -154,6 +155,7 @@ def test_a_server_that_moved(
     assert found == [line.split()[2] for line in lines[1:6]]
 
 
+@pytest.mark.slow
 def test_a_collection_is_replaced_on_demand_alone(
     commands: Commands, index: Path, server: StandIn, tower: Path
 ) -> None:

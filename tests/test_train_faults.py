@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.entry_points import (
     CHECKPOINT_EVERY,
@@ -87,6 +88,7 @@ def test_killed_three_times_equals_never_killed(
     assert_same_run(workdir, finished_run)
 
 
+@pytest.mark.slow
 def test_killed_before_the_first_checkpoint(
     commands: Commands, finished_run: Path, tmp_path: Path
 ) -> None:
@@ -99,6 +101,7 @@ def test_killed_before_the_first_checkpoint(
     assert_same_run(workdir, finished_run)
 
 
+@pytest.mark.slow
 def test_documents_drawn_anew_go_on_in_their_epoch(commands: Commands, tmp_path: Path) -> None:
     """Two steps an epoch; the run goes on at the border of two."""
     arguments = (
@@ -152,6 +155,7 @@ def test_signals_stop_in_good_order(commands: Commands, finished_run: Path, tmp_
     assert_same_run(workdir, finished_run)
 
 
+@pytest.mark.slow
 def test_profiled_and_stopped_meanwhile(
     commands: Commands, finished_run: Path, tmp_path: Path
 ) -> None:

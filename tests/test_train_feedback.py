@@ -123,6 +123,7 @@ def test_rewards_like_those_of_the_facts_train_alike(
     assert stale[0]["train/loss"] == pytest.approx(lines[0]["train/loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_asked_after_every_step_trains_as_facts_that_end_episodes(
     server: ModelServer, tmp_path: Path
 ) -> None:
@@ -152,6 +153,7 @@ def test_asked_after_every_step_trains_as_facts_that_end_episodes(
     assert 2 * 8 * steps <= played < 5 * 8 * steps  # some episodes ended early
 
 
+@pytest.mark.slow
 def test_faults_leave_no_trace(
     server: ModelServer,
     samples: dict[str, Sample],
@@ -199,7 +201,9 @@ def test_faults_leave_no_trace(
     assert last["llm/failures"] == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_a_stopped_run_goes_on_with_what_was_in_flight(
     number: signal.Signals,
     server: ModelServer,
@@ -319,6 +323,7 @@ def test_answers_that_cannot_be_read_end_the_run(
     assert "rewards so far were with config.llm.max_tokens = 99, from now 77" in said
 
 
+@pytest.mark.slow
 def test_a_stop_during_the_last_evaluation(
     server: ModelServer, samples: dict[str, Sample], commands: Commands, tmp_path: Path
 ) -> None:

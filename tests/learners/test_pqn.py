@@ -178,6 +178,7 @@ CASES: dict[str, Callable[[], Case]] = {
         ENCODER, ONE_BUCKET, later=towers(ENCODER, 2)
     ),
 }
+SLOW = ("qwen3", "adapters of qwen3", "adapters that drop", "a trunk that drops")
 
 
 def learned(value: Any) -> Any:
@@ -185,7 +186,10 @@ def learned(value: Any) -> Any:
     return value.adapters if isinstance(value, Adapted) else value
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in CASES],
+)
 def test_gradient_is_that_of_the_whole_loss(name: str) -> None:
     case = CASES[name]()
     stop = case.actor.config.stop_action

@@ -27,6 +27,7 @@ ROWS = TokenRows(
 COTANGENTS = RNG.standard_normal((6, 32)).astype(np.float32)
 BLOCKS = Blocks((12, 20), (5, 9), (4.0, 8.0))
 FAMILIES = ("bert", "xlm-roberta", "new", "qwen3")
+QUICK = (("bert", "layers"), ("new", "layers"))  # of whole encoders, and adapters of Qwen3
 
 embed = jax.jit(embed_rows, static_argnums=(0, 1))
 gradient = jax.jit(pull_back, static_argnums=(0, 1))
@@ -50,7 +51,13 @@ def check(one: TextEncoder, other: TextEncoder, params: Any, played: Any) -> Non
 
 @pytest.mark.parametrize(
     ("family", "remat"),
-    [*(("bert", remat) for remat in REMAT_POLICIES), *((name, "layers") for name in FAMILIES[1:])],
+    [
+        pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow)
+        for case in [
+            *(("bert", remat) for remat in REMAT_POLICIES),
+            *((name, "layers") for name in FAMILIES[1:]),
+        ]
+    ],
 )
 def test_whole_encoders(family: str, remat: str, family_bases) -> None:
     loaded: LoadedEncoder = family_bases[family]
@@ -61,7 +68,10 @@ def test_whole_encoders(family: str, remat: str, family_bases) -> None:
     check(one, scanned(one, remat=remat), params, params)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[] if name == "qwen3" else pytest.mark.slow) for name in FAMILIES],
+)
 def test_adapters(family: str, family_bases) -> None:
     lora = LoraConfig(rank=3, alpha=6.0, dropout=0.4)
     loaded = with_new_adapters(family_bases[family], lora, seed=1)

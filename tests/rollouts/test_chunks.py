@@ -19,6 +19,7 @@ from tests.rollouts.play_setup import (
     CONFIG,
     ENCODER,
     EPISODES,
+    ONE_BUCKET,
     PLAN,
     SHAPE,
     WIDTH,
@@ -105,10 +106,12 @@ def test_sampled(config, uniform, params, player) -> None:
     check_rows(found, config, player, params[0])
 
 
-@pytest.mark.parametrize("kind", ["absolute", "random", "relative"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("absolute", marks=pytest.mark.slow), "random", "relative"]
+)
 def test_greedy_at_positions(kind, params, player) -> None:
     config = dataclasses.replace(CONFIG, positions=kind)
-    found = jitted_rollout(Actor(ENCODER, PLAN, config), params, BATCH, Draws(None, ALPHA))
+    found = jitted_rollout(Actor(ENCODER, ONE_BUCKET, config), params, BATCH, Draws(None, ALPHA))
     expected = [player.play(config, *params, BATCH, b, float(ALPHA)) for b in range(EPISODES)]
     check(found, expected, config.max_steps)
     check_rows(found, config, player, params[0])  # embeddings as they come from the tower
@@ -121,14 +124,14 @@ def test_greedy_at_positions(kind, params, player) -> None:
 def test_positions_change_what_is_done(params) -> None:
     plain = jitted_rollout(ACTOR, params, BATCH, Draws(None, ALPHA))
     config = dataclasses.replace(CONFIG, positions="relative")
-    placed = jitted_rollout(Actor(ENCODER, PLAN, config), params, BATCH, Draws(None, ALPHA))
+    placed = jitted_rollout(Actor(ENCODER, ONE_BUCKET, config), params, BATCH, Draws(None, ALPHA))
     assert not np.allclose(plain.q, placed.q, atol=1e-3)
 
 
 def test_random_indents_are_drawn_for_each_episode(params) -> None:
     config = dataclasses.replace(CONFIG, positions="random")
     runs = [
-        jitted_rollout(Actor(ENCODER, PLAN, config), params, BATCH, Draws(keys(seed), ALPHA))
+        jitted_rollout(Actor(ENCODER, ONE_BUCKET, config), params, BATCH, Draws(keys(seed), ALPHA))
         for seed in (0, 0, 1)
     ]
     np.testing.assert_array_equal(runs[0].positions, runs[1].positions)
@@ -139,16 +142,16 @@ def test_random_indents_are_drawn_for_each_episode(params) -> None:
 def test_published_indents_are_drawn_in_evaluation_too(params) -> None:
     config = dataclasses.replace(CONFIG, positions="random_published")
     trained = [
-        jitted_rollout(Actor(ENCODER, PLAN, config), params, BATCH, Draws(keys(seed), ALPHA))
+        jitted_rollout(Actor(ENCODER, ONE_BUCKET, config), params, BATCH, Draws(keys(seed), ALPHA))
         for seed in (0, 1)
     ]
     assert not np.array_equal(trained[0].first_q, trained[1].first_q)
     assert int(trained[0].positions.max()) > 50 * SHAPE.chunks
-    greedy = jitted_rollout(Actor(ENCODER, PLAN, config), params, BATCH, Draws(None, ALPHA))
+    greedy = jitted_rollout(Actor(ENCODER, ONE_BUCKET, config), params, BATCH, Draws(None, ALPHA))
     assert int(greedy.positions.max()) > 50 * SHAPE.chunks
     # A question is placed alike wherever it stands in a batch.
     turned = jax.tree.map(lambda leaf: np.asarray(leaf)[::-1], BATCH)
-    again = jitted_rollout(Actor(ENCODER, PLAN, config), params, turned, Draws(None, ALPHA))
+    again = jitted_rollout(Actor(ENCODER, ONE_BUCKET, config), params, turned, Draws(None, ALPHA))
     np.testing.assert_array_equal(np.asarray(again.positions)[::-1], greedy.positions)
     np.testing.assert_allclose(np.asarray(again.first_q)[::-1], greedy.first_q, atol=2e-5)
 
@@ -159,7 +162,7 @@ def test_stop_action(sampled, params, player) -> None:
     assert batch.chunk_mask[:, -1].tolist() == BATCH.chunk_mask.any(1).tolist()
     assert not batch.support[:, -1].any()
     drawn = Draws(keys() if sampled else None, ALPHA, sampled)
-    found = jitted_rollout(Actor(ENCODER, PLAN, STOP_ACTION), params, batch, drawn)
+    found = jitted_rollout(Actor(ENCODER, ONE_BUCKET, STOP_ACTION), params, batch, drawn)
     draws = [reference.categorical(key, SHAPE.chunks + 1) for key in keys()]
     expected = [
         player.play(STOP_ACTION, *params, BATCH, b, float(ALPHA), draws[b], True)

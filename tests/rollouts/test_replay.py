@@ -16,7 +16,7 @@ from tests.rollouts.play_setup import (
     CONFIG,
     ENCODER,
     EPISODES,
-    PLAN,
+    ONE_BUCKET,
     episodes,
     jitted_rollout,
     target,
@@ -34,13 +34,13 @@ SAME = (
     "changes",
     [
         {"never_terminate": False, "sort_by_index": True, "positions": "relative"},
-        {"stop_action": True, "positions": "random"},
+        pytest.param({"stop_action": True, "positions": "random"}, marks=pytest.mark.slow),
     ],
 )
 def test_it_is_the_trajectory_that_was_played(changes: dict) -> None:
     config = dataclasses.replace(CONFIG, **changes)
     batch = with_stop(episodes()) if config.stop_action else episodes()
-    actor, draws = Actor(ENCODER, PLAN, config), Draws(KEYS, ALPHA)
+    actor, draws = Actor(ENCODER, ONE_BUCKET, config), Draws(KEYS, ALPHA)
     played = jitted_rollout(actor, (target(),), batch, draws)
     found = jitted_replay(actor, target(), batch, draws, played.actions)
     valid = np.asarray(played.valid)

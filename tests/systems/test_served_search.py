@@ -143,7 +143,7 @@ def test_words_and_vectors_are_fused(index: Path, tower: Path, tmp_path: Path) -
             assert both_of[0].score == pytest.approx(2 / 61)
 
 
-@pytest.mark.parametrize("engine", ["exact", "faiss"])
+@pytest.mark.parametrize("engine", ["exact", pytest.param("faiss", marks=pytest.mark.slow)])
 def test_an_export_is_served_as_it_searches(engine: str, exported: Path, tmp_path: Path) -> None:
     source = write_corpus_file(tmp_path / "corpus.jsonl", COUNT)
     retriever = Retriever.load(exported)

@@ -162,7 +162,10 @@ jitted = jax.jit(embed_rows, static_argnums=(0, 1))
 jitted_pull_back = jax.jit(pull_back, static_argnums=(0, 1))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[] if name == "qwen3" else pytest.mark.slow) for name in FAMILIES],
+)
 def test_embeddings_and_gradients_are_pefts(family, family_bases, tmp_path) -> None:
     model, loaded, adapters = adapted(family, family_bases, tmp_path)
     encoder = loaded.encoder
