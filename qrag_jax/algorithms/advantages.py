@@ -1,0 +1,137 @@
+"""Advantages of policy gradients: how much better an action was than what was to be expected.
+
+Arrays are `[groups, members]` where several episodes of one question are compared (GRPO; Shao et
+al., arXiv 2402.03300), and `[N, T]` where the T actions of an episode are: retrievals, or sampled
+tokens. What is not valid is never read, not even a NaN, and gets the advantage 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+EPSILON = 1e-4  # added to a standard deviation, as TRL has it
+
+
+def group_advantages(
+    rewards: jax.Array, valid: jax.Array, *, scaled: bool = True, leave_one_out: bool = False
+) -> jax.Array:
+    """Rewards less the mean of their group, over its standard deviation.
+
+    A group of fewer than two valid members, or of equal rewards, has advantages of 0.
+
+    Args:
+        rewards: `[groups, members]`.
+        valid: `[groups, members]` bool; others leave mean and deviation as well.
+        scaled: divide by the deviation (n − 1 degrees of freedom); Dr. GRPO (arXiv 2503.20783) does
+            not.
+        leave_one_out: compare with the mean of the OTHER members (RLOO, arXiv 2402.14740).
+
+    Returns:
+        `[groups, members]`.
+    """
+    count = valid.sum(axis=-1, keepdims=True).astype(jnp.float32)
+    rewards = jnp.where(valid, rewards, 0.0)
+    mean = rewards.sum(axis=-1, keepdims=True) / jnp.maximum(count, 1.0)
+    centred = jnp.where(valid, rewards - mean, 0.0)
+    advantages = centred
+    if leave_one_out:
+        advantages = centred * count / jnp.maximum(count - 1.0, 1.0)
+    if scaled:
+        squares = jnp.square(centred).sum(axis=-1, keepdims=True)
+        advantages /= jnp.sqrt(squares / jnp.maximum(count - 1.0, 1.0)) + EPSILON
+    return jnp.where(valid & varies(rewards, valid)[..., None], advantages, 0.0)
+
+
+def varies(rewards: jax.Array, valid: jax.Array) -> jax.Array:
+    """Whether a group's valid members have different rewards, `[groups, members]` → `[groups]`.
+
+    Nothing can be learned from the other groups.
+    """
+    low = jnp.where(valid, rewards, jnp.inf).min(axis=-1)
+    return valid.any(axis=-1) & (jnp.where(valid, rewards, -jnp.inf).max(axis=-1) > low)
+
+
+def mixed_advantages(
+    rewards: Sequence[jax.Array], weights: Sequence[float], valid: jax.Array, *, scaled: bool = True
+) -> jax.Array:
+    """Of several rewards: each is normalised in its group, the weighted sum once more.
+
+    So a reward counts by its weight, whatever its unit is.
+
+    Args:
+        rewards: `[groups, members]` each.
+
+    Returns:
+        `[groups, members]`.
+    """
+    if len(rewards) == 1:
+        return group_advantages(rewards[0], valid, scaled=scaled)
+    each = [group_advantages(one, valid) for one in rewards]
+    total = sum((weight * one for weight, one in zip(weights, each, strict=True)), jnp.zeros(()))
+    return group_advantages(total, valid, scaled=scaled)
+
+
+def returns_to_go(rewards: jax.Array, valid: jax.Array) -> jax.Array:
+    """The sum of an action's reward and of all later ones, `[..., T]`; 0 where it is not valid."""
+    rewards = jnp.where(valid, rewards, 0.0)
+    return jnp.where(valid, jnp.cumsum(rewards[..., ::-1], axis=-1)[..., ::-1], 0.0)
+
+
+def step_advantages(rewards: jax.Array, valid: jax.Array, *, scaled: bool = True) -> jax.Array:
+    """Of rewards per action: normalised over all actions of a group, then summed to the end.
+
+    Args:
+        rewards, valid: `[groups, members, T]`.
+
+    Returns:
+        `[groups, members, T]`.
+    """
+    flat = rewards.shape[0], -1
+    normal = group_advantages(rewards.reshape(flat), valid.reshape(flat), scaled=scaled)
+    return returns_to_go(normal.reshape(rewards.shape), valid)
+
+
+def gae(
+    rewards: jax.Array, values: jax.Array, valid: jax.Array, gamma: float, lambda_: float
+) -> tuple[jax.Array, jax.Array]:
+    """Generalised advantages (Schulman et al., arXiv 1506.02438) of whole episodes.
+
+    Actions that are not valid are passed over: the next state of an action is that of the next
+    valid one. Nothing is bootstrapped behind the last one.
+
+    Args:
+        rewards, values, valid: `[N, T]`; the value is that of the state acted in.
+
+    Returns:
+        the advantages, and the returns that values are regressed on: advantages + values; `[N, T]`.
+    """
+    rewards, values = (jnp.where(valid, each, 0.0) for each in (rewards, values))
+
+    def backward(after: tuple[jax.Array, jax.Array], now: tuple[jax.Array, jax.Array, jax.Array]):
+        reward, value, present = now
+        next_value, next_advantage = after
+        error = reward + gamma * next_value - value
+        advantage = error + gamma * lambda_ * next_advantage
+        after = (
+            jnp.where(present, value, next_value),
+            jnp.where(present, advantage, next_advantage),
+        )
+        return after, jnp.where(present, advantage, 0.0)
+
+    nothing = jnp.zeros(rewards.shape[0], rewards.dtype)
+    by_time = rewards.T, values.T, valid.T
+    _, advantages = jax.lax.scan(backward, (nothing, nothing), by_time, reverse=True)
+    advantages = advantages.T
+    return advantages, jnp.where(valid, advantages + values, 0.0)
+
+
+def whitened(advantages: jax.Array, valid: jax.Array) -> jax.Array:
+    """Mean 0 and variance 1 (n − 1 degrees of freedom) over all valid actions, of any shape."""
+    count = valid.sum().astype(jnp.float32)
+    kept = jnp.where(valid, advantages, 0.0)
+    centred = jnp.where(valid, kept - kept.sum() / jnp.maximum(count, 1.0), 0.0)
+    variance = jnp.square(centred).sum() / jnp.maximum(count - 1.0, 1.0)
+    return centred * jax.lax.rsqrt(variance + 1e-8)

@@ -1,0 +1,185 @@
+"""Policy gradients with a clipped importance ratio: what GRPO and PPO have in common.
+
+Arrays are `[N, T]`, or any shape where T plays no part; T is retrievals, or sampled tokens. Losses
+are given for each action, and `aggregation` says how they are summed and what the sum is divided
+by, so that micro-batches and devices add up to exactly the loss of the whole batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# Means over the actions of each episode and then over episodes (GRPO, arXiv 2402.03300, eq. 3;
+# HARR, arXiv 2602.03645, eq. 12); over all actions (TRL's "bnpo", DAPO); a sum over the longest
+# episode there can be, so that long episodes weigh no less (Dr. GRPO, arXiv 2503.20783).
+GRPO, BNPO, DR_GRPO = AGGREGATIONS = ("grpo", "bnpo", "dr_grpo")
+
+
+class Clip(NamedTuple):
+    """How far a ratio may go below and above 1 before its action is no longer reinforced."""
+
+    low: float = 0.2
+    high: float = 0.2
+
+
+USUAL = Clip()
+
+
+class Weights(NamedTuple):
+    """A batch's loss is `sum(each · loss) / divisor`; divisors add up over parts of the batch.
+
+    each: `[N, T]`.
+    divisor: a scalar.
+    """
+
+    each: jax.Array
+    divisor: jax.Array
+
+
+def clipped(
+    log_prob: jax.Array, old: jax.Array, advantages: jax.Array, clip: Clip = USUAL
+) -> jax.Array:
+    """`−min(r·A, clip(r)·A)` with r = π/π_old, for each action (PPO, arXiv 1707.06347, eq. 7).
+
+    Args:
+        log_prob: of the policy that learns.
+        old: of the policy that acted.
+        advantages: A.
+    """
+    ratio = jnp.exp(log_prob - jax.lax.stop_gradient(old))
+    bounded = jnp.clip(ratio, 1.0 - clip.low, 1.0 + clip.high)
+    return -jnp.minimum(ratio * advantages, bounded * advantages)
+
+
+def clipped_weight(
+    log_prob: jax.Array, old: jax.Array, advantages: jax.Array, clip: Clip = USUAL
+) -> jax.Array:
+    """`−clip(r)·A·log π` with the ratio as a constant (CISPO, arXiv 2506.13585, eq. 4).
+
+    No action loses its gradient. The paper bounds the ratio above alone: a `low` of 1.
+    """
+    ratio = jnp.exp(log_prob - old)
+    bounded = jax.lax.stop_gradient(jnp.clip(ratio, 1.0 - clip.low, 1.0 + clip.high))
+    return -bounded * advantages * log_prob
+
+
+def of_sequence(log_prob: jax.Array, old: jax.Array, valid: jax.Array) -> jax.Array:
+    """Log-probabilities whose ratio to `old` is that of the whole sequence, to the power 1/|valid|.
+
+    Every action has the same ratio, but the gradient of its own log-probability (GSPO-token, arXiv
+    2507.18071, eq. 14).
+
+    Args:
+        log_prob, old, valid: `[N, T]`.
+    """
+    difference = jnp.where(valid, log_prob - old, 0.0)
+    count = jnp.maximum(valid.sum(axis=-1, keepdims=True).astype(jnp.float32), 1.0)
+    mean = jax.lax.stop_gradient(difference.sum(axis=-1, keepdims=True) / count)
+    return old + mean + log_prob - jax.lax.stop_gradient(log_prob)
+
+
+def sampler_weights(old: jax.Array, sampler: jax.Array, most: float = 2.0) -> jax.Array:
+    """`min(π_old / q, most)`, where q sampled and π_old is the same policy as the learner has it.
+
+    A constant factor of an action's loss (truncated importance sampling, Ionides, 2008).
+    """
+    return jax.lax.stop_gradient(jnp.minimum(jnp.exp(old - sampler), most))
+
+
+def kl_k1(log_prob: jax.Array, reference: jax.Array) -> jax.Array:
+    """`log π − log π_ref`: an estimate of KL(π, π_ref), without bias but of either sign.
+
+    PPO subtracts it from rewards.
+    """
+    return log_prob - reference
+
+
+def kl_k3(log_prob: jax.Array, reference: jax.Array) -> jax.Array:
+    """`π_ref/π − 1 − log(π_ref/π)`: without bias and never negative (GRPO, eq. 4).
+
+    GRPO adds it to the loss.
+    """
+    difference = reference - log_prob
+    return jnp.exp(difference) - difference - 1.0
+
+
+def clipped_value_loss(
+    values: jax.Array, old: jax.Array, returns: jax.Array, most: float
+) -> jax.Array:
+    """`½·max((v − G)², (clip(v, v_old ± most) − G)²)` for each action."""
+    old = jax.lax.stop_gradient(old)
+    bounded = jnp.clip(values, old - most, old + most)
+    return 0.5 * jnp.maximum(jnp.square(values - returns), jnp.square(bounded - returns))
+
+
+def aggregation(name: str, valid: jax.Array, longest: int) -> Weights:
+    """The weight of each action's loss.
+
+    Args:
+        name: one of `AGGREGATIONS`.
+        valid: `[N, T]` bool, the actions that are learned from; an episode without any counts
+            nowhere.
+        longest: most actions of an episode, for "dr_grpo".
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    present = valid.astype(jnp.float32)
+    lengths = present.sum(axis=-1, keepdims=True)
+    episodes = (lengths > 0).sum().astype(jnp.float32)
+    if name == GRPO:
+        return Weights(present / jnp.maximum(lengths, 1.0), episodes)
+    if name == BNPO:
+        return Weights(present, present.sum())
+    if name == DR_GRPO:
+        return Weights(present, longest * episodes)
+    raise ValueError(f"an aggregation is one of {', '.join(AGGREGATIONS)}, not {name!r}")
+
+
+def only(valid: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The arrays with 0 in place of what is not valid: a NaN there would be one in the gradient."""
+    return tuple(jnp.where(valid, each, 0.0) for each in arrays)
+
+
+def weighted_sum(losses: jax.Array, weights: jax.Array) -> jax.Array:
+    """`Σ weight · loss` over actions of a weight above 0."""
+    return (jnp.where(weights > 0, losses, 0.0) * weights).sum()
+
+
+class Departure(NamedTuple):
+    """How far a policy has gone from the one that acted: sums over valid actions.
+
+    clipped: number of actions that the clip takes the gradient from.
+    kl: k3 of the acting policy to the one that learns.
+    actions: their number.
+    largest: highest ratio, or its inverse.
+    """
+
+    clipped: jax.Array
+    kl: jax.Array
+    actions: jax.Array
+    largest: jax.Array
+
+
+def departure(
+    log_prob: jax.Array,
+    old: jax.Array,
+    advantages: jax.Array,
+    valid: jax.Array,
+    clip: Clip = USUAL,
+) -> Departure:
+    """Diagnostics of an update."""
+    difference = jnp.where(valid, log_prob - old, 0.0)
+    ratio = jnp.exp(difference)
+    outside = ((ratio > 1.0 + clip.high) & (advantages > 0)) | (
+        (ratio < 1.0 - clip.low) & (advantages < 0)
+    )
+    return Departure(
+        clipped=(outside & valid).sum().astype(jnp.float32),
+        kl=(jnp.exp(difference) - difference - 1.0).sum(),
+        actions=valid.sum().astype(jnp.float32),
+        largest=jnp.exp(jnp.abs(difference).max(initial=0.0)),
+    )

@@ -1,0 +1,267 @@
+"""Clipped policy gradients by hand, against torch versions of the papers, and in their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from qrag_jax.algorithms.advantages import gae, group_advantages, returns_to_go, whitened
+from qrag_jax.algorithms.policy_gradient import (
+    AGGREGATIONS,
+    BNPO,
+    DR_GRPO,
+    GRPO,
+    Clip,
+    aggregation,
+    clipped,
+    clipped_value_loss,
+    clipped_weight,
+    departure,
+    kl_k1,
+    kl_k3,
+    of_sequence,
+    only,
+    sampler_weights,
+    weighted_sum,
+)
+
+LONGEST = 7
+
+
+class Drawn:
+    """Log-probabilities and all that goes with them, `[N, T]`; some episodes have no action."""
+
+    def __init__(self, seed: int, shape: tuple[int, int] = (8, 5)) -> None:
+        rng = np.random.default_rng(seed)
+        self.new = rng.normal(-2, 0.5, shape).astype(np.float32)
+        self.old = (self.new + rng.normal(0, 0.3, shape)).astype(np.float32)
+        self.reference = (self.new + rng.normal(0, 0.3, shape)).astype(np.float32)
+        self.advantages = rng.normal(size=shape).astype(np.float32)
+        lengths = rng.integers(0, shape[1] + 1, shape[0])
+        self.valid = np.arange(shape[1]) < lengths[:, None]
+        self.valid[0] = False
+
+
+def ours(log_prob: jax.Array, drawn: Drawn, name: str, beta: float) -> tuple[jax.Array, jax.Array]:
+    """The sum and the divisor of GRPO's loss."""
+    each = clipped(log_prob, drawn.old, drawn.advantages, Clip(0.2, 0.3))
+    each += beta * kl_k3(log_prob, drawn.reference)
+    weights = aggregation(name, drawn.valid, LONGEST)
+    return weighted_sum(each, weights.each), weights.divisor
+
+
+def torch_grpo(drawn: Drawn, name: str, beta: float) -> tuple[float, np.ndarray]:
+    """GRPO's loss and gradient, episode by episode as the paper has it, in float64."""
+    new = torch.tensor(drawn.new, dtype=torch.float64, requires_grad=True)
+    old, reference, advantages = (
+        torch.tensor(each, dtype=torch.float64)
+        for each in (drawn.old, drawn.reference, drawn.advantages)
+    )
+    episodes, total, actions = 0, torch.zeros((), dtype=torch.float64), 0
+    for row, length in enumerate(drawn.valid.sum(axis=1)):
+        if not length:
+            continue
+        summed = torch.zeros((), dtype=torch.float64)
+        for t in range(length):
+            ratio = torch.exp(new[row, t] - old[row, t])
+            gain = torch.minimum(
+                ratio * advantages[row, t], torch.clamp(ratio, 0.8, 1.3) * advantages[row, t]
+            )
+            difference = reference[row, t] - new[row, t]
+            summed = summed - gain + beta * (torch.exp(difference) - difference - 1)
+        episodes, actions = episodes + 1, actions + int(length)
+        total = total + (summed / length if name == GRPO else summed)
+    divisor = {GRPO: episodes, BNPO: actions, DR_GRPO: episodes * LONGEST}[name]
+    loss = total / divisor
+    loss.backward()
+    assert new.grad is not None
+    return loss.item(), new.grad.numpy()
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+def test_grpo_is_that_of_torch(name: str, beta: float) -> None:
+    drawn = Drawn(0)
+    expected, gradient = torch_grpo(drawn, name, beta)
+
+    def mean(log_prob: jax.Array) -> jax.Array:
+        total, divisor = ours(log_prob, drawn, name, beta)
+        return total / divisor
+
+    loss, found = jax.value_and_grad(mean)(jnp.asarray(drawn.new))
+    assert float(loss) == pytest.approx(expected, abs=1e-5)
+    np.testing.assert_allclose(found, gradient, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_parts_of_a_batch_add_up(name: str) -> None:
+    drawn, parts = Drawn(1), []
+    whole = ours(jnp.asarray(drawn.new), drawn, name, 0.1)
+    for rows in (slice(0, 3), slice(3, 8)):
+        part = Drawn(1)
+        for field, array in vars(drawn).items():
+            setattr(part, field, array[rows])
+        parts.append(ours(jnp.asarray(part.new), part, name, 0.1))
+    np.testing.assert_allclose(np.sum(parts, axis=0), whole, rtol=1e-6)
+
+
+def test_what_is_not_learned_from_is_not_read() -> None:
+    gradients = []
+    for absent in (1.0, np.nan):
+        drawn = Drawn(2)
+        for array in (drawn.new, drawn.old, drawn.reference, drawn.advantages):
+            array[~drawn.valid] = absent
+        drawn.old, drawn.reference, drawn.advantages = map(
+            np.asarray, only(drawn.valid, drawn.old, drawn.reference, drawn.advantages)
+        )
+
+        def total(log_prob: jax.Array, drawn: Drawn = drawn) -> jax.Array:
+            return ours(*only(drawn.valid, log_prob), drawn, GRPO, 0.1)[0]
+
+        gradients.append(np.asarray(jax.grad(total)(jnp.asarray(drawn.new))))
+        seen = departure(drawn.new, drawn.old, drawn.advantages, drawn.valid)
+        assert all(np.isfinite(each) for each in seen)
+    np.testing.assert_array_equal(*gradients)
+    assert (gradients[1][~drawn.valid] == 0).all()
+
+
+def test_clipping_by_hand() -> None:
+    """Ratios 0.5, 1 and 2; a gain is bounded where the ratio has gone the way of its advantage."""
+    old = jnp.zeros(6)
+    new = jnp.log(jnp.array([0.5, 1.0, 2.0, 0.5, 1.0, 2.0]))
+    advantages = jnp.array([1.0, 1.0, 1.0, -1.0, -1.0, -1.0])
+    found = clipped(new, old, advantages, Clip(0.2, 0.3))
+    np.testing.assert_allclose(found, [-0.5, -1.0, -1.3, 0.8, 1.0, 2.0], rtol=1e-6)
+    slopes = jax.grad(lambda x: clipped(x, old, advantages, Clip(0.2, 0.3)).sum())(new)
+    np.testing.assert_allclose(slopes, [-0.5, -1.0, 0.0, 0.0, 1.0, 2.0], rtol=1e-6)
+    seen = departure(new, old, advantages, jnp.ones(6, bool), Clip(0.2, 0.3))
+    assert (float(seen.clipped), float(seen.actions)) == (2.0, 6.0)
+    assert float(seen.largest) == pytest.approx(2.0)
+
+
+def test_cispo_keeps_every_gradient() -> None:
+    old, new = jnp.zeros(3), jnp.log(jnp.array([0.5, 1.0, 2.0]))
+    slopes = jax.grad(lambda x: clipped_weight(x, old, jnp.ones(3), Clip(1.0, 0.3)).sum())(new)
+    np.testing.assert_allclose(slopes, [-0.5, -1.0, -1.3], rtol=1e-6)
+
+
+def test_the_ratio_of_a_sequence() -> None:
+    """exp of the mean difference for all; each action has the gradient of its own log-prob."""
+    new = jnp.array([[0.1, 0.4, jnp.nan], [0.0, 0.2, 0.4]])
+    old, valid = jnp.zeros((2, 3)), np.array([[True, True, False], [True, True, True]])
+    found = of_sequence(new, old, valid)
+    np.testing.assert_allclose(np.asarray(found)[valid], [0.25, 0.25, 0.2, 0.2, 0.2], rtol=1e-5)
+
+    def total(log_prob: jax.Array) -> jax.Array:
+        each = jnp.exp(of_sequence(log_prob, old, valid))
+        return jnp.where(valid, each, 0.0).sum()
+
+    slopes = jax.grad(total)(jnp.nan_to_num(new))
+    np.testing.assert_allclose(slopes, np.where(valid, np.exp([[0.25], [0.2]]), 0.0), rtol=1e-5)
+
+
+def test_sampler_weights_are_bounded_constants() -> None:
+    old, sampler = jnp.log(jnp.array([0.2, 0.9])), jnp.log(jnp.array([0.4, 0.3]))
+    np.testing.assert_allclose(sampler_weights(old, sampler), [0.5, 2.0], rtol=1e-6)
+    assert (jax.jacobian(sampler_weights)(old, sampler) == 0).all()
+
+
+def test_estimates_of_kl() -> None:
+    """Over all actions of two policies both are KL(π, π_ref), and k3 is never negative."""
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(2, 6))
+    policy, reference = (np.exp(x) / np.exp(x).sum() for x in logits)
+    kl = (policy * np.log(policy / reference)).sum()
+    given = (jnp.log(jnp.asarray(p, jnp.float32)) for p in (policy, reference))
+    new, ref = given
+    assert float((policy * kl_k1(new, ref)).sum()) == pytest.approx(kl, abs=1e-5)
+    assert float((policy * kl_k3(new, ref)).sum()) == pytest.approx(kl, abs=1e-5)
+    assert (np.asarray(kl_k3(new, ref)) >= 0).all()
+
+
+def test_two_members_without_a_step_in_between() -> None:
+    """GRPO with G = 2 on the policy that acted is ∓0.70701 · ∇log π, halved by the two episodes."""
+    advantages = group_advantages(jnp.array([[1.0, 0.0]]), np.ones((1, 2), bool)).reshape(2, 1)
+    new = jnp.array([[-1.0], [-3.0]])
+
+    def loss(log_prob: jax.Array) -> jax.Array:
+        weights = aggregation(GRPO, np.ones((2, 1), bool), 1)
+        each = clipped(log_prob, new, advantages)
+        return weighted_sum(each, weights.each) / weights.divisor
+
+    np.testing.assert_allclose(jax.grad(loss)(new), [[-0.353505], [0.353505]], atol=1e-5)
+
+
+def test_ppo_with_one_epoch_and_lambda_1_is_reinforce_with_a_baseline() -> None:
+    rng = np.random.default_rng(4)
+    rewards, values, new = rng.normal(size=(3, 6, 4)).astype(np.float32)
+    valid = np.arange(4) < rng.integers(1, 5, 6)[:, None]
+
+    def ppo(log_prob: jax.Array) -> jax.Array:
+        advantages, _ = gae(rewards, values, valid, 1.0, 1.0)
+        weights = aggregation(BNPO, valid, 4)
+        return weighted_sum(clipped(log_prob, new, advantages), weights.each) / weights.divisor
+
+    def reinforce(log_prob: jax.Array) -> jax.Array:
+        gain = jnp.where(valid, returns_to_go(rewards, valid) - values, 0.0)
+        return -(gain * log_prob).sum() / float(valid.sum())
+
+    found, expected = (jax.grad(each)(jnp.asarray(new)) for each in (ppo, reinforce))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_value_loss_is_that_of_torch() -> None:
+    rng = np.random.default_rng(5)
+    values, old, returns = rng.normal(size=(3, 30)).astype(np.float32)
+    given = [torch.tensor(each, dtype=torch.float64) for each in (values, old, returns)]
+    v, v_old, g = given
+    v.requires_grad_()
+    bounded = torch.maximum(torch.minimum(v, v_old + 0.2), v_old - 0.2)
+    expected = 0.5 * torch.maximum((v - g) ** 2, (bounded - g) ** 2)
+    expected.sum().backward()
+    assert v.grad is not None
+    found = clipped_value_loss(jnp.asarray(values), old, returns, 0.2)
+    np.testing.assert_allclose(found, expected.detach(), atol=1e-5)
+    slope = jax.grad(lambda x: clipped_value_loss(x, old, returns, 0.2).sum())(jnp.asarray(values))
+    np.testing.assert_allclose(slope, v.grad, atol=1e-4)
+
+
+@pytest.mark.parametrize("loss", [clipped, clipped_weight])
+def test_gradients_are_those_of_finite_differences(loss: Callable[..., jax.Array]) -> None:
+    """For `clipped_weight` with its weight held, which is what it is the gradient of."""
+    rng = np.random.default_rng(6)
+    new, old, advantages = rng.normal(size=(3, 20))
+    found = jax.grad(lambda x: loss(x, *_float32(old, advantages)).sum())(*_float32(new))
+
+    def exact(x: np.ndarray) -> np.ndarray:
+        ratio = np.exp(x - old)
+        if loss is clipped:
+            return -np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages)
+        return -np.clip(np.exp(new - old), 0.8, 1.2) * advantages * x
+
+    step = 1e-6
+    slopes = (exact(new + step) - exact(new - step)) / (2 * step)
+    np.testing.assert_allclose(found, slopes, atol=1e-4)
+
+
+def test_an_unknown_aggregation() -> None:
+    with pytest.raises(ValueError, match="one of grpo, bnpo, dr_grpo, not 'mean'"):
+        aggregation("mean", np.ones((1, 1), bool), 1)
+
+
+def test_whitened_advantages_have_ppos_loss_0_on_the_policy_that_acted() -> None:
+    drawn = Drawn(7)
+    advantages = whitened(drawn.advantages, drawn.valid)
+    weights = aggregation(BNPO, drawn.valid, 5)
+    loss = weighted_sum(clipped(drawn.new, drawn.new, advantages), weights.each)
+    assert float(loss / weights.divisor) == pytest.approx(0.0, abs=1e-6)
+
+
+def _float32(*arrays: Any) -> list[jax.Array]:
+    return [jnp.asarray(each, jnp.float32) for each in arrays]
