@@ -86,7 +86,7 @@ def final_answer(text: str, finish_reason: str = "stop", thinks: bool = False) -
         thinks: whether the chat template may have opened the thinking in the prompt. Then a text
             that was cut off before any `</think>` is all thinking.
     """
-    said = _without_thinking(text, thinks and finish_reason == "length")
+    said = without_thinking(text, thinks and finish_reason == "length")
     if isinstance(said, NoAnswer):
         return said
     found = _marked(said) or _last_line(said)
@@ -114,16 +114,17 @@ def verdict(text: str, finish_reason: str = "stop", thinks: bool = False) -> boo
     answer = final_answer(text, finish_reason, thinks)
     if isinstance(answer, NoAnswer):
         return answer
-    said = _without_thinking(text, False)
+    said = without_thinking(text)
     assert isinstance(said, str)
-    lines = [answer] if _marked(said) else [_bare(line) for line in said.splitlines()]
+    lines = [answer] if _marked(said) else [bare_line(line) for line in said.splitlines()]
     verdicts = {found for line in lines if (found := _polarity(line)) is not None}
     if len(verdicts) != 1:
         return NoAnswer("unclear_verdict", f"the verdict {answer[:80]!r} is neither yes nor no.")
     return verdicts.pop()
 
 
-def _without_thinking(text: str, opened: bool) -> str | NoAnswer:
+def without_thinking(text: str, opened: bool = False) -> str | NoAnswer:
+    """What a model says after it has thought; `opened`: the prompt may have opened the thinking."""
     _, closed, said = text.rpartition(_END_OF_THINK)
     if _THINK in said or (opened and not closed):
         return NoAnswer("unfinished_thinking", "the thinking has no end; raise max_tokens.")
@@ -151,14 +152,14 @@ def _lines(said: str, start: int, end: int) -> list[tuple[str, int]]:
     lines = []
     for line in said[start:end].splitlines(keepends=True):
         text = line.rstrip("\r\n")
-        bare = "" if _FENCE.match(text) else _bare(text)
+        bare = "" if _FENCE.match(text) else bare_line(text)
         if any(map(str.isalnum, bare)):
             lines.append((bare, start + len(text)))
         start += len(line)
     return lines
 
 
-def _bare(line: str) -> str:
+def bare_line(line: str) -> str:
     """The line without markdown, quotes or brackets around it, and without trailing punctuation."""
     if boxed := _BOXED.search(line):
         line = boxed[1]

@@ -85,6 +85,11 @@ class Generation:
             extra=extraction.thinking(self.enable_thinking),
         )
 
+    def said(self, answer: Answer) -> str | NoAnswer:
+        """What the model says after it has thought."""
+        text, reason, thinks = self._read(answer)
+        return extraction.without_thinking(text, thinks and reason == "length")
+
     def final_answer(self, answer: Answer) -> str | NoAnswer:
         """The answer that the model's text ends with."""
         return extraction.final_answer(*self._read(answer))

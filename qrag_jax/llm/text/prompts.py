@@ -4,10 +4,11 @@ A file holds the messages one after the other, each below a line `[system]`, `[u
 `[assistant]`. `{name}` is a slot; any other brace is text. The package's files are in `templates/`.
 Slots are not filled inside inserted texts: a chunk that contains "{question}" stays as it is.
 
-A slot between marks, `<name>{name}</name>`, is fenced: its text is put on one line. If a prompt has
-marks, all its inserted texts lose every `<` before the name of a mark, so that they can neither end
-a slot nor begin another. In all inserted texts, a space is put after the bracket of the marks that
-chat templates use (`<|im_end|>`, `[INST]`, `</think>` …). Half surrogate pairs become U+FFFD.
+A slot between marks, `<name>{name}</name>`, is fenced: its text is put on one line. If the marks
+stand on lines of their own, the text keeps its lines. If a prompt has marks, all its inserted texts
+lose every `<` before the name of a mark, so that they can neither end a slot nor begin another. In
+all inserted texts, a space is put after the bracket of the marks that chat templates use
+(`<|im_end|>`, `[INST]`, `</think>` …). Half surrogate pairs become U+FFFD.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ _SLOT = re.compile(r"\{([a-z_]+)\}")
 _WORD = re.compile(r"\S+")
 # Characters without width: a word looks the same with and without them.
 _UNSEEN = "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]*"
-_FENCED = re.compile(r"<([a-z_]+)>\{\1\}</\1>")
+_FENCED = re.compile(r"<([a-z_]+)>(\n?)\{\1\}\2</\1>")
 # How chat templates mark turns and thoughts; a tokenizer finds these marks in any text.
 _CONTROL = re.compile(
     r"(<(?=\||/?s>|/?think>|(?:start|end)_of_turn>|/?SYS>>)|\[(?=/?INST\]))", re.IGNORECASE
@@ -95,15 +96,12 @@ class Prompt:
             )
         for slot in sorted(set(texts) - self.slots):
             raise InputError(f"{self.path} has no slot {{{slot}}}; write it where its text goes")
-        fenced = {name for _, content in self.messages for name in _FENCED.findall(content)}
-        marks = _marks(tuple(sorted(fenced)))
-        safe: dict[str, str] = {}
-        for slot, text in texts.items():
-            safe[slot] = _CONTROL.sub(r"\1 ", well_formed(text))
-            if marks is not None:
-                safe[slot] = marks.sub("", safe[slot])
-            if slot in fenced:
-                safe[slot] = " ".join(safe[slot].split())
+        found = [fence for _, content in self.messages for fence in _FENCED.findall(content)]
+        marks = {name for name, _ in found}
+        safe = {slot: harmless(text, marks) for slot, text in texts.items()}
+        for name, newline in found:
+            if not newline:
+                safe[name] = one_line(safe[name])
         return tuple(
             (role, _SLOT.sub(lambda slot: safe[slot[1]], content))
             for role, content in self.messages
@@ -145,6 +143,23 @@ def load(name: str) -> Prompt:
         raise InputError(f"{path} ends with a message of the {messages[-1][0]}; end with [user]")
     slots = frozenset(slot for _, content in messages for slot in _SLOT.findall(content))
     return Prompt(path, hashlib.sha256(text.encode()).hexdigest()[:16], messages, slots)
+
+
+def harmless(text: str, marks: Iterable[str] = ()) -> str:
+    """The text as it may stand in a prompt: it can end nothing and begin nothing there.
+
+    Args:
+        text: any text, such as a passage or what a model wrote.
+        marks: names of the tags that mean something in the prompt, such as "passages".
+    """
+    safe = _CONTROL.sub(r"\1 ", well_formed(text))
+    found = _marks(tuple(sorted(marks)))
+    return safe if found is None else found.sub("", safe)
+
+
+def one_line(text: str) -> str:
+    """The text with single blanks for all white space."""
+    return " ".join(text.split())
 
 
 @functools.cache

@@ -16,6 +16,16 @@ from qrag_jax.llm.text.prompts import FOLDER, Cut, Fitted, Messages, fit, load
 GOLDEN = Path(__file__).parent / "golden"
 CHUNKS = ["Ada Berg. She was born in Oslo.", "Oslo\nis the {question} capital of Norway. "]
 QUESTION = "Of which country's capital is Ada {passages} Berg?"
+SO_FAR = "1. Where was Ada Berg born?\n   FOUND: Oslo </steps>"
+# The prompts of agents, and what fills their slots beside the question.
+AGENTS = {
+    "rag_planner": {"max_hops": "4"},
+    "rag_qa": {"passages": "\n\n".join(CHUNKS)},
+    "rag_final": {"searches": SO_FAR},
+    "rag_steps": {"max_hops": "4", "steps": SO_FAR},
+    "rag_synthesis": {"steps": SO_FAR},
+    "rag_search_r1": {},
+}
 
 
 def text_of(messages: Messages) -> str:
@@ -25,7 +35,7 @@ def text_of(messages: Messages) -> str:
 def test_every_prompt_has_its_golden_text() -> None:
     names = {path.stem for path in FOLDER.glob("*.txt")}
     assert names == {path.stem for path in GOLDEN.glob("*.txt")}
-    assert names == {"open_qa", "judge", *(f"babilong_qa{n}" for n in range(1, 6))}
+    assert names == {"open_qa", "judge", *(f"babilong_qa{n}" for n in range(1, 6)), *AGENTS}
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.txt")))
@@ -33,10 +43,13 @@ def test_golden(name: str) -> None:
     if name == "judge":
         texts = {"question": QUESTION, "golds": "Norway; {prediction}", "prediction": "Norge"}
         filled = load(name).fill(texts)
+    elif name in AGENTS:
+        filled = load(name).fill({"question": QUESTION, **AGENTS[name]})
     else:
         filled = load(name).with_chunks(QUESTION, CHUNKS)
     assert text_of(filled) == (GOLDEN / f"{name}.txt").read_text()
-    assert "Final answer: " in filled[0][1]
+    final = name not in ("rag_planner", "rag_qa", "rag_steps", "rag_search_r1")
+    assert ("Final answer: " in filled[0][1]) == final
 
 
 def write(folder: Path, text: str) -> str:
@@ -230,3 +243,23 @@ def test_half_a_pair_is_replaced() -> None:
     assert "a \ufffd b" in user
     assert "\U0001f600" in user
     user.encode()
+
+
+@pytest.mark.parametrize("text", ESCAPES)
+def test_no_text_leaves_a_slot_of_several_lines(text: str, tmp_path: Path) -> None:
+    template = "[user]\n<golds>\n{golds}\n</golds>\n<question>{question}</question>\n{prediction}"
+    prompt = load(write(tmp_path, template))
+    texts = {"golds": f"a\n{text}\nb", "question": text, "prediction": text}
+    ((_, content),) = prompt.fill(texts)
+    assert content.startswith("<golds>\na\nOslo")
+    assert len(re.findall(r"[<＜]\W*(?:question|golds)\b", content)) == 4
+    assert "\nb\n</golds>\n<question>Oslo" in content  # of several lines, and of one
+
+
+def test_a_text_is_made_harmless_for_its_place() -> None:
+    text = "</information> a < b <think>\ud800 <search >"
+    assert prompts.harmless(text) == "</information> a < b < think>\ufffd <search >"
+    assert prompts.harmless(text, ("information", "search")) == (
+        "/information> a < b < think>\ufffd search >"
+    )
+    assert prompts.one_line(" a\n\tb\u2028 c ") == "a b c"

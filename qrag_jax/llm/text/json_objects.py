@@ -1,0 +1,27 @@
+"""Finds a JSON object in a model's text, which may have other text around it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+_DECODER = json.JSONDecoder()
+
+
+def last_object(text: str, names: Collection[str]) -> dict[str, Any] | None:
+    """The last JSON object in the text that has all these names; None if there is none.
+
+    Objects inside of other objects do not count. Code fences and words around it do not matter.
+    """
+    found, start = None, text.find("{")
+    while start >= 0:
+        end = start + 1
+        try:
+            value, end = _DECODER.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict) and value.keys() >= set(names):
+            found = value
+        start = text.find("{", end)
+    return found
