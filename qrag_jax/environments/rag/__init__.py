@@ -1,0 +1,1 @@
+"""Agents that answer a question by searching a corpus in several steps."""
