@@ -94,6 +94,21 @@ def _token_f1(said: Collection[str], gold: Collection[str]) -> float:
     return 2.0 * precision * recall / (precision + recall)
 
 
+def sub_em(prediction: str, golds: Sequence[str]) -> float:
+    """1.0 if the normal form of a gold answer stands in that of the prediction, else 0.0.
+
+    Letters count, not words: "art" stands in "party". A gold answer without any token stands in
+    none, and a prediction without any has 0.
+
+    Raises:
+        ValueError: there is no gold answer.
+    """
+    if not golds:
+        raise ValueError("an answer is scored against at least one gold answer")
+    said = normalise(prediction)
+    return float(any(form and form in said for form in map(normalise, golds)))
+
+
 _ROOMS = frozenset({"bathroom", "bedroom", "garden", "hallway", "kitchen", "office"})
 _INVENTED_ROOMS = frozenset({"library", "attic", "cellar", "pantry", "porch", "studio"})
 # Task → the answers it may have: those of the bAbI files, then those of our generated stories.

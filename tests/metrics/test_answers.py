@@ -161,3 +161,25 @@ def test_refusals() -> None:
         answers.babilong("yes", ["yes"], "qa9", "Is it?")
     with pytest.raises(InputError, match="'moon' is no label of the BABILong task qa1"):
         answers.babilong("kitchen", ["moon"], "qa1", "Where is Mary?")
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "expected"),
+    [
+        ("It is Oslo.", ["oslo"], 1),
+        ("the U.S. Navy", ["Army", "US navy"], 1),
+        ("party", ["art"], 1),
+        ("Os", ["Oslo"], 0),  # the answer in the gold answer does not count
+        ("", ["Oslo"], 0),
+        ("the", ["Oslo"], 0),
+        ("Oslo", ["the"], 0),  # no token is left of it
+        ("", ["the"], 0),
+    ],
+)
+def test_sub_em(prediction: str, golds: list[str], expected: float) -> None:
+    assert answers.sub_em(prediction, golds) == expected
+
+
+def test_sub_em_needs_a_gold_answer() -> None:
+    with pytest.raises(ValueError, match="at least one gold answer"):
+        answers.sub_em("Oslo", [])

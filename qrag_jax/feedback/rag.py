@@ -1,0 +1,216 @@
+"""Rewards of an agent's finished episode: of its answer, and of what each search found.
+
+A mixture names the rewards and their weights, as in "f1=1,recall=0.5". Each is in [0, 1]. Those of
+the whole episode belong to its last search, the others to one search each:
+
+| name | of | what |
+|---|---|---|
+| `f1`, `em` | episode | the data set's own answer metric (`metrics.answers`) |
+| `sub_em` | episode | 1 if a gold answer stands in the answer |
+| `rouge_l` | episode | ROUGE-L (`metrics.rouge`) |
+| `llm` | episode | a language model's verdict on the answer, 1 or 0 |
+| `recall`, `ndcg` | episode | gold passages that were found (`metrics.hops`) |
+| `hop_recall`, `hop_ndcg` | hop | gold passages that this search was the first to find |
+| `novelty` | hop | passages that no earlier search found |
+| `relevance` | hop | mean score of the passages by a reranking model |
+
+The values of `llm` and `relevance` come from models (`feedback.rag_judging`). An episode that
+broke, or one whose verdict is missing, has no reward: that is `Unscored`, never 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from qrag_jax.environments.rag.episode import Broken, Ended
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.language_model import Unscored
+from qrag_jax.metrics import answers, hops, rouge
+
+LLM, RELEVANCE = "llm", "relevance"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gold:
+    """What is right for one question.
+
+    Attributes:
+        id: the question's id in its data set.
+        question: its text.
+        answers: the right answer and its other forms.
+        relevant: names of the gold passages; may be empty if no reward needs them.
+        rule: a name in `answers.RULES`.
+    """
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    relevant: frozenset[str]
+    rule: str = "squad"
+
+
+def _em_f1(answer: str, gold: Gold) -> answers.Scores:
+    return answers.score(gold.rule, gold.id, gold.question, answer, gold.answers)
+
+
+OF_ANSWER: dict[str, Callable[[str, Gold], float]] = {
+    "f1": lambda answer, gold: _em_f1(answer, gold).f1,
+    "em": lambda answer, gold: _em_f1(answer, gold).em,
+    "sub_em": lambda answer, gold: answers.sub_em(answer, gold.answers),
+    "rouge_l": lambda answer, gold: rouge.rouge_l(answer, gold.answers),
+}
+OF_EPISODE: dict[str, Callable[[Gold, hops.Found], float]] = {
+    "recall": lambda gold, found: hops.recall(gold.relevant, found),
+    "ndcg": lambda gold, found: hops.ndcg(gold.relevant, found),
+}
+OF_HOPS: dict[str, Callable[[Gold, hops.Found], tuple[float, ...]]] = {
+    "hop_recall": lambda gold, found: hops.hop_recall(gold.relevant, found),
+    "hop_ndcg": lambda gold, found: hops.hop_ndcg(gold.relevant, found),
+    "novelty": lambda gold, found: hops.novelty(found),
+}
+NAMES = (*OF_ANSWER, LLM, *OF_EPISODE, *OF_HOPS, RELEVANCE)
+_OF_GOLD_PASSAGES = ("recall", "ndcg", "hop_recall", "hop_ndcg")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scored:
+    """The rewards of one episode, without weights.
+
+    Attributes:
+        episode: name → reward of the whole episode.
+        hops: name → `[hop]` rewards.
+        searches: number of hops.
+    """
+
+    episode: dict[str, float]
+    hops: dict[str, tuple[float, ...]]
+    searches: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """Rewards and their weights.
+
+    Attributes:
+        weights: name → weight, finite and not 0.
+
+    Raises:
+        InputError: there is no reward, a name is unknown, a weight cannot be used, or a package is
+            missing.
+    """
+
+    weights: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        if not self.weights:
+            raise InputError(f"config.reward.mixture names no reward; use {', '.join(NAMES)}.")
+        for name, weight in self.weights.items():
+            if name not in NAMES:
+                raise InputError(
+                    f"config.reward.mixture has {name!r}; use one of {', '.join(NAMES)}."
+                )
+            if not math.isfinite(weight) or weight == 0:
+                raise InputError(
+                    f"config.reward.mixture has the weight {weight} for {name}; use a number that "
+                    "is not 0, or leave it out."
+                )
+        if "rouge_l" in self.weights:
+            rouge.scorer()
+
+    @classmethod
+    def of(cls, text: str) -> Mixture:
+        """Reads "f1=1,recall=0.5"; a name alone has the weight 1.
+
+        Raises:
+            InputError: see above, or a weight is no number, or a name stands there twice.
+        """
+        weights: dict[str, float] = {}
+        for part in filter(None, map(str.strip, text.split(","))):
+            name, given, number = (each.strip() for each in part.partition("="))
+            try:
+                weight = float(number) if given else 1.0
+            except ValueError:
+                raise InputError(
+                    f"config.reward.mixture has {part!r}; write NAME=NUMBER, such as f1=1."
+                ) from None
+            if name in weights:
+                raise InputError(f"config.reward.mixture has {name} twice; add its weights up.")
+            weights[name] = weight
+        return cls(weights)
+
+    def check(self, gold: Gold) -> None:
+        """Refuses a question that cannot be scored.
+
+        Raises:
+            InputError: it has no right answer, its answer metric cannot score it, or it has no gold
+                passage and a reward needs some.
+        """
+        if not gold.answers:
+            raise InputError(f"question {gold.id} has no right answer; give data with answers.")
+        _em_f1("", gold)
+        needs = [name for name in self.weights if name in _OF_GOLD_PASSAGES]
+        if needs and not gold.relevant:
+            raise InputError(
+                f"question {gold.id} has no gold passages, which the reward {needs[0]} needs; give "
+                "data with gold passages, or leave out this reward."
+            )
+
+    def score(
+        self,
+        gold: Gold,
+        ended: Ended,
+        found: hops.Found,
+        llm: float | Unscored | None = None,
+        relevance: Sequence[float | Unscored] = (),
+    ) -> Scored | Unscored:
+        """The rewards of one episode, or why it has none.
+
+        Args:
+            gold: what is right.
+            ended: how the episode ended.
+            found: `[hop][place]`, names of the passages of each search, in the order read.
+            llm: the verdict on the answer; not needed for an answer without a word, which is wrong.
+            relevance: `[hop]`, if the mixture has that reward.
+        """
+        if isinstance(ended, Broken):
+            return Unscored(ended.cause, ended.message)
+        if len(found) != len(ended.history):
+            raise ValueError(f"{len(ended.history)} hops found the passages of {len(found)}.")
+        answer = ended.answer
+        episode, of_hops = {}, {}
+        for name in self.weights:
+            if name in OF_ANSWER:
+                episode[name] = OF_ANSWER[name](answer, gold)
+            elif name in OF_EPISODE:
+                episode[name] = OF_EPISODE[name](gold, found)
+            elif name in OF_HOPS:
+                of_hops[name] = OF_HOPS[name](gold, found)
+            elif name == LLM:
+                verdict = llm if answers.normalise(answer) else 0.0
+                if isinstance(verdict, Unscored):
+                    return verdict
+                if verdict is None:
+                    raise ValueError("the reward llm needs the verdict on the answer.")
+                episode[name] = verdict
+            else:
+                if len(relevance) != len(found):
+                    raise ValueError("the reward relevance needs a score of every hop.")
+                if failed := [each for each in relevance if isinstance(each, Unscored)]:
+                    return failed[0]
+                of_hops[name] = tuple(each for each in relevance if not isinstance(each, Unscored))
+        return Scored(episode, of_hops, len(found))
+
+    def steps(self, scored: Scored) -> tuple[float, ...]:
+        """`[hop]`: the weighted sum of each hop's rewards; the last hop has the episode's, too."""
+        sums = [0.0] * scored.searches
+        for name, rewards in scored.hops.items():
+            for hop, reward in enumerate(rewards):
+                sums[hop] += self.weights[name] * reward
+        sums[-1] += math.fsum(self.weights[name] * each for name, each in scored.episode.items())
+        return tuple(sums)
+
+    def total(self, scored: Scored) -> float:
+        """The sum over the hops."""
+        return math.fsum(self.steps(scored))
