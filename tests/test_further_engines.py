@@ -171,6 +171,7 @@ def test_a_collection_is_replaced_on_demand_alone(
     assert searched(commands, index, tower, "--engine=qdrant")[1].split()[2] == "p0"
 
 
+@pytest.mark.slow
 def test_the_client_library_alone(
     commands: Commands, index: Path, tower: Path, lines: list[str]
 ) -> None:

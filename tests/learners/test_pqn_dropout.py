@@ -41,7 +41,10 @@ def test_the_acting_policy_drops_and_the_targets_do_not() -> None:
     np.testing.assert_allclose(plain.values[:, 0], played.values[:, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize("of", ["", "trunk "], ids=["adapters", "trunk"])
+@pytest.mark.parametrize(
+    "of",
+    [pytest.param("", id="adapters"), pytest.param("trunk ", id="trunk", marks=pytest.mark.slow)],
+)
 def test_devices_and_micro_batches_see_the_same_masks(of: str) -> None:
     whole, split = ran(f"{of}whole"), ran(f"{of}split")
     assert whole.keys() == split.keys()

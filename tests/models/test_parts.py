@@ -140,7 +140,7 @@ def as_placed(encoder: TextEncoder, ahead: bool) -> TextEncoder:
     return dataclasses.replace(encoder, module=module)
 
 
-@cases(("bert", "both", False), ("bert", "fsdp", True))
+@cases(("bert", "both", True))
 def test_whole_encoders(family: str, mesh: str, ahead: bool, family_bases, expected) -> None:
     loaded: LoadedEncoder = family_bases[family]
     encoder, params = loaded.encoder, loaded.params
