@@ -61,6 +61,28 @@ class Total(NamedTuple):
     transitions: jax.Array
 
 
+def optimizer_step(
+    params: Params,
+    opt_state: optax.OptState,
+    gradient: Params,
+    optimizer: optax.GradientTransformation,
+    finite: jax.Array,
+) -> tuple[Params, optax.OptState]:
+    """New parameters and moments; the old ones, bit for bit, if `finite` (a scalar) is False.
+
+    No parameter becomes non-finite: an element whose own update overflows keeps its value.
+
+    Args:
+        optimizer: keeps its moments if it gets `finite=False` (`make_optimizer`).
+    """
+    updates, opt_state = optax.with_extra_args_support(optimizer).update(
+        gradient, opt_state, params, finite=finite
+    )
+    moved = optax.apply_updates(params, updates)
+    kept = jax.tree.map(lambda n, o: keep_unless(finite & jnp.isfinite(n), n, o), moved, params)
+    return kept, opt_state
+
+
 def apply_update(
     state: TrainState,
     gradient: Params,
@@ -84,13 +106,7 @@ def apply_update(
     gradient = jax.tree.map(lambda g: g / jnp.maximum(total.transitions, 1.0), gradient)
     norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(norm) & jnp.isfinite(total.loss)
-    updates, opt_state = optax.with_extra_args_support(optimizer).update(
-        gradient, state.opt_state, state.params, finite=finite
-    )
-    params = optax.apply_updates(state.params, updates)
-    params = jax.tree.map(
-        lambda n, o: keep_unless(finite & jnp.isfinite(n), n, o), params, state.params
-    )
+    params, opt_state = optimizer_step(state.params, state.opt_state, gradient, optimizer, finite)
     target_params = optax.incremental_update(params, state.target_params, tau)
     return (
         TrainState(

@@ -1,0 +1,111 @@
+"""The training state of a query encoder whose documents do not change, and where it lives."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from qrag_jax.learners.placement import place
+from qrag_jax.models.heads.embedding import Params
+from qrag_jax.runtime.sharding import Rules, shardings_of
+
+
+class Critic(NamedTuple):
+    """What estimates the return of a state: a tower of its own and a linear map of its embedding.
+
+    Attributes:
+        tower: parameters of one tower, or its adapters.
+        weights: float32 `[D]`, zeros at first.
+        bias: float32 scalar.
+    """
+
+    tower: Params
+    weights: jax.Array
+    bias: jax.Array
+
+
+class QueryState(NamedTuple):
+    """The state of training; every leaf is an array.
+
+    Attributes:
+        params: of one tower, or its adapters.
+        opt_state: state of its optimizer.
+        critic, critic_opt_state: PPO's; None without a critic.
+        reference: the first parameters, if a KL is to them and the base is not what they are; else
+            None.
+        step: optimizer steps done, skipped ones too, int32.
+        env_steps: searches learned from, int32.
+        key: PRNG key of the run, constant.
+    """
+
+    params: Params
+    opt_state: optax.OptState
+    critic: Critic | None
+    critic_opt_state: optax.OptState | None
+    reference: Params | None
+    step: jax.Array
+    env_steps: jax.Array
+    key: jax.Array
+
+
+class Parts(NamedTuple):
+    """What a state is made of besides its parameters.
+
+    Attributes:
+        optimizer: of the policy.
+        critic_optimizer: None: there is no critic.
+        keeps_reference: whether the first parameters are kept, for a KL to them.
+        width: D, of an embedding.
+    """
+
+    optimizer: optax.GradientTransformation
+    critic_optimizer: optax.GradientTransformation | None
+    keeps_reference: bool
+    width: int
+
+    def build(self, params: Params, key: jax.Array) -> QueryState:
+        """The first state."""
+        critic = critic_opt_state = None
+        if self.critic_optimizer is not None:
+            weights, bias = jnp.zeros(self.width, jnp.float32), jnp.zeros((), jnp.float32)
+            critic = Critic(jax.tree.map(jnp.copy, params), weights, bias)
+            critic_opt_state = self.critic_optimizer.init(critic)
+        return QueryState(
+            params=params,
+            opt_state=self.optimizer.init(params),
+            critic=critic,
+            critic_opt_state=critic_opt_state,
+            reference=jax.tree.map(jnp.copy, params) if self.keeps_reference else None,
+            step=jnp.zeros((), jnp.int32),
+            env_steps=jnp.zeros((), jnp.int32),
+            key=key,
+        )
+
+
+def state_shapes(parts: Parts, tower: Params) -> QueryState:
+    """Shape and dtype of every array of the state, from arrays or shapes of the tower."""
+    key = jax.eval_shape(jax.random.key, 0)
+    return jax.eval_shape(parts.build, tower, key)
+
+
+def state_shardings(mesh: Mesh, rules: Rules, parts: Parts, tower: Params) -> QueryState:
+    """The sharding of every array of the state; moments, critic and reference follow the tower."""
+    state = state_shapes(parts, tower)
+    return shardings_of(mesh, rules, state, state.params)
+
+
+def first_state(shardings: QueryState, parts: Parts, tower: Params, seed: int) -> QueryState:
+    """The first state on the mesh; no device ever holds more than its part of an array.
+
+    Args:
+        tower: parameters of the tower, or of its adapters: host arrays, or `StoredLeaf`s.
+    """
+
+    def build(tower: Params) -> Any:
+        return parts.build(tower, jax.random.key(seed))
+
+    return jax.jit(build, out_shardings=shardings)(place(tower, shardings.params))
