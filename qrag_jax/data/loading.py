@@ -49,7 +49,7 @@ def load_split(config: DataConfig, split: Split, *, hold_out: bool) -> LoadedSam
             or has no path, or a corpus cannot be written.
     """
     limit = config.limit if split == "train" else 0
-    paths = _paths(config)
+    paths = paths_of(config)
     by_source: dict[str, Sequence[Sample]] = {}
     report = []
     for name in mix_weights(config.sources):
@@ -111,7 +111,7 @@ def without_questions(train: LoadedSamples, held_out: Sequence[Sample]) -> Loade
     return LoadedSamples(kept, report)
 
 
-def _paths(config: DataConfig) -> dict[str, str]:
+def paths_of(config: DataConfig) -> dict[str, str]:
     """The path of each source."""
     names = [name for name in config.sources if name != SYNTHETIC]
     if config.path == SYNTHETIC:

@@ -119,9 +119,7 @@ def load_samples(
     module = _module(source)
     records: Iterator[tuple[str, dict[str, Any]]]
     if path:
-        files = split_files(
-            _source_folder(Path(path), split, module), split, module.OFFICIAL[split]
-        )
+        files = files_of(source, path, split)
         report = ReadReport(source, tuple(str(file) for file in files))
         records = (pair for file in files for pair in read_records(file))
     elif module.HUB is None:
@@ -155,6 +153,17 @@ def load_samples(
             f"{source} data, with python -m qrag_jax.validate_data --source {source} --path FILE"
         )
     return samples, report
+
+
+def files_of(source: str, path: str, split: Split) -> list[Path]:
+    """The files of one split; the arguments are those of `load_samples`, with a path.
+
+    Raises:
+        InputError: the source is unknown, or there is no such file.
+    """
+    module = _module(source)
+    folder = _source_folder(Path(path), split, module)
+    return split_files(folder, split, module.OFFICIAL[split])
 
 
 BY_WEIGHTS, BY_SIZE = MIXTURES = ("weights", "size")
