@@ -39,7 +39,7 @@ from qrag_jax.algorithms.policy_gradient import (
 from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
 from qrag_jax.learners.query_state import Critic, QueryState
 from qrag_jax.learners.state import optimizer_step
-from qrag_jax.models.compute.lora import Adapted, attach
+from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.ragged import (
@@ -408,10 +408,9 @@ class _Passes:
         )
 
     def _embedded(self, params: Params, base: Params | None, rows: TokenRows) -> jax.Array:
-        learner = self.learner
-        if base is not None:
-            params = attach(Adapted(base, params), learner.encoder.lora_scale)
-        return embed_rows(learner.encoder, learner.blocks, params, rows)[0]
+        encoder = self.learner.encoder
+        one = encoder.alone(params if base is None else Adapted(base, params))
+        return embed_rows(encoder, self.learner.blocks, one, rows)[0]
 
     def _pulled_back(
         self, params: Params, base: Params | None, rows: TokenRows, cotangents: CotangentsOf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -38,8 +39,8 @@ class MeshTower:
 
     Args:
         shardings: where the parameters live.
-        params: of towers stacked on axis 0.
-        number: the tower's index on it.
+        params: of towers stacked on axis 0, or of one tower.
+        number: the tower's index on that axis; None: there is one tower.
         row_tokens: length of the longest row, special tokens counted.
     """
 
@@ -50,7 +51,7 @@ class MeshTower:
         encoder: TextEncoder,
         params: Params,
         *,
-        number: int,
+        number: int | None,
         row_tokens: int,
     ) -> None:
         on_cpu = Platform.of(mesh).on_cpu
@@ -72,6 +73,12 @@ class MeshTower:
             self._programs.append(_Program(short, row_tokens, program(short, row_tokens, _SIZES)))
         self._encoder, self._params = encoder, params
         self._row_tokens, self._devices = row_tokens, mesh.size
+
+    def with_params(self, params: Params) -> MeshTower:
+        """The same programs with other parameters."""
+        other = copy.copy(self)
+        other._params = params
+        return other
 
     def __call__(self, rows: Rows) -> np.ndarray:
         """float32 `[rows, width]`.

@@ -68,7 +68,7 @@ class Counts:
 
 
 def make_embed(
-    mesh: Mesh, shardings: Params, encoder: TextEncoder, blocks: Blocks, tower: int
+    mesh: Mesh, shardings: Params, encoder: TextEncoder, blocks: Blocks, tower: int | None
 ) -> Embed:
     """Makes the jitted `(params, tokens [N, L], lengths [N]) → [N, D]` of one tower.
 
@@ -76,13 +76,13 @@ def make_embed(
 
     Args:
         shardings: where the parameters live (two towers stacked on axis 0).
-        tower: index of the tower.
+        tower: index of the tower; None: the parameters are those of one tower.
     """
     specs, by_row = specs_of(shardings), PartitionSpec(BATCH_AXES)
     encoder = encoder.on(mesh)
 
     def on_device(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        params = encoder.tower(params, tower)
+        params = encoder.alone(params) if tower is None else encoder.tower(params, tower)
         return embed_rows(encoder, blocks, params, TokenRows(tokens, lengths))[0]
 
     over_mesh = jax.shard_map(

@@ -95,6 +95,10 @@ class TextEncoder:
         adapters, key = jax.tree.map(lambda leaf: leaf[number], stacked)
         return attach(Adapted(params.base, adapters, key), self.lora_scale)
 
+    def alone(self, params: Params | Adapted) -> Params:
+        """The parameters of one tower; adapters are put beside the kernels of their base."""
+        return attach(params, self.lora_scale) if isinstance(params, Adapted) else params
+
     def embed(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         """tokens `[B, L]` padded on the right, lengths `[B]` → float32 embeddings `[B, D]`.
 
