@@ -1,0 +1,341 @@
+"""HARR (arXiv 2602.03645): GRPO or PPO trains a query encoder inside an agent that searches.
+
+The agent and the document index do not change; the retriever is the policy, and the answer's score
+is its reward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from qrag_jax.environments.rag.episode import Task
+from qrag_jax.environments.rag.scripted import Scripted
+from qrag_jax.environments.rag.state_text import StateText
+from qrag_jax.errors import InputError
+from qrag_jax.evaluators.agents import AgentScores
+from qrag_jax.evaluators.training_scores import Evaluation
+from qrag_jax.feedback.language_model import Unscored
+from qrag_jax.feedback.rag import OF_HOPS, Gold
+from qrag_jax.learners import placement
+from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.learners.policy_config import PPOConfig
+from qrag_jax.learners.query_encoder import QueryEncoder, make_update
+from qrag_jax.learners.query_state import (
+    Parts,
+    QueryState,
+    first_state,
+    state_shapes,
+    state_shardings,
+)
+from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.packing import choose_blocks
+from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
+from qrag_jax.rollouts.agents import AgentRollout, Counts, Episode, Start
+from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
+from qrag_jax.rollouts.experience import Experience
+from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, batch_shapes, hop_batch
+from qrag_jax.rollouts.mesh_tower import MeshTower
+from qrag_jax.rollouts.pool_search import PoolSearch, QueryRows
+from qrag_jax.runtime import determinism
+from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.run import Run
+from qrag_jax.runtime.saved_config import check_same_config, read_fields, save_config
+from qrag_jax.runtime.step_log import Told
+from qrag_jax.systems.harr_config import FREE_FIELDS, HarrConfig
+from qrag_jax.systems.harr_inputs import Asked, Inputs, load_inputs
+
+_EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses values that are wrong for any data.
+
+    Raises:
+        InputError: a field is unknown, or its value makes no sense.
+    """
+    HarrConfig.of(config)
+
+
+def before_devices(given: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
+    """Sets that a GPU's programs are deterministic."""
+    return determinism.ask(HarrConfig.of(given).runtime.deterministic, described=described)
+
+
+@contextlib.contextmanager
+def open_system(
+    given: ConfigDict,
+    run: Run,
+    *,
+    dry: bool = False,
+    devices: Sequence[jax.Device] | None = None,
+) -> Iterator[Harr]:
+    """Opens the system; see `systems`."""
+    if run.has_begun:
+        check_same_config(ConfigDict(read_fields(run.config_path)), given, FREE_FIELDS)
+    config = HarrConfig.of(given)
+    if devices is not None:
+        raise InputError(
+            "--for compiles for devices that are not here, which have no index to search yet; "
+            "leave it out."
+        )
+    mesh = make_mesh(config.runtime.mesh)
+    if config.episodes % mesh.size or config.episodes // mesh.size < 1:
+        raise InputError(
+            f"config.train.batch_size × members is {config.episodes} episodes, which do not split "
+            f"over {mesh.size} devices; use a multiple of them."
+        )
+    with StopSignal() as stop:
+        inputs = load_inputs(config, run, mesh, stop)
+    if not run.has_begun:
+        save_config(given, run.config_path)
+    yield Harr(config, mesh, inputs)
+
+
+@dataclasses.dataclass
+class Harr:
+    """See `systems.System`."""
+
+    config: HarrConfig
+    mesh: Mesh
+    inputs: Inputs
+
+    def __post_init__(self) -> None:
+        self.train, self.profile = self.config.train, self.config.profile
+        self.data = self.inputs.data
+        self.provenance: dict[str, Any] = {}
+        self.told = Told(self._names, {"loss": ".3f", "return": ".2f"}, self._advice)
+        self.counts = Counts()
+        config, inputs = self.config, self.inputs
+        self.line = (
+            f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
+            f"{self.train.eval_every} steps, over {len(inputs.index.corpus)} passages; "
+            f"{self.train.steps} steps of {config.train.batch_size} questions × "
+            f"{config.algorithm.members} episodes by the {config.agent.name} agent on "
+            f"{self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
+        )
+
+    def first_state(self) -> QueryState:
+        """See `System`."""
+        trained = self.inputs.encoder.trained
+        return first_state(self.learner.shardings, self._parts, trained, self.config.seed)
+
+    def experience(self, run: Run, stop: StopSignal) -> Experience:
+        """See `System`."""
+        config = self.config
+        shard = jax.process_index(), jax.process_count()
+        order = QuestionOrder(len(self.inputs.train), config.train.batch_size, config.seed, shard)
+        return AgentExperience(
+            self.mesh, order, self._play, self._counted, run.progress.batches or 0
+        )
+
+    def update(self, state: QueryState, episodes: HopBatch) -> tuple[QueryState, dict[str, Any]]:
+        """See `System`."""
+        with jax.transfer_guard("disallow"):
+            return self._update(state, episodes, *self._base)
+
+    def evaluate(self, state: QueryState, step: int, stop: StopSignal) -> Evaluation:
+        """See `System`."""
+        return self._scores.evaluate(state.params, step, stop)
+
+    def programs(self) -> list[Program]:
+        """See `System`."""
+        state = state_shapes(self._parts, self.inputs.encoder.trained)
+        batch = batch_shapes(self.config.episodes, self._shape, self.config.policy)
+        return [Program("update", self._update, (state, batch, *self._base))]
+
+    @cached_property
+    def learner(self) -> QueryEncoder:
+        """The query encoder, from which all programs are built."""
+        config, loaded = self.config, self.inputs.encoder
+        rules = config.runtime.rules(loaded.partition_rules)
+        on_cpu = Platform.of(self.mesh).on_cpu
+        usual = CPU_BLOCK_TOKENS if on_cpu else ACCELERATOR_BLOCK_TOKENS
+        blocks = choose_blocks(
+            np.ones(self._rows.max_tokens + 1, np.int64),  # all lengths as likely
+            config.encoder.block_tokens or usual,
+            config.encoder.length_buckets,
+            config.encoder.block_sizes,
+            multiples=(8,) if on_cpu else (64, 8),
+        )
+        of_base = None
+        if loaded.adapters is not None:
+            of_base = placement.base_shardings(self.mesh, rules, loaded.stored)
+        of_episode, of_hop = self._reward_names
+        weights = config.reward.rewards.weights
+        return QueryEncoder(
+            mesh=self.mesh,
+            shardings=state_shardings(self.mesh, rules, self._parts, loaded.trained),
+            encoder=loaded.encoder,
+            blocks=blocks,
+            config=config.algorithm,
+            tau=config.policy.tau,
+            weights=(
+                tuple(weights[name] for name in of_episode),
+                tuple(weights[name] for name in of_hop),
+            ),
+            optimizer=self._parts.optimizer,
+            critic_optimizer=self._parts.critic_optimizer,
+            schedule=learning_rate_schedule(config.optimizer),
+            base_shardings=of_base,
+        )
+
+    @cached_property
+    def _parts(self) -> Parts:
+        config = self.config
+        critic, kl = None, 0.0
+        if isinstance(config.algorithm, PPOConfig):
+            rate = config.algorithm.critic_learning_rate
+            critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
+            kl = config.algorithm.kl
+        else:
+            kl = config.algorithm.beta
+        width = self.inputs.encoder.encoder.width
+        return Parts(make_optimizer(config.optimizer), critic, kl > 0, width)
+
+    @cached_property
+    def _base(self) -> tuple[Any, ...]:
+        if self.learner.base_shardings is None:
+            return ()
+        return (placement.place(self.inputs.encoder.stored, self.learner.base_shardings),)
+
+    @cached_property
+    def _update(self) -> Any:
+        return make_update(self.learner)
+
+    @cached_property
+    def _reward_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the rewards of episodes and of searches."""
+        names = self.config.reward.rewards.weights
+        of_hop = tuple(name for name in names if name in OF_HOPS)
+        return tuple(name for name in names if name not in of_hop), of_hop
+
+    @cached_property
+    def _shape(self) -> HopShape:
+        of_episode, of_hop = self._reward_names
+        width = self.inputs.encoder.encoder.width
+        hops = self.config.agent.max_hops
+        return HopShape(hops, self._rows.max_tokens, width, len(of_episode), len(of_hop))
+
+    @cached_property
+    def _rows(self) -> QueryRows:
+        loaded = self.inputs.encoder
+        encoder = loaded.encoder
+        longest = min(self.config.state.max_tokens, encoder.max_positions)
+        return QueryRows(loaded.tokenizer, encoder.state_opening, encoder.sep_id, longest)
+
+    @cached_property
+    def _states(self) -> StateText:
+        state = self.config.state
+        instruction = None if state.instruction else ""
+        return StateText(state.stateful, instruction, self._rows.room, self._rows.count)
+
+    @cached_property
+    def _tower(self) -> MeshTower:
+        """The query encoder's programs; `_search` gives it the parameters."""
+        of_params = self.learner.shardings.params
+        if self.learner.base_shardings is not None:
+            of_params = Adapted(self.learner.base_shardings, of_params)
+        return MeshTower(
+            self.mesh,
+            of_params,
+            self.inputs.encoder.encoder,
+            None,
+            number=None,
+            row_tokens=self._rows.max_tokens,
+        )
+
+    def _search(self, params: Any, *, is_greedy: bool) -> PoolSearch:
+        whole = Adapted(self._base[0], params) if self._base else params
+        return PoolSearch(
+            self._tower.with_params(whole),
+            self.inputs.index,
+            self._states,
+            self._rows,
+            self.config.policy,
+            is_greedy,
+        )
+
+    def _rollout(self, params: Any, stop: StopSignal, *, is_greedy: bool = False) -> AgentRollout:
+        search = self._search(params, is_greedy=is_greedy)
+        return AgentRollout(self._agent, search, None, self.config.agent.play, stop)
+
+    @cached_property
+    def _agent(self) -> Scripted:
+        every = (*self.inputs.train, *self.inputs.dev)
+        apart = {each.gold.id: each.question.decomposition for each in every}
+        known = {name: each for name, each in apart.items() if each is not None}
+        return Scripted(known, self.config.agent.limits)
+
+    def _play(
+        self, state: QueryState, numbers: Sequence[int], number: int, stop: StopSignal
+    ) -> HopBatch:
+        """Plays the groups of these questions; see `agent_experience.PlayBatch`."""
+        members = self.config.algorithm.members
+        asked = [self.inputs.train[each] for each in numbers]
+        starts = self._starts(asked, members, number)
+        rollout = self._rollout(state.params, stop)
+        played = rollout.play(starts)
+        for field in dataclasses.fields(Counts):
+            total = getattr(self.counts, field.name) + getattr(rollout.counts, field.name)
+            setattr(self.counts, field.name, total)
+        golds = [each.gold for each in asked for _ in range(members)]
+        rewarded = list(map(self._rewarded, golds, played))
+        return hop_batch(rewarded, self._shape, self.config.policy)
+
+    def _starts(self, asked: Sequence[Asked], members: int, number: int) -> list[Start]:
+        """Episodes whose draws depend on the step, the place in the batch and the member alone."""
+        key = jax.random.fold_in(jax.random.key(self.config.seed), number)
+        first = jax.process_index() * len(asked) * members
+        keys = jax.random.split(key, first + len(asked) * members)[first:]
+        data = np.asarray(jax.random.key_data(keys))
+        return [
+            Start(Task(each.gold.id, each.gold.question), place, data[place * members + member])
+            for place, each in enumerate(asked)
+            for member in range(members)
+        ]
+
+    def _rewarded(self, gold: Gold, episode: Episode) -> Rewarded:
+        found = [each.names for each in episode.searches]
+        scored = self.config.reward.rewards.score(gold, episode.ended, found)
+        if isinstance(scored, Unscored):
+            return Rewarded(episode.searches, None)
+        of_episode, of_hop = self._reward_names
+        by_hop = [[scored.hops[name][hop] for name in of_hop] for hop in range(scored.searches)]
+        return Rewarded(episode.searches, [scored.episode[name] for name in of_episode], by_hop)
+
+    @cached_property
+    def _scores(self) -> AgentScores:
+        asked = self.inputs.dev
+
+        def play(params: Any, stop: StopSignal) -> list[Episode]:
+            starts = self._starts(asked, 1, _EVALUATED)
+            return self._rollout(params, stop, is_greedy=True).play(starts)
+
+        return AgentScores([each.gold for each in asked], play, self.config.eval.best_by)
+
+    def _counted(self) -> dict[str, float]:
+        counts = self.counts
+        return {
+            "searches_per_batch": counts.searches / max(counts.batches, 1),
+            "broken_episodes": float(counts.broken),
+        }
+
+    def _names(self, numbers: Sequence[int]) -> list[str]:
+        return [self.inputs.train[number].gold.id for number in numbers]
+
+    @property
+    def _advice(self) -> str:
+        rate = self.config.optimizer.learning_rate
+        return f"a lower --config.optimizer.learning_rate (it is {rate:g}), or "

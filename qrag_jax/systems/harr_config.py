@@ -1,0 +1,270 @@
+"""HARR's config: its sections, and the dataclass of settings that is read from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from qrag_jax.data.config import SYNTHETIC, DataConfig
+from qrag_jax.data.generators.synthetic import SyntheticConfig
+from qrag_jax.environments.rag.episode import Limits
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.evaluators.agents import BEST_BY
+from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture
+from qrag_jax.learners.optimizers import OptimizerConfig
+from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
+from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.scratch import ScratchConfig
+from qrag_jax.policies.plackett_luce import PlackettLuceConfig
+from qrag_jax.rollouts.agents import PlayConfig
+from qrag_jax.runtime.config_fields import described, fill, section
+from qrag_jax.runtime.runtime_config import RuntimeConfig
+from qrag_jax.runtime.train_config import TrainConfig
+from qrag_jax.systems.data_section import data_section, described_sources, fill_data
+
+NAME = "harr"
+GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
+SCRIPTED = "scripted"
+AGENTS = (SCRIPTED,)
+
+
+@dataclasses.dataclass(frozen=True)
+class StateConfig:
+    """Section `state`: what the query encoder reads.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    stateful: bool = True  # original question, history and query; False: the query alone
+    instruction: bool = True  # a first line "Instruct: …", as Qwen3-Embedding was trained with
+    max_tokens: int = 1024  # longest state; the oldest hops are left out first
+
+    def __post_init__(self) -> None:
+        check_least("state", self, max_tokens=16)
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentConfig:
+    """Section `agent`.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    name: str = SCRIPTED  # scripted: follows the data's own decompositions, without a model
+    max_hops: int = 5  # searches of an episode
+    attempts: int = 2  # an episode that breaks is played again, so often in all
+    gather: float = 0.02  # seconds that a search waits for those of other episodes
+
+    def __post_init__(self) -> None:
+        check_known("agent", self, "name", AGENTS)
+        check_least("agent", self, max_hops=1)
+        PlayConfig(self.attempts, self.gather)
+
+    @property
+    def limits(self) -> Limits:
+        """How long an episode may be."""
+        return Limits(max_hops=self.max_hops)
+
+    @property
+    def play(self) -> PlayConfig:
+        """How episodes are played."""
+        return PlayConfig(self.attempts, self.gather)
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusConfig:
+    """Section `corpus`: what is searched."""
+
+    # File or folder as `qrag index` reads it; "": the passages of all questions.
+    path: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardConfig:
+    """Section `reward`.
+
+    Raises:
+        InputError: the mixture cannot be read, or needs a model.
+    """
+
+    mixture: str = "f1=1"  # rewards and their weights: f1, em, sub_em, recall, hop_recall, …
+
+    def __post_init__(self) -> None:
+        for name in (LLM, RELEVANCE):
+            if name in self.rewards.weights:
+                raise InputError(
+                    f"config.reward.mixture has {name}, which a model gives; the agent "
+                    f"{SCRIPTED} has none: leave it out."
+                )
+
+    @property
+    def rewards(self) -> Mixture:
+        """The mixture."""
+        return Mixture.of(self.mixture)
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentEvalConfig:
+    """Section `eval`.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    path: str = ""  # data to evaluate on; "": the dev part of data.path
+    samples: int = 500  # fixed questions scored during training, 0: all
+    best_by: str = "f1"  # the score whose mean chooses the best checkpoint: f1, em or recall
+    seed: int = 42  # draws the scored questions
+
+    def __post_init__(self) -> None:
+        check_least("eval", self, samples=0)
+        check_known("eval", self, "best_by", BEST_BY)
+
+
+SECTIONS: dict[str, type] = {
+    "encoder": EncoderConfig,
+    "state": StateConfig,
+    "policy": PlackettLuceConfig,
+    "agent": AgentConfig,
+    "corpus": CorpusConfig,
+    "reward": RewardConfig,
+    "optimizer": OptimizerConfig,
+    "train": TrainConfig,
+    "eval": AgentEvalConfig,
+    "runtime": RuntimeConfig,
+}
+OF_ALGORITHM: dict[str, type] = {GRPO: GRPOConfig, PPO: PPOConfig}
+FIELDS: dict[str, tuple[Any, str]] = {
+    "seed": (42, "of the shuffle, the policy's draws and random weights"),
+    "profile": (0, "steps traced into workdir/profile after the first two of a start, 0: none"),
+    "algorithm": (GRPO, "what trains the policy: grpo or ppo"),
+}
+# Fields that do not change what a run computes: a resumed run may have other values.
+FREE_FIELDS = (
+    "train.log_every",
+    "train.eval_every",
+    "train.checkpoint_every",
+    "train.max_skipped_steps",
+    "data.cache",
+    "eval.samples",
+    "eval.seed",
+    "agent.gather",
+    "runtime.",
+    "profile",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class HarrConfig:
+    """The settings of a config, one dataclass for each section."""
+
+    seed: int
+    profile: int
+    algorithm: GRPOConfig | PPOConfig
+    encoder: EncoderConfig
+    state: StateConfig
+    policy: PlackettLuceConfig
+    agent: AgentConfig
+    corpus: CorpusConfig
+    reward: RewardConfig
+    data: DataConfig
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    eval: AgentEvalConfig
+    runtime: RuntimeConfig
+
+    @classmethod
+    def of(cls, config: ConfigDict) -> HarrConfig:
+        """Reads the settings of a config.
+
+        Raises:
+            InputError: a field is unknown, or its value is wrong for any data.
+        """
+        name = config.get("algorithm", GRPO)
+        if name not in ALGORITHMS:
+            raise InputError(f"config.algorithm is {name!r}; use {' or '.join(ALGORITHMS)}.")
+        known = {*FIELDS, *SECTIONS, name, "system", "data"}
+        if unknown := sorted(set(config) - known):
+            raise InputError(f"config.{unknown[0]} is unknown; there are {', '.join(known)}.")
+        parts: dict[str, Any] = {n: fill(kind, config[n], n) for n, kind in SECTIONS.items()}
+        algorithm: Any = fill(OF_ALGORITHM[name], config.get(name, {}), name)
+        train = parts["train"]
+        if train.accumulation != 1:
+            raise InputError(
+                f"config.train.accumulation is {train.accumulation}; states are computed in blocks "
+                "of config.encoder.block_tokens, which bound the memory: set it to 1."
+            )
+        if train.batch_size * algorithm.members % algorithm.minibatches:
+            raise InputError(
+                f"config.train.batch_size × config.{name}.members is "
+                f"{train.batch_size * algorithm.members} episodes, which do not split into "
+                f"config.{name}.minibatches = {algorithm.minibatches} equal parts."
+            )
+        updates = train.steps * algorithm.epochs * algorithm.minibatches
+        parts["optimizer"] = dataclasses.replace(parts["optimizer"], total_steps=updates)
+        return cls(
+            seed=config.seed,
+            profile=config.profile,
+            algorithm=algorithm,
+            data=fill_data(config.data),
+            **parts,
+        )
+
+    @property
+    def dev_data(self) -> DataConfig:
+        """The data of evaluations: those of `eval.path`; else the same object as `data`."""
+        return self.data.at(self.eval.path) if self.eval.path else self.data
+
+    @property
+    def episodes(self) -> int:
+        """Episodes of one batch, on all hosts."""
+        return self.train.batch_size * self.algorithm.members
+
+
+def default_config(algorithm: str, *sources: str) -> ConfigDict:
+    """HARR's settings (arXiv 2602.03645) on these data sources.
+
+    Args:
+        algorithm: "grpo" or "ppo".
+    """
+    config = ConfigDict({"system": NAME})
+    for name, (value, _) in FIELDS.items():
+        config[name] = value
+    config.algorithm = algorithm
+    for name, kind in SECTIONS.items():
+        config[name] = section(kind)
+    config[algorithm] = section(OF_ALGORITHM[algorithm])
+    config.data = data_section(sources)
+    if SYNTHETIC in sources:
+        config.data.synthetic = section(SyntheticConfig)
+    config.encoder.path = "Qwen/Qwen3-Embedding-0.6B"
+    config.encoder.update(pooling="last", normalise=True, scale=1.0)
+    config.encoder.lora.update(rank=32, alpha=64.0, dropout=0.0)
+    config.train.update(steps=100, batch_size=16, accumulation=1, eval_every=50, log_every=1)
+    config.optimizer.update(
+        learning_rate=1e-5, weight_decay=0.0, beta2=0.999, eps=1e-8, clip_norm=1.0
+    )
+    config.optimizer.update(schedule="constant", warmup_steps=0)
+    return config
+
+
+def with_scratch(config: ConfigDict, **sizes: Any) -> ConfigDict:
+    """The config for an encoder from scratch, which is trained whole."""
+    config.encoder.path = ""
+    config.encoder.lora.rank = 0
+    config.encoder.scratch = section(ScratchConfig)
+    config.encoder.scratch.update(**sizes)
+    return config
+
+
+def help_lines() -> list[tuple[str, Any, str]]:
+    """Name, default and comment of every field that a config can have."""
+    lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in FIELDS.items()]
+    for name, kind in {**SECTIONS, **OF_ALGORITHM}.items():
+        lines += described(kind, name)
+    lines += described(DataConfig, "data") + described_sources()
+    return sorted(lines, key=lambda line: line[0].split("."))
