@@ -16,6 +16,7 @@ import jax.numpy as jnp
 # HARR, arXiv 2602.03645, eq. 12); over all actions (TRL's "bnpo", DAPO); a sum over the longest
 # episode there can be, so that long episodes weigh no less (Dr. GRPO, arXiv 2503.20783).
 GRPO, BNPO, DR_GRPO = AGGREGATIONS = ("grpo", "bnpo", "dr_grpo")
+FURTHEST = 20.0  # bound of the logarithm of a ratio, as verl has it; e²⁰ is 5e8
 
 
 class Clip(NamedTuple):
@@ -44,12 +45,14 @@ def clipped(
 ) -> jax.Array:
     """`−min(r·A, clip(r)·A)` with r = π/π_old, for each action (PPO, arXiv 1707.06347, eq. 7).
 
+    An action whose ratio is beyond e^±`FURTHEST` has no gradient.
+
     Args:
         log_prob: of the policy that learns.
         old: of the policy that acted.
         advantages: A.
     """
-    ratio = jnp.exp(log_prob - jax.lax.stop_gradient(old))
+    ratio = _ratio(log_prob, jax.lax.stop_gradient(old))
     bounded = jnp.clip(ratio, 1.0 - clip.low, 1.0 + clip.high)
     return -jnp.minimum(ratio * advantages, bounded * advantages)
 
@@ -61,7 +64,7 @@ def clipped_weight(
 
     No action loses its gradient. The paper bounds the ratio above alone: a `low` of 1.
     """
-    ratio = jnp.exp(log_prob - old)
+    ratio = _ratio(log_prob, old)
     bounded = jax.lax.stop_gradient(jnp.clip(ratio, 1.0 - clip.low, 1.0 + clip.high))
     return -bounded * advantages * log_prob
 
@@ -100,9 +103,9 @@ def kl_k1(log_prob: jax.Array, reference: jax.Array) -> jax.Array:
 def kl_k3(log_prob: jax.Array, reference: jax.Array) -> jax.Array:
     """`π_ref/π − 1 − log(π_ref/π)`: without bias and never negative (GRPO, eq. 4).
 
-    GRPO adds it to the loss.
+    GRPO adds it to the loss. It is constant once π_ref/π is above e^`FURTHEST`.
     """
-    difference = reference - log_prob
+    difference = jnp.minimum(reference - log_prob, FURTHEST)
     return jnp.exp(difference) - difference - 1.0
 
 
@@ -173,13 +176,18 @@ def departure(
 ) -> Departure:
     """Diagnostics of an update."""
     difference = jnp.where(valid, log_prob - old, 0.0)
-    ratio = jnp.exp(difference)
+    ratio = _ratio(difference, jnp.zeros_like(difference))
     outside = ((ratio > 1.0 + clip.high) & (advantages > 0)) | (
         (ratio < 1.0 - clip.low) & (advantages < 0)
     )
     return Departure(
         clipped=(outside & valid).sum().astype(jnp.float32),
-        kl=(jnp.exp(difference) - difference - 1.0).sum(),
+        kl=(ratio - difference - 1.0).sum(),
         actions=valid.sum().astype(jnp.float32),
-        largest=jnp.exp(jnp.abs(difference).max(initial=0.0)),
+        largest=jnp.maximum(ratio, 1.0 / ratio).max(initial=1.0),
     )
+
+
+def _ratio(log_prob: jax.Array, old: jax.Array) -> jax.Array:
+    """π/π_old. An infinite one makes a NaN of the gradient that the clip takes away."""
+    return jnp.exp(jnp.clip(log_prob - old, -FURTHEST, FURTHEST))

@@ -145,6 +145,34 @@ def test_clipping_by_hand() -> None:
     assert float(seen.largest) == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize("gone", [-200.0, 200.0])  # e^89 is infinite in float32
+@pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
+def test_a_policy_far_away_has_finite_losses_and_gradients(gone: float, advantage: float) -> None:
+    old, given = jnp.zeros((1, 1)), jnp.full((1, 1), advantage)
+    new = jnp.full((1, 1), gone)
+    for loss in (
+        lambda x: clipped(x, old, given),
+        lambda x: clipped_weight(x, old, given),
+        lambda x: clipped(of_sequence(x, old, np.ones((1, 1), bool)), old, given),
+        lambda x: kl_k3(x, old),
+    ):
+        value, slope = jax.value_and_grad(lambda x, loss=loss: loss(x).sum())(new)
+        assert np.isfinite(value)
+        assert np.isfinite(slope).all()
+    assert all(np.isfinite(each) for each in departure(new, old, given, np.ones((1, 1), bool)))
+    if gone * advantage > 0:  # it has gone the way of its advantage: the clip's own value
+        value, slope = jax.value_and_grad(lambda x: clipped(x, old, given).sum())(new)
+        assert float(value) == pytest.approx(-1.2 if gone > 0 else 0.8)
+        assert float(slope[0, 0]) == 0.0
+
+
+@pytest.mark.parametrize(("gone", "slope"), [(-200.0, 0.0), (-3.0, 1 - np.exp(3)), (200.0, 1.0)])
+def test_kl_never_pushes_a_policy_away_from_its_reference(gone: float, slope: float) -> None:
+    """d/dx [exp(r − x) − (r − x) − 1] = 1 − exp(r − x): below 0 where x is below r."""
+    found = jax.grad(kl_k3)(jnp.float32(gone), jnp.float32(0.0))
+    assert float(found) == pytest.approx(slope, rel=1e-5)
+
+
 def test_cispo_keeps_every_gradient() -> None:
     old, new = jnp.zeros(3), jnp.log(jnp.array([0.5, 1.0, 2.0]))
     slopes = jax.grad(lambda x: clipped_weight(x, old, jnp.ones(3), Clip(1.0, 0.3)).sum())(new)
