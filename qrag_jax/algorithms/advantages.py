@@ -63,12 +63,16 @@ def mixed_advantages(
 
     Args:
         rewards: `[groups, members]` each.
+        weights: one for each reward; below 0 for what is to be avoided.
 
     Returns:
         `[groups, members]`.
+
+    Raises:
+        ValueError: there are not as many weights as rewards.
     """
-    if len(rewards) == 1:
-        return group_advantages(rewards[0], valid, scaled=scaled)
+    if len(rewards) == len(weights) == 1:
+        return group_advantages(weights[0] * rewards[0], valid, scaled=scaled)
     each = [group_advantages(one, valid) for one in rewards]
     total = sum((weight * one for weight, one in zip(weights, each, strict=True)), jnp.zeros(()))
     return group_advantages(total, valid, scaled=scaled)
