@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.algorithms.advantages import (
     gae,
+    group_advantages,
     mixed_advantages,
     step_advantages,
     varies,
@@ -290,17 +291,20 @@ def _group_advantages(
     """Advantages `[N, T]`, and which groups `[N / G]` have different rewards.
 
     Rewards of episodes are normalised among the members of a group, those of searches among all
-    searches of a group and then summed to the end; what both give is added.
+    searches of a group and then summed to the end. Each counts by its weight; the sum is normalised
+    once more if all are of episodes.
     """
     groups = (-1, config.members)
     scored, hops = batch.scored.reshape(groups), valid.reshape(*groups, valid.shape[1])
     advantages, differs = jnp.zeros(hops.shape, jnp.float32), jnp.zeros(len(scored), bool)
     of_episode, of_hop = weights
-    if of_episode:
-        rewards = [batch.episode_rewards[:, i].reshape(groups) for i in range(len(of_episode))]
+    rewards = [batch.episode_rewards[:, i].reshape(groups) for i in range(len(of_episode))]
+    if of_episode and not of_hop:
         advantages += mixed_advantages(rewards, of_episode, scored, scaled=config.scaled)[..., None]
-        for each in rewards:
-            differs |= varies(each, scored)
+    for weight, each in zip(of_episode, rewards, strict=True):
+        differs |= varies(each, scored)
+        if of_hop:
+            advantages += weight * group_advantages(each, scored, scaled=config.scaled)[..., None]
     for i, weight in enumerate(of_hop):
         each = batch.hop_rewards[..., i].reshape(hops.shape)
         advantages += weight * step_advantages(each, hops, scaled=config.scaled)

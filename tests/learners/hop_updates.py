@@ -32,7 +32,7 @@ POLICY = PlackettLuceConfig(tau=0.5, pool=5, passages=2)
 ENCODER = dataclasses.replace(tiny_encoder(), scale=1.0, normalise=True)
 SHAPE = HopShape(hops=3, tokens=12, width=ENCODER.width, episode_rewards=1, hop_rewards=1)
 BLOCKS = Blocks((48,), (12,), (8.0,))
-WEIGHTS = ((1.0,), (0.5,))
+WEIGHTS = ((0.8,), (0.5,))
 RATE = 0.3
 
 

@@ -103,7 +103,9 @@ def test_grpo_on_the_weights_that_acted() -> None:
     assert int(learning.state.env_steps) == valid.sum()
     gap = np.abs(np.asarray(log_probs(TOWER, given)) - given.log_probs)[valid].mean()
     assert metrics["replay_gap"] == pytest.approx(gap, abs=1e-5)
-    rewards = given.episode_rewards[given.scored, 0].sum() + 0.5 * given.hop_rewards[valid].sum()
+    rewards = (
+        0.8 * given.episode_rewards[given.scored, 0].sum() + 0.5 * given.hop_rewards[valid].sum()
+    )
     assert metrics["return"] == pytest.approx(rewards / given.scored.sum(), abs=1e-5)
 
 
@@ -138,7 +140,7 @@ def test_ppo_and_its_critic() -> None:
         for t in reversed(np.flatnonzero(valid[n])):
             reward = 0.5 * given.hop_rewards[n, t, 0]
             if t == valid[n].sum() - 1:
-                reward += given.episode_rewards[n, 0]
+                reward += 0.8 * given.episode_rewards[n, 0]
             error = reward + 0.9 * after - values[n, t]
             advantage = error + 0.9 * 0.8 * advantage
             after = values[n, t]
