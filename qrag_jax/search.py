@@ -78,6 +78,8 @@ def _asked() -> list[Asked]:
     if bool(QUESTIONS) == bool(QUERIES.value):
         raise InputError('give questions in quotes, such as "who wrote it?", or --queries=FILE.')
     if not QUERIES.value:
+        if not all(question.strip() for question in QUESTIONS):
+            raise InputError("a question is empty; ask something.")
         return [Asked("", question) for question in QUESTIONS]
     path = Path(QUERIES.value).expanduser()
     found = list(_read(path))
@@ -98,7 +100,7 @@ def _read(path: Path) -> Iterator[Asked]:
             question = record["question"] if "question" in record else record["text"]
         except (ValueError, KeyError):
             question = None
-        if not isinstance(question, str):
+        if not isinstance(question, str) or not question.strip():
             raise InputError(
                 f'{path}, line {number}: is no JSON object with a text in the field "question" or '
                 '"text"; write one, or the question alone.'

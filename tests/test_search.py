@@ -134,11 +134,15 @@ def test_bad_input_is_one_sentence(
     run = [f"--index={index}", f"--workdir={scored_run}", "--checkpoint=last"]
     broken = tmp_path / "queries.jsonl"
     broken.write_text('who?\n{"query": "who?"}\n')
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"question": " "}\n')
     for arguments, told in (
         (["who?"], "give the folder of an index"),
         ([at], 'give questions in quotes, such as "who wrote it?", or --queries=FILE'),
+        ([at, "who?", " "], "a question is empty; ask something"),
         ([at, export, f"--queries={broken}", "who?"], "give questions in quotes"),
         ([at, export, f"--queries={broken}"], "queries.jsonl, line 2: is no JSON object with a"),
+        ([at, export, f"--queries={empty}"], "empty.jsonl, line 1: is no JSON object with a text"),
         ([at, export, f"--queries={tmp_path}/none"], "cannot be read (No such file or directory)"),
         ([at, export, f"--workdir={scored_run}", "who?"], "give one of --workdir and --retriever"),
         ([at, export, "--k=3", "who?"], "--k is for a search with --encoder or words alone; lea"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from qrag_jax.errors import check_least
+from qrag_jax.errors import InputError, check_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +16,7 @@ class NegativesConfig:
     ANCE (arXiv 2007.00808) and DPR (arXiv 2004.04906).
 
     Raises:
-        InputError: a field is too low.
+        InputError: a field is too low, or nothing is there to be searched.
     """
 
     index: str = ""  # folder that qrag_jax.index wrote; "": no passages are added
@@ -28,3 +28,8 @@ class NegativesConfig:
 
     def __post_init__(self) -> None:
         check_least("data.negatives", self, count=1, skip=0)
+        if self.search and not self.index:
+            raise InputError(
+                "config.data.negatives.search is given without an index to search; give its folder "
+                "as config.data.negatives.index, or leave both out."
+            )

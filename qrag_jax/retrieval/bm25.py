@@ -161,8 +161,8 @@ class BM25Index:
         ]
         if not known:
             raise InputError(
-                "no passage of the corpus has a word for BM25; give passages with text, or another "
-                "config.bm25.word."
+                "no passage of the corpus has a word for BM25, which is what matches "
+                f"{config.word} and is no stop word; give passages with words."
             )
         scores = library.BM25(k1=config.k1, b=config.b, method=config.variant, backend="numpy")
         scores.index((passages, known), create_empty_token=False, show_progress=False)

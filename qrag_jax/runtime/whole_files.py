@@ -20,6 +20,7 @@ NOT_WRITABLE = (
     errno.ENOTDIR,
     errno.EEXIST,
     errno.EISDIR,
+    errno.ENAMETOOLONG,
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Messages of libraries that report a full disk only in words: TensorStore and Orbax, safetensors,
@@ -54,6 +55,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: the file cannot be written.
     """
+    if path.is_dir():  # told before the block runs, and with this name, not the partial file's
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:

@@ -192,7 +192,7 @@ def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], mess
 
 
 def test_a_corpus_without_a_word_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no passage of the corpus has a word"):
+    with pytest.raises(InputError, match=r"no passage of the corpus .* matches \\w\\w\+ and"):
         BM25Index.build(stored(tmp_path, ["...", "the a of"]))
 
 

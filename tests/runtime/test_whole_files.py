@@ -28,6 +28,12 @@ def test_the_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["config.json"]
 
 
+def test_a_folder_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as error, whole_files.replacing(tmp_path):
+        pytest.fail("the block ran")
+    assert error.value.filename == str(tmp_path)
+
+
 def test_a_full_disk_leaves_the_old_file(full_disk: Path) -> None:
     path = full_disk / "config.json"
     whole_files.write_whole(path, "old")

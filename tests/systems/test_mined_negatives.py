@@ -201,6 +201,8 @@ def test_wrong_settings_are_one_sentence(index: Path, tmp_path: Path) -> None:
             with_negatives(NegativesConfig(index=str(tmp_path / "nowhere")), loaded(), run)
     with pytest.raises(InputError, match=r"config.data.negatives.count is 0; it must be at least"):
         NegativesConfig(index=str(index), count=0)
+    with pytest.raises(InputError, match=r"negatives\.search is given without an index"):
+        NegativesConfig(search="minilm")
 
 
 def test_the_command_trains_with_them_and_goes_on(
