@@ -173,10 +173,18 @@ def test_what_is_refused_is_told_in_a_sentence(
     assert "\n" not in error
 
 
+def test_a_body_that_is_not_said_to_be_json_is_refused(server: Served) -> None:
+    """As of `curl -d`, and of a page in a browser, which may send such a body to any address."""
+    body = {"content": '{"queries": ["cats"]}', "headers": {"Content-Type": "text/plain"}}
+    answer = httpx.post(server.url + "/retrieve", timeout=LIMIT, **body)
+    assert answer.status_code == 400
+    assert "send the header Content-Type: application/json." in answer.json()["error"]
+
+
 def test_other_methods_are_refused(server: Served) -> None:
     answer = httpx.get(server.url + "/retrieve", timeout=LIMIT)
     assert answer.status_code == 405
-    assert answer.json() == {"error": "this address takes another method."}
+    assert answer.json() == {"error": "this address takes POST alone."}
 
 
 def test_errors_are_counted_by_kind(server: Served) -> None:

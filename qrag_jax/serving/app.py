@@ -58,9 +58,10 @@ def make_app(worker: Worker, counters: Measures, topk: int = USUAL_COUNT) -> Fas
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
+        method = (error.headers or {}).get("Allow", "another method")
         told = {
             404: f"there is nothing at this address; use {', '.join(ENDPOINTS)}.",
-            405: "this address takes another method.",
+            405: f"this address takes {method} alone.",
             400: "the body cannot be read; send JSON in UTF-8.",
         }
         return _error(error.status_code, told.get(error.status_code, str(error.detail)))

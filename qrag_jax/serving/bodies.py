@@ -80,8 +80,10 @@ def sentence(errors: Sequence[Mapping[str, Any]]) -> str:
     if first["type"] == "json_invalid":
         return 'the body is no JSON; send an object such as {"queries": ["…"]}.'
     _, *place = first["loc"]
+    if isinstance(first.get("input"), bytes):  # what FastAPI leaves unread
+        return "the body is not said to be JSON; send the header Content-Type: application/json."
     if not place:
-        return "the body is no JSON object; send one with the content type application/json."
+        return 'the body is no JSON object; send one such as {"queries": ["…"]}.'
     name = re.sub(r"\.(\d+)", r"[\1]", ".".join(map(str, place[:2])))
     if first["type"] == "missing":
         return f"the field {name} is missing; send it."
