@@ -81,6 +81,8 @@ def _serve_mcp(search: ServedSearch, config: WorkerConfig, stop: StopSignal) -> 
 def main() -> int:
     """Reads the flags and serves."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)
+    if not flags.FLAGS["verbosity"].present:  # as in other commands; basicConfig undoes theirs
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
     if flags.FLAGS.verbosity > 0:
         logging.getLogger("qrag_jax").setLevel(logging.DEBUG)
     config = WorkerConfig(BATCH.value, WAIT.value / 1000, QUEUE.value)

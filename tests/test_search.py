@@ -14,6 +14,7 @@ import pytest
 from qrag_jax import LoadSettings, Retriever
 from qrag_jax.systems.chunk_notes import NOTE
 from tests.entry_points import ROOT, Commands, log_rows, refusal
+from tests.serving.served import started
 from tests.systems.corpora import write_corpus_file, write_tower
 from tests.systems.parts import chunks_of
 
@@ -94,6 +95,19 @@ def test_a_run_and_its_export_find_the_same(
     assert by_torch.returncode == 0, by_torch.stderr[-3000:]
     pairs = zip(by_torch.stdout.splitlines(), lines, strict=True)
     assert all(one.split()[2:] == other.split()[2:] for one, other in pairs)
+
+
+def test_a_run_is_served_without_warnings_of_its_checkpoints(
+    scored_run: Path, index: Path, commands: Commands
+) -> None:
+    server = started(commands, index, f"--workdir={scored_run}", "--checkpoint=last")
+    (hits,) = server.post("/search", {"questions": ["who?"]}).json()["hits"]
+    assert [hit["step"] for hit in hits] == [1, 2]
+    server.process.terminate()
+    status, told = server.ended()
+    assert status == 0
+    assert told.endswith("stopped by SIGTERM\n")
+    assert "absl" not in told  # Orbax warns that it may only read the run's checkpoints
 
 
 def test_importing_the_command_needs_no_jax() -> None:
