@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from qrag_jax.environments.rag.episode import Hop, Retrieve
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text.prompts import one_line
+from qrag_jax.llm.text.prompts import least, one_line
 from qrag_jax.llm.text.well_formed import well_formed
 
 STATELESS = "Given a question, retrieve the passages that answer it."
@@ -70,7 +70,7 @@ class StateText:
             text = self._text(words[: len(words) - cut], history[dropped:], step.sub_query)
             return self.count is None or not self.max_tokens or self.count(text) <= self.max_tokens
 
-        dropped = _least(len(history), lambda hops: fits(hops, 0))
+        dropped = least(0, len(history), lambda hops: fits(hops, 0))
         cut = 0
         if not fits(dropped, 0):
             if not fits(dropped, len(words)):
@@ -79,7 +79,7 @@ class StateText:
                     f"the sub-query and the instruction are longer than {self.max_tokens} tokens.",
                     attempts=0,
                 )
-            cut = _least(len(words), lambda number: fits(dropped, number))
+            cut = least(0, len(words), lambda number: fits(dropped, number))
         text = self._text(words[: len(words) - cut], history[dropped:], step.sub_query)
         return Fitted(text, dropped, cut)
 
@@ -113,15 +113,3 @@ def as_json(history: tuple[Hop, ...]) -> str:
         status = {"status": hop.status} if hop.status else {}
         hops.append({"sub_query": hop.sub_query, **status, "answer": hop.answer})
     return json.dumps(hops, ensure_ascii=False)
-
-
-def _least(high: int, holds: Callable[[int], bool]) -> int:
-    """The smallest number from 0 on for which `holds` is true, or else `high`."""
-    low = 0
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low

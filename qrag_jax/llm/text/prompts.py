@@ -13,6 +13,7 @@ all inserted texts, a space is put after the bracket of the marks that chat temp
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import hashlib
@@ -237,10 +238,10 @@ def fit(
         tokens = count(shown(len(chunks)))
         message = f"the question alone makes {tokens} tokens, and {max_prompt_tokens} are allowed."
         return Failure("too_long", message, attempts=0)
-    left_out = _least(1, len(chunks), lambda number: fits(shown(number)))
+    left_out = least(1, len(chunks), lambda number: fits(shown(number)))
     partial = chunks[left_out - 1]
     words = len(_WORD.findall(partial))
-    lost = _least(0, words, lambda number: fits(shown(left_out, words - number)))
+    lost = least(0, words, lambda number: fits(shown(left_out, words - number)))
     kept = _beginning(partial, words - lost)
     cut = Cut(
         chunks=left_out - bool(kept),
@@ -255,12 +256,6 @@ def _beginning(text: str, words: int) -> str:
     return text[: ends[words - 1]] if words else ""
 
 
-def _least(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The smallest number from `low` to `high` from which on `holds` is true."""
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+def least(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The smallest number from `low` to `high` from which on `holds` is true; else `high`."""
+    return low + bisect.bisect_left(range(low, high), True, key=holds)
