@@ -7,24 +7,35 @@ given by `--eval_config`, then the run's saved config.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
+from ml_collections import ConfigDict
 
+from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.systems import older_runs, run_flags
+from qrag_jax.systems import harr_config, older_runs, run_flags
+from qrag_jax.systems.harr_scoring import AgentOptions, score_agent
 from qrag_jax.systems.saved_run import SavedRun
 from qrag_jax.systems.scoring import ScoreOptions, check_own_data, score_run
 
 SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to score, 0 for all.", lower_bound=0)
 OUT = flags.DEFINE_string("out", None, "Folder of logs and summaries; default WORKDIR/eval.")
+SAMPLED = flags.DEFINE_integer(
+    "sampled", 0, "Of agents: episodes drawn per question, for pass@k.", lower_bound=0
+)
 RESTART = flags.DEFINE_bool("restart", False, "Throw partial logs away instead of resuming them.")
 
 
 def main() -> int:
     """Reads the flags and scores."""
     workdir, config = run_flags.workdir(), flags.FLAGS.config
+    if config.get("system") == harr_config.NAME:
+        return _score_agent(workdir, config)
+    if SAMPLED.value:
+        raise InputError("--sampled is for runs of agents; leave it out.")
     saved = older_runs.load_config(workdir / CONFIG_NAME)
     if not OUT.value:
         check_own_data(workdir, saved, config)
@@ -40,5 +51,23 @@ def main() -> int:
     return 0
 
 
+def _score_agent(workdir: Path, config: ConfigDict) -> int:
+    options = AgentOptions(
+        checkpoint=run_flags.checkpoint(),
+        samples=SAMPLES.value,
+        sampled=SAMPLED.value,
+        out=Path(OUT.value) if OUT.value else None,
+        restart=RESTART.value,
+    )
+    with commandline.writing(OUT.value or workdir / "eval", "--out"):
+        score_agent(workdir, config, options)
+    return 0
+
+
+def define_flags(argv: Sequence[str]) -> None:
+    """Defines the flags that a run's config gives."""
+    run_flags.define(argv, (run_flags.Q_RAG, harr_config.NAME))
+
+
 if __name__ == "__main__":
-    commandline.run(main, define=run_flags.define)
+    commandline.run(main, define=define_flags)

@@ -29,7 +29,10 @@ from tests.models.conftest import (
 )
 from tests.systems.parts import prepared
 
-NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "common")
+EVERY = sorted(
+    path.stem for path in (ROOT / "configs").glob("*.py") if not path.stem.startswith("common")
+)
+NAMES = [name for name in EVERY if not name.startswith("harr")]  # of Q-RAG
 
 # Variants that are other ones' shorter names.
 SHORT = {
@@ -85,7 +88,18 @@ def test_every_task_of_babilong_has_every_size() -> None:
             module("babilong").get_config(wrong)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["harr_grpo", "harr_ppo"])
+def test_variants_of_agents(name: str) -> None:
+    known = [variant for variant in variants(name) if variant]
+    assert known == ["tiny", "minilm"]
+    for variant in known:
+        config = module(name).get_config(variant)
+        systems.check(config)
+        assert config.is_locked
+        assert config.algorithm == name.removeprefix("harr_")
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_docstring_holds_the_command(name: str) -> None:
     text = module(name).__doc__ or ""
     assert f"python -m qrag_jax.train --config=configs/{name}.py" in text

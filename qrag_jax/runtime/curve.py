@@ -13,19 +13,30 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _EM, _F1, _LOSS, _Q = "#1f77b4", "#2ca02c", "#d62728", "#7f4fbf"
+_RECALL = "#17a2b8"
+# Of Q-RAG's evaluations, and of those of agents.
+_SCORES = {
+    "eval/fact_em": ("Fact EM", _EM),
+    "eval/fact_f1": ("Fact F1", _F1),
+    "eval/em": ("Answer EM", _EM),
+    "eval/f1": ("Answer F1", _F1),
+    "eval/recall": ("Recall of gold passages", _RECALL),
+}
 _BASELINES = {
     "untrained/fact_em": ("Fact EM, untrained", "#888888"),
     "single_step/fact_em": ("Fact EM, single step", "#e08a00"),
+    "untrained/f1": ("Answer F1, untrained", "#888888"),
 }
+_ON_THE_RIGHT = {"train/mean_q": "mean Q", "train/return": "mean return"}
 
 
 def plot_curve(metrics: Sequence[Mapping[str, float | None]], out: Path, title: str) -> None:
     """Draws a PNG against the optimizer step: evaluation above, training below.
 
-    Above: `eval/fact_em` and `eval/fact_f1`, with dashed lines at the last values of
-    `untrained/fact_em` and `single_step/fact_em`. Below: `train/loss`, raw and smoothed, and
-    `train/mean_q` on a second axis. Needs no display. Values that are missing, None, NaN or
-    infinite are left out.
+    Above: fact EM and F1, or an agent's answer EM and F1 and its recall, with dashed lines at the
+    last values of what they are compared with. Below: `train/loss`, raw and smoothed, and
+    `train/mean_q` or, of agents, `train/return` on a second axis. Needs no display. Values that are
+    missing, None, NaN or infinite are left out.
 
     Args:
         metrics: rows with `step` and any of the names above, as from `read_metrics`.
@@ -47,10 +58,7 @@ def plot_curve(metrics: Sequence[Mapping[str, float | None]], out: Path, title: 
 
 def _draw_evaluation(axes: Axes, metrics: Sequence[Mapping[str, float | None]]) -> None:
     drawn = False
-    for name, label, colour in (
-        ("eval/fact_em", "Fact EM", _EM),
-        ("eval/fact_f1", "Fact F1", _F1),
-    ):
+    for name, (label, colour) in _SCORES.items():
         steps, values = _series(metrics, name)
         if steps:
             axes.plot(steps, values, marker="o", markersize=3.5, color=colour, label=label)
@@ -63,7 +71,7 @@ def _draw_evaluation(axes: Axes, metrics: Sequence[Mapping[str, float | None]]) 
     if not drawn:
         axes.text(0.5, 0.5, "no evaluation yet", ha="center", va="center", transform=axes.transAxes)
     axes.set_ylim(-0.02, 1.02)
-    axes.set_ylabel("Fact EM, Fact F1")
+    axes.set_ylabel("score")
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="best", fontsize="small")
@@ -79,11 +87,13 @@ def _draw_training(axes: Axes, metrics: Sequence[Mapping[str, float | None]]) ->
     axes.set_ylabel("loss")
     axes.grid(alpha=0.3)
     handles, labels = axes.get_legend_handles_labels()
-    steps, values = _series(metrics, "train/mean_q")
+    # Q-RAG has a return as well, which its evaluations show.
+    of_right = "train/mean_q" if _series(metrics, "train/mean_q")[0] else "train/return"
+    steps, values = _series(metrics, of_right)
     if steps:
-        right = axes.twinx()
-        right.plot(steps, values, color=_Q, linewidth=1.2, label="mean Q (right)")
-        right.set_ylabel("mean Q")
+        right, name = axes.twinx(), _ON_THE_RIGHT[of_right]
+        right.plot(steps, values, color=_Q, linewidth=1.2, label=f"{name} (right)")
+        right.set_ylabel(name)
         handles += right.get_legend_handles_labels()[0]
         labels += right.get_legend_handles_labels()[1]
     if handles:

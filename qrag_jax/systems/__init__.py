@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # not at run time: a deployed retriever (`systems.retriever`)
     from qrag_jax.runtime.train_config import TrainConfig
 
 # config.system → its module.
-SYSTEMS = {"q_rag": "qrag_jax.systems.q_rag"}
+SYSTEMS = {"q_rag": "qrag_jax.systems.q_rag", "harr": "qrag_jax.systems.harr"}
 
 
 class System(Protocol):

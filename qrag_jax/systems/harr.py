@@ -97,7 +97,7 @@ def open_system(
             f"over {mesh.size} devices; use a multiple of them."
         )
     with StopSignal() as stop:
-        inputs = load_inputs(config, run, mesh, stop)
+        inputs = load_inputs(config, run.workdir, mesh, stop, is_kept=run.has_begun)
     if not run.has_begun:
         save_config(given, run.config_path)
     yield Harr(config, mesh, inputs)
@@ -267,7 +267,8 @@ class Harr:
             is_greedy,
         )
 
-    def _rollout(self, params: Any, stop: StopSignal, *, is_greedy: bool = False) -> AgentRollout:
+    def rollout(self, params: Any, stop: StopSignal, *, is_greedy: bool = False) -> AgentRollout:
+        """Plays episodes by these parameters."""
         search = self._search(params, is_greedy=is_greedy)
         return AgentRollout(self._agent, search, None, self.config.agent.play, stop)
 
@@ -284,8 +285,8 @@ class Harr:
         """Plays the groups of these questions; see `agent_experience.PlayBatch`."""
         members = self.config.algorithm.members
         asked = [self.inputs.train[each] for each in numbers]
-        starts = self._starts(asked, members, number)
-        rollout = self._rollout(state.params, stop)
+        starts = self.starts(asked, members, number)
+        rollout = self.rollout(state.params, stop)
         played = rollout.play(starts)
         for field in dataclasses.fields(Counts):
             total = getattr(self.counts, field.name) + getattr(rollout.counts, field.name)
@@ -294,7 +295,7 @@ class Harr:
         rewarded = list(map(self._rewarded, golds, played))
         return hop_batch(rewarded, self._shape, self.config.policy)
 
-    def _starts(self, asked: Sequence[Asked], members: int, number: int) -> list[Start]:
+    def starts(self, asked: Sequence[Asked], members: int, number: int) -> list[Start]:
         """Episodes whose draws depend on the step, the place in the batch and the member alone."""
         key = jax.random.fold_in(jax.random.key(self.config.seed), number)
         first = jax.process_index() * len(asked) * members
@@ -320,8 +321,8 @@ class Harr:
         asked = self.inputs.dev
 
         def play(params: Any, stop: StopSignal) -> list[Episode]:
-            starts = self._starts(asked, 1, _EVALUATED)
-            return self._rollout(params, stop, is_greedy=True).play(starts)
+            starts = self.starts(asked, 1, _EVALUATED)
+            return self.rollout(params, stop, is_greedy=True).play(starts)
 
         return AgentScores([each.gold for each in asked], play, self.config.eval.best_by)
 

@@ -20,7 +20,7 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.gold_names import names_of
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.run import Run, log
+from qrag_jax.runtime.run import log
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.harr_config import SCRIPTED, HarrConfig
 from qrag_jax.systems.indexing import index_corpus
@@ -52,10 +52,16 @@ class Inputs:
     data: dict[str, str]
 
 
-def load_inputs(config: HarrConfig, run: Run, mesh: Mesh, stop: StopSignal) -> Inputs:
+def load_inputs(
+    config: HarrConfig, workdir: Path, mesh: Mesh, stop: StopSignal, *, is_kept: bool
+) -> Inputs:
     """Reads the questions, prepares the encoder, and builds or opens the index of the corpus.
 
     The documents are embedded by the encoder that the run starts from, and not again.
+
+    Args:
+        workdir: the run's folder.
+        is_kept: the run has begun; the encoder in its folder is used as it is.
 
     Raises:
         InputError: the data, the encoder or the corpus cannot be used, or do not fit the config.
@@ -71,13 +77,13 @@ def load_inputs(config: HarrConfig, run: Run, mesh: Mesh, stop: StopSignal) -> I
     texts = (text for each in every for text in (each.sample.question, *each.sample.chunks))
     encoder = prepare_encoder(
         config.encoder,
-        run.workdir,
+        workdir,
         texts,
         config.seed,
-        is_kept=run.has_begun,
+        is_kept=is_kept,
         platform=Platform.of(mesh),
     )
-    index = _index(config, run, mesh, questions, stop)
+    index = _index(config, workdir, mesh, questions, stop)
     golds = _golds(config, questions, index)
     train, dev = golds[: len(questions.train)], golds[len(questions.train) :]
     order = np.random.default_rng(config.eval.seed).permutation(len(dev))
@@ -96,12 +102,12 @@ def load_inputs(config: HarrConfig, run: Run, mesh: Mesh, stop: StopSignal) -> I
 
 
 def _index(
-    config: HarrConfig, run: Run, mesh: Mesh, questions: RagQuestions, stop: StopSignal
+    config: HarrConfig, workdir: Path, mesh: Mesh, questions: RagQuestions, stop: StopSignal
 ) -> ExactIndex:
-    folder = run.workdir / INDEX
+    folder = workdir / INDEX
     source = Path(config.corpus.path).expanduser() if config.corpus.path else None
     if source is None:
-        source = run.workdir / PASSAGES
+        source = workdir / PASSAGES
         if not source.exists():
             lines = (
                 json.dumps({"id": str(number), "text": text}, ensure_ascii=False)
@@ -109,8 +115,8 @@ def _index(
             )
             write_whole(source, "\n".join(lines) + "\n")
     encoder = PassageEncoder.of_folder(
-        str(run.workdir / FOLDER),
-        dataclasses.replace(config.encoder, path=str(run.workdir / FOLDER)),
+        str(workdir / FOLDER),
+        dataclasses.replace(config.encoder, path=str(workdir / FOLDER)),
         mesh,
         config.data.max_chunk_tokens,
     )

@@ -13,9 +13,10 @@ from absl import flags
 from ml_collections import config_flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.saved_config import CONFIG_NAME, flat
-from qrag_jax.systems import older_runs, q_rag_config
+from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
+from qrag_jax.systems import harr_config, older_runs, q_rag_config
 
+Q_RAG = "q_rag"
 HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 
 
@@ -30,7 +31,7 @@ class _CompleteParser(config_flags.config_flags.ConfigFileFlagParser):
         """The config of a file."""
         config = super().parse(path)
         # Another system's config is complete as it is.
-        if isinstance(config, ml_collections.ConfigDict) and config.get("system") == "q_rag":
+        if isinstance(config, ml_collections.ConfigDict) and config.get("system") == Q_RAG:
             q_rag_config.complete(config, sys.argv[1:], self._also)
         return config
 
@@ -54,8 +55,9 @@ def fields_help(argv: Sequence[str]) -> str:
     file, values = _argument(argv, "config"), {}
     if file:
         values = flat(_CompleteParser(()).parse(file).to_dict())
+    of_system = harr_config if values.get("system") == harr_config.NAME else q_rag_config
     lines = [f"Fields of the experiment{f' {file}' if file else ''}, --config.FIELD=VALUE:", ""]
-    for name, value, comment in q_rag_config.help_lines():
+    for name, value, comment in of_system.help_lines():
         shown = values.get(name, value)
         absent = " (not read by it)" if file and name not in values else ""
         lines.append(f"  {name}={shown!r}{absent}")
@@ -104,10 +106,16 @@ def _argument(argv: Sequence[str], name: str) -> str | None:
     return None
 
 
-def define(argv: Sequence[str]) -> None:
+def define(argv: Sequence[str], systems: Sequence[str] = (Q_RAG,)) -> None:
     """Defines the flags; `--config` is the run's saved config, updated by `--eval_config`.
 
     Commands call it when they start, not on import, because train.py has its own `--workdir`.
+
+    Args:
+        systems: those whose runs the command can read.
+
+    Raises:
+        InputError: the folder holds no run of these systems, or a config cannot be used.
     """
     flags.DEFINE_string("workdir", None, "Folder of a trained run.")
     flags.DEFINE_enum("checkpoint", "best", ["best", "last"], "Which checkpoint.")
@@ -117,10 +125,22 @@ def define(argv: Sequence[str]) -> None:
         return
     if folder is None:
         raise InputError("give the folder of a trained run, for example --workdir=runs/hotpotqa.")
-    config = older_runs.load_config(Path(folder) / CONFIG_NAME)
-    if file := _argument(argv, "eval_config"):
-        _replace_fields(config, file)
-    q_rag_config.complete(config, argv)
+    path, file = Path(folder) / CONFIG_NAME, _argument(argv, "eval_config")
+    system = read_fields(path).get("system", Q_RAG)
+    if system not in systems:
+        raise InputError(
+            f"{folder} is a run of {system}, which this command cannot read; give a run of "
+            f"{' or '.join(systems)}."
+        )
+    if system == Q_RAG:
+        config = older_runs.load_config(path)
+        if file:
+            _replace_fields(config, file)
+        q_rag_config.complete(config, argv)
+    else:
+        config = ml_collections.ConfigDict(read_fields(path))
+        if file:
+            raise InputError(f"--eval_config is for runs of {Q_RAG}; give --config.FIELD=VALUE.")
     config_flags.DEFINE_config_dict("config", config, lock_config=True)
 
 

@@ -1,0 +1,122 @@
+"""The log of an agent's episodes: one JSON line per question, resumable after a kill."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.bootstrap import mean_interval
+from qrag_jax.runtime import bounded_files
+
+_RESTART = "pass --restart, or delete the log, to begin anew"
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentRow:
+    """How one question was answered.
+
+    Attributes:
+        id, question: of the data set.
+        golds: right answers.
+        answer: the agent's; "" if it gave up or broke.
+        broken: why the episode has no answer; "": it has one.
+        em, f1: of the answer; 0 if there is none.
+        recall: share of the gold passages that were found; None: the corpus lacks some.
+        searches: `[hop]`, each with `query`, `names` and `status`.
+        right: of several sampled episodes, how many answers are exactly right; None: there was one,
+            searched greedily.
+        sampled: number of these episodes that have an answer.
+    """
+
+    id: str
+    question: str
+    golds: tuple[str, ...]
+    answer: str
+    broken: str
+    em: float
+    f1: float
+    recall: float | None
+    searches: tuple[Mapping[str, Any], ...]
+    right: int | None = None
+    sampled: int = 0
+
+
+def append(path: Path, rows: Iterable[AgentRow]) -> None:
+    """Adds rows at the end of the log and waits until they are on disk."""
+    lines = [json.dumps(dataclasses.asdict(row), ensure_ascii=False) + "\n" for row in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(lines))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_partial(path: Path) -> list[AgentRow]:
+    """Reads a log that may have been cut off, and makes it fit to be appended to.
+
+    Raises:
+        InputError: a whole line is not a row; names file and line.
+    """
+    if not path.exists():
+        return []
+    rows: list[AgentRow] = []
+    with path.open("rb+") as file:
+        whole = 0
+        for number, line in enumerate(bounded_files.lines(file, path, _RESTART), start=1):
+            if not line.endswith(b"\n"):
+                break
+            rows.append(_row(line, f"{path}, line {number}"))
+            whole += len(line)
+        file.truncate(whole)
+    return rows
+
+
+def _row(line: bytes, where: str) -> AgentRow:
+    try:
+        fields = json.loads(line)
+        fields["golds"], fields["searches"] = tuple(fields["golds"]), tuple(fields["searches"])
+        return AgentRow(**fields)
+    except (ValueError, TypeError, KeyError):
+        raise InputError(f"{where} is not a row of a log of episodes; {_RESTART}.") from None
+
+
+def summarised(rows: Sequence[AgentRow]) -> dict[str, Any]:
+    """Means with 95 % bootstrap intervals over the questions.
+
+    EM and F1 are of the questions with an answer, recall of those whose gold passages are all in
+    the corpus.
+    """
+    answered = [row for row in rows if not row.broken]
+    columns: dict[str, list[float]] = {
+        "em": [row.em for row in answered],
+        "f1": [row.f1 for row in answered],
+        "recall": [row.recall for row in rows if row.recall is not None],
+        "hops": [float(len(row.searches)) for row in rows],
+    }
+    summary: dict[str, Any] = {"questions": len(rows), "broken": len(rows) - len(answered)}
+    for name, values in columns.items():
+        if values:
+            mean, low, high = mean_interval(values)
+            summary[name] = {"mean": mean, "low": low, "high": high}
+    return summary
+
+
+def pass_at(k: int, right: int, sampled: int) -> float:
+    """The chance that one of k episodes is right, estimated without bias from `sampled` of them.
+
+    `1 − C(n − c, k) / C(n, k)` (Chen et al., arXiv 2107.03374, eq. 1).
+
+    Raises:
+        ValueError: fewer than k were sampled.
+    """
+    if sampled < k:
+        raise ValueError(f"pass@{k} needs {k} episodes, not {sampled}")
+    missed = 1.0
+    for i in range(k):
+        missed *= max(sampled - right - i, 0) / (sampled - i)
+    return 1.0 - missed

@@ -1,0 +1,245 @@
+"""Scores a HARR run: its agent answers the evaluation questions, with three retrievers.
+
+They are the one that was trained, the encoder that it started from in the same states, and this
+encoder by the sub-query alone. All search greedily.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from qrag_jax.environments.rag.episode import Broken
+from qrag_jax.errors import InputError
+from qrag_jax.learners import placement
+from qrag_jax.metrics import agent_log, answers, hops
+from qrag_jax.metrics.agent_log import AgentRow, pass_at, summarised
+from qrag_jax.metrics.bootstrap import paired_interval
+from qrag_jax.metrics.score_table import columns_text, interval_text
+from qrag_jax.models.first_encoder import FOLDER
+from qrag_jax.rollouts.agents import Episode
+from qrag_jax.runtime import determinism
+from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.locks import log_locks
+from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
+from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems.harr import Harr
+from qrag_jax.systems.harr_config import HarrConfig
+from qrag_jax.systems.harr_inputs import Asked, load_inputs
+from qrag_jax.systems.scoring import check_own_data
+
+SUMMARY = "summary.json"
+_AT_ONCE = 256  # questions played side by side, and written together
+_SAMPLED = 2**31 - 2  # in place of a step's number: of draws for pass@k
+_STATELESS = "untrained, the sub-query alone"
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentOptions:
+    """What is scored, and where the scores are written.
+
+    Attributes:
+        checkpoint: "best" or "last".
+        samples: number of questions to score, 0 for all.
+        sampled: episodes drawn per question for pass@k, besides the greedy one; 0: none.
+        out: folder of logs and summary; None: `eval` in the run's folder.
+        restart: throw partial logs away.
+    """
+
+    checkpoint: str
+    samples: int = 0
+    sampled: int = 0
+    out: Path | None = None
+    restart: bool = False
+
+
+def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict[str, Any]:
+    """Scores the run's checkpoint; returns the summary.
+
+    Raises:
+        InputError: the run, its data or its checkpoint cannot be used, or a log is of other
+            settings.
+        Stopped: a signal came; the same command goes on.
+    """
+    if not (workdir / FOLDER).exists():
+        raise InputError(f"{workdir} holds no encoder; --workdir must be a run that was trained.")
+    given = given.copy_and_resolve_references()
+    given.eval.samples = options.samples
+    config = HarrConfig.of(given)
+    if not options.out:
+        check_own_data(workdir, ConfigDict(read_fields(workdir / CONFIG_NAME)), given)
+    if told := determinism.ask(config.runtime.deterministic):
+        print(told)
+    mesh = make_mesh(config.runtime.mesh)
+    with StopSignal() as stop:
+        inputs = load_inputs(config, workdir, mesh, stop, is_kept=True)
+        system = Harr(config, mesh, inputs)
+        alone = dataclasses.replace(config.state, stateful=False)
+        stateless = Harr(dataclasses.replace(config, state=alone), mesh, inputs)
+        shardings, trained = system.learner.shardings.params, inputs.encoder.trained
+        template = jax.tree.map(
+            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+            trained,
+            shardings,
+        )
+        checkpoints = Checkpoints(workdir, read_only=True)
+        params, step = checkpoints.restore_params(options.checkpoint, template)
+        first = placement.place(trained, shardings)
+        label = f"trained, {options.checkpoint} checkpoint of step {step}"
+        ways = {_STATELESS: (stateless, first), "untrained": (system, first)}
+        ways[label] = (system, params)
+        out = options.out or workdir / "eval"
+        record = _record(given, inputs.data, [each.gold.id for each in inputs.dev], options)
+        played: dict[str, list[AgentRow]] = {}
+        for name, (how, weights) in ways.items():
+            folder = f"{options.checkpoint}-{step}" if name == label else name.replace(", ", "-")
+            log = out / folder.replace(" ", "-") / f"agent_seed{config.eval.seed}.jsonl"
+            sampled = options.sampled if name == label else 0
+            with log_locks(log):
+                _check(log, record | {"way": name}, restart=options.restart)
+                played[name] = _rows(how, weights, log, sampled, stop)
+    summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
+    summary["scores"] = {name: summarised(rows) for name, rows in played.items()}
+    summary["gains"] = {
+        name: _gains(played[label], rows) for name, rows in played.items() if name != label
+    }
+    if options.sampled:
+        summary["pass@k"] = _passes(played[label], options.sampled)
+    write_whole(out / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    print(_table(summary))
+    print(f"logs and summary: {out}")
+    return summary
+
+
+def _record(
+    given: ConfigDict, data: dict[str, str], ids: Sequence[str], options: AgentOptions
+) -> dict[str, Any]:
+    """All that the rows of a log depend on besides the weights."""
+    free = ("train", "optimizer", "runtime", "profile", "grpo", "ppo")
+    config = {name: value for name, value in given.to_dict().items() if name not in free}
+    return {
+        "config": json.loads(json.dumps(config)),
+        "data": data,
+        "questions": len(ids),
+        "sampled": options.sampled,
+    }
+
+
+def _check(log: Path, record: dict[str, Any], *, restart: bool) -> None:
+    """Keeps the record beside the log, and refuses a log of another one."""
+    beside = log.with_suffix(".json")
+    if restart:
+        log.unlink(missing_ok=True)
+    if log.exists():
+        kept = read_fields(beside) if beside.exists() else {}
+        if json.loads(json.dumps(kept)) != record:
+            raise InputError(
+                f"{log} was begun with other settings, data or weights; give --restart to throw "
+                "it away, or another --out."
+            )
+    log.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(beside, json.dumps(record, indent=2) + "\n")
+
+
+def _rows(system: Harr, params: Any, log: Path, sampled: int, stop: StopSignal) -> list[AgentRow]:
+    """The rows of all questions; those that the log lacks are played."""
+    rows = agent_log.read_partial(log)
+    asked = system.inputs.dev
+    if [row.id for row in rows] != [each.gold.id for each in asked[: len(rows)]]:
+        raise InputError(f"{log} has other questions; give --restart to throw it away.")
+    with tqdm(total=len(asked), initial=len(rows), unit="question", desc=log.parent.name) as bar:
+        while len(rows) < len(asked):
+            part = asked[len(rows) : len(rows) + _AT_ONCE]
+            greedy = system.rollout(params, stop, is_greedy=True)
+            episodes = greedy.play(system.starts(part, 1, _SAMPLED))
+            new = list(map(_row, part, episodes))
+            if sampled:
+                drawn = system.rollout(params, stop).play(system.starts(part, sampled, _SAMPLED))
+                new = [
+                    _with_samples(row, each, drawn[i * sampled : (i + 1) * sampled])
+                    for i, (row, each) in enumerate(zip(new, part, strict=True))
+                ]
+            agent_log.append(log, new)
+            rows += new
+            bar.update(len(new))
+    return rows
+
+
+def _row(asked: Asked, episode: Episode) -> AgentRow:
+    gold, ended = asked.gold, episode.ended
+    names = [each.names for each in episode.searches]
+    broken = isinstance(ended, Broken)
+    answer = "" if isinstance(ended, Broken) else ended.answer
+    em_f1 = answers.score(gold.rule, gold.id, gold.question, answer, gold.answers)
+    return AgentRow(
+        id=gold.id,
+        question=gold.question,
+        golds=gold.answers,
+        answer=answer,
+        broken=ended.cause if isinstance(ended, Broken) else "",
+        em=0.0 if broken else em_f1.em,
+        f1=0.0 if broken else em_f1.f1,
+        recall=hops.recall(gold.relevant, names) if gold.relevant else None,
+        searches=tuple(
+            {"query": hop.sub_query, "status": hop.status, "answer": hop.answer, "names": list(own)}
+            for hop, own in zip(ended.history, names)
+        ),
+    )
+
+
+def _with_samples(row: AgentRow, asked: Asked, drawn: Sequence[Episode]) -> AgentRow:
+    scored = [_row(asked, episode) for episode in drawn]
+    whole = [each for each in scored if not each.broken]
+    right = sum(each.em > 0 for each in whole)
+    return dataclasses.replace(row, right=right, sampled=len(whole))
+
+
+def _gains(rows: Sequence[AgentRow], others: Sequence[AgentRow]) -> dict[str, Any]:
+    """Paired differences over the questions that both answered."""
+    both = [(a, b) for a, b in zip(rows, others, strict=True) if not a.broken and not b.broken]
+    gains = {}
+    for name in ("em", "f1", "recall"):
+        pairs = [(getattr(a, name), getattr(b, name)) for a, b in both]
+        pairs = [(a, b) for a, b in pairs if a is not None and b is not None]
+        if pairs:
+            mean, low, high = paired_interval(*np.transpose(pairs))
+            gains[name] = {"mean": mean, "low": low, "high": high}
+    return gains
+
+
+def _passes(rows: Sequence[AgentRow], sampled: int) -> dict[str, float]:
+    found = {}
+    k = 1
+    while k <= sampled:
+        known = [row for row in rows if row.right is not None and row.sampled >= k]
+        if known:
+            each = [pass_at(k, row.right or 0, row.sampled) for row in known]
+            found[str(k)] = float(np.mean(each))
+        k *= 2
+    return found
+
+
+def _table(summary: dict[str, Any]) -> str:
+    columns = ("em", "f1", "recall", "hops")
+    lines = [["", *columns, "broken"]]
+    for name, scores in summary["scores"].items():
+        cells = [interval_text(scores[c]) if c in scores else "" for c in columns]
+        lines.append([name, *cells, f"{scores['broken']} of {scores['questions']}"])
+    for name, gains in summary["gains"].items():
+        cells = [interval_text(gains[c], sign=True) if c in gains else "" for c in columns]
+        lines.append([f"gain over {name}", *cells, ""])
+    text = columns_text(lines)
+    if "pass@k" in summary:
+        passes = ", ".join(f"{k}: {value:.3f}" for k, value in summary["pass@k"].items())
+        text.append(f"pass@k of drawn passages: {passes}")
+    return "\n".join(text)

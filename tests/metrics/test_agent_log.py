@@ -1,0 +1,62 @@
+"""The log of an agent's episodes: what is kept after a kill, means, and pass@k."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.agent_log import AgentRow, append, pass_at, read_partial, summarised
+
+ROW = AgentRow(
+    id="q1",
+    question="Wo?",
+    golds=("Köln",),
+    answer="Köln",
+    broken="",
+    em=1.0,
+    f1=1.0,
+    recall=0.5,
+    searches=({"query": "Wo?", "names": ["p1"], "status": "FOUND"},),
+)
+BROKEN = dataclasses.replace(ROW, id="q2", answer="", broken="timeout", em=0.0, f1=0.0, recall=None)
+
+
+def test_a_torn_line_is_dropped(tmp_path: Path) -> None:
+    log = tmp_path / "new" / "log.jsonl"
+    assert read_partial(log) == []
+    append(log, [ROW, BROKEN])
+    with log.open("a") as file:
+        file.write('{"id": "q3", "ques')
+    assert read_partial(log) == [ROW, BROKEN]
+    append(log, [ROW])
+    assert read_partial(log) == [ROW, BROKEN, ROW]
+
+
+def test_a_line_of_something_else(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"id": "q1"}\n')
+    with pytest.raises(InputError, match=r"log\.jsonl, line 1 is not a row of a log of episodes"):
+        read_partial(log)
+
+
+def test_an_episode_that_broke_is_no_wrong_answer() -> None:
+    found = summarised([ROW, BROKEN, dataclasses.replace(ROW, f1=0.5, em=0.0)])
+    assert (found["questions"], found["broken"]) == (3, 1)
+    assert found["f1"]["mean"] == pytest.approx(0.75)
+    assert found["em"]["mean"] == pytest.approx(0.5)
+    assert found["recall"]["mean"] == pytest.approx(0.5)
+    assert found["hops"]["mean"] == 1.0
+
+
+def test_pass_at_k_is_the_share_of_draws_with_a_right_one() -> None:
+    episodes = [True, True, False, False, False]
+    for k in range(1, 6):
+        draws = list(itertools.combinations(episodes, k))
+        assert pass_at(k, 2, 5) == pytest.approx(sum(map(any, draws)) / len(draws))
+    assert pass_at(3, 0, 3) == 0.0
+    with pytest.raises(ValueError, match="pass@4 needs 4 episodes, not 3"):
+        pass_at(4, 1, 3)

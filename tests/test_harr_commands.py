@@ -1,0 +1,108 @@
+"""HARR by the commands: a run that is killed and goes on, its scores, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.entry_points import Commands, losses, metric_lines, refusal
+
+TINY = (
+    "--config=configs/harr_grpo.py:tiny",
+    "--config.train.log_every=1",
+    "--config.train.steps=6",
+    "--config.encoder.scratch.layers=1",
+)
+
+
+@pytest.fixture(scope="module")
+def run(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workdir = tmp_path_factory.mktemp("harr") / "run"
+    out = commands.succeed("train", *TINY, f"--workdir={workdir}")
+    assert "6 steps of 4 questions × 4 episodes by the scripted agent" in out
+    return workdir
+
+
+def test_what_a_run_leaves(run: Path) -> None:
+    lines = metric_lines(run)
+    assert [line["step"] for line in lines if "eval/f1" in line] == [0, 3, 6]
+    assert all("untrained/f1" in line for line in lines if "eval/f1" in line)
+    assert len(losses(run)) == 6
+    assert (run / "learning_curve.png").stat().st_size > 10_000
+
+
+def test_stopped_and_gone_on(commands: Commands, run: Path, tmp_path: Path) -> None:
+    workdir = tmp_path / "run"
+    process = commands.start("train", *TINY, f"--workdir={workdir}")
+    while process.poll() is None and not any("train/loss" in x for x in metric_lines(workdir)):
+        pass
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGTERM, err[-2000:]
+    assert "give the same command to go on" in out
+    assert 0 < len(losses(workdir)) < 6
+    commands.succeed("train", *TINY, f"--workdir={workdir}")
+    np.testing.assert_allclose(losses(workdir), losses(run), atol=1e-6)
+    whole, again = (
+        {line["step"]: line["train/return"] for line in metric_lines(w) if "train/return" in line}
+        for w in (run, workdir)
+    )
+    assert whole == again
+
+
+def test_scores(commands: Commands, run: Path, tmp_path: Path) -> None:
+    workdir = Path(shutil.copytree(run, tmp_path / "run"))
+    arguments = (f"--workdir={workdir}", "--checkpoint=last", "--sampled=4")
+    out = commands.succeed("evaluate", *arguments)
+    assert "gain over untrained" in out
+    assert "pass@k of drawn passages: 1: " in out
+    summary = json.loads((workdir / "eval" / "summary.json").read_text())
+    trained = summary["scores"]["trained, last checkpoint of step 6"]
+    assert trained["questions"] == 16
+    (log,) = workdir.glob("eval/last-6/agent_seed42.jsonl")
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(rows) == 16
+    f1 = sum(row["f1"] for row in rows) / 16
+    assert trained["f1"]["mean"] == pytest.approx(f1)
+    assert all(row["sampled"] == 4 for row in rows)
+    passes = summary["pass@k"]
+    assert passes["1"] <= passes["2"] <= passes["4"]
+    # Killed in the middle: the rest is played, and the log is as before.
+    log.write_text("".join(line + "\n" for line in log.read_text().splitlines()[:5]) + '{"id')
+    commands.succeed("evaluate", *arguments)
+    assert [json.loads(line) for line in log.read_text().splitlines()] == rows
+    again = refusal(commands.run("evaluate", *arguments, "--config.policy.passages=1"))
+    assert "was begun with other settings, data or weights; give --restart" in again
+
+
+def test_other_commands_say_what_they_read(commands: Commands, run: Path, tmp_path: Path) -> None:
+    told = refusal(commands.run("export", f"--workdir={run}", f"--out={tmp_path}/out"))
+    assert f"{run} is a run of harr, which this command cannot read; give a run of q_rag." in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--config.corpus.path=none.jsonl",), "none.jsonl"),
+        (("--config.policy.tau=0",), "config.policy.tau is 0.0; it must be above 0."),
+        (("--config.agent.max_hops=1",), "no train question has a decomposition of at most 1 hops"),
+    ],
+)
+def test_refusals(
+    commands: Commands, tmp_path: Path, arguments: tuple[Any, ...], told: str
+) -> None:
+    found = commands.run("train", *TINY, f"--workdir={tmp_path}/run", *arguments)
+    assert told in refusal(found)
+
+
+def test_help_lists_its_fields(commands: Commands) -> None:
+    out = commands.run("train", "--help", TINY[0]).stdout
+    assert "grpo.members=4" in out
+    assert "reward.mixture=" in out
+    assert "pqn." not in out
