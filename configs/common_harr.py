@@ -16,7 +16,8 @@ def get_config(algorithm: str, arg: str) -> ConfigDict:
     if arg not in VARIANTS:
         names = ", ".join(f":{name}" for name in VARIANTS)
         raise ValueError(f"--config: the variant {arg!r} is unknown; use {names}.")
-    return tiny(algorithm) if arg == "tiny" else minilm(algorithm)
+    config = tiny(algorithm) if arg == "tiny" else minilm(algorithm)
+    return config.lock()
 
 
 def tiny(algorithm: str) -> ConfigDict:
