@@ -1,4 +1,4 @@
-"""GRPO and PPO of a query encoder: states, pools, draws and rewards become ONE update.
+"""A query encoder over the mesh: the gradients of its losses, log-probabilities, and values.
 
 The loss depends on the encoder only through the embeddings of states, and that of a state on its
 own pool and draw alone. So a state is embedded once: its cotangent is known in the block in which
@@ -15,31 +15,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
-from qrag_jax.algorithms.advantages import (
-    gae,
-    group_advantages,
-    mixed_advantages,
-    step_advantages,
-    varies,
-    whitened,
-)
 from qrag_jax.algorithms.policy_gradient import (
-    BNPO,
     Departure,
-    aggregation,
     clipped,
     clipped_value_loss,
     departure,
-    kl_k1,
     kl_k3,
-    only,
     weighted_sum,
 )
 from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
 from qrag_jax.learners.query_state import Critic, QueryState
-from qrag_jax.learners.state import optimizer_step
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import EXACT
@@ -52,11 +39,7 @@ from qrag_jax.models.compute.ragged import (
 )
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.policies import plackett_luce
-from qrag_jax.rollouts.hop_batch import HopBatch
 from qrag_jax.runtime.sharding import BATCH_AXES, specs_of, sum_over_data
-
-Metrics = dict[str, jax.Array]
-Update = Callable[..., tuple[QueryState, Metrics]]  # (state, HopBatch), then a base if any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +82,7 @@ class QueryEncoder:
         return self.config.epochs * self.config.minibatches
 
 
-class _Searches(NamedTuple):
+class Searches(NamedTuple):
     """What is learned from each search; `[N, T, …]`, or of rows `[R, …]`.
 
     Attributes:
@@ -122,7 +105,7 @@ class _Searches(NamedTuple):
     returns: jax.Array
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
     """Totals over searches."""
 
     loss: jax.Array
@@ -133,213 +116,7 @@ class _Sums(NamedTuple):
     tokens: TokenCount
 
 
-def make_update(learner: QueryEncoder) -> Update:
-    """Makes the jitted `(state, HopBatch) → (state, metrics)`; the state's buffers are donated.
-
-    With adapters it is `(state, HopBatch, base)`. The batch is split over the mesh; all numbers are
-    those of the whole batch on any mesh. Its number of episodes is a multiple of the devices and of
-    `members`, and each minibatch is one of the devices.
-
-    An update whose loss or gradient is not finite learns nothing.
-
-    Metrics are float32 scalars: `loss`, `return` (the mean of the weighted rewards), `hops` and
-    `advantage` (mean absolute) per scored episode or search, `entropy`, `clip_fraction`, `kl_old`
-    and `largest_ratio` to the policy that acted, `replay_gap` (mean difference of log-probabilities
-    to the stored ones), `unscored_share` of episodes, `flat_groups` (share of groups without
-    different rewards, GRPO), `value_loss`, `explained_variance` and `kl` (PPO), `grad_norm`,
-    `learning_rate`, `padding_share`, `env_steps` and `skipped`.
-    """
-    config, mesh, shardings = learner.config, learner.mesh, learner.shardings
-    passes = _Passes(learner)
-
-    def update(state: QueryState, batch: HopBatch, base: Params | None = None):
-        rows, searches, metrics = _prepared(passes, state, batch, base)
-
-        def step(state: QueryState, part: tuple[TokenRows, _Searches]):
-            weights = aggregation(
-                config.aggregation if isinstance(config, GRPOConfig) else BNPO,
-                part[0].lengths > 0,
-                rows.lengths.shape[1],
-            )
-            part = part[0], part[1]._replace(weight=weights.each)
-            gradients, sums = passes.gradients(state, base, *part)
-            state, norm, finite = _applied(learner, state, gradients, weights.divisor, sums)
-            return state, (sums, weights.divisor, norm, finite)
-
-        if learner.updates_per_batch == 1:
-            state, found = step(state, (rows, searches))
-            found = jax.tree.map(lambda leaf: leaf[None], found)
-        else:
-            order = _order(state, config, len(batch.scored))
-            split = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-
-            def of_minibatch(state: QueryState, places: jax.Array):
-                part = jax.tree.map(
-                    lambda leaf: jax.lax.with_sharding_constraint(leaf[places], split),
-                    (rows, searches),
-                )
-                return step(state, part)
-
-            state, found = jax.lax.scan(of_minibatch, state, order)
-        sums, divisors, norms, finite = found
-        actions = jnp.maximum(sums.departure.actions.sum(), 1.0)
-        metrics |= {
-            "loss": (sums.loss / jnp.maximum(divisors, 1.0)).mean(),
-            "entropy": sums.entropy.sum() / actions,
-            "clip_fraction": sums.departure.clipped.sum() / actions,
-            "kl_old": sums.departure.kl.sum() / actions,
-            "largest_ratio": sums.departure.largest.max(),
-            "replay_gap": sums.gap[0] / jnp.maximum(sums.departure.actions[0], 1.0),
-            "grad_norm": norms.mean(),
-            "skipped": 1.0 - finite.astype(jnp.float32).min(),
-            "learning_rate": learner.schedule(state.step * learner.updates_per_batch),
-            "padding_share": 1.0
-            - sums.tokens.real.sum() / jnp.maximum(sums.tokens.computed.sum(), 1.0),
-        }
-        if isinstance(config, PPOConfig):
-            metrics["value_loss"] = sums.value_loss.sum() / actions
-        state = state._replace(
-            step=state.step + 1,
-            env_steps=state.env_steps + (rows.lengths > 0).sum(dtype=jnp.int32),
-        )
-        return state, metrics | {"env_steps": state.env_steps.astype(jnp.float32)}
-
-    by_episode = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    placed = shardings, by_episode
-    return jax.jit(
-        update,
-        donate_argnums=0,
-        in_shardings=placed
-        if learner.base_shardings is None
-        else (*placed, learner.base_shardings),
-        out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())),
-    )
-
-
-def _order(state: QueryState, config: GRPOConfig | PPOConfig, episodes: int) -> jax.Array:
-    """The episodes of each minibatch of each epoch, `[epochs · minibatches, episodes of one]`."""
-    key = jax.random.fold_in(state.key, state.step)
-    keys = jax.random.split(key, config.epochs)
-    orders = jax.vmap(lambda each: jax.random.permutation(each, episodes))(keys)
-    return orders.reshape(config.epochs * config.minibatches, -1)
-
-
-def _prepared(
-    passes: _Passes, state: QueryState, batch: HopBatch, base: Params | None
-) -> tuple[TokenRows, _Searches, Metrics]:
-    """The rows that are learned from, all that is known before the first gradient, and metrics."""
-    learner = passes.learner
-    config, scored = learner.config, batch.scored
-    valid = (batch.lengths > 0) & scored[:, None]
-    rows = TokenRows(batch.tokens, jnp.where(valid, batch.lengths, 0))
-    nothing = jnp.zeros_like(batch.log_probs)
-    (old,) = only(valid, batch.log_probs)
-    searches = _Searches(
-        pool=batch.pool,
-        present=batch.present,
-        actions=batch.actions,
-        old=old,
-        reference=nothing,
-        advantages=nothing,
-        weight=nothing,
-        value=nothing,
-        returns=nothing,
-    )
-    of_episode, of_hop = (jnp.asarray(each, jnp.float32) for each in learner.weights)
-    totals = jnp.where(scored[:, None], batch.episode_rewards, 0.0) @ of_episode
-    by_hop = jnp.where(valid[..., None], batch.hop_rewards, 0.0) @ of_hop
-    number = jnp.maximum(valid.sum().astype(jnp.float32), 1.0)
-    episodes = jnp.maximum(scored.sum().astype(jnp.float32), 1.0)
-    metrics = {
-        "return": (totals.sum() + by_hop.sum()) / episodes,
-        "hops": number / episodes,
-        "unscored_share": 1.0 - scored.astype(jnp.float32).mean(),
-    }
-    if isinstance(config, GRPOConfig):
-        advantages, differs = _group_advantages(config, learner.weights, batch, valid)
-        metrics["flat_groups"] = 1.0 - differs.astype(jnp.float32).mean()
-        # Of the other groups nothing can be learned, so they are not computed.
-        kept = jnp.repeat(differs, config.members)[:, None]
-        rows = rows._replace(lengths=jnp.where(kept, rows.lengths, 0))
-    if state.reference is not None:
-        reference = passes.log_probs(state.reference, base, rows, searches)
-        searches = searches._replace(reference=reference)
-    if isinstance(config, PPOConfig):
-        value = passes.values(state, base, rows)
-        last = valid & ~jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
-        kl = kl_k1(old, searches.reference) if state.reference is not None else nothing
-        rewards = by_hop + jnp.where(last, totals[:, None], 0.0) - config.kl * kl
-        advantages, returns = gae(rewards, value, valid, config.gamma, config.lambda_)
-        searches = searches._replace(value=value, returns=returns)
-        error = jnp.where(valid, returns - value, 0.0)
-        mean = returns.sum() / number
-        spread = jnp.where(valid, jnp.square(returns - mean), 0.0).sum()
-        metrics["explained_variance"] = 1.0 - jnp.square(error).sum() / jnp.maximum(spread, 1e-8)
-        metrics["kl"] = jnp.where(valid, kl, 0.0).sum() / number
-        if config.whiten:
-            advantages = whitened(advantages, valid)
-    metrics["advantage"] = jnp.abs(advantages).sum() / number
-    return rows, searches._replace(advantages=advantages), metrics
-
-
-def _group_advantages(
-    config: GRPOConfig,
-    weights: tuple[tuple[float, ...], tuple[float, ...]],
-    batch: HopBatch,
-    valid: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Advantages `[N, T]`, and which groups `[N / G]` have different rewards.
-
-    Rewards of episodes are normalised among the members of a group, those of searches among all
-    searches of a group and then summed to the end. Each counts by its weight; the sum is normalised
-    once more if all are of episodes.
-    """
-    groups = (-1, config.members)
-    scored, hops = batch.scored.reshape(groups), valid.reshape(*groups, valid.shape[1])
-    advantages, differs = jnp.zeros(hops.shape, jnp.float32), jnp.zeros(len(scored), bool)
-    of_episode, of_hop = weights
-    rewards = [batch.episode_rewards[:, i].reshape(groups) for i in range(len(of_episode))]
-    if of_episode and not of_hop:
-        advantages += mixed_advantages(rewards, of_episode, scored, scaled=config.scaled)[..., None]
-    for weight, each in zip(of_episode, rewards, strict=True):
-        differs |= varies(each, scored)
-        if of_hop:
-            advantages += weight * group_advantages(each, scored, scaled=config.scaled)[..., None]
-    for i, weight in enumerate(of_hop):
-        each = batch.hop_rewards[..., i].reshape(hops.shape)
-        advantages += weight * step_advantages(each, hops, scaled=config.scaled)
-        differs |= varies(each.reshape(len(hops), -1), hops.reshape(len(hops), -1))
-    return jnp.where(hops, advantages, 0.0).reshape(valid.shape), differs
-
-
-def _applied(
-    learner: QueryEncoder,
-    state: QueryState,
-    gradients: tuple[Params, Critic | None],
-    divisor: jax.Array,
-    sums: _Sums,
-) -> tuple[QueryState, jax.Array, jax.Array]:
-    """The state after an optimizer step, the policy's gradient norm, and whether it was finite."""
-    divisor = jnp.maximum(divisor, 1.0)
-    of_policy, of_critic = jax.tree.map(lambda leaf: leaf / divisor, gradients)
-    norm = optax.tree.norm(of_policy)
-    finite = jnp.isfinite(norm) & jnp.isfinite(sums.loss)
-    if of_critic is not None:
-        finite &= jnp.isfinite(optax.tree.norm(of_critic)) & jnp.isfinite(sums.value_loss)
-    params, opt_state = optimizer_step(
-        state.params, state.opt_state, of_policy, learner.optimizer, finite
-    )
-    state = state._replace(params=params, opt_state=opt_state)
-    if of_critic is not None:
-        assert learner.critic_optimizer is not None
-        critic, critic_opt_state = optimizer_step(
-            state.critic, state.critic_opt_state, of_critic, learner.critic_optimizer, finite
-        )
-        state = state._replace(critic=critic, critic_opt_state=critic_opt_state)
-    return state, norm, finite
-
-
-class _Passes:
+class Passes:
     """Forward and backward passes over the mesh."""
 
     def __init__(self, learner: QueryEncoder) -> None:
@@ -348,8 +125,8 @@ class _Passes:
         self._base_specs = specs_of(learner.base_shardings)
 
     def gradients(
-        self, state: QueryState, base: Params | None, rows: TokenRows, searches: _Searches
-    ) -> tuple[tuple[Params, Critic | None], _Sums]:
+        self, state: QueryState, base: Params | None, rows: TokenRows, searches: Searches
+    ) -> tuple[tuple[Params, Critic | None], Sums]:
         """The gradients of the summed losses, and the sums."""
         specs = self._specs
 
@@ -373,7 +150,7 @@ class _Passes:
         )
 
     def log_probs(
-        self, params: Params, base: Params | None, rows: TokenRows, searches: _Searches
+        self, params: Params, base: Params | None, rows: TokenRows, searches: Searches
     ) -> jax.Array:
         """Log-probabilities `[N, T]` by these parameters."""
 
@@ -424,9 +201,9 @@ class _Passes:
         return embed_and_pull_back(learner.encoder, learner.blocks, whole, rows, cotangents)
 
     def _policy(
-        self, params: Params, base: Params | None, rows: TokenRows, searches: _Searches
-    ) -> tuple[Params, _Sums]:
-        def total(embedded: jax.Array, searches: _Searches) -> jax.Array:
+        self, params: Params, base: Params | None, rows: TokenRows, searches: Searches
+    ) -> tuple[Params, Sums]:
+        def total(embedded: jax.Array, searches: Searches) -> jax.Array:
             return weighted_sum(self._losses(embedded, searches), searches.weight)
 
         gradient, embedded, tokens = self._pulled_back(
@@ -437,7 +214,7 @@ class _Passes:
         log_prob = plackett_luce.log_prob(logits, searches.actions)
         old = jax.lax.stop_gradient(log_prob) if self._fresh else searches.old
         gap = jnp.where(valid, jnp.abs(log_prob - searches.old), 0.0).sum()
-        return gradient, _Sums(
+        return gradient, Sums(
             loss=total(embedded, searches),
             value_loss=jnp.zeros((), jnp.float32),
             entropy=jnp.where(valid, plackett_luce.entropy(logits), 0.0).sum(),
@@ -453,20 +230,20 @@ class _Passes:
         critic: Critic,
         base: Params | None,
         rows: TokenRows,
-        searches: _Searches,
-        sums: _Sums,
-    ) -> tuple[Params, tuple[jax.Array, jax.Array], _Sums]:
+        searches: Searches,
+        sums: Sums,
+    ) -> tuple[Params, tuple[jax.Array, jax.Array], Sums]:
         config = self.learner.config
         assert isinstance(config, PPOConfig)
 
-        def total(embedded: jax.Array, head: tuple[jax.Array, jax.Array], searches: _Searches):
+        def total(embedded: jax.Array, head: tuple[jax.Array, jax.Array], searches: Searches):
             values = _valued(embedded, Critic(None, *head))
             each = clipped_value_loss(values, searches.value, searches.returns, config.value_clip)
             return weighted_sum(each, searches.weight)
 
         head = critic.weights, critic.bias
 
-        def cotangents(embedded: jax.Array, searches: _Searches) -> jax.Array:
+        def cotangents(embedded: jax.Array, searches: Searches) -> jax.Array:
             return jax.grad(total)(embedded, head, searches)
 
         gradient, embedded, tokens = self._pulled_back(
@@ -480,14 +257,14 @@ class _Passes:
     def _fresh(self) -> bool:
         return self.learner.is_fresh and self.learner.updates_per_batch == 1
 
-    def _logits(self, embedded: jax.Array, searches: _Searches) -> jax.Array:
+    def _logits(self, embedded: jax.Array, searches: Searches) -> jax.Array:
         tau = self.learner.tau
         return plackett_luce.pool_logits(embedded, searches.pool, searches.present, tau)
 
-    def _log_prob(self, embedded: jax.Array, searches: _Searches) -> jax.Array:
+    def _log_prob(self, embedded: jax.Array, searches: Searches) -> jax.Array:
         return plackett_luce.log_prob(self._logits(embedded, searches), searches.actions)
 
-    def _losses(self, embedded: jax.Array, searches: _Searches) -> jax.Array:
+    def _losses(self, embedded: jax.Array, searches: Searches) -> jax.Array:
         """The loss of each search, `[R]`."""
         config, logits = self.learner.config, self._logits(embedded, searches)
         log_prob = plackett_luce.log_prob(logits, searches.actions)

@@ -28,7 +28,7 @@ from qrag_jax.feedback.rag import OF_HOPS, Gold
 from qrag_jax.learners import placement
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.policy_config import PPOConfig
-from qrag_jax.learners.query_encoder import QueryEncoder, make_update
+from qrag_jax.learners.query_encoder import QueryEncoder
 from qrag_jax.learners.query_state import (
     Parts,
     QueryState,
@@ -36,6 +36,7 @@ from qrag_jax.learners.query_state import (
     state_shapes,
     state_shardings,
 )
+from qrag_jax.learners.query_update import make_update
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import choose_blocks
 from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder

@@ -28,6 +28,7 @@ from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.rollouts.agents import Episode
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.mesh import make_mesh
@@ -106,7 +107,8 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
             log = out / folder.replace(" ", "-") / f"agent_seed{config.eval.seed}.jsonl"
             sampled = options.sampled if name == label else 0
             with log_locks(log):
-                _check(log, record | {"way": name}, restart=options.restart)
+                own = {"way": name, "weights": encoder_key(weights, {})}
+                _check(log, record | own, restart=options.restart)
                 played[name] = _rows(how, weights, log, sampled, stop)
     summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
     summary["scores"] = {name: summarised(rows) for name, rows in played.items()}
@@ -124,7 +126,7 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
 def _record(
     given: ConfigDict, data: dict[str, str], ids: Sequence[str], options: AgentOptions
 ) -> dict[str, Any]:
-    """All that the rows of a log depend on besides the weights."""
+    """All that the rows of a log depend on, besides the weights and the states they read."""
     free = ("train", "optimizer", "runtime", "profile", "grpo", "ppo")
     config = {name: value for name, value in given.to_dict().items() if name not in free}
     return {

@@ -12,13 +12,14 @@ import optax
 from jax.sharding import Mesh
 
 from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
-from qrag_jax.learners.query_encoder import QueryEncoder, make_update
+from qrag_jax.learners.query_encoder import QueryEncoder
 from qrag_jax.learners.query_state import (
     Parts,
     QueryState,
     first_state,
     state_shardings,
 )
+from qrag_jax.learners.query_update import make_update
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig, log_prob, pool_logits
