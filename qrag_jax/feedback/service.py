@@ -16,7 +16,6 @@ import jax
 
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
-from qrag_jax.errors import InputError
 from qrag_jax.feedback.completion import Completion, EpisodeRewards
 from qrag_jax.feedback.language_model import (
     BABILONG,
@@ -26,20 +25,14 @@ from qrag_jax.feedback.language_model import (
     Unscored,
 )
 from qrag_jax.feedback.questions import AUTO, Asking, Question
-from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.llm_config import LlmConfig
-from qrag_jax.llm.server.model_digest import served_version
-from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.server.sidecar import Existing, sidecar
+from qrag_jax.llm.server.opening import LOOK_EVERY, PendingModel, Place, open_model
 from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.generation import Generation
 from qrag_jax.metrics.answer_table import causes_text
 from qrag_jax.runtime.interrupt import StopSignal
 
 LAZY_SAMPLES = 20  # of a lazy data set, checked before any is played
-LOOK_EVERY = 0.1  # seconds between checks for a signal to stop
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds, before asking again
-PREFIX = "config.llm."  # of the fields that give the model's settings
 
 Log = Callable[[str], None]
 
@@ -189,40 +182,19 @@ def open_service(config: ServiceConfig, workdir: Path, log: Log) -> Iterator[Pen
     Raises:
         InputError: a field cannot be used.
     """
-    llm, reward = dataclasses.asdict(config.llm), config.reward
-    _client_config(llm | {"url": llm["url"] or "http://127.0.0.1:1"}, "any", None)  # checks fields
+    reward = config.reward
     metric = reward.name
     asking = Asking(reward.prompt, BABILONG if metric == "babilong_em" else AUTO)
-    host = f"-{jax.process_index()}" if jax.process_index() else ""
-    if not llm["url"]:
-        llm["server"]["log"] = _of_host(llm["server"]["log"], host)
-        if not llm["version"]:
-            # Folders of the same name may hold different weights; their answers must not be mixed.
-            llm["version"] = served_version(llm["server"], config.cache, log)
-    server = sidecar(llm, workdir, _api_key(llm), log=log)
-    generation = _generation(config.seed, llm)
-    pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
-    if isinstance(server, Existing):
-        server.start()  # only checks it; so an error is raised at once
-    starting = pool.submit(server.start)
-    with contextlib.ExitStack() as stack:
-        stack.callback(_end, server, starting, pool)
+    place = Place(workdir, config.cache, jax.process_index())
+    with (
+        open_model(config.llm, place, config.seed, log) as pending,
+        contextlib.ExitStack() as stack,
+    ):
 
         def ready(stop: StopSignal) -> Rewards:
-            from qrag_jax.llm.client.client import (
-                Client,  # imports openai, which runs without a model do not need
-            )
-
-            while not concurrent.futures.wait([starting], LOOK_EVERY).done:
-                stop.check()
-            starting.result()
-            cache = workdir / _of_host(llm["cache"], host) if llm["cache"] else None
-            llm["url"] = server.url
-            own = server if isinstance(server, Server) else None
-            client = Client(_client_config(llm, server.name, cache), log, own)
-            stack.callback(client.close)
+            model = pending.ready(stop)
             feedback = LanguageModelFeedback(
-                client, generation, metric, reward.scale, reward.staleness + 1
+                model.client, pending.generation, metric, reward.scale, reward.staleness + 1
             )
             stack.callback(feedback.close)
             return Rewards(
@@ -230,14 +202,12 @@ def open_service(config: ServiceConfig, workdir: Path, log: Log) -> Iterator[Pen
                 asking,
                 reward.max_failure_share,
                 log,
-                lost=lambda: server.failure,
-                counts=lambda: client.counters().as_metrics(),
+                lost=model.lost,
+                counts=model.counts,
                 completion=Completion(reward.completion_threshold, not config.never_terminate),
             )
 
-        yield PendingService(
-            ready, asking, _provenance(reward.prompt, llm, server.name, generation)
-        )
+        yield PendingService(ready, asking, _provenance(reward.prompt, pending))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,62 +248,6 @@ def _question(asking: Asking, sample: Sample, taken: Sequence[int]) -> Question:
     )
 
 
-def _end(server: Server | Existing, starting: Future[Any], pool: Any) -> None:
-    starting.cancel()
-    server.stop()  # a server that is starting gives up; one that has not begun does not begin
-    pool.shutdown()
-    server.stop()
-
-
-def _provenance(
-    prompt: str, llm: dict[str, Any], model: str, generation: Generation
-) -> dict[str, Any]:
-    own_prompt = prompts.load(prompt).fingerprint if prompt != AUTO else ""
-    drawn = dataclasses.asdict(dataclasses.replace(generation, count=None))
-    drawn = {f"{PREFIX}{name}": value for name, value in drawn.items() if name != "count"}
-    return {
-        "the model": model,
-        "config.llm.version": llm["version"],
-        "config.reward.prompt": f"{prompt} {own_prompt}".strip(),
-        **drawn,
-    }
-
-
-def _of_host(name: str, host: str) -> str:
-    """A file's name with the suffix of this host, so that hosts do not share the file."""
-    path = Path(name)
-    return str(path.with_name(f"{path.stem}{host}{path.suffix}")) if name and host else name
-
-
-def _api_key(llm: dict[str, Any]) -> str:
-    """The key of a server that is already running; "" for our own."""
-    if not llm["url"]:
-        return ""
-    key = llm["api_key_env"]
-    return ClientConfig(llm["url"], llm["model"], api_key_env=key, prefix=PREFIX).api_key()
-
-
-def _client_config(llm: dict[str, Any], model: str, cache: Path | None) -> ClientConfig:
-    names = ("version", "concurrency", "deadline", "attempt_timeout", "attempts", "api_key_env")
-    fields = {name: llm[name] for name in names}
-    return ClientConfig(llm["url"], model, cache=str(cache or ""), prefix=PREFIX, **fields)
-
-
-def _generation(seed: int, llm: dict[str, Any]) -> Generation:
-    drawn = dict(llm)
-    if drawn["temperature"] > 0 and drawn["seed"] is None:
-        drawn["seed"] = seed
-    if not llm["url"]:
-        room, answer = llm["server"]["max_model_len"], drawn["max_tokens"]
-        if answer >= room > 0:
-            raise InputError(
-                f"config.llm.max_tokens is {answer}, but the server is to hold {room} tokens of "
-                "prompt and answer together (config.llm.server.max_model_len); lower the one or "
-                "raise the other."
-            )
-        if room and not drawn["max_prompt_tokens"]:
-            drawn["max_prompt_tokens"] = room - answer
-        drawn["tokenizer"] = drawn["tokenizer"] or llm["server"]["model"]
-        if drawn["enable_thinking"] is None:
-            drawn["enable_thinking"] = False
-    return Generation.of(drawn, prefix=PREFIX)
+def _provenance(prompt: str, model: PendingModel) -> dict[str, Any]:
+    own = prompts.load(prompt).fingerprint if prompt != AUTO else ""
+    return {**model.provenance, "config.reward.prompt": f"{prompt} {own}".strip()}

@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 
 from configs import hotpotqa
 from qrag_jax.errors import InputError
-from qrag_jax.feedback import service
 from qrag_jax.feedback.language_model import ModelReward
 from qrag_jax.feedback.questions import Asking
 from qrag_jax.feedback.service import (
@@ -28,6 +27,7 @@ from qrag_jax.feedback.service import (
     open_service,
 )
 from qrag_jax.llm.llm_config import LlmConfig
+from qrag_jax.llm.server.opening import Place
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.systems.q_rag_config import QRagConfig, complete
@@ -114,9 +114,9 @@ def test_a_wait_ends_when_the_server_is_given_up_or_the_run_is_to_stop() -> None
 
 
 def test_every_host_has_files_of_its_own() -> None:
-    assert service._of_host("answers.sqlite", "") == "answers.sqlite"
-    assert service._of_host("logs/vllm.log", "-2") == "logs/vllm-2.log"
-    assert service._of_host("", "-2") == ""
+    assert Place(Path(), Path()).own("answers.sqlite") == "answers.sqlite"
+    assert Place(Path(), Path(), 2).own("logs/vllm.log") == "logs/vllm-2.log"
+    assert Place(Path(), Path(), 2).own("") == ""
 
 
 @dataclasses.dataclass(frozen=True)
