@@ -2,31 +2,57 @@
 
 from ml_collections import ConfigDict
 
-from qrag_jax.systems.harr_config import default_config, with_scratch
+from qrag_jax.systems.harr_config import AGENTS, default_config, with_scratch
 
-VARIANTS = ("tiny", "minilm")
+SHORT = {"tiny": "synthetic-scripted-tiny", "minilm": "two_wiki-scripted-minilm"}
+DATA = ("synthetic", "two_wiki", "hotpotqa", "musique")
+SIZES = ("tiny", "minilm", "0.6b", "4b")
+READER = "Qwen/Qwen3-8B"
+SEARCH_R1_READER = "PeterJinGo/SearchR1-nq_hotpotqa_train-qwen2.5-7b-em-ppo"
 
 
 def get_config(algorithm: str, arg: str) -> ConfigDict:
-    """The config of a variant.
+    """The config of a variant: a name in `SHORT`, or DATA-AGENT-SIZE.
 
     Raises:
-        ValueError: the variant is not one of `VARIANTS`.
+        ValueError: there is no such variant.
     """
-    if arg not in VARIANTS:
-        names = ", ".join(f":{name}" for name in VARIANTS)
-        raise ValueError(f"--config: the variant {arg!r} is unknown; use {names}.")
-    config = tiny(algorithm) if arg == "tiny" else minilm(algorithm)
+    data, agent, size = _parts(arg)
+    config = default_config(algorithm, data, agent=agent)
+    if data == "synthetic":
+        invented(config)
+    if size == "tiny":
+        tiny(config, algorithm)
+    elif size == "minilm":
+        minilm(config)
+    else:
+        published(config, algorithm, size)
     return config.lock()
 
 
-def tiny(algorithm: str) -> ConfigDict:
-    """Seconds on any laptop, offline: a small encoder, and questions of an invented world."""
-    config = default_config(algorithm, "synthetic")
-    with_scratch(config, layers=2, hidden=32, heads=2, vocab=500, positions=160)
+def _parts(arg: str) -> tuple[str, str, str]:
+    parts = SHORT.get(arg, arg).split("-")
+    if len(parts) == 3:
+        data, agent, size = parts
+        if data in DATA and agent in AGENTS and size in SIZES:
+            return data, agent, size
+    raise ValueError(
+        f"--config: the variant {arg!r} is unknown; use {' or '.join(f':{name}' for name in SHORT)}"
+        f", or :DATA-AGENT-SIZE with DATA one of {', '.join(DATA)}, AGENT one of "
+        f"{', '.join(AGENTS)} and SIZE one of {', '.join(SIZES)}."
+    )
+
+
+def invented(config: ConfigDict) -> None:
+    """Questions of an invented world, which need no files."""
     config.data.path = "synthetic"
-    config.data.max_chunk_tokens = 64
     config.data.synthetic.update(hops=(2,), comparison=0.0, chunks=8, train=64, dev=16)
+
+
+def tiny(config: ConfigDict, algorithm: str) -> None:
+    """Seconds on any laptop, offline: a small encoder."""
+    with_scratch(config, layers=2, hidden=32, heads=2, vocab=500, positions=160)
+    config.data.max_chunk_tokens = 64
     config.state.update(max_tokens=128, instruction=False)
     config.encoder.update(pooling="mean", length_buckets=1, block_sizes=1)
     config.policy.update(pool=10, passages=2)
@@ -36,12 +62,10 @@ def tiny(algorithm: str) -> ConfigDict:
     config.optimizer.update(learning_rate=1e-3)
     config.train.update(steps=6, batch_size=4, log_every=2, eval_every=3, checkpoint_every=3)
     config.eval.samples = 8
-    return config
 
 
-def minilm(algorithm: str) -> ConfigDict:
-    """The 22M-parameter MiniLM over 2WikiMultiHopQA's open corpus; give both paths."""
-    config = default_config(algorithm, "two_wiki")
+def minilm(config: ConfigDict) -> None:
+    """The 22M-parameter MiniLM; give the paths of the data and of the corpus."""
     config.encoder.path = "minilm"
     config.encoder.update(pooling="mean", normalise=True, scale=1.0)
     config.encoder.lora.rank = 0
@@ -50,4 +74,30 @@ def minilm(algorithm: str) -> ConfigDict:
     config.optimizer.update(learning_rate=2e-5, weight_decay=0.01)
     config.train.update(steps=60, batch_size=8, log_every=1, eval_every=20, checkpoint_every=20)
     config.eval.samples = 0
-    return config
+
+
+def published(config: ConfigDict, algorithm: str, size: str) -> None:
+    """The constants of the published runs (arXiv 2602.03645 and its code).
+
+    Two are other: LoRA has no dropout, so that the first importance ratio is 1, and the old
+    log-probabilities are those of the weights that acted, from float32 vectors.
+    """
+    config.encoder.path = f"Qwen/Qwen3-Embedding-{size.upper()}"
+    if config.agent.name == "react":
+        # LlamaIndex counts 5 replies and fails at the fifth: 3 searches and an answer.
+        config.agent.max_hops = 3
+        config.llm.update(temperature=0.1, seed=42, enable_thinking=False)
+        config.llm.server.update(model=READER, max_model_len=4096)
+    elif config.agent.name == "search_r1":
+        config.agent.update(max_hops=5, max_turns=5)
+        config.llm.update(temperature=0.7, seed=42, max_tokens=512)
+        config.llm.server.update(model=SEARCH_R1_READER, max_model_len=4096)
+    if algorithm == "grpo":
+        config.grpo.aggregation = "bnpo"  # the code's own; the paper writes grpo
+    else:
+        config.policy.tau = 0.02
+        config.encoder.lora.update(rank=16, alpha=32.0)
+        config.reward.mixture = "rouge_l=1"
+        config.optimizer.update(learning_rate=1e-4, schedule="linear")
+        # 10,000 episodes, 32 an update; one episode a question
+        config.train.update(steps=313, batch_size=32)

@@ -7,6 +7,7 @@ given by `--eval_config`, then the run's saved config.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
+from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.systems import harr_config, older_runs, run_flags
@@ -60,7 +62,12 @@ def _score_agent(workdir: Path, config: ConfigDict) -> int:
         restart=RESTART.value,
     )
     with commandline.writing(OUT.value or workdir / "eval", "--out"):
-        score_agent(workdir, config, options)
+        try:
+            score_agent(workdir, config, options)
+        except FeedbackLost as error:
+            reason = str(error).rstrip(".")
+            print(f"error: {reason}. Give the same command to go on.", file=sys.stderr)
+            return 1
     return 0
 
 

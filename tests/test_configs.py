@@ -88,15 +88,30 @@ def test_every_task_of_babilong_has_every_size() -> None:
             module("babilong").get_config(wrong)
 
 
+AGENT_VARIANTS = (
+    ("synthetic", "react", "tiny"),
+    ("two_wiki", "planner", "minilm"),
+    ("hotpotqa", "react", "0.6b"),
+    ("musique", "search_r1", "4b"),
+)
+
+
 @pytest.mark.parametrize("name", ["harr_grpo", "harr_ppo"])
 def test_variants_of_agents(name: str) -> None:
     known = [variant for variant in variants(name) if variant]
-    assert known == ["tiny", "minilm"]
-    for variant in known:
+    assert known == ["tiny", "minilm", "DATA-AGENT-SIZE"]
+    agents = [f"{data}-{agent}-{size}" for data, agent, size in AGENT_VARIANTS]
+    for variant in (*known[:2], *agents):
         config = module(name).get_config(variant)
+        if "llm" in config and not config.llm.server.model:
+            config.llm.update(url="http://127.0.0.1:8000/v1", model="a-model")
         systems.check(config)
         assert config.is_locked
         assert config.algorithm == name.removeprefix("harr_")
+        assert ("llm" in config) == (config.agent.name != "scripted")
+    for wrong in ("hotpotqa-react", "hotpotqa-react-1b", "nq-react-4b", "-tiny"):
+        with pytest.raises(ValueError, match=f"the variant '{wrong}' is unknown"):
+            module(name).get_config(wrong)
 
 
 @pytest.mark.parametrize("name", EVERY)

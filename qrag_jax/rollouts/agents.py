@@ -33,7 +33,6 @@ from qrag_jax.environments.rag.episode import (
 from qrag_jax.errors import InputError, check_least
 from qrag_jax.llm.outcomes import Failure, Outcome, Request
 from qrag_jax.rollouts.pool_search import Ask, Drawn, Found
-from qrag_jax.runtime.interrupt import StopSignal
 
 _LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 
@@ -112,6 +111,20 @@ class Counts:
     batches: int = 0
     broken: int = 0
 
+    def add(self, others: Counts) -> None:
+        """Adds others to these."""
+        for field in dataclasses.fields(Counts):
+            total = getattr(self, field.name) + getattr(others, field.name)
+            setattr(self, field.name, total)
+
+
+class Checks(Protocol):
+    """Says whether to go on."""
+
+    def check(self) -> None:
+        """Raises an error if not."""
+        ...
+
 
 class AgentRollout:
     """Plays the episodes of an agent.
@@ -120,7 +133,7 @@ class AgentRollout:
         agent: decides what is asked and searched for.
         search: finds passages for a batch of searches.
         model: the language model; None: the agent needs none.
-        stop: looked at while this waits.
+        stop: looked at while this waits, such as a `StopSignal`.
 
     Attributes:
         counts: over all calls of `play`.
@@ -132,7 +145,7 @@ class AgentRollout:
         search: Search,
         model: Asks | None,
         config: PlayConfig,
-        stop: StopSignal,
+        stop: Checks,
     ) -> None:
         self.counts = Counts()
         self._agent, self._search, self._model = agent, search, model
@@ -207,7 +220,7 @@ class _Course:
         self._searches: list[tuple[_Playing, Retrieve]] = []
         self._since = 0.0  # when the first of these began to wait
 
-    def run(self, starts: Sequence[Start], stop: StopSignal) -> list[Episode]:
+    def run(self, starts: Sequence[Start], stop: Checks) -> list[Episode]:
         """Plays them to their ends."""
         playing = [_Playing(start, self._agent) for start in starts]
         place = {id(each): number for number, each in enumerate(playing)}

@@ -17,14 +17,12 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.rag.episode import Task
-from qrag_jax.environments.rag.scripted import Scripted
+from qrag_jax.environments.rag.episode import Agent, Task
 from qrag_jax.environments.rag.state_text import StateText
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import AgentScores
 from qrag_jax.evaluators.training_scores import Evaluation
-from qrag_jax.feedback.language_model import Unscored
-from qrag_jax.feedback.rag import OF_HOPS, Gold
+from qrag_jax.feedback.service import leave_room
 from qrag_jax.learners import placement
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.policy_config import PPOConfig
@@ -40,22 +38,26 @@ from qrag_jax.learners.query_update import make_update
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import choose_blocks
 from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
-from qrag_jax.rollouts.agents import AgentRollout, Counts, Episode, Start
+from qrag_jax.rollouts.agents import AgentRollout, Asks, Checks, Counts, Episode, Start
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
 from qrag_jax.rollouts.experience import Experience
-from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, batch_shapes, hop_batch
+from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, batch_shapes, hop_batch
 from qrag_jax.rollouts.mesh_tower import MeshTower
+from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.rollouts.pool_search import PoolSearch, QueryRows
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.run import Run
+from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import check_same_config, read_fields, save_config
 from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.harr_config import FREE_FIELDS, HarrConfig
+from qrag_jax.systems.harr_agents import llm_agent, scripted_agent
+from qrag_jax.systems.harr_config import FREE_FIELDS, SCRIPTED, HarrConfig
 from qrag_jax.systems.harr_inputs import Asked, Inputs, load_inputs
+from qrag_jax.systems.harr_models import HarrModels, open_models
+from qrag_jax.systems.harr_rewards import AgentRewards, reward_names
 
 _EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 
@@ -70,8 +72,11 @@ def check(config: ConfigDict) -> None:
 
 
 def before_devices(given: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
-    """Sets that a GPU's programs are deterministic."""
-    return determinism.ask(HarrConfig.of(given).runtime.deterministic, described=described)
+    """Sets how much of a GPU's memory JAX takes, and that its programs are deterministic."""
+    config = HarrConfig.of(given)
+    if config.llm is not None and not dry:
+        leave_room(config.llm)
+    return determinism.ask(config.runtime.deterministic, described=described)
 
 
 @contextlib.contextmanager
@@ -82,7 +87,7 @@ def open_system(
     dry: bool = False,
     devices: Sequence[jax.Device] | None = None,
 ) -> Iterator[Harr]:
-    """Opens the system; see `systems`."""
+    """Opens the system, and the server of its language model if it has one; see `systems`."""
     if run.has_begun:
         check_same_config(ConfigDict(read_fields(run.config_path)), given, FREE_FIELDS)
     config = HarrConfig.of(given)
@@ -97,25 +102,33 @@ def open_system(
             f"config.train.batch_size × members is {config.episodes} episodes, which do not split "
             f"over {mesh.size} devices; use a multiple of them."
         )
-    with StopSignal() as stop:
-        inputs = load_inputs(config, run.workdir, mesh, stop, is_kept=run.has_begun)
-    if not run.has_begun:
-        save_config(given, run.config_path)
-    yield Harr(config, mesh, inputs)
+    with contextlib.ExitStack() as stack:
+        # The server starts while the data are read and the corpus is embedded.
+        models = None if dry else stack.enter_context(open_models(config, run.workdir))
+        with StopSignal() as stop:
+            inputs = load_inputs(config, run.workdir, mesh, stop, is_kept=run.has_begun)
+        if not run.has_begun:
+            save_config(given, run.config_path)
+        yield Harr(config, mesh, inputs, models)
 
 
 @dataclasses.dataclass
 class Harr:
-    """See `systems.System`."""
+    """See `systems.System`.
+
+    Attributes:
+        models: what the agent and the rewards ask; None: nothing will be played.
+    """
 
     config: HarrConfig
     mesh: Mesh
     inputs: Inputs
+    models: HarrModels | None = None
 
     def __post_init__(self) -> None:
         self.train, self.profile = self.config.train, self.config.profile
         self.data = self.inputs.data
-        self.provenance: dict[str, Any] = {}
+        self.provenance = self.models.provenance if self.models else {}
         self.told = Told(self._names, {"loss": ".3f", "return": ".2f"}, self._advice)
         self.counts = Counts()
         config, inputs = self.config, self.inputs
@@ -135,6 +148,8 @@ class Harr:
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         """See `System`."""
         config = self.config
+        if self.models is not None:
+            self.models.wait(stop)
         shard = jax.process_index(), jax.process_count()
         order = QuestionOrder(len(self.inputs.train), config.train.batch_size, config.seed, shard)
         return AgentExperience(
@@ -173,7 +188,7 @@ class Harr:
         of_base = None
         if loaded.adapters is not None:
             of_base = placement.base_shardings(self.mesh, rules, loaded.stored)
-        of_episode, of_hop = self._reward_names
+        of_episode, of_hop = reward_names(self.config.reward.rewards)
         weights = config.reward.rewards.weights
         return QueryEncoder(
             mesh=self.mesh,
@@ -216,15 +231,8 @@ class Harr:
         return make_update(self.learner)
 
     @cached_property
-    def _reward_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names of the rewards of episodes and of searches."""
-        names = self.config.reward.rewards.weights
-        of_hop = tuple(name for name in names if name in OF_HOPS)
-        return tuple(name for name in names if name not in of_hop), of_hop
-
-    @cached_property
     def _shape(self) -> HopShape:
-        of_episode, of_hop = self._reward_names
+        of_episode, of_hop = reward_names(self.config.reward.rewards)
         width = self.inputs.encoder.encoder.width
         hops = self.config.agent.max_hops
         return HopShape(hops, self._rows.max_tokens, width, len(of_episode), len(of_hop))
@@ -271,14 +279,46 @@ class Harr:
     def rollout(self, params: Any, stop: StopSignal, *, is_greedy: bool = False) -> AgentRollout:
         """Plays episodes by these parameters."""
         search = self._search(params, is_greedy=is_greedy)
-        return AgentRollout(self._agent, search, None, self.config.agent.play, stop)
+        watch = self._watch(stop)
+        return AgentRollout(self._agent, search, self._model, self.config.agent.play, watch)
+
+    def play(
+        self, params: Any, starts: Sequence[Start], stop: StopSignal, *, is_greedy: bool = False
+    ) -> list[Episode]:
+        """Plays episodes by these parameters, until few of them are broken.
+
+        Raises:
+            Stopped: the run is told to stop.
+            FeedbackLost: the language model is gone, or too many episodes would break again.
+        """
+        rollout = self.rollout(params, stop, is_greedy=is_greedy)
+        share = self.config.agent.max_broken_share
+        episodes = Patience(share, self._watch(stop), log).play(starts, rollout.play)
+        self.counts.add(rollout.counts)
+        return episodes
+
+    def _watch(self, stop: StopSignal) -> Checks:
+        return stop if self.models is None else self.models.watch(stop)
+
+    @property
+    def _model(self) -> Asks | None:
+        return None if self.models is None else self.models.agents_own
 
     @cached_property
-    def _agent(self) -> Scripted:
-        every = (*self.inputs.train, *self.inputs.dev)
-        apart = {each.gold.id: each.question.decomposition for each in every}
-        known = {name: each for name, each in apart.items() if each is not None}
-        return Scripted(known, self.config.agent.limits)
+    def _agent(self) -> Agent:
+        if self.config.agent.name == SCRIPTED:
+            return scripted_agent(self.config.agent, (*self.inputs.train, *self.inputs.dev))
+        assert self.models is not None
+        assert self.models.generation is not None
+        return llm_agent(self.config, self.models.generation)
+
+    @cached_property
+    def rewards(self) -> AgentRewards:
+        """Gives episodes their rewards."""
+        mixture, corpus = self.config.reward.rewards, self.inputs.index.corpus
+        if self.models is None:
+            return AgentRewards(mixture, corpus)
+        return AgentRewards(mixture, corpus, self.models.judge, self.models.reranker)
 
     def _play(
         self, state: QueryState, numbers: Sequence[int], number: int, stop: StopSignal
@@ -287,13 +327,9 @@ class Harr:
         members = self.config.algorithm.members
         asked = [self.inputs.train[each] for each in numbers]
         starts = self.starts(asked, members, number)
-        rollout = self.rollout(state.params, stop)
-        played = rollout.play(starts)
-        for field in dataclasses.fields(Counts):
-            total = getattr(self.counts, field.name) + getattr(rollout.counts, field.name)
-            setattr(self.counts, field.name, total)
+        played = self.play(state.params, starts, stop)
         golds = [each.gold for each in asked for _ in range(members)]
-        rewarded = list(map(self._rewarded, golds, played))
+        rewarded = self.rewards.rewarded(golds, played, self._watch(stop))
         return hop_batch(rewarded, self._shape, self.config.policy)
 
     def starts(self, asked: Sequence[Asked], members: int, number: int) -> list[Start]:
@@ -308,28 +344,19 @@ class Harr:
             for member in range(members)
         ]
 
-    def _rewarded(self, gold: Gold, episode: Episode) -> Rewarded:
-        found = [each.names for each in episode.searches]
-        scored = self.config.reward.rewards.score(gold, episode.ended, found)
-        if isinstance(scored, Unscored):
-            return Rewarded(episode.searches, None)
-        of_episode, of_hop = self._reward_names
-        by_hop = [[scored.hops[name][hop] for name in of_hop] for hop in range(scored.searches)]
-        return Rewarded(episode.searches, [scored.episode[name] for name in of_episode], by_hop)
-
     @cached_property
     def _scores(self) -> AgentScores:
         asked = self.inputs.dev
 
         def play(params: Any, stop: StopSignal) -> list[Episode]:
             starts = self.starts(asked, 1, _EVALUATED)
-            return self.rollout(params, stop, is_greedy=True).play(starts)
+            return self.play(params, starts, stop, is_greedy=True)
 
         return AgentScores([each.gold for each in asked], play, self.config.eval.best_by)
 
     def _counted(self) -> dict[str, float]:
-        counts = self.counts
-        return {
+        counts, asked = self.counts, self.models.counts() if self.models is not None else {}
+        return asked | {
             "searches_per_batch": counts.searches / max(counts.batches, 1),
             "broken_episodes": float(counts.broken),
         }

@@ -15,6 +15,9 @@ from qrag_jax.evaluators.agents import BEST_BY
 from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
+from qrag_jax.llm.client.client_config import ClientConfig
+from qrag_jax.llm.llm_config import LlmConfig
+from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.scratch import ScratchConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
@@ -26,8 +29,8 @@ from qrag_jax.systems.data_section import data_section, described_sources, fill_
 
 NAME = "harr"
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
-SCRIPTED = "scripted"
-AGENTS = (SCRIPTED,)
+SCRIPTED, REACT, SEARCH_R1, PLANNER = "scripted", "react", "search_r1", "planner"
+AGENTS = (SCRIPTED, REACT, SEARCH_R1, PLANNER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,20 +57,32 @@ class AgentConfig:
         InputError: a field cannot be used.
     """
 
-    name: str = SCRIPTED  # scripted: follows the data's own decompositions, without a model
+    # scripted follows the data's own decompositions, without a model; react, search_r1 and planner
+    # ask the language model of section llm
+    name: str = SCRIPTED
     max_hops: int = 5  # searches of an episode
+    max_turns: int = 5  # search_r1: replies of the model, before the answer is forced
+    # Folder with prompts of your own, named as ours in qrag_jax/llm/text/templates; "": ours
+    prompts: str = ""
+    # search_r1: the text around the first prompt, with {prompt}; "": the tokenizer's own template
+    chat_template: str = ""
+    max_broken_share: float = 0.5  # of a batch's episodes; above it the run pauses, and plays again
     attempts: int = 2  # an episode that breaks is played again, so often in all
     gather: float = 0.02  # seconds that a search waits for those of other episodes
 
     def __post_init__(self) -> None:
         check_known("agent", self, "name", AGENTS)
-        check_least("agent", self, max_hops=1)
+        if not 0 <= self.max_broken_share <= 1:
+            raise InputError(
+                f"config.agent.max_broken_share is {self.max_broken_share}; use a share, 0 to 1."
+            )
+        Limits(max_hops=self.max_hops, max_turns=self.max_turns)
         PlayConfig(self.attempts, self.gather)
 
     @property
     def limits(self) -> Limits:
         """How long an episode may be."""
-        return Limits(max_hops=self.max_hops)
+        return Limits(max_hops=self.max_hops, max_turns=self.max_turns)
 
     @property
     def play(self) -> PlayConfig:
@@ -88,23 +103,38 @@ class RewardConfig:
     """Section `reward`.
 
     Raises:
-        InputError: the mixture cannot be read, or needs a model.
+        InputError: the mixture cannot be read.
     """
 
-    mixture: str = "f1=1"  # rewards and their weights: f1, em, sub_em, recall, hop_recall, …
+    mixture: str = "f1=1"  # rewards and their weights: f1, em, sub_em, recall, llm, relevance, …
 
     def __post_init__(self) -> None:
-        for name in (LLM, RELEVANCE):
-            if name in self.rewards.weights:
-                raise InputError(
-                    f"config.reward.mixture has {name}, which a model gives; the agent "
-                    f"{SCRIPTED} has none: leave it out."
-                )
+        Mixture.of(self.mixture)
 
     @property
     def rewards(self) -> Mixture:
         """The mixture."""
         return Mixture.of(self.mixture)
+
+
+@dataclasses.dataclass(frozen=True)
+class RerankerConfig:
+    """Section `reranker`: a running model server with `/rerank`, for the reward `relevance`."""
+
+    url: str = ""  # such as http://127.0.0.1:8002/v1
+    model: str = ""  # its name on the server
+    api_key_env: str = ""  # environment variable that holds the server's API key; "": no key
+
+    @property
+    def client(self) -> ClientConfig:
+        """Settings of its client.
+
+        Raises:
+            InputError: a field cannot be used.
+        """
+        return ClientConfig(
+            self.url, self.model, api_key_env=self.api_key_env, prefix="config.reranker."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +162,7 @@ SECTIONS: dict[str, type] = {
     "agent": AgentConfig,
     "corpus": CorpusConfig,
     "reward": RewardConfig,
+    "reranker": RerankerConfig,
     "optimizer": OptimizerConfig,
     "train": TrainConfig,
     "eval": AgentEvalConfig,
@@ -153,6 +184,9 @@ FREE_FIELDS = (
     "eval.samples",
     "eval.seed",
     "agent.gather",
+    "agent.max_broken_share",
+    "llm.",
+    "reranker.",
     "runtime.",
     "profile",
 )
@@ -160,7 +194,11 @@ FREE_FIELDS = (
 
 @dataclasses.dataclass(frozen=True)
 class HarrConfig:
-    """The settings of a config, one dataclass for each section."""
+    """The settings of a config, one dataclass for each section.
+
+    Attributes:
+        llm: of the agent's language model, and of the reward `llm`; None if nothing asks it.
+    """
 
     seed: int
     profile: int
@@ -171,11 +209,13 @@ class HarrConfig:
     agent: AgentConfig
     corpus: CorpusConfig
     reward: RewardConfig
+    reranker: RerankerConfig
     data: DataConfig
     optimizer: OptimizerConfig
     train: TrainConfig
     eval: AgentEvalConfig
     runtime: RuntimeConfig
+    llm: LlmConfig | None = None
 
     @classmethod
     def of(cls, config: ConfigDict) -> HarrConfig:
@@ -187,7 +227,7 @@ class HarrConfig:
         name = config.get("algorithm", GRPO)
         if name not in ALGORITHMS:
             raise InputError(f"config.algorithm is {name!r}; use {' or '.join(ALGORITHMS)}.")
-        known = {*FIELDS, *SECTIONS, name, "system", "data"}
+        known = {*FIELDS, *SECTIONS, name, "system", "data", "llm"}
         if unknown := sorted(set(config) - known):
             raise InputError(f"config.{unknown[0]} is unknown; there are {', '.join(known)}.")
         parts: dict[str, Any] = {n: fill(kind, config[n], n) for n, kind in SECTIONS.items()}
@@ -204,6 +244,8 @@ class HarrConfig:
                 f"{train.batch_size * algorithm.members} episodes, which do not split into "
                 f"config.{name}.minibatches = {algorithm.minibatches} equal parts."
             )
+        if RELEVANCE in parts["reward"].rewards.weights:
+            parts["reranker"].client.api_key()  # checks the fields
         updates = train.steps * algorithm.epochs * algorithm.minibatches
         parts["optimizer"] = dataclasses.replace(parts["optimizer"], total_steps=updates)
         return cls(
@@ -211,6 +253,7 @@ class HarrConfig:
             profile=config.profile,
             algorithm=algorithm,
             data=fill_data(config.data),
+            llm=_llm(config, parts["agent"], parts["reward"].rewards),
             **parts,
         )
 
@@ -225,11 +268,32 @@ class HarrConfig:
         return self.train.batch_size * self.algorithm.members
 
 
-def default_config(algorithm: str, *sources: str) -> ConfigDict:
+def _llm(config: ConfigDict, agent: AgentConfig, rewards: Mixture) -> LlmConfig | None:
+    """The section `llm`, if the agent or a reward asks its model."""
+    asks = ""
+    if LLM in rewards.weights:
+        asks = f"config.reward.mixture has {LLM}"
+    if agent.name != SCRIPTED:
+        asks = f"config.agent.name is {agent.name}"
+    if not asks:
+        return None
+    if "llm" not in config:
+        raise InputError(
+            f"{asks}, which needs a language model, and this config has no section llm; begin from "
+            "one with such an agent, for example configs/harr_grpo.py:two_wiki-react-minilm."
+        )
+    fields = dict(config.llm.items())
+    if fields.get("url"):
+        fields.pop("server", None)  # no server is started
+    return fill(LlmConfig, fields, "llm")
+
+
+def default_config(algorithm: str, *sources: str, agent: str = SCRIPTED) -> ConfigDict:
     """HARR's settings (arXiv 2602.03645) on these data sources.
 
     Args:
         algorithm: "grpo" or "ppo".
+        agent: one of `AGENTS`; all but the scripted one get a section for their language model.
     """
     config = ConfigDict({"system": NAME})
     for name, (value, _) in FIELDS.items():
@@ -239,6 +303,10 @@ def default_config(algorithm: str, *sources: str) -> ConfigDict:
         config[name] = section(kind)
     config[algorithm] = section(OF_ALGORITHM[algorithm])
     config.data = data_section(sources)
+    config.agent.name = agent
+    if agent != SCRIPTED:
+        config.llm = section(LlmConfig)
+        config.llm.server = section(ServerConfig)
     if SYNTHETIC in sources:
         config.data.synthetic = section(SyntheticConfig)
     config.encoder.path = "Qwen/Qwen3-Embedding-0.6B"
@@ -264,7 +332,7 @@ def with_scratch(config: ConfigDict, **sizes: Any) -> ConfigDict:
 def help_lines() -> list[tuple[str, Any, str]]:
     """Name, default and comment of every field that a config can have."""
     lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in FIELDS.items()]
-    for name, kind in {**SECTIONS, **OF_ALGORITHM}.items():
+    for name, kind in {**SECTIONS, **OF_ALGORITHM, "llm": LlmConfig}.items():
         lines += described(kind, name)
     lines += described(DataConfig, "data") + described_sources()
     return sorted(lines, key=lambda line: line[0].split("."))

@@ -37,6 +37,7 @@ from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.harr import Harr
 from qrag_jax.systems.harr_config import HarrConfig
 from qrag_jax.systems.harr_inputs import Asked, load_inputs
+from qrag_jax.systems.harr_models import open_models
 from qrag_jax.systems.scoring import check_own_data
 
 SUMMARY = "summary.json"
@@ -71,6 +72,7 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
         InputError: the run, its data or its checkpoint cannot be used, or a log is of other
             settings.
         Stopped: a signal came; the same command goes on.
+        FeedbackLost: the agent's language model is gone, or too many episodes break.
     """
     if not (workdir / FOLDER).exists():
         raise InputError(f"{workdir} holds no encoder; --workdir must be a run that was trained.")
@@ -82,11 +84,12 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
     if told := determinism.ask(config.runtime.deterministic):
         print(told)
     mesh = make_mesh(config.runtime.mesh)
-    with StopSignal() as stop:
+    with open_models(config, workdir) as models, StopSignal() as stop:
         inputs = load_inputs(config, workdir, mesh, stop, is_kept=True)
-        system = Harr(config, mesh, inputs)
+        models.wait(stop)
+        system = Harr(config, mesh, inputs, models)
         alone = dataclasses.replace(config.state, stateful=False)
-        stateless = Harr(dataclasses.replace(config, state=alone), mesh, inputs)
+        stateless = Harr(dataclasses.replace(config, state=alone), mesh, inputs, models)
         shardings, trained = system.learner.shardings.params, inputs.encoder.trained
         template = jax.tree.map(
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
@@ -101,6 +104,7 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
         ways[label] = (system, params)
         out = options.out or workdir / "eval"
         record = _record(given, inputs.data, [each.gold.id for each in inputs.dev], options)
+        record["answers depend on"] = json.loads(json.dumps(models.provenance))
         played: dict[str, list[AgentRow]] = {}
         for name, (how, weights) in ways.items():
             folder = f"{options.checkpoint}-{step}" if name == label else name.replace(", ", "-")
@@ -127,7 +131,10 @@ def _record(
     given: ConfigDict, data: dict[str, str], ids: Sequence[str], options: AgentOptions
 ) -> dict[str, Any]:
     """All that the rows of a log depend on, besides the weights and the states they read."""
-    free = ("train", "optimizer", "runtime", "profile", "grpo", "ppo")
+    free = (
+        *("train", "optimizer", "runtime", "profile", "grpo", "ppo"),
+        *("llm", "reranker"),
+    )
     config = {name: value for name, value in given.to_dict().items() if name not in free}
     return {
         "config": json.loads(json.dumps(config)),
@@ -162,11 +169,11 @@ def _rows(system: Harr, params: Any, log: Path, sampled: int, stop: StopSignal) 
     with tqdm(total=len(asked), initial=len(rows), unit="question", desc=log.parent.name) as bar:
         while len(rows) < len(asked):
             part = asked[len(rows) : len(rows) + _AT_ONCE]
-            greedy = system.rollout(params, stop, is_greedy=True)
-            episodes = greedy.play(system.starts(part, 1, _SAMPLED))
+            starts = system.starts(part, 1, _SAMPLED)
+            episodes = system.play(params, starts, stop, is_greedy=True)
             new = list(map(_row, part, episodes))
             if sampled:
-                drawn = system.rollout(params, stop).play(system.starts(part, sampled, _SAMPLED))
+                drawn = system.play(params, system.starts(part, sampled, _SAMPLED), stop)
                 new = [
                     _with_samples(row, each, drawn[i * sampled : (i + 1) * sampled])
                     for i, (row, each) in enumerate(zip(new, part, strict=True))

@@ -1,0 +1,121 @@
+"""The models that a HARR run asks: that of its agent, which also judges answers, and a reranker."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from qrag_jax.feedback.rag import LLM, RELEVANCE
+from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.llm.server.opening import OpenModel, PendingModel, Place, open_model
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.generation import Generation
+from qrag_jax.rollouts.agents import Asks, Checks
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.run import log
+from qrag_jax.systems.harr_agents import load_prompts
+from qrag_jax.systems.harr_config import SCRIPTED, HarrConfig
+from qrag_jax.systems.harr_rewards import JUDGE, Judge
+
+
+@dataclasses.dataclass
+class HarrModels:
+    """What a run asks.
+
+    Attributes:
+        provenance: what answers depend on, as JSON.
+        reranker: for the reward `relevance`.
+    """
+
+    config: HarrConfig
+    provenance: dict[str, Any]
+    reranker: Asks | None
+    _pending: PendingModel | None
+    _open: OpenModel | None = None
+
+    def wait(self, stop: StopSignal) -> None:
+        """Waits until the language model answers.
+
+        Raises:
+            Stopped: the run is told to stop.
+            InputError: the server cannot be started.
+        """
+        if self._pending is not None and self._open is None:
+            self._open = self._pending.ready(stop)
+
+    @property
+    def generation(self) -> Generation | None:
+        """How the language model's answers are sampled and read; None: there is no model."""
+        return None if self._pending is None else self._pending.generation
+
+    @property
+    def agents_own(self) -> Asks | None:
+        """The model that the agent asks."""
+        if self._open is None or self.config.agent.name == SCRIPTED:
+            return None
+        return self._open.client
+
+    @property
+    def judge(self) -> Judge | None:
+        """Who gives the reward `llm`."""
+        if self._open is None or self.generation is None:
+            return None
+        return Judge(self._open.client, self.generation)
+
+    def watch(self, stop: StopSignal) -> Checks:
+        """Looks at the signal, and whether the server was given up."""
+        return _Watch(stop, self._open.lost) if self._open is not None else stop
+
+    def counts(self) -> dict[str, float]:
+        """Of the language model's client, as metrics."""
+        return self._open.counts() if self._open is not None else {}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Watch:
+    stop: StopSignal
+    lost: Callable[[], str]
+
+    def check(self) -> None:
+        """
+        Raises:
+            Stopped: a signal came.
+            FeedbackLost: the server was given up.
+        """
+        self.stop.check()
+        if why := self.lost():
+            raise FeedbackLost(why)
+
+
+@contextlib.contextmanager
+def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
+    """Opens the models that a run asks; they end with the block.
+
+    A server of our own starts while the caller goes on.
+
+    Raises:
+        InputError: a field cannot be used, or a server that is to run already does not.
+    """
+    weights = config.reward.rewards.weights
+    used = load_prompts(config.agent)
+    if LLM in weights:
+        used["judge"] = prompts.load(JUDGE)
+    provenance = {f"the prompt {name}": each.fingerprint for name, each in used.items()}
+    with contextlib.ExitStack() as stack:
+        pending, reranker = None, None
+        if config.llm is not None:
+            place = Place(workdir, config.data.cache_folder, jax.process_index())
+            pending = stack.enter_context(open_model(config.llm, place, config.seed, log))
+            provenance |= pending.provenance
+        if RELEVANCE in weights:
+            from qrag_jax.llm.client.client import Client  # imports openai
+
+            reranker = Client(config.reranker.client, log)
+            stack.callback(reranker.close)
+            provenance["the reranker"] = config.reranker.model
+        yield HarrModels(config, provenance, reranker, pending)
