@@ -3,7 +3,7 @@
     python -m qrag_jax.filter_log --log=LOG --filter=NAME --out=NEW.jsonl
 
 `--filter=qvalue` needs `--threshold`, `--filter=retrieval_step` needs `--steps`. The old log is not
-changed.
+changed. (To choose training questions: `qrag filter_data`.)
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from typing import Any
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.bootstrap import mean_interval
 from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime.saved_config import read_fields
+from qrag_jax.runtime.whole_files import write_whole
 
 _RESTART = "pass --restart, or delete the log, to begin anew"
 
@@ -44,6 +46,41 @@ class AgentRow:
     searches: tuple[Mapping[str, Any], ...]
     right: int | None = None
     sampled: int = 0
+
+
+def begin(log: Path, record: dict[str, Any], *, restart: bool) -> None:
+    """Keeps the record beside the log, and refuses a log of another one.
+
+    Args:
+        log: named `….jsonl`.
+        record: all that the log's rows depend on, as JSON has it.
+        restart: throw the log away.
+
+    Raises:
+        InputError: the log was begun with another record.
+        OSError: the folder cannot be written.
+    """
+    if restart:
+        log.unlink(missing_ok=True)
+    refuse_other(log, record)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(log.with_suffix(".json"), json.dumps(record, indent=2) + "\n")
+
+
+def refuse_other(log: Path, part: dict[str, Any]) -> None:
+    """Refuses a log whose record differs in one of these fields; see `begin`."""
+    if log.exists() and not has_record(log, part):
+        raise InputError(
+            f"{log} was begun with other settings, data or weights; give --restart to throw "
+            "it away, or another --out."
+        )
+
+
+def has_record(log: Path, part: dict[str, Any]) -> bool:
+    """Whether the record beside the log, which may be absent yet, has these fields."""
+    beside = log.with_suffix(".json")
+    kept = json.loads(json.dumps(read_fields(beside))) if beside.exists() else {}
+    return all(name in kept and kept[name] == value for name, value in part.items())
 
 
 def append(path: Path, rows: Iterable[AgentRow]) -> None:

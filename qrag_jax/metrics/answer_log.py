@@ -1,14 +1,15 @@
-"""Files of answers and of verdicts on answers: JSON lines, resumable after a kill."""
+"""Files of answers, of verdicts on them, and of other rows: JSON lines, resumable after a kill."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+import types
 import typing
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_files
@@ -86,16 +87,16 @@ class Miss:
     type: str
 
 
-Record = TypeVar("Record", AnswerRow, VerdictRow, Miss)
+Record = TypeVar("Record")  # a dataclass
 
 
-def append(path: Path, rows: Iterable[AnswerRow] | Iterable[VerdictRow]) -> None:
+def append(path: Path, rows: Iterable[Any]) -> None:
     """Adds rows at the end of the file and waits until they are on disk.
 
     Raises:
         OSError: the file cannot be written.
     """
-    lines = b"".join(map(_line, rows))
+    lines = encoded(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         file.write(lines)
@@ -105,7 +106,7 @@ def append(path: Path, rows: Iterable[AnswerRow] | Iterable[VerdictRow]) -> None
 
 def write_misses(path: Path, misses: Iterable[Miss]) -> None:
     """Replaces the file; if there are no misses, deletes it."""
-    if lines := b"".join(map(_line, misses)):
+    if lines := encoded(misses):
         write_whole(path, lines)
     else:
         path.unlink(missing_ok=True)
@@ -122,38 +123,56 @@ def read_partial(path: Path, kind: type[Record]) -> list[Record]:
     """
     if not path.exists():
         return []
-    rows: list[Record] = []
     with path.open("rb+") as file:
-        whole = 0
-        for number, line in enumerate(bounded_files.lines(file, path, _BEGIN_ANEW), start=1):
-            if not line.endswith(b"\n"):
-                break
-            rows.append(_row(line, kind, f"{path}, line {number}"))
-            whole += len(line)
+        rows, whole = read_lines(file, path, kind, _BEGIN_ANEW)
         file.truncate(whole)
         file.flush()
         os.fsync(file.fileno())
     return rows
 
 
-def _line(row: AnswerRow | VerdictRow | Miss) -> bytes:
-    return json.dumps(dataclasses.asdict(row), allow_nan=False).encode() + b"\n"
+def read_lines(
+    file: BinaryIO, path: Path, kind: type[Record], fix: str
+) -> tuple[list[Record], int]:
+    """The rows of an open file up to its last newline, and how many bytes these have.
+
+    Args:
+        path: the file's path, for the error.
+        fix: says in the error what the user can do.
+
+    Raises:
+        InputError: a whole line is not a row of this kind; names file, line and field.
+    """
+    rows: list[Record] = []
+    whole = 0
+    for number, line in enumerate(bounded_files.lines(file, path, fix), start=1):
+        if not line.endswith(b"\n"):
+            break
+        rows.append(_row(line, kind, f"{path}, line {number}", fix))
+        whole += len(line)
+    return rows, whole
 
 
-def _row(line: bytes, kind: type[Record], place: str) -> Record:
+def encoded(rows: Iterable[Any]) -> bytes:
+    """The lines of rows, which are dataclasses."""
+    lines = (json.dumps(dataclasses.asdict(row), allow_nan=False) + "\n" for row in rows)
+    return "".join(lines).encode()
+
+
+def _row(line: bytes, kind: type[Record], place: str, fix: str) -> Record:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        raise InputError(f"{place}: is not valid JSON; {_BEGIN_ANEW}") from None
+        raise InputError(f"{place}: is not valid JSON; {fix}") from None
     if not isinstance(record, dict):
-        raise InputError(f"{place}: is not a JSON object; {_BEGIN_ANEW}")
+        raise InputError(f"{place}: is not a JSON object; {fix}")
     hints = typing.get_type_hints(kind)
     for key in sorted(set(hints) ^ set(record)):
         state = "missing" if key in hints else "unknown"
-        raise InputError(f"{place}: field {key!r} is {state}; {_BEGIN_ANEW}")
+        raise InputError(f"{place}: field {key!r} is {state}; {fix}")
     for key, value in record.items():
         if not _fits(value, hints[key]):
-            raise InputError(f"{place}: field {key!r} has a value of the wrong type; {_BEGIN_ANEW}")
+            raise InputError(f"{place}: field {key!r} has a value of the wrong type; {fix}")
     return kind(**record)
 
 
@@ -161,6 +180,8 @@ def _fits(value: Any, hint: Any) -> bool:
     if typing.get_origin(hint) is list:
         (item,) = typing.get_args(hint)
         return isinstance(value, list) and all(_fits(each, item) for each in value)
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, each) for each in typing.get_args(hint))
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, (int, float) if hint is float else hint)

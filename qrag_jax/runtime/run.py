@@ -134,9 +134,11 @@ class Run:
         if self.step:
             state, extra, self.step = self.checkpoints.restore_last(state)
             if extra["data"] != progress.data:
+                old, new = extra["data"], progress.data
+                other = ", ".join(n for n in sorted({*old, *new}) if old.get(n) != new.get(n))
                 raise InputError(
-                    f"the training data are not those that {self.workdir} began with; bring them "
-                    "back (config.data.path), or give another --workdir."
+                    f"the training data ({other}) are not those that {self.workdir} began with; "
+                    "bring them back (config.data.path), or give another --workdir."
                 )
             progress = Progress.of(extra)
             log(f"resumed {self.workdir} at step {self.step}")

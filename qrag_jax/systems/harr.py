@@ -51,10 +51,10 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.saved_config import check_same_config, read_fields, save_config
+from qrag_jax.runtime.saved_config import check_same_config, save_config
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.harr_agents import llm_agent, scripted_agent
-from qrag_jax.systems.harr_config import FREE_FIELDS, SCRIPTED, HarrConfig
+from qrag_jax.systems.harr_config import FREE_FIELDS, SCRIPTED, HarrConfig, load_config
 from qrag_jax.systems.harr_inputs import Asked, Inputs, load_inputs
 from qrag_jax.systems.harr_models import HarrModels, open_models
 from qrag_jax.systems.harr_rewards import AgentRewards, reward_names
@@ -89,7 +89,7 @@ def open_system(
 ) -> Iterator[Harr]:
     """Opens the system, and the server of its language model if it has one; see `systems`."""
     if run.has_begun:
-        check_same_config(ConfigDict(read_fields(run.config_path)), given, FREE_FIELDS)
+        check_same_config(load_config(run.config_path), given, FREE_FIELDS)
     config = HarrConfig.of(given)
     if devices is not None:
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -24,6 +25,7 @@ from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.agents import PlayConfig
 from qrag_jax.runtime.config_fields import described, fill, section
 from qrag_jax.runtime.runtime_config import RuntimeConfig
+from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.systems.data_section import data_section, described_sources, fill_data
 
@@ -99,6 +101,13 @@ class CorpusConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class QuestionsConfig:
+    """Section `questions`: which of the training questions are trained on."""
+
+    kept: str = ""  # file of `qrag filter_data`, whose kept questions are trained on; "": all
+
+
+@dataclasses.dataclass(frozen=True)
 class RewardConfig:
     """Section `reward`.
 
@@ -161,6 +170,7 @@ SECTIONS: dict[str, type] = {
     "policy": PlackettLuceConfig,
     "agent": AgentConfig,
     "corpus": CorpusConfig,
+    "questions": QuestionsConfig,
     "reward": RewardConfig,
     "reranker": RerankerConfig,
     "optimizer": OptimizerConfig,
@@ -174,6 +184,8 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "profile": (0, "steps traced into workdir/profile after the first two of a start, 0: none"),
     "algorithm": (GRPO, "what trains the policy: grpo or ppo"),
 }
+# Fields that were added later, each with the value that holds for runs saved without it.
+LATER_FIELDS: dict[str, Any] = {"questions.kept": ""}
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     "train.log_every",
@@ -208,6 +220,7 @@ class HarrConfig:
     policy: PlackettLuceConfig
     agent: AgentConfig
     corpus: CorpusConfig
+    questions: QuestionsConfig
     reward: RewardConfig
     reranker: RerankerConfig
     data: DataConfig
@@ -266,6 +279,19 @@ class HarrConfig:
     def episodes(self) -> int:
         """Episodes of one batch, on all hosts."""
         return self.train.batch_size * self.algorithm.members
+
+
+def load_config(path: Path) -> ConfigDict:
+    """Reads the config of a run; fields that did not exist when it was saved are added.
+
+    Raises:
+        InputError: the file is missing, or is not a JSON object.
+    """
+    saved = read_fields(path)
+    for name, value in LATER_FIELDS.items():
+        section_name, _, field = name.partition(".")
+        saved.setdefault(section_name, {}).setdefault(field, value)
+    return ConfigDict(saved)
 
 
 def _llm(config: ConfigDict, agent: AgentConfig, rewards: Mixture) -> LlmConfig | None:

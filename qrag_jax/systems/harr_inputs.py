@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,9 @@ from jax.sharding import Mesh
 
 from qrag_jax.data.rag_questions import RagQuestion, RagQuestions, load_questions
 from qrag_jax.data.sample import fingerprint
+from qrag_jax.errors import InputError
 from qrag_jax.feedback.rag import Gold
+from qrag_jax.metrics import reward_log
 from qrag_jax.metrics.answers import rule_of
 from qrag_jax.models.first_encoder import FOLDER, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
@@ -42,7 +45,9 @@ class Inputs:
     """Everything that a run reads.
 
     Attributes:
-        data: content key of the training questions, by source.
+        train: those that are trained on.
+        data: content keys: of all training questions, by source, of the corpus, and of the choice
+            of questions if there is one.
     """
 
     encoder: LoadedEncoder
@@ -73,6 +78,7 @@ def load_inputs(
     )
     for line in questions.report:
         log(line)
+    kept = _Kept.of(config.questions.kept, questions.train) if config.questions.kept else None
     every = (*questions.train, *questions.dev)
     texts = (text for each in every for text in (each.sample.question, *each.sample.chunks))
     encoder = prepare_encoder(
@@ -86,6 +92,7 @@ def load_inputs(
     index = _index(config, workdir, mesh, questions, stop)
     golds = _golds(config, questions, index)
     train, dev = golds[: len(questions.train)], golds[len(questions.train) :]
+    asked = list(map(Asked, questions.train, train))
     order = np.random.default_rng(config.eval.seed).permutation(len(dev))
     shown = sorted(order[: config.eval.samples or len(dev)].tolist())
     by_source: dict[str, list[RagQuestion]] = {}
@@ -95,10 +102,52 @@ def load_inputs(
     return Inputs(
         encoder=encoder,
         index=index,
-        train=list(map(Asked, questions.train, train)),
+        train=[asked[number] for number in kept.numbers] if kept else asked,
         dev=[Asked(questions.dev[i], dev[i]) for i in shown],
-        data={**keys, "corpus": index.corpus.digest},
+        data={**keys, "corpus": index.corpus.digest, **(kept.key if kept else {})},
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """Those of the training questions that are trained on.
+
+    Attributes:
+        numbers: theirs, ascending.
+        key: content key of the choice.
+    """
+
+    numbers: Sequence[int]
+    key: dict[str, str]
+
+    @classmethod
+    def of(cls, path: str, train: Sequence[RagQuestion]) -> _Kept:
+        """Reads a file of `qrag filter_data`.
+
+        Raises:
+            InputError: it cannot be read, lacks a training question, or keeps none of them.
+        """
+        field = "config.questions.kept"
+        rows = reward_log.read(Path(path).expanduser(), field)
+        chosen = {(row.id, row.question): row.kept for row in rows}
+        for each in train:
+            if (each.sample.id, each.sample.question) not in chosen:
+                raise InputError(
+                    f"{field} is {path}, which lacks the training question {each.sample.id}: it "
+                    "is of other data or not finished; give the command qrag filter_data again, "
+                    "or the file of these data."
+                )
+        samples = [each.sample for each in train]
+        numbers = [n for n, each in enumerate(samples) if chosen[each.id, each.question]]
+        if not numbers:
+            raise InputError(
+                f"{field} is {path}, which keeps none of the {len(train)} training questions; "
+                "give the command qrag filter_data a lower --least_std, or leave the field out."
+            )
+        log(f"{len(numbers)} of {len(train)} training questions are kept by {path}")
+        names = json.dumps([(samples[n].id, samples[n].question) for n in numbers])
+        digest = hashlib.sha256(names.encode()).hexdigest()[:16]
+        return cls(numbers, {"questions.kept": digest})
 
 
 def _index(

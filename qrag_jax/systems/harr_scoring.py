@@ -78,6 +78,7 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
         raise InputError(f"{workdir} holds no encoder; --workdir must be a run that was trained.")
     given = given.copy_and_resolve_references()
     given.eval.samples = options.samples
+    given.questions.kept = ""  # only training needs it
     config = HarrConfig.of(given)
     if not options.out:
         check_own_data(workdir, ConfigDict(read_fields(workdir / CONFIG_NAME)), given)
@@ -90,15 +91,8 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
         system = Harr(config, mesh, inputs, models)
         alone = dataclasses.replace(config.state, stateful=False)
         stateless = Harr(dataclasses.replace(config, state=alone), mesh, inputs, models)
-        shardings, trained = system.learner.shardings.params, inputs.encoder.trained
-        template = jax.tree.map(
-            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
-            trained,
-            shardings,
-        )
-        checkpoints = Checkpoints(workdir, read_only=True)
-        params, step = checkpoints.restore_params(options.checkpoint, template)
-        first = placement.place(trained, shardings)
+        params, step = checkpoint_params(system, workdir, options.checkpoint)
+        first = placement.place(inputs.encoder.trained, system.learner.shardings.params)
         label = f"trained, {options.checkpoint} checkpoint of step {step}"
         ways = {_STATELESS: (stateless, first), "untrained": (system, first)}
         ways[label] = (system, params)
@@ -112,7 +106,7 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
             sampled = options.sampled if name == label else 0
             with log_locks(log):
                 own = {"way": name, "weights": encoder_key(weights, {})}
-                _check(log, record | own, restart=options.restart)
+                agent_log.begin(log, record | own, restart=options.restart)
                 played[name] = _rows(how, weights, log, sampled, stop)
     summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
     summary["scores"] = {name: summarised(rows) for name, rows in played.items()}
@@ -127,13 +121,27 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
     return summary
 
 
+def checkpoint_params(system: Harr, workdir: Path, name: str) -> tuple[Any, int]:
+    """The trained parameters of a run's checkpoint "best" or "last", and its step.
+
+    Raises:
+        InputError: there is none, or it cannot be restored.
+    """
+    template = jax.tree.map(
+        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+        system.inputs.encoder.trained,
+        system.learner.shardings.params,
+    )
+    return Checkpoints(workdir, read_only=True).restore_params(name, template)
+
+
 def _record(
     given: ConfigDict, data: dict[str, str], ids: Sequence[str], options: AgentOptions
 ) -> dict[str, Any]:
     """All that the rows of a log depend on, besides the weights and the states they read."""
     free = (
         *("train", "optimizer", "runtime", "profile", "grpo", "ppo"),
-        *("llm", "reranker"),
+        *("llm", "reranker", "questions"),
     )
     config = {name: value for name, value in given.to_dict().items() if name not in free}
     return {
@@ -142,22 +150,6 @@ def _record(
         "questions": len(ids),
         "sampled": options.sampled,
     }
-
-
-def _check(log: Path, record: dict[str, Any], *, restart: bool) -> None:
-    """Keeps the record beside the log, and refuses a log of another one."""
-    beside = log.with_suffix(".json")
-    if restart:
-        log.unlink(missing_ok=True)
-    if log.exists():
-        kept = read_fields(beside) if beside.exists() else {}
-        if json.loads(json.dumps(kept)) != record:
-            raise InputError(
-                f"{log} was begun with other settings, data or weights; give --restart to throw "
-                "it away, or another --out."
-            )
-    log.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(beside, json.dumps(record, indent=2) + "\n")
 
 
 def _rows(system: Harr, params: Any, log: Path, sampled: int, stop: StopSignal) -> list[AgentRow]:

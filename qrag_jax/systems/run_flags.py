@@ -65,7 +65,7 @@ def fields_help(argv: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def given_experiment(holder: flags.FlagHolder) -> ml_collections.ConfigDict:
+def given_experiment(holder: flags.FlagHolder | flags.Flag) -> ml_collections.ConfigDict:
     """The experiment on the command line.
 
     Raises:
@@ -138,7 +138,7 @@ def define(argv: Sequence[str], systems: Sequence[str] = (Q_RAG,)) -> None:
             _replace_fields(config, file)
         q_rag_config.complete(config, argv)
     else:
-        config = ml_collections.ConfigDict(read_fields(path))
+        config = harr_config.load_config(path)
         if file:
             raise InputError(f"--eval_config is for runs of {Q_RAG}; give --config.FIELD=VALUE.")
     config_flags.DEFINE_config_dict("config", config, lock_config=True)

@@ -1,0 +1,83 @@
+"""Finds the training questions whose reward varies between several episodes of an agent.
+
+    python -m qrag_jax.filter_data --config=configs/harr_grpo.py:tiny --out=varied.jsonl
+
+Every training question is played --rollouts times by the experiment's first encoder, or by a
+checkpoint of the run --workdir, whose config is then used. All are in --out, with the mean and the
+standard deviation of their rewards. Training learns from those that are kept, with
+`--config.questions.kept=varied.jsonl`. Give the same command again to go on after a stop. (To cut
+the chunks in a log of retrievals: `qrag filter_log`.)
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from qrag_jax.errors import InputError
+from qrag_jax.metrics import reward_log
+from qrag_jax.runtime import commandline
+from qrag_jax.runtime.interrupt import Stopped
+from qrag_jax.systems import harr_config, run_flags
+from qrag_jax.systems.harr_filter import FilterOptions, filter_questions
+
+OUT = flags.DEFINE_string("out", None, "File to write, or to go on with: NAME.jsonl.")
+ROLLOUTS = flags.DEFINE_integer("rollouts", 8, "Episodes of each question.")
+LEAST_STD = flags.DEFINE_float(
+    "least_std", 0.0, "Keep questions whose rewards have a greater standard deviation."
+)
+RESTART = flags.DEFINE_bool("restart", False, "Throw --out away instead of going on with it.")
+
+
+def define_flags(argv: Sequence[str]) -> None:
+    """Defines the flags of the experiment, or of the run that is named."""
+    given = {word.lstrip("-").partition("=")[0] for word in argv if word.startswith("-")}
+    if "workdir" not in given:
+        run_flags.define_experiment()
+        flags.DEFINE_string("workdir", None, "Folder of a trained run, in place of --config.")
+        flags.DEFINE_enum("checkpoint", "best", ["best", "last"], "Which of its checkpoints.")
+        return
+    if "config" in given:
+        raise InputError(
+            "--workdir has a config of its own; leave out --config=FILE, and change fields with "
+            "--config.FIELD=VALUE."
+        )
+    run_flags.define(argv, (harr_config.NAME,))
+
+
+def main() -> int:
+    """Reads the flags, plays the questions and prints what is kept."""
+    workdir = flags.FLAGS.workdir
+    config = flags.FLAGS.config if workdir else run_flags.given_experiment(flags.FLAGS["config"])
+    if config.get("system") != harr_config.NAME:
+        raise InputError(
+            f"--config is an experiment of {config.get('system')}, which has no agent; give one of "
+            f"{harr_config.NAME}, for example --config=configs/harr_grpo.py:tiny."
+        )
+    if not workdir and flags.FLAGS["checkpoint"].present:
+        raise InputError("--checkpoint is of a run; give its folder with --workdir.")
+    if not OUT.value:
+        raise InputError("give the file to write, for example --out=varied.jsonl.")
+    options = FilterOptions(
+        out=Path(OUT.value),
+        rollouts=ROLLOUTS.value,
+        least_std=LEAST_STD.value,
+        workdir=run_flags.workdir() if workdir else None,
+        checkpoint=run_flags.checkpoint(),
+        restart=RESTART.value,
+    )
+    with commandline.writing(options.out, "--out"):
+        try:
+            rows = filter_questions(config, options)
+        except Stopped as stopped:
+            print(f"{stopped}: stopped, {options.out} is kept; give the same command to go on.")
+            return 128 + signal.Signals[str(stopped)]
+    print("\n".join([*reward_log.summary(rows, options.least_std), f"rewards: {options.out}"]))
+    return 0
+
+
+if __name__ == "__main__":
+    commandline.run(main, define=define_flags)
