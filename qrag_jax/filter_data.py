@@ -24,6 +24,7 @@ from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems import harr_config, run_flags
 from qrag_jax.systems.harr_filter import FilterOptions, filter_questions
 
+EXAMPLE = "configs/harr_grpo.py:tiny"
 OUT = flags.DEFINE_string("out", None, "File to write, or to go on with: NAME.jsonl.")
 ROLLOUTS = flags.DEFINE_integer("rollouts", 8, "Episodes of each question.")
 LEAST_STD = flags.DEFINE_float(
@@ -51,11 +52,14 @@ def define_flags(argv: Sequence[str]) -> None:
 def main() -> int:
     """Reads the flags, plays the questions and prints what is kept."""
     workdir = flags.FLAGS.workdir
-    config = flags.FLAGS.config if workdir else run_flags.given_experiment(flags.FLAGS["config"])
+    if workdir:
+        config = flags.FLAGS.config
+    else:
+        config = run_flags.given_experiment(flags.FLAGS["config"], EXAMPLE)
     if config.get("system") != harr_config.NAME:
         raise InputError(
             f"--config is an experiment of {config.get('system')}, which has no agent; give one of "
-            f"{harr_config.NAME}, for example --config=configs/harr_grpo.py:tiny."
+            f"{harr_config.NAME}, for example --config={EXAMPLE}."
         )
     if not workdir and flags.FLAGS["checkpoint"].present:
         raise InputError("--checkpoint is of a run; give its folder with --workdir.")

@@ -138,7 +138,7 @@ class Run:
                 other = ", ".join(n for n in sorted({*old, *new}) if old.get(n) != new.get(n))
                 raise InputError(
                     f"the training data ({other}) are not those that {self.workdir} began with; "
-                    "bring them back (config.data.path), or give another --workdir."
+                    "bring their files back, or give another --workdir."
                 )
             progress = Progress.of(extra)
             log(f"resumed {self.workdir} at step {self.step}")

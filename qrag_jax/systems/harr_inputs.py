@@ -147,7 +147,7 @@ class _Kept:
         log(f"{len(numbers)} of {len(train)} training questions are kept by {path}")
         names = json.dumps([(samples[n].id, samples[n].question) for n in numbers])
         digest = hashlib.sha256(names.encode()).hexdigest()[:16]
-        return cls(numbers, {"questions.kept": digest})
+        return cls(numbers, {field: digest})
 
 
 def _index(

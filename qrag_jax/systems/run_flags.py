@@ -65,7 +65,9 @@ def fields_help(argv: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def given_experiment(holder: flags.FlagHolder | flags.Flag) -> ml_collections.ConfigDict:
+def given_experiment(
+    holder: flags.FlagHolder | flags.Flag, example: str = "configs/hotpotqa.py"
+) -> ml_collections.ConfigDict:
     """The experiment on the command line.
 
     Raises:
@@ -78,7 +80,7 @@ def given_experiment(holder: flags.FlagHolder | flags.Flag) -> ml_collections.Co
         reason = str(error).strip().split("\n")[-1].strip()
         raise InputError(f"--config: the file cannot be loaded ({reason}).") from None
     if config is None:
-        raise InputError("give an experiment, for example --config=configs/hotpotqa.py.")
+        raise InputError(f"give an experiment, for example --config={example}.")
     return config
 
 
