@@ -6,14 +6,15 @@ import json
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 from configs import harr_grpo
+from qrag_jax.errors import InputError
 from qrag_jax.metrics import reward_log
 from qrag_jax.rollouts.agents import Start
 from qrag_jax.runtime.interrupt import StopSignal
@@ -165,7 +166,7 @@ def test_refusals(arguments: Any, told: str, commands: Commands, tmp_path: Path)
     assert not path.exists()
 
 
-def test_training_draws_the_kept_ones(log: Path, commands: Commands, tmp_path: Path) -> None:
+def test_training_draws_the_kept_ones(log: Path, tmp_path: Path) -> None:
     kept = [row["id"] for row in lines(log) if row["kept"]]
     given, stop = config(), StopSignal()
     given.questions.kept = str(log)
@@ -179,7 +180,35 @@ def test_training_draws_the_kept_ones(log: Path, commands: Commands, tmp_path: P
             experience.next(state, step, stop)
             drawn |= {kept[number] for number, _ in experience.samples}
     assert drawn == set(kept)
-    jax.block_until_ready(state)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (None, "which cannot be read (No such file or directory); give a file of qrag filter_data"),
+        (lambda text: text.replace("true", "false"), f"keeps none of the {QUESTIONS} training"),
+        (
+            lambda text: text[text.index("\n") + 1 :],
+            "lacks the training question synthetic-train-0-0: it is of other data or not finished",
+        ),
+    ],
+)
+def test_files_that_cannot_be_trained_on(
+    changed: Callable[[str], str] | None, told: str, log: Path, tmp_path: Path
+) -> None:
+    given, path = config(), tmp_path / "varied.jsonl"
+    given.questions.kept = str(path)
+    if changed:
+        path.write_text(changed(log.read_text()))
+    with (
+        Run.open(tmp_path / "run", 0.0) as run,
+        pytest.raises(InputError) as caught,
+        harr.open_system(given, run),
+    ):
+        pass
+    assert f"config.questions.kept is {path}, which " in str(caught.value)
+    assert told in str(caught.value)
+    assert not (tmp_path / "run" / "encoder").exists()
 
 
 def test_a_run_keeps_to_its_questions(log: Path, commands: Commands, tmp_path: Path) -> None:
@@ -194,15 +223,8 @@ def test_a_run_keeps_to_its_questions(log: Path, commands: Commands, tmp_path: P
     path.write_text(text.replace('"kept": true', '"kept": false', 1))
     told = refusal(commands.run(*again))
     assert "the training data (config.questions.kept) are not those that" in told
-    path.write_text(text.replace('"kept": true', '"kept": false'))
-    told = refusal(commands.run(*again))
-    assert f"config.questions.kept is {path}, which keeps none of the {QUESTIONS} training" in told
-    path.write_text("".join(text.splitlines(keepends=True)[1:]))
-    told = refusal(commands.run(*again))
-    assert f"{path}, which lacks the training question synthetic-train-0-0: it is of other" in told
     path.unlink()
-    assert "cannot be read (No such file or directory)" in refusal(commands.run(*again))
-    # Its checkpoint plays all questions again, and none of this is needed to score it.
+    # Its checkpoint plays all questions again, and needs no file for that.
     own = (f"--workdir={workdir}", "--checkpoint=last")
     commands.succeed("filter_data", *own, f"--out={path}", "--rollouts=2")
     rows = lines(path)
