@@ -12,12 +12,14 @@ the chunks in a log of retrievals: `qrag filter_log`.)
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 
 from qrag_jax.errors import InputError
+from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.metrics import reward_log
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped
@@ -79,6 +81,10 @@ def main() -> int:
         except Stopped as stopped:
             print(f"{stopped}: stopped, {options.out} is kept; give the same command to go on.")
             return 128 + signal.Signals[str(stopped)]
+        except FeedbackLost as error:
+            reason = str(error).rstrip(".")
+            print(f"error: {reason}. Give the same command to go on.", file=sys.stderr)
+            return 1
     print("\n".join([*reward_log.summary(rows, options.least_std), f"rewards: {options.out}"]))
     return 0
 

@@ -279,7 +279,7 @@ class Harr:
     def rollout(self, params: Any, stop: StopSignal, *, is_greedy: bool = False) -> AgentRollout:
         """Plays episodes by these parameters."""
         search = self._search(params, is_greedy=is_greedy)
-        watch = self._watch(stop)
+        watch = self.watch(stop)
         return AgentRollout(self._agent, search, self._model, self.config.agent.play, watch)
 
     def play(
@@ -293,11 +293,12 @@ class Harr:
         """
         rollout = self.rollout(params, stop, is_greedy=is_greedy)
         share = self.config.agent.max_broken_share
-        episodes = Patience(share, self._watch(stop), log).play(starts, rollout.play)
+        episodes = Patience(share, self.watch(stop), log).play(starts, rollout.play)
         self.counts.add(rollout.counts)
         return episodes
 
-    def _watch(self, stop: StopSignal) -> Checks:
+    def watch(self, stop: StopSignal) -> Checks:
+        """Looks at the signal, and whether the language model was given up."""
         return stop if self.models is None else self.models.watch(stop)
 
     @property
@@ -329,7 +330,7 @@ class Harr:
         starts = self.starts(asked, members, number)
         played = self.play(state.params, starts, stop)
         golds = [each.gold for each in asked for _ in range(members)]
-        rewarded = self.rewards.rewarded(golds, played, self._watch(stop))
+        rewarded = self.rewards.rewarded(golds, played, self.watch(stop))
         return hop_batch(rewarded, self._shape, self.config.policy)
 
     def starts(self, asked: Sequence[Asked], members: int, number: int) -> list[Start]:

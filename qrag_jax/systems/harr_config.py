@@ -185,7 +185,12 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "algorithm": (GRPO, "what trains the policy: grpo or ppo"),
 }
 # Fields that were added later, each with the value that holds for runs saved without it.
-LATER_FIELDS: dict[str, Any] = {"questions.kept": ""}
+LATER_FIELDS: dict[str, Any] = {
+    "questions.kept": "",
+    "agent.max_turns": 5,
+    "agent.prompts": "",
+    "agent.chat_template": "",
+}
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     "train.log_every",

@@ -28,7 +28,7 @@ from qrag_jax.learners import placement
 from qrag_jax.metrics import agent_log, answer_log, reward_log
 from qrag_jax.metrics.reward_log import RewardRow
 from qrag_jax.models.first_encoder import FOLDER
-from qrag_jax.rollouts.agents import Episode, Start
+from qrag_jax.rollouts.agents import Start
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
@@ -39,6 +39,7 @@ from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.harr import Harr
 from qrag_jax.systems.harr_config import FREE_FIELDS, HarrConfig
 from qrag_jax.systems.harr_inputs import INDEX, PASSAGES, Asked, load_inputs
+from qrag_jax.systems.harr_models import open_models
 from qrag_jax.systems.harr_scoring import checkpoint_params
 
 _AT_ONCE = 256  # episodes played side by side, and written together
@@ -93,6 +94,7 @@ def filter_questions(given: ConfigDict, options: FilterOptions) -> list[RewardRo
     Raises:
         InputError: the config, the data or the checkpoint cannot be used, or the log is of others.
         Stopped: a signal came; the same call goes on with the log.
+        FeedbackLost: the agent's language model is gone, or too many episodes break.
     """
     given = given.copy_and_resolve_references()
     given.questions.kept = ""  # also those that were left out are played again
@@ -111,14 +113,21 @@ def filter_questions(given: ConfigDict, options: FilterOptions) -> list[RewardRo
         if not options.workdir:
             _prepare_folder(options, settings)
         mesh = make_mesh(config.runtime.mesh)
-        inputs = load_inputs(config, options.folder, mesh, stop, is_kept=True)
-        system = Harr(config, mesh, inputs)
-        params = placement.place(inputs.encoder.trained, system.learner.shardings.params)
-        if options.workdir:
-            params, _ = checkpoint_params(system, options.workdir, options.checkpoint)
-        own = {"data": inputs.data, "weights": encoder_key((params, inputs.encoder.stored), {})}
-        agent_log.begin(log, settings | own, restart=False)
-        return _rows(system, params, options, stop)
+        with open_models(config, options.folder) as models:
+            inputs = load_inputs(config, options.folder, mesh, stop, is_kept=True)
+            models.wait(stop)
+            system = Harr(config, mesh, inputs, models)
+            params = placement.place(inputs.encoder.trained, system.learner.shardings.params)
+            if options.workdir:
+                params, _ = checkpoint_params(system, options.workdir, options.checkpoint)
+            weights = encoder_key((params, inputs.encoder.stored), {})
+            own = {
+                "data": inputs.data,
+                "weights": weights,
+                "answers depend on": json.loads(json.dumps(models.provenance)),
+            }
+            agent_log.begin(log, settings | own, restart=False)
+            return _rows(system, params, options, stop)
 
 
 def _settings(given: ConfigDict, rollouts: int) -> dict[str, Any]:
@@ -146,10 +155,11 @@ def _rows(system: Harr, params: Any, options: FilterOptions, stop: StopSignal) -
             first = len(rows)
             playing = asked[first : first + part]
             starts = _starts(system.config.seed, first, playing, options.rollouts)
-            played = iter(system.rollout(params, stop).play(starts))
+            rewards_of = _rewards(system, params, playing, starts, stop)
             new = []
-            for each in playing:
-                rewards = [_reward(system, each, next(played)) for _ in range(options.rollouts)]
+            for place, each in enumerate(playing):
+                members = slice(place * options.rollouts, (place + 1) * options.rollouts)
+                rewards = rewards_of[members]
                 named = each.gold.id, each.gold.question
                 new.append(reward_log.row(named, rewards, options.least_std))
             answer_log.append(log, new)
@@ -193,9 +203,14 @@ def _keys(key: jax.Array, numbers: jax.Array, members: int) -> jax.Array:
     return jax.random.key_data(of_members(of_questions))
 
 
-def _reward(system: Harr, asked: Asked, episode: Episode) -> float | str:
-    """The reward of an episode, or why it has none."""
-    scored = system.scored(asked.gold, episode)
-    if isinstance(scored, Unscored):
-        return scored.cause
-    return system.config.reward.rewards.total(scored)
+def _rewards(
+    system: Harr, params: Any, asked: Sequence[Asked], starts: Sequence[Start], stop: StopSignal
+) -> list[float | str]:
+    """The reward of each episode, or why it has none."""
+    golds = [each.gold for each in asked for _ in range(len(starts) // len(asked))]
+    played = system.play(params, starts, stop)
+    total = system.config.reward.rewards.total
+    return [
+        each.cause if isinstance(each, Unscored) else total(each)
+        for each in system.rewards.scores(golds, played, system.watch(stop))
+    ]
