@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.entry_points import Commands, losses, metric_lines, refusal
+from tests.entry_points import Commands, losses, metric_lines, refusal, saved_state
 
 TINY = (
     "--config=configs/harr_grpo.py:tiny",
@@ -49,11 +49,34 @@ def test_stopped_and_gone_on(commands: Commands, run: Path, tmp_path: Path) -> N
     assert 0 < len(losses(workdir)) < 6
     commands.succeed("train", *TINY, f"--workdir={workdir}")
     np.testing.assert_allclose(losses(workdir), losses(run), atol=1e-6)
-    whole, again = (
-        {line["step"]: line["train/return"] for line in metric_lines(w) if "train/return" in line}
-        for w in (run, workdir)
-    )
-    assert whole == again
+    assert returns(run) == returns(workdir)
+
+
+def returns(workdir: Path) -> dict[int, float]:
+    lines = metric_lines(workdir)
+    return {line["step"]: line["train/return"] for line in lines if "train/return" in line}
+
+
+def test_killed_while_the_next_batch_is_played(commands: Commands, tmp_path: Path) -> None:
+    """Batches that were played and not learned from are in the checkpoint."""
+    ahead = (*TINY, "--config.agent.staleness=1", "--config.train.checkpoint_every=2")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    commands.succeed("train", *ahead, f"--workdir={whole}")
+    process = commands.start("train", *ahead, f"--workdir={killed}")
+    kept = killed / "checkpoints" / "last" / "2"
+    while process.poll() is None and not kept.exists():
+        pass
+    process.kill()
+    process.communicate(timeout=60)
+    out = commands.succeed("train", *ahead, f"--workdir={killed}")
+    assert "resumed" in out
+    assert losses(killed) == losses(whole)
+    assert returns(killed) == returns(whole)
+    one, other = saved_state(killed, 6), saved_state(whole, 6)
+    for name, value in other.items():
+        np.testing.assert_array_equal(one[name], value, err_msg=name)
+    told = refusal(commands.run("train", *TINY, f"--workdir={whole}"))
+    assert "config.agent.staleness" in told
 
 
 def test_scores(commands: Commands, run: Path, tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ def test_a_server_killed_in_the_middle_loses_nothing(
         '--config.llm.server.arguments=("--enforce-eager",)',
         "--config.llm.cache=''",
     )
-    process = commands.start("train", *REACT, *own, f"--workdir={workdir}")
+    steps = ("--config.train.steps=5", "--config.train.eval_every=5")
+    process = commands.start("train", *REACT, *steps, *own, f"--workdir={workdir}")
     deadline = time.monotonic() + 400
     while not losses(workdir) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -116,6 +117,6 @@ def test_a_server_killed_in_the_middle_loses_nothing(
     assert process.returncode == 0, err[-3000:]
     assert "vLLM is down" in out
     lines = trained(workdir)
-    assert [line["step"] for line in lines] == [1, 2]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
     assert all(line["train/unscored_share"] <= 0.5 for line in lines)
     assert not any(map(running, ours))

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -37,11 +38,11 @@ from qrag_jax.learners.query_state import (
 from qrag_jax.learners.query_update import make_update
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import choose_blocks
-from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
+from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
 from qrag_jax.rollouts.agents import AgentRollout, Asks, Checks, Counts, Episode, Start
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
 from qrag_jax.rollouts.experience import Experience
-from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, batch_shapes, hop_batch
+from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, batch_shapes, hop_batch
 from qrag_jax.rollouts.mesh_tower import MeshTower
 from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.rollouts.pool_search import PoolSearch, QueryRows
@@ -59,6 +60,7 @@ from qrag_jax.systems.harr_inputs import Asked, Inputs, load_inputs
 from qrag_jax.systems.harr_models import HarrModels, open_models
 from qrag_jax.systems.harr_rewards import AgentRewards, reward_names
 
+_copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 
 
@@ -97,6 +99,11 @@ def open_system(
             "leave it out."
         )
     mesh = make_mesh(config.runtime.mesh)
+    if config.agent.staleness and jax.process_count() > 1:
+        raise InputError(
+            f"config.agent.staleness is {config.agent.staleness}, and there are "
+            f"{jax.process_count()} hosts; batches in flight are kept by one host: set it to 0."
+        )
     if config.episodes % mesh.size or config.episodes // mesh.size < 1:
         raise InputError(
             f"config.train.batch_size × members is {config.episodes} episodes, which do not split "
@@ -152,9 +159,17 @@ class Harr:
             self.models.wait(stop)
         shard = jax.process_index(), jax.process_count()
         order = QuestionOrder(len(self.inputs.train), config.train.batch_size, config.seed, shard)
-        return AgentExperience(
-            self.mesh, order, self._play, self._counted, run.progress.batches or 0
+        stale = config.agent.staleness
+        playing = Playing(
+            play=self._play,
+            batch=lambda episodes: hop_batch(episodes, self._shape, config.policy),
+            vectors=self.inputs.index.vectors,
+            params=lambda state: _copied(state.params) if stale else state.params,
+            staleness=stale,
+            steps=config.train.steps,
         )
+        done, pending = run.progress.batches or 0, run.progress.pending
+        return AgentExperience(self.mesh, order, playing, self._counted, done, pending=pending)
 
     def update(self, state: QueryState, episodes: HopBatch) -> tuple[QueryState, dict[str, Any]]:
         """See `System`."""
@@ -205,6 +220,7 @@ class Harr:
             critic_optimizer=self._parts.critic_optimizer,
             schedule=learning_rate_schedule(config.optimizer),
             base_shardings=of_base,
+            is_fresh=not config.agent.staleness,
         )
 
     @cached_property
@@ -322,16 +338,15 @@ class Harr:
         return AgentRewards(mixture, corpus, self.models.judge, self.models.reranker)
 
     def _play(
-        self, state: QueryState, numbers: Sequence[int], number: int, stop: StopSignal
-    ) -> HopBatch:
-        """Plays the groups of these questions; see `agent_experience.PlayBatch`."""
+        self, params: Any, numbers: Sequence[int], number: int, stop: StopSignal
+    ) -> list[Rewarded]:
+        """Plays the groups of these questions; see `agent_experience.Playing`."""
         members = self.config.algorithm.members
         asked = [self.inputs.train[each] for each in numbers]
         starts = self.starts(asked, members, number)
-        played = self.play(state.params, starts, stop)
+        played = self.play(params, starts, stop)
         golds = [each.gold for each in asked for _ in range(members)]
-        rewarded = self.rewards.rewarded(golds, played, self.watch(stop))
-        return hop_batch(rewarded, self._shape, self.config.policy)
+        return self.rewards.rewarded(golds, played, self.watch(stop))
 
     def starts(self, asked: Sequence[Asked], members: int, number: int) -> list[Start]:
         """Episodes whose draws depend on the step, the place in the batch and the member alone."""

@@ -68,12 +68,16 @@ class AgentConfig:
     prompts: str = ""
     # search_r1: the text around the first prompt, with {prompt}; "": the tokenizer's own template
     chat_template: str = ""
+    # K: updates between playing a batch and learning from it; the agent may play meanwhile. 0: the
+    # device waits, strictly on-policy
+    staleness: int = 0
     max_broken_share: float = 0.5  # of a batch's episodes; above it the run pauses, and plays again
     attempts: int = 2  # an episode that breaks is played again, so often in all
     gather: float = 0.02  # seconds that a search waits for those of other episodes
 
     def __post_init__(self) -> None:
         check_known("agent", self, "name", AGENTS)
+        check_least("agent", self, staleness=0)
         if not 0 <= self.max_broken_share <= 1:
             raise InputError(
                 f"config.agent.max_broken_share is {self.max_broken_share}; use a share, 0 to 1."
@@ -190,6 +194,7 @@ LATER_FIELDS: dict[str, Any] = {
     "agent.max_turns": 5,
     "agent.prompts": "",
     "agent.chat_template": "",
+    "agent.staleness": 0,
 }
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (

@@ -66,6 +66,7 @@ class NewRun:
     def __init__(self, batches: int | None = None) -> None:
         self.progress = self
         self.batches = batches
+        self.pending: list[Any] = []
 
 
 def test_groups_are_played_by_the_policy_and_rewarded(system: Harr) -> None:
