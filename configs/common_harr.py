@@ -98,6 +98,6 @@ def published(config: ConfigDict, algorithm: str, size: str) -> None:
         config.policy.tau = 0.02
         config.encoder.lora.update(rank=16, alpha=32.0)
         config.reward.mixture = "rouge_l=1"
-        config.optimizer.update(learning_rate=1e-4, schedule="linear")
+        config.optimizer.update(learning_rate=1e-4, schedule="linear", final_ratio=0.0)
         # 10,000 episodes, 32 an update; one episode a question
         config.train.update(steps=313, batch_size=32)

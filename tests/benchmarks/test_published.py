@@ -7,8 +7,8 @@ import dataclasses
 import jax
 import pytest
 
+from benchmarks import harr_constants, published_constants, published_table
 from benchmarks import published as suite
-from benchmarks import published_constants, published_table
 from configs import published
 from qrag_jax.models.pretrained import FAMILIES
 from qrag_jax.systems.q_rag_config import QRagConfig
@@ -36,6 +36,17 @@ def test_constants_are_the_published_ones(run: str) -> None:
         assert ours == constant.expected, constant.name
         assert (ours == constant.theirs) == (not constant.why), constant.name
         assert constant.source
+
+
+@pytest.mark.parametrize("run", harr_constants.RUNS)
+def test_constants_of_agents_are_the_published_ones(run: str) -> None:
+    pairs = suite.compared(run)
+    assert len(pairs) >= 40
+    assert len({constant.name for constant, _ in pairs}) == len(pairs)
+    for constant, ours in pairs:
+        assert ours == constant.expected, constant.name
+        assert (ours == constant.theirs) == (not constant.why), constant.name
+    assert suite._of_agent(run).holds
 
 
 def test_a_constant_that_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
