@@ -7,20 +7,17 @@ that a server killed in the middle loses nothing.
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from qrag_jax.llm.server.server import Server
-from tests.entry_points import ROOT, Commands, losses, metric_lines
-from tests.llm.server.test_sidecar import PYTHON, family, pytestmark, settings
+from tests.entry_points import ROOT, Commands, metric_lines
+from tests.llm.server.test_sidecar import PYTHON, pytestmark, settings
 from tests.llm.smollm2 import find_smollm2
 from tests.llm.stand_in import running
-from tests.test_sidecar_training import command
+from tests.test_sidecar_training import killed_after_the_first_loss
 
 __all__ = ["pytestmark"]
 
@@ -105,17 +102,7 @@ def test_a_server_killed_in_the_middle_loses_nothing(
     )
     steps = ("--config.train.steps=5", "--config.train.eval_every=5")
     process = commands.start("train", *REACT, *steps, *own, f"--workdir={workdir}")
-    deadline = time.monotonic() + 400
-    while not losses(workdir) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    ours = family(process.pid)[1:]
-    front = next(
-        pid for pid in ours if b"api_server" in command(pid) and b"watchdog" not in command(pid)
-    )
-    os.kill(front, signal.SIGKILL)
-    out, err = process.communicate(timeout=500)
-    assert process.returncode == 0, err[-3000:]
-    assert "vLLM is down" in out
+    _, ours = killed_after_the_first_loss(process, workdir)
     lines = trained(workdir)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
     assert all(line["train/unscored_share"] <= 0.5 for line in lines)

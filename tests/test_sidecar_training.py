@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,7 +94,20 @@ def test_a_server_killed_in_the_middle_changes_nothing(
         "--config.llm.cache=''",
     )
     process = commands.start("train", *TRAINING, *own, f"--workdir={workdir}")
-    deadline = time.monotonic() + 300
+    out, ours = killed_after_the_first_loss(process, workdir)
+    assert out.count("vLLM serves tiny at") == 2
+    one, other = saved_state(workdir, STEPS), saved_state(undisturbed, STEPS)
+    for name, value in other.items():
+        np.testing.assert_array_equal(one[name], value, err_msg=name)
+    assert losses(workdir) == losses(undisturbed)
+    assert not any(map(running, ours))
+
+
+def killed_after_the_first_loss(
+    process: subprocess.Popen[str], workdir: Path
+) -> tuple[str, list[int]]:
+    """Kills the model server that a training began; its output, and the processes it had then."""
+    deadline = time.monotonic() + 400
     while not losses(workdir) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     ours = family(process.pid)[1:]
@@ -101,15 +115,10 @@ def test_a_server_killed_in_the_middle_changes_nothing(
         pid for pid in ours if b"api_server" in command(pid) and b"watchdog" not in command(pid)
     )
     os.kill(front, signal.SIGKILL)
-    out, err = process.communicate(timeout=400)
+    out, err = process.communicate(timeout=500)
     assert process.returncode == 0, err[-3000:]
     assert "vLLM is down" in out
-    assert out.count("vLLM serves tiny at") == 2
-    one, other = saved_state(workdir, STEPS), saved_state(undisturbed, STEPS)
-    for name, value in other.items():
-        np.testing.assert_array_equal(one[name], value, err_msg=name)
-    assert losses(workdir) == losses(undisturbed)
-    assert not any(map(running, ours))
+    return out, ours
 
 
 def command(pid: int) -> bytes:
