@@ -10,6 +10,7 @@ stateful-42. `--quick` trains the tiny configs instead.
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import harr_rollout
 from benchmarks.kept_runs import Kept, Part, command, train
 from benchmarks.report import Case
 from benchmarks.retrieval_cases.multi_step import DATA
@@ -28,7 +30,7 @@ SEEDS = (42, 43, 44)
 ALGORITHMS = ("grpo", "ppo")
 STATEFUL, STATELESS = STATES = ("stateful", "stateless")
 SCORES = ("f1", "recall")
-UNTRAINED = "untrained"
+UNTRAINED, ROLLOUT = "untrained", "rollout"
 STEPS, QUESTIONS, MEMBERS = 20, 8, 8
 # 64 episodes a step by both: groups of 8 of one question, or one of each question.
 BATCHES = {
@@ -48,13 +50,16 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     if quick:
         with tempfile.TemporaryDirectory() as folder:
             return [
-                case
-                for algorithm in ALGORITHMS
-                for case in cases(algorithm, STATEFUL, [_tiny(algorithm, Path(folder))])
+                *(
+                    case
+                    for algorithm in ALGORITHMS
+                    for case in cases(algorithm, STATEFUL, [_tiny(algorithm, Path(folder))])
+                ),
+                *harr_rollout.cases(seconds=0.1),
             ]
     kept = Kept.of("harr")
     results = kept.finish(_parts(kept.runs), only)
-    found: list[Case] = []
+    found = [Case(**case) for part in results.values() for case in part.get("cases", [])]
     lines = []
     for algorithm in ALGORITHMS:
         for state in STATES:
@@ -72,12 +77,16 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
 
 
 def _parts(runs: Path) -> dict[str, Part]:
-    return {
+    return {ROLLOUT: _rollout} | {
         f"{algorithm}-{state}-{seed}": partial(_scored, runs, algorithm, state, seed)
         for seed in SEEDS
         for state in STATES
         for algorithm in ALGORITHMS
     }
+
+
+def _rollout() -> dict[str, Any]:
+    return {"cases": [dataclasses.asdict(case) for case in harr_rollout.cases()]}
 
 
 def _scored(runs: Path, algorithm: str, state: str, seed: int) -> dict[str, Any]:

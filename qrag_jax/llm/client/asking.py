@@ -15,7 +15,7 @@ import openai
 from qrag_jax.llm.client.breaker import CircuitBreaker, Server
 from qrag_jax.llm.client.cache import AnswerCache
 from qrag_jax.llm.client.client_config import ClientConfig
-from qrag_jax.llm.client.connections import TooLarge, connect
+from qrag_jax.llm.client.connections import Connections, TooLarge
 from qrag_jax.llm.client.counters import Counters
 from qrag_jax.llm.client.replies import read_error, read_outcome, retry_after, shorten
 from qrag_jax.llm.listener import OwnServer
@@ -89,7 +89,7 @@ class Asker:
         # The cache may wait for the disk and for other processes, so it does not run on the loop.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="llm-cache")
         self._key, self._own, self._url = config.api_key(), own, config.url
-        self._api = connect(config, self._key, own)
+        self._connections = Connections(config, self._key, own)
         self._slots = asyncio.Semaphore(config.concurrency)
         self._breaker = CircuitBreaker(
             config.url,
@@ -130,7 +130,7 @@ class Asker:
         if self._cache is not None:
             await self._on_disk(self._cache.close)
         self._disk.shutdown(wait=False)
-        await self._api.close()
+        await self._connections.close()
 
     # ------------------------------------------------------------------ requests of one `ask`
 
@@ -294,9 +294,9 @@ class Asker:
             # replies.py reads the replies: making the package's typed objects takes longer than
             # everything else here. Its retries are not used because they have no deadline.
             async with asyncio.timeout(limit):
-                text = await self._api.post(
-                    request.path, cast_to=str, body=request.body(served.model)
-                )
+                body = request.body(served.model)
+                with self._connections.api() as api:
+                    text = await api.post(request.path, cast_to=str, body=body)
         except TimeoutError:
             return _Attempt(Failure("timeout", f"no reply within {limit:.3g} s"))
         except openai.APIStatusError as error:
@@ -324,14 +324,16 @@ class Asker:
     def _follow(self) -> None:
         """Uses the current URL of our own server: after a restart it may have another port."""
         if self._own is not None and (url := self._own.url) != self._url:
-            self._url = self._api.base_url = url
+            self._url = url
+            self._connections.follow(url)
 
     async def _probe(self) -> bool:
         """Whether the server answers at all, even with a refusal (a status below 500)."""
         self._follow()
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
-                await self._api.get("/models", cast_to=str)
+                with self._connections.api() as api:
+                    await api.get("/models", cast_to=str)
         except openai.APIStatusError as error:
             return error.status_code < 500
         except Exception:  # if this raised, the waiting calls would wait for ever

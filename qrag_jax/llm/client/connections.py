@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import openai
@@ -15,10 +15,55 @@ from qrag_jax.llm.endpoint import LONGEST_REPLY
 from qrag_jax.llm.listener import NotOurs, OwnServer
 
 _CONNECT_SECONDS = 5.0
+_OF_A_CLIENT = 16  # connections
 
 
 class TooLarge(Exception):
     """A reply is too long or compressed, and is not read to its end."""
+
+
+class Connections:
+    """Clients of the openai package, each with few connections; they are made as they are needed.
+
+    A client's pool looks at all of its connections for every request and every reply. With 256 of
+    them in one pool that takes longer than all else.
+
+    Args:
+        config, key, own: see `connect`.
+    """
+
+    def __init__(self, config: ClientConfig, key: str, own: OwnServer | None) -> None:
+        self._made = functools.partial(connect, config, key, own)
+        self._apis = [self._made()]
+        self._busy = [0]
+        self._url = ""
+
+    @contextlib.contextmanager
+    def api(self) -> Iterator[openai.AsyncOpenAI]:
+        """A client with a connection to spare, for one request."""
+        place = next((n for n, busy in enumerate(self._busy) if busy < _OF_A_CLIENT), None)
+        if place is None:
+            place = len(self._apis)
+            self._apis.append(self._made())
+            self._busy.append(0)
+            if self._url:
+                self._apis[place].base_url = self._url
+        self._busy[place] += 1
+        try:
+            yield self._apis[place]
+        finally:
+            self._busy[place] -= 1
+
+    def follow(self, url: str) -> None:
+        """Sends what comes now to another URL."""
+        self._url = url
+        for api in self._apis:
+            api.base_url = url
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        for api in self._apis:
+            await api.close()
 
 
 def connect(config: ClientConfig, key: str, own: OwnServer | None) -> openai.AsyncOpenAI:
@@ -32,8 +77,7 @@ def connect(config: ClientConfig, key: str, own: OwnServer | None) -> openai.Asy
             lead there. Otherwise the call ends in `NotOurs` before anything is sent.
     """
     limits = type(openai.DEFAULT_CONNECTION_LIMITS)(
-        max_connections=config.concurrency + 1,  # one for the probe
-        max_keepalive_connections=config.concurrency + 1,
+        max_connections=_OF_A_CLIENT, max_keepalive_connections=_OF_A_CLIENT
     )
     # The caller limits the time of an attempt; this timeout detects a host that is switched off.
     timeout = openai.Timeout(None, connect=min(_CONNECT_SECONDS, config.attempt_timeout))
