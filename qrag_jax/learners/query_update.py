@@ -144,8 +144,10 @@ def _prepared(
         returns=nothing,
     )
     of_episode, of_hop = (jnp.asarray(each, jnp.float32) for each in learner.weights)
-    totals = jnp.where(scored[:, None], batch.episode_rewards, 0.0) @ of_episode
-    by_hop = jnp.where(valid[..., None], batch.hop_rewards, 0.0) @ of_hop
+    # Sums, not matrix products: a GPU would round the factors of these.
+    totals = (jnp.where(scored[:, None], batch.episode_rewards, 0.0) * of_episode[None]).sum(-1)
+    hop_rewards = jnp.where(valid[..., None], batch.hop_rewards, 0.0)
+    by_hop = (hop_rewards * of_hop[None, None]).sum(-1)
     number = jnp.maximum(valid.sum().astype(jnp.float32), 1.0)
     episodes = jnp.maximum(scored.sum().astype(jnp.float32), 1.0)
     metrics = {

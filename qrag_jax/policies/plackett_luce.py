@@ -87,7 +87,8 @@ def log_prob(logits: jax.Array, actions: jax.Array) -> jax.Array:
     taken = jax.nn.one_hot(actions, logits.shape[-1], dtype=jnp.int32)  # of NOTHING: all 0
     before = jnp.cumsum(taken, axis=-2) - taken
     left = jnp.where(before > 0, MASKED, logits[..., None, :])
-    chosen = jnp.take_along_axis(logits, jnp.maximum(actions, 0), axis=-1)
+    # Of a gather the gradient would be a scatter, which a deterministic GPU adds up one by one.
+    chosen = jnp.where(taken > 0, logits[..., None, :], 0.0).sum(axis=-1)
     each = chosen - jax.nn.logsumexp(left, axis=-1)
     return jnp.where(actions != NOTHING, each, 0.0).sum(axis=-1)
 

@@ -140,3 +140,10 @@ def test_logits_are_inner_products_over_tau() -> None:
 def test_refusals(fields: dict[str, float], told: str) -> None:
     with pytest.raises(InputError, match=told.replace(".", r"\.")):
         PlackettLuceConfig(**fields)  # type: ignore[arg-type]
+
+
+def test_no_gradient_is_scattered() -> None:
+    """A scatter with repeated places is slow on a GPU that adds in a fixed order."""
+    actions = jnp.array([[2, 0, NOTHING]])
+    gradient = jax.grad(lambda logits: log_prob(logits, actions).sum())
+    assert "scatter" not in str(jax.make_jaxpr(gradient)(jnp.zeros((1, 4))))

@@ -106,7 +106,8 @@ class _Rows(NamedTuple):
         A repeated row has the result of the first one of its kind.
         """
         every = collected(self.group, computed)
-        place = jnp.zeros_like(self.order).at[self.order].set(jnp.arange(len(self.order)))
+        number = jnp.arange(len(self.order))
+        place = jnp.zeros_like(self.order).at[self.order].set(number, unique_indices=True)
         return every[place[given_here(self.group, self.first)]]
 
 
@@ -115,7 +116,7 @@ class _Packed(NamedTuple):
 
     tokens: jax.Array  # [T]
     layout: Layout
-    place: jax.Array  # [R] in the order by length, M for a row that is not present
+    place: jax.Array  # [R] in the order by length, all different; at least M: no such row
 
 
 class CotangentsOf(NamedTuple):
@@ -150,7 +151,7 @@ def embed_rows(
     def compute(embedded: jax.Array, block: _Packed) -> jax.Array:
         words = encoder.words(prepared, block.tokens)
         result = encoder.embed_words(prepared, words, block.layout)
-        return embedded.at[block.place].set(result, mode="drop")
+        return _put(embedded, block.place, result)
 
     nothing = jnp.zeros((len(rows.tokens), encoder.width), jnp.float32)
     embedded, count = _over_blocks(blocks, rows, compute, nothing)
@@ -209,7 +210,7 @@ def embed_and_pull_back(
 
     def of_block(carry: Any, embedded: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:
         values = jax.tree.map(lambda leaf: leaf.at[place].get(mode="fill", fill_value=0), own)
-        carry = carry.at[place].set(embedded, mode="drop")
+        carry = _put(carry, place, embedded)
         return cotangents.of(embedded, values), carry
 
     nothing = jnp.zeros((len(rows.tokens), encoder.width), jnp.float32)
@@ -366,7 +367,7 @@ def first_of_its_kind(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
     order = jnp.argsort(hashes, stable=True)
     new = jnp.append(True, hashes[order][1:] != hashes[order][:-1])
     first_place = jax.lax.cummax(jnp.where(new, number, 0))
-    first = jnp.zeros_like(number).at[order].set(order[first_place])
+    first = jnp.zeros_like(number).at[order].set(order[first_place], unique_indices=True)
     same = (tokens == tokens[first]).all(axis=1) & (lengths == lengths[first])
     return jnp.where(same, first, number)
 
@@ -406,6 +407,12 @@ def _over_blocks(
     return carry, TokenCount(real / rows.group.tensor, computed / rows.group.tensor)
 
 
+def _put(rows: jax.Array, place: jax.Array, values: jax.Array) -> jax.Array:
+    """Writes rows `[R, D]` to their places, all different; those beyond the end are left out."""
+    # A deterministic GPU sorts all numbers that it writes unless it knows that the places differ.
+    return rows.at[place].set(values, mode="drop", unique_indices=True)
+
+
 def _pack(rows: _Rows, place: jax.Array, present: jax.Array, shape: Shape) -> _Packed:
     lengths = jnp.where(present, rows.lengths[place], 0)
     layout = packed_layout(lengths, shape.tokens, shape.length)
@@ -414,4 +421,5 @@ def _pack(rows: _Rows, place: jax.Array, present: jax.Array, shape: Shape) -> _P
         digests = token_digests(rows.dropout.digests[row], layout.position)
         layout = layout._replace(dropout=dataclasses.replace(rows.dropout, digests=digests))
     tokens = rows.tokens[row, jnp.minimum(layout.position, rows.tokens.shape[1] - 1)]
-    return _Packed(tokens, layout, jnp.where(present, place, rows.lengths.shape[0]))
+    nowhere = rows.lengths.shape[0] + jnp.arange(shape.rows)
+    return _Packed(tokens, layout, jnp.where(present, place, nowhere))

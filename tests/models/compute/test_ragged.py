@@ -226,3 +226,12 @@ def test_rows_wider_than_the_largest_bucket_are_refused(params, tokens) -> None:
             TokenRows(tokens, LENGTHS),
             cotangents,
         )
+
+
+def test_places_are_written_once(params, tokens) -> None:
+    """A GPU that adds in a fixed order sorts what it writes unless it is told so."""
+    rows = TokenRows(tokens, jnp.asarray(LENGTHS))
+    program = jax.make_jaxpr(lambda own: embed_rows(ENCODER, EVERY_BLOCKS[0], own, rows))(params)
+    written = str(program).split(" scatter[")[1:]
+    assert written
+    assert all("unique_indices=True" in one.split("] ")[0] for one in written)
