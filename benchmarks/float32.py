@@ -13,6 +13,8 @@ from benchmarks.hlo import Product
 NAMED = {
     "rt,td->rd": "mean pooling (models.heads.embedding): sums whose results are embeddings",
     "...hd,...chd->...ch": "Q-values (policies.soft_q), exact because actions hang on them",
+    "...d,...kd->...k": "scores of a pool (policies.plackett_luce), likewise",
+    "rd,d->r": "values of a critic (learners.query_encoder)",
     "bnd,bwd->bwn": "Q-values of long documents (policies.document_scores), likewise",
     "bnd,bwnd->bwn": "the same with positions relative to the chunks taken",
 }

@@ -1,12 +1,12 @@
 """Programs compiled for NVIDIA H100s that are not here: do they compile, fit, and use the GPU?
 
 Every program of training (in one step, or played and learned apart), evaluation and search of the
-common encoders, for one, 8 and 64 GPUs; one for each kind of TPU; and the exact search over
-Wikipedia's passages (`gpu_search`). Shapes alone: no device, no weights, nothing is run. `make gpu`
-makes the environment with JAX's CUDA packages, `make tpu` adds libtpu; where it is there, the suite
-uses it. All rows take hours: `--only` takes those in whose names a regular expression is found (see
-`gpu_rows`). `--quick`: a tiny encoder and MiniLM; without the CUDA packages their programs are
-lowered, not compiled (see `lowered`).
+common encoders, for one, 8 and 64 GPUs; HARR's updates (`gpu_query`); one for each kind of TPU; and
+the exact search over Wikipedia's passages (`gpu_search`). Shapes alone: no device, no weights,
+nothing is run. `make gpu` makes the environment with JAX's CUDA packages, `make tpu` adds libtpu;
+where it is there, the suite uses it. All rows take hours: `--only` takes those in whose names a
+regular expression is found (see `gpu_rows`). `--quick`: a tiny encoder and MiniLM; without the CUDA
+packages their programs are lowered, not compiled (see `lowered`).
 
 A program passes if it compiles; cuDNN's fused attention computes every layer, forward and backward;
 no product has float32 factors but those that are meant to (`float32`); nothing waits for the host;
@@ -30,6 +30,7 @@ from typing import Any
 from benchmarks.gpu_estimate import estimate_cases, estimate_cell
 from benchmarks.gpu_faults import faults
 from benchmarks.gpu_programs import UPDATE
+from benchmarks.gpu_query import query_cases
 from benchmarks.gpu_rows import Row, chosen, rows
 from benchmarks.gpu_search import SEARCH, WIKIPEDIA, search_cases
 from benchmarks.memory import DEVICES, GIB, OWN, ROOT, total
@@ -121,6 +122,7 @@ def cases_of(row: dict[str, Any]) -> list[Case]:
         Case(f"{name}: kernels", row["kernels"], "kernels", details=_details(row)),
         *estimate_cases(name, row),
         *search_cases(name, row),
+        *query_cases(name, row),
         of_faults,
     ]
 

@@ -64,7 +64,7 @@ def described(row: Row, arguments: Any) -> dict[str, Any]:
 
 def measure(row: Row) -> dict[str, Any]:
     """Compiles the program of one row; returns what was found in it, as JSON holds it."""
-    _, program, found = compiled(row)
+    source, program, found = compiled(row)
     stats, text = program.memory_analysis(), program.as_text()
     forward, backward = hlo.attention_calls(text)
     in_full = hlo.products(text)
@@ -97,7 +97,7 @@ def measure(row: Row) -> dict[str, Any]:
             "sends_behind_products": sent.behind_products,
             "sends_bytes": sent.total_bytes,
             "sends_hidden_bytes": sent.hidden_bytes,
-            "estimate": estimate_row(text, kind),
+            "estimate": estimate_row(text, kind, source.loops()),
             "kernels": started.kernels,
             "launches": started.launches,
             # A TPU reads the conditions of its loops and branches itself.

@@ -1,10 +1,12 @@
 """Estimated times of the programs that the suite `gpu` compiles for devices that are not here.
 
-Their rows are invented: every one has `MEAN_TOKENS` tokens, as `memory_cases` assumes for blocks.
+Their rows are invented: every one has `MEAN_TOKENS` tokens, as `memory_cases` assumes for blocks;
+those of HARR's updates are longer (`gpu_query`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.memory_cases import BLOCK_TOKENS, MEAN_TOKENS
@@ -14,17 +16,20 @@ from qrag_jax.runtime.device_speeds import speeds_of
 from qrag_jax.runtime.step_time import Assumptions, Rounds
 
 
-def estimate_row(text: str, device_kind: str) -> dict[str, Any] | None:
+def estimate_row(
+    text: str, device_kind: str, loops: Mapping[tuple[int, int], Rounds]
+) -> dict[str, Any] | None:
     """The estimate of a compiled program, as JSON holds it; None for devices of unknown peaks.
 
     Args:
         text: its HLO.
         device_kind: JAX's name of the device.
+        loops: the course of its loops (`dry_run.Program`); none: as if all rows were alike.
     """
     speeds = speeds_of(device_kind)
     if speeds is None:
         return None
-    found = step_time.estimate(text, speeds, Assumptions(even_rounds(text)))
+    found = step_time.estimate(text, speeds, Assumptions(loops or even_rounds(text)))
     return {
         "seconds": found.seconds,
         "share_of_peak": found.share_of_peak(),

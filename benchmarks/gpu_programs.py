@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from benchmarks.gpu_query import ALGORITHMS, query_program
 from benchmarks.gpu_search import CorpusSize, search_program
 from benchmarks.memory_cases import ROW_TOKENS, STEPS, Model, Step
 from qrag_jax.evaluators.episodes import Player, make_play
@@ -25,7 +26,12 @@ from qrag_jax.runtime.dry_run import Program
 UPDATE, PLAY, LEARN = "update", "play", "learn"
 EVALUATION, TEXTS, STATES, SCORES = "evaluation", "texts", "states", "scores"
 NAMES = (UPDATE, PLAY, LEARN, EVALUATION, TEXTS, STATES, SCORES)
-LEARNS = (UPDATE, LEARN)  # these compute gradients, and take over the buffers of the state
+# HARR's update, by the name of the algorithm, is a further program, see `gpu_query`.
+LEARNS = (
+    UPDATE,
+    LEARN,
+    *ALGORITHMS,
+)  # these compute gradients, and take over the buffers of the state
 DOCUMENTS, PATHS, DOCUMENT_CHUNKS = 32, 4, 2048  # of a beam search
 
 
@@ -34,10 +40,12 @@ def program_of(model: Model | CorpusSize, mesh: Mesh, lora: bool, name: str) -> 
 
     Args:
         lora: adapters are trained, else whole towers.
-        name: one of `NAMES`; of a corpus, there is its search alone.
+        name: one of `NAMES`, or a key of `ALGORITHMS`; of a corpus, there is its search alone.
     """
     if isinstance(model, CorpusSize):
         return search_program(model, mesh)
+    if name in ALGORITHMS:
+        return query_program(model, mesh, lora, name)
     return _MAKERS[name](Step(model, mesh, lora))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.gpu_programs import NAMES, UPDATE
+from benchmarks.gpu_query import ALGORITHMS
 from benchmarks.gpu_search import SEARCH, TINY_CORPUS, WIKIPEDIA, CorpusSize
 from benchmarks.memory_cases import BERT_BASE, E5_LARGE, MINILM, QWEN3, TINY, Model
 from qrag_jax.errors import InputError
@@ -21,6 +22,8 @@ GPU, TPUS = "h100", ("v5e", "v6e")
 ONE, EIGHT, SIXTY_FOUR = (1, 1, 1), (1, 8, 1), (4, 8, 2)
 # Two towers, their targets and moments, in float32, are more than one device holds.
 NOT_ON_ONE = QWEN3[1:]
+# The query encoders of HARR, and whether adapters of them are trained.
+OF_QUERIES = ((BERT_BASE, False), (QWEN3[0], True), (QWEN3[0], False), (QWEN3[1], True))
 
 
 class Row(NamedTuple):
@@ -31,7 +34,7 @@ class Row(NamedTuple):
         mesh: sizes along data, fsdp and tensor.
         lora: adapters are trained, else whole towers.
         model: an encoder; of a search, a corpus.
-        program: one of `gpu_programs.NAMES`, or a search.
+        program: one of `gpu_programs.NAMES`, a key of `gpu_query.ALGORITHMS`, or a search.
     """
 
     target: str
@@ -61,7 +64,7 @@ class Row(NamedTuple):
 def rows(quick: bool) -> list[Row]:
     """All rows: the quick ones, which take a minute or two, or the others, which take hours."""
     if quick:
-        tiny = [Row(GPU, TINY, True, EIGHT, program) for program in NAMES]
+        tiny = [Row(GPU, TINY, True, EIGHT, program) for program in (*NAMES, *ALGORITHMS)]
         search = Row(GPU, TINY_CORPUS, False, EIGHT, SEARCH)
         return [*tiny, Row(GPU, MINILM, False, EIGHT, UPDATE), search]
     found = [
@@ -71,6 +74,12 @@ def rows(quick: bool) -> list[Row]:
         for lora in (False, True)
         for program in NAMES
         if lora or mesh != ONE or model not in NOT_ON_ONE
+    ]
+    found += [
+        Row(GPU, model, lora, mesh, program)
+        for mesh in (ONE, EIGHT)
+        for model, lora in OF_QUERIES
+        for program in ALGORITHMS
     ]
     found += [Row(GPU, WIKIPEDIA, False, mesh, SEARCH) for mesh in (ONE, EIGHT)]
     return found + [Row(target, BERT_BASE, False, EIGHT, UPDATE) for target in TPUS]

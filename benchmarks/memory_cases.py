@@ -116,30 +116,16 @@ class Step:
 
     def __init__(self, model: Model, mesh: Mesh, lora: bool) -> None:
         config = QRagConfig.of(hotpotqa.get_config())
-        family, sizes = model.parts, model.config
-        platform = Platform.of(mesh)
+        family, platform = model.parts, Platform.of(mesh)
         self._options = COMPILER_OPTIONS if platform.on_cpu else {}
-        computed_in = Precision(HALF, HALF, PRODUCTS)  # as a CPU with matrix units might
-        if not platform.on_cpu:
-            computed_in = precision(BFLOAT16, platform)
-        trunk = family.trunk(sizes, computed_in, REMAT, not platform.on_cpu)
-        encoder = TextEncoder(
-            trunk,
-            sizes.hidden_size,
-            sizes.longest_row,
-            opening_id=2 if family.opens_rows else None,
-            sep_id=3,
-            pad_id=0,
-            pooling=family.pooling,
-            normalise=family.normalise,
-        )
+        encoder = encoder_of(model, platform)
         tower = jax.eval_shape(encoder.init, jax.random.key(0))
         base_shardings: Params | None = None
         base: list[Params] = []
         if lora:
             base_shardings = placement.base_shardings(mesh, family.rules, tower)
-            base = [_placed(tower, base_shardings)]
-            tower = adapter_shapes(model, encoder)
+            base = [placement.shapes_on(tower, base_shardings)]
+            tower = adapter_shapes(model, encoder, RANK)
         optimizer = make_optimizer(config.optimizer)
         shardings = placement.state_shardings(mesh, family.rules, tower, optimizer)
         towers = TwoTowers(
@@ -155,7 +141,7 @@ class Step:
         feedback = fact_feedback(config.reward, stop_action=config.env.stop_action)
         self.mesh, self.towers, self.feedback = mesh, towers, feedback
         self.program = make_train_step(towers, feedback)
-        state = _placed(placement.state_shapes(tower, optimizer), shardings)
+        state = placement.shapes_on(placement.state_shapes(tower, optimizer), shardings)
         self.arguments = (state, batch_shapes(mesh), *base)
 
     def compile(self) -> Any:
@@ -180,14 +166,32 @@ def _itemsize(leaf: jax.ShapeDtypeStruct) -> int:
     return 8 if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf.dtype.itemsize
 
 
-def adapter_shapes(model: Model, encoder: TextEncoder) -> Params:
-    """Shapes of adapters of rank `RANK` for every kernel of the layers."""
+def encoder_of(model: Model, platform: Platform) -> TextEncoder:
+    """The encoder as a training with `REMAT` computes it there, without parameters."""
+    family, sizes = model.parts, model.config
+    computed_in = Precision(HALF, HALF, PRODUCTS)  # as a CPU with matrix units might
+    if not platform.on_cpu:
+        computed_in = precision(BFLOAT16, platform)
+    return TextEncoder(
+        family.trunk(sizes, computed_in, REMAT, not platform.on_cpu),
+        sizes.hidden_size,
+        sizes.longest_row,
+        opening_id=2 if family.opens_rows else None,
+        sep_id=3,
+        pad_id=0,
+        pooling=family.pooling,
+        normalise=family.normalise,
+    )
+
+
+def adapter_shapes(model: Model, encoder: TextEncoder, rank: int) -> Params:
+    """Shapes of adapters for every kernel of the layers."""
     kernels = kernel_shapes(encoder.module)
     shapes = {}
     for place in target_modules(model.parts.table, ALL_LINEAR):
         layers, width_in, width_out = kernels[place]
-        shapes[*place, LORA_A] = jax.ShapeDtypeStruct((layers, width_in, RANK), jnp.float32)
-        shapes[*place, LORA_B] = jax.ShapeDtypeStruct((layers, RANK, width_out), jnp.float32)
+        shapes[*place, LORA_A] = jax.ShapeDtypeStruct((layers, width_in, rank), jnp.float32)
+        shapes[*place, LORA_B] = jax.ShapeDtypeStruct((layers, rank, width_out), jnp.float32)
     return unflatten_dict(shapes)
 
 
@@ -224,14 +228,6 @@ def batch_shapes(mesh: Mesh) -> EpisodeBatch:
         support=shape(CHUNKS, dtype=jnp.bool_),
         sample=shape(),
         epoch=shape(),
-    )
-
-
-def _placed(shapes: Any, shardings: Any) -> Any:
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        shardings,
     )
 
 

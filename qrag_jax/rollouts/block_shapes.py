@@ -10,7 +10,7 @@ import numpy as np
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.tokens import Tokens
 from qrag_jax.environments.chunks import chunk_width, state_width
-from qrag_jax.models.compute.packing import choose_blocks
+from qrag_jax.models.compute.packing import Blocks, choose_blocks
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
@@ -46,15 +46,32 @@ def choose_block_shapes(
     both[: len(states)] += states
     # Gradients need as many chosen chunks as states.
     both[: len(chunks)] += chunks * states.sum() // max(chunks.sum(), 1)
-    usual = CPU_BLOCK_TOKENS if platform.on_cpu else ACCELERATOR_BLOCK_TOKENS
-    tokens, sizes = config.block_tokens or usual, config.block_sizes
-    choose = partial(choose_blocks, multiples=(8,) if platform.on_cpu else (64, 8))
+    tokens, sizes = _tokens(config, platform), config.block_sizes
+    choose = partial(choose_blocks, multiples=_multiples(platform))
     # States and gradients are a small share of the tokens, so fewer shapes are enough for them.
     return BlockShapes(
         chunks=choose(chunks, tokens, count, sizes),
         states=choose(states, tokens, max(count - 1, 1), sizes),
         gradients=choose(both, tokens, max(count - 1, 1), sizes),
     )
+
+
+def choose_row_blocks(config: EncoderConfig, longest: int, platform: Platform) -> Blocks:
+    """Blocks for rows of up to `longest` tokens, of whose lengths nothing is known yet."""
+    alike = np.ones(longest + 1, np.int64)
+    tokens, multiples = _tokens(config, platform), _multiples(platform)
+    return choose_blocks(
+        alike, tokens, config.length_buckets, config.block_sizes, multiples=multiples
+    )
+
+
+def _tokens(config: EncoderConfig, platform: Platform) -> int:
+    usual = CPU_BLOCK_TOKENS if platform.on_cpu else ACCELERATOR_BLOCK_TOKENS
+    return config.block_tokens or usual
+
+
+def _multiples(platform: Platform) -> tuple[int, ...]:
+    return (8,) if platform.on_cpu else (64, 8)
 
 
 def _histogram(lengths: np.ndarray, longest: int) -> np.ndarray:

@@ -37,10 +37,9 @@ from qrag_jax.learners.query_state import (
 )
 from qrag_jax.learners.query_update import make_update
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.packing import choose_blocks
 from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
 from qrag_jax.rollouts.agents import AgentRollout, Asks, Checks, Counts, Episode, Start
-from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
+from qrag_jax.rollouts.block_shapes import choose_row_blocks
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, batch_shapes, hop_batch
 from qrag_jax.rollouts.mesh_tower import MeshTower
@@ -191,15 +190,7 @@ class Harr:
         """The query encoder, from which all programs are built."""
         config, loaded = self.config, self.inputs.encoder
         rules = config.runtime.rules(loaded.partition_rules)
-        on_cpu = Platform.of(self.mesh).on_cpu
-        usual = CPU_BLOCK_TOKENS if on_cpu else ACCELERATOR_BLOCK_TOKENS
-        blocks = choose_blocks(
-            np.ones(self._rows.max_tokens + 1, np.int64),  # all lengths as likely
-            config.encoder.block_tokens or usual,
-            config.encoder.length_buckets,
-            config.encoder.block_sizes,
-            multiples=(8,) if on_cpu else (64, 8),
-        )
+        longest, platform = self._rows.max_tokens, Platform.of(self.mesh)
         of_base = None
         if loaded.adapters is not None:
             of_base = placement.base_shardings(self.mesh, rules, loaded.stored)
@@ -209,7 +200,7 @@ class Harr:
             mesh=self.mesh,
             shardings=state_shardings(self.mesh, rules, self._parts, loaded.trained),
             encoder=loaded.encoder,
-            blocks=blocks,
+            blocks=choose_row_blocks(config.encoder, longest, platform),
             config=config.algorithm,
             tau=config.policy.tau,
             weights=(

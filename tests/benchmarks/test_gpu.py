@@ -11,6 +11,7 @@ from benchmarks import float32, gpu
 from benchmarks.gpu import cases_of
 from benchmarks.gpu_faults import faults
 from benchmarks.gpu_programs import NAMES
+from benchmarks.gpu_query import ALGORITHMS, STATE_TOKENS, state_lengths
 from benchmarks.gpu_rows import chosen, rows
 from benchmarks.gpu_search import SEARCH
 from benchmarks.hlo import Product
@@ -101,6 +102,18 @@ def test_targets_are_held_or_missed() -> None:
     assert "share of their bytes" not in cases_of(ROW | alone)[2].details
 
 
+def test_an_update_of_a_query_encoder_has_a_least_share_of_the_peak() -> None:
+    estimate = {"seconds": 1.0, "share_of_peak": 0.39, "bound": "memory", "lines": []}
+    found = cases_of(ROW | {"program": "grpo", "estimate": estimate})
+    (share,) = [case for case in found if "share of peak" in case.case]
+    assert (share.value, share.holds) == (0.39, False)
+    small = cases_of(ROW | {"program": "ppo", "model": "BERT-base", "estimate": estimate})
+    assert [case.holds for case in small if "share of peak" in case.case] == [None]
+    lengths = state_lengths(80, STATE_TOKENS)
+    assert 250 < lengths.mean() < 350
+    assert lengths.max() <= STATE_TOKENS
+
+
 def test_a_failed_row_is_one_fault_and_has_no_figures() -> None:
     (case,) = cases_of({"name": "h100/tiny/full/1x1x1/play", "failed": "out of memory"})
     assert (case.value, case.holds) == (1, False)
@@ -110,7 +123,7 @@ def test_rows_have_names_of_their_own_and_cover_the_programs() -> None:
     every = rows(quick=False)
     assert len({row.name for row in every}) == len(every)
     gpus = [row for row in every if row.target == "h100"]
-    assert {row.program for row in gpus} == {*NAMES, SEARCH}
+    assert {row.program for row in gpus} == {*NAMES, *ALGORITHMS, SEARCH}
     assert {row.devices for row in gpus} == {"h100x1", "h100x8", "h100x64"}
     assert {row.target for row in every} == set(TARGETS)
     assert len({(row.model.name, row.lora) for row in gpus if row.program != SEARCH}) == 10

@@ -116,10 +116,10 @@ def test_the_suites_loops_run_for_rows_of_the_mean_length() -> None:
     rounds = -(-80 // (BLOCK_TOKENS // MEAN_TOKENS))
     assert rounds == 2
     assert gpu_estimate.even_rounds(many)[80, 285].rounds == rounds
-    found = gpu_estimate.estimate_row(many, "NVIDIA H100 80GB HBM3")
+    found = gpu_estimate.estimate_row(many, "NVIDIA H100 80GB HBM3", {})
     assert found is not None
     (case,) = gpu_estimate.estimate_cases("a step", {"estimate": found})
     assert case.value == found["seconds"] * 1e3
     assert found["bound"] in gpu_estimate.estimate_cell({"estimate": found})
-    assert gpu_estimate.estimate_row(many, "TPU v5e") is None
+    assert gpu_estimate.estimate_row(many, "TPU v5e", {}) is None
     assert gpu_estimate.estimate_cases("a step", {"estimate": None}) == []
