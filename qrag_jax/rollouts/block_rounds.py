@@ -115,6 +115,12 @@ def loop_rounds(
     }
 
 
+def even_rounds(blocks: Blocks, rows: int, longest: int) -> dict[tuple[int, int], Rounds]:
+    """As `loop_rounds`, for so many rows of up to `longest` tokens, all lengths as likely."""
+    lengths = np.random.default_rng(0).integers(1, longest + 1, (BATCHES, rows))
+    return {(rows, longest): rounds_of(blocks, lengths)}
+
+
 def rounds_of(blocks: Blocks, lengths: np.ndarray) -> Rounds:
     """The mean course of the loop over blocks for rows of these lengths, `[batches, N]`."""
     ordered = jnp.asarray(np.sort(lengths, axis=1).astype(np.int32))

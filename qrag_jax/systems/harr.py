@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -39,6 +39,7 @@ from qrag_jax.learners.query_update import make_update
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
 from qrag_jax.rollouts.agents import AgentRollout, Asks, Checks, Counts, Episode, Start
+from qrag_jax.rollouts.block_rounds import even_rounds
 from qrag_jax.rollouts.block_shapes import choose_row_blocks
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, batch_shapes, hop_batch
@@ -92,12 +93,7 @@ def open_system(
     if run.has_begun:
         check_same_config(load_config(run.config_path), given, FREE_FIELDS)
     config = HarrConfig.of(given)
-    if devices is not None:
-        raise InputError(
-            "--for compiles for devices that are not here, which have no index to search yet; "
-            "leave it out."
-        )
-    mesh = make_mesh(config.runtime.mesh)
+    mesh = make_mesh(config.runtime.mesh, devices)
     if config.agent.staleness and jax.process_count() > 1:
         raise InputError(
             f"config.agent.staleness is {config.agent.staleness}, and there are "
@@ -112,10 +108,11 @@ def open_system(
         # The server starts while the data are read and the corpus is embedded.
         models = None if dry else stack.enter_context(open_models(config, run.workdir))
         with StopSignal() as stop:
-            inputs = load_inputs(config, run.workdir, mesh, stop, is_kept=run.has_begun)
+            kept = run.has_begun
+            inputs = load_inputs(config, run.workdir, mesh, stop, is_kept=kept, searches=not dry)
         if not run.has_begun:
             save_config(given, run.config_path)
-        yield Harr(config, mesh, inputs, models)
+        yield Harr(config, mesh, inputs, models, placed=devices is None)
 
 
 @dataclasses.dataclass
@@ -124,12 +121,14 @@ class Harr:
 
     Attributes:
         models: what the agent and the rewards ask; None: nothing will be played.
+        placed: else the mesh's devices are described, and only shapes are made.
     """
 
     config: HarrConfig
     mesh: Mesh
     inputs: Inputs
     models: HarrModels | None = None
+    placed: bool = True
 
     def __post_init__(self) -> None:
         self.train, self.profile = self.config.train, self.config.profile
@@ -140,7 +139,7 @@ class Harr:
         config, inputs = self.config, self.inputs
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
-            f"{self.train.eval_every} steps, over {len(inputs.index.corpus)} passages; "
+            f"{self.train.eval_every} steps, over {inputs.passages}; "
             f"{self.train.steps} steps of {config.train.batch_size} questions × "
             f"{config.algorithm.members} episodes by the {config.agent.name} agent on "
             f"{self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
@@ -183,7 +182,11 @@ class Harr:
         """See `System`."""
         state = state_shapes(self._parts, self.inputs.encoder.trained)
         batch = batch_shapes(self.config.episodes, self._shape, self.config.policy)
-        return [Program("update", self._update, (state, batch, *self._base))]
+        learner, hops = self.learner, self._shape.hops
+        # Devices along `tensor` compute all their rows together (`models.compute.dealing`).
+        together = self.config.episodes * learner.encoder.module.group.tensor // self.mesh.size
+        loops = partial(even_rounds, learner.blocks, together * hops, self._shape.tokens)
+        return [Program("update", self._update, (state, batch, *self._base), loops)]
 
     @cached_property
     def learner(self) -> QueryEncoder:
@@ -231,7 +234,8 @@ class Harr:
     def _base(self) -> tuple[Any, ...]:
         if self.learner.base_shardings is None:
             return ()
-        return (placement.place(self.inputs.encoder.stored, self.learner.base_shardings),)
+        put = placement.place if self.placed else placement.shapes_on
+        return (put(self.inputs.encoder.stored, self.learner.base_shardings),)
 
     @cached_property
     def _update(self) -> Any:

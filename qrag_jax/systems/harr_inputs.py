@@ -45,20 +45,40 @@ class Inputs:
     """Everything that a run reads.
 
     Attributes:
+        searched: None: nothing will be searched.
         train: those that are trained on.
         data: content keys: of all training questions, by source, of the corpus, and of the choice
             of questions if there is one.
     """
 
     encoder: LoadedEncoder
-    index: ExactIndex
+    searched: ExactIndex | None
     train: Sequence[Asked]
     dev: Sequence[Asked]
     data: dict[str, str]
 
+    @property
+    def index(self) -> ExactIndex:
+        """The index that is searched."""
+        assert self.searched is not None
+        return self.searched
+
+    @property
+    def passages(self) -> str:
+        """Words for the screen: what is searched."""
+        if self.searched is None:
+            return "a corpus that is not read"
+        return f"{len(self.index.corpus)} passages"
+
 
 def load_inputs(
-    config: HarrConfig, workdir: Path, mesh: Mesh, stop: StopSignal, *, is_kept: bool
+    config: HarrConfig,
+    workdir: Path,
+    mesh: Mesh,
+    stop: StopSignal,
+    *,
+    is_kept: bool,
+    searches: bool = True,
 ) -> Inputs:
     """Reads the questions, prepares the encoder, and builds or opens the index of the corpus.
 
@@ -67,6 +87,7 @@ def load_inputs(
     Args:
         workdir: the run's folder.
         is_kept: the run has begun; the encoder in its folder is used as it is.
+        searches: whether anything will be searched; else the corpus is not read.
 
     Raises:
         InputError: the data, the encoder or the corpus cannot be used, or do not fit the config.
@@ -89,7 +110,7 @@ def load_inputs(
         is_kept=is_kept,
         platform=Platform.of(mesh),
     )
-    index = _index(config, workdir, mesh, questions, stop)
+    index = _index(config, workdir, mesh, questions, stop) if searches else None
     golds = _golds(config, questions, index)
     train, dev = golds[: len(questions.train)], golds[len(questions.train) :]
     asked = list(map(Asked, questions.train, train))
@@ -99,12 +120,14 @@ def load_inputs(
     for each in questions.train:
         by_source.setdefault(each.sample.source, []).append(each)
     keys = {n: fingerprint([e.sample for e in own]) for n, own in by_source.items()}
+    if index is not None:
+        keys["corpus"] = index.corpus.digest
     return Inputs(
         encoder=encoder,
-        index=index,
+        searched=index,
         train=[asked[number] for number in kept.numbers] if kept else asked,
         dev=[Asked(questions.dev[i], dev[i]) for i in shown],
-        data={**keys, "corpus": index.corpus.digest, **(kept.key if kept else {})},
+        data={**keys, **(kept.key if kept else {})},
     )
 
 
@@ -173,9 +196,10 @@ def _index(
     return ExactIndex.open(indexed.folder, indexed.corpus, mesh, encoder=encoder.digest())
 
 
-def _golds(config: HarrConfig, questions: RagQuestions, index: ExactIndex) -> list[Gold]:
+def _golds(config: HarrConfig, questions: RagQuestions, index: ExactIndex | None) -> list[Gold]:
     every = (*questions.train, *questions.dev)
-    names = names_of(index.corpus, (text for each in every for text in each.gold))
+    texts = {text for each in every for text in each.gold}
+    names = {text: text for text in texts} if index is None else names_of(index.corpus, texts)
     golds, without = [], 0
     mixture = config.reward.rewards
     for each in every:
