@@ -43,6 +43,8 @@ def main() -> int:
     only = [name for name in arguments.only.split(",") if name]
     if only and name not in IN_PARTS:
         parser.error(f"--only is for the suites {', '.join(IN_PARTS)}")
+    if only and arguments.quick and name != "gpu":
+        parser.error("--quick has no parts; leave out --only")
     try:
         cases = suite.run(arguments.quick, only) if only else suite.run(arguments.quick)
     except InputError as error:
