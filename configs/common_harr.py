@@ -83,6 +83,7 @@ def published(config: ConfigDict, algorithm: str, size: str) -> None:
     log-probabilities are those of the weights that acted, from float32 vectors.
     """
     config.encoder.path = f"Qwen/Qwen3-Embedding-{size.upper()}"
+    config.encoder.remat = "layers"  # changes no number; all values of a block take too much
     if config.agent.name == "react":
         # LlamaIndex counts 5 replies and fails at the fifth: 3 searches and an answer.
         config.agent.max_hops = 3
