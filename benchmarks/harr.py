@@ -5,21 +5,22 @@ with states that hold the history and with the sub-query alone, three seeds each
 questions are then answered by the trained retriever and by the one it began as. Data come from the
 folder QRAG_DATA (default ../shared/data). Runs and results are kept in runs/benchmarks/harr by
 version of the code: an interrupted suite resumes, and `--only=PART` runs one part, such as grpo-
-stateful-42. `--quick` trains the tiny configs instead.
+stateful-42 or update, which is the update beside PyTorch with PEFT (`harr_update`). `--quick`
+trains the tiny configs instead.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import harr_rollout
+from benchmarks import harr_rollout, harr_update
 from benchmarks.kept_runs import Kept, Part, command, train
 from benchmarks.report import Case
 from benchmarks.retrieval_cases.multi_step import DATA
@@ -30,7 +31,7 @@ SEEDS = (42, 43, 44)
 ALGORITHMS = ("grpo", "ppo")
 STATEFUL, STATELESS = STATES = ("stateful", "stateless")
 SCORES = ("f1", "recall")
-UNTRAINED, ROLLOUT = "untrained", "rollout"
+UNTRAINED, ROLLOUT, UPDATE = "untrained", "rollout", "update"
 STEPS, QUESTIONS, MEMBERS = 20, 8, 8
 # 64 episodes a step by both: groups of 8 of one question, or one of each question.
 BATCHES = {
@@ -77,7 +78,10 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
 
 
 def _parts(runs: Path) -> dict[str, Part]:
-    return {ROLLOUT: _rollout} | {
+    return {
+        ROLLOUT: partial(_kept, harr_rollout.cases),
+        UPDATE: partial(_kept, harr_update.cases),
+    } | {
         f"{algorithm}-{state}-{seed}": partial(_scored, runs, algorithm, state, seed)
         for seed in SEEDS
         for state in STATES
@@ -85,8 +89,8 @@ def _parts(runs: Path) -> dict[str, Part]:
     }
 
 
-def _rollout() -> dict[str, Any]:
-    return {"cases": [dataclasses.asdict(case) for case in harr_rollout.cases()]}
+def _kept(cases_of: Callable[[], Iterator[Case]]) -> dict[str, Any]:
+    return {"cases": [dataclasses.asdict(case) for case in cases_of()]}
 
 
 def _scored(runs: Path, algorithm: str, state: str, seed: int) -> dict[str, Any]:

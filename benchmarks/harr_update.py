@@ -1,8 +1,9 @@
 """Measures HARR's GRPO update beside PyTorch with PEFT: same weights, same batch, same loss.
 
-Float32 on a CPU. Where other jobs use the cores, torch's threads wait for each other and lose many
-times what ours do: then measure on one core (`taskset -c 0 python -m benchmarks …`). The old log-probabilities are a little off those of the weights, so some ratios
-are clipped. Both sides compute the same rows; texts are random tokens.
+Float32 on a CPU. The old log-probabilities are a little off those of the weights, so some ratios
+are clipped. Both sides compute the same rows; texts are random tokens. Where other jobs use the
+cores, torch's threads wait for each other and lose many times what ours do: then measure on one
+core (`taskset -c 0 python -m benchmarks --suite harr --only=update`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import optax
 from safetensors.numpy import load_file
 
-from benchmarks.measure import interleave, ratio
+from benchmarks.measure import forward_flops, interleave, ratio
 from benchmarks.report import Case
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
@@ -37,6 +38,7 @@ from qrag_jax.models.pretrained import (
     save_adapters,
     with_new_adapters,
 )
+from qrag_jax.models.trunks.bert import BertConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.block_shapes import choose_row_blocks
 from qrag_jax.rollouts.hop_batch import HopBatch
@@ -66,7 +68,9 @@ def cases(quick: bool = False) -> Iterator[Case]:
         raise InputError(f"{error}: pip install 'qrag_jax[test]' for the part update.") from None
     with tempfile.TemporaryDirectory() as name:
         out = Path(name)
-        folder = write_trainable_model("bert", out / "model", ["a b"], 2) if quick else find_minilm()
+        folder = (
+            write_trainable_model("bert", out / "model", ["a b"], 2) if quick else find_minilm()
+        )
         if folder is None:
             raise InputError("MiniLM, which the part update trains, cannot be had here.")
         loaded = _loaded(folder)
@@ -76,7 +80,7 @@ def cases(quick: bool = False) -> Iterator[Case]:
         batch = batch._replace(log_probs=_log_probs(loaded, batch))
         model = "tiny BERT" if quick else "MiniLM"
         yield from _equality(f"GRPO, {model} LoRA r{RANK}", loaded, batch, theirs, out / "ours")
-        yield _speed(f"GRPO, {model} LoRA r{RANK}", loaded, batch, theirs)
+        yield from _speed(f"GRPO, {model} LoRA r{RANK}", loaded, batch, theirs)
 
 
 def _loaded(folder: Path) -> LoadedEncoder:
@@ -105,7 +109,7 @@ def _batch(loaded: LoadedEncoder) -> HopBatch:
     tokens = rng.integers(6, vocab, (*searches, LONGEST)).astype(np.int32)
     vectors = rng.standard_normal((*searches, POLICY.pool, loaded.encoder.width), np.float32)
     order = rng.permuted(np.broadcast_to(np.arange(POLICY.pool), (*searches, POLICY.pool)), axis=2)
-    return HopBatch(
+    arrays: dict[str, Any] = dict(
         tokens=np.where(np.arange(LONGEST) < lengths[..., None], tokens, 0),
         lengths=lengths,
         pool=vectors / np.linalg.norm(vectors, axis=-1, keepdims=True),
@@ -116,6 +120,7 @@ def _batch(loaded: LoadedEncoder) -> HopBatch:
         episode_rewards=rng.random((episodes, 1), np.float32),
         hop_rewards=np.zeros((*searches, 0), np.float32),
     )
+    return HopBatch(**arrays)
 
 
 class _Ours:
@@ -150,7 +155,7 @@ class _Ours:
         return {name: float(value) for name, value in metrics.items()}
 
 
-def _log_probs(loaded: LoadedEncoder, batch: HopBatch) -> np.ndarray:
+def _log_probs(loaded: LoadedEncoder, batch: HopBatch) -> Any:
     """Those of the first weights plus the noise of the batch."""
     ours, noise = _Ours(loaded, optax.sgd(1.0)), batch.log_probs
     searches = Searches(batch.pool, batch.present, batch.actions, *[noise] * 6)
@@ -193,22 +198,34 @@ def _equality(
     )
 
 
-def _speed(name: str, loaded: LoadedEncoder, batch: HopBatch, theirs: Any) -> Case:
+def _speed(name: str, loaded: LoadedEncoder, batch: HopBatch, theirs: Any) -> Iterator[Case]:
+    """The update, and the products of both libraries, without which it cannot be judged."""
+    from benchmarks.matmul import measure_peaks
+
+    peaks, of_products = measure_peaks(ROUNDS, "float32")
+    yield of_products
     ours = _Ours(loaded, make_optimizer(OPTIMIZER))
     sides: dict[str, Callable[[int], Any]] = {
         "ours": lambda _: ours.step(batch),
         "peer": lambda _: theirs.step(batch),
     }
-    timings, tokens = interleave(sides, ROUNDS), int(np.sum(batch.lengths))
-    return Case(
+    timings, lengths = interleave(sides, ROUNDS), np.asarray(batch.lengths)
+    lengths, config = lengths[lengths > 0], loaded.encoder.module.config
+    assert isinstance(config, BertConfig)
+    # The gradient of the frozen weights is not needed: forward, and once more for the inputs.
+    flops = 2.0 * forward_flops(config, lengths)
+    seconds = {side: timing.median for side, timing in timings.items()}
+    yield Case(
         f"{name}: update",
-        tokens / timings["ours"].median,
+        float(lengths.sum() / seconds["ours"]),
         "tokens/s",
-        peer=tokens / timings["peer"].median,
+        peer=float(lengths.sum() / seconds["peer"]),
         ratio=ratio(timings["ours"], timings["peer"]),
         details={
-            "searches": int((batch.lengths > 0).sum()),
-            "tokens": tokens,
+            "searches": len(lengths),
+            "tokens": int(lengths.sum()),
+            "ours: share of jax's matmul peak": flops / seconds["ours"] / peaks.jax,
+            "torch: share of torch's matmul peak": flops / seconds["peer"] / peaks.torch,
             "ours: s of a round": ", ".join(f"{each:.2f}" for each in timings["ours"].seconds),
             "torch: s of a round": ", ".join(f"{each:.2f}" for each in timings["peer"].seconds),
             "torch: threads": theirs.threads,
