@@ -35,8 +35,9 @@ def plot_curve(metrics: Sequence[Mapping[str, float | None]], out: Path, title: 
 
     Above: fact EM and F1, or an agent's answer EM and F1 and its recall, with dashed lines at the
     last values of what they are compared with. Below: `train/loss`, raw and smoothed, and
-    `train/mean_q` or, of agents, `train/return` on a second axis. Needs no display. Values that are
-    missing, None, NaN or infinite are left out.
+    `train/mean_q` on a second axis; of agents, `train/entropy` of the first passage drawn and
+    `train/return`, because the loss of a policy that has just acted is 0 by its making. Needs no
+    display. Values that are missing, None, NaN or infinite are left out.
 
     Args:
         metrics: rows with `step` and any of the names above, as from `read_metrics`.
@@ -78,17 +79,22 @@ def _draw_evaluation(axes: Axes, metrics: Sequence[Mapping[str, float | None]]) 
 
 
 def _draw_training(axes: Axes, metrics: Sequence[Mapping[str, float | None]]) -> None:
-    steps, losses = _series(metrics, "train/loss")
+    # Q-RAG has entropy and return as well, which tell less of it than loss and mean Q.
+    of_agent = not _series(metrics, "train/mean_q")[0] and bool(
+        _series(metrics, "train/entropy")[0]
+    )
+    of_left, label = ("train/entropy", "entropy, nats") if of_agent else ("train/loss", "loss")
+    of_right = "train/return" if of_agent else "train/mean_q"
+    steps, values = _series(metrics, of_left)
     if steps:
-        axes.plot(steps, losses, color=_LOSS, alpha=0.25, linewidth=0.8, label="loss")
-        axes.plot(steps, _smoothed(losses), color=_LOSS, linewidth=1.6, label="loss, smoothed")
+        axes.plot(steps, values, color=_LOSS, alpha=0.25, linewidth=0.8, label=label)
+        smooth = f"{label}, smoothed"
+        axes.plot(steps, _smoothed(values), color=_LOSS, linewidth=1.6, label=smooth)
     else:
         axes.text(0.5, 0.5, "no training yet", ha="center", va="center", transform=axes.transAxes)
-    axes.set_ylabel("loss")
+    axes.set_ylabel(label)
     axes.grid(alpha=0.3)
     handles, labels = axes.get_legend_handles_labels()
-    # Q-RAG has a return as well, which its evaluations show.
-    of_right = "train/mean_q" if _series(metrics, "train/mean_q")[0] else "train/return"
     steps, values = _series(metrics, of_right)
     if steps:
         right, name = axes.twinx(), _ON_THE_RIGHT[of_right]
