@@ -37,6 +37,13 @@ def test_what_a_run_leaves(run: Path) -> None:
     assert (run / "learning_curve.png").stat().st_size > 10_000
 
 
+def test_a_dry_run_embeds_no_corpus(commands: Commands) -> None:
+    out = commands.succeed("train", *TINY, "--dry_run")
+    assert "over a corpus that is not read" in out
+    assert "  update: " in out
+    assert "1 programs, each compiled once" in out
+
+
 def test_stopped_and_gone_on(commands: Commands, run: Path, tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     process = commands.start("train", *TINY, f"--workdir={workdir}")
