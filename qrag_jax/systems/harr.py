@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -36,6 +37,7 @@ from qrag_jax.learners.query_state import (
     state_shardings,
 )
 from qrag_jax.learners.query_update import make_update
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
 from qrag_jax.rollouts.agents import AgentRollout, Asks, Checks, Counts, Episode, Start
@@ -45,7 +47,7 @@ from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, batch_shapes, hop_batch
 from qrag_jax.rollouts.mesh_tower import MeshTower
 from qrag_jax.rollouts.patient_play import Patience
-from qrag_jax.rollouts.pool_search import PoolSearch, QueryRows
+from qrag_jax.rollouts.pool_search import Ask, Found, PoolSearch, QueryRows
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
@@ -131,6 +133,9 @@ class Harr:
     placed: bool = True
 
     def __post_init__(self) -> None:
+        # Programs that send between devices must begin in the same order on all of them, also those
+        # of a thread that plays ahead.
+        self._device = threading.Lock()
         self.train, self.profile = self.config.train, self.config.profile
         self.data = self.inputs.data
         self.provenance = self.models.provenance if self.models else {}
@@ -171,8 +176,12 @@ class Harr:
 
     def update(self, state: QueryState, episodes: HopBatch) -> tuple[QueryState, dict[str, Any]]:
         """See `System`."""
-        with jax.transfer_guard("disallow"):
-            return self._update(state, episodes, *self._base)
+        with self._device, jax.transfer_guard("disallow"):
+            updated = self._update(state, episodes, *self._base)
+            if self.config.agent.staleness and Platform.of(self.mesh).on_cpu:
+                # It has no queue that keeps the order of programs.
+                jax.block_until_ready(updated)
+            return updated
 
     def evaluate(self, state: QueryState, step: int, stop: StopSignal) -> Evaluation:
         """See `System`."""
@@ -290,8 +299,13 @@ class Harr:
     def rollout(self, params: Any, stop: StopSignal, *, is_greedy: bool = False) -> AgentRollout:
         """Plays episodes by these parameters."""
         search = self._search(params, is_greedy=is_greedy)
+
+        def one_at_a_time(asks: Sequence[Ask]) -> Sequence[Found | Failure]:
+            with self._device:
+                return search(asks)
+
         watch = self.watch(stop)
-        return AgentRollout(self._agent, search, self._model, self.config.agent.play, watch)
+        return AgentRollout(self._agent, one_at_a_time, self._model, self.config.agent.play, watch)
 
     def play(
         self, params: Any, starts: Sequence[Start], stop: StopSignal, *, is_greedy: bool = False

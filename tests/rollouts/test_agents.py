@@ -157,7 +157,7 @@ def test_an_episode_that_breaks_is_played_again_with_other_draws() -> None:
 
 
 def test_an_episode_that_keeps_breaking_has_no_answer() -> None:
-    playing = rollout(react(), Thinking(lambda _: Failure("server", "HTTP 500.")))
+    playing = rollout(react(), Thinking(lambda _: Failure("server", "HTTP 500."), seconds=0.5))
     played = playing.play(starts(2))
     assert all(isinstance(each.ended, Broken) for each in played)
     assert {each.ended.cause for each in played if isinstance(each.ended, Broken)} == {"server"}

@@ -202,3 +202,17 @@ def test_the_published_constants() -> None:
     assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.clip_norm) == (1e-5, 0, 1)
     assert (optimizer.schedule, optimizer.warmup_steps) == ("constant", 0)
     assert (found.encoder.lora.rank, found.encoder.lora.alpha) == (32, 64.0)
+
+
+def test_a_batch_is_played_while_eight_devices_learn(tmp_path: Path) -> None:
+    """Programs of both threads send between the devices; a wrong order would never end."""
+    config = small(agent__staleness=1, train__steps=6, train__batch_size=4)
+    harr.check(config)
+    with Run.open(tmp_path / "run", 0.0) as run, harr.open_system(config, run) as system:
+        assert system.mesh.size == 8
+        state, stop = system.first_state(), StopSignal()
+        experience = system.experience(NewRun(), stop)
+        for step in range(6):
+            state, metrics = system.update(state, experience.next(state, step, stop))
+            assert np.isfinite(float(metrics["loss"]))
+    assert experience.position() == (6, [])
