@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from configs import harr_grpo
+from qrag_jax.data.decompositions import Decomposition
+from qrag_jax.runtime.run import Run
+from qrag_jax.systems import harr
 from tests.entry_points import Commands, losses, metric_lines, refusal, saved_state
+from tests.llm.model_server import Call, ModelServer, Reply
+from tests.systems.knowing_model import KnowingModel
 
 TINY = (
     "--config=configs/harr_grpo.py:tiny",
@@ -19,6 +27,7 @@ TINY = (
     "--config.train.steps=6",
     "--config.encoder.scratch.layers=1",
 )
+TRAINING, QUESTIONS = 64, 4  # questions to train on, and of one batch
 
 
 @pytest.fixture(scope="module")
@@ -64,26 +73,86 @@ def returns(workdir: Path) -> dict[int, float]:
     return {line["step"]: line["train/return"] for line in lines if "train/return" in line}
 
 
-def test_killed_while_the_next_batch_is_played(commands: Commands, tmp_path: Path) -> None:
-    """Batches that were played and not learned from are in the checkpoint."""
-    ahead = (*TINY, "--config.agent.staleness=1", "--config.train.checkpoint_every=2")
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decomposition]:
+    """How the training questions are taken apart, and then the others, by their text."""
+    folder = tmp_path_factory.mktemp("apart") / "run"
+    with (
+        Run.open(folder, 0.0) as run,
+        harr.open_system(harr_grpo.get_config("tiny"), run) as system,
+    ):
+        every = (*system.inputs.train, *system.inputs.dev)
+        pairs = {each.gold.question: each.question.decomposition for each in every}
+    return {question: each for question, each in pairs.items() if each is not None}
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_killed_inside_a_rollout(
+    staleness: int, apart: dict[str, Decomposition], commands: Commands, tmp_path: Path
+) -> None:
+    """The model server kills the training before it answers the fourth batch's first request."""
+    knowing = KnowingModel(apart)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    commands.succeed("train", *ahead, f"--workdir={whole}")
-    process = commands.start("train", *ahead, f"--workdir={killed}")
-    kept = killed / "checkpoints" / "last" / "2"
-    while process.poll() is None and not kept.exists():
-        pass
-    process.kill()
-    process.communicate(timeout=60)
-    out = commands.succeed("train", *ahead, f"--workdir={killed}")
-    assert "resumed" in out
+    saved = killed / "checkpoints" / "last" / str(3 - staleness)
+    processes: list[Any] = []
+
+    def kills(call: Call) -> Reply:
+        if processes and len(begun(server.calls, apart)) > 3 * QUESTIONS:
+            until = time.monotonic() + 120
+            while not saved.exists() and time.monotonic() < until:
+                time.sleep(0.01)
+            processes.pop().kill()
+        return knowing(call)
+
+    with ModelServer(knowing) as server:
+        given = (
+            "--config=configs/harr_grpo.py:synthetic-react-tiny",
+            *TINY[1:],
+            "--config.train.checkpoint_every=1",
+            "--config.train.eval_every=6",
+            f"--config.agent.staleness={staleness}",
+            f"--config.llm.url={server.url}",
+            "--config.llm.model=tiny",
+            "--config.llm.cache=''",
+        )
+        commands.succeed("train", *given, f"--workdir={whole}")
+        asked = begun(server.calls, apart)
+        server.calls.clear()
+        server.script = kills
+        process = commands.start("train", *given, f"--workdir={killed}")
+        processes.append(process)
+        process.communicate(timeout=300)
+        assert process.returncode == -signal.SIGKILL
+        assert not processes
+        server.calls.clear()
+        out = commands.succeed("train", *given, f"--workdir={killed}")
+        again = begun(server.calls, apart)
+    assert f"resumed {killed} at step {3 - staleness}" in out
+    # The batches before are not played again; all later ones are, each question once.
+    assert len(asked) == 6 * QUESTIONS
+    by_batch = [sorted(asked[n : n + QUESTIONS]) for n in range(0, len(asked), QUESTIONS)]
+    gone_on = [sorted(again[n : n + QUESTIONS]) for n in range(0, len(again), QUESTIONS)]
+    assert gone_on == by_batch[3:]
     assert losses(killed) == losses(whole)
     assert returns(killed) == returns(whole)
     one, other = saved_state(killed, 6), saved_state(whole, 6)
     for name, value in other.items():
         np.testing.assert_array_equal(one[name], value, err_msg=name)
-    told = refusal(commands.run("train", *TINY, f"--workdir={whole}"))
-    assert "config.agent.staleness" in told
+    changed = (*given, f"--config.agent.staleness={1 - staleness}", f"--workdir={whole}")
+    assert "config.agent.staleness" in refusal(commands.run("train", *changed))
+
+
+def begun(calls: Sequence[Call], apart: Mapping[str, Decomposition]) -> list[str]:
+    """The training questions whose first plan was asked for, in this order."""
+    found = []
+    for call in list(calls):
+        messages = call.body["messages"]
+        if len(messages) != 2 or "<passages>" in call.prompt or "<searches>" in call.prompt:
+            continue
+        (question,) = (each for each in apart if each in call.prompt)
+        if [*apart].index(question) < TRAINING:
+            found.append(question)
+    return found
 
 
 def test_scores(commands: Commands, run: Path, tmp_path: Path) -> None:

@@ -254,17 +254,22 @@ def test_a_full_queue_and_a_client_that_leaves(commands: Commands, index: Path) 
         while not server.measure('qrag_errors_total{kind="client_gone"}'):
             assert time.monotonic() < until
             time.sleep(0.05)
-        # The places of those who left are free, and nobody else's are.
-        kept = server.later("/retrieve", {"queries": ["stars", "lamps"]})
-        while server.measure("qrag_queue_questions") != 2 and not kept.done():
-            assert time.monotonic() < until
-        full = server.post("/retrieve", {"queries": ["rivers"]})
+        # The places of those who left are free, and nobody else's are. A slow machine may answer
+        # those who wait before it is asked again: then they are asked once more.
+        for times in range(1, 6):
+            kept = server.later("/retrieve", {"queries": ["stars", "lamps"]})
+            while server.measure("qrag_queue_questions") != 2 and not kept.done():
+                assert time.monotonic() < until
+            full = server.post("/retrieve", {"queries": ["rivers"]})
+            assert [hits[0]["id"] for hits in kept.result(LIMIT).json()["result"]] == ["p6", "p9"]
+            if full.status_code != 200:
+                break
         assert full.status_code == 503
         assert full.headers["Retry-After"] == "1"
         assert full.json() == {"error": "2 questions wait already; ask again later."}
-        assert [hits[0]["id"] for hits in kept.result(LIMIT).json()["result"]] == ["p6", "p9"]
         assert server.measure('qrag_errors_total{kind="busy"}') == 1
-        assert server.measure("qrag_batch_questions_sum") == 2  # not those who left
+        # Those who left are not among them.
+        assert server.measure("qrag_batch_questions_sum") == 3 * times - 1
 
 
 # ---------------------------------------------------------------------- start and end
