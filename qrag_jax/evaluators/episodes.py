@@ -25,6 +25,7 @@ from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, rollout
+from qrag_jax.runtime.gpu_options import compiler_options
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
 
@@ -125,6 +126,7 @@ def make_play(player: Player, block_shapes: BlockShapes) -> Play:
         ),
         in_shardings=(shardings, NamedSharding(player.mesh, by_episode)),
         out_shardings=NamedSharding(player.mesh, by_episode),
+        compiler_options=compiler_options(player.mesh, adapters=isinstance(shardings, Adapted)),
     )
 
 

@@ -44,6 +44,7 @@ from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, rollout
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from qrag_jax.rollouts.replay import replay
+from qrag_jax.runtime.gpu_options import compiler_options
 from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
 
 PlayStep = Callable[..., Played]  # (state, batch, number of the batch), then a base if any
@@ -95,6 +96,7 @@ def make_play_step(towers: TwoTowers) -> PlayStep:
         play,
         in_shardings=placed if base_shardings is None else (*placed, base_shardings),
         out_shardings=NamedSharding(mesh, by_episode),
+        compiler_options=compiler_options(mesh, adapters=base_shardings is not None),
     )
 
 

@@ -25,12 +25,8 @@ from qrag_jax.learners.state import optimizer_step
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.hop_batch import HopBatch
-from qrag_jax.runtime.platform import GPU, Platform
+from qrag_jax.runtime.gpu_options import compiler_options
 from qrag_jax.runtime.sharding import BATCH_AXES
-
-# XLA would compute x·W and an adapter's x·A as one product of [W, A], and then copy its two parts:
-# for Qwen3-0.6B that is an eighth of an update's time, as estimated for H100s.
-_GPU_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
 
 Metrics = dict[str, jax.Array]
 Update = Callable[..., tuple[QueryState, Metrics]]  # (state, HopBatch), then a base if any
@@ -116,7 +112,7 @@ def make_update(learner: QueryEncoder) -> Update:
         if learner.base_shardings is None
         else (*placed, learner.base_shardings),
         out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())),
-        compiler_options=_GPU_OPTIONS if Platform.of(mesh).kind == GPU else None,
+        compiler_options=compiler_options(mesh, adapters=learner.base_shardings is not None),
     )
 
 

@@ -15,6 +15,7 @@ from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.chunks import Draws
+from qrag_jax.runtime.gpu_options import compiler_options
 from qrag_jax.runtime.sharding import BATCH_AXES, specs_of, sum_over_data
 
 Metrics = dict[str, jax.Array]
@@ -125,6 +126,7 @@ def make_step(
         donate_argnums=0,
         in_shardings=placed if base_shardings is None else (*placed, base_shardings),
         out_shardings=(shardings, NamedSharding(mesh, replicated)),
+        compiler_options=compiler_options(mesh, adapters=base_shardings is not None),
     )
 
 

@@ -20,9 +20,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.data.tokens import TextTokenizer
+from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows
 from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.runtime.gpu_options import compiler_options
 from qrag_jax.runtime.mesh import replicate
 from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
 
@@ -89,7 +91,12 @@ def make_embed(
         on_device, mesh=mesh, in_specs=(specs, by_row, by_row), out_specs=by_row, check_vma=False
     )
     rows = NamedSharding(mesh, by_row)
-    return jax.jit(over_mesh, in_shardings=(shardings, rows, rows), out_shardings=rows)
+    return jax.jit(
+        over_mesh,
+        in_shardings=(shardings, rows, rows),
+        out_shardings=rows,
+        compiler_options=compiler_options(mesh, adapters=isinstance(shardings, Adapted)),
+    )
 
 
 class Group(NamedTuple):
