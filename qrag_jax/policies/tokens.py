@@ -1,0 +1,163 @@
+"""Log-probabilities of sampled tokens, without an array of tokens × vocabulary.
+
+The vocabulary is computed a block at a time: the forward pass keeps a running maximum and sums (as
+in Milakov & Gimelshein, arXiv 1805.02867), the backward pass computes each block's logits again. So
+memory holds the logits of one block only; autodiff would keep those of all blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from qrag_jax.models.compute.group import Group, sum_to_part, whole
+from qrag_jax.models.compute.precision import exact
+
+_LOWEST = -1e30  # below every logit; -inf would make NaNs of differences
+
+
+class Vocabulary(NamedTuple):
+    """How logits become log-probabilities. It is hashable, so it can be static under jit.
+
+    Attributes:
+        temperature: logits are divided by it, as by the sampler.
+        numbers: logits that exist at a time, at most; a block has at least one column.
+        products: dtype of the factors of logits; sums are float32.
+        group: the devices that hold the head in parts along its width.
+    """
+
+    temperature: float = 1.0
+    numbers: int = 2**24
+    products: jnp.dtype = jnp.dtype(jnp.float32)
+    group: Group = Group()
+
+    def block(self, rows: int, words: int) -> int:
+        """Columns of a block: the fewest blocks that are small enough, all of one size."""
+        most = min(words, max(1, self.numbers // max(rows, 1)))
+        return math.ceil(words / math.ceil(words / most))
+
+
+class TokenScores(NamedTuple):
+    """Of the policy at each sampled token; float32 `[S]`.
+
+    log_probs: of the token that was sampled.
+    entropy: of the distribution that it was sampled from, in nats.
+    """
+
+    log_probs: jax.Array
+    entropy: jax.Array
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def token_scores(
+    how: Vocabulary, hidden: jax.Array, head: jax.Array, tokens: jax.Array
+) -> TokenScores:
+    """Log-probabilities of tokens, and the entropies; both have gradients.
+
+    Args:
+        hidden: `[S, H]`, the hidden states before the tokens.
+        head: `[V, H]`, or this device's part of it, `[V, H/f]`; tied to the word table or not.
+        tokens: int `[S]`, each below V.
+    """
+    return _forward(how, hidden, head, tokens)[0]
+
+
+class _Blocks:
+    """Walks over the vocabulary; the last block overlaps the one before if V is no multiple."""
+
+    def __init__(self, how: Vocabulary, hidden: jax.Array, head: jax.Array) -> None:
+        self.how, self.hidden, self.head = how, hidden, head
+        self.words = len(head)
+        self.size = how.block(len(hidden), self.words)
+        self.number = math.ceil(self.words / self.size)
+        self.in_parts = head.shape[-1] != hidden.shape[-1]
+
+    def columns(self, number: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The words of a block, and which of them no earlier block has had."""
+        first = jnp.minimum(number * self.size, self.words - self.size)
+        words = first + jnp.arange(self.size)
+        return words, words >= number * self.size
+
+    def part(self, first: jax.Array) -> jax.Array:
+        """The head of a block, whole: `[size, H]`."""
+        part = jax.lax.dynamic_slice_in_dim(self.head, first, self.size)
+        part = part.astype(self.how.products)
+        return whole(self.how.group, 1, part) if self.in_parts else part
+
+    def logits(self, part: jax.Array) -> jax.Array:
+        """float32 `[S, size]`, divided by the temperature."""
+        product = _product(self.how, self.hidden, part, ((1,), (1,)))
+        return product / self.how.temperature
+
+
+def _product(how: Vocabulary, one, other, contracted):
+    return jax.lax.dot_general(
+        one.astype(how.products),
+        other.astype(how.products),
+        (contracted, ((), ())),
+        precision=exact(how.products),
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _forward(how, hidden, head, tokens):
+    blocks = _Blocks(how, hidden, head)
+
+    def one(number, sums):
+        most, total, weighted, chosen = sums
+        words, new = blocks.columns(number)
+        logits = blocks.logits(blocks.part(words[0]))
+        known = jnp.where(new[None], logits, _LOWEST)
+        highest = jnp.maximum(most, known.max(axis=1))
+        scale, powers = jnp.exp(most - highest), jnp.exp(known - highest[:, None])
+        place = tokens - words[0]
+        inside = (place >= 0) & (place < blocks.size)
+        own = jnp.take_along_axis(logits, jnp.clip(place, 0, blocks.size - 1)[:, None], 1)[:, 0]
+        return (
+            highest,
+            total * scale + powers.sum(axis=1),
+            weighted * scale + (powers * logits).sum(axis=1),
+            jnp.where(inside, own, chosen),
+        )
+
+    nothing = jnp.zeros(len(hidden), jnp.float32)
+    start = nothing + _LOWEST, nothing, nothing, nothing
+    most, total, weighted, chosen = jax.lax.fori_loop(0, blocks.number, one, start)
+    log_total, mean = most + jnp.log(total), weighted / total
+    scores = TokenScores(chosen - log_total, log_total - mean)
+    return scores, (hidden, head, tokens, log_total, mean)
+
+
+def _backward(how, saved, gradient):
+    """With p the probabilities, z the logits: ∂log p_a/∂z = 1[a] − p, ∂H/∂z = −p·(z − Σ p·z)."""
+    hidden, head, tokens, log_total, mean = saved
+    blocks = _Blocks(how, hidden, head)
+    of_log_probs, of_entropy = (each[:, None] for each in gradient)
+
+    def one(number, sums):
+        of_hidden, of_head = sums
+        words, new = blocks.columns(number)
+        part = blocks.part(words[0])
+        logits = blocks.logits(part)
+        powers = jnp.exp(logits - log_total[:, None])
+        chosen = (tokens[:, None] == words[None]).astype(jnp.float32)
+        each = of_log_probs * (chosen - powers) - of_entropy * powers * (logits - mean[:, None])
+        each = jnp.where(new[None], each, 0.0) / how.temperature
+        of_hidden += _product(how, each, part, ((1,), (0,)))
+        # JAX leaves this out where nobody asks for the gradient of the head.
+        own = _product(how, each, hidden, ((0,), (0,)))
+        own = sum_to_part(how.group, 1, own) if blocks.in_parts else own
+        before = jax.lax.dynamic_slice_in_dim(of_head, words[0], blocks.size)
+        of_head = jax.lax.dynamic_update_slice_in_dim(of_head, before + own, words[0], 0)
+        return of_hidden, of_head
+
+    start = jnp.zeros(hidden.shape, jnp.float32), jnp.zeros(head.shape, jnp.float32)
+    of_hidden, of_head = jax.lax.fori_loop(0, blocks.number, one, start)
+    return of_hidden.astype(hidden.dtype), of_head.astype(head.dtype), None
+
+
+token_scores.defvjp(_forward, _backward)

@@ -1,0 +1,157 @@
+"""Log-probabilities and entropies in blocks of the vocabulary, beside those of a plain softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from qrag_jax.models.compute.group import Group
+from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
+
+ROWS, WORDS, WIDTH = 12, 101, 16
+
+
+def setting(rows: int = ROWS, words: int = WORDS) -> tuple[jax.Array, jax.Array, jax.Array]:
+    draw = np.random.default_rng(0)
+    hidden = draw.normal(size=(rows, WIDTH)).astype(np.float32)
+    head = draw.normal(size=(words, WIDTH)).astype(np.float32)
+    tokens = draw.integers(0, words, rows)
+    tokens[:2] = 0, words - 1
+    return jnp.asarray(hidden), jnp.asarray(head), jnp.asarray(tokens)
+
+
+def plain(temperature: float, hidden: Any, head: Any, tokens: Any) -> TokenScores:
+    """By the definition."""
+    logits = jnp.matmul(hidden, head.T, precision="highest") / temperature
+    log_probs = jax.nn.log_softmax(logits)
+    entropy = -(jnp.exp(log_probs) * log_probs).sum(axis=1)
+    return TokenScores(log_probs[jnp.arange(len(tokens)), tokens], entropy)
+
+
+def summed(scores: TokenScores) -> jax.Array:
+    """A loss in which every number has another weight."""
+    weights = jnp.arange(1.0, len(scores.log_probs) + 1)
+    return (weights * scores.log_probs).sum() + (jnp.sqrt(weights) * scores.entropy).sum()
+
+
+@pytest.mark.parametrize("columns", [1, 7, 50, 101, 1000])
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
+def test_it_is_the_softmax(columns: int, temperature: float) -> None:
+    hidden, head, tokens = setting()
+    how = Vocabulary(temperature, numbers=columns * ROWS)
+    expected = plain(temperature, hidden, head, tokens)
+    for one, other in zip(token_scores(how, hidden, head, tokens), expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+    def ours(hidden: Any, head: Any) -> jax.Array:
+        return summed(token_scores(how, hidden, head, tokens))
+
+    def theirs(hidden: Any, head: Any) -> jax.Array:
+        return summed(plain(temperature, hidden, head, tokens))
+
+    for one, other in zip(
+        jax.grad(ours, (0, 1))(hidden, head), jax.grad(theirs, (0, 1))(hidden, head), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
+
+
+def test_blocks_have_one_size_and_are_few() -> None:
+    assert Vocabulary(numbers=100).block(10, 95) == 10
+    assert Vocabulary(numbers=100).block(10, 11) == 6
+    assert Vocabulary(numbers=100).block(1000, 11) == 1
+    assert Vocabulary().block(8, 50) == 50
+
+
+def test_large_logits_stay_finite() -> None:
+    hidden, head, tokens = setting()
+    scores = token_scores(Vocabulary(numbers=10 * ROWS), 300 * hidden, head, tokens)
+    expected = plain(1.0, 300 * hidden, head, tokens)
+    np.testing.assert_allclose(scores.log_probs, expected.log_probs, rtol=1e-5, atol=1e-3)
+    gradient = jax.grad(
+        lambda hidden: summed(token_scores(Vocabulary(), 300 * hidden, head, tokens))
+    )(hidden)
+    assert np.isfinite(gradient).all()
+
+
+def test_a_head_that_is_not_learned_costs_no_gradient() -> None:
+    hidden, head, tokens = setting()
+
+    def loss(hidden: Any, head: Any) -> jax.Array:
+        return summed(token_scores(Vocabulary(numbers=20 * ROWS), hidden, head, tokens))
+
+    def products(learned: Any) -> int:
+        text = jax.jit(jax.grad(loss, learned)).lower(hidden, head).as_text()
+        return text.count("dot_general")
+
+    assert products(0) == 3  # the logits twice, and the gradient of the hidden states
+    assert products((0, 1)) == 4
+
+
+def test_no_array_of_tokens_by_vocabulary() -> None:
+    rows, words = 64, 1000
+    hidden, head, tokens = setting(rows, words)
+
+    def loss(score: Any, hidden: Any, head: Any) -> jax.Array:
+        return summed(score(hidden, head, tokens))
+
+    def blocked(hidden: Any, head: Any, tokens: Any) -> TokenScores:
+        return token_scores(Vocabulary(numbers=rows * 50), hidden, head, tokens)
+
+    def program(score: Any) -> Any:
+        return jax.jit(jax.grad(lambda *given: loss(score, *given), (0, 1))).lower(hidden, head)
+
+    def whole(hidden: Any, head: Any, tokens: Any) -> TokenScores:
+        return plain(1.0, hidden, head, tokens)
+
+    assert f"{rows}x{words}x" in program(whole).as_text()
+    assert f"{rows}x{words}x" not in program(blocked).as_text()
+    temporary = [
+        program(each).compile().memory_analysis().temp_size_in_bytes for each in (blocked, whole)
+    ]
+    assert temporary[0] < temporary[1] - 2 * rows * words
+
+
+def test_bfloat16_products_are_close() -> None:
+    hidden, head, tokens = setting()
+    half = Vocabulary(numbers=20 * ROWS, products=jnp.dtype(jnp.bfloat16))
+    scores = token_scores(half, hidden, head, tokens)
+    assert scores.log_probs.dtype == jnp.float32
+    expected = plain(1.0, hidden, head, tokens)
+    np.testing.assert_allclose(scores.log_probs, expected.log_probs, atol=0.1)
+
+
+def test_a_head_in_parts() -> None:
+    """Each of four devices has rows of its own and a quarter of the head."""
+    hidden, head, tokens = setting()
+    how = Vocabulary(numbers=30 * 3, group=Group(fsdp=4))
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(1, 4, 1), ("data", "fsdp", "tensor"))
+    rows, part = PartitionSpec("fsdp"), PartitionSpec(None, "fsdp")
+
+    def on_device(hidden: Any, head: Any, tokens: Any, weights: Any) -> Any:
+        def loss(hidden: Any, head: Any) -> jax.Array:
+            scores = token_scores(how, hidden, head, tokens)
+            return (weights * (scores.log_probs + scores.entropy)).sum()
+
+        return jax.grad(loss, (0, 1))(hidden, head)
+
+    over_mesh = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(rows, part, rows, rows),
+        out_specs=(rows, part),
+        check_vma=False,
+    )
+    weights = jnp.arange(1.0, ROWS + 1)
+
+    def whole(hidden: Any, head: Any) -> jax.Array:
+        scores = plain(1.0, hidden, head, tokens)
+        return (weights * (scores.log_probs + scores.entropy)).sum()
+
+    found = jax.jit(over_mesh)(hidden, head, tokens, weights)
+    for one, other in zip(found, jax.grad(whole, (0, 1))(hidden, head), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
