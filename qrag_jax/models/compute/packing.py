@@ -58,6 +58,9 @@ class Layout(NamedTuple):
         place: `[R, L]`, the place of each token of a row; arbitrary beyond the row's end.
         lengths: `[R]`, tokens of each row; 0: there is no such row.
         dropout: dropout of adapters or of the trunk, if there is any.
+        shared: `[groups]`, tokens that all rows of a group of R / groups neighbours begin with.
+            Each of these has one place, which belongs to the group's first row (`sharing`). None:
+            no row shares a place.
     """
 
     row: jax.Array
@@ -65,6 +68,7 @@ class Layout(NamedTuple):
     place: jax.Array
     lengths: jax.Array
     dropout: TokenDropout | None = None
+    shared: jax.Array | None = None
 
     def at_depth(self, depth: int | jax.Array) -> Layout:
         """The layout with the dropout keys of one depth: 0 before all layers, n in layer n - 1."""
@@ -115,14 +119,28 @@ def from_rows(rows: jax.Array, layout: Layout) -> jax.Array:
     return jnp.where(used[:, None], rows.reshape(-1, width)[flat], 0)
 
 
-# Every used place belongs to exactly one row, so both gradients are gathers. Autodiff would use
-# scatters.
+# Both gradients are gathers; autodiff would use scatters. A place belongs to exactly one row, or to
+# all rows of its group.
 def _to_rows_backward(layout: Layout, gradient: jax.Array) -> tuple[jax.Array, None]:
-    return from_rows(gradient, layout), None
+    own = from_rows(gradient, layout)
+    if layout.shared is None:
+        return own, None
+    groups, (count, length, width) = len(layout.shared), gradient.shape
+    inside = jnp.arange(length)[None] < layout.lengths[:, None]
+    known = jnp.where(inside[..., None], gradient, 0)
+    total = known.reshape(groups, count // groups, length, width).sum(axis=1)
+    group = jnp.minimum(layout.row // (count // groups), groups - 1)
+    in_common = (layout.position < layout.shared[group]) & (layout.row < count)
+    return jnp.where(in_common[:, None], total[group, layout.position], own), None
 
 
 def _from_rows_backward(layout: Layout, gradient: jax.Array) -> tuple[jax.Array, None]:
-    inside = jnp.arange(layout.place.shape[1])[None] < layout.lengths[:, None]
+    number = jnp.arange(layout.place.shape[1])[None]
+    inside = number < layout.lengths[:, None]
+    if layout.shared is not None:
+        members = len(layout.lengths) // len(layout.shared)
+        is_first = jnp.arange(len(layout.lengths)) % members == 0
+        inside &= is_first[:, None] | (number >= jnp.repeat(layout.shared, members)[:, None])
     return jnp.where(inside[..., None], gradient[layout.place], 0), None
 
 

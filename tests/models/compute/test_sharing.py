@@ -1,0 +1,127 @@
+"""Rows that share their first tokens, beside the same rows computed one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from qrag_jax.models.compute.packing import from_rows, to_rows
+from qrag_jax.models.compute.sharing import shared_layout
+from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.models.trunks.trunk import WORDS
+
+MEMBERS, LENGTH, PLACES = 3, 9, 40
+SHARED = np.array([4, 2, 5, 0], np.int32)  # the third group has no row
+LENGTHS = np.array([6, 0, 9, 5, 3, 2, 0, 0, 0, 4, 1, 3], np.int32)
+
+
+def places_by_hand() -> dict[tuple[int, int], int]:
+    """(row, position) → the token's place, in the order of the places."""
+    found: dict[tuple[int, int], int] = {}
+    place = 0
+    for group, shared in enumerate(SHARED):
+        rows = [row for row in range(MEMBERS * group, MEMBERS * (group + 1)) if LENGTHS[row]]
+        if not rows:
+            continue
+        for position in range(shared):
+            for row in rows:
+                found[row, position] = place
+            place += 1
+        for row in rows:
+            for position in range(shared, LENGTHS[row]):
+                found[row, position] = place
+                place += 1
+    return found
+
+
+def layout_of() -> Any:
+    return shared_layout(jnp.asarray(SHARED), jnp.asarray(LENGTHS), PLACES, LENGTH)
+
+
+def test_every_token_has_its_place() -> None:
+    layout, expected = layout_of(), places_by_hand()
+    assert {(r, p): int(layout.place[r, p]) for r, p in expected} == expected
+    used = max(expected.values()) + 1
+    for place in range(used):
+        row, position = int(layout.row[place]), int(layout.position[place])
+        assert expected[row, position] == place
+        if position < SHARED[row // MEMBERS]:
+            assert row % MEMBERS == 0
+    assert (np.asarray(layout.row[used:]) == len(LENGTHS)).all()
+
+
+def test_too_few_places_are_not_asked_for() -> None:
+    assert max(places_by_hand().values()) < PLACES
+
+
+def test_gradients_of_the_moves_are_those_of_the_indexing() -> None:
+    layout, expected = layout_of(), places_by_hand()
+    draw = np.random.default_rng(0)
+    packed = draw.normal(size=(PLACES, 2)).astype(np.float32)
+    weights = draw.normal(size=(len(LENGTHS), LENGTH, 2)).astype(np.float32)
+    inside = np.arange(LENGTH)[None] < LENGTHS[:, None]
+    weights *= inside[..., None]
+    found = jax.grad(lambda packed: (to_rows(packed, layout) * weights).sum())(jnp.asarray(packed))
+    by_hand = np.zeros_like(packed)
+    for (row, position), place in expected.items():
+        by_hand[place] += weights[row, position]
+    np.testing.assert_allclose(found, by_hand, atol=1e-6)
+
+    rows, of_places = weights, draw.normal(size=packed.shape).astype(np.float32)
+    found = jax.grad(lambda rows: (from_rows(rows, layout) * of_places).sum())(jnp.asarray(rows))
+    by_hand = np.zeros_like(rows)
+    for (row, position), place in expected.items():
+        if position >= SHARED[row // MEMBERS] or row % MEMBERS == 0:
+            by_hand[row, position] = of_places[place]
+    np.testing.assert_allclose(found, by_hand, atol=1e-6)
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_a_causal_model_computes_the_same(scanned: bool) -> None:
+    config = Qwen3Config(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=24,
+        head_dim=8,
+    )
+    trunk = Qwen3(config, scanned=scanned)
+    params = trunk.init_params(jax.random.key(0))
+    draw = np.random.default_rng(1)
+    tokens = draw.integers(0, 50, (len(LENGTHS), LENGTH))
+    for row in range(len(LENGTHS)):
+        group = row // MEMBERS
+        tokens[row, : SHARED[group]] = tokens[MEMBERS * group, : SHARED[group]]
+    expected = places_by_hand()
+    packed = np.zeros(PLACES, np.int32)
+    for (row, position), place in expected.items():
+        packed[place] = tokens[row, position]
+    weights = draw.normal(size=(len(LENGTHS), LENGTH, 16)).astype(np.float32)
+    in_common = np.arange(LENGTH)[None] < np.repeat(SHARED, MEMBERS)[:, None]
+    # The loss is of what rows have alone, and of a group's common tokens once.
+    first = np.arange(len(LENGTHS)) % MEMBERS == 0
+    counted = (np.arange(LENGTH)[None] < LENGTHS[:, None]) & (~in_common | first[:, None])
+    weights *= counted[..., None]
+
+    def shared(params: Any) -> jax.Array:
+        prepared = trunk.prepare(params)
+        hidden = trunk.apply({"params": prepared}, prepared[WORDS][packed], layout_of())
+        of_places = np.zeros((PLACES, 16), np.float32)
+        for (row, position), place in expected.items():
+            of_places[place] += weights[row, position]
+        return (hidden * of_places).sum()
+
+    def alone(params: Any) -> jax.Array:
+        hidden = trunk.hidden_states(params, jnp.asarray(tokens), jnp.asarray(LENGTHS))
+        return (hidden * weights).sum()
+
+    one, other = jax.value_and_grad(shared)(params), jax.value_and_grad(alone)(params)
+    for ours, theirs in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        largest = float(np.abs(theirs).max())
+        np.testing.assert_allclose(ours, theirs, atol=3e-6 * largest)
