@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 
 # Means over the actions of each episode and then over episodes (GRPO, arXiv 2402.03300, eq. 3;
-# HARR, arXiv 2602.03645, eq. 12); over all actions (TRL's "bnpo", DAPO); a sum over the longest
-# episode there can be, so that long episodes weigh no less (Dr. GRPO, arXiv 2503.20783).
-GRPO, BNPO, DR_GRPO = AGGREGATIONS = ("grpo", "bnpo", "dr_grpo")
+# HARR, arXiv 2602.03645, eq. 12); over all actions (TRL's "bnpo"; DAPO, arXiv 2503.14476, eq. 8); a
+# sum over the longest episode there can be, so that long episodes weigh no less (Dr. GRPO, arXiv
+# 2503.20783). TRL's "bnpo" takes the mean of each micro-batch and its "dapo" that of the whole
+# batch; here sums and divisors are added up first, so both are the mean of the whole batch.
+GRPO, BNPO, DR_GRPO, DAPO = AGGREGATIONS = ("grpo", "bnpo", "dr_grpo", "dapo")
 FURTHEST = 20.0  # bound of the logarithm of a ratio, as verl has it; e²⁰ is 5e8
 
 
@@ -135,7 +137,7 @@ def aggregation(name: str, valid: jax.Array, longest: int) -> Weights:
     episodes = (lengths > 0).sum().astype(jnp.float32)
     if name == GRPO:
         return Weights(present / jnp.maximum(lengths, 1.0), episodes)
-    if name == BNPO:
+    if name in (BNPO, DAPO):
         return Weights(present, present.sum())
     if name == DR_GRPO:
         return Weights(present, longest * episodes)
@@ -183,6 +185,49 @@ def departure(
     return Departure(
         clipped=(outside & valid).sum().astype(jnp.float32),
         kl=(ratio - difference - 1.0).sum(),
+        actions=valid.sum().astype(jnp.float32),
+        largest=jnp.maximum(ratio, 1.0 / ratio).max(initial=1.0),
+    )
+
+
+class Correction(NamedTuple):
+    """How far the sampler is from the policy that learns, before the update: sums over actions.
+
+    kl: k3 of the sampler's q to π_old.
+    truncated: number of actions whose weight is cut off.
+    weights, squares: sums of the weights that are used, and of their squares.
+    actions: their number.
+    largest: highest ratio π_old/q, or its inverse.
+    """
+
+    kl: jax.Array
+    truncated: jax.Array
+    weights: jax.Array
+    squares: jax.Array
+    actions: jax.Array
+    largest: jax.Array
+
+    def effective_share(self) -> jax.Array:
+        """The effective sample size (Kish, 1965) as a share of the actions: 1 if all weigh alike.
+
+        It is computed from summed parts, such as those of micro-batches.
+        """
+        size = jnp.square(self.weights) / jnp.maximum(self.squares, 1e-30)
+        return size / jnp.maximum(self.actions, 1.0)
+
+
+def correction(
+    old: jax.Array, sampler: jax.Array, valid: jax.Array, most: float = 2.0
+) -> Correction:
+    """Diagnostics of `sampler_weights`."""
+    difference = jnp.where(valid, old - sampler, 0.0)
+    ratio = _ratio(difference, jnp.zeros_like(difference))
+    weights = jnp.where(valid, sampler_weights(old, sampler, most), 0.0)
+    return Correction(
+        kl=(ratio - difference - 1.0).sum(),
+        truncated=((ratio > most) & valid).sum().astype(jnp.float32),
+        weights=weights.sum(),
+        squares=jnp.square(weights).sum(),
         actions=valid.sum().astype(jnp.float32),
         largest=jnp.maximum(ratio, 1.0 / ratio).max(initial=1.0),
     )

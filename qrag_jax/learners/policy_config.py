@@ -21,7 +21,7 @@ class GRPOConfig:
     clip_high: float = 0.2  # ε above 1
     beta: float = 0.0  # β, of the KL (k3) to the first weights, in the loss
     entropy: float = 0.0  # bonus on the entropy of the pool's softmax
-    aggregation: str = GRPO  # of the losses of searches: grpo, bnpo or dr_grpo
+    aggregation: str = GRPO  # of the losses of searches: grpo, bnpo, dr_grpo or dapo
     scaled: bool = True  # divide by the group's standard deviation; False: Dr. GRPO
     epochs: int = 1  # μ, updates from one batch
     minibatches: int = 1  # parts of a batch, each with an optimizer step

@@ -15,6 +15,7 @@ from qrag_jax.algorithms.advantages import gae, group_advantages, returns_to_go,
 from qrag_jax.algorithms.policy_gradient import (
     AGGREGATIONS,
     BNPO,
+    DAPO,
     DR_GRPO,
     GRPO,
     Clip,
@@ -22,6 +23,7 @@ from qrag_jax.algorithms.policy_gradient import (
     clipped,
     clipped_value_loss,
     clipped_weight,
+    correction,
     departure,
     kl_k1,
     kl_k3,
@@ -77,7 +79,7 @@ def torch_grpo(drawn: Drawn, name: str, beta: float) -> tuple[float, np.ndarray]
             summed = summed - gain + beta * (torch.exp(difference) - difference - 1)
         episodes, actions = episodes + 1, actions + int(length)
         total = total + (summed / length if name == GRPO else summed)
-    divisor = {GRPO: episodes, BNPO: actions, DR_GRPO: episodes * LONGEST}[name]
+    divisor = {GRPO: episodes, DR_GRPO: episodes * LONGEST, BNPO: actions, DAPO: actions}[name]
     loss = total / divisor
     loss.backward()
     assert new.grad is not None
@@ -200,6 +202,23 @@ def test_sampler_weights_are_bounded_constants() -> None:
     assert (jax.jacobian(sampler_weights)(old, sampler) == 0).all()
 
 
+def test_how_far_a_sampler_is() -> None:
+    old = jnp.log(jnp.array([[0.2, 0.9, 0.5], [0.4, 0.4, 0.1]]))
+    sampler = jnp.log(jnp.array([[0.4, 0.3, 0.5], [0.2, 0.1, 0.1]]))
+    valid = jnp.array([[True, True, True], [True, False, False]])
+    found = correction(old, sampler.at[1, 1].set(jnp.nan), valid, most=2.5)
+    ratios = np.array([0.5, 3.0, 1.0, 2.0])
+    assert float(found.kl) == pytest.approx((ratios - 1 - np.log(ratios)).sum(), rel=1e-5)
+    assert float(found.largest) == pytest.approx(3.0, rel=1e-5)
+    assert (float(found.truncated), float(found.actions)) == (1, 4)
+    used = np.minimum(ratios, 2.5)
+    share = used.sum() ** 2 / (used**2).sum() / 4
+    assert float(found.effective_share()) == pytest.approx(share, rel=1e-5)
+    same = correction(old, old, valid)
+    assert float(same.effective_share()) == pytest.approx(1.0, rel=1e-6)
+    assert float(same.kl) == pytest.approx(0.0, abs=1e-6)
+
+
 def test_estimates_of_kl() -> None:
     """Over all actions of two policies both are KL(π, π_ref), and k3 is never negative."""
     rng = np.random.default_rng(3)
@@ -279,7 +298,7 @@ def test_gradients_are_those_of_finite_differences(loss: Callable[..., jax.Array
 
 
 def test_an_unknown_aggregation() -> None:
-    with pytest.raises(ValueError, match="one of grpo, bnpo, dr_grpo, not 'mean'"):
+    with pytest.raises(ValueError, match="one of grpo, bnpo, dr_grpo, dapo, not 'mean'"):
         aggregation("mean", np.ones((1, 1), bool), 1)
 
 
