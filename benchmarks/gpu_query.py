@@ -14,8 +14,8 @@ from benchmarks.report import Case
 from qrag_jax.learners import placement
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
+from qrag_jax.learners.policy_state import Parts, state_shapes, state_shardings
 from qrag_jax.learners.query_encoder import QueryEncoder
-from qrag_jax.learners.query_state import Parts, state_shapes, state_shardings
 from qrag_jax.learners.query_update import make_update
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig

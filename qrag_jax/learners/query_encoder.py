@@ -26,7 +26,7 @@ from qrag_jax.algorithms.policy_gradient import (
     weighted_sum,
 )
 from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
-from qrag_jax.learners.query_state import Critic, QueryState
+from qrag_jax.learners.policy_state import Critic, PolicyState
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import EXACT
@@ -47,7 +47,7 @@ class QueryEncoder:
     """A query encoder, or adapters on a frozen base, and how it learns.
 
     Attributes:
-        shardings: where the training state lives (`query_state.state_shardings`).
+        shardings: where the training state lives (`policy_state.state_shardings`).
         encoder: maps rows of tokens to embeddings.
         blocks: how rows are packed.
         config: GRPO or PPO.
@@ -61,7 +61,7 @@ class QueryEncoder:
     """
 
     mesh: Mesh
-    shardings: QueryState
+    shardings: PolicyState
     encoder: TextEncoder
     blocks: Blocks
     config: GRPOConfig | PPOConfig
@@ -125,7 +125,7 @@ class Passes:
         self._base_specs = specs_of(learner.base_shardings)
 
     def gradients(
-        self, state: QueryState, base: Params | None, rows: TokenRows, searches: Searches
+        self, state: PolicyState, base: Params | None, rows: TokenRows, searches: Searches
     ) -> tuple[tuple[Params, Critic | None], Sums]:
         """The gradients of the summed losses, and the sums."""
         specs = self._specs
@@ -164,7 +164,7 @@ class Passes:
             params, base, rows, searches
         )
 
-    def values(self, state: QueryState, base: Params | None, rows: TokenRows) -> jax.Array:
+    def values(self, state: PolicyState, base: Params | None, rows: TokenRows) -> jax.Array:
         """The critic's values `[N, T]`; 0 where there was no search."""
 
         def on_device(critic: Critic, base, rows, _):

@@ -19,8 +19,8 @@ from qrag_jax.algorithms.advantages import (
 )
 from qrag_jax.algorithms.policy_gradient import BNPO, aggregation, kl_k1, only
 from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
+from qrag_jax.learners.policy_state import Critic, PolicyState
 from qrag_jax.learners.query_encoder import Passes, QueryEncoder, Searches, Sums
-from qrag_jax.learners.query_state import Critic, QueryState
 from qrag_jax.learners.state import optimizer_step
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.heads.embedding import Params
@@ -29,7 +29,7 @@ from qrag_jax.runtime.gpu_options import compiler_options
 from qrag_jax.runtime.sharding import BATCH_AXES
 
 Metrics = dict[str, jax.Array]
-Update = Callable[..., tuple[QueryState, Metrics]]  # (state, HopBatch), then a base if any
+Update = Callable[..., tuple[PolicyState, Metrics]]  # (state, HopBatch), then a base if any
 
 
 def make_update(learner: QueryEncoder) -> Update:
@@ -51,10 +51,10 @@ def make_update(learner: QueryEncoder) -> Update:
     config, mesh, shardings = learner.config, learner.mesh, learner.shardings
     passes = Passes(learner)
 
-    def update(state: QueryState, batch: HopBatch, base: Params | None = None):
+    def update(state: PolicyState, batch: HopBatch, base: Params | None = None):
         rows, searches, metrics = _prepared(passes, state, batch, base)
 
-        def step(state: QueryState, part: tuple[TokenRows, Searches]):
+        def step(state: PolicyState, part: tuple[TokenRows, Searches]):
             weights = aggregation(
                 config.aggregation if isinstance(config, GRPOConfig) else BNPO,
                 part[0].lengths > 0,
@@ -72,7 +72,7 @@ def make_update(learner: QueryEncoder) -> Update:
             order = _order(state, config, len(batch.scored))
             split = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
-            def of_minibatch(state: QueryState, places: jax.Array):
+            def of_minibatch(state: PolicyState, places: jax.Array):
                 part = jax.tree.map(
                     lambda leaf: jax.lax.with_sharding_constraint(leaf[places], split),
                     (rows, searches),
@@ -116,7 +116,7 @@ def make_update(learner: QueryEncoder) -> Update:
     )
 
 
-def _order(state: QueryState, config: GRPOConfig | PPOConfig, episodes: int) -> jax.Array:
+def _order(state: PolicyState, config: GRPOConfig | PPOConfig, episodes: int) -> jax.Array:
     """The episodes of each minibatch of each epoch, `[epochs · minibatches, episodes of one]`."""
     key = jax.random.fold_in(state.key, state.step)
     keys = jax.random.split(key, config.epochs)
@@ -125,7 +125,7 @@ def _order(state: QueryState, config: GRPOConfig | PPOConfig, episodes: int) -> 
 
 
 def _prepared(
-    passes: Passes, state: QueryState, batch: HopBatch, base: Params | None
+    passes: Passes, state: PolicyState, batch: HopBatch, base: Params | None
 ) -> tuple[TokenRows, Searches, Metrics]:
     """The rows that are learned from, all that is known before the first gradient, and metrics."""
     learner = passes.learner
@@ -216,11 +216,11 @@ def _group_advantages(
 
 def _applied(
     learner: QueryEncoder,
-    state: QueryState,
+    state: PolicyState,
     gradients: tuple[Params, Critic | None],
     divisor: jax.Array,
     sums: Sums,
-) -> tuple[QueryState, jax.Array, jax.Array]:
+) -> tuple[PolicyState, jax.Array, jax.Array]:
     """The state after an optimizer step, the policy's gradient norm, and whether it was finite."""
     divisor = jnp.maximum(divisor, 1.0)
     of_policy, of_critic = jax.tree.map(lambda leaf: leaf / divisor, gradients)

@@ -28,14 +28,14 @@ from qrag_jax.feedback.service import leave_room
 from qrag_jax.learners import placement
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.policy_config import PPOConfig
-from qrag_jax.learners.query_encoder import QueryEncoder
-from qrag_jax.learners.query_state import (
+from qrag_jax.learners.policy_state import (
     Parts,
-    QueryState,
+    PolicyState,
     first_state,
     state_shapes,
     state_shardings,
 )
+from qrag_jax.learners.query_encoder import QueryEncoder
 from qrag_jax.learners.query_update import make_update
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted
@@ -150,7 +150,7 @@ class Harr:
             f"{self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
         )
 
-    def first_state(self) -> QueryState:
+    def first_state(self) -> PolicyState:
         """See `System`."""
         trained = self.inputs.encoder.trained
         return first_state(self.learner.shardings, self._parts, trained, self.config.seed)
@@ -174,7 +174,7 @@ class Harr:
         done, pending = run.progress.batches or 0, run.progress.pending
         return AgentExperience(self.mesh, order, playing, self._counted, done, pending=pending)
 
-    def update(self, state: QueryState, episodes: HopBatch) -> tuple[QueryState, dict[str, Any]]:
+    def update(self, state: PolicyState, episodes: HopBatch) -> tuple[PolicyState, dict[str, Any]]:
         """See `System`."""
         with self._device, jax.transfer_guard("disallow"):
             updated = self._update(state, episodes, *self._base)
@@ -183,7 +183,7 @@ class Harr:
                 jax.block_until_ready(updated)
             return updated
 
-    def evaluate(self, state: QueryState, step: int, stop: StopSignal) -> Evaluation:
+    def evaluate(self, state: PolicyState, step: int, stop: StopSignal) -> Evaluation:
         """See `System`."""
         return self._scores.evaluate(state.params, step, stop)
 

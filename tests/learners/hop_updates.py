@@ -12,13 +12,13 @@ import optax
 from jax.sharding import Mesh
 
 from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
-from qrag_jax.learners.query_encoder import QueryEncoder
-from qrag_jax.learners.query_state import (
+from qrag_jax.learners.policy_state import (
     Parts,
-    QueryState,
+    PolicyState,
     first_state,
     state_shardings,
 )
+from qrag_jax.learners.query_encoder import QueryEncoder
 from qrag_jax.learners.query_update import make_update
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.heads.embedding import Params, TextEncoder
@@ -95,7 +95,7 @@ class Learning:
             is_fresh=self.is_fresh,
         )
         self.update = make_update(self.learner)
-        self.state: QueryState = first_state(shardings, self.parts, self.tower, 42)
+        self.state: PolicyState = first_state(shardings, self.parts, self.tower, 42)
 
     def step(self, given: HopBatch) -> dict[str, float]:
         """One update; returns its metrics."""

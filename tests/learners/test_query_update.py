@@ -11,7 +11,7 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.learners.policy_config import GRPOConfig, PPOConfig
-from qrag_jax.learners.query_state import Critic
+from qrag_jax.learners.policy_state import Critic
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.trunks.bert_weights import PARTITION_RULES

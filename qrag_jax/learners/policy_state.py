@@ -1,4 +1,4 @@
-"""The training state of a query encoder whose documents do not change, and where it lives."""
+"""The training state of ONE model that is a policy, perhaps with a critic, and where it lives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Critic(NamedTuple):
     bias: jax.Array
 
 
-class QueryState(NamedTuple):
+class PolicyState(NamedTuple):
     """The state of training; every leaf is an array.
 
     Attributes:
@@ -38,7 +38,7 @@ class QueryState(NamedTuple):
         reference: the first parameters, if a KL is to them and the base is not what they are; else
             None.
         step: optimizer steps done, skipped ones too, int32.
-        env_steps: searches learned from, int32.
+        env_steps: actions learned from, searches or tokens, int32.
         key: PRNG key of the run, constant.
     """
 
@@ -59,7 +59,7 @@ class Parts(NamedTuple):
         optimizer: of the policy.
         critic_optimizer: None: there is no critic.
         keeps_reference: whether the first parameters are kept, for a KL to them.
-        width: D, of an embedding.
+        width: D, of what the critic's linear map takes.
     """
 
     optimizer: optax.GradientTransformation
@@ -67,14 +67,14 @@ class Parts(NamedTuple):
     keeps_reference: bool
     width: int
 
-    def build(self, params: Params, key: jax.Array) -> QueryState:
+    def build(self, params: Params, key: jax.Array) -> PolicyState:
         """The first state."""
         critic = critic_opt_state = None
         if self.critic_optimizer is not None:
             weights, bias = jnp.zeros(self.width, jnp.float32), jnp.zeros((), jnp.float32)
             critic = Critic(jax.tree.map(jnp.copy, params), weights, bias)
             critic_opt_state = self.critic_optimizer.init(critic)
-        return QueryState(
+        return PolicyState(
             params=params,
             opt_state=self.optimizer.init(params),
             critic=critic,
@@ -86,19 +86,19 @@ class Parts(NamedTuple):
         )
 
 
-def state_shapes(parts: Parts, tower: Params) -> QueryState:
+def state_shapes(parts: Parts, tower: Params) -> PolicyState:
     """Shape and dtype of every array of the state, from arrays or shapes of the tower."""
     key = jax.eval_shape(jax.random.key, 0)
     return jax.eval_shape(parts.build, tower, key)
 
 
-def state_shardings(mesh: Mesh, rules: Rules, parts: Parts, tower: Params) -> QueryState:
+def state_shardings(mesh: Mesh, rules: Rules, parts: Parts, tower: Params) -> PolicyState:
     """The sharding of every array of the state; moments, critic and reference follow the tower."""
     state = state_shapes(parts, tower)
     return shardings_of(mesh, rules, state, state.params)
 
 
-def first_state(shardings: QueryState, parts: Parts, tower: Params, seed: int) -> QueryState:
+def first_state(shardings: PolicyState, parts: Parts, tower: Params, seed: int) -> PolicyState:
     """The first state on the mesh; no device ever holds more than its part of an array.
 
     Args:

@@ -1,0 +1,339 @@
+"""A token policy over the mesh: log-probabilities of sampled tokens, and gradients of its losses.
+
+Blocks of rows are computed one after the other, forward and backward, so memory holds one of them,
+whatever the batch. Every device has the same number of blocks; so what devices send each other for
+a block is sent by all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax.traverse_util import unflatten_dict
+from jax.sharding import Mesh, PartitionSpec
+
+from qrag_jax.algorithms.policy_gradient import (
+    Clip,
+    Correction,
+    Departure,
+    clipped,
+    clipped_weight,
+    correction,
+    departure,
+    kl_k3,
+    of_sequence,
+    sampler_weights,
+    weighted_sum,
+)
+from qrag_jax.learners.policy_state import PolicyState
+from qrag_jax.learners.token_config import CISPO, SEQUENCE, SFTConfig, TokenGRPOConfig
+from qrag_jax.models.compute.group import FSDP, Group, add_to_rows, look_up
+from qrag_jax.models.compute.lora import Adapted, attach, detach
+from qrag_jax.models.compute.ragged import TokenCount
+from qrag_jax.models.compute.row_sums import take_rows
+from qrag_jax.models.compute.sharing import shared_layout
+from qrag_jax.models.trunks.trunk import WORDS, Params, Trunk
+from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
+from qrag_jax.rollouts.token_blocks import TokenBlocks
+from qrag_jax.runtime.mesh import AXES
+from qrag_jax.runtime.sharding import specs_of, sum_over_data
+
+HEAD = "lm_head"  # leaf `[V, H]` beside the word table, if that is not the head
+ROW_AXES = AXES[:2]  # devices along `tensor` compute the same rows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenPolicy:
+    """A causal language model, or adapters on a frozen one, and how it learns.
+
+    Attributes:
+        shardings: where the training state lives (`policy_state.state_shardings`).
+        trunk: maps tokens to hidden states; the head is its word table, or the leaf `HEAD`.
+        vocabulary: how hidden states become log-probabilities.
+        config: GRPO or imitation.
+        weights: of the parts of an episode's reward `[K]`.
+        optimizer: of the policy.
+        schedule: optimizer step → learning rate.
+        base_shardings: where the frozen base of adapters lives; None if all weights are trained.
+        lora_scale: factor on the product of an adapter's two matrices.
+    """
+
+    mesh: Mesh
+    shardings: PolicyState
+    trunk: Trunk
+    vocabulary: Vocabulary
+    config: TokenGRPOConfig | SFTConfig
+    weights: tuple[float, ...]
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule
+    base_shardings: Params | None = None
+    lora_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        group = Group.of(self.mesh)
+        object.__setattr__(self, "trunk", self.trunk.on(group))
+        object.__setattr__(self, "vocabulary", self.vocabulary._replace(group=group))
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether a batch gives one update: then π_old is the policy that learns, at no cost."""
+        return self.config.epochs == 1
+
+
+class PerToken(NamedTuple):
+    """What is learned from each sampled token; float32 `[B, S]`.
+
+    old: log-probabilities before the update; read if there are several updates.
+    reference: by the first weights of the stage; read if a KL is to them.
+    advantages: A.
+    weight: of the token's loss in the sum; 0: it is not learned from.
+    """
+
+    old: jax.Array
+    reference: jax.Array
+    advantages: jax.Array
+    weight: jax.Array
+
+
+class Sums(NamedTuple):
+    """Totals over the tokens that are learned from."""
+
+    loss: jax.Array
+    entropy: jax.Array
+    reference_kl: jax.Array
+    departure: Departure
+    correction: Correction
+    tokens: TokenCount
+
+
+_Used = tuple[Params, jax.Array, jax.Array]  # prepared parameters, words `[T, H]`, head
+
+
+class TokenPasses:
+    """Forward and backward passes over the mesh."""
+
+    def __init__(self, policy: TokenPolicy) -> None:
+        self.policy = policy
+        self._params = specs_of(policy.shardings.params)
+        self._base = specs_of(policy.base_shardings)
+
+    def gradient(
+        self, params: Params, base: Params | None, blocks: TokenBlocks, given: PerToken
+    ) -> tuple[Params, Sums]:
+        """The gradient of the summed loss, and the sums."""
+
+        def on_device(params: Params, base, blocks, given):
+            whole = params if base is None else Adapted(base, params)
+            pull = self._to_all if base is None else self._to_adapters
+            gradient, sums = pull(whole, blocks, given)
+            gradient = sum_over_data(gradient, self._params)
+            largest = jax.lax.pmax((sums.departure.largest, sums.correction.largest), ROW_AXES)
+            sums = jax.lax.psum(sums, ROW_AXES)
+            return gradient, sums._replace(
+                departure=sums.departure._replace(largest=largest[0]),
+                correction=sums.correction._replace(largest=largest[1]),
+            )
+
+        out = self._params, PartitionSpec()
+        return self._mapped(on_device, out)(params, base, blocks, given)
+
+    def log_probs(self, params: Params, base: Params | None, blocks: TokenBlocks) -> jax.Array:
+        """Log-probabilities `[B, S]` of the sampled tokens."""
+
+        def on_device(params: Params, base, blocks, _):
+            trunk = self.policy.trunk
+            whole = self._attached(params if base is None else Adapted(base, params))
+            head = whole.pop(HEAD, None)
+            prepared = trunk.prepare(trunk.for_use(whole), trunk.precision.products)
+            table = prepared[WORDS]
+            head = table if head is None else head
+
+            def one(number: jax.Array, found: jax.Array) -> jax.Array:
+                block = _at(blocks, number)
+                words = look_up(trunk.group, table, block.tokens, trunk.config.hidden_size)
+                scores = self._scores((prepared, words, head), block)
+                return found.at[number].set(scores.log_probs)
+
+            nothing = jnp.zeros(blocks.target.shape, jnp.float32)
+            return jax.lax.fori_loop(0, _number(blocks), one, nothing)
+
+        by_block = PartitionSpec(ROW_AXES)
+        return self._mapped(on_device, by_block)(params, base, blocks, blocks.valid)
+
+    def _mapped(self, on_device: Callable[..., Any], out: Any) -> Any:
+        by_block = PartitionSpec(ROW_AXES)
+        return jax.shard_map(
+            on_device,
+            mesh=self.policy.mesh,
+            in_specs=(self._params, self._base, by_block, by_block),
+            out_specs=out,
+            check_vma=False,
+        )
+
+    def _attached(self, params: Params | Adapted) -> Params:
+        """The parameters of the model, as a dictionary of its own."""
+        if isinstance(params, Adapted):
+            return attach(params, self.policy.lora_scale)
+        return dict(params)
+
+    def _scores(self, used: _Used, block: TokenBlocks) -> TokenScores:
+        prepared, words, head = used
+        tokens, length = len(block.tokens), block.room.shape[0]
+        layout = shared_layout(block.shared, block.lengths, tokens, length)
+        hidden = jnp.asarray(self.policy.trunk.apply({"params": prepared}, words, layout))
+        before = take_rows(hidden, block.place)
+        return token_scores(self.policy.vocabulary, before, head, block.target)
+
+    def _loss(self, used: _Used, block: TokenBlocks, given: PerToken) -> tuple[jax.Array, Sums]:
+        """The summed loss of one block, and the sums without its tokens."""
+        scores = self._scores(used, block)
+        config, new, valid = self.policy.config, scores.log_probs, given.weight > 0
+        clip, cap = Clip(), 1.0
+        if isinstance(config, SFTConfig):
+            losses, old, kl = -new, jax.lax.stop_gradient(new), jnp.zeros_like(new)
+        else:
+            clip, cap = config.clip, config.sampler_cap
+            old = jax.lax.stop_gradient(new) if self.policy.is_fresh else given.old
+            kl = kl_k3(new, given.reference) if config.beta else jnp.zeros_like(new)
+            ratios = new
+            if config.ratio == SEQUENCE:
+                rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
+                ratios = _of_rows(new, old, rows & valid[None])
+            surrogate = clipped_weight if config.ratio == CISPO else clipped
+            losses = surrogate(ratios, old, given.advantages, clip)
+            losses = losses * sampler_weights(old, block.sampler, cap) + config.beta * kl
+        loss = weighted_sum(losses, given.weight)
+        return loss, Sums(
+            loss=loss,
+            entropy=jnp.where(valid, scores.entropy, 0.0).sum(),
+            reference_kl=jnp.where(valid, kl, 0.0).sum(),
+            departure=departure(new, old, given.advantages, valid, clip),
+            correction=correction(old, block.sampler, valid, cap),
+            tokens=_count(block, self.policy.trunk.group),
+        )
+
+    def _to_all(self, params: Params, blocks: TokenBlocks, given: PerToken) -> tuple[Params, Sums]:
+        """The gradient with respect to all parameters."""
+        trunk = self.policy.trunk
+        group, width = trunk.group, trunk.config.hidden_size
+        params = dict(params)
+        own_head = params.pop(HEAD, None)
+        for_use, to_stored = jax.vjp(trunk.for_use, params)
+        prepared = trunk.prepare(for_use)
+        table = prepared.pop(WORDS)
+        head = table if own_head is None else own_head
+
+        def one(block: TokenBlocks, given: PerToken, total: Any) -> tuple[Any, Sums]:
+            words = look_up(group, table, block.tokens, width)
+            of_loss = partial(self._loss, block=block, given=given)
+            _, back, sums = jax.vjp(of_loss, (prepared, words, head), has_aux=True)
+            ((gradient, of_words, of_head),) = back(jnp.float32(1.0))
+            of_layers, of_table, of_own = total
+            of_table = add_to_rows(group, of_table, block.tokens, of_words.astype(jnp.float32))
+            if own_head is None:
+                of_table += of_head
+            else:
+                of_own += of_head
+            return (jax.tree.map(jnp.add, of_layers, gradient), of_table, of_own), sums
+
+        zeros = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (prepared, table, own_head)
+        )
+        (of_layers, of_table, of_own), sums = _summed(one, zeros, blocks, given)
+        gradient = to_stored(trunk.as_stored(of_layers | {WORDS: of_table}))[0]
+        if own_head is not None:
+            gradient[HEAD] = _stored(of_own, width)
+        return gradient, sums
+
+    def _to_adapters(
+        self, params: Adapted, blocks: TokenBlocks, given: PerToken
+    ) -> tuple[Params, Sums]:
+        """The gradient with respect to adapters; the base is a constant."""
+        trunk = self.policy.trunk
+        base = dict(params.base)
+        head = base.pop(HEAD, None)
+
+        def prepare(adapters: Params) -> tuple[Params, Params]:
+            attached = attach(Adapted(base, adapters), self.policy.lora_scale)
+            return detach(trunk.prepare(trunk.for_use(attached), trunk.precision.products))
+
+        prepared, to_stored, frozen = jax.vjp(prepare, params.adapters, has_aux=True)
+        table = unflatten_dict(frozen)[WORDS]
+        head = table if head is None else head
+
+        def one(block: TokenBlocks, given: PerToken, total: Any) -> tuple[Any, Sums]:
+            words = look_up(trunk.group, table, block.tokens, trunk.config.hidden_size)
+
+            def of_loss(prepared: Params) -> tuple[jax.Array, Sums]:
+                used = unflatten_dict(frozen | prepared), words, head
+                return self._loss(used, block, given)
+
+            _, back, sums = jax.vjp(of_loss, prepared, has_aux=True)
+            return jax.tree.map(jnp.add, total, back(jnp.float32(1.0))[0]), sums
+
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), prepared)
+        gradient, sums = _summed(one, zeros, blocks, given)
+        return to_stored(gradient)[0], sums
+
+
+def _of_rows(new: jax.Array, old: jax.Array, rows: jax.Array) -> jax.Array:
+    """`of_sequence` of tokens `[S]`, where `rows` `[R, S]` says which token is of which row."""
+    by_row = of_sequence(jnp.broadcast_to(new, rows.shape), jnp.broadcast_to(old, rows.shape), rows)
+    return jnp.where(rows.any(axis=0), jnp.where(rows, by_row, 0.0).sum(axis=0), new)
+
+
+def _summed(
+    one: Callable[[TokenBlocks, PerToken, Any], tuple[Any, Sums]],
+    zeros: Any,
+    blocks: TokenBlocks,
+    given: PerToken,
+) -> tuple[Any, Sums]:
+    """Runs over all blocks; returns the last total and the sums."""
+    block, tokens = _at((blocks, given), 0)
+    _, first = jax.eval_shape(one, block, tokens, zeros)
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first)
+
+    def body(number: jax.Array, carry: tuple[Any, Sums]) -> tuple[Any, Sums]:
+        total, sums = carry
+        block, tokens = _at((blocks, given), number)
+        total, more = one(block, tokens, total)
+        largest = [
+            jnp.maximum(getattr(sums, name).largest, getattr(more, name).largest)
+            for name in ("departure", "correction")
+        ]
+        sums = jax.tree.map(jnp.add, sums, more)
+        return total, sums._replace(
+            departure=sums.departure._replace(largest=largest[0]),
+            correction=sums.correction._replace(largest=largest[1]),
+        )
+
+    return jax.lax.fori_loop(0, _number(blocks), body, (zeros, nothing))
+
+
+def _at(tree: Any, number: jax.Array | int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[number], tree)
+
+
+def _number(blocks: TokenBlocks) -> jax.Array:
+    """Blocks up to the last one that is not empty on any device: the same on all of them."""
+    used = jnp.any(blocks.lengths > 0, axis=1)
+    last = jnp.where(used, jnp.arange(1, len(used) + 1), 0).max()
+    return jax.lax.pmax(last, AXES)
+
+
+def _count(block: TokenBlocks, group: Group) -> TokenCount:
+    by_group = block.lengths.reshape(len(block.shared), -1)
+    alone = jnp.where(by_group > 0, by_group - block.shared[:, None], 0).sum()
+    real = (alone + block.shared.sum()).astype(jnp.float32)
+    return TokenCount(real, jnp.float32(len(block.tokens)))
+
+
+def _stored(gradient: jax.Array, width: int) -> jax.Array:
+    """Of a head that is whole on every device: each had rows of its own. Parts are complete."""
+    return jax.lax.psum(gradient, FSDP) if gradient.shape[-1] == width else gradient
