@@ -33,18 +33,18 @@ from qrag_jax.algorithms.policy_gradient import (
 )
 from qrag_jax.learners.policy_state import PolicyState
 from qrag_jax.learners.token_config import CISPO, SEQUENCE, SFTConfig, TokenGRPOConfig
-from qrag_jax.models.compute.group import FSDP, Group, add_to_rows, look_up
+from qrag_jax.models.compute.group import Group, add_to_rows, look_up
 from qrag_jax.models.compute.lora import Adapted, attach, detach
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.compute.row_sums import take_rows
 from qrag_jax.models.compute.sharing import shared_layout
+from qrag_jax.models.trunks.qwen3 import HEAD
 from qrag_jax.models.trunks.trunk import WORDS, Params, Trunk
 from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
 from qrag_jax.rollouts.token_blocks import TokenBlocks
 from qrag_jax.runtime.mesh import AXES
 from qrag_jax.runtime.sharding import specs_of, sum_over_data
 
-HEAD = "lm_head"  # leaf `[V, H]` beside the word table, if that is not the head
 ROW_AXES = AXES[:2]  # devices along `tensor` compute the same rows
 
 
@@ -149,10 +149,9 @@ class TokenPasses:
         def on_device(params: Params, base, blocks, _):
             trunk = self.policy.trunk
             whole = self._attached(params if base is None else Adapted(base, params))
-            head = whole.pop(HEAD, None)
             prepared = trunk.prepare(trunk.for_use(whole), trunk.precision.products)
             table = prepared[WORDS]
-            head = table if head is None else head
+            head = prepared.get(HEAD, table)
 
             def one(number: jax.Array, found: jax.Array) -> jax.Array:
                 block = _at(blocks, number)
@@ -222,11 +221,9 @@ class TokenPasses:
         """The gradient with respect to all parameters."""
         trunk = self.policy.trunk
         group, width = trunk.group, trunk.config.hidden_size
-        params = dict(params)
-        own_head = params.pop(HEAD, None)
         for_use, to_stored = jax.vjp(trunk.for_use, params)
         prepared = trunk.prepare(for_use)
-        table = prepared.pop(WORDS)
+        table, own_head = prepared.pop(WORDS), prepared.pop(HEAD, None)
         head = table if own_head is None else own_head
 
         def one(block: TokenBlocks, given: PerToken, total: Any) -> tuple[Any, Sums]:
@@ -246,26 +243,22 @@ class TokenPasses:
             lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (prepared, table, own_head)
         )
         (of_layers, of_table, of_own), sums = _summed(one, zeros, blocks, given)
-        gradient = to_stored(trunk.as_stored(of_layers | {WORDS: of_table}))[0]
-        if own_head is not None:
-            gradient[HEAD] = _stored(of_own, width)
-        return gradient, sums
+        of_tables = {WORDS: of_table} | ({} if own_head is None else {HEAD: of_own})
+        return to_stored(trunk.as_stored(of_layers | of_tables))[0], sums
 
     def _to_adapters(
         self, params: Adapted, blocks: TokenBlocks, given: PerToken
     ) -> tuple[Params, Sums]:
         """The gradient with respect to adapters; the base is a constant."""
         trunk = self.policy.trunk
-        base = dict(params.base)
-        head = base.pop(HEAD, None)
 
         def prepare(adapters: Params) -> tuple[Params, Params]:
-            attached = attach(Adapted(base, adapters), self.policy.lora_scale)
+            attached = attach(params._replace(adapters=adapters), self.policy.lora_scale)
             return detach(trunk.prepare(trunk.for_use(attached), trunk.precision.products))
 
         prepared, to_stored, frozen = jax.vjp(prepare, params.adapters, has_aux=True)
-        table = unflatten_dict(frozen)[WORDS]
-        head = table if head is None else head
+        table = frozen[WORDS,]
+        head = frozen.get((HEAD,), table)
 
         def one(block: TokenBlocks, given: PerToken, total: Any) -> tuple[Any, Sums]:
             words = look_up(trunk.group, table, block.tokens, trunk.config.hidden_size)
@@ -332,8 +325,3 @@ def _count(block: TokenBlocks, group: Group) -> TokenCount:
     alone = jnp.where(by_group > 0, by_group - block.shared[:, None], 0).sum()
     real = (alone + block.shared.sum()).astype(jnp.float32)
     return TokenCount(real, jnp.float32(len(block.tokens)))
-
-
-def _stored(gradient: jax.Array, width: int) -> jax.Array:
-    """Of a head that is whole on every device: each had rows of its own. Parts are complete."""
-    return jax.lax.psum(gradient, FSDP) if gradient.shape[-1] == width else gradient

@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 
 from qrag_jax.learners.policy_state import Parts, PolicyState, first_state, state_shardings
 from qrag_jax.learners.token_config import CISPO, SEQUENCE, SFTConfig, TokenGRPOConfig
-from qrag_jax.learners.token_policy import HEAD, TokenPolicy
+from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import make_token_update, token_episodes
-from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.models.trunks.qwen3 import HEAD, Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts.token_batch import TokenBatch
@@ -69,7 +69,7 @@ class Learning:
         self.policy = TokenPolicy(
             mesh=self.mesh,
             shardings=shardings,
-            trunk=Qwen3(CONFIG, scanned=self.scanned),
+            trunk=Qwen3(CONFIG, scanned=self.scanned, own_head=HEAD in (self.base or self.params)),
             vocabulary=Vocabulary(TEMPERATURE, numbers=10 * self.shape.sampled),
             config=self.config,
             weights=WEIGHTS,

@@ -2,18 +2,20 @@
 
 It is a decoder: each token sees itself and earlier tokens, so a row's last hidden state is the
 row's vector. There are no biases by default, queries and keys are normalised head by head, and a
-few query heads share one key head.
+few query heads share one key head. Qwen2.5 and Llama 3 are the same but for what their configs say
+(`qwen2`, `llama`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.attention import padded_attention
@@ -22,7 +24,7 @@ from qrag_jax.models.compute.linear import Linear, side_by_side
 from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.models.compute.parts import SplitMaps
 from qrag_jax.models.compute.precision import Precision
-from qrag_jax.models.compute.rope import angles, rotate_halves
+from qrag_jax.models.compute.rope import angles_at, rotate_halves
 from qrag_jax.models.trunks.trunk import (
     WORDS,
     LayeredTrunk,
@@ -33,7 +35,9 @@ from qrag_jax.models.trunks.trunk import (
 # Maps that are stored separately, as in every Qwen3 folder, but computed as one.
 FUSED = {"query_key_value": ("query", "key", "value"), "gate_up": ("gate", "up")}
 QKV, GATE_UP = FUSED
+ROPE = ("rope_parameters", "rope_scaling")  # where configs describe the rotation
 ROPE_FIELDS = {"rope_theta", "rope_type", "type"}  # fields of a rotation without scaling
+HEAD = "lm_head"  # leaf of a trunk's parameters: the head, [V, H], if it is not the word table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,19 +57,32 @@ class Qwen3Config:
     attention_bias: bool = False
     tie_word_embeddings: bool = False
 
+    NORMS_HEADS: ClassVar[bool] = True  # whether queries and keys are normalised head by head
+
+    @property
+    def biases(self) -> tuple[bool, bool]:
+        """Whether queries, keys and values have biases, and whether attention's output has one."""
+        return self.attention_bias, self.attention_bias
+
+    @property
+    def frequency(self) -> np.ndarray:
+        """Radians a position by which each pair of a head's numbers is turned, `[head_dim / 2]`."""
+        places = np.arange(0, self.head_dim, 2, dtype=np.float64)
+        return self.rope_theta ** (-places / self.head_dim)
+
     @property
     def longest_row(self) -> int:
         """Tokens of the longest row the model was made for."""
         return self.max_position_embeddings
 
     @classmethod
-    def from_dict(cls, config: Mapping[str, Any], where: str) -> Qwen3Config:
+    def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
         """Reads the fields of a parsed `config.json`; `where` names the file in errors.
 
         Raises:
             InputError: see `given_fields`; or this module cannot compute the model.
         """
-        result = cls(**given_fields(cls, config, where) | _rope(config, where))
+        result = cls(**given_fields(cls, config, where) | cls.rope_fields(config, where))
         if config.get("hidden_act", "silu") != "silu":
             raise InputError(f"{where}: hidden_act {config['hidden_act']!r} is not 'silu'.")
         windows = set(config.get("layer_types") or ()) - {"full_attention"}
@@ -83,20 +100,20 @@ class Qwen3Config:
             raise InputError(f"{where}: head_dim {result.head_dim} is odd; rotation takes pairs.")
         return result
 
-
-def _rope(config: Mapping[str, Any], where: str) -> dict[str, float]:
-    """`rope_theta`, if `rope_parameters` or `rope_scaling` holds it; refuses scaled positions."""
-    theta: dict[str, float] = {}
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = config.get(name) or {}
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default" or not rope.keys() <= ROPE_FIELDS:
-            raise InputError(
-                f"{where}: {name} of type {kind!r} is not supported; use the model without scaled "
-                "positions (rope_type 'default')."
-            )
-        theta |= {"rope_theta": float(rope["rope_theta"])} if "rope_theta" in rope else {}
-    return theta
+    @classmethod
+    def rope_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """The fields that `rope_parameters` or `rope_scaling` holds; refuses scaled positions."""
+        theta: dict[str, Any] = {}
+        for name in ROPE:
+            rope = config.get(name) or {}
+            kind = rope.get("rope_type", rope.get("type", "default"))
+            if kind != "default" or not rope.keys() <= ROPE_FIELDS:
+                raise InputError(
+                    f"{where}: {name} of type {kind!r} is not supported; use the model without "
+                    "scaled positions (rope_type 'default')."
+                )
+            theta |= {"rope_theta": float(rope["rope_theta"])} if "rope_theta" in rope else {}
+        return theta
 
 
 class Qwen3Layer(nn.Module):
@@ -111,14 +128,15 @@ class Qwen3Layer(nn.Module):
         """x `[T, H]`, its rows placed as in `layout`; cos, sin `[T, head_dim/2]` → `[T, H]`."""
         c, parts = self.config, self.group.tensor
         heads, groups = c.num_attention_heads // parts, c.num_key_value_heads // parts
-        bias = c.attention_bias
+        bias, output_bias = c.biases
         normed = self._norm("attention_norm")(x)
         features = (heads + 2 * groups) * c.head_dim
         projected = self._linear(features, QKV, bias)(normed, layout.dropout)
         projected = projected.reshape(len(x), heads + 2 * groups, c.head_dim)
         query, key, value = jnp.split(projected, (heads, heads + groups), axis=1)
-        query = rotate_halves(self._norm("query_norm")(query), cos, sin)
-        key = rotate_halves(self._norm("key_norm")(key), cos, sin)
+        if c.NORMS_HEADS:
+            query, key = self._norm("query_norm")(query), self._norm("key_norm")(key)
+        query, key = rotate_halves(query, cos, sin), rotate_halves(key, cos, sin)
         rows, length = layout.place.shape
         query, key, value = (
             to_rows(x.reshape(len(x), -1), layout).reshape(rows, length, -1, c.head_dim)
@@ -129,7 +147,7 @@ class Qwen3Layer(nn.Module):
             query, key, value, lengths, precision=self.precision, causal=True
         )
         attended = from_rows(attended.reshape(rows, length, -1), layout)
-        attention_output = self._linear(c.hidden_size, "attention_output", bias, closes=True)
+        attention_output = self._linear(c.hidden_size, "attention_output", output_bias, closes=True)
         x = x + attention_output(attended, layout.dropout)
         normed = self._norm("feed_forward_norm")(x)
         both = self._linear(2 * c.intermediate_size // parts, GATE_UP)(normed, layout.dropout)
@@ -162,16 +180,21 @@ def rms_norm(config: Qwen3Config, precision: Precision, name: str | None = None)
 
 
 class Qwen3(LayeredTrunk):
-    """Qwen3: packed word vectors to normed last hidden states, as a language-model head takes."""
+    """Qwen3: packed word vectors to normed last hidden states, as a language-model head takes.
+
+    Attributes:
+        own_head: whether the parameters hold a head beside the word table (`HEAD`).
+    """
 
     SPLIT: ClassVar[SplitMaps] = SplitMaps(
         columns=sum(FUSED.values(), ()),
         rows=("attention_output", "down"),
         norms=("query_norm", "key_norm"),
-        tables=(WORDS,),
+        tables=(WORDS, HEAD),
     )
 
     config: Qwen3Config
+    own_head: bool = False
 
     def layer(self) -> Qwen3Layer:
         """The module of every layer, without a parent."""
@@ -184,7 +207,10 @@ class Qwen3(LayeredTrunk):
 
     def setup(self) -> None:
         c = self.config
-        self.make_words()  # a tied head would multiply by this table
+        self.make_words()
+        if self.own_head and self.is_initializing():
+            sizes = c.vocab_size, c.hidden_size
+            self.param(HEAD, nn.initializers.normal(0.02), sizes)
         self.layers = self.layers_params()
         self.final_norm = rms_norm(c, self.precision)
 
@@ -196,8 +222,7 @@ class Qwen3(LayeredTrunk):
         """
         c = self.config
         last = layout.place.shape[1] - 1
-        # `angles` takes the width of two halves; here each half is a head.
-        cos, sin = angles(layout.position, 2 * c.head_dim, last, c.rope_theta)
+        cos, sin = angles_at(layout.position, c.frequency, last)
         x = words.astype(self.precision.activations)
         return self.final_norm(self.through_layers(self.layers, x, layout, (cos, sin)))
 

@@ -1,0 +1,207 @@
+"""Loads and saves the folder of a causal language model in Hugging Face's layout."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.models.compute.precision import precision
+from qrag_jax.models.files.known_files import check_tokenizer_links, copy_files, inside, read_json
+from qrag_jax.models.files.model_folder import open_tensors, read_config
+from qrag_jax.models.files.shards import MAX_SHARD_BYTES
+from qrag_jax.models.files.stored_tensors import StoredLeaf
+from qrag_jax.models.files.weight_names import NameTable, save_folder, stored_params
+from qrag_jax.models.heads.language_model import LanguageModel
+from qrag_jax.models.trunks import qwen3_weights
+from qrag_jax.models.trunks.llama import LlamaConfig
+from qrag_jax.models.trunks.qwen2 import Qwen2Config
+from qrag_jax.models.trunks.qwen3 import HEAD, Qwen3, Qwen3Config
+from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
+from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.sharding import Rules
+
+GENERATION = "generation_config.json"
+_HEAD_NAME, _TRUNK = "lm_head.weight", "model."
+
+
+class _Family(NamedTuple):
+    """One architecture: its config, and the name of its class in Hugging Face's library."""
+
+    config: type[Qwen3Config]
+    architecture: str
+
+
+# The families by the model_type of config.json.
+FAMILIES = {
+    "qwen3": _Family(Qwen3Config, "Qwen3ForCausalLM"),
+    "qwen2": _Family(Qwen2Config, "Qwen2ForCausalLM"),
+    "llama": _Family(LlamaConfig, "LlamaForCausalLM"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedLanguageModel:
+    """A language model with its parameters, its tokenizer and its parsed `config.json`.
+
+    Attributes:
+        stored: the stacked parameters, float32; they stay in files until `placement` reads them.
+        tokenizer: of transformers, with the model's chat template if it has one.
+    """
+
+    model: LanguageModel
+    stored: Params
+    tokenizer: Any
+    model_config: dict[str, Any]
+
+    @property
+    def params(self) -> Params:
+        """The parameters as NumPy arrays; each access reads all of them."""
+        return jax.tree.map(np.asarray, self.stored)
+
+    @property
+    def partition_rules(self) -> Rules:
+        """How the parameters are split over a mesh."""
+        return qwen3_weights.PARTITION_RULES
+
+
+def table_of(model_type: str) -> NameTable:
+    """The names of a language model's weights, those of its trunk and its head."""
+    trunk = qwen3_weights.TABLE
+    return dataclasses.replace(
+        trunk,
+        names={path: _TRUNK + name for path, name in trunk.names.items()} | {(HEAD,): _HEAD_NAME},
+        prefixes=("",),
+        trunk=tuple(_TRUNK + name for name in trunk.trunk),
+        model_type=model_type,
+        architecture=FAMILIES[model_type].architecture,
+    )
+
+
+def load_language_model(
+    folder: Path,
+    dtype: str = "float32",
+    remat: str = "none",
+    *,
+    activations: str = "auto",
+    platform: Platform | None = None,
+) -> LoadedLanguageModel:
+    """Reads the folder of a causal language model.
+
+    Args:
+        dtype: dtype of the computation, and
+        activations: of what is between the products (see `precision` for both).
+        remat: a name of `trunk.REMAT_POLICIES`.
+        platform: the devices that compute; None: those of this process.
+
+    Raises:
+        InputError: a file is missing or broken, the architecture is unknown or has no
+            language-model head, the weights do not fit config.json, the tokenizer does not fit the
+            weights, or a setting is unknown.
+    """
+    platform = platform or Platform.here()
+    computed_in = precision(dtype, platform, activations)
+    if remat not in REMAT_POLICIES:
+        raise InputError(
+            f"config.model.remat is {remat!r}; use one of {', '.join(REMAT_POLICIES)}."
+        )
+    model_config = read_config(folder)
+    where = str(folder / "config.json")
+    model_type = model_config.get("model_type", "")
+    if model_type not in FAMILIES:
+        raise InputError(
+            f"{where}: a model of the type {model_type!r} has no language-model head that is "
+            f"computed here; use a folder whose model_type is one of {', '.join(FAMILIES)}."
+        )
+    config = FAMILIES[model_type].config.from_dict(model_config, where)
+    stop_ids = _stop_ids(folder, model_config)
+    tensors = open_tensors(folder)
+    own_head = _has_own_head(model_config, tensors, folder)
+    if not own_head:
+        tensors = {name: tensor for name, tensor in tensors.items() if name != _HEAD_NAME}
+    trunk = Qwen3(config, computed_in, remat, not platform.on_cpu, own_head=own_head)
+    stored = stored_params(table_of(model_type), trunk, tensors, str(folder))
+    tokenizer = _tokenizer(folder)
+    if len(tokenizer) > config.vocab_size:
+        raise InputError(
+            f"{folder}: the tokenizer has {len(tokenizer)} tokens but the weights hold "
+            f"{config.vocab_size} (vocab_size in config.json); put the model's own tokenizer there."
+        )
+    model = LanguageModel(trunk, stop_ids, config.longest_row)
+    return LoadedLanguageModel(model, stored, tokenizer, model_config)
+
+
+def save_language_model(
+    loaded: LoadedLanguageModel,
+    params: Params,
+    tokenizer_files_from: Path,
+    out: Path,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Writes a folder that Hugging Face's model class opens.
+
+    Args:
+        params: stacked parameters; leaves as in `weight_names.save_folder`.
+        tokenizer_files_from: folder whose tokenizer files, and `generation_config.json`, are
+            copied.
+
+    Raises:
+        InputError: see `weight_names.save_folder`.
+    """
+    table = table_of(loaded.model_config["model_type"])
+    kept = jax.tree.map(
+        lambda leaf: leaf.as_stored() if isinstance(leaf, StoredLeaf) else leaf, params
+    )
+    config = loaded.model_config | {"tie_word_embeddings": not loaded.model.trunk.own_head}
+    save_folder(table, kept, config, tokenizer_files_from, out, max_shard_bytes=max_shard_bytes)
+    generation = inside(tokenizer_files_from, GENERATION)
+    if generation.is_file():
+        copy_files([generation], tokenizer_files_from, out)
+
+
+def _has_own_head(config: Mapping[str, Any], tensors: Mapping[str, Any], folder: Path) -> bool:
+    """Whether the head is not the word table; a file may repeat a tied table as the head."""
+    tied = config.get("tie_word_embeddings")
+    there = _HEAD_NAME in tensors
+    if tied is False and not there:
+        raise InputError(
+            f"{folder}: the weights have no language-model head ({_HEAD_NAME}), and config.json "
+            "has tie_word_embeddings false; use the folder of the language model, not of its "
+            "encoder."
+        )
+    return there and not tied
+
+
+def _stop_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids that end a turn: those of generation_config.json, else of config.json."""
+    path = inside(folder, GENERATION)
+    found = (read_json(path) if path.is_file() else {}).get("eos_token_id")
+    found = config.get("eos_token_id") if found is None else found
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(type(each) is int and each >= 0 for each in ids):
+        raise InputError(
+            f"{folder}: eos_token_id is {found!r}; it must be a token's number, or a list of them."
+        )
+    return tuple(ids)
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer  # slow to import, so only when a folder is read
+
+    check_tokenizer_links(folder)
+    try:
+        # By default transformers asks on the terminal whether to run the folder's own code.
+        found = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise InputError(f"{folder}: the tokenizer cannot be read ({reason}).") from None
+    if not getattr(found, "is_fast", False):
+        raise InputError(f"{folder}: there is no fast tokenizer; add its tokenizer.json.")
+    return found
