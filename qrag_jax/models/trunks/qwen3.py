@@ -19,6 +19,7 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.attention import padded_attention
+from qrag_jax.models.compute.dropout import TokenDropout
 from qrag_jax.models.compute.group import Group
 from qrag_jax.models.compute.linear import Linear, side_by_side
 from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
@@ -123,46 +124,62 @@ class Qwen3Layer(nn.Module):
     precision: Precision
     group: Group = Group()
 
-    @nn.compact
+    def setup(self) -> None:
+        c, parts = self.config, self.group.tensor
+        bias, output_bias = c.biases
+        self.heads = c.num_attention_heads // parts
+        self.groups = c.num_key_value_heads // parts
+        self.query_key_value = self._linear((self.heads + 2 * self.groups) * c.head_dim, bias)
+        self.attention_output = self._linear(c.hidden_size, output_bias, closes=True)
+        self.gate_up = self._linear(2 * c.intermediate_size // parts)
+        self.down = self._linear(c.hidden_size, closes=True)
+        self.attention_norm, self.feed_forward_norm = self._norm(), self._norm()
+        if c.NORMS_HEADS:
+            self.query_norm, self.key_norm = self._norm(), self._norm()
+
     def __call__(self, x: jax.Array, layout: Layout, cos: jax.Array, sin: jax.Array) -> jax.Array:
         """x `[T, H]`, its rows placed as in `layout`; cos, sin `[T, head_dim/2]` → `[T, H]`."""
-        c, parts = self.config, self.group.tensor
-        heads, groups = c.num_attention_heads // parts, c.num_key_value_heads // parts
-        bias, output_bias = c.biases
-        normed = self._norm("attention_norm")(x)
-        features = (heads + 2 * groups) * c.head_dim
-        projected = self._linear(features, QKV, bias)(normed, layout.dropout)
-        projected = projected.reshape(len(x), heads + 2 * groups, c.head_dim)
-        query, key, value = jnp.split(projected, (heads, heads + groups), axis=1)
-        if c.NORMS_HEADS:
-            query, key = self._norm("query_norm")(query), self._norm("key_norm")(key)
-        query, key = rotate_halves(query, cos, sin), rotate_halves(key, cos, sin)
         rows, length = layout.place.shape
         query, key, value = (
-            to_rows(x.reshape(len(x), -1), layout).reshape(rows, length, -1, c.head_dim)
-            for x in (query, key, value)
+            to_rows(x.reshape(len(x), -1), layout).reshape(rows, length, -1, self.config.head_dim)
+            for x in self.projected(x, cos, sin, layout.dropout)
         )
         lengths = jnp.maximum(layout.lengths, 1)
         attended = padded_attention(
             query, key, value, lengths, precision=self.precision, causal=True
         )
         attended = from_rows(attended.reshape(rows, length, -1), layout)
-        attention_output = self._linear(c.hidden_size, "attention_output", output_bias, closes=True)
-        x = x + attention_output(attended, layout.dropout)
-        normed = self._norm("feed_forward_norm")(x)
-        both = self._linear(2 * c.intermediate_size // parts, GATE_UP)(normed, layout.dropout)
+        return self.after_attention(x, attended, layout.dropout)
+
+    def projected(
+        self, x: jax.Array, cos: jax.Array, sin: jax.Array, dropout: TokenDropout | None = None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """x `[T, H]` → queries `[T, heads, head_dim]`, keys and values `[T, groups, head_dim]`.
+
+        Queries and keys are turned by the angles of their positions.
+        """
+        heads, groups = self.heads, self.groups
+        projected = self.query_key_value(self.attention_norm(x), dropout)
+        projected = projected.reshape(len(x), heads + 2 * groups, self.config.head_dim)
+        query, key, value = jnp.split(projected, (heads, heads + groups), axis=1)
+        if self.config.NORMS_HEADS:
+            query, key = self.query_norm(query), self.key_norm(key)
+        return rotate_halves(query, cos, sin), rotate_halves(key, cos, sin), value
+
+    def after_attention(
+        self, x: jax.Array, attended: jax.Array, dropout: TokenDropout | None = None
+    ) -> jax.Array:
+        """x `[T, H]` and what its heads attended to `[T, heads · head_dim]` → `[T, H]`."""
+        x = x + self.attention_output(attended, dropout)
+        both = self.gate_up(self.feed_forward_norm(x), dropout)
         gate, up = jnp.split(both, 2, axis=-1)
-        down = self._linear(c.hidden_size, "down", closes=True)
-        return x + down(jax.nn.silu(gate) * up, layout.dropout)
+        return x + self.down(jax.nn.silu(gate) * up, dropout)
 
-    def _linear(
-        self, features: int, name: str, bias: bool = False, *, closes: bool = False
-    ) -> Linear:
-        products = self.precision.products
-        return Linear(features, products, bias, self.group, closes, name=name)
+    def _linear(self, features: int, bias: bool = False, *, closes: bool = False) -> Linear:
+        return Linear(features, self.precision.products, bias, self.group, closes)
 
-    def _norm(self, name: str) -> nn.RMSNorm:
-        return rms_norm(self.config, self.precision, name)
+    def _norm(self) -> nn.RMSNorm:
+        return rms_norm(self.config, self.precision)
 
     def init_params(self, key: jax.Array) -> Params:
         """Random parameters of one layer."""
@@ -171,12 +188,12 @@ class Qwen3Layer(nn.Module):
         return self.init(key, x, layout, angle[None], angle[None])["params"]
 
 
-def rms_norm(config: Qwen3Config, precision: Precision, name: str | None = None) -> nn.RMSNorm:
+def rms_norm(config: Qwen3Config, precision: Precision) -> nn.RMSNorm:
     """x / √mean(x²) · scale over the last axis (Zhang & Sennrich, 2019).
 
     Flax computes it in float32 for every dtype.
     """
-    return nn.RMSNorm(epsilon=config.rms_norm_eps, dtype=precision.activations, name=name)
+    return nn.RMSNorm(epsilon=config.rms_norm_eps, dtype=precision.activations)
 
 
 class Qwen3(LayeredTrunk):
@@ -224,7 +241,11 @@ class Qwen3(LayeredTrunk):
         last = layout.place.shape[1] - 1
         cos, sin = angles_at(layout.position, c.frequency, last)
         x = words.astype(self.precision.activations)
-        return self.final_norm(self.through_layers(self.layers, x, layout, (cos, sin)))
+        return self.normed(self.through_layers(self.layers, x, layout, (cos, sin)))
+
+    def normed(self, x: jax.Array) -> jax.Array:
+        """What the last layer gives `[T, H]` → hidden states `[T, H]`."""
+        return self.final_norm(x)
 
     def join(self, layer: Params) -> Params:
         """Joins the maps that are stored separately into the `FUSED` maps."""

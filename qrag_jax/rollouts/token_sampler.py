@@ -1,0 +1,65 @@
+"""What a token sampler is asked for, and what it gives: ids in, ids and log-probabilities out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from qrag_jax.errors import InputError
+
+STOP, LENGTH = FINISHES = ("stop", "length")
+
+
+class SampleRequest(NamedTuple):
+    """One turn of one episode.
+
+    Attributes:
+        ids: int32, the whole context so far; never empty.
+        key: uint32 `[2]`, of the episode's draws (run, batch, episode, attempt). A token's draw
+            depends on it and on the token's position alone.
+        most: sampled tokens, at most.
+    """
+
+    ids: np.ndarray
+    key: np.ndarray
+    most: int
+
+
+class Sampled(NamedTuple):
+    """The turn that was sampled.
+
+    Attributes:
+        ids: int32, with the token that ended the turn if there is one.
+        log_probs: float32, of these by the distribution they were drawn from.
+        finish: "stop", or "length" where the turn had no end within `most` tokens.
+    """
+
+    ids: np.ndarray
+    log_probs: np.ndarray
+    finish: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+    """Section `sampling`.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    temperature: float = 1.0  # logits are divided by it; 0: the likeliest token
+    room: int = 1024  # tokens of the longest episode
+    chunk: int = 64  # tokens of prompts that are read at a time
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise InputError(
+                f"config.sampling.temperature is {self.temperature}; it must be a number of at "
+                "least 0."
+            )
+        for name in ("room", "chunk"):
+            if getattr(self, name) < 1:
+                value = getattr(self, name)
+                raise InputError(f"config.sampling.{name} is {value}; it must be at least 1.")
