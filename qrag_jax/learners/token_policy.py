@@ -37,7 +37,7 @@ from qrag_jax.models.compute.group import Group, add_to_rows, look_up
 from qrag_jax.models.compute.lora import Adapted, attach, detach
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.compute.row_sums import take_rows
-from qrag_jax.models.compute.sharing import shared_layout
+from qrag_jax.models.compute.sharing import RowLengths, shared_layout
 from qrag_jax.models.trunks.qwen3 import HEAD
 from qrag_jax.models.trunks.trunk import WORDS, Params, Trunk
 from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
@@ -183,8 +183,8 @@ class TokenPasses:
 
     def _scores(self, used: _Used, block: TokenBlocks) -> TokenScores:
         prepared, words, head = used
-        tokens, length = len(block.tokens), block.room.shape[0]
-        layout = shared_layout(block.shared, block.lengths, tokens, length)
+        longest = RowLengths(*block.room.shape[:-1])
+        layout = shared_layout(block.shared, block.lengths, len(block.tokens), longest)
         hidden = jnp.asarray(self.policy.trunk.apply({"params": prepared}, words, layout))
         before = take_rows(hidden, block.place)
         return token_scores(self.policy.vocabulary, before, head, block.target)

@@ -94,7 +94,7 @@ def make_token_update(policy: TokenPolicy) -> Update:
     passes = TokenPasses(policy)
 
     def update(state: PolicyState, episodes: TokenEpisodes, base: Params | None = None):
-        given, divisor, metrics = _given(policy, episodes)
+        given, divisor, metrics = given_tokens(policy, episodes)
         blocks = episodes.blocks
         if isinstance(config, TokenGRPOConfig) and config.beta:
             # Adapters begin at the base or at the stage's own: then these are the reference.
@@ -159,7 +159,9 @@ def make_token_update(policy: TokenPolicy) -> Update:
     )
 
 
-def _given(policy: TokenPolicy, episodes: TokenEpisodes) -> tuple[PerToken, jax.Array, Metrics]:
+def given_tokens(
+    policy: TokenPolicy, episodes: TokenEpisodes
+) -> tuple[PerToken, jax.Array, Metrics]:
     """What each token is learned with, what sums are divided by, and metrics of the rewards."""
     config, blocks = policy.config, episodes.blocks
     counts, rewards, scored = (jnp.asarray(each) for each in episodes[1:])

@@ -25,6 +25,8 @@ class BlockShape(NamedTuple):
     groups: Q, groups of rows that share their first tokens.
     members: M, rows of a group, at most.
     sampled: S, places of sampled tokens.
+    prompt: P, most tokens that the rows of a group share.
+    own: O, most tokens of a row behind these; 0: attention is not computed in parts.
     """
 
     tokens: int
@@ -32,6 +34,8 @@ class BlockShape(NamedTuple):
     groups: int
     members: int
     sampled: int
+    prompt: int = 0
+    own: int = 0
 
 
 class TokenBlocks(NamedTuple):
@@ -48,7 +52,7 @@ class TokenBlocks(NamedTuple):
         sampler: float32 `[B, S]`, its log-probability by the sampler.
         episode: int32 `[B, S]`, its episode.
         row: int32 `[B, S]`, its row in the block.
-        room: bool `[B, L, 0]`: nothing, but its shape says L to a compiled program.
+        room: bool `[B, L, P, O, 0]`: nothing, but its shape tells a compiled program these.
     """
 
     tokens: jax.Array
@@ -93,9 +97,18 @@ def choose_shape(batch: TokenBatch, tokens: int, members: int, multiple: int = 8
     of_rows = (batch.lengths - batch.shared)[used].sum()
     share = math.ceil(8 * min(1.0, 1.1 * sampled.sum() / max(of_rows, 1))) / 8
     most = max(math.ceil(share * tokens), int(sampled.max(initial=1)))
+    common = _common(batch)
+    shared = max(common.values(), default=0)
+    behind = 0
+    if shared:
+        behind = max(
+            int(batch.lengths[row]) - common.get(int(batch.leader[row]), 0) for row in used
+        )
     shortest = max(int(np.median((batch.lengths - batch.shared)[used])) if len(used) else 1, 1)
     groups = max(1, math.ceil(tokens / shortest / members))
-    return BlockShape(tokens, length, 2 ** math.ceil(math.log2(groups)), members, most)
+    groups = 2 ** math.ceil(math.log2(groups))
+    prompt, own = (min(length, _rung(each, multiple)) if each else 0 for each in (shared, behind))
+    return BlockShape(tokens, length, groups, members, most, prompt, own)
 
 
 def token_blocks(batch: TokenBatch, shape: BlockShape, devices: int = 1) -> TokenBlocks:
@@ -130,14 +143,19 @@ def _is_used(batch: TokenBatch) -> np.ndarray:
     return batch.log_prob_mask.any(axis=1) & (batch.episode < len(batch.scored))
 
 
+def _common(batch: TokenBatch) -> dict[int, int]:
+    """Leader → the tokens that it and all rows behind it begin with."""
+    common: dict[int, int] = {}
+    for row in map(int, np.flatnonzero(_is_used(batch) & (batch.shared > 0))):
+        leader, shared = int(batch.leader[row]), int(batch.shared[row])
+        common[leader] = min(shared, common.get(leader, shared))
+    return common
+
+
 def _pieces(batch: TokenBatch, shape: BlockShape) -> list[_Piece]:
     """Groups of rows, cut where a block has no room for more."""
     together: dict[tuple[int, int], list[int]] = defaultdict(list)
-    used = _is_used(batch)
-    common: dict[int, int] = {}
-    for row in map(int, np.flatnonzero(used & (batch.shared > 0))):
-        leader, shared = int(batch.leader[row]), int(batch.shared[row])
-        common[leader] = min(shared, common.get(leader, shared))
+    used, common = _is_used(batch), _common(batch)
     for row in map(int, np.flatnonzero(used)):
         length, sampled = int(batch.lengths[row]), int(batch.log_prob_mask[row].sum())
         if batch.log_prob_mask[row, 0]:
@@ -148,6 +166,11 @@ def _pieces(batch: TokenBatch, shape: BlockShape) -> list[_Piece]:
             )
         leader = int(batch.leader[row])
         shared = common.get(leader, 0)
+        if shape.own and (shared > shape.prompt or length - shared > shape.own):
+            raise ValueError(
+                f"row {row} has {shared} shared tokens and {length - shared} behind them; {shape} "
+                "has no room for so many"
+            )
         # Rows that share nothing need no group of their own.
         together[(leader if shared else -1), shared].append(row)
     pieces = []
@@ -182,7 +205,7 @@ def _block(batch: TokenBatch, shape: BlockShape, pieces: list[_Piece]) -> TokenB
         sampler=np.zeros(shape.sampled, np.float32),
         episode=np.full(shape.sampled, nothing, np.int32),
         row=np.zeros(shape.sampled, np.int32),
-        room=np.zeros((shape.length, 0), bool),
+        room=np.zeros((shape.length, shape.prompt, shape.own, 0), bool),
     )
     start = filled = 0
     for group, piece in enumerate(pieces):

@@ -85,7 +85,7 @@ def test_a_chosen_shape_holds_the_batch() -> None:
     assert shape.length >= batch.lengths.max()
     assert len(rows_of(token_blocks(batch, shape))) == batch.log_prob_mask.any(axis=1).sum()
     # A few tokens more need no other program.
-    longer = batch._replace(lengths=np.where(batch.lengths == 20, 21, batch.lengths))
+    longer = batch._replace(lengths=np.minimum(batch.lengths + 1, 20))
     assert choose_shape(longer, 64, MEMBERS) == shape
 
 

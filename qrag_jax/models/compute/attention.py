@@ -29,6 +29,7 @@ def padded_attention(
     precision: Precision | None = None,
     causal: bool = False,
     kept: KeptWeights | None = None,
+    first: jax.Array | None = None,
 ) -> jax.Array:
     """softmax(QKᵀ/√d)·V over the first `lengths[b]` keys of each row (Vaswani et al., 2017).
 
@@ -48,13 +49,17 @@ def padded_attention(
             dtype of query. JAX's attention ignores `products`.
         causal: a query sees no later key. Cotangents at positions ≥ length must then be 0.
         kept: the attention weights that dropout keeps; None: no dropout.
+        first: `[B]`, the position of each row's first query, of which there may then be fewer than
+            keys; None: 0. Batched products take it, causal and without dropout.
 
     Returns:
         `[B, L, heads, d]`; values at positions ≥ length are meaningless.
     """
     heads, how = _Heads(query, key, value), precision or Precision(products=query.dtype)
     if how.attention == PRODUCTS or kept is not None:
-        return _batched_products(heads, lengths, how.products, causal, kept)
+        return _batched_products(heads, lengths, how.products, causal, kept, first)
+    if first is not None:
+        raise ValueError("only batched products take queries that begin behind a row's start")
     fused = how.attention == FUSED and _fused_kernel_takes(query)
     return _library(heads, lengths, causal, "cudnn" if fused else "xla")
 
@@ -84,17 +89,21 @@ def _library(heads, lengths, causal, implementation):
         )
 
 
-def _batched_products(heads_of_rows, lengths, products, causal, kept=None):
+def _batched_products(heads_of_rows, lengths, products, causal, kept, first):
     query, key, value = heads_of_rows
-    batch, length, heads, width = query.shape
-    groups = key.shape[2]
+    batch, asking, heads, width = query.shape
+    length, groups = key.shape[1:3]
 
     def by_group(x: jax.Array) -> jax.Array:
         """`[B, L, heads, d]` → `[B·groups, heads/groups·L, d]`."""
         return x.transpose(0, 2, 1, 3).reshape(batch * groups, -1, width)
 
     position = jnp.arange(length)
-    if causal:  # padding keys come after all queries of the row
+    if first is not None:
+        own = first[:, None] + jnp.arange(asking)[None]
+        bias = jnp.where(position[None, None] <= own[..., None], 0.0, MASKED)
+        bias = jnp.repeat(jnp.tile(bias, (1, heads // groups, 1)), groups, axis=0)
+    elif causal:  # padding keys come after all queries of the row
         bias = jnp.where(position[None] <= position[:, None], 0.0, MASKED)
         bias = jnp.tile(bias, (heads // groups, 1))[None]
     else:
@@ -104,14 +113,14 @@ def _batched_products(heads_of_rows, lengths, products, causal, kept=None):
     mask, rate = (kept.mask.reshape(batch * groups, -1, length), kept.rate) if kept else (None, 0.0)
     by_groups = _Heads(by_group(scaled), by_group(key), by_group(value))
     result = _attend(products, rate, by_groups, bias, mask)
-    return result.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
+    return result.reshape(batch, heads, asking, width).transpose(0, 2, 1, 3)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attend(products, rate, heads, bias, kept):
     """query `[N, Q, d]`, key, value `[N, L, d]`, bias of the scores → `[N, Q, d]`.
 
-    The bias is `[N, 1, L]` or `[1, Q, L]`; the softmax is computed in float32. kept `[N, Q, L]`
+    The bias is `[N or 1, Q or 1, L]`; the softmax is computed in float32. kept `[N, Q, L]`
     marks the weights that dropout keeps; None: all.
     """
     return _attend_forward(products, rate, heads, bias, kept)[0]

@@ -58,9 +58,7 @@ class Layout(NamedTuple):
         place: `[R, L]`, the place of each token of a row; arbitrary beyond the row's end.
         lengths: `[R]`, tokens of each row; 0: there is no such row.
         dropout: dropout of adapters or of the trunk, if there is any.
-        shared: `[groups]`, tokens that all rows of a group of R / groups neighbours begin with.
-            Each of these has one place, which belongs to the group's first row (`sharing`). None:
-            no row shares a place.
+        shared: which tokens have one place for several rows; None: no row shares a place.
     """
 
     row: jax.Array
@@ -68,11 +66,27 @@ class Layout(NamedTuple):
     place: jax.Array
     lengths: jax.Array
     dropout: TokenDropout | None = None
-    shared: jax.Array | None = None
+    shared: Shared | None = None
 
     def at_depth(self, depth: int | jax.Array) -> Layout:
         """The layout with the dropout keys of one depth: 0 before all layers, n in layer n - 1."""
         return self._replace(dropout=at_depth(self.dropout, depth))
+
+
+class Shared(NamedTuple):
+    """Tokens that all rows of a group of neighbours begin with, see `sharing`.
+
+    Each of them has one place, which belongs to the group's first row.
+
+    Attributes:
+        counts: `[groups]`, their number in each group of R / groups rows.
+        prompts: the layout of these alone, one row a group; None: they are not looked at alone.
+        own: the layout of what rows have behind them.
+    """
+
+    counts: jax.Array
+    prompts: Layout | None = None
+    own: Layout | None = None
 
 
 def packed_layout(lengths: jax.Array, tokens: int, length: int) -> Layout:
@@ -125,12 +139,13 @@ def _to_rows_backward(layout: Layout, gradient: jax.Array) -> tuple[jax.Array, N
     own = from_rows(gradient, layout)
     if layout.shared is None:
         return own, None
-    groups, (count, length, width) = len(layout.shared), gradient.shape
+    counts = layout.shared.counts
+    groups, (count, length, width) = len(counts), gradient.shape
     inside = jnp.arange(length)[None] < layout.lengths[:, None]
     known = jnp.where(inside[..., None], gradient, 0)
     total = known.reshape(groups, count // groups, length, width).sum(axis=1)
     group = jnp.minimum(layout.row // (count // groups), groups - 1)
-    in_common = (layout.position < layout.shared[group]) & (layout.row < count)
+    in_common = (layout.position < counts[group]) & (layout.row < count)
     return jnp.where(in_common[:, None], total[group, layout.position], own), None
 
 
@@ -138,9 +153,10 @@ def _from_rows_backward(layout: Layout, gradient: jax.Array) -> tuple[jax.Array,
     number = jnp.arange(layout.place.shape[1])[None]
     inside = number < layout.lengths[:, None]
     if layout.shared is not None:
-        members = len(layout.lengths) // len(layout.shared)
+        counts = layout.shared.counts
+        members = len(layout.lengths) // len(counts)
         is_first = jnp.arange(len(layout.lengths)) % members == 0
-        inside &= is_first[:, None] | (number >= jnp.repeat(layout.shared, members)[:, None])
+        inside &= is_first[:, None] | (number >= jnp.repeat(counts, members)[:, None])
     return jnp.where(inside[..., None], gradient[layout.place], 0), None
 
 

@@ -18,14 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.compute.attention import padded_attention
 from qrag_jax.models.compute.dropout import TokenDropout
 from qrag_jax.models.compute.group import Group
 from qrag_jax.models.compute.linear import Linear, side_by_side
-from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
+from qrag_jax.models.compute.packing import Layout, padded_layout
 from qrag_jax.models.compute.parts import SplitMaps
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.rope import angles_at, rotate_halves
+from qrag_jax.models.compute.sharing import shared_attention
 from qrag_jax.models.trunks.trunk import (
     WORDS,
     LayeredTrunk,
@@ -139,16 +139,8 @@ class Qwen3Layer(nn.Module):
 
     def __call__(self, x: jax.Array, layout: Layout, cos: jax.Array, sin: jax.Array) -> jax.Array:
         """x `[T, H]`, its rows placed as in `layout`; cos, sin `[T, head_dim/2]` → `[T, H]`."""
-        rows, length = layout.place.shape
-        query, key, value = (
-            to_rows(x.reshape(len(x), -1), layout).reshape(rows, length, -1, self.config.head_dim)
-            for x in self.projected(x, cos, sin, layout.dropout)
-        )
-        lengths = jnp.maximum(layout.lengths, 1)
-        attended = padded_attention(
-            query, key, value, lengths, precision=self.precision, causal=True
-        )
-        attended = from_rows(attended.reshape(rows, length, -1), layout)
+        heads = self.projected(x, cos, sin, layout.dropout)
+        attended = shared_attention(*heads, layout, self.precision)
         return self.after_attention(x, attended, layout.dropout)
 
     def projected(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.models.compute.packing import from_rows, to_rows
-from qrag_jax.models.compute.sharing import shared_layout
+from qrag_jax.models.compute.sharing import RowLengths, shared_layout
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import WORDS
 
@@ -38,8 +38,11 @@ def places_by_hand() -> dict[tuple[int, int], int]:
     return found
 
 
-def layout_of() -> Any:
-    return shared_layout(jnp.asarray(SHARED), jnp.asarray(LENGTHS), PLACES, LENGTH)
+WHOLE, IN_PARTS = RowLengths(LENGTH), RowLengths(LENGTH, 6, 7)
+
+
+def layout_of(longest: RowLengths = WHOLE) -> Any:
+    return shared_layout(jnp.asarray(SHARED), jnp.asarray(LENGTHS), PLACES, longest)
 
 
 def test_every_token_has_its_place() -> None:
@@ -80,8 +83,25 @@ def test_gradients_of_the_moves_are_those_of_the_indexing() -> None:
     np.testing.assert_allclose(found, by_hand, atol=1e-6)
 
 
+def test_prompts_and_what_is_behind_them_have_rows_of_their_own() -> None:
+    shared, expected = layout_of(IN_PARTS).shared, places_by_hand()
+    for (row, position), place in expected.items():
+        group = row // MEMBERS
+        behind = position - SHARED[group]
+        if behind < 0:
+            assert shared.prompts.place[group, position] == place
+            assert shared.prompts.row[place] == group
+            assert shared.prompts.position[place] == position
+            assert shared.own.row[place] == len(LENGTHS)
+        else:
+            assert shared.own.place[row, behind] == place
+            assert (shared.own.row[place], shared.own.position[place]) == (row, behind)
+            assert shared.prompts.row[place] == len(SHARED)
+
+
+@pytest.mark.parametrize("longest", (WHOLE, IN_PARTS), ids=["whole rows", "in parts"])
 @pytest.mark.parametrize("scanned", [False, True])
-def test_a_causal_model_computes_the_same(scanned: bool) -> None:
+def test_a_causal_model_computes_the_same(scanned: bool, longest: RowLengths) -> None:
     config = Qwen3Config(
         vocab_size=50,
         hidden_size=16,
@@ -111,7 +131,7 @@ def test_a_causal_model_computes_the_same(scanned: bool) -> None:
 
     def shared(params: Any) -> jax.Array:
         prepared = trunk.prepare(params)
-        hidden = trunk.apply({"params": prepared}, prepared[WORDS][packed], layout_of())
+        hidden = trunk.apply({"params": prepared}, prepared[WORDS][packed], layout_of(longest))
         of_places = np.zeros((PLACES, 16), np.float32)
         for (row, position), place in expected.items():
             of_places[place] += weights[row, position]
