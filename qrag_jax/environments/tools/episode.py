@@ -22,6 +22,7 @@ import dataclasses
 from collections.abc import Generator
 from typing import Literal, NamedTuple, Protocol
 
+from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import CAUSES, Failure
 from qrag_jax.llm.text.prompts import Messages
 
@@ -48,7 +49,7 @@ class ToolTask:
         gold_ids: ids of the supporting documents in a corpus; () for own documents.
 
     Raises:
-        ValueError: two documents have one id, or a task with own documents has `gold_ids`.
+        InputError: two documents have one id, or a task with own documents has `gold_ids`.
     """
 
     id: str
@@ -62,10 +63,14 @@ class ToolTask:
         ids = [document.id for document in self.documents]
         if len(set(ids)) < len(ids):
             twice = next(each for each in ids if ids.count(each) > 1)
-            raise ValueError(f"the question {self.id!r} has two documents with the id {twice!r}.")
+            raise InputError(
+                f"the question {self.id!r} has two documents with the id {twice!r}; give each its "
+                "own."
+            )
         if self.documents and self.gold_ids:
-            raise ValueError(
-                f"the question {self.id!r} has documents of its own; they say which are gold."
+            raise InputError(
+                f"the question {self.id!r} has documents of its own, which say which are gold; "
+                "leave gold_ids empty."
             )
 
     @property
@@ -114,6 +119,8 @@ class Open:
     doc_id: str
 
 
+FIELDS = ("reasoning", "final_answer", "cited_doc_ids")  # what the tool `complete` takes
+
 Step = Speak | Look | Open
 Reply = Said | tuple[Document, ...] | Document | None | Failure
 
@@ -158,9 +165,6 @@ class Closed:
     seen: tuple[str, ...] = ()
     fields: int = 0
     tally: ToolTally = ToolTally()
-
-
-FIELDS = ("reasoning", "final_answer", "cited_doc_ids")  # of the tool `complete`
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

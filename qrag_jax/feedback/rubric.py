@@ -1,0 +1,205 @@
+"""Rewards of an episode with tools: its answer, its searches, its citations and its form.
+
+Each part is in [0, 1]. With G the gold documents, S those in the tools' results, C those cited:
+
+| part | what |
+|---|---|
+| `em`, `f1` | the answer, by MuSiQue's metric (`metrics.answers`), over all gold answers |
+| `recall` | |S ∩ G| / |G|; 0 without gold documents |
+| `precision` | |S ∩ G| / |S|; 0 if nothing was seen |
+| `citation` | |C ∩ G| / |G|: recall, so that it is free to cite everything |
+| `citation_precision` | |C ∩ G| / |C|; 0 if nothing is cited |
+| `citation_f1` | the harmonic mean of the two before |
+| `format` | how many of the three fields of `complete` were given, over 3 |
+
+The three parts of citations are 1 where there are no gold documents. An episode without an answer
+has `em` and `f1` 0, whatever the gold answers are.
+
+`PRESETS` has the rewards of RLVR (github.com/bdsaglam/rlvr) as they changed from commit to commit;
+`head` is its last. With h the number of hops, the factor of hops is 1, h/2, min(h/2, 1) or 1/h.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping
+
+from qrag_jax.environments.tools.episode import FIELDS, Closed, ToolTask
+from qrag_jax.errors import InputError, check_known
+from qrag_jax.metrics import answers
+
+OF_ANSWER = ("em", "f1")
+PARTS = (
+    *OF_ANSWER,
+    "recall",
+    "precision",
+    "citation",
+    "citation_precision",
+    "citation_f1",
+    "format",
+)
+
+HOP_FACTORS: dict[str, Callable[[int], float]] = {
+    "none": lambda hops: 1.0,
+    "times_half": lambda hops: hops / 2,
+    "times_half_up_to_1": lambda hops: min(hops / 2, 1.0),
+    "over": lambda hops: 1 / hops,
+}
+ANSWER, ALL = SCALED = ("answer", "all")
+_SECTION = "rubric"
+
+
+def score(closed: Closed, task: ToolTask) -> dict[str, float]:
+    """Each of `PARTS` of one episode, in [0, 1].
+
+    Raises:
+        ValueError: the task has no gold answer.
+    """
+    em, f1 = answers.musique(closed.answer, task.answers)
+    if not closed.answer.strip():
+        em = f1 = 0.0
+    gold, seen, cited = set(task.gold), set(closed.seen), set(closed.cited)
+    cited_recall = _share(gold & cited, gold) if gold else 1.0
+    cited_precision = _share(gold & cited, cited) if gold else 1.0
+    total = cited_recall + cited_precision
+    return {
+        "em": em,
+        "f1": f1,
+        "recall": _share(gold & seen, gold),
+        "precision": _share(gold & seen, seen),
+        "citation": cited_recall,
+        "citation_precision": cited_precision,
+        "citation_f1": 2 * cited_recall * cited_precision / total if total else 0.0,
+        "format": closed.fields / len(FIELDS),
+    }
+
+
+def _share(part: Collection[str], whole: Collection[str]) -> float:
+    return len(part) / len(whole) if whole else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Rubric:
+    """One reward of several parts: their weighted sum over the divisor.
+
+    Attributes:
+        weights: part → weight; a part that is not named does not count.
+        hops: one of `HOP_FACTORS`.
+        scales: what this factor multiplies: "answer" (`em` and `f1`), or "all" parts.
+        divisor: above 0.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    weights: Mapping[str, float]
+    hops: str = "none"
+    scales: str = ALL
+    divisor: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_known(_SECTION, self, "hops", HOP_FACTORS)
+        check_known(_SECTION, self, "scales", SCALED)
+        if not self.weights:
+            raise InputError("config.rubric.weights is empty; give one part at least a weight.")
+        for part, weight in self.weights.items():
+            if part not in PARTS:
+                raise InputError(
+                    f"config.rubric.weights names {part!r}; use one of {', '.join(PARTS)}."
+                )
+            if isinstance(weight, bool) or not math.isfinite(weight):
+                raise InputError(
+                    f"config.rubric.weights.{part} is {weight!r}; it must be a finite number."
+                )
+        if not 0 < self.divisor < math.inf:
+            raise InputError(
+                f"config.rubric.divisor is {self.divisor}; it must be a finite number above 0."
+            )
+
+    def reward(self, parts: Mapping[str, float], hops: int) -> float:
+        """The reward of an episode.
+
+        Args:
+            parts: as `score` gives them.
+            hops: of the question, at least 1.
+
+        Raises:
+            ValueError: `hops` is below 1.
+        """
+        weights = self._scaled(hops)
+        return math.fsum(weight * parts[part] for part, weight in weights.items())
+
+    def bounds(self, hops: int) -> tuple[float, float]:
+        """The lowest and the highest sum that parts in [0, 1] can have.
+
+        Raises:
+            ValueError: `hops` is below 1.
+        """
+        weights = self._scaled(hops).values()
+        return math.fsum(min(each, 0.0) for each in weights), math.fsum(
+            max(each, 0.0) for each in weights
+        )
+
+    def _scaled(self, hops: int) -> dict[str, float]:
+        """The weight that each part has in the end."""
+        if hops < 1:
+            raise ValueError(f"a question has 1 hop at least, not {hops}.")
+        factor = HOP_FACTORS[self.hops](hops)
+        return {
+            part: weight
+            * (factor if self.scales == ALL or part in OF_ANSWER else 1.0)
+            / self.divisor
+            for part, weight in self.weights.items()
+        }
+
+
+_ALL_0830 = {
+    "em": 1.0,
+    "f1": 0.9,
+    "recall": 1.0,
+    "precision": 0.4,
+    "citation": 0.6,
+    "format": 0.1,
+}
+
+# RLVR's rewards, each from the day in 2025 that its name says; `F` is older. A divisor is the sum of
+# the weights. `F` had two parts more, which need other things than an episode: the share of English
+# words in the thoughts (0.2), and rewards of its tools' own.
+PRESETS: dict[str, Rubric] = {
+    "F": Rubric({"em": 1.0, "f1": 1.0, "recall": 1.0, "citation": 1.0}, "times_half", ANSWER),
+    "R_0808": Rubric({"em": 0.5, "f1": 0.5, "recall": 0.5}, "times_half_up_to_1", ANSWER),
+    "X_0809": Rubric({"em": 0.5, "f1": 0.5, "recall": 0.3, "citation": 0.2}, "over", ANSWER),
+    "X_0809b": Rubric(
+        {"em": 1.0, "f1": 0.9, "citation": 0.6, "recall": 0.4, "format": 0.1}, "over", ANSWER, 3.0
+    ),
+    "X_0830": Rubric(_ALL_0830, "over", ANSWER, 4.0),
+    "X_0913": Rubric(_ALL_0830, "times_half", ALL, 4.0),
+    "H_1002": Rubric(
+        {
+            "em": 1.0,
+            "f1": 0.8,
+            "recall": 0.6,
+            "precision": 0.4,
+            "citation_f1": 0.8,
+            "format": 0.1,
+        },
+        "times_half",
+        ALL,
+        3.7,
+    ),
+    "head": Rubric(_ALL_0830 | {"em": 0.9, "f1": 1.0}, "times_half", ALL, 4.0),
+}
+
+
+def preset(name: str) -> Rubric:
+    """The preset of this name.
+
+    Raises:
+        InputError: there is none; the message lists those that are there.
+    """
+    if name not in PRESETS:
+        raise InputError(
+            f"config.rubric.preset is {name!r}; use one of {', '.join(PRESETS)}, or give weights."
+        )
+    return PRESETS[name]
