@@ -163,9 +163,9 @@ _ALL_0830 = {
     "format": 0.1,
 }
 
-# RLVR's rewards, each from the day in 2025 that its name says; `F` is older. A divisor is the sum of
-# the weights. `F` had two parts more, which need other things than an episode: the share of English
-# words in the thoughts (0.2), and rewards of its tools' own.
+# RLVR's rewards, each from the day in 2025 that its name says; `F` is older. Where there is a
+# divisor, it is the sum of the weights. `F` had two parts more, which need other things than an
+# episode: the share of English words in the thoughts (0.2), and rewards of its tools' own.
 PRESETS: dict[str, Rubric] = {
     "F": Rubric({"em": 1.0, "f1": 1.0, "recall": 1.0, "citation": 1.0}, "times_half", ANSWER),
     "R_0808": Rubric({"em": 0.5, "f1": 0.5, "recall": 0.5}, "times_half_up_to_1", ANSWER),
