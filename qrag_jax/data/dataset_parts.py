@@ -1,0 +1,191 @@
+"""Reads questions that are named as `path,config,split;path,config,split`.
+
+This is how RLVR names its data. A path is a file or folder of this machine, or else a data set of
+the Hugging Face hub. The split may have a slice as the library `datasets` writes it, such as
+train[:16], train[10:20], train[-5:] or train[10%:20%].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qrag_jax.data.files.hub import load_hub
+from qrag_jax.data.files.records import read_records
+from qrag_jax.data.sample import BadRecord, Sample
+from qrag_jax.data.sources import hotpotqa, musique
+from qrag_jax.data.sources.registry import SOURCES, ReadReport, Split, files_of
+from qrag_jax.errors import InputError
+
+_SPLIT = re.compile(r"(\w+(?:\.\w+)*)(\[(-?\d+%?)?:(-?\d+%?)?\])?")
+# Names of a split → ours, by which files are found.
+_SPLITS: dict[str, Split] = {"train": "train", "dev": "dev", "validation": "dev"}
+_FORM = "write path,config,split, and a semicolon between parts"
+
+
+class TitledSample(NamedTuple):
+    """A sample, and the title with which each of its chunks begins; "" for one without."""
+
+    sample: Sample
+    titles: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetPart:
+    """One part of a dataset string.
+
+    Attributes:
+        path: a file or folder, or a name on the hub.
+        config: the data set's configuration; for files, it may name their source.
+        split: the name of the split, without the slice.
+        bounds: the slice's own text, such as "[:16]"; "" for all records.
+    """
+
+    path: str
+    config: str
+    split: str
+    bounds: str = ""
+
+    def of(self, count: int) -> range:
+        """The places of the slice among `count` records, by the rules of `datasets`.
+
+        A negative number counts from the end, percents are rounded to the closest record, and what
+        is beyond the records is left out.
+
+        Raises:
+            InputError: none of the records is in the slice.
+        """
+        found = _SPLIT.fullmatch(self.split + self.bounds)
+        assert found is not None
+        start, stop = _place(found[3], count, 0), _place(found[4], count, count)
+        if start >= stop:
+            raise InputError(
+                f"the slice {self.split}{self.bounds} of {self.path} has none of its {count} "
+                "records; give one that has some."
+            )
+        return range(start, stop)
+
+
+def parse_parts(text: str) -> tuple[DatasetPart, ...]:
+    """The parts of a dataset string, such as "bdsaglam/musique,answerable,train[:256]".
+
+    Raises:
+        InputError: it is not of this form; the message names the part.
+    """
+    if not text.strip():
+        raise InputError(f"the dataset string is empty; {_FORM}.")
+    parts = []
+    for part in text.split(";"):
+        fields = [field.strip() for field in part.split(",")]
+        if len(fields) != 3 or not fields[0]:
+            raise InputError(
+                f"the part {part.strip()!r} of the dataset string has not the form "
+                f"path,config,split; {_FORM}."
+            )
+        path, config, split = fields
+        found = _SPLIT.fullmatch(split)
+        if not found:
+            raise InputError(
+                f"the split {split!r} of the dataset string cannot be read; write one such as "
+                "train, train[:16] or train[10%:20%]."
+            )
+        bounds = [bound for bound in found.group(3, 4) if bound]
+        percents = [bound for bound in bounds if bound.endswith("%")]
+        too_many = any(abs(int(bound[:-1])) > 100 for bound in percents)
+        if too_many or len(percents) not in (0, len(bounds)):
+            raise InputError(
+                f"the slice {split!r} of the dataset string mixes percents with numbers, or has "
+                "more than 100 %; write one such as train[:16] or train[10%:20%]."
+            )
+        parts.append(DatasetPart(path, config, found[1], found[2] or ""))
+    return tuple(parts)
+
+
+def read_part(part: DatasetPart) -> tuple[list[TitledSample], ReadReport]:
+    """The usable samples of one part, and the report of what was skipped.
+
+    The slice is of the records, whether they are usable or not. The source of a record is the one
+    that `config` names, or else that of its layout.
+
+    Raises:
+        InputError: the data cannot be had, the slice is empty, or no record is usable.
+    """
+    if Path(part.path).expanduser().exists():
+        files = _files(part)
+        report = ReadReport(part.path, tuple(map(str, files)))
+        records = [pair for file in files for pair in read_records(file)]
+        if part.bounds:
+            records = [records[place] for place in part.of(len(records))]
+    else:
+        report = ReadReport(part.path, (f"hub:{part.path}",))
+        records = list(_hub_records(part))
+    samples: list[TitledSample] = []
+    seen: set[str] = set()
+    for where, record in records:
+        report.read += 1
+        try:
+            titled = _titled(record, part.config)
+            if titled.sample.id in seen:
+                raise BadRecord("duplicate id")
+        except BadRecord as bad:
+            report.skip(str(bad), where)
+            continue
+        seen.add(titled.sample.id)
+        samples.append(titled)
+    report.kept = len(samples)
+    if not samples:
+        raise InputError(
+            f"{part.path} has no usable record among {report.read} (skipped: {report.losses()}); "
+            "name data in the format of MuSiQue, HotpotQA or 2WikiMultiHopQA."
+        )
+    return samples, report
+
+
+def _place(bound: str | None, count: int, default: int) -> int:
+    if not bound:
+        return default
+    number = round(int(bound[:-1]) * count / 100) if bound.endswith("%") else int(bound)
+    return max(number + count, 0) if number < 0 else min(number, count)
+
+
+def _files(part: DatasetPart) -> list[Path]:
+    path = Path(part.path).expanduser()
+    if path.is_file():
+        return [path]
+    if part.split not in _SPLITS:
+        raise InputError(
+            f"the folder {part.path} has no split {part.split!r}; use one of {', '.join(_SPLITS)}."
+        )
+    source = part.config if part.config in SOURCES else musique.NAME
+    return files_of(source, str(path), _SPLITS[part.split])
+
+
+def _hub_records(part: DatasetPart) -> Iterator[tuple[str, dict[str, Any]]]:
+    records = load_hub(part.path, part.config or None, part.split + part.bounds)
+    for number, record in enumerate(records, 1):
+        yield f"hub:{part.path}:{number}", record
+
+
+def _titled(record: dict[str, Any], config: str) -> TitledSample:
+    if config in SOURCES:
+        source = SOURCES[config]
+    elif "paragraphs" in record:
+        source = musique
+    elif "context" in record:
+        source = hotpotqa
+    else:
+        raise BadRecord("neither 'paragraphs' nor 'context'")
+    sample = source.parse(record)
+    titles = tuple(title.strip() for title in _titles(record))
+    return TitledSample(sample, titles or ("",) * len(sample.chunks))
+
+
+def _titles(record: dict[str, Any]) -> list[str]:
+    """The titles of a record that its source has parsed, in the order of the chunks."""
+    if "paragraphs" in record:
+        return [paragraph["title"] for paragraph in record["paragraphs"]]
+    context = record.get("context") or []
+    return context["title"] if isinstance(context, dict) else [title for title, _ in context]

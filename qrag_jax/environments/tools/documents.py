@@ -1,0 +1,167 @@
+"""Questions of data sets as tasks with tools, each with documents of its own.
+
+The number of a document is its place among the question's passages: "0", "1" and so on. It stays
+the same if others are left out. What is done to texts and answers is what RLVR does
+(github.com/bdsaglam/rlvr), with one difference: its random choice of documents had no seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Iterable
+
+from qrag_jax.data.dataset_parts import TitledSample
+from qrag_jax.data.sample import Sample
+from qrag_jax.environments.tools.episode import Document, ToolTask
+from qrag_jax.errors import InputError, check_least
+
+_SECTION = "tasks"
+_QUOTED = re.compile(r"(\s*)``\s*(.*?)\s*''(?=([\w(]?))", re.DOTALL)
+_LEFT_OVER = re.compile(r"\s*(?:``|'')")
+_DIGITS = {
+    word: str(number)
+    for number, word in enumerate(
+        ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    )
+}
+_ORDINALS = {
+    "zeroth": "0th",
+    "first": "1st",
+    "second": "2nd",
+    "third": "3rd",
+    "fourth": "4th",
+    "fifth": "5th",
+    "sixth": "6th",
+    "seventh": "7th",
+    "eighth": "8th",
+    "ninth": "9th",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TasksConfig:
+    """Section `tasks`: what becomes of a data set's questions.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    noise_rate: float = 1.0  # chance of each document that is not needed to stay
+    noise_seed: int = 0  # of that choice, with the question's id
+    clean: bool = True  # ``TeX'' quotes in documents become "straight" ones
+    number_forms: bool = True  # answers count with digits, too: "three" as "3", "first" as "1st"
+    min_hops: int = 1  # questions that need fewer documents are left out
+    max_hops: int = 0  # and those that need more; 0: no limit
+    easy_first: bool = False  # questions of fewer hops come first, otherwise as they were
+
+    def __post_init__(self) -> None:
+        check_least(_SECTION, self, noise_rate=0.0, min_hops=1, max_hops=0)
+        if not self.noise_rate <= 1:
+            raise InputError(f"config.tasks.noise_rate is {self.noise_rate}; it must be at most 1.")
+        if 0 < self.max_hops < self.min_hops:
+            raise InputError(
+                f"config.tasks.max_hops is {self.max_hops}, below min_hops, {self.min_hops}; raise "
+                "it, or set it to 0."
+            )
+
+
+def tasks_of(
+    samples: Iterable[Sample | TitledSample], config: TasksConfig | None = None
+) -> list[ToolTask]:
+    """The tasks of all questions within the limits of hops.
+
+    Raises:
+        InputError: as `task_of`, two questions have one id, or none is left.
+    """
+    config = config or TasksConfig()
+    tasks: dict[str, ToolTask] = {}
+    fewest, most = 0, 0
+    for each in samples:
+        task = task_of(each, config)
+        fewest, most = min(fewest or task.hops, task.hops), max(most, task.hops)
+        if task.hops < config.min_hops or 0 < config.max_hops < task.hops:
+            continue
+        if task.id in tasks:
+            raise InputError(
+                f"the question {task.id!r} is there twice; name parts of data that do not overlap."
+            )
+        tasks[task.id] = task
+    if not tasks:
+        raise InputError(
+            f"no question has between config.tasks.min_hops, {config.min_hops}, and max_hops, "
+            f"{config.max_hops or 'any number of'}, hops; the data have {fewest} to {most}."
+        )
+    found = list(tasks.values())
+    return sorted(found, key=lambda task: task.hops) if config.easy_first else found
+
+
+def task_of(given: Sample | TitledSample, config: TasksConfig | None = None) -> ToolTask:
+    """One question as a task; its hops are its supporting documents.
+
+    A document with a title reads as a heading of it, a line break and the rest. Without titles, a
+    document is the whole chunk.
+
+    Raises:
+        InputError: the question has no answer.
+    """
+    config = config or TasksConfig()
+    sample, titles = given if isinstance(given, TitledSample) else (given, ())
+    if not sample.answers:
+        raise InputError(f"the question {sample.id!r} has no answer; leave it out.")
+    documents = tuple(
+        _document(place, chunk, titles[place] if titles else "", place in sample.support, config)
+        for place, chunk in enumerate(sample.chunks)
+        if place in sample.support or _stays(sample.id, place, config)
+    )
+    answers = with_number_forms(sample.answers) if config.number_forms else sample.answers
+    return ToolTask(sample.id, sample.question, answers, documents, len(sample.support))
+
+
+def cleaned(text: str) -> str:
+    """The text with straight quotes for TeX's, apart from the words around; single ones go away."""
+
+    def straight(found: re.Match[str]) -> str:
+        before = (found[1] or " ") if found.start() else ""
+        return f'{before}"{found[2]}"' + (" " if found[3] else "")
+
+    return _LEFT_OVER.sub("", _QUOTED.sub(straight, text))
+
+
+def with_number_forms(answers: Iterable[str]) -> tuple[str, ...]:
+    """The answers, then the forms of them in which numbers are digits, each once.
+
+    An answer that is a word from "zero" to "ten" as a whole becomes the number. Words from "zeroth"
+    to "ninth" become "0th" to "9th" wherever their letters stand, also inside of longer words.
+    """
+    given = tuple(answers)
+    forms = [_number_form(answer.lower().strip()) for answer in given]
+    new = [form for form, answer in zip(forms, given) if form != answer.lower().strip()]
+    return tuple(dict.fromkeys((*given, *new)))
+
+
+def _number_form(answer: str) -> str:
+    if answer in _DIGITS:
+        return _DIGITS[answer]
+    for word, form in _ORDINALS.items():
+        answer = answer.replace(word, form)
+    return answer
+
+
+def _document(
+    place: int, chunk: str, title: str, is_supporting: bool, config: TasksConfig
+) -> Document:
+    body = chunk.removeprefix(title).removeprefix(".").lstrip() if title else chunk
+    body = cleaned(body) if config.clean else body
+    return Document(str(place), title, f"# {title}\n{body}" if title else body, is_supporting)
+
+
+def _stays(sample_id: str, place: int, config: TasksConfig) -> bool:
+    """Whether the document stays: by a hash, so that neither order nor neighbours matter.
+
+    At a higher rate, all stay that stay at a lower one.
+    """
+    key = f"{config.noise_seed}\0{sample_id}\0{place}"
+    digest = hashlib.sha256(key.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < config.noise_rate * 2**64

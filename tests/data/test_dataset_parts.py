@@ -1,0 +1,134 @@
+"""Data named as path,config,split: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from datasets.arrow_reader import ReadInstruction
+
+from qrag_jax.data.dataset_parts import DatasetPart, parse_parts, read_part
+from qrag_jax.data.sources import hotpotqa, musique
+from qrag_jax.errors import InputError
+from tests.data.real_data import real
+
+PARAGRAPHS = [("J. R. R. Lake", ["It is deep."]), ("Ada Berg", ["She sails there. ", "Often."])]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Twelve questions of MuSiQue for training, five of HotpotQA for evaluation."""
+    for name, source, count in (("train", musique, 12), ("dev", hotpotqa, 5)):
+        records = [
+            source.to_record(f"{name}{number}", "Where?", "a lake", PARAGRAPHS, [0])
+            for number in range(count)
+        ]
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_string_of_several_parts() -> None:
+    text = "bdsaglam/musique,answerable,train[:256]; bdsaglam/musique-mini , , validation;"
+    assert parse_parts(text[:-1]) == (
+        DatasetPart("bdsaglam/musique", "answerable", "train", "[:256]"),
+        DatasetPart("bdsaglam/musique-mini", "", "validation"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (" ", "the dataset string is empty; write path,config,split"),
+        ("a,b,train;", "the part '' of the dataset string has not the form path,config,split"),
+        ("a,train", "the part 'a,train' of the dataset string has not the form"),
+        ("a,b,train,16", "the part 'a,b,train,16' of the dataset"),
+        (",b,train", "the part ',b,train' of the dataset"),
+        ("a,b,", "the split '' of the dataset string cannot be read; write one such as train"),
+        ("a,b,train[16]", r"the split 'train\[16\]' of the dataset string cannot be read"),
+        ("a,b,train[:16", "cannot be read"),
+        ("a,b,train[:16]+dev[:2]", "cannot be read"),
+        ("a,b,train[:1e3]", "cannot be read"),
+        ("a,b,train[10:50%]", "mixes percents with numbers"),
+        ("a,b,train[:120%]", "more than 100 %"),
+    ],
+)
+def test_a_string_that_cannot_be_read_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_parts(text)
+
+
+@pytest.mark.parametrize("count", [1, 7, 117, 200])
+@pytest.mark.parametrize(
+    "bounds",
+    ["", "[:]", "[:16]", "[3:]", "[2:20]", "[-5:]", "[:-1]", "[10%:90%]", "[-33%:]", "[:5%]"],
+)
+def test_slices_are_those_of_datasets(bounds: str, count: int) -> None:
+    (part,) = parse_parts(f"a,b,train{bounds}")
+    (theirs,) = ReadInstruction.from_spec(f"train{bounds}").to_absolute({"train": count})
+    if theirs.from_ >= theirs.to:
+        with pytest.raises(InputError, match=f"has none of its {count} records"):
+            part.of(count)
+    else:
+        assert part.of(count) == range(theirs.from_, theirs.to)
+
+
+def test_files_are_read_with_titles(folder: Path) -> None:
+    (part,) = parse_parts(f"{folder},answerable,train[2:5]")
+    samples, report = read_part(part)
+    assert [each.sample.id for each in samples] == ["train2", "train3", "train4"]
+    assert samples[0].titles == ("J. R. R. Lake", "Ada Berg")
+    assert samples[0].sample.chunks[0] == "J. R. R. Lake. It is deep."
+    assert (report.read, report.kept) == (3, 3)
+    (part,) = parse_parts(f"{folder},hotpotqa,validation")
+    samples, _ = read_part(part)
+    assert [each.sample.source for each in samples] == ["hotpotqa"] * 5
+    assert samples[0].titles == ("J. R. R. Lake", "Ada Berg")
+    assert samples[0].sample.chunks[1] == "Ada Berg She sails there. Often."
+    (part,) = parse_parts(f"{folder / 'train.jsonl'},,anything[:1]")
+    assert len(read_part(part)[0]) == 1
+
+
+def test_records_are_skipped_and_counted_within_the_slice(folder: Path) -> None:
+    file = folder / "train.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    file.write_text("\n".join([lines[0], '{"id": "odd"}', *lines]), encoding="utf-8")
+    samples, report = read_part(parse_parts(f"{file},,train[:4]")[0])
+    assert [each.sample.id for each in samples] == ["train0", "train1"]
+    assert report.skipped == {"neither 'paragraphs' nor 'context'": 1, "duplicate id": 1}
+    with pytest.raises(InputError, match="has no usable record among 1"):
+        read_part(parse_parts(f"{file},,train[1:2]")[0])
+
+
+def test_what_is_not_there_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"has no split 'test'; use one of train, dev, validation"):
+        read_part(DatasetPart(str(folder), "", "test"))
+    with pytest.raises(InputError, match=r"train\[20:\] of .* has none of its 12 records"):
+        read_part(DatasetPart(str(folder), "", "train", "[20:]"))
+
+
+def test_the_hub_gets_the_split_as_it_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library itself reads a folder by the name of its loader and cuts the slice."""
+    monkeypatch.chdir(folder)
+    (folder / "dev.jsonl").unlink()
+    (folder / "set").mkdir()
+    (folder / "train.jsonl").rename(folder / "set" / "train.jsonl")
+    part = parse_parts("set,default,train[:25%]")[0]
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path.name != "set" and exists(path))
+    samples, report = read_part(part)
+    assert [each.sample.id for each in samples] == ["train0", "train1", "train2"]
+    assert report.files == ("hub:set",)
+    assert samples[0].titles == ("J. R. R. Lake", "Ada Berg")
+
+
+@pytest.mark.parametrize("name", ["musique", "hotpotqa", "2wikimultihopqa"])
+def test_real_files(name: str) -> None:
+    samples, report = read_part(parse_parts(f"{real(name)},answerable,dev[:20]")[0])
+    assert report.kept == report.read == 20
+    for sample, titles in samples:
+        assert len(titles) == len(sample.chunks)
+        assert all(chunk.startswith(title) for chunk, title in zip(sample.chunks, titles))
