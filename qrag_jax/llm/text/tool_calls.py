@@ -1,0 +1,370 @@
+"""Tool calls in a model's text: how each form is described, written, read and checked.
+
+Three forms. Hermes (Qwen2.5, Qwen3), any number of calls with any text around them:
+
+    <tool_call>
+    {"name": "retrieve_documents", "arguments": {"query": "…"}}
+    </tool_call>
+
+Llama 3, the whole text is one call, with or without `<|python_tag|>` before it:
+
+    {"name": "retrieve_documents", "parameters": {"query": "…"}}
+
+Ours in tags, any number of calls with any text around them:
+
+    <tool name="retrieve_documents">
+    <query>…</query>
+    </tool>
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from qrag_jax.llm.text.extraction import NoAnswer, without_thinking
+from qrag_jax.llm.text.json_objects import last_object
+from qrag_jax.llm.text.prompts import harmless, one_line
+from qrag_jax.llm.text.tool_specs import KINDS, Parameter, ToolSpec
+from qrag_jax.llm.text.well_formed import well_formed
+
+HERMES, LLAMA, XML = FORMATS = ("hermes", "llama", "xml")
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_PYTHON_TAG = "<|python_tag|>"
+_ARGUMENTS = {HERMES: "arguments", LLAMA: "parameters"}
+_TOOL_TAG = re.compile(r"<tool(?=[\s>])[^<>]*>?")
+_NAMED_TOOL_TAG = re.compile(r'<tool\s+name="([^"]*)"\s*>')
+_ARGUMENT_TAG = re.compile(r"\s*<([A-Za-z_][A-Za-z0-9_]*)>")
+_ESCAPE = re.compile(r"&(?:lt|gt|amp|#44);")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+
+
+class ToolCall(NamedTuple):
+    """A call as it was written; `check_call` compares it with the tools there are."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+class Malformed(NamedTuple):
+    """A call that cannot be carried out; `message` is one sentence for the model."""
+
+    message: str
+
+
+class TagText(str):
+    """The text between the tags of an argument, which do not show its kind.
+
+    As a string it is the text without escapes; `raw` is the text as it was written.
+    """
+
+    raw: str
+
+    def __new__(cls, raw: str) -> TagText:
+        made = super().__new__(cls, _unescaped(raw))
+        made.raw = raw
+        return made
+
+
+def read_calls(text: str, form: str) -> tuple[ToolCall | Malformed, ...]:
+    """The calls in a model's text, in their order; () if it has none.
+
+    What stands before the last `</think>` is not read, and nothing is if the thinking has no end.
+
+    In the form "xml" every argument is a `TagText`, to which `check_call` gives its kind.
+
+    Args:
+        text: the model's text, without the token that ended its turn.
+        form: one of `FORMATS`.
+    """
+    said = without_thinking(well_formed(text))
+    if isinstance(said, NoAnswer):
+        return ()
+    read = {HERMES: _read_hermes, LLAMA: _read_llama, XML: _read_xml}[form]
+    return tuple(read(said))
+
+
+def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> ToolCall | Malformed:
+    """The call with its arguments in their kinds, or what is wrong with it.
+
+    It is wrong if there is no such tool, if an argument is unknown, missing, of another kind or too
+    low. As in JSON schema, 2.0 is an integer; true, "2" and null are not.
+    """
+    tool = next((tool for tool in tools if tool.name == call.name), None)
+    if tool is None:
+        known = _listed(tool.name for tool in tools)
+        return Malformed(f"There is no tool {_shown(call.name)}; there are {known}.")
+    parameters = {parameter.name: parameter for parameter in tool.parameters}
+    for name in call.arguments:
+        if name not in parameters:
+            known = f"The tool {tool.name} takes {_listed(parameters)}"
+            return Malformed(f"{known}, but no argument {_shown(name)}.")
+    arguments = {}
+    for name, parameter in parameters.items():
+        if name in call.arguments:
+            value = _of_kind(call.arguments[name], parameter)
+            if isinstance(value, Malformed):
+                return Malformed(f"The argument {name} of the tool {tool.name} {value.message}.")
+            arguments[name] = value
+        elif parameter.required:
+            return Malformed(f"The tool {tool.name} needs the argument {name}, which is missing.")
+    return ToolCall(tool.name, arguments)
+
+
+def write_call(call: ToolCall, form: str) -> str:
+    """The text of a call, as the model should write it.
+
+    `read_calls` reads the same call from it. In the form "xml" this is so for arguments that are
+    texts; `check_call` gives the others their kinds again. Text in an argument cannot end the call,
+    the thinking or the turn: "<" is written as an escape.
+
+    Raises:
+        ValueError: a list in the form "xml" has an item that is empty or has white space at its
+            ends, which a list between commas cannot show.
+    """
+    if form == XML:
+        lines = [f"<{name}>{_tagged(value)}</{name}>" for name, value in call.arguments.items()]
+        return "\n".join([f'<tool name="{call.name}">', *lines, "</tool>"])
+    fields = {"name": call.name, _ARGUMENTS[form]: dict(call.arguments)}
+    written = json.dumps(fields, ensure_ascii=False).replace("<", "\\u003c")
+    return f"{_OPEN}\n{written}\n{_CLOSE}" if form == HERMES else written
+
+
+def describe(tools: Sequence[ToolSpec], form: str) -> str:
+    """What a system prompt says about the tools and how to call them.
+
+    For "hermes" these are the words of the chat templates of Qwen2.5 and Qwen3, with which their
+    models were trained.
+    """
+    schemas = [json.dumps(tool.schema, ensure_ascii=False) for tool in tools]
+    if form == HERMES:
+        return "\n".join(
+            [
+                "# Tools",
+                "",
+                "You may call one or more functions to assist with the user query.",
+                "",
+                "You are provided with function signatures within <tools></tools> XML tags:",
+                "<tools>",
+                *schemas,
+                "</tools>",
+                "",
+                "For each function call, return a json object with function name and arguments "
+                "within <tool_call></tool_call> XML tags:",
+                _OPEN,
+                '{"name": <function-name>, "arguments": <args-json-object>}',
+                _CLOSE,
+            ]
+        )
+    if form == LLAMA:
+        return "\n".join(
+            [
+                "You may call these functions:",
+                "",
+                *schemas,
+                "",
+                "To call a function, answer with one JSON object and nothing else:",
+                '{"name": "the function", "parameters": {"argument": value}}',
+            ]
+        )
+    return "\n".join(
+        [
+            "You may call these tools:",
+            "",
+            *(line for tool in tools for line in _plain_lines(tool)),
+            "",
+            "To call a tool, write its name and each of its arguments in tags:",
+            '<tool name="the_tool">',
+            "<argument>value</argument>",
+            "</tool>",
+            "",
+            "Inside of a value, write &lt; for <, &gt; for > and &amp; for &.",
+            "A list is written with commas between its items; a comma inside of an item is &#44;.",
+        ]
+    )
+
+
+def _plain_lines(tool: ToolSpec) -> Iterable[str]:
+    yield f"{tool.name}: {tool.about}"
+    for parameter in tool.parameters:
+        details = [KINDS[parameter.kind][1]]
+        if parameter.least is not None:
+            details.append(f"at least {parameter.least}")
+        if not parameter.required:
+            details.append("may be left out")
+        yield f"- {parameter.name} ({', '.join(details)}): {parameter.about}"
+
+
+def _read_hermes(said: str) -> Iterable[ToolCall | Malformed]:
+    start = said.find(_OPEN)
+    while start >= 0:
+        start += len(_OPEN)
+        found, end = _json_call(said, start, HERMES)
+        if isinstance(found, ToolCall) and not said[end:].lstrip().startswith(_CLOSE):
+            found = Malformed(f"The JSON object of the tool call is not followed by {_CLOSE}.")
+        yield found
+        start = said.find(_OPEN, end)
+
+
+def _read_llama(said: str) -> Iterable[ToolCall | Malformed]:
+    bare = said.strip()
+    whole = bare.removeprefix(_PYTHON_TAG).lstrip()
+    if whole == bare and not bare.startswith("{"):
+        around = last_object(bare, ("name", "parameters")) is not None
+    else:
+        found, end = _json_call(whole, 0, LLAMA)
+        around = isinstance(found, ToolCall) and end < len(whole)
+        if not around:
+            yield found
+    if around:
+        yield Malformed("The tool call has text around it; write one JSON object and nothing else.")
+
+
+def _read_xml(said: str) -> Iterable[ToolCall | Malformed]:
+    tag = _TOOL_TAG.search(said)
+    while tag:
+        following = _TOOL_TAG.search(said, tag.end())
+        body, closed, _ = said[tag.end() : following.start() if following else None].partition(
+            "</tool>"
+        )
+        name = _NAMED_TOOL_TAG.fullmatch(tag[0])
+        if not name:
+            yield Malformed('The tag of a tool call is not of the form <tool name="…">.')
+        elif not closed:
+            yield Malformed(f"The call of the tool {_shown(name[1])} does not end with </tool>.")
+        else:
+            arguments = _tagged_arguments(body)
+            yield arguments if isinstance(arguments, Malformed) else ToolCall(name[1], arguments)
+        tag = following
+
+
+def _tagged_arguments(body: str) -> dict[str, TagText] | Malformed:
+    arguments: dict[str, TagText] = {}
+    place = 0
+    while tag := _ARGUMENT_TAG.match(body, place):
+        name, closing = tag[1], f"</{tag[1]}>"
+        end = body.find(closing, tag.end())
+        if end < 0:
+            return Malformed(f"The argument {_shown(name)} does not end with {closing}.")
+        if name in arguments:
+            return Malformed(f"The argument {_shown(name)} is given twice.")
+        arguments[name] = TagText(body[tag.end() : end])
+        place = end + len(closing)
+    if body[place:].strip():
+        return Malformed("The tool call has text outside of the tags of its arguments.")
+    return arguments
+
+
+class _DuplicateError(ValueError):
+    """A JSON object has one name twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _DuplicateError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"JSON has no {text}.")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number)
+
+
+def _json_call(said: str, start: int, form: str) -> tuple[ToolCall | Malformed, int]:
+    """The call whose JSON object begins behind `start`, and where the object ends.
+
+    Of a broken object the end is not known: then it is `start`.
+    """
+    fields = f'{{"name": …, "{_ARGUMENTS[form]}": {{…}}}}'
+    try:
+        value, end = _DECODER.raw_decode(said, len(said) - len(said[start:].lstrip()))
+        # Escapes may have made halves of surrogate pairs.
+        value = json.loads(well_formed(json.dumps(value, ensure_ascii=False)))
+    except _DuplicateError as error:
+        return Malformed(f"The tool call gives {_shown(str(error))} twice."), start
+    except RecursionError:
+        return Malformed("The JSON object of the tool call is too deep."), start
+    except ValueError as error:
+        reason = getattr(error, "msg", "a number cannot be read")
+        return Malformed(f"The tool call is not JSON ({reason}); write {fields}."), start
+    if not isinstance(value, dict) or value.keys() != {"name", _ARGUMENTS[form]}:
+        return Malformed(f"The tool call is not of the form {fields}."), end
+    name, arguments = value["name"], value[_ARGUMENTS[form]]
+    if not isinstance(name, str):
+        return Malformed(f'The "name" of the tool call is {_called(name)}, not a text.'), end
+    if not isinstance(arguments, dict):
+        what = f'"{_ARGUMENTS[form]}" of the tool call is {_called(arguments)}'
+        return Malformed(f"The {what}, not a JSON object."), end
+    return ToolCall(name, arguments), end
+
+
+def _of_kind(value: Any, parameter: Parameter) -> Any:
+    """The value in the kind of its parameter, or the end of a sentence about the argument."""
+    if isinstance(value, TagText):
+        value = _untagged(value, parameter.kind)
+    if parameter.kind == "integer" and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    fits = {
+        "string": isinstance(value, str),
+        "integer": isinstance(value, int) and not isinstance(value, bool),
+        "strings": isinstance(value, list) and all(isinstance(item, str) for item in value),
+    }[parameter.kind]
+    if not fits:
+        kind, found = KINDS[parameter.kind][1], _called(value)
+        return Malformed(f"must be {kind}, not {'another list' if found in kind else found}")
+    if parameter.least is not None and value < parameter.least:
+        return Malformed(f"must be at least {parameter.least}")
+    return value
+
+
+def _untagged(text: TagText, kind: str) -> Any:
+    if kind == "integer" and _INTEGER.fullmatch(text.strip()):
+        return int(text)
+    if kind == "strings":
+        return [_unescaped(item.strip()) for item in text.raw.split(",") if item.strip()]
+    return str(text)
+
+
+def _tagged(value: Any) -> str:
+    if not isinstance(value, list):
+        return html.escape(str(value), quote=False)
+    if any(not item or item != item.strip() for item in value):
+        raise ValueError(f"the items of {value} cannot be written between commas.")
+    return ", ".join(html.escape(item, quote=False).replace(",", "&#44;") for item in value)
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(lambda found: html.unescape(found[0]), text)
+
+
+def _called(value: Any) -> str:
+    """What a sentence calls a value that JSON gave."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    names = {
+        str: "a text",
+        int: "an integer",
+        float: "a fraction",
+        list: "a list",
+        dict: "an object",
+    }
+    return names[str if isinstance(value, str) else type(value)]
+
+
+def _shown(text: str) -> str:
+    """What the model wrote, in quotes, short and without anything that could end the message."""
+    bare = harmless(one_line(text))
+    return f'"{bare[:60]}…"' if len(bare) > 60 else f'"{bare}"'
+
+
+def _listed(names: Iterable[str]) -> str:
+    *most, last = [*names] or ["none"]
+    return f"{', '.join(most)} and {last}" if most else last

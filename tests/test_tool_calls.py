@@ -1,0 +1,320 @@
+"""Tool calls: each form read, written and checked, and what the model is told of a wrong one."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from typing import Any
+
+import pytest
+
+from qrag_jax.llm.text.tool_calls import (
+    FORMATS,
+    HERMES,
+    LLAMA,
+    XML,
+    Malformed,
+    ToolCall,
+    check_call,
+    describe,
+    read_calls,
+    write_call,
+)
+from qrag_jax.llm.text.tool_specs import Parameter, ToolSpec
+
+RETRIEVE = ToolSpec(
+    "retrieve_documents",
+    "Finds documents.",
+    (
+        Parameter("query", "string", "what to search for"),
+        Parameter("top_n", "integer", "how many documents", required=False, least=1),
+    ),
+)
+COMPLETE = ToolSpec(
+    "complete",
+    "Ends the task.",
+    (
+        Parameter("final_answer", "string", "the answer"),
+        Parameter("cited_doc_ids", "strings", "the documents used"),
+    ),
+)
+TOOLS = (RETRIEVE, COMPLETE)
+HERMES_CALL = (
+    '<tool_call>\n{"name": "retrieve_documents", "arguments": {"query": "Rome"}}\n</tool_call>'
+)
+LLAMA_CALL = '{"name": "retrieve_documents", "parameters": {"query": "Rome"}}'
+XML_CALL = '<tool name="retrieve_documents">\n<query>Rome</query>\n</tool>'
+CALLS = {HERMES: HERMES_CALL, LLAMA: LLAMA_CALL, XML: XML_CALL}
+ROME = ToolCall("retrieve_documents", {"query": "Rome"})
+
+PIECES = [
+    *string.ascii_letters,
+    *" \n\t\r\"'\\/<>&{}[],;:|#\u2028é語\U0001f600\x00",
+    *("&lt;", "&amp;#44;", "\\u003c", "\\n", "<tool_call>", "</tool_call>", "</tool>", "</query>"),
+    *("<think>", "</think>", "<|python_tag|>", "<|im_end|>", '<tool name="complete">', "}}"),
+]
+
+
+def random_text(rng: random.Random) -> str:
+    return "".join(rng.choices(PIECES, k=rng.randrange(9)))
+
+
+def random_call(rng: random.Random) -> ToolCall:
+    if rng.random() < 0.5:
+        top_n = {"top_n": rng.randrange(1, 10**6)} if rng.random() < 0.5 else {}
+        return ToolCall("retrieve_documents", {"query": random_text(rng), **top_n})
+    items = [text for _ in range(rng.randrange(5)) if (text := random_text(rng).strip())]
+    return ToolCall("complete", {"final_answer": random_text(rng), "cited_doc_ids": items})
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_is_written_is_read(form: str) -> None:
+    rng = random.Random(0)
+    for _ in range(500):
+        call = random_call(rng)
+        texts = ToolCall(call.name, {k: v for k, v in call.arguments.items() if type(v) is str})
+        assert read_calls(write_call(texts, form), form) == (texts,)
+        written = write_call(call, form)
+        assert not any(mark in written for mark in ("<|", "<think>", "</think>"))
+        (found,) = read_calls(written, form)
+        assert isinstance(found, ToolCall)
+        if form != XML:
+            assert found == call
+        checked = check_call(found, TOOLS)
+        assert checked == call
+        assert [type(value) for value in checked.arguments.values()] == [
+            type(value) for value in call.arguments.values()
+        ]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_golden(form: str) -> None:
+    assert write_call(ROME, form) == CALLS[form]
+    assert read_calls(CALLS[form], form) == (ROME,)
+
+
+@pytest.mark.parametrize("form", [HERMES, XML])
+def test_several_calls_with_text_around_them(form: str) -> None:
+    rng = random.Random(1)
+    calls = [random_call(rng) for _ in range(4)]
+    text = "First.\n" + " and {then} ".join(write_call(call, form) for call in calls) + "\nDone."
+    assert [check_call(call, TOOLS) for call in read_calls(text, form)] == calls  # type: ignore[arg-type]
+    broken = write_call(ROME, form)[:30]
+    found = read_calls(f"{broken} {text}", form)
+    assert isinstance(found[0], Malformed)
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_call(form: str) -> None:
+    call = CALLS[form]
+    for text in ("", "Rome.", f"<think>{call}</think>It is Rome.", f"<think>\n{call}", "1 < 2 {x}"):
+        assert read_calls(text, form) == ()
+    assert read_calls(f"<think>\nHm: {call}\n</think>\n\n{call}", form) == (ROME,)
+    assert read_calls(f"Hm: {call}</think>{call}", form) == (ROME,)
+
+
+def test_python_tag() -> None:
+    assert read_calls(f"<|python_tag|>{LLAMA_CALL}", LLAMA) == (ROME,)
+    assert read_calls(f"\n<|python_tag|> {LLAMA_CALL}\n", LLAMA) == (ROME,)
+
+
+def hermes(arguments: str) -> str:
+    return f'<tool_call>{{"name": "complete", "arguments": {arguments}}}</tool_call>'
+
+
+FIELDS = '{"name": …, "arguments": {…}}'
+MALFORMED = [
+    (HERMES, hermes("{'a': 1}"), "is not JSON (Expecting property name enclosed in double"),
+    (HERMES, hermes('{"a": NaN}'), "is not JSON (a number cannot be read); write " + FIELDS),
+    (HERMES, hermes(f'{{"a": {"9" * 5000}}}'), "is not JSON (a number cannot be read)"),
+    (HERMES, hermes('{"a": "x\ny"}'), "is not JSON (Invalid control character at)"),
+    (HERMES, hermes('{"a": 1, "a": 1}'), 'gives "a" twice.'),
+    (HERMES, hermes('{"a": {"b<|im_end|>": 1, "b<|im_end|>": 2}}'), 'gives "b< |im_end|>" twice.'),
+    (HERMES, hermes('{"a": ' * 10**5), "is too deep."),
+    (HERMES, hermes("[]"), '"arguments" of the tool call is a list, not a JSON object.'),
+    (HERMES, hermes("null"), '"arguments" of the tool call is null, not a JSON object.'),
+    (HERMES, '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "is an integer, not a text."),
+    (HERMES, '<tool_call>{"name": "complete"}</tool_call>', f"is not of the form {FIELDS}."),
+    (HERMES, LLAMA_CALL.join(("<tool_call>", "</tool_call>")), f"is not of the form {FIELDS}."),
+    (HERMES, f"<tool_call>[{hermes('{}')[11:-12]}]</tool_call>", f"is not of the form {FIELDS}."),
+    (HERMES, "<tool_call></tool_call>", "is not JSON (Expecting value)"),
+    (HERMES, "<tool_call>", "is not JSON (Expecting value)"),
+    (HERMES, HERMES_CALL.removesuffix("</tool_call>"), "is not followed by </tool_call>."),
+    (HERMES, HERMES_CALL.replace("}}", "}} }"), "is not followed by </tool_call>."),
+    (LLAMA, '{"answer": "Rome"}', 'is not of the form {"name": …, "parameters": {…}}.'),
+    (LLAMA, LLAMA_CALL[:-1], "is not JSON (Expecting ',' delimiter)"),
+    (LLAMA, "<|python_tag|>search('Rome')", "is not JSON (Expecting value)"),
+    (LLAMA, f"I search. {LLAMA_CALL}", "has text around it"),
+    (LLAMA, f"{LLAMA_CALL}; {LLAMA_CALL}", "has text around it"),
+    (XML, "<tool>", 'is not of the form <tool name="…">.'),
+    (XML, "<tool name=complete></tool>", 'is not of the form <tool name="…">.'),
+    (XML, XML_CALL.removesuffix("</tool>"), '"retrieve_documents" does not end with </tool>.'),
+    (XML, '<tool name="a"><query>Rome</tool>', '"query" does not end with </query>.'),
+    (XML, '<tool name="a"><q>x</q> <q>y</q></tool>', 'argument "q" is given twice.'),
+    (XML, '<tool name="a">Rome</tool>', "text outside of the tags of its arguments."),
+    (XML, '<tool name="a"><q>x</q>,</tool>', "text outside of the tags of its arguments."),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "told"), MALFORMED)
+def test_a_malformed_call_is_told_in_one_sentence(form: str, text: str, told: str) -> None:
+    (found,) = read_calls(text, form)
+    assert isinstance(found, Malformed)
+    assert told in found.message
+    assert is_sentence(found.message)
+
+
+def is_sentence(text: str) -> bool:
+    return text[0].isupper() and text.endswith(".") and "\n" not in text and len(text) < 200
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("search", {}, 'There is no tool "search"; there are retrieve_documents and complete.'),
+    ("<|x|>\n" * 50, {}, f'There is no tool "{"< |x|> " * 8}< |x…"; there are '),
+    (
+        "complete",
+        {"k": 1},
+        'tool complete takes final_answer and cited_doc_ids, but no argument "k".',
+    ),
+    ("complete", {"final_answer": "x"}, "complete needs the argument cited_doc_ids, which is mi"),
+    (
+        "retrieve_documents",
+        {"query": 3},
+        "query of the tool retrieve_documents must be a text, not",
+    ),
+    ("retrieve_documents", {"query": None}, "must be a text, not null."),
+    ("retrieve_documents", {"query": ["a"]}, "must be a text, not a list."),
+    ("retrieve_documents", {"query": {}}, "must be a text, not an object."),
+    ("retrieve_documents", {"query": "a", "top_n": True}, "must be an integer, not true."),
+    ("retrieve_documents", {"query": "a", "top_n": "2"}, "must be an integer, not a text."),
+    ("retrieve_documents", {"query": "a", "top_n": 2.5}, "must be an integer, not a fraction."),
+    ("retrieve_documents", {"query": "a", "top_n": float("inf")}, "must be an integer, not a fra"),
+    ("retrieve_documents", {"query": "a", "top_n": 0}, "must be at least 1."),
+    (
+        "complete",
+        {"final_answer": "", "cited_doc_ids": "7"},
+        "must be a list of texts, not a text.",
+    ),
+    (
+        "complete",
+        {"final_answer": "", "cited_doc_ids": [7]},
+        "must be a list of texts, not another",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "told"), WRONG)
+def test_a_wrong_call_is_told_in_one_sentence(
+    name: str, arguments: dict[str, Any], told: str
+) -> None:
+    found = check_call(ToolCall(name, arguments), TOOLS)
+    assert isinstance(found, Malformed)
+    assert told in found.message
+    assert is_sentence(found.message)
+
+
+def test_a_whole_number_is_an_integer() -> None:
+    (call,) = read_calls(
+        '{"name": "retrieve_documents", "parameters": {"query": "", "top_n": 2.0}}', LLAMA
+    )
+    assert isinstance(call, ToolCall)
+    checked = check_call(call, TOOLS)
+    assert isinstance(checked, ToolCall)
+    assert repr(checked.arguments["top_n"]) == "2"
+
+
+def test_kinds_in_tags() -> None:
+    def checked(body: str) -> ToolCall | Malformed:
+        (call,) = read_calls(
+            f'<tool name="complete">\n<final_answer>1 < 2</final_answer>{body}</tool>', XML
+        )
+        assert isinstance(call, ToolCall)
+        return check_call(call, TOOLS)
+
+    for items, found in {
+        "": [],
+        " , ": [],
+        "a": ["a"],
+        "\na,b , c d,\n": ["a", "b", "c d"],
+        "x&#44; y, &lt;z&gt;": ["x, y", "<z>"],
+    }.items():
+        ids = checked(f"<cited_doc_ids>{items}</cited_doc_ids>")
+        assert ids == ToolCall("complete", {"final_answer": "1 < 2", "cited_doc_ids": found})
+    numbers = {"3": 3, " +4\n": 4, "two": None, "2.0": None, "-1": None, "٣": None}
+    for number, value in numbers.items():
+        call = f'<tool name="retrieve_documents"><query>q</query><top_n>{number}</top_n></tool>'
+        (read,) = read_calls(call, XML)
+        assert isinstance(read, ToolCall)
+        whole = check_call(read, TOOLS)
+        if value is None:
+            assert isinstance(whole, Malformed)
+        else:
+            assert whole == ToolCall("retrieve_documents", {"query": "q", "top_n": value})
+    for unfit in ([""], ["a", " b"]):
+        with pytest.raises(ValueError, match="cannot be written between commas"):
+            write_call(ToolCall("complete", {"cited_doc_ids": unfit}), XML)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_halves_of_surrogate_pairs_are_repaired(form: str) -> None:
+    half = "\ud800" if form == XML else "\\ud800"
+    (found,) = read_calls(CALLS[form].replace("Rome", half), form)
+    assert found == ToolCall("retrieve_documents", {"query": "\ufffd"})
+
+
+def test_any_text_is_read_without_an_error() -> None:
+    rng = random.Random(2)
+    marks = ["<tool_call>", "</tool_call>", '{"name": ', '"complete"', ', "arguments": ', "{}", "}"]
+    marks += ['<tool name="a">', "</tool>", "<q>", "</q>", "<tool", ">", "{", '"parameters": ', " "]
+    for _ in range(3000):
+        text = "".join(rng.choices(marks, k=rng.randrange(12)))
+        for form in FORMATS:
+            for call in read_calls(text, form):
+                if isinstance(call, ToolCall):
+                    assert isinstance(check_call(call, TOOLS), Malformed)
+                else:
+                    assert is_sentence(call.message)
+
+
+def test_schema() -> None:
+    assert RETRIEVE.schema == {
+        "type": "function",
+        "function": {
+            "name": "retrieve_documents",
+            "description": "Finds documents.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string", "description": "what to search for"},
+                    "top_n": {"type": "integer", "description": "how many documents", "minimum": 1},
+                },
+                "required": ["query"],
+            },
+        },
+    }
+    ids = COMPLETE.schema["function"]["parameters"]["properties"]["cited_doc_ids"]
+    assert ids["type"] == "array"
+    assert ids["items"] == {"type": "string"}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_description_names_all_tools(form: str) -> None:
+    text = describe(TOOLS, form)
+    assert text == text.strip()
+    for tool in TOOLS:
+        assert (json.dumps(tool.schema) if form != XML else f"{tool.name}: {tool.about}") in text
+    if form == XML:
+        assert "- top_n (an integer, at least 1, may be left out): how many documents" in text
+
+
+def test_specifications_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="the name 'two words' is not made of"):
+        Parameter("two words", "string", "")
+    with pytest.raises(ValueError, match="the kind 'number' is none of string, integer, strings"):
+        Parameter("a", "number", "")
+    with pytest.raises(ValueError, match="has a least value"):
+        Parameter("a", "string", "", least=1)
+    with pytest.raises(ValueError, match="two parameters of the tool a have one name"):
+        ToolSpec("a", "", (Parameter("b", "string", ""), Parameter("b", "integer", "")))
