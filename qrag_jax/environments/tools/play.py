@@ -1,0 +1,293 @@
+"""The agent of RLVR (github.com/bdsaglam/rlvr): a model searches by tool calls until it completes.
+
+In each turn the model's calls are read from its text. Each is answered by a message of its own: the
+documents found, or what is wrong with the call. The episode ends
+
+- with a call of `complete`, whatever else the turn has, and which of its three fields it gives;
+- with a turn that has no call, or that was cut off: without an answer;
+- after `max_turns` turns, without an answer; what the last one asks for is not carried out, since
+  the model could not read it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from qrag_jax.environments.tools.episode import (
+    FIELDS,
+    Closed,
+    Document,
+    Ended,
+    Failed,
+    Look,
+    Open,
+    Play,
+    Reply,
+    Said,
+    Speak,
+    Step,
+    ToolTally,
+    ToolTask,
+)
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
+from qrag_jax.llm.text.tool_calls import (
+    FORMATS,
+    HERMES,
+    Malformed,
+    ToolCall,
+    check_call,
+    describe,
+    read_calls,
+)
+from qrag_jax.llm.text.tool_specs import Parameter, ToolSpec
+
+RETRIEVE, GET, COMPLETE = TOOLS = ("retrieve_documents", "get_document", "complete")
+NOTHING = "No document was found."
+_SLOTS = frozenset({"question", "tools"})
+# Tags by which forms and chat templates mark calls and results.
+_MARKS = ("tool_call", "tool_response", "tool")
+_SECTION = "tools"
+
+_GET = ToolSpec(
+    GET, "Gives the document with this id.", (Parameter("doc_id", "string", "The document's id."),)
+)
+_COMPLETE = ToolSpec(
+    COMPLETE,
+    "Ends the work on the question with the answer.",
+    (
+        Parameter("reasoning", "string", "How the facts lead to the answer."),
+        Parameter("final_answer", "string", "The answer, in a few words."),
+        Parameter("cited_doc_ids", "strings", "Ids of the documents that the answer rests on."),
+    ),
+)
+# Each field by itself: a call that lacks one ends the episode, too.
+_FIELD_OF = {
+    each.name: ToolSpec(COMPLETE, _COMPLETE.about, (each,)) for each in _COMPLETE.parameters
+}
+assert tuple(_FIELD_OF) == FIELDS
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolAgent:
+    """Plays episodes in which a model calls tools.
+
+    Attributes:
+        prompt: the first prompt, with the slot `question`; `tools` takes what they are and how to
+            call them, which a model that was trained on its tools may do without.
+        form: how calls are written, one of `FORMATS`.
+        tools: some of `TOOLS`, in the order in which they are described; `complete` is one of them.
+        max_turns: turns of the model.
+        top_n: documents of a search that does not say how many.
+        most: how many a search may ask for; more are not given. Where it is `top_n`, the tool has
+            no such argument.
+        role: of the messages that answer calls.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    prompt: Prompt
+    form: str = HERMES
+    tools: tuple[str, ...] = (RETRIEVE, COMPLETE)
+    max_turns: int = 10
+    top_n: int = 2
+    most: int = 20
+    role: str = "tool"
+
+    def __post_init__(self) -> None:
+        check_known(_SECTION, self, "form", FORMATS)
+        check_least(_SECTION, self, max_turns=1, top_n=1, most=self.top_n)
+        unknown = [name for name in self.tools if name not in TOOLS]
+        if unknown or COMPLETE not in self.tools or len(set(self.tools)) < len(self.tools):
+            raise InputError(
+                f"config.tools.tools is {', '.join(self.tools) or 'empty'}; name some of "
+                f"{', '.join(TOOLS)}, each once, and {COMPLETE} among them."
+            )
+        if "question" not in self.prompt.slots or not self.prompt.slots <= _SLOTS:
+            raise InputError(
+                f"{self.prompt.path} has the slots {', '.join(sorted(self.prompt.slots)) or 'none'}"
+                "; write {question}, and {tools} if the prompt shall say what the tools are."
+            )
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """The tools as the model is told of them."""
+        every = {RETRIEVE: self._retrieve(), GET: _GET, COMPLETE: _COMPLETE}
+        return tuple(every[name] for name in self.tools)
+
+    def opening(self, question: str) -> Messages:
+        """The first prompt."""
+        texts = {"question": question, "tools": describe(self.specs, self.form)}
+        return self.prompt.fill({slot: texts[slot] for slot in self.prompt.slots})
+
+    def play(self, task: ToolTask) -> Play:
+        """One episode."""
+        trail = _Trail()
+        try:
+            return (yield from self._closed(task, trail))
+        except _CallFailedError as failed:
+            return Failed(failed.failure.cause, failed.failure.message, trail.tally)
+
+    def _closed(self, task: ToolTask, trail: _Trail) -> Generator[Step, Reply, Ended]:
+        messages = self.opening(task.question)
+        while True:
+            said = yield from trail.speak(messages)
+            if said.finish == "length":
+                trail.count(truncated=1)
+                return trail.closed()
+            calls = [self._checked(call, trail) for call in read_calls(said.text, self.form)]
+            last = [call for call in calls if isinstance(call, ToolCall) and call.name == COMPLETE]
+            if last:
+                trail.count(completed=1)
+                return trail.closed(last[-1].arguments)
+            if not calls or trail.counts["turns"] == self.max_turns:
+                return trail.closed()
+            answers = []
+            for call in calls:
+                answers.append((yield from self._answer(call, trail)))
+            messages = tuple((self.role, answer) for answer in answers)
+
+    def _checked(self, call: ToolCall | Malformed, trail: _Trail) -> ToolCall | Malformed:
+        """The call with the arguments that can be used; what cannot be is counted."""
+        if isinstance(call, ToolCall) and call.name == COMPLETE:
+            given, wrong = _fields(call)
+            trail.count(malformed=int(wrong))
+            return ToolCall(COMPLETE, given)
+        known = isinstance(call, Malformed) or call.name in self.tools
+        checked = check_call(call, self.specs) if isinstance(call, ToolCall) else call
+        if isinstance(checked, ToolCall) and checked.name == RETRIEVE:
+            query = one_line(checked.arguments["query"])
+            if not query:
+                checked = Malformed(f"The argument query of the tool {RETRIEVE} is empty.")
+            else:
+                checked = ToolCall(RETRIEVE, {**checked.arguments, "query": query})
+        if isinstance(checked, Malformed):
+            trail.count(malformed=int(known), unknown_tool=int(not known))
+        return checked
+
+    def _answer(self, call: ToolCall | Malformed, trail: _Trail) -> Generator[Step, Reply, str]:
+        if isinstance(call, Malformed):
+            return call.message
+        if call.name == GET:
+            doc_id = call.arguments["doc_id"].strip()
+            document = yield from trail.open(Open(doc_id))
+            if document is None:
+                return f'There is no document with the id "{harmless(one_line(doc_id), _MARKS)}".'
+            return shown([document])
+        most = min(call.arguments.get("top_n", self.top_n), self.most)
+        documents = yield from trail.look(Look(call.arguments["query"], most))
+        return shown(documents) or NOTHING
+
+    def _retrieve(self) -> ToolSpec:
+        query = Parameter("query", "string", "What to search for.")
+        about = f"How many documents to give, {self.top_n} if left out."
+        number = Parameter("top_n", "integer", about, required=False, least=1)
+        parameters = (query,) if self.most == self.top_n else (query, number)
+        return ToolSpec(RETRIEVE, "Searches for the documents that fit a query best.", parameters)
+
+
+def shown(documents: Sequence[Document]) -> str:
+    """The documents as a model is shown them, with a blank line between; "" if there are none."""
+    return "\n\n".join(
+        harmless(f"Document ID: {each.id}\n{each.text}", _MARKS) for each in documents
+    )
+
+
+def _fields(call: ToolCall) -> tuple[dict[str, Any], bool]:
+    """The fields of a call of `complete` that can be used; whether others are wrong or missing.
+
+    An empty text or list counts as missing.
+    """
+    given = {}
+    for name, spec in _FIELD_OF.items():
+        if name in call.arguments:
+            alone = check_call(ToolCall(COMPLETE, {name: call.arguments[name]}), [spec])
+            value = alone.arguments[name] if isinstance(alone, ToolCall) else None
+            if value and (not isinstance(value, str) or value.strip()):
+                given[name] = value
+    return given, len(given) < len(FIELDS) or len(call.arguments) > len(given)
+
+
+class _CallFailedError(Exception):
+    """Ends an episode from within."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class _Trail:
+    """What was asked for and seen in one episode."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys((each.name for each in dataclasses.fields(ToolTally)), 0)
+        self._seen: dict[str, None] = {}
+        self._asked: set[tuple[str, str]] = set()
+
+    def count(self, **more: int) -> None:
+        """Adds to the counts."""
+        for name, number in more.items():
+            self.counts[name] += number
+
+    def speak(self, messages: Messages) -> Generator[Step, Reply, Said]:
+        """One turn of the model."""
+        reply = yield Speak(messages)
+        if isinstance(reply, Failure):
+            raise _CallFailedError(reply)
+        if not isinstance(reply, Said):
+            raise TypeError(f"the reply to Speak is a Said, not {type(reply).__name__}.")
+        self.count(turns=1)
+        return reply
+
+    def look(self, step: Look) -> Generator[Step, Reply, tuple[Document, ...]]:
+        """One search."""
+        self._note("look", step.query)
+        reply = yield step
+        if isinstance(reply, Failure):
+            raise _CallFailedError(reply)
+        if not isinstance(reply, tuple) or isinstance(reply, Said | Document):
+            raise TypeError(f"the reply to Look is documents, not {type(reply).__name__}.")
+        self.count(searches=1)
+        self._seen |= dict.fromkeys(each.id for each in reply)
+        return reply
+
+    def open(self, step: Open) -> Generator[Step, Reply, Document | None]:
+        """One document; None if there is none."""
+        self._note("open", step.doc_id)
+        reply = yield step
+        if isinstance(reply, Failure):
+            raise _CallFailedError(reply)
+        if reply is not None and not isinstance(reply, Document):
+            raise TypeError(f"the reply to Open is a document, not {type(reply).__name__}.")
+        if reply is not None:
+            self._seen[reply.id] = None
+        return reply
+
+    def closed(self, given: Mapping[str, Any] = MappingProxyType({})) -> Closed:
+        """The end, with the fields of `complete` that were given."""
+        cited = dict.fromkeys(each.strip() for each in given.get("cited_doc_ids", ()))
+        return Closed(
+            answer=given.get("final_answer", "").strip(),
+            cited=tuple(cited),
+            seen=tuple(self._seen),
+            fields=len(given),
+            tally=self.tally,
+        )
+
+    @property
+    def tally(self) -> ToolTally:
+        """The counts so far."""
+        found: dict[str, Any] = dict(self.counts)
+        for flag in ("completed", "truncated"):
+            found[flag] = bool(found[flag])
+        return ToolTally(**found)
+
+    def _note(self, kind: str, what: str) -> None:
+        key = (kind, what.casefold() if kind == "look" else what)
+        self.count(repeated=int(key in self._asked))
+        self._asked.add(key)

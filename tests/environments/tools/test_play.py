@@ -1,0 +1,341 @@
+"""The agent with tools: its prompt, how calls are answered, and every way in which it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qrag_jax.environments.tools.episode import (
+    Closed,
+    Document,
+    Ended,
+    Failed,
+    Look,
+    Open,
+    Reply,
+    Said,
+    Speak,
+    Step,
+    ToolTally,
+    ToolTask,
+)
+from qrag_jax.environments.tools.play import COMPLETE, GET, NOTHING, RETRIEVE, ToolAgent
+from qrag_jax.errors import InputError
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.prompts import load
+from qrag_jax.llm.text.tool_calls import FORMATS, HERMES, LLAMA, XML, ToolCall, write_call
+from qrag_jax.retrieval.own_documents import Wanted, own_retriever
+
+BERG = Document("3", "Ada Berg", "# Ada Berg\nShe was born in Oslo.", True)
+OSLO = Document("7", "Oslo", "# Oslo\nIt is the capital of Norway.", True)
+RAIN = Document("9", "Bergen", "# Bergen\nIt is wet.", False)
+TASK = ToolTask(
+    "q",
+    "Of which country is Ada Berg's birthplace the capital?",
+    ("Norway",),
+    (BERG, OSLO, RAIN),
+    2,
+)
+SEARCH = ToolCall(RETRIEVE, {"query": "Ada Berg"})
+DONE = ToolCall(
+    COMPLETE,
+    {"reasoning": "Born in Oslo.", "final_answer": " Norway ", "cited_doc_ids": ["3", "7", "3"]},
+)
+CLOSED = Closed("Norway", ("3", "7"), fields=3, tally=ToolTally(turns=1, completed=True))
+
+
+def agent(form: str = HERMES, **settings: Any) -> ToolAgent:
+    return ToolAgent(load("rlvr_tools"), form, **settings)
+
+
+def played(
+    actor: ToolAgent, replies: Sequence[Reply | str | ToolCall], task: ToolTask = TASK
+) -> tuple[list[Step], Ended]:
+    """The steps of one episode and its end; texts and calls are whole turns. All are used."""
+    play, left = actor.play(task), list(replies)
+    steps = [next(play)]
+    while True:
+        reply = left.pop(0)
+        if isinstance(reply, ToolCall):
+            reply = write_call(reply, actor.form)
+        try:
+            steps.append(play.send(Said(reply, "stop") if isinstance(reply, str) else reply))
+        except StopIteration as end:
+            assert not left, f"the episode ended before {left}"
+            return steps, end.value
+
+
+def told(step: Step) -> list[str]:
+    """What the tools said."""
+    assert isinstance(step, Speak)
+    assert {role for role, _ in step.messages} == {"tool"}
+    return [content for _, content in step.messages]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_episode(form: str) -> None:
+    second = ToolCall(RETRIEVE, {"query": " capital\nof Oslo ", "top_n": 3})
+    steps, ended = played(agent(form), [SEARCH, (BERG, RAIN), second, (OSLO, BERG), DONE])
+    tally = ToolTally(turns=3, searches=2, completed=True)
+    assert ended == Closed("Norway", ("3", "7"), ("3", "9", "7"), 3, tally)
+    assert steps[1] == Look("Ada Berg", 2)
+    assert told(steps[2]) == [
+        "Document ID: 3\n# Ada Berg\nShe was born in Oslo.\n\nDocument ID: 9\n# Bergen\nIt is wet."
+    ]
+    assert steps[3] == Look("capital of Oslo", 3)
+    assert len(steps) == 5
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_first_prompt(form: str) -> None:
+    path = Path(__file__).parent / "golden" / f"{form}.txt"
+    messages = agent(form, tools=(RETRIEVE, GET, COMPLETE)).opening(QUESTION)
+    assert "".join(f"<<{role}>>\n{content}\n" for role, content in messages) == path.read_text()
+
+
+def test_a_bare_prompt(tmp_path: Path) -> None:
+    """A small model that was trained on its tools needs no words on them."""
+    (tmp_path / "bare.txt").write_text("[user]\n{question}")
+    bare = ToolAgent(load(str(tmp_path / "bare.txt")), XML)
+    (first,), ended = played(bare, [DONE])
+    assert first == Speak((("user", QUESTION),))
+    assert ended == CLOSED
+
+
+def test_a_real_search_among_own_documents() -> None:
+    retriever, play = own_retriever("bm25"), agent(XML, top_n=1).play(TASK)
+    turns = ["Ada Berg", "Oslo capital", "Venus"]
+    step = next(play)
+    said = []
+    while True:
+        if isinstance(step, Look):
+            (found,) = retriever.find([Wanted(step.query, step.most, TASK.documents)])
+            assert not isinstance(found, Failure)
+            reply: Reply = found
+        else:
+            assert isinstance(step, Speak)
+            said += [content for role, content in step.messages if role == "tool"]
+            call = ToolCall(RETRIEVE, {"query": turns.pop(0)}) if turns else DONE
+            reply = Said(write_call(call, XML), "stop")
+        try:
+            step = play.send(reply)
+        except StopIteration as end:
+            ended = end.value
+            break
+    assert ended.seen == ("3", "7")
+    assert [text.split("\n")[0] for text in said] == ["Document ID: 3", "Document ID: 7", NOTHING]
+
+
+def test_a_document_is_opened() -> None:
+    get = [ToolCall(GET, {"doc_id": doc_id}) for doc_id in ("7", " 8</tool_call> ", "7")]
+    actor = agent(tools=(GET, COMPLETE))
+    steps, ended = played(actor, [get[0], OSLO, get[1], None, get[2], OSLO, DONE])
+    assert [step for step in steps if isinstance(step, Open)] == [
+        Open("7"),
+        Open("8</tool_call>"),
+        Open("7"),
+    ]
+    assert told(steps[2]) == ["Document ID: 7\n# Oslo\nIt is the capital of Norway."]
+    assert told(steps[4]) == ['There is no document with the id "8/tool_call>".']
+    assert isinstance(ended, Closed)
+    assert ended.seen == ("7",)
+    assert ended.tally == ToolTally(turns=4, repeated=1, completed=True)
+
+
+def test_all_calls_of_a_turn_are_answered() -> None:
+    calls = [SEARCH, ToolCall(RETRIEVE, {"query": "ada  berg"}), ToolCall("fly", {"to": "Oslo"})]
+    text = "First,\n".join(write_call(call, HERMES) for call in calls) + "\n<tool_call>\n{"
+    steps, ended = played(agent(), [text, (BERG,), (), DONE])
+    assert steps[1:3] == [Look("Ada Berg", 2), Look("ada berg", 2)]
+    found, nothing, unknown, broken = told(steps[3])
+    assert found.startswith("Document ID: 3\n")
+    assert nothing == NOTHING
+    assert unknown.startswith('There is no tool "fly"')
+    assert "is not JSON" in broken
+    tally = ToolTally(2, searches=2, malformed=1, unknown_tool=1, repeated=1, completed=True)
+    assert ended == dataclasses.replace(CLOSED, seen=("3",), tally=tally)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"query": " \n"}, "The argument query of the tool retrieve_documents is empty."),
+        ({}, "needs the argument query, which is missing"),
+        ({"query": "x", "top_n": 0}, "must be at least 1"),
+        ({"query": "x", "top_n": "2"}, "must be an integer"),
+        ({"query": "x", "k": 2}, 'but no argument "k"'),
+    ],
+)
+def test_a_malformed_call_is_answered_and_counted(arguments: dict[str, Any], message: str) -> None:
+    steps, ended = played(agent(), [ToolCall(RETRIEVE, arguments), DONE])
+    (answer,) = told(steps[1])
+    assert message in answer
+    tally = ToolTally(turns=2, malformed=1, completed=True)
+    assert ended == dataclasses.replace(CLOSED, tally=tally)
+
+
+def test_what_a_document_says_cannot_end_its_message() -> None:
+    odd = Document("1", "", "a <|im_end|> b </tool_response> c <tool_call> d <b>", False)
+    steps, _ = played(agent(), [SEARCH, (odd,), DONE])
+    assert told(steps[2]) == ["Document ID: 1\na < |im_end|> b /tool_response> c tool_call> d <b>"]
+
+
+def test_a_tool_that_is_not_offered_is_unknown() -> None:
+    steps, ended = played(agent(), [ToolCall(GET, {"doc_id": "7"}), DONE])
+    assert told(steps[1])[0].startswith('There is no tool "get_document"')
+    assert ended.tally == ToolTally(turns=2, unknown_tool=1, completed=True)
+
+
+def test_how_many_documents() -> None:
+    asked = ToolCall(RETRIEVE, {"query": "x", "top_n": 99})
+    steps, _ = played(agent(top_n=1, most=3), [asked, (), SEARCH, (), DONE])
+    assert [step.most for step in steps if isinstance(step, Look)] == [3, 1]
+    fixed = agent(top_n=3, most=3)
+    assert [each.name for each in fixed.specs[0].parameters] == ["query"]
+    steps, ended = played(fixed, [asked, SEARCH, (), DONE])
+    assert 'but no argument "top_n"' in told(steps[1])[0]
+    assert ended.tally.malformed == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer", "cited", "fields"),
+    [
+        ({"final_answer": "Norway", "cited_doc_ids": ["3"]}, "Norway", ("3",), 2),
+        ({"reasoning": "x", "final_answer": " ", "cited_doc_ids": []}, "", (), 1),
+        ({"reasoning": "x", "final_answer": 7, "cited_doc_ids": "3"}, "", (), 1),
+        ({"final_answer": "Norway", "cited_doc_ids": [3]}, "Norway", (), 1),
+        ({"reasoning": "x", "cited_doc_ids": [" 7", "3", "7 "]}, "", ("7", "3"), 2),
+        ({"answer": "Norway"}, "", (), 0),
+        ({}, "", (), 0),
+    ],
+)
+def test_a_call_of_complete_that_lacks_fields_ends_it_too(
+    arguments: dict[str, Any], answer: str, cited: tuple[str, ...], fields: int
+) -> None:
+    _, ended = played(agent(), [ToolCall(COMPLETE, arguments)])
+    tally = ToolTally(turns=1, malformed=1, completed=True)
+    assert ended == Closed(answer, cited, (), fields, tally)
+
+
+def test_complete_counts_whatever_else_is_in_the_turn() -> None:
+    text = "\n".join(
+        write_call(call, HERMES)
+        for call in (DONE, SEARCH, ToolCall(COMPLETE, {**DONE.arguments, "final_answer": "Oslo"}))
+    )
+    steps, ended = played(agent(), [text])
+    assert len(steps) == 1, "the search is not carried out"
+    assert ended == dataclasses.replace(CLOSED, answer="Oslo")
+
+
+@pytest.mark.parametrize("text", ["Norway", "", "<think>I had better <tool_call>"])
+def test_a_turn_without_a_call_ends_it(text: str) -> None:
+    _, ended = played(agent(), [SEARCH, (BERG,), text])
+    assert ended == Closed("", (), ("3",), 0, ToolTally(turns=2, searches=1))
+
+
+def test_a_turn_that_is_cut_off_ends_it() -> None:
+    """Also one with a whole call: its text goes on behind it."""
+    cut = Said(write_call(DONE, HERMES) + "and then", "length")
+    _, ended = played(agent(), [SEARCH, (BERG,), cut])
+    assert ended == Closed("", (), ("3",), 0, ToolTally(turns=2, searches=1, truncated=True))
+
+
+def test_the_last_turn_is_not_carried_out() -> None:
+    replies: list[Reply | ToolCall | str] = [SEARCH, (BERG,), SEARCH]
+    steps, ended = played(agent(max_turns=2), replies)
+    assert len(steps) == 3
+    tally = ToolTally(turns=2, searches=1)
+    assert ended == Closed("", (), ("3",), 0, tally)
+    _, ended = played(agent(max_turns=2), [SEARCH, (BERG,), DONE])
+    assert isinstance(ended, Closed)
+    assert ended.answer == "Norway"
+    ten = [each for _ in range(9) for each in (SEARCH, ())]
+    _, ended = played(agent(), [*ten, SEARCH])
+    assert ended.tally == ToolTally(turns=10, searches=9, repeated=8)
+
+
+FAILURE = Failure("timeout", "the search took 30 seconds.", 3)
+
+
+@pytest.mark.parametrize(
+    ("replies", "turns"),
+    [
+        ([FAILURE], 0),
+        ([SEARCH, FAILURE], 1),
+        ([ToolCall(GET, {"doc_id": "7"}), FAILURE], 1),
+    ],
+)
+def test_a_failure_is_no_end_with_a_reward(replies: list[Any], turns: int) -> None:
+    _, ended = played(agent(tools=(RETRIEVE, GET, COMPLETE)), replies)
+    assert ended == Failed("timeout", FAILURE.message, ToolTally(turns=turns))
+
+
+def test_episodes_do_not_share_anything() -> None:
+    """Two that take turns end as each does alone."""
+    actor = agent()
+    plays = [actor.play(TASK) for _ in range(2)]
+    ends = []
+    for play in plays:
+        next(play)
+        play.send(Said(write_call(SEARCH, HERMES), "stop"))
+    for play, documents in zip(plays, ((BERG,), (OSLO,))):
+        play.send(documents)
+    for play in plays:
+        with pytest.raises(StopIteration) as end:
+            play.send(Said(write_call(DONE, HERMES), "stop"))
+        ends.append(end.value.value)
+    assert [end.seen for end in ends] == [("3",), ("7",)]
+    assert [end.tally.repeated for end in ends] == [0, 0]
+
+
+def test_a_reply_of_another_kind_is_a_mistake_of_the_player() -> None:
+    with pytest.raises(TypeError, match="the reply to Speak is a Said, not NoneType"):
+        played(agent(), [None])
+    with pytest.raises(TypeError, match="the reply to Look is documents, not Document"):
+        played(agent(), [SEARCH, BERG])
+    with pytest.raises(TypeError, match="the reply to Open is a document, not tuple"):
+        played(agent(tools=(GET, COMPLETE)), [ToolCall(GET, {"doc_id": "7"}), (BERG,)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"form": "yaml"}, "config.tools.form is 'yaml'; use one of hermes, llama, xml"),
+        ({"max_turns": 0}, "config.tools.max_turns is 0"),
+        ({"top_n": 0}, "config.tools.top_n is 0"),
+        ({"top_n": 3, "most": 2}, "config.tools.most is 2; it must be at least 3"),
+        ({"tools": (RETRIEVE,)}, "config.tools.tools is retrieve_documents; name some of"),
+        ({"tools": (COMPLETE, "fly")}, "config.tools.tools is complete, fly; name some of"),
+        ({"tools": (COMPLETE, COMPLETE)}, "each once"),
+        ({"tools": ()}, "config.tools.tools is empty"),
+        ({"prompt": load("open_qa")}, "has the slots passages, question; write {question}"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ToolAgent(**{"prompt": load("rlvr_tools")} | settings)
+
+
+def test_the_tools_as_an_endpoint_takes_them() -> None:
+    """Names of tools and arguments are RLVR's, so that rewards can be compared."""
+    specs = [spec.schema["function"] for spec in agent(tools=(RETRIEVE, GET, COMPLETE)).specs]
+    names = {each["name"]: list(each["parameters"]["properties"]) for each in specs}
+    assert json.dumps(names) == json.dumps(
+        {
+            "retrieve_documents": ["query", "top_n"],
+            "get_document": ["doc_id"],
+            "complete": ["reasoning", "final_answer", "cited_doc_ids"],
+        }
+    )
+    assert specs[0]["parameters"]["required"] == ["query"]
+
+
+def test_both_llama_and_thinking() -> None:
+    """A thought before the call is not read, nor is a call within it."""
+    text = f"<think>{write_call(SEARCH, LLAMA)}</think>\n{write_call(DONE, LLAMA)}"
+    assert played(agent(LLAMA), [text])[1] == CLOSED
