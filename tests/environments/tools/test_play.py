@@ -34,13 +34,8 @@ from qrag_jax.retrieval.own_documents import Wanted, own_retriever
 BERG = Document("3", "Ada Berg", "# Ada Berg\nShe was born in Oslo.", True)
 OSLO = Document("7", "Oslo", "# Oslo\nIt is the capital of Norway.", True)
 RAIN = Document("9", "Bergen", "# Bergen\nIt is wet.", False)
-TASK = ToolTask(
-    "q",
-    "Of which country is Ada Berg's birthplace the capital?",
-    ("Norway",),
-    (BERG, OSLO, RAIN),
-    2,
-)
+QUESTION = "Of which country is Ada Berg's birthplace the capital?"
+TASK = ToolTask("q", QUESTION, ("Norway",), (BERG, OSLO, RAIN), 2)
 SEARCH = ToolCall(RETRIEVE, {"query": "Ada Berg"})
 DONE = ToolCall(
     COMPLETE,
