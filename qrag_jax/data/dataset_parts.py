@@ -21,6 +21,7 @@ from qrag_jax.data.sources.registry import SOURCES, ReadReport, Split, files_of
 from qrag_jax.errors import InputError
 
 _SPLIT = re.compile(r"(\w+(?:\.\w+)*)(\[(-?\d+%?)?:(-?\d+%?)?\])?")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 # Names of a split → ours, by which files are found.
 _SPLITS: dict[str, Split] = {"train": "train", "dev": "dev", "validation": "dev"}
 _FORM = "write path,config,split, and a semicolon between parts"
@@ -164,6 +165,11 @@ def _files(part: DatasetPart) -> list[Path]:
 
 
 def _hub_records(part: DatasetPart) -> Iterator[tuple[str, dict[str, Any]]]:
+    if not _HUB_NAME.fullmatch(part.path):
+        raise InputError(
+            f"{part.path} does not exist; give the path of a data file or folder, or a name on the "
+            "hub."
+        )
     records = load_hub(part.path, part.config or None, part.split + part.bounds)
     for number, record in enumerate(records, 1):
         yield f"hub:{part.path}:{number}", record
