@@ -110,7 +110,7 @@ def test_what_is_not_there_is_refused(folder: Path) -> None:
 
 def test_a_path_that_no_name_of_the_hub_looks_like_is_not_asked_for_there(folder: Path) -> None:
     for path in (f"{folder}/musiqe", "./musiqe", "~/musiqe", "a/b/c", "../b"):
-        with pytest.raises(InputError, match="musiqe does not exist|/[bc] does not exist"):
+        with pytest.raises(InputError, match=r"musiqe does not exist|/[bc] does not exist"):
             read_part(DatasetPart(path, "", "train"))
 
 
