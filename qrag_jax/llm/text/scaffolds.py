@@ -1,0 +1,217 @@
+"""The ids that a chat template puts around what a model samples: tokens in, tokens out.
+
+A conversation is its opening, what was sampled, what follows, what was sampled, …; each part is
+ids behind the ids before it. Sampled ids are never decoded and encoded again, so the model is
+trained on the tokens that it has sampled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm.text.prompts import Messages
+
+# Stand-ins in the conversations that a template is tried with: no template has such words.
+_ASKED, _THOUGHT, _OTHER_THOUGHT = "Ask5f1c", "Idea5f1c", "Guess5f1c"
+_SAID, _OTHER_SAID, _TOLD, _OTHER_TOLD = "Said5f1c", "Reply5f1c", "Result5f1c", "Fact5f1c"
+_THINK, _END_OF_THINK = "<think>\n", "\n</think>\n\n"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scaffold:
+    """The chat template of a tokenizer, cut at the turns of the model; `scaffold_of` makes it.
+
+    The contents of messages are taken as they are: a text that is not ours goes through
+    `prompts.harmless` first, or a mark in it could end a turn.
+
+    Attributes:
+        append_only: whether the template leaves earlier turns as they are when a user's message
+            follows. If not (it drops what the model thought), then at the user's next message a new
+            segment begins: the `opening` of the whole conversation.
+        stop_ids: the ids that end a turn of the model; the first is the template's.
+        kept: text with which the template opens a turn of the model and that it leaves out of
+            earlier turns, such as Qwen3's empty thinking; "" if there is none. It stays in our ids,
+            because the model has read it before it spoke.
+    """
+
+    append_only: bool
+    stop_ids: tuple[int, ...]
+    kept: str
+    _template: _Template
+
+    def opening(self, messages: Messages) -> np.ndarray:
+        """The ids `[token]` (int32) of a conversation, up to where the model begins to speak.
+
+        Raises:
+            InputError: the template refuses the messages.
+        """
+        return self._template.ids(self._template.opened(messages))
+
+    def after(self, said: np.ndarray, messages: Messages) -> np.ndarray:
+        """The ids to append to sampled ids, so that messages follow and the model may speak again.
+
+        Args:
+            said: `[token]` sampled ids. If the last is not the first of `stop_ids`, because the turn
+                was cut by its length, the result begins with that end of the turn.
+            messages: what follows, such as the results of tools.
+
+        Returns:
+            `[token]`, int32.
+
+        Raises:
+            InputError: the template refuses the messages.
+            ValueError: a user's message follows, and the template is not append-only.
+        """
+        if not self.append_only and any(role == "user" for role, _ in messages):
+            raise ValueError("a new segment begins here; ask for the opening of all messages.")
+        ids = self._template.ids(self._template.following(messages))
+        return ids[1:] if len(said) and said[-1] == ids[0] else ids
+
+
+def scaffold_of(
+    tokenizer: Any,
+    *,
+    tools_role: str = "tool",
+    thinking: bool | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Scaffold:
+    """Cuts the chat template of a tokenizer and checks the cuts.
+
+    The template is tried with small conversations of two turns. Opening, turns and what follows
+    them must make the text that the template makes of the whole conversation, or the same with
+    `Scaffold.kept` behind each opening of a turn. What follows a turn begins with a special token,
+    which tokenizers join with no text before it, so its ids do not depend on the turn.
+
+    Args:
+        tokenizer: of Hugging Face, with a chat template.
+        tools_role: the role under which the template gets messages of the role "tool". Templates
+            that do not know "tool" may take "user".
+        thinking: the template's option `enable_thinking`; None leaves it to the template. With
+            False, what the template does to a turn that has thoughts is not looked at.
+        options: further options of the template, such as `tools`, a list of JSON schemas.
+
+    Raises:
+        InputError: there is no chat template, or it refuses or drops messages of tools, does not
+            end a turn with a special token, or rewrites earlier turns even before messages of
+            tools. The message names the tokenizer and the fix.
+    """
+    name = getattr(tokenizer, "name_or_path", "") or "in use"
+    if not tokenizer.chat_template:
+        raise InputError(f"the tokenizer {name} has no chat template; give a chat model's")
+    given = dict(options or {})
+    if thinking is not None:
+        given["enable_thinking"] = thinking
+    template = _Template(tokenizer, f"the chat template of {name}", tools_role, given)
+    _check_results(template)
+    thinks = given.get("enable_thinking") is not False
+    if (kept := _kept(template, "tool", thinks)) is None:
+        raise InputError(
+            f"{template.name} rewrites earlier turns of the model when a tool answers"
+            f"{' (it may drop what was thought)' if thinks else ''}; give a template that keeps "
+            f"them{', or set thinking to False' if thinks else ''}"
+        )
+    end = template.ids(template.following((("tool", _TOLD),)))[0]
+    ends = dict.fromkeys((int(end), tokenizer.eos_token_id))
+    return Scaffold(
+        append_only=_kept(template, "user", thinks) == kept,
+        stop_ids=tuple(token for token in ends if token is not None),
+        kept=kept,
+        _template=template,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Template:
+    """A chat template as text, with its name for error messages."""
+
+    tokenizer: Any
+    name: str
+    tools_role: str
+    options: Mapping[str, Any]
+
+    def opened(self, messages: Messages, fix: str = "give them in an order that it takes") -> str:
+        """The text of the messages and the opening of the model's turn.
+
+        Raises:
+            InputError: the template refuses the messages; the message ends with the fix.
+        """
+        from jinja2 import TemplateError  # transformers needs it for templates alone
+
+        turns = [
+            {"role": self.tools_role if role == "tool" else role, "content": content}
+            for role, content in messages
+        ]
+        try:
+            return self.tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True, **self.options
+            )
+        except (TemplateError, TypeError) as error:
+            roles = ", ".join(turn["role"] for turn in turns)
+            reason = " ".join(str(error).split())
+            raise InputError(
+                f"{self.name} refuses messages of the roles {roles} ({reason}); {fix}"
+            ) from None
+
+    def following(self, messages: Messages, *fix: str) -> str:
+        """The text from the end of a turn of the model on, with the messages that follow it."""
+        before: Messages = (("user", _ASKED), ("assistant", _SAID))
+        return self.opened(before + messages, *fix).partition(_SAID)[2]
+
+    def ids(self, text: str) -> np.ndarray:
+        return np.asarray(self.tokenizer(text, add_special_tokens=False).input_ids, np.int32)
+
+
+def _check_results(template: _Template) -> None:
+    """Refuses a template that cannot show a turn of the model and two results of tools after it."""
+    tools: Messages = (("tool", _TOLD), ("tool", _OTHER_TOLD))
+    role = template.tools_role
+    fix = "give another tools_role" if role == "user" else "set tools_role to user"
+    following = template.following(tools, fix)
+    if not following:
+        raise InputError(f"{template.name} drops or changes the model's turns; give another")
+    if _TOLD not in following or _OTHER_TOLD not in following:
+        raise InputError(f"{template.name} drops messages of the role {role}; {fix}")
+    end = template.ids(following)[0]
+    written = template.tokenizer.decode([end])
+    known = template.tokenizer.added_tokens_decoder.get(int(end))
+    if known is None or not known.special or not following.startswith(known.content):
+        raise InputError(
+            f"{template.name} puts {written!r} behind a turn of the model; it must put a special "
+            "token there, with which the turn ends"
+        )
+
+
+def _kept(template: _Template, role: str, thinks: bool) -> str | None:
+    """See `Scaffold.kept`; None if the template rewrites turns when messages of `role` follow."""
+    opening = template.opened((("user", _ASKED),))
+    told: Sequence[Messages] = [((role, _TOLD),), ((role, _OTHER_TOLD),)]
+    said = [_SAID, _OTHER_SAID]
+    history = template.opened((("user", _ASKED), ("assistant", _SAID), *told[0]))
+    header = history.partition(_SAID)[0]
+    if thinks:
+        think = "" if opening.rstrip().endswith(_THINK.strip()) else _THINK
+        ideas = zip((_THOUGHT, _OTHER_THOUGHT), said)
+        said = [f"{think}{idea}{_END_OF_THINK}{text}" for idea, text in ideas]
+    whole = template.opened(
+        (
+            ("user", _ASKED),
+            *(("assistant", said[0]), *told[0]),
+            *(("assistant", said[1]), *told[1]),
+        )
+    )
+    first, last = (template.following(messages) for messages in told)
+    candidates = [""]
+    if not thinks and opening.startswith(header):
+        candidates.append(opening.removeprefix(header))
+    parts = [opening, said[0], first, said[1]]
+    for kept in candidates:
+        # Openings are at the end of the parts 0 and 2.
+        shown = [part.removesuffix(kept) if i % 2 == 0 else part for i, part in enumerate(parts)]
+        if "".join([*shown, last]) == whole:
+            return kept
+    return None

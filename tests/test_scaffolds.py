@@ -1,0 +1,392 @@
+"""Scaffolds of public chat templates, compared with the templates on whole conversations.
+
+The templates are written here after the public ones of Qwen3, Qwen2.5, Llama 3 and ChatML.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.encoder_cases.small_models import write_bpe_tokenizer
+from qrag_jax.errors import InputError
+from qrag_jax.llm.text.prompts import Messages
+from qrag_jax.llm.text.scaffolds import Scaffold, scaffold_of
+from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, describe, write_call
+from qrag_jax.llm.text.tool_specs import Parameter, ToolSpec
+
+CHATML = """
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+QWEN_SYSTEM = """
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+    {{- '# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\n' }}
+    {{- 'You are provided with function signatures within <tools></tools> XML tags:\\n<tools>' }}
+    {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+    {{- '\\n</tools>\\n\\nFor each function call, return a json object with function name and ' }}
+    {{- 'arguments within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{"name": ' }}
+    {{- '<function-name>, "arguments": <args-json-object>}\\n</tool_call><|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- else %}{{- DEFAULT }}{%- endif %}"""
+
+QWEN_TOOL = """
+    {%- elif m.role == 'tool' %}
+        {%- if messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}
+            {{- '<|im_end|>\\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false and CAN_THINK %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}"""
+
+QWEN25 = (
+    """{%- set CAN_THINK = false %}
+{%- set DEFAULT = '<|im_start|>system\\nYou are Qwen.<|im_end|>\\n' %}"""
+    + QWEN_SYSTEM
+    + """
+{%- for m in messages %}
+    {%- if m.role in ('user', 'assistant') or (m.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"""
+    + QWEN_TOOL
+)
+
+QWEN3 = (
+    """{%- set CAN_THINK = true %}{%- set DEFAULT = '' %}"""
+    + QWEN_SYSTEM
+    + """
+{%- set ns = namespace(asked=-1) %}
+{%- for m in messages %}
+    {%- if m.role == 'user' %}{%- set ns.asked = loop.index0 %}{%- endif %}
+{%- endfor %}
+{%- for m in messages %}
+    {%- if m.role == 'user' or (m.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
+    {%- elif m.role == 'assistant' %}
+        {%- set content = m.content.split('</think>')[-1].lstrip('\\n') %}
+        {%- set thought = '' %}
+        {%- if '</think>' in m.content %}
+            {%- set thought = m.content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.index0 > ns.asked and (loop.last or thought) %}
+            {{- '<think>\\n' + thought + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- content + '<|im_end|>\\n' }}"""
+    + QWEN_TOOL
+)
+
+LLAMA3 = """
+{{- '<|begin_of_text|>' }}
+{%- for m in messages %}
+    {%- set role = 'ipython' if m.role in ('tool', 'ipython') else m.role %}
+    {%- set content = m.content | tojson if role == 'ipython' else m.content | trim %}
+    {{- '<|start_header_id|>' + role + '<|end_header_id|>\\n\\n' + content + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}"""
+
+SPECIAL = ["<|im_start|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"]
+SPECIAL += ["<|eot_id|>", "</s>"]
+MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"]
+EMPTY_THINKING = "<think>\n\n</think>\n\n"
+OPENING: Messages = (("system", "Answer."), ("user", "Who built the tower?"))
+
+# Name → template, thinking, the end of its turns.
+TEMPLATES: dict[str, tuple[str, bool | None, str]] = {
+    "qwen3": (QWEN3, None, "<|im_end|>"),
+    "qwen3-thinking": (QWEN3, True, "<|im_end|>"),
+    "qwen3-no-thinking": (QWEN3, False, "<|im_end|>"),
+    "qwen2.5": (QWEN25, None, "<|im_end|>"),
+    "llama3": (LLAMA3, None, "<|eot_id|>"),
+    "chatml": (CHATML, None, "<|im_end|>"),
+}
+
+Make = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module")
+def with_template(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_bpe_tokenizer(folder)
+    base = PreTrainedTokenizerFast.from_pretrained(folder)
+    base.add_tokens(SPECIAL, special_tokens=True)
+    base.add_tokens(MARKS)
+
+    def make(template: str) -> Any:
+        tokenizer = copy.deepcopy(base)
+        tokenizer.chat_template = template
+        return tokenizer
+
+    return make
+
+
+def encoded(tokenizer: Any, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def whole(tokenizer: Any, messages: Messages, thinking: bool | None) -> str:
+    """The template on the whole conversation, up to the opening of the model's next turn."""
+    turns = [{"role": role, "content": content} for role, content in messages]
+    options = {} if thinking is None else {"enable_thinking": thinking}
+    return tokenizer.apply_chat_template(
+        turns, tokenize=False, add_generation_prompt=True, **options
+    )
+
+
+def random_words(rng: random.Random) -> str:
+    pieces = [*'theaé語 <>{}"\n.', "the ", " the", "Tower ", "\n\n", "1994"]
+    return f"a{''.join(rng.choices(pieces, k=rng.randrange(12)))}b"
+
+
+def random_turn(rng: random.Random, thinks: bool) -> str:
+    said = random_words(rng)
+    if rng.random() < 0.5:
+        said += "\n" + write_call(ToolCall("look", {"query": random_words(rng)}), HERMES)
+    return f"<think>\n{random_words(rng)}\n</think>\n\n{said}" if thinks else said
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_parts_make_what_the_template_makes_of_the_whole(
+    name: str, with_template: Make
+) -> None:
+    template, thinking, end = TEMPLATES[name]
+    tokenizer = with_template(template)
+    scaffold = scaffold_of(tokenizer, thinking=thinking)
+    (end_id,) = encoded(tokenizer, end)
+    assert scaffold.append_only == (name not in ("qwen3", "qwen3-thinking"))
+    assert scaffold.kept == (EMPTY_THINKING if name == "qwen3-no-thinking" else "")
+    assert scaffold.stop_ids[0] == end_id
+    assert set(scaffold.stop_ids) == {end_id, tokenizer.eos_token_id}
+    rng = random.Random(0)
+    for _ in range(40):
+        messages = OPENING[rng.randrange(2) :]
+        ids = scaffold.opening(messages)
+        assert ids.dtype == np.int32
+        thinks = rng.random() < 0.5 and thinking is not False
+        for _ in range(rng.randrange(1, 4)):
+            said = random_turn(rng, thinks)
+            cut = rng.random() < 0.3
+            sampled = np.asarray(encoded(tokenizer, said) + [end_id] * (not cut), np.int32)
+            follows: Messages = tuple(
+                ("tool", random_words(rng)) for _ in range(rng.randrange(1, 4))
+            )
+            if scaffold.append_only and rng.random() < 0.3:
+                follows = (("user", random_words(rng)),)
+            after = scaffold.after(sampled, follows)
+            assert after.dtype == np.int32
+            assert (after[0] == end_id) == cut
+            ids = np.concatenate([ids, sampled, after])
+            messages += (("assistant", said), *follows)
+        expected = whole(tokenizer, messages, thinking)
+        if scaffold.kept:  # the template puts it into the last turn alone
+            turn = "<|im_start|>assistant\n"
+            expected = expected.replace(scaffold.kept, "").replace(turn, turn + scaffold.kept)
+        assert tokenizer.decode(ids) == expected
+        assert ids.tolist() == encoded(tokenizer, expected)
+
+
+FIRST_TURN = {
+    "qwen3": (
+        "<|im_start|>system\nAnswer.<|im_end|>\n<|im_start|>user\nWho built the tower?<|im_end|>\n"
+        "<|im_start|>assistant\n",
+        "\n<|im_start|>user\n<tool_response>\nOne\n</tool_response>\n<tool_response>\nTwo\n"
+        "</tool_response><|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "llama3": (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nAnswer.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nWho built the tower?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        '<|start_header_id|>ipython<|end_header_id|>\n\n"One"<|eot_id|>'
+        '<|start_header_id|>ipython<|end_header_id|>\n\n"Two"<|eot_id|>'
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    ),
+    "chatml": (
+        "<|im_start|>system\nAnswer.<|im_end|>\n<|im_start|>user\nWho built the tower?<|im_end|>\n"
+        "<|im_start|>assistant\n",
+        "\n<|im_start|>tool\nOne<|im_end|>\n<|im_start|>tool\nTwo<|im_end|>\n"
+        "<|im_start|>assistant\n",
+    ),
+}
+FIRST_TURN["qwen2.5"] = FIRST_TURN["qwen3-thinking"] = FIRST_TURN["qwen3"]
+FIRST_TURN["qwen3-no-thinking"] = tuple(text + EMPTY_THINKING for text in FIRST_TURN["qwen3"])  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_golden(name: str, with_template: Make) -> None:
+    template, thinking, end = TEMPLATES[name]
+    tokenizer = with_template(template)
+    scaffold = scaffold_of(tokenizer, thinking=thinking)
+    opening, after = FIRST_TURN[name]
+    tools: Messages = (("tool", "One"), ("tool", "Two"))
+    said = encoded(tokenizer, "Hm.")
+    assert tokenizer.decode(scaffold.opening(OPENING)) == opening
+    for cut, begins in ((said, end), ([], end), (said + encoded(tokenizer, end), "")):
+        ids = scaffold.after(np.asarray(cut, np.int32), tools)
+        assert tokenizer.decode(ids) == begins + after
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_sampled_ids_stay_as_they_are(name: str, with_template: Make) -> None:
+    template, thinking, end = TEMPLATES[name]
+    tokenizer = with_template(template)
+    scaffold = scaffold_of(tokenizer, thinking=thinking)
+    letters = [token for letter in "the" for token in encoded(tokenizer, letter)]
+    assert encoded(tokenizer, "the") != letters
+    half = encoded(tokenizer, "é")[:1]  # no character at all
+    sampled = np.asarray(letters + half + encoded(tokenizer, end), np.int32)
+    follows: Messages = (("tool", "the"),)
+    ids = np.concatenate([opening := scaffold.opening(OPENING), sampled])
+    ids = np.concatenate([ids, scaffold.after(sampled, follows)])
+    np.testing.assert_array_equal(ids[len(opening) :][: len(sampled)], sampled)
+    assert ids.tolist() != encoded(tokenizer, tokenizer.decode(ids))
+    canonical = np.asarray(encoded(tokenizer, "the" + end), np.int32)
+    np.testing.assert_array_equal(
+        scaffold.after(sampled, follows), scaffold.after(canonical, follows)
+    )
+
+
+def test_a_users_message_begins_a_segment_where_thoughts_are_dropped(with_template: Make) -> None:
+    tokenizer = with_template(QWEN3)
+    scaffold = scaffold_of(tokenizer, thinking=True)
+    said = np.asarray(encoded(tokenizer, "<think>\nHm\n</think>\n\nEve.<|im_end|>"), np.int32)
+    with pytest.raises(ValueError, match="a new segment begins"):
+        scaffold.after(said, (("tool", "One"), ("user", "When?")))
+    messages = (*OPENING, ("assistant", "<think>\nHm\n</think>\n\nEve."), ("user", "When?"))
+    opening = tokenizer.decode(scaffold.opening(messages))
+    assert opening == whole(tokenizer, messages, True)
+    assert "Hm" not in opening
+    assert "Eve." in opening
+
+
+def test_options_of_the_template(with_template: Make) -> None:
+    tool = ToolSpec("look", "Looks.", (Parameter("query", "string", "what for"),))
+    tokenizer = with_template(QWEN3)
+    told = scaffold_of(tokenizer, options={"tools": [tool.schema], "enable_thinking": False})
+    # What `describe` says of tools in Hermes' form is what the template says.
+    system = "Answer.\n\n" + describe((tool,), HERMES)
+    plain = scaffold_of(tokenizer, thinking=False)
+    np.testing.assert_array_equal(
+        told.opening(OPENING), plain.opening((("system", system), OPENING[1]))
+    )
+    assert told.kept == EMPTY_THINKING
+    said = np.asarray(encoded(tokenizer, "Hm."), np.int32)
+    np.testing.assert_array_equal(
+        told.after(said, (("tool", "One"),)), plain.after(said, (("tool", "One"),))
+    )
+
+
+def changed(template: str, old: str, new: str) -> str:
+    assert old in template
+    return template.replace(old, new)
+
+
+REFUSE_TOOLS = (
+    "{%- for m in messages %}{%- if m.role not in ('system', 'user', 'assistant') %}"
+    "{{- raise_exception('no\\n such role') }}{%- endif %}{%- endfor %}"
+) + CHATML
+DROP_TOOLS = changed(CHATML, "for m in messages", "for m in messages if m.role != 'tool'")
+STRIP_ALWAYS = changed(CHATML, "m.content", "m.content.split('</think>')[-1].strip()")
+STRIP_AT_USER = changed(
+    CHATML,
+    "m.content +",
+    "(m.content if messages[-1].role == 'tool' else m.content.split('</think>')[-1].strip()) +",
+)
+ONLY_LAST_THOUGHT = changed(
+    CHATML,
+    "m.content +",
+    "(m.content if loop.index0 == messages|length - 2 else m.content.split('</think>')[-1]) +",
+)
+OPENED_THINKING = changed(CHATML, "<|im_start|>assistant\\n", "<|im_start|>assistant\\n<think>\\n")
+REFUSED: list[tuple[str | None, dict[str, Any], str]] = [
+    (None, {}, "^the tokenizer .* has no chat template; give a chat model's$"),
+    (REFUSE_TOOLS, {}, r"roles user, assistant, tool, tool \(no such role\); set tools_role to us"),
+    (REFUSE_TOOLS, {"tools_role": "ipython"}, "set tools_role to user$"),
+    (DROP_TOOLS, {}, "drops messages of the role tool; set tools_role to user$"),
+    (
+        changed(CHATML, "in messages", "in messages[:1]"),
+        {},
+        "drops or changes the model's turns; give",
+    ),
+    (changed(CHATML, "<|im_end|>", "<end>"), {}, "puts '<' behind a turn of the model; it must"),
+    (changed(CHATML, "<|im_end|>", " </s>"), {}, "puts ' ' behind a turn of the model; it must"),
+    (changed(CHATML, "<|im_end|>", "</think>"), {}, "puts '</think>' behind a turn of the model;"),
+    (STRIP_ALWAYS, {}, "rewrites earlier turns .* \\(it may drop .* or set thinking to False$"),
+    (ONLY_LAST_THOUGHT, {}, "rewrites earlier turns .* or set thinking to False$"),
+    (STRIP_AT_USER, {"tools_role": "user"}, "rewrites earlier turns .* set thinking to False$"),
+    (
+        "{{- messages|length }}" + CHATML,
+        {"thinking": False},
+        "rewrites earlier turns of the model when a tool answers; give a template that keeps them$",
+    ),
+    (changed(CHATML, "m.content +", "m.content|upper +"), {}, "drops or changes the model's turns"),
+]
+
+
+@pytest.mark.parametrize(("template", "options", "told"), REFUSED)
+def test_templates_that_cannot_be_cut_are_refused(
+    template: str | None, options: dict[str, Any], told: str, with_template: Make
+) -> None:
+    tokenizer = with_template(template or "")
+    with pytest.raises(InputError, match=told) as refused:
+        scaffold_of(tokenizer, **options)
+    assert "\n" not in str(refused.value)
+
+
+def test_templates_that_the_advice_mends(with_template: Make) -> None:
+    def after(scaffold: Scaffold) -> str:
+        ids = scaffold.after(np.asarray([5], np.int32), (("tool", "One"),))
+        return with_template(CHATML).decode(ids)
+
+    as_user = "<|im_end|>\n<|im_start|>user\nOne<|im_end|>\n<|im_start|>assistant\n"
+    for template in (REFUSE_TOOLS, DROP_TOOLS):
+        assert after(scaffold_of(with_template(template), tools_role="user")) == as_user
+    for template in (STRIP_ALWAYS, ONLY_LAST_THOUGHT):
+        scaffold = scaffold_of(with_template(template), thinking=False)
+        assert after(scaffold) == as_user.replace("user", "tool")
+        assert scaffold.append_only
+    assert not scaffold_of(with_template(STRIP_AT_USER)).append_only
+
+
+def test_messages_that_the_template_refuses(with_template: Make) -> None:
+    scaffold = scaffold_of(with_template(REFUSE_TOOLS), tools_role="user")
+    with pytest.raises(InputError, match=r"refuses messages of the roles judge \(no such role\)"):
+        scaffold.opening((("judge", "Hm."),))
+
+
+def test_a_template_that_opens_the_thinking(with_template: Make) -> None:
+    """Its turns begin within the thinking; as QwQ's and DeepSeek-R1's, but it drops none."""
+    template = changed(
+        OPENED_THINKING,
+        "'\\n' + m.content",
+        "'\\n' + ('<think>\\n' if '</think>' in m.content else '') + m.content",
+    )
+    tokenizer = with_template(template)
+    scaffold = scaffold_of(tokenizer)
+    assert scaffold.append_only
+    assert scaffold.kept == ""
+    said = "Hm\n</think>\n\nEve."
+    sampled = np.asarray(encoded(tokenizer, said + "<|im_end|>"), np.int32)
+    follows: Messages = (("tool", "One"),)
+    ids = [*scaffold.opening(OPENING), *sampled, *scaffold.after(sampled, follows)]
+    assert ids == encoded(
+        tokenizer, whole(tokenizer, (*OPENING, ("assistant", said), *follows), None)
+    )
