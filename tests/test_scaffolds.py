@@ -304,6 +304,9 @@ REFUSE_TOOLS = (
     "{{- raise_exception('no\\n such role') }}{%- endif %}{%- endfor %}"
 ) + CHATML
 DROP_TOOLS = changed(CHATML, "for m in messages", "for m in messages if m.role != 'tool'")
+ONE_RESULT = changed(
+    CHATML, "m.content", "(m.content if m.role != 'tool' or loop.previtem.role != 'tool' else '')"
+)
 STRIP_ALWAYS = changed(CHATML, "m.content", "m.content.split('</think>')[-1].strip()")
 STRIP_AT_USER = changed(
     CHATML,
@@ -320,6 +323,7 @@ REFUSED: list[tuple[str | None, dict[str, Any], str]] = [
     (None, {}, "^the tokenizer .* has no chat template; give a chat model's$"),
     (REFUSE_TOOLS, {}, r"roles user, assistant, tool, tool \(no such role\); set tools_role to us"),
     (REFUSE_TOOLS, {"tools_role": "ipython"}, "set tools_role to user$"),
+    (ONE_RESULT, {}, "drops messages of the role tool; set tools_role to user$"),
     (DROP_TOOLS, {}, "drops messages of the role tool; set tools_role to user$"),
     (
         changed(CHATML, "in messages", "in messages[:1]"),
@@ -366,6 +370,20 @@ def test_templates_that_the_advice_mends(with_template: Make) -> None:
     assert not scaffold_of(with_template(STRIP_AT_USER)).append_only
 
 
+def test_a_template_that_leaves_out_openings_before_a_users_message_alone(
+    with_template: Make,
+) -> None:
+    """The empty thinking of a turn is there when a tool answers, not when the user does."""
+    empty = "'<think>\\n\\n</think>\\n\\n'"
+    is_shown = "m.role == 'assistant' and messages[-1].role == 'tool'"
+    template = changed(CHATML, "+ m.content", f"+ ({empty} if {is_shown} else '') + m.content")
+    header = "'<|im_start|>assistant\\n'"
+    scaffold = scaffold_of(
+        with_template(changed(template, header, f"{header} + {empty}")), thinking=False
+    )
+    assert (scaffold.kept, scaffold.append_only) == ("", False)
+
+
 def test_messages_that_the_template_refuses(with_template: Make) -> None:
     scaffold = scaffold_of(with_template(REFUSE_TOOLS), tools_role="user")
     with pytest.raises(InputError, match=r"refuses messages of the roles judge \(no such role\)"):
@@ -377,7 +395,8 @@ def test_a_template_that_opens_the_thinking(with_template: Make) -> None:
     template = changed(
         OPENED_THINKING,
         "'\\n' + m.content",
-        "'\\n' + ('<think>\\n' if '</think>' in m.content else '') + m.content",
+        "'\\n' + ('<think>\\n' if '</think>' in m.content else '') "
+        "+ m.content.split('<think>\\n')[-1]",
     )
     tokenizer = with_template(template)
     scaffold = scaffold_of(tokenizer)

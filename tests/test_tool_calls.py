@@ -104,6 +104,11 @@ def test_several_calls_with_text_around_them(form: str) -> None:
     found = read_calls(f"{broken} {text}", form)
     assert isinstance(found[0], Malformed)
     assert len(found) == 5
+    unclosed = write_call(ROME, form).rpartition("</")[0]
+    first, second = read_calls(f"{unclosed} {CALLS[form]}", form)
+    assert isinstance(first, Malformed)
+    assert first.message.endswith((" does not end with </tool>.", " followed by </tool_call>."))
+    assert second == ROME
 
 
 @pytest.mark.parametrize("form", FORMATS)

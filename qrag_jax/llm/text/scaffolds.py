@@ -56,8 +56,8 @@ class Scaffold:
         """The ids to append to sampled ids, so that messages follow and the model may speak again.
 
         Args:
-            said: `[token]` sampled ids. If the last is not the first of `stop_ids`, because the turn
-                was cut by its length, the result begins with that end of the turn.
+            said: `[token]` sampled ids. If the last is not the first of `stop_ids`, because the
+                turn was cut by its length, the result begins with that end of the turn.
             messages: what follows, such as the results of tools.
 
         Returns:
@@ -210,8 +210,7 @@ def _kept(template: _Template, role: str, thinks: bool) -> str | None:
         candidates.append(opening.removeprefix(header))
     parts = [opening, said[0], first, said[1]]
     for kept in candidates:
-        # Openings are at the end of the parts 0 and 2.
-        shown = [part.removesuffix(kept) if i % 2 == 0 else part for i, part in enumerate(parts)]
+        shown = [part.removesuffix(kept) for part in parts]
         if "".join([*shown, last]) == whole:
             return kept
     return None
