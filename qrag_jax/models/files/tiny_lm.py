@@ -1,0 +1,154 @@
+"""Writes the folder of a tiny Qwen3 language model: random weights, tokenizer, chat template.
+
+The tokenizer is a byte-level BPE trained on given texts. Two rules of how it cuts texts into words
+make unseen names easy to copy: a capitalised word does not carry the blank before it, and digits
+stand alone. So a name is the same tokens after a blank, after a quotation mark and at the start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import jax
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from qrag_jax.errors import InputError, check_least
+from qrag_jax.models.files.weight_names import save_folder
+from qrag_jax.models.pretrained_lm import GENERATION, table_of
+from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.runtime.whole_files import write_whole
+
+START, END = "<|im_start|>", "<|im_end|>"
+# As in Qwen3's tokenizer these are single tokens, but a decoded text keeps them.
+TAGS = (
+    *("<tool_call>", "</tool_call>"),
+    *("<tool_response>", "</tool_response>"),
+    *("<think>", "</think>"),
+)
+# Each turn is rendered by itself, so a longer conversation begins with the text of a shorter one.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'tool' %}"
+    "{{ '<|im_start|>user\\n<tool_response>\\n' + message['content']"
+    " + '\\n</tool_response><|im_end|>\\n' }}"
+    "{% else %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+_MODEL_TYPE = "qwen3"
+_BYTES = 256
+_SECTION = "tiny_lm"
+# A capitalised word | a blank and a word | one digit | a blank and signs | one white space.
+_WORDS = (
+    r"\p{Lu}[\p{L}\p{M}]*"
+    r"| ?[\p{Ll}\p{Lt}\p{Lm}\p{Lo}\p{M}][\p{L}\p{M}]*"
+    r"|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+"
+    r"|\s"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TinyLMConfig:
+    """Section `tiny_lm`: sizes of a tiny language model; by default it has 1.77 million weights.
+
+    Raises:
+        InputError: a size is too low, or sizes do not go together.
+    """
+
+    layers: int = 4  # transformer layers
+    hidden: int = 192  # width of a hidden state
+    heads: int = 6  # query heads
+    key_heads: int = 2  # heads of keys and values, which share the query heads evenly
+    head_dim: int = 32  # width of a head
+    intermediate: int = 512  # width inside a feed-forward
+    vocab: int = 1024  # most tokens of the vocabulary; the word table is also the head
+    positions: int = 1024  # longest row, in tokens
+
+    def __post_init__(self) -> None:
+        sizes: dict[str, float] = {field.name: 1 for field in dataclasses.fields(self)}
+        check_least(_SECTION, self, **sizes | {"vocab": _BYTES + 2 + len(TAGS)})
+        if self.heads % self.key_heads:
+            raise InputError(
+                f"config.{_SECTION}.heads is {self.heads}; it must be a multiple of "
+                f"config.{_SECTION}.key_heads, {self.key_heads}."
+            )
+        if self.head_dim % 2:
+            raise InputError(f"config.{_SECTION}.head_dim is {self.head_dim}; it must be even.")
+
+
+def write_tiny_lm(
+    folder: Path, texts: Iterable[str], config: TinyLMConfig | None = None, *, seed: int
+) -> None:
+    """Writes a folder that `load_language_model` and Hugging Face's classes open.
+
+    The same texts, sizes and seed give the same bytes. Few texts may give fewer tokens than
+    `config.vocab`; the weights have as many as there are.
+
+    Args:
+        folder: created if it does not exist; files of the same names are replaced.
+        texts: the tokenizer is trained on them.
+        config: sizes; None: the defaults.
+        seed: of the random weights.
+    """
+    config = config or TinyLMConfig()
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = _trained_tokenizer(texts, config.vocab)
+    end = tokenizer.token_to_id(END)
+    _write_tokenizer(folder, tokenizer, config.positions)
+    write_whole(folder / GENERATION, json.dumps({"eos_token_id": end}, indent=2) + "\n")
+    sizes = Qwen3Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=config.hidden,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.key_heads,
+        intermediate_size=config.intermediate,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.positions,
+        tie_word_embeddings=True,
+    )
+    params = jax.jit(Qwen3(sizes).init_params)(jax.random.key(seed))
+    fields = dataclasses.asdict(sizes) | {"hidden_act": "silu", "eos_token_id": end}
+    table = table_of(_MODEL_TYPE)
+    save_folder(table, jax.tree.map(np.asarray, params), fields, folder, folder)
+
+
+def _trained_tokenizer(texts: Iterable[str], vocab: int) -> tokenizers.Tokenizer:
+    """Ids: the bytes, then what is learnt, then the marks of turns and tags."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab - 2 - len(TAGS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens([START, END])
+    tokenizer.add_tokens([tokenizers.AddedToken(tag, normalized=False) for tag in TAGS])
+    return tokenizer
+
+
+def _write_tokenizer(folder: Path, tokenizer: tokenizers.Tokenizer, positions: int) -> None:
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "model_max_length": positions,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    write_whole(folder / "tokenizer_config.json", json.dumps(settings, indent=2) + "\n")
