@@ -46,9 +46,10 @@ _MODEL_TYPE = "qwen3"
 _BYTES = 256
 _SECTION = "tiny_lm"
 # A capitalised word | a blank and a word | one digit | a blank and signs | one white space.
+# A word may have underscores, as the names of tools and arguments have.
 _WORDS = (
-    r"\p{Lu}[\p{L}\p{M}]*"
-    r"| ?[\p{Ll}\p{Lt}\p{Lm}\p{Lo}\p{M}][\p{L}\p{M}]*"
+    r"\p{Lu}[\p{L}\p{M}_]*"
+    r"| ?[\p{Ll}\p{Lt}\p{Lm}\p{Lo}\p{M}][\p{L}\p{M}_]*"
     r"|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+"
     r"|\s"
