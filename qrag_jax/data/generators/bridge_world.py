@@ -15,7 +15,9 @@ from typing import NamedTuple
 from qrag_jax.data.generators.invented_puzzle import Entity, Passage, Puzzle
 from qrag_jax.data.generators.invented_world import Relation
 from qrag_jax.data.generators.synthetic import Split, SyntheticConfig, puzzle_at
+from qrag_jax.data.sample import Sample
 
+SOURCE = "bridge"
 PASSAGES = 10  # of each question, if no other number is asked for
 _WORD = re.compile(r"\w+")
 # Words of the world's questions that tell nothing of the relation.
@@ -77,6 +79,18 @@ class BridgeQuestion:
         return self.passages[first], self.passages[second]
 
     @property
+    def sample(self) -> Sample:
+        """The question as the data sets have it; a chunk is a title, a blank and the text."""
+        return Sample(
+            id=self.id,
+            question=self.question,
+            chunks=tuple(f"{passage.title} {passage.text}" for passage in self.passages),
+            support=tuple(sorted(self.chain)),
+            answers=(self.answer,),
+            source=SOURCE,
+        )
+
+    @property
     def other_names(self) -> tuple[str, ...]:
         """Names in the supporting passages that are not the answer, each once."""
         first, second = self.supporting
@@ -102,7 +116,7 @@ def bridge_question(
     puzzle = puzzle_at(config, split, index)
     first, second = puzzle.chain
     return BridgeQuestion(
-        id=f"bridge-{split}-{seed}-{index}",
+        id=f"{SOURCE}-{split}-{seed}-{index}",
         question=puzzle.question,
         entity=puzzle.passages[first].entity.title,
         bridge=puzzle.passages[second].entity.title,

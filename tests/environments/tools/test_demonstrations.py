@@ -21,10 +21,9 @@ from qrag_jax.environments.tools.demonstrations import (
     draw_choices,
 )
 from qrag_jax.errors import InputError
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES, ToolCall, read_calls
-from qrag_jax.retrieval.bm25 import BM25Index
-from qrag_jax.retrieval.protocol import NONE, Passage, Queries
-from tests.retrieval.array_index import ListedCorpus
+from qrag_jax.retrieval.own_documents import Wanted, own_retriever
 
 QUESTIONS, EPISODES = 100, 2000
 Search = Callable[[str], list[str]]
@@ -47,14 +46,15 @@ def questions() -> list[BridgeQuestion]:
 def searches(questions: list[BridgeQuestion]) -> list[Search]:
     """For each question, the search that gives the id of its best document."""
 
+    retriever = own_retriever("bm25")
+
     def search_in(question: BridgeQuestion) -> Search:
         documents = bridge_task(question).documents
-        corpus = ListedCorpus([Passage(d.id, d.text, d.title) for d in documents])
-        index = BM25Index.build(corpus)
 
         def search(query: str) -> list[str]:
-            numbers = index.search(Queries((query,)), 1).numbers[0]
-            return [documents[number].id for number in numbers if number != NONE]
+            (found,) = retriever.find([Wanted(query, 1, documents)])
+            assert not isinstance(found, Failure)
+            return [document.id for document in found]
 
         return search
 
@@ -79,6 +79,17 @@ def played(demonstration: Demonstration, search: Search) -> Played:
         assert call.name == "retrieve_documents"
         queries.append(call.arguments["query"])
         found.append(search(queries[-1]))
+
+
+def test_a_task_has_the_passages_with_their_titles(questions: list[BridgeQuestion]) -> None:
+    for question in questions[:20]:
+        task = bridge_task(question)
+        assert (task.id, task.question) == (question.id, question.question)
+        assert (task.answers, task.hops) == ((question.answer,), 2)
+        assert set(task.gold) == {passage.id for passage in question.supporting}
+        for document, passage in zip(task.documents, question.passages, strict=True):
+            assert (document.id, document.title) == (passage.id, passage.title)
+            assert document.text == f"# {passage.title}\n{passage.text}"
 
 
 def test_shares_are_met(questions: list[BridgeQuestion], searches: list[Search]) -> None:
