@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.heads.language_model import LanguageModel
 from qrag_jax.models.trunks.qwen3_cache import Cache, empty_cache, extend
@@ -80,6 +82,30 @@ class DeviceSampler:
             finish = STOP if drawn.stopped[row] else LENGTH
             found.append(Sampled(drawn.ids[row, :end], drawn.log_probs[row, :end], finish))
         return found
+
+
+class RoundSampler:
+    """A device sampler with the weights that it samples by; see `token_episodes.Sampler`.
+
+    Args:
+        sampler: the programs.
+        params: as in `DeviceSampler.sample`.
+        version: of these.
+    """
+
+    in_rounds = True
+
+    def __init__(self, sampler: DeviceSampler, params: Params | Adapted, version: str = "") -> None:
+        self.version = version
+        self._sampler, self._params = sampler, params
+
+    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
+        """The turns, which are there when this returns."""
+        done: list[Future[Sampled | Failure]] = []
+        for sampled in self._sampler.sample(self._params, requests):
+            done.append(Future())
+            done[-1].set_result(sampled)
+        return done
 
 
 class _Given(NamedTuple):

@@ -1,0 +1,259 @@
+"""Episodes of a token policy as they were played, and the arrays that an update takes of them.
+
+A trajectory keeps the ids that were sampled and the ids that the environment wrote; no text is
+encoded a second time. Each sampled token is in one row of the batch, so it trains once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.rollouts.token_sampler import FINISHES
+
+DONE, TRUNCATED = "done", "truncated"
+MASKED, SCORED = TREATMENTS = ("masked", "scored")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of the model.
+
+    Attributes:
+        observed: int32, the ids before it that it did not sample: a prompt, a tool's result.
+        sampled: int32, the ids that it sampled.
+        log_probs: float32, of these by the distribution that they were drawn from, in nats.
+        finish: "stop", or "length" if it was cut off.
+        version: of the weights that sampled it; "" where there is one version only.
+    """
+
+    observed: np.ndarray
+    sampled: np.ndarray
+    log_probs: np.ndarray
+    finish: str
+    version: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.sampled) != len(self.log_probs):
+            raise ValueError(
+                f"a turn has {len(self.sampled)} tokens and {len(self.log_probs)} log-probabilities"
+            )
+        if self.finish not in FINISHES:
+            raise ValueError(f"a turn ends by {' or '.join(FINISHES)}, not {self.finish!r}")
+
+
+Segment = tuple[Turn, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokenTrajectory:
+    """One episode.
+
+    Attributes:
+        question: number of its question.
+        member: its number in the group of this question.
+        attempt: how often it was played, from 1.
+        segments: its turns. A turn that does not extend the ids before it begins a new segment.
+        status: "done", "truncated" (its last turn was cut off), or the cause of a failure.
+        parts: the parts of its reward; none if it failed.
+        facts: what is logged of it and trains nothing, such as its answer and counts.
+    """
+
+    question: int
+    member: int
+    attempt: int
+    segments: tuple[Segment, ...]
+    status: str
+    parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has no reward."""
+        return self.status not in (DONE, TRUNCATED)
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Tokens that were sampled, and all tokens of its segments."""
+        turns = [turn for segment in self.segments for turn in segment]
+        sampled = sum(len(turn.sampled) for turn in turns)
+        return sampled, sampled + sum(len(turn.observed) for turn in turns)
+
+    def to_json(self) -> dict[str, Any]:
+        """The trajectory as JSON values; `from_json` reads it, to the last bit."""
+        segments = [
+            [
+                {
+                    "observed": turn.observed.tolist(),
+                    "sampled": turn.sampled.tolist(),
+                    "log_probs": turn.log_probs.tolist(),  # a float32 is exact as a float64
+                    "finish": turn.finish,
+                    "version": turn.version,
+                }
+                for turn in segment
+            ]
+            for segment in self.segments
+        ]
+        return {
+            "question": self.question,
+            "member": self.member,
+            "attempt": self.attempt,
+            "segments": segments,
+            "status": self.status,
+            "parts": dict(self.parts),
+            "facts": dict(self.facts),
+        }
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> TokenTrajectory:
+        """Reads what `to_json` gave."""
+        segments = tuple(
+            tuple(
+                Turn(
+                    np.array(turn["observed"], np.int32),
+                    np.array(turn["sampled"], np.int32),
+                    np.array(turn["log_probs"], np.float32),
+                    turn["finish"],
+                    turn["version"],
+                )
+                for turn in segment
+            )
+            for segment in saved["segments"]
+        )
+        return cls(**{**saved, "segments": segments})
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchRules:
+    """How trajectories become rows.
+
+    Attributes:
+        members: G, episodes of one group.
+        parts: names of the parts of the reward, in the order of the policy's weights.
+        truncated: "masked": an episode that was cut off is not learned from and is no part of its
+            group's mean; "scored": it is like any other.
+        longest: most tokens of a row.
+
+    Raises:
+        InputError: `truncated` is unknown.
+    """
+
+    members: int
+    parts: tuple[str, ...]
+    truncated: str
+    longest: int
+
+    def __post_init__(self) -> None:
+        if self.truncated not in TREATMENTS:
+            raise InputError(
+                f"config.agent.truncated is {self.truncated!r}; use {' or '.join(TREATMENTS)}."
+            )
+
+
+def token_batch(trajectories: Sequence[TokenTrajectory], rules: BatchRules) -> TokenBatch:
+    """The arrays of a batch: rows of neighbouring episodes, whose groups are neighbours.
+
+    Rows of a group that begin with the same ids share them, up to the first sampled one.
+
+    Args:
+        trajectories: group by group; the members of a group have one question.
+
+    Raises:
+        ValueError: groups are not whole, a group has two questions, or a row is too long.
+    """
+    if len(trajectories) % rules.members:
+        raise ValueError(f"{len(trajectories)} episodes are no groups of {rules.members}")
+    rows: list[_Row] = []
+    scored = np.zeros(len(trajectories), bool)
+    rewards = np.zeros((len(trajectories), len(rules.parts)), np.float32)
+    for number, each in enumerate(trajectories):
+        first = trajectories[number // rules.members * rules.members]
+        if each.question != first.question:
+            raise ValueError(f"episode {number} has another question than others of its group")
+        is_masked = each.status == TRUNCATED and rules.truncated == MASKED
+        scored[number] = not each.failed and not is_masked
+        if scored[number]:
+            rewards[number] = [each.parts[name] for name in rules.parts]
+        rows += [
+            _row(segment, number, bool(scored[number])) for segment in each.segments if segment
+        ]
+    return _filled(rows, rules, rewards, scored)
+
+
+@dataclasses.dataclass
+class _Row:
+    """One segment as arrays of its length."""
+
+    tokens: np.ndarray
+    sampled: np.ndarray
+    log_probs: np.ndarray
+    episode: int
+    learns: bool
+
+    @property
+    def start(self) -> int:
+        """Tokens before the first sampled one."""
+        return int(np.argmax(self.sampled)) if self.sampled.any() else len(self.tokens)
+
+
+def _row(segment: Segment, episode: int, learns: bool) -> _Row:
+    tokens, sampled, log_probs = [], [], []
+    for turn in segment:
+        tokens += [turn.observed, turn.sampled]
+        sampled += [np.zeros(len(turn.observed), bool), np.ones(len(turn.sampled), bool)]
+        log_probs += [np.zeros(len(turn.observed), np.float32), turn.log_probs]
+    return _Row(
+        np.concatenate(tokens).astype(np.int32),
+        np.concatenate(sampled),
+        np.concatenate(log_probs).astype(np.float32),
+        episode,
+        learns,
+    )
+
+
+def _filled(
+    rows: Sequence[_Row], rules: BatchRules, rewards: np.ndarray, scored: np.ndarray
+) -> TokenBatch:
+    longest = max((len(row.tokens) for row in rows), default=1)
+    if longest > rules.longest:
+        raise ValueError(f"a row has {longest} tokens; {rules.longest} is the most")
+    # One row at least, so that a batch whose episodes have all failed has a shape.
+    shape = max(len(rows), 1), longest
+    batch = TokenBatch(
+        tokens=np.zeros(shape, np.int32),
+        lengths=np.zeros(shape[0], np.int32),
+        log_prob_mask=np.zeros(shape, bool),
+        loss_mask=np.zeros(shape, bool),
+        sampler_log_probs=np.zeros(shape, np.float32),
+        episode=np.full(shape[0], len(scored), np.int32),
+        leader=np.arange(shape[0], dtype=np.int32),
+        shared=np.zeros(shape[0], np.int32),
+        rewards=rewards,
+        scored=scored,
+    )
+    leaders: dict[int, int] = {}  # the first row of each group
+    for number, row in enumerate(rows):
+        length = len(row.tokens)
+        batch.tokens[number, :length] = row.tokens
+        batch.lengths[number] = length
+        batch.log_prob_mask[number, :length] = row.sampled
+        batch.loss_mask[number, :length] = row.sampled & row.learns
+        batch.sampler_log_probs[number, :length] = row.log_probs
+        batch.episode[number] = row.episode
+        leader = leaders.setdefault(row.episode // rules.members, number)
+        shared = _in_common(rows[leader], row)
+        if leader != number and shared:
+            batch.leader[number], batch.shared[number] = leader, shared
+    return batch
+
+
+def _in_common(one: _Row, other: _Row) -> int:
+    """First ids that both have and neither has sampled."""
+    most = min(one.start, other.start)
+    equal = one.tokens[:most] == other.tokens[:most]
+    return most if equal.all() else int(np.argmin(equal))
