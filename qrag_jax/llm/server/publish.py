@@ -4,7 +4,8 @@ It needs a server started with `config.llm.server.publish`. How vLLM reports ver
 
 - Adapters: each version has a separate model name, "MODEL@VERSION". Clients ask for this name and
   the answer repeats it, so the version is exact. Names and folders are never used twice, because
-  vLLM would answer from prefixes cached with the earlier weights.
+  vLLM would answer from prefixes cached with the earlier weights. The last `keep` of them stay
+  loaded, so that an episode can end with the version it began with.
 - All weights: vLLM keeps one version for the whole engine (/update_weight_version, /weight_info).
   Answers of /v1/chat/completions and /v1/completions do not carry it. Only answers of
   /inference/v1/generate do (`weight_versions`, span by span); this endpoint takes and returns token
@@ -16,11 +17,12 @@ It needs a server started with `config.llm.server.publish`. How vLLM reports ver
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +34,7 @@ from safetensors.numpy import save_file
 from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import Endpoint, Reply
 from qrag_jax.llm.listener import OwnServer
+from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.leftovers import MEMORY, weights_folder
 
@@ -61,11 +64,12 @@ class Published(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """Weights in a folder of ours."""
+    """Weights in a folder of ours, and the model name that asks for them."""
 
     folder: Path
     version: str
     adapter: bool
+    name: str
 
 
 class Publisher:
@@ -85,6 +89,8 @@ class Publisher:
         folder: Path | None = None,
         timeout: float = 600.0,
         own: OwnServer | None = None,
+        keep: int = 2,
+        settings: ServerConfig | None = None,
     ) -> None:
         """
         Args:
@@ -97,7 +103,22 @@ class Publisher:
             timeout: seconds for one step of the hand-over, including the wait for running answers.
             own: the server, if we started it (`Server`). Calls follow it to its current URL, and
                 nothing is sent unless it is proven to listen there.
+            keep: adapters that stay loaded, the newest ones. Where a batch is played by the weights
+                of K steps before, K + 2: one may still be asked for when the next one comes.
+            settings: what the server was started with; None: unknown, so its limits are not checked
+                before something is sent.
+
+        Raises:
+            InputError: the server cannot hold so many adapters.
         """
+        if keep < 1:
+            raise InputError(f"the publisher is to keep {keep} adapters; it must keep 1 at least.")
+        if settings is not None and settings.lora_rank and keep > settings.loaded_adapters:
+            raise InputError(
+                f"config.llm.server.loaded_adapters is {settings.loaded_adapters}, and {keep} "
+                f"versions are to be served at a time; set it to {keep} or more."
+            )
+        self._keep, self._settings = keep, settings
         self.current = Published(model, "")
         self._endpoint, self._model, self._timeout = Endpoint(url, api_key, own=own), model, timeout
         self._shapes = _shapes(base) if base else None
@@ -107,16 +128,21 @@ class Publisher:
         self._folder = self._closing.enter_context(weights_folder(folder))
         self._count = 0
         self._used = set[str]()
-        # What is served now, for `republish`: weights, if any came, and then the adapter on them.
+        # What is served now, for `republish`: weights, if any came, and then the adapters on them,
+        # the oldest first.
         self._kept: list[_Written] = []
-        self._adapters: list[Published] = []  # loaded, the oldest first
+        # vLLM may read an adapter's files again for an answer under way, even if it was unloaded
+        # meanwhile. So they stay until the next version comes.
+        self._unloaded: list[Path] = []
         self._lock = threading.Lock()
 
     def publish(self, source: Path | Mapping[str, np.ndarray], version: str) -> Published:
         """Makes the server answer with these weights; returns what to ask for.
 
         All weights are exchanged after the running answers have ended; new requests wait meanwhile.
-        An adapter is loaded without such a pause.
+        An adapter is loaded without such a pause; only the oldest is unloaded, if more than `keep`
+        would be loaded. All weights replace the adapters too, since those belong to the weights
+        before.
 
         Args:
             source: all weights, as arrays by their names in the model's files or as a folder of
@@ -133,20 +159,33 @@ class Publisher:
             if version in self._used:
                 raise InputError(f"the version {version!r} was published before; use another.")
             adapter = isinstance(source, Path) and (source / ADAPTER_FILES[0]).is_file()
-            if not adapter:
+            if isinstance(source, Path) and adapter:
+                self._check_adapter(source / ADAPTER_FILES[0])
+            else:
                 self._check_weights(source)
-            written = _Written(self._write(source, adapter), version, adapter)
+            name = f"{self._model}@{version}" if adapter else self._model
+            written = _Written(self._write(source, adapter), version, adapter, name)
+            for folder in self._unloaded:
+                shutil.rmtree(folder, ignore_errors=True)
+            self._unloaded.clear()
+            before = [each for each in self._kept if each.adapter]
             try:
-                self._hand_over(written)
+                self._hand_over(written, before)
             except BaseException:
                 shutil.rmtree(written.folder, ignore_errors=True)
                 raise
             self._used.add(version)
-            before = self._kept
-            self._kept = [each for each in before if adapter and not each.adapter] + [written]
-            for each in before:
-                if each not in self._kept:
+            if not adapter:
+                for each in self._kept:
                     shutil.rmtree(each.folder, ignore_errors=True)
+                self._kept.clear()
+            self._kept.append(written)
+            self.current = Published(name, version)
+            if adapter and len(before) == self._keep:
+                oldest = before[0]
+                self._kept.remove(oldest)
+                if self._unload(oldest):  # otherwise the server has it still, and needs its files
+                    self._unloaded.append(oldest.folder)
             return self.current
 
     def version_since(self, before: Published) -> str:
@@ -160,15 +199,16 @@ class Publisher:
     def republish(self) -> None:
         """Loads what was served into the restarted server. Use it as `on_up` of `Server`.
 
-        If the last version is an adapter, the weights that it was loaded on are loaded first.
+        All adapters that are kept are loaded, and before them the weights that they belong to.
 
         Raises:
             PublishError: as in `publish`.
         """
         with self._lock:
-            self._adapters.clear()  # the restarted server has none of them
             for written in self._kept:
-                self._hand_over(written)
+                self._hand_over(written, [])
+            if self._kept:
+                self.current = Published(self._kept[-1].name, self._kept[-1].version)
 
     def close(self) -> None:
         """Deletes the files; the server keeps the weights that it has."""
@@ -181,6 +221,17 @@ class Publisher:
         self.close()
 
     # ---------------------------------------------------------------- files
+
+    def _check_adapter(self, path: Path) -> None:
+        """Refuses an adapter that the server has no room for; `path` is its adapter_config.json."""
+        if self._settings is None:
+            return
+        rank, most = _rank(path), self._settings.lora_rank
+        if rank > most:
+            raise InputError(
+                f"{path}: the adapter's rank is {rank}, and the server takes ranks up to {most}; "
+                f"start it with config.llm.server.lora_rank={rank} or more."
+            )
 
     def _check_weights(self, source: Path | Mapping[str, np.ndarray]) -> None:
         found = _shapes(source) if isinstance(source, Path) else _array_shapes(source)
@@ -237,24 +288,19 @@ class Publisher:
 
     # ---------------------------------------------------------------- the server
 
-    def _hand_over(self, written: _Written) -> None:
+    def _hand_over(self, written: _Written, loaded: Sequence[_Written]) -> None:
+        """Loads the weights; `loaded` are the adapters that the server has."""
         if written.adapter:
-            self._load_adapter(written.folder, written.version)
+            body = {"lora_name": written.name, "lora_path": str(written.folder)}
+            self._post("/v1/load_lora_adapter", body, "the weights served are as before")
         else:
-            self._exchange(written.folder, written.version)
+            self._exchange(written.folder, written.version, loaded)
 
-    def _load_adapter(self, folder: Path, version: str) -> None:
-        name = f"{self._model}@{version}"
-        body = {"lora_name": name, "lora_path": str(folder)}
-        self._post("/v1/load_lora_adapter", body, "the weights served are as before")
-        self.current = Published(name, version)
-        self._adapters.append(self.current)
-        # Requests may still ask for the previous adapter; older ones are not needed any more.
-        while len(self._adapters) > 2:
-            old = self._adapters.pop(0)
-            self._endpoint.post("/v1/unload_lora_adapter", {"lora_name": old.model}, self._timeout)
+    def _unload(self, adapter: _Written) -> bool:
+        body = {"lora_name": adapter.name}
+        return self._endpoint.post("/v1/unload_lora_adapter", body, self._timeout).status == 200
 
-    def _exchange(self, folder: Path, version: str) -> None:
+    def _exchange(self, folder: Path, version: str, loaded: Sequence[_Written]) -> None:
         paused = "the server is left paused: publish again, or restart it"
         try:
             self._post("/pause?mode=wait", None, "the weights served are as before")
@@ -262,6 +308,9 @@ class Publisher:
             self._endpoint.post("/resume")  # the server may have begun to pause
             raise
         self.current = Published(self._model, "")
+        # Their names would stand for a mixture of the adapters and the new weights.
+        for adapter in loaded:
+            self._unload(adapter)
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         # If it fails midway, only some weights may be new, so the server must sample nothing.
         self._post("/collective_rpc", reload, paused)
@@ -270,7 +319,6 @@ class Publisher:
             raise PublishError(f"vLLM did not empty its prefix cache; {paused}.")
         self._post("/update_weight_version", {"new_version": version}, paused)
         self._post("/resume", None, paused)
-        self.current = Published(self._model, version)
 
     def _post(self, path: str, body: object, state: str) -> Reply:
         reply = self._endpoint.post(path, body, self._timeout)
@@ -280,6 +328,24 @@ class Publisher:
         if reply.status == 404 and not path.startswith("/v1"):
             hint = " (start it with config.llm.server.publish=True)"
         raise PublishError(f"vLLM answered {path} with {reply.reason}{hint}; {state}.")
+
+
+def _rank(path: Path) -> int:
+    """The highest rank of an adapter, as PEFT's adapter_config.json gives it.
+
+    Raises:
+        InputError: the file cannot be read, or gives none.
+    """
+    try:
+        fields = json.loads(path.read_text())
+        return max(
+            int(rank) for rank in (fields["r"], *(fields.get("rank_pattern") or {}).values())
+        )
+    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{path}: the adapter's rank r cannot be read ({type(error).__name__}: {error}); give "
+            "the folder of a LoRA adapter as PEFT writes it."
+        ) from error
 
 
 def _array_shapes(tensors: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:

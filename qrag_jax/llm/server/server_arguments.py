@@ -31,10 +31,8 @@ _WITH_VALUE = (
     "kv-cache-memory-bytes",
     "load-format",
     "lora-dtype",
-    "max-cpu-loras",
     "max-log-len",
     "max-logprobs",
-    "max-loras",
     "max-num-batched-tokens",
     "max-num-seqs",
     "max-parallel-loading-workers",
@@ -86,6 +84,9 @@ _FIELDS = {
     "dtype": "dtype",
     "enable-lora": "lora_rank",
     "max-lora-rank": "lora_rank",
+    "max-loras": "loaded_adapters",
+    "max-cpu-loras": "loaded_adapters",
+    "logprobs-mode": "publish",
 }
 _STAYS = f"the server stays on {HOST}"
 _RUNS_CODE = "it runs code from files that nobody has looked at"

@@ -37,6 +37,9 @@ class ServerConfig:
     JAX takes three quarters of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says less. On a
     shared GPU, this share and `memory_share` must fit together.
 
+    With `publish`, the log-probabilities in answers are those of the distribution that was drawn
+    from, as training needs them (vLLM 0.10.2 or newer).
+
     `publish` opens vLLM's development endpoints. No API key protects them, and anyone who can reach
     the port can use them to stop the server or to make it read files. So do not use `publish` on a
     machine shared with users who are not trusted.
@@ -55,6 +58,8 @@ class ServerConfig:
     max_model_len: int = 4096  # tokens of prompt and answer together; 0: the model's limit
     dtype: str = "auto"  # of weights and computation
     lora_rank: int = 0  # highest rank of LoRA adapters served; 0: no adapters
+    # LoRA adapters served at a time; K + 2 where a batch is played by the weights of K steps before
+    loaded_adapters: int = 2
     publish: bool = False  # new weights may be loaded; opens development endpoints
     # Further harmless vLLM arguments, with full names: ("--tensor-parallel-size", "2")
     arguments: tuple[str, ...] = ()
@@ -83,6 +88,10 @@ class ServerConfig:
         for name in ("cpu_cache_gib", "max_model_len", "lora_rank", "restarts"):
             if (value := getattr(self, name)) < 0:
                 raise InputError(f"{_field(name)} is {value}; use 0 or more.")
+        if self.loaded_adapters < 1:
+            raise InputError(
+                f"{_field('loaded_adapters')} is {self.loaded_adapters}; use 1 or more."
+            )
         for name in ("start_timeout", "stop_grace", "backoff", "healthy_after"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise InputError(f"{_field(name)} is {value}; use seconds above 0.")
@@ -131,8 +140,14 @@ class ServerConfig:
         if self.max_model_len:
             words += ["--max-model-len", str(self.max_model_len)]
         if self.lora_rank:
-            # Two at once: while one replaces the other, requests to both are in flight.
-            words += ["--enable-lora", "--max-lora-rank", str(self.lora_rank), "--max-loras", "2"]
+            words += ["--enable-lora", "--max-lora-rank", str(self.lora_rank)]
+            words += ["--max-loras", str(self.loaded_adapters)]
+            # One more in memory: the newest is loaded before the oldest is unloaded. Without room
+            # vLLM itself drops the one that was not used for longest.
+            words += ["--max-cpu-loras", str(self.loaded_adapters + 1)]
+        if self.publish:
+            # Of the distribution that was drawn from: at the temperature of sampling.
+            words += ["--logprobs-mode", "processed_logprobs"]
         return [*words, *self.arguments]
 
     def environment(self) -> dict[str, str]:

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.server.publish import Published, Publisher, PublishError
+from qrag_jax.llm.server.server_config import ServerConfig
 
 WEIGHTS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -90,7 +91,7 @@ EXCHANGE = [
     "/update_weight_version",
     "/resume",
 ]
-LOAD = "/v1/load_lora_adapter"
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 def test_all_weights(publisher: Publisher, recorder: Recorder, tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_a_tied_head_is_told_by_its_name(
 def adapter(tmp_path: Path) -> Path:
     folder = tmp_path / "adapter"
     folder.mkdir()
-    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_config.json").write_text('{"r": 4}')
     save_file({"x": np.ones(2, np.float32)}, folder / "adapter_model.safetensors")
     return folder
 
@@ -159,10 +160,121 @@ def adapter(tmp_path: Path) -> Path:
 def test_adapters(publisher: Publisher, recorder: Recorder, adapter: Path) -> None:
     for version in "123":
         assert publisher.publish(adapter, version) == Published(f"m@{version}", version)
-    assert recorder.paths() == [LOAD, LOAD, LOAD, "/v1/unload_lora_adapter"]
+    assert recorder.paths() == [LOAD, LOAD, LOAD, UNLOAD]
     bodies = [body for _, body in recorder.calls]
     assert [body["lora_name"] for body in bodies] == ["m@1", "m@2", "m@3", "m@1"]
     assert len({body["lora_path"] for body in bodies[:3]}) == 3
+
+
+@pytest.fixture
+def settings(model_folder: Path) -> ServerConfig:
+    return ServerConfig(str(model_folder), lora_rank=8, loaded_adapters=4, publish=True)
+
+
+def loaded(recorder: Recorder) -> list[str]:
+    """The adapters that the server has by the calls so far, the oldest first."""
+    names: dict[str, Path] = {}
+    for path, body in recorder.calls:
+        if path == LOAD:
+            assert body["lora_name"] not in names
+            names[body["lora_name"]] = Path(body["lora_path"])
+        elif path == UNLOAD:
+            del names[body["lora_name"]]
+    # vLLM may read their files again.
+    assert all((folder / "adapter_model.safetensors").is_file() for folder in names.values())
+    return list(names)
+
+
+def test_several_versions_stay_loaded(
+    recorder: Recorder, adapter: Path, settings: ServerConfig, tmp_path: Path
+) -> None:
+    own = tmp_path / "memory"
+    with Publisher(recorder.url, "m", folder=own, keep=3, settings=settings) as publisher:
+        for count, version in enumerate("abcdefgh", 1):
+            publisher.publish(adapter, version)
+            newest = [f"m@{each}" for each in "abcdefgh"[max(0, count - 3) : count]]
+            assert loaded(recorder) == newest
+            (folder,) = own.iterdir()
+            files = [path for path in folder.iterdir() if path.name != ".lock"]
+            # The last one unloaded may be read once more, for an answer under way.
+            assert len(files) == min(count, 4)
+        with pytest.raises(InputError, match="'b' was published before"):
+            publisher.publish(adapter, "b")
+        # The restarted server has none; it gets all of them under their names.
+        publisher.forget()
+        recorder.calls.clear()
+        publisher.republish()
+        assert recorder.paths() == [LOAD] * 3
+        assert loaded(recorder) == ["m@f", "m@g", "m@h"]
+        assert publisher.current == Published("m@h", "h")
+        publisher.publish(adapter, "i")
+        assert loaded(recorder) == ["m@g", "m@h", "m@i"]
+
+
+def test_new_weights_take_the_adapters_of_the_earlier_ones_along(
+    publisher: Publisher, recorder: Recorder, adapter: Path
+) -> None:
+    publisher.publish(adapter, "1")
+    publisher.publish(adapter, "2")
+    recorder.calls.clear()
+    recorder.refuses["/collective_rpc"] = 500
+    with pytest.raises(PublishError, match="left paused"):
+        publisher.publish(WEIGHTS, "full")
+    recorder.refuses.clear()
+    # The server is restarted, and is as before.
+    recorder.calls.clear()
+    publisher.republish()
+    assert loaded(recorder) == ["m@1", "m@2"]
+    recorder.calls.clear()
+    publisher.publish(WEIGHTS, "full")
+    assert recorder.paths() == [EXCHANGE[0], UNLOAD, UNLOAD, *EXCHANGE[1:]]
+    recorder.calls.clear()
+    publisher.publish(adapter, "3")
+    publisher.republish()
+    assert recorder.paths() == [LOAD, *EXCHANGE, LOAD]
+    assert publisher.current == Published("m@3", "3")
+
+
+def test_an_adapter_that_is_not_unloaded_keeps_its_files(
+    publisher: Publisher, recorder: Recorder, adapter: Path
+) -> None:
+    recorder.refuses[UNLOAD] = 500
+    for version in "12345":
+        publisher.publish(adapter, version)
+    folders = [Path(body["lora_path"]) for path, body in recorder.calls if path == LOAD]
+    assert len(folders) == 5
+    assert all(folder.is_dir() for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"r": 9}', "the adapter's rank is 9, and the server takes ranks up to 8; start it with"),
+        ('{"r": 8, "rank_pattern": {"q_proj": 16}}', r"rank is 16, .*\.lora_rank=16 or more"),
+        ("{}", r"the adapter's rank r cannot be read \(KeyError: 'r'\); give the folder of a LoRA"),
+        ("[]", "rank r cannot be read"),
+        ("{", "rank r cannot be read"),
+        ('{"r": null}', "rank r cannot be read"),
+    ],
+)
+def test_a_rank_that_the_server_has_no_room_for(
+    text: str, says: str, recorder: Recorder, adapter: Path, settings: ServerConfig, tmp_path: Path
+) -> None:
+    with Publisher(recorder.url, "m", folder=tmp_path / "memory", settings=settings) as publisher:
+        whole = (adapter / "adapter_config.json").read_text()
+        (adapter / "adapter_config.json").write_text(text)
+        with pytest.raises(InputError, match=says):
+            publisher.publish(adapter, "1")
+        assert recorder.calls == []
+        (adapter / "adapter_config.json").write_text(whole)
+        assert publisher.publish(adapter, "1").version == "1"
+
+
+def test_more_versions_than_the_server_holds(recorder: Recorder, settings: ServerConfig) -> None:
+    with pytest.raises(InputError, match=r"loaded_adapters is 4, and 5 versions .* set it to 5"):
+        Publisher(recorder.url, "m", keep=5, settings=settings)
+    with pytest.raises(InputError, match="keep 0 adapters; it must keep 1 at least"):
+        Publisher(recorder.url, "m", keep=0)
 
 
 def test_after_a_restart(

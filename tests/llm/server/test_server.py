@@ -74,6 +74,7 @@ def test_what_it_is_started_with(
         max_model_len=256,
         dtype="float32",
         lora_rank=8,
+        loaded_adapters=3,
         arguments=("--enforce-eager", "--seed", "3"),
         api_key_env="SOME_KEY",
     )
@@ -92,7 +93,8 @@ def test_what_it_is_started_with(
     assert command.startswith("-m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port ")
     assert f"--model {config.model} --served-model-name little --dtype float32" in command
     assert "--gpu-memory-utilization 0.3 --max-model-len 256" in command
-    assert "--enable-lora --max-lora-rank 8 --max-loras 2" in command
+    assert "--enable-lora --max-lora-rank 8 --max-loras 3 --max-cpu-loras 4" in command
+    assert "--logprobs-mode" not in command
     assert command.endswith("--enforce-eager --seed 3")
     env = start["env"]
     assert env["VLLM_API_KEY"] == KEY
@@ -104,7 +106,9 @@ def test_what_it_is_started_with(
 
 
 def test_only_publishing_opens_the_development_endpoints(config: ServerConfig) -> None:
-    env = changed(config, publish=True).environment()
+    config = changed(config, publish=True)
+    assert "--logprobs-mode processed_logprobs" in " ".join(config.command(8000))
+    env = config.environment()
     assert env["VLLM_SERVER_DEV_MODE"] == env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
 
 

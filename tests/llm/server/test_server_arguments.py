@@ -50,6 +50,9 @@ BAD = [
     (("--max_model_len=5",), r"set config\.llm\.server\.max_model_len instead"),
     (("--model", "x/y"), r"set config\.llm\.server\.model instead"),
     (("--no-enable-lora",), r"set config\.llm\.server\.lora_rank instead"),
+    (("--max-loras", "3"), r"set config\.llm\.server\.loaded_adapters instead"),
+    (("--max_cpu_loras=3",), r"set config\.llm\.server\.loaded_adapters instead"),
+    (("--logprobs-mode", "raw_logprobs"), r"set config\.llm\.server\.publish instead"),
     (("--dt", "half"), "which vLLM may take for --dtype"),
     # Short names, single dashes, words that belong to nothing: vLLM would take one for the model.
     (("-tp", "2"), "holds -tp; write its whole name, --tensor-parallel-size"),

@@ -62,6 +62,7 @@ def test_names(model_folder: Path) -> None:
         ({"dtype": "int4"}, "server.dtype is 'int4'; use auto, "),
         ({"max_model_len": -1}, "server.max_model_len is -1"),
         ({"lora_rank": -1}, "server.lora_rank is -1"),
+        ({"loaded_adapters": 0}, "server.loaded_adapters is 0; use 1 or more"),
         ({"restarts": -1}, "server.restarts is -1"),
         ({"start_timeout": 0}, "server.start_timeout is 0"),
         ({"backoff": float("nan")}, "server.backoff is nan"),
