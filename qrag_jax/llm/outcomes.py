@@ -43,8 +43,10 @@ class Answer:
     """An answer of the model. The last three attributes are empty if the server did not give them.
 
     Attributes:
-        text: the text, never blank; the scores of a `RerankRequest`.
-        version: of the weights that sampled it; "" if unknown or if the weights changed meanwhile.
+        text: the text; blank only if the request asked for token ids. The scores of a
+            `RerankRequest`.
+        version: of the weights that sampled it; "" if unknown, if the weights changed meanwhile, or
+            if the request named another model than the client's.
         finish_reason: "stop", or "length" if max_tokens cut it off.
         usage: tokens of prompt and answer.
         cached: whether it comes from the cache on disk.
@@ -106,6 +108,8 @@ class Sampling:
         seed: of the sampling, if the server supports one.
         top_p: nucleus sampling; None leaves it to the server.
         log_probs: whether to ask for the answer's tokens and their log-probabilities.
+        model: the name to ask for, such as one version's; an answer of another model is a failure.
+            "": the client's model.
         extra: further fields of the body, such as vLLM's `{"chat_template_kwargs": …}`; they
             override the other fields.
     """
@@ -115,6 +119,7 @@ class Sampling:
     seed: int | None = dataclasses.field(default=None, kw_only=True)
     top_p: float | None = dataclasses.field(default=None, kw_only=True)
     log_probs: bool = dataclasses.field(default=False, kw_only=True)
+    model: str = dataclasses.field(default="", kw_only=True)
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, kw_only=True, hash=False)
 
     def __post_init__(self) -> None:
@@ -126,8 +131,14 @@ class Sampling:
         """Whether decoding is greedy, so that the same request has the same answer."""
         return self.extra.get("temperature", self.temperature) == 0
 
+    @property
+    def wants_ids(self) -> bool:
+        """Whether the answer is token ids, whatever their text."""
+        return bool(self.extra.get("return_token_ids"))
+
     def _body(self, model: str) -> dict[str, Any]:
-        body = {"model": model, "temperature": self.temperature, "max_tokens": self.max_tokens}
+        name = self.model or model
+        body = {"model": name, "temperature": self.temperature, "max_tokens": self.max_tokens}
         if self.seed is not None:
             body["seed"] = self.seed
         if self.top_p is not None:
@@ -223,6 +234,11 @@ Request = ChatRequest | CompletionRequest | RerankRequest | EmbeddingRequest
 
 def request_key(request: Request, model: str, version: str) -> bytes:
     """SHA-256 of model, version, prompt and parameters; requests with the same key share an answer.
+
+    Args:
+        request: the request; it may name a model of its own.
+        model: the client's, for requests without one.
+        version: of the client's weights.
 
     Raises:
         TypeError: `request.extra` holds a value that JSON cannot represent.

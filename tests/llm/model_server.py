@@ -51,6 +51,7 @@ class Reply:
         headers: additional headers.
         drop: close the connection without a reply.
         choice: additional fields of the answer's choice.
+        model: the name of the model that answers; None: the one that was asked for.
     """
 
     text: str | None = None
@@ -60,6 +61,7 @@ class Reply:
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     drop: bool = False
     choice: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    model: str | None = None
 
 
 Script = Callable[[Call], Reply]
@@ -212,7 +214,9 @@ def _body(call: Call, reply: Reply) -> str:
         said = {"message": {"role": "assistant", "content": text}}
     choice = {"index": 0, "finish_reason": "stop", **said, **reply.choice}
     usage = {"prompt_tokens": len(str(call.prompt).split()), "completion_tokens": 2}
-    return json.dumps({"object": "chat.completion", "choices": [choice], "usage": usage})
+    model = call.body["model"] if reply.model is None else reply.model
+    fields = {"object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
+    return json.dumps(fields)
 
 
 def _scores(call: Call) -> str:

@@ -49,6 +49,7 @@ def test_keys_tell_apart_whatever_changes_the_answer() -> None:
         ChatRequest(MESSAGES, top_p=0.5),
         ChatRequest(MESSAGES, log_probs=True),
         ChatRequest(MESSAGES, extra={"top_k": 3}),
+        ChatRequest(MESSAGES, model="model@2"),
         CompletionRequest("a"),
         CompletionRequest((1, 2)),
     ]
@@ -98,6 +99,27 @@ def test_a_reply_with_the_least_is_an_answer() -> None:
 def test_ends_of_an_answer(reason: str) -> None:
     text = json.dumps({"choices": [{"text": "a", "finish_reason": reason}]})
     assert read_reply(text, "") == Answer("a", finish_reason=reason)
+
+
+def test_an_answer_of_another_model_than_asked() -> None:
+    said = json.loads(whole())
+    for fields, named in (({"model": "m@2"}, "m@2"), ({}, "None"), ({"model": ["m@3"]}, "m@3")):
+        outcome = read_reply(json.dumps(said | fields), "", model="m@3")
+        assert isinstance(outcome, Failure)
+        assert outcome.cause == "malformed"
+        assert outcome.message.startswith("the model m@3 was asked, and ")
+        assert named in outcome.message
+        assert read_reply(json.dumps(said | fields), "") == Answer("a")
+    assert read_reply(json.dumps(said | {"model": "m@3"}), "", model="m@3") == Answer("a")
+
+
+def test_the_end_of_a_turn_alone_is_an_answer_in_ids() -> None:
+    ids = whole(text="", token_ids=[2])
+    assert read_reply(ids, "", may_be_blank=True) == Answer("", token_ids=(2,))
+    for reply, may_be_blank in ((ids, False), (whole(text=""), True)):
+        outcome = read_reply(reply, "", may_be_blank=may_be_blank)
+        assert isinstance(outcome, Failure)
+        assert outcome.cause == "empty"
 
 
 OTHER_ENDS = [

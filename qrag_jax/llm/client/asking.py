@@ -24,6 +24,7 @@ from qrag_jax.llm.outcomes import (
     Failure,
     Outcome,
     Request,
+    Sampling,
     request_key,
 )
 
@@ -314,8 +315,10 @@ class Asker:
             return _Attempt(Failure("malformed", str(error)))
         except UnicodeEncodeError:
             return _Attempt(Failure("request", "the prompt holds half a surrogate pair"))
-        # Unsure: new weights may have come under the same name while this was being answered.
+        # Unsure: new weights may have come under the same name while this was being answered. Of a
+        # model that is not the client's, no version is known.
         unsure = self.served is not served and self.served.model == served.model
+        unsure |= isinstance(request, Sampling) and request.model not in ("", served.model)
         return _Attempt(read_outcome(request, text, "" if unsure else served.version))
 
     def _without_key(self, text: str) -> str:

@@ -39,7 +39,7 @@ def read_outcome(request: Request, text: str, version: str) -> Outcome:
         return read_vectors(text, version, len(request.rows))
     if isinstance(request, RerankRequest):
         return read_scores(text, version, len(request.documents))
-    return read_reply(text, version)
+    return read_reply(text, version, model=request.model, may_be_blank=request.wants_ids)
 
 
 def read_vectors(text: str, version: str, count: int) -> Outcome:
@@ -57,14 +57,24 @@ def read_vectors(text: str, version: str, count: int) -> Outcome:
     return Embedded("", version, usage=usage, vectors=vectors)
 
 
-def read_reply(text: str, version: str) -> Outcome:
-    """The answer in a chat or plain completion with one choice, or why there is none."""
+def read_reply(text: str, version: str, *, model: str = "", may_be_blank: bool = False) -> Outcome:
+    """The answer in a chat or plain completion with one choice, or why there is none.
+
+    Args:
+        text: the reply's body.
+        version: of the answer.
+        model: the model that must have answered; "": any.
+        may_be_blank: whether token ids without text are an answer, such as the end of a turn alone.
+    """
     try:
         reply = json.loads(text)
     except (ValueError, RecursionError):
         return Failure("malformed", f"the reply is no JSON: {shorten(text)}")
     try:
         choices = reply["choices"]
+        if model and reply.get("model") != model:
+            named = shorten(str(reply.get("model")))
+            return Failure("malformed", f"the model {model} was asked, and {named} answered")
         if isinstance(choices, list) and len(choices) > 1:
             return Failure("malformed", f"the reply has {len(choices)} choices instead of one")
         choice = choices[0]
@@ -83,7 +93,7 @@ def read_reply(text: str, version: str) -> Outcome:
         return Failure("malformed", f"the reply is no completion: {shorten(text)}")
     if not isinstance(answer.text, str):
         return Failure("malformed", f"the reply's text is no string: {shorten(text)}")
-    if not answer.text.strip():
+    if not answer.text.strip() and not (may_be_blank and answer.token_ids):
         return Failure("empty", f"the answer is blank (finish_reason {answer.finish_reason})")
     return answer
 

@@ -183,6 +183,30 @@ def test_new_weights_change_the_version_of_answers(
     assert server.calls[-1].body["model"] == "adapter-3"
 
 
+def test_a_request_names_its_model(
+    server: ModelServer, make_client: MakeClient, tmp_path: Path
+) -> None:
+    client = make_client(version="3", cache=str(tmp_path / "answers.sqlite"))
+    client.use("tiny@3", "3")
+    requests = [chat("a"), chat("a", model="tiny@2"), chat("a", model="tiny@3")]
+    answers = client.ask_blocking(requests)
+    assert sorted(call.body["model"] for call in server.calls) == ["tiny@2", "tiny@3"]
+    assert [each.version for each in answers if isinstance(each, Answer)] == ["3", "", "3"]
+    # Of the same question, the cache keeps the answers of two models apart.
+    again = client.ask_blocking(requests)
+    assert [each.cached for each in again if isinstance(each, Answer)] == [True] * 3
+    assert len(server.calls) == 2
+    client.ask_blocking([chat("a", model="tiny@1")])
+    assert server.calls[-1].body["model"] == "tiny@1"
+    # It is the request's own model that must answer; the client's may have several names.
+    server.script = lambda call: Reply(model="tiny@3")
+    other, own = client.ask_blocking([chat("b", model="tiny@2"), chat("c")])
+    assert isinstance(other, Failure)
+    assert (other.cause, other.attempts) == ("malformed", 2)
+    assert other.message == "the model tiny@2 was asked, and tiny@3 answered"
+    assert isinstance(own, Answer)
+
+
 def test_close_takes_back_what_is_under_way(server: ModelServer, make_client: MakeClient) -> None:
     server.script = lambda call: Reply(delay=30)
     client = make_client()
