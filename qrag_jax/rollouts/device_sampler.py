@@ -22,7 +22,14 @@ from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.heads.language_model import LanguageModel
 from qrag_jax.models.trunks.qwen3_cache import Cache, empty_cache, extend
 from qrag_jax.models.trunks.trunk import WORDS, Params
-from qrag_jax.rollouts.token_sampler import LENGTH, STOP, Sampled, SampleRequest, SamplingConfig
+from qrag_jax.rollouts.token_sampler import (
+    LENGTH,
+    STOP,
+    Sampled,
+    SampleRequest,
+    SamplingConfig,
+    rooms,
+)
 
 
 class DeviceSampler:
@@ -50,13 +57,7 @@ class DeviceSampler:
         """
         if not requests:
             return []
-        room = self.config.room
-        for number, request in enumerate(requests):
-            if not 0 < len(request.ids) < room:
-                raise ValueError(
-                    f"request {number} has {len(request.ids)} tokens; there is room for 1 to "
-                    f"{room - 1} and one behind them"
-                )
+        asked = rooms(requests, self.config.room)
         prompts = {request.ids.tobytes(): request.ids for request in requests}
         places = {prompt: place for place, prompt in enumerate(prompts)}
         count = _power(len(prompts))
@@ -72,7 +73,7 @@ class DeviceSampler:
         keys = np.zeros((rows, 2), np.uint32)
         for row, request in enumerate(requests):
             source[row] = places[request.ids.tobytes()]
-            most[row] = min(request.most, room - len(request.ids))
+            most[row] = asked[row]
             keys[row] = request.key
         given = _Given(tokens, lengths, source, most, keys)
         drawn: _Drawn = jax.device_get(self._program(params, given))

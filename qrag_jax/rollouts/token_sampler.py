@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +40,21 @@ class Sampled(NamedTuple):
     ids: np.ndarray
     log_probs: np.ndarray
     finish: str
+
+
+def rooms(requests: Sequence[SampleRequest], room: int) -> list[int]:
+    """How many tokens each turn may have: as many as asked for that fit behind its context.
+
+    Raises:
+        ValueError: a context is empty, or has no room for a token behind it.
+    """
+    for number, request in enumerate(requests):
+        if not 0 < len(request.ids) < room:
+            raise ValueError(
+                f"request {number} has {len(request.ids)} tokens; there is room for 1 to "
+                f"{room - 1} and one behind them"
+            )
+    return [min(request.most, room - len(request.ids)) for request in requests]
 
 
 @dataclasses.dataclass(frozen=True)
