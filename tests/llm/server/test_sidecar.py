@@ -19,9 +19,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm.client.client import Client
+from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.endpoint import Endpoint
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.publish import Publisher, PublishError
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.server.server_config import ServerConfig
@@ -30,6 +34,9 @@ from qrag_jax.models.trunks.qwen3 import Qwen3
 from qrag_jax.models.trunks.qwen3 import Qwen3Config as FlaxConfig
 from qrag_jax.models.trunks.qwen3_weights import TABLE
 from qrag_jax.models.trunks.trunk import WORDS
+from qrag_jax.rollouts.sampler_check import check_log_probs
+from qrag_jax.rollouts.server_sampler import ServerSampler
+from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
 from tests.entry_points import ROOT
 from tests.llm import tiny_qwen3
 from tests.llm.stand_in import running, wait_until
@@ -88,15 +95,17 @@ class Served:
     def __init__(self, folder: Path, log: Path) -> None:
         os.environ["QRAG_TEST_KEY"] = KEY
         self.lines: list[str] = []
+        self.config = settings(
+            folder,
+            log,
+            lora_rank=8,
+            loaded_adapters=6,  # of two publishers
+            publish=True,
+            api_key_env="QRAG_TEST_KEY",
+            arguments=("--enforce-eager", "--enable-scale-out"),
+        )
         self.server = Server(
-            settings(
-                folder,
-                log,
-                lora_rank=8,
-                publish=True,
-                api_key_env="QRAG_TEST_KEY",
-                arguments=("--enforce-eager", "--enable-scale-out"),
-            ),
+            self.config,
             log=self.lines.append,
             on_down=lambda: self.publisher.forget(),
             on_up=lambda: self.publisher.republish(),
@@ -187,6 +196,89 @@ def test_adapters_are_versions_by_name(served: Served, tmp_path: Path) -> None:
     assert served.endpoint.model_names() == ("tiny", "tiny@step-1", "tiny@step-2")
     with pytest.raises(InputError, match="'step-1' was published before"):
         served.publisher.publish(tmp_path / "1", "step-1")
+
+
+def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -> None:
+    base, pairs = tiny_qwen3.model(0), [tiny_qwen3.adapter(seed) for seed in range(10, 16)]
+    folders = [
+        tiny_qwen3.save_adapter(pair, tmp_path / str(number)) for number, pair in enumerate(pairs)
+    ]
+    with Publisher(served.server.url, "tiny", KEY, keep=4, settings=served.config) as publisher:
+        first = publisher.publish(folders[0], "load-0").model
+        wanted = expected(tiny_qwen3.merged(base, pairs[0]))
+        answers: list[list[int]] = []
+        done = threading.Event()
+
+        def ask() -> None:
+            while not done.is_set():
+                answers.append(served.sampled(first))
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            for number in (1, 2, 3):
+                publisher.publish(folders[number], f"load-{number}")
+                other = expected(tiny_qwen3.merged(base, pairs[number]))
+                assert served.sampled(f"tiny@load-{number}") == other
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+        assert len(answers) >= 4
+        assert all(answer == wanted for answer in answers)
+        publisher.publish(folders[4], "load-4")  # of which the first has to leave
+        names = served.endpoint.model_names()
+        assert [name for name in names if "load" in name] == [
+            f"tiny@load-{number}" for number in (1, 2, 3, 4)
+        ]
+        wide = json.loads((folders[5] / "adapter_config.json").read_text()) | {"r": 16}
+        (folders[5] / "adapter_config.json").write_text(json.dumps(wide))
+        with pytest.raises(InputError, match="rank is 16, and the server takes ranks up to 8"):
+            publisher.publish(folders[5], "load-5")
+        for number in (1, 2, 3, 4):
+            body = {"lora_name": f"tiny@load-{number}"}
+            assert served.endpoint.post("/v1/unload_lora_adapter", body).status == 200
+
+
+def test_turns_of_a_version_as_the_trainer_sees_them(served: Served, tmp_path: Path) -> None:
+    pair = tiny_qwen3.adapter(20)
+    merged = tiny_qwen3.merged(tiny_qwen3.model(0), pair)
+    model = served.publisher.publish(tiny_qwen3.save_adapter(pair, tmp_path / "a"), "turns").model
+    client_config = ClientConfig(served.server.url, "tiny", api_key_env="QRAG_TEST_KEY")
+    config = SamplingConfig(temperature=0.7, room=200)
+    keys = np.random.default_rng(0).integers(0, 2**32, (16, 2), dtype=np.uint32)
+    ids = np.array(prompt(), np.int32)
+    asked = [SampleRequest(ids, key, 3 * COUNT) for key in keys]
+    # Of all 310 tokens these end a turn; the model's own end of text, 1, does not.
+    stop_ids = tuple(range(2, 310, 20))
+    with Client(client_config) as client:
+        sampler = ServerSampler(client.submit, config, stop_ids)
+        turns = [future.result(120) for future in sampler.sample(model, asked)]
+        again = [future.result(120) for future in sampler.sample(model, asked)]
+        unknown = sampler.sample("tiny@none", asked[:1])[0].result(120)
+    assert isinstance(unknown, Failure)
+    assert unknown.cause == "request"
+    server: list[np.ndarray] = []
+    trainer: list[np.ndarray] = []
+    at_one: list[np.ndarray] = []
+    for turn, same in zip(turns, again, strict=True):
+        assert isinstance(turn, Sampled), turn
+        assert isinstance(same, Sampled), same
+        np.testing.assert_array_equal(turn.ids, same.ids)
+        assert (turn.finish == "stop") == (turn.ids[-1] in stop_ids)
+        row = torch.tensor(np.concatenate([ids, turn.ids])[None].astype(np.int64))
+        with torch.no_grad():
+            logits = merged(row).logits[0, len(ids) - 1 : -1].float()
+        chosen = torch.from_numpy(turn.ids.astype(np.int64))[:, None]
+        server.append(turn.log_probs)
+        for kept, scores in ((trainer, logits / 0.7), (at_one, logits)):
+            kept.append(torch.log_softmax(scores, -1).gather(1, chosen)[:, 0].numpy())
+    assert len({tuple(turn.ids) for turn in turns if isinstance(turn, Sampled)}) > 8
+    arrays = [np.concatenate(each) for each in (server, trainer, at_one)]
+    np.testing.assert_allclose(arrays[0], arrays[1], atol=1e-3)
+    assert check_log_probs(arrays[0], arrays[1], arrays[2], temperature=0.7) < 1e-4
+    assert np.abs(arrays[1] - arrays[2]).mean() > 0.05  # which raw ones would show
 
 
 def jax_greedy(module: Qwen3, params: Any) -> list[int]:
