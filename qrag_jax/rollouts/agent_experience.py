@@ -15,20 +15,15 @@ import concurrent.futures
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import grain
 import numpy as np
-from jax.sharding import Mesh
 
 from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.retrieval.protocol import NONE
-from qrag_jax.rollouts.hop_batch import HopBatch, Rewarded
-from qrag_jax.rollouts.pool_search import Drawn as Search
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.runtime.mesh import shard_batch
 
 _LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 
@@ -76,17 +71,18 @@ class Playing:
     Attributes:
         play: (parameters, numbers of the questions, number of the step, signal) → this host's
             episodes.
-        batch: makes the arrays of episodes.
-        vectors: float32 `[n, D]` of passages by their numbers.
+        batch: makes what an update takes of episodes.
+        save, restore: an episode to JSON values and back, to the last bit.
         params: what `play` needs of the training state. With K > 0 it is a copy, which an update
             does not overwrite.
         staleness: K, updates between the play of a batch and its own update.
         steps: optimizer steps of the whole run; no batch is played for later ones.
     """
 
-    play: Callable[[Any, Sequence[int], int, StopSignal], list[Rewarded]]
-    batch: Callable[[Sequence[Rewarded]], HopBatch]
-    vectors: Callable[[np.ndarray], np.ndarray]
+    play: Callable[[Any, Sequence[int], int, StopSignal], list[Any]]
+    batch: Callable[[Sequence[Any]], Any]
+    save: Callable[[Any], Any]
+    restore: Callable[[Any], Any]
     params: Callable[[Any], Any]
     staleness: int
     steps: int
@@ -103,7 +99,6 @@ class AgentExperience:
 
     def __init__(
         self,
-        mesh: Mesh,
         order: QuestionOrder,
         playing: Playing,
         counts: Callable[[], dict[str, float]],
@@ -113,16 +108,16 @@ class AgentExperience:
     ) -> None:
         self.waited = {"play": 0.0}
         self.samples = np.zeros((0, 2), np.int32)
-        self._mesh, self._order, self._playing, self._counts = mesh, order, playing, counts
+        self._order, self._playing, self._counts = order, playing, counts
         self._batches = batches
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="play")
-        self._flying: deque[Future[list[Rewarded]]] = deque()
+        self._flying: deque[Future[list[Any]]] = deque()
         for episodes in pending:
-            played: Future[list[Rewarded]] = Future()
-            played.set_result([_restored(each, playing.vectors) for each in episodes])
+            played: Future[list[Any]] = Future()
+            played.set_result([playing.restore(each) for each in episodes])
             self._flying.append(played)
 
-    def next(self, state: Any, number: int, stop: StopSignal) -> HopBatch:
+    def next(self, state: Any, number: int, stop: StopSignal) -> Any:
         """See `Experience`.
 
         Raises:
@@ -137,7 +132,7 @@ class AgentExperience:
             self.waited["play"] += time.monotonic() - before
         self._batches += 1
         self.samples = np.stack([numbers, epochs], axis=1)
-        return shard_batch(self._mesh, self._playing.batch(episodes))
+        return self._playing.batch(episodes)
 
     def prepare(self, state: Any) -> None:
         """See `Experience`; there is nothing to prepare."""
@@ -150,7 +145,7 @@ class AgentExperience:
         before, pending = time.monotonic(), []
         for played in self._flying:
             try:
-                pending.append([_saved(each) for each in played.result()])
+                pending.append([self._playing.save(each) for each in played.result()])
             except (Stopped, FeedbackLost):
                 break
         self.waited["play"] += time.monotonic() - before
@@ -160,7 +155,7 @@ class AgentExperience:
         """See `Experience`."""
         return self._counts()
 
-    def _played(self, state: Any, number: int, stop: StopSignal) -> list[Rewarded]:
+    def _played(self, state: Any, number: int, stop: StopSignal) -> list[Any]:
         """The episodes that step `number` learns from; begins to play those of later steps."""
         playing = self._playing
         if not playing.staleness:
@@ -177,33 +172,3 @@ class AgentExperience:
         episodes = self._flying[0].result()
         self._flying.popleft()
         return episodes
-
-
-def _saved(episode: Rewarded) -> dict[str, Any]:
-    """What was done in an episode and its rewards, as JSON."""
-    return {
-        "searches": [
-            {
-                "row": each.row.tolist(),
-                "pool": each.pool.tolist(),
-                "actions": each.actions.tolist(),
-                "log_prob": each.log_prob,
-            }
-            for each in episode.searches
-        ],
-        "episode": None if episode.episode is None else [*map(float, episode.episode)],
-        "hops": [[*map(float, rewards)] for rewards in episode.hops],
-    }
-
-
-def _restored(saved: Mapping[str, Any], vectors: Callable[[np.ndarray], np.ndarray]) -> Rewarded:
-    searches = []
-    for each in saved["searches"]:
-        pool = np.array(each["pool"], np.int64)
-        present = pool != NONE
-        known = vectors(pool[present])
-        found = np.zeros((len(pool), known.shape[1]), np.float32)
-        found[present] = known
-        row, actions = np.array(each["row"], np.int32), np.array(each["actions"], np.int32)
-        searches.append(Search(row, pool, found, actions, each["log_prob"], 0.0, (), False))
-    return Rewarded(searches, saved["episode"], saved["hops"])

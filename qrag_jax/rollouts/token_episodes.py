@@ -68,7 +68,7 @@ class Library(Protocol):
         """The documents of each search, best first."""
         ...
 
-    def open(self, task: ToolTask, step: Open) -> Document | None | Failure:
+    def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
         """One document; None if there is none."""
         ...
 

@@ -45,13 +45,14 @@ from qrag_jax.rollouts.block_rounds import even_rounds
 from qrag_jax.rollouts.block_shapes import choose_row_blocks
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, batch_shapes, hop_batch
+from qrag_jax.rollouts.kept_searches import restored, saved
 from qrag_jax.rollouts.mesh_tower import MeshTower
 from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.rollouts.pool_search import Ask, Found, PoolSearch, QueryRows
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.mesh import make_mesh, shard_batch
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import check_same_config, save_config
@@ -165,14 +166,18 @@ class Harr:
         stale = config.agent.staleness
         playing = Playing(
             play=self._play,
-            batch=lambda episodes: hop_batch(episodes, self._shape, config.policy),
-            vectors=self.inputs.index.vectors,
+            batch=self._batch,
+            save=saved,
+            restore=lambda kept: restored(kept, self.inputs.index.vectors),
             params=lambda state: _copied(state.params) if stale else state.params,
             staleness=stale,
             steps=config.train.steps,
         )
         done, pending = run.progress.batches or 0, run.progress.pending
-        return AgentExperience(self.mesh, order, playing, self._counted, done, pending=pending)
+        return AgentExperience(order, playing, self._counted, done, pending=pending)
+
+    def _batch(self, episodes: Sequence[Rewarded]) -> HopBatch:
+        return shard_batch(self.mesh, hop_batch(episodes, self._shape, self.config.policy))
 
     def update(self, state: PolicyState, episodes: HopBatch) -> tuple[PolicyState, dict[str, Any]]:
         """See `System`."""

@@ -16,9 +16,9 @@ from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
 from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, hop_batch
+from qrag_jax.rollouts.kept_searches import restored, saved
 from qrag_jax.rollouts.pool_search import Drawn
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from tests.devices import mesh_of
 
 
 def test_each_question_comes_once_an_epoch() -> None:
@@ -80,13 +80,14 @@ def experience(
     playing = Playing(
         play=play,
         batch=lambda episodes: hop_batch(episodes, SHAPE, CONFIG),
-        vectors=lambda numbers: VECTORS[numbers],
+        save=saved,
+        restore=lambda kept: restored(kept, lambda numbers: VECTORS[numbers]),
         params=float,
         staleness=staleness,
         steps=steps,
     )
     order = QuestionOrder(10, 4, 0)
-    return AgentExperience(mesh_of(), order, playing, dict, batches, pending=pending)
+    return AgentExperience(order, playing, dict, batches, pending=pending)
 
 
 def taken(made: AgentExperience, steps: Sequence[int]) -> list[Any]:

@@ -99,7 +99,7 @@ def test_prompts_and_what_is_behind_them_have_rows_of_their_own() -> None:
             assert shared.prompts.row[place] == len(SHARED)
 
 
-@pytest.mark.parametrize("longest", (WHOLE, IN_PARTS), ids=["whole rows", "in parts"])
+@pytest.mark.parametrize("longest", [WHOLE, IN_PARTS], ids=["whole rows", "in parts"])
 @pytest.mark.parametrize("scanned", [False, True])
 def test_a_causal_model_computes_the_same(scanned: bool, longest: RowLengths) -> None:
     config = Qwen3Config(
