@@ -180,7 +180,7 @@ def update_cases(size: Size) -> Iterator[Case]:
         )
         del gradient, of_ours, of_theirs
 
-        update = make_token_update(policy)
+        update: Any = make_token_update(policy)
         state = first_state(policy.shardings, parts, params, 0)
 
         def ours(_: int) -> None:

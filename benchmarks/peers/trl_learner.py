@@ -46,7 +46,7 @@ class TrlLearner:
             autocast=contextlib.nullcontext,
         )
         self._metrics: Any = collections.defaultdict(lambda: collections.defaultdict(list))
-        self._own = GRPOTrainer
+        self._own: Any = GRPOTrainer
         self.optimizer = torch.optim.AdamW(self.module.parameters(), rate, weight_decay=0.0)
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **options: Any) -> Any:

@@ -86,6 +86,15 @@ class Parts(NamedTuple):
         )
 
 
+def next_stage(parts: Parts, state: PolicyState) -> PolicyState:
+    """The state with which a later stage of training begins: its moments are zero.
+
+    A KL is to the parameters of its start.
+    """
+    begun = parts.build(state.params, state.key)
+    return begun._replace(step=state.step, env_steps=state.env_steps)
+
+
 def state_shapes(parts: Parts, tower: Params) -> PolicyState:
     """Shape and dtype of every array of the state, from arrays or shapes of the tower."""
     key = jax.eval_shape(jax.random.key, 0)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.algorithms.advantages import mixed_advantages, varies
 from qrag_jax.algorithms.policy_gradient import BNPO, DAPO, DR_GRPO, GRPO
@@ -75,6 +75,13 @@ def _differs(rewards: np.ndarray, scored: np.ndarray) -> np.ndarray:
     low = np.where(scored, rewards, np.inf).min(axis=1)
     high = np.where(scored, rewards, -np.inf).max(axis=1)
     return scored.any(axis=1) & (high > low)
+
+
+def episode_shardings(mesh: Mesh) -> Any:
+    """Where the episodes of an update live: a `TokenEpisodes` of a sharding for each field."""
+    replicated: Any = NamedSharding(mesh, PartitionSpec())
+    by_block: Any = NamedSharding(mesh, PartitionSpec(ROW_AXES))
+    return TokenEpisodes(by_block, replicated, replicated, replicated)
 
 
 def make_token_update(policy: TokenPolicy) -> Update:
@@ -146,15 +153,12 @@ def make_token_update(policy: TokenPolicy) -> Update:
         )
         return state, metrics | {"env_steps": state.env_steps.astype(jnp.float32)}
 
-    replicated = NamedSharding(mesh, PartitionSpec())
-    by_block = NamedSharding(mesh, PartitionSpec(ROW_AXES))
-    split: Any = by_block, replicated, replicated, replicated
-    placed = shardings, TokenEpisodes(*split)
+    placed = shardings, episode_shardings(mesh)
     return jax.jit(
         update,
         donate_argnums=0,
         in_shardings=placed if policy.base_shardings is None else (*placed, policy.base_shardings),
-        out_shardings=(shardings, replicated),
+        out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())),
         compiler_options=compiler_options(mesh, adapters=policy.base_shardings is not None),
     )
 

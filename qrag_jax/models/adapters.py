@@ -28,12 +28,14 @@ class LoraConfig:
         targets: `ALL_LINEAR`, or names of modules as in Hugging Face's models: the whole name or
             its end after a dot ("q_proj", "attention.output.dense"). A string is split at commas.
         dropout: p, the share of an adapter's inputs that a training step drops (`dropout`).
+        section: of the config, for messages.
     """
 
     rank: int
     alpha: float
     targets: str | tuple[str, ...] = ALL_LINEAR
     dropout: float = 0.0
+    section: str = "encoder"
 
     @property
     def scale(self) -> float:
@@ -41,7 +43,9 @@ class LoraConfig:
         return self.alpha / self.rank
 
 
-def target_modules(table: NameTable, targets: str | tuple[str, ...]) -> dict[LeafPath, str]:
+def target_modules(
+    table: NameTable, targets: str | tuple[str, ...], section: str = "encoder"
+) -> dict[LeafPath, str]:
     """The linear maps that `targets` name: path in the parameter tree → Hugging Face's name.
 
     The names contain `{}` in the place of the layer's number.
@@ -65,8 +69,8 @@ def target_modules(table: NameTable, targets: str | tuple[str, ...]) -> dict[Lea
     unknown = [name for name in names if not any(has(m, name) for m in linear.values())]
     if unknown or not names:
         raise InputError(
-            f"config.encoder.lora.targets names {', '.join(map(repr, unknown)) or 'nothing'}; use "
-            f"{ALL_LINEAR!r} or names among {', '.join(known)}, the linear maps of this model's "
+            f"config.{section}.lora.targets names {', '.join(map(repr, unknown)) or 'nothing'}; "
+            f"use {ALL_LINEAR!r} or names among {', '.join(known)}, the linear maps of this model's "
             "layers."
         )
     return {path: m for path, m in linear.items() if any(has(m, name) for name in names)}
@@ -90,7 +94,7 @@ def new_adapters(table: NameTable, module: Trunk, config: LoraConfig, seed: int)
     """
     rng, shapes = np.random.default_rng(seed), kernel_shapes(module)
     leaves: dict[LeafPath, np.ndarray] = {}
-    for path in sorted(target_modules(table, config.targets)):
+    for path in sorted(target_modules(table, config.targets, config.section)):
         layers, width_in, width_out = shapes[path]
         a = rng.uniform(-1, 1, (layers, width_in, config.rank)) / np.sqrt(width_in)
         leaves[*path, LORA_A] = a.astype(np.float32)

@@ -9,18 +9,23 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from qrag_jax.environments.rag.episode import MALFORMED_CALL, NO_RETRIEVAL, Broken
 from qrag_jax.feedback.language_model import PERMANENT
 from qrag_jax.feedback.service import FIRST_PAUSE, LONGEST_PAUSE, FeedbackLost
 from qrag_jax.metrics.answer_table import causes_text
-from qrag_jax.rollouts.agents import Checks, Episode, Start
+from qrag_jax.rollouts.agents import Checks
 
 _LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 # Playing again, even later, does not change these.
 HOPELESS = (*PERMANENT, NO_RETRIEVAL, MALFORMED_CALL)
 
-PlayAll = Callable[[Sequence[Start]], list[Episode]]
+PlayAll = Callable[[Sequence[Any]], list[Any]]
+ADVICE = (
+    "use a model that follows the agent's prompts, raise config.llm.max_tokens or "
+    "config.agent.max_broken_share, or give prompts of your own (config.agent.prompts)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,13 +36,17 @@ class Patience:
         max_broken_share: above it the run pauses, and plays the broken episodes again.
         stop: looked at during a pause.
         log: receives lines for people.
+        broken: the class of what an episode's `ended` is if it broke; it has a cause and a message.
+        advice: what to do if playing again is in vain.
     """
 
     max_broken_share: float
     stop: Checks
     log: Callable[[str], None]
+    broken: type = Broken
+    advice: str = ADVICE
 
-    def play(self, starts: Sequence[Start], play: PlayAll) -> list[Episode]:
+    def play(self, starts: Sequence[Any], play: PlayAll) -> list[Any]:
         """The episodes, of which at most the allowed share is broken.
 
         Raises:
@@ -49,10 +58,7 @@ class Patience:
             if len(hopeless) > self.max_broken_share * len(episodes):
                 raise FeedbackLost(
                     f"{len(hopeless)} of {len(episodes)} episodes broke, and playing them again "
-                    f"would change nothing ({_told(hopeless)}); use a model that follows the "
-                    "agent's prompts, raise config.llm.max_tokens or "
-                    "config.agent.max_broken_share, or give prompts of your own "
-                    "(config.agent.prompts)"
+                    f"would change nothing ({_told(hopeless)}); {self.advice}"
                 )
             self.log(
                 f"paused: {len(broken)} of {len(episodes)} episodes broke "
@@ -69,16 +75,16 @@ class Patience:
                 episodes[place] = each
         return episodes
 
-    def _too_many(self, episodes: Sequence[Episode]) -> dict[int, Broken]:
+    def _too_many(self, episodes: Sequence[Any]) -> dict[int, Any]:
         """The broken episodes by their places, if they are too many; else none."""
         broken = {
             place: each.ended
             for place, each in enumerate(episodes)
-            if isinstance(each.ended, Broken)
+            if isinstance(each.ended, self.broken)
         }
         return broken if len(broken) > self.max_broken_share * len(episodes) else {}
 
 
-def _told(broken: Sequence[Broken]) -> str:
+def _told(broken: Sequence[Any]) -> str:
     """How many broke for which cause, and one message."""
     return f"{causes_text(broken)}; for example: {broken[0].message.rstrip('.')}"

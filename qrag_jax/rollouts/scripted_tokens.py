@@ -7,7 +7,7 @@ log-probabilities: a script draws nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,12 +15,12 @@ from qrag_jax.environments.tools.episode import (
     Agent,
     Ended,
     Look,
-    Open,
     Reply,
     Said,
     Speak,
     ToolTask,
 )
+from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.rollouts.token_episodes import Library, Speech, TokenEpisode
 from qrag_jax.rollouts.token_sampler import STOP
 from qrag_jax.rollouts.trajectories import Turn
@@ -34,47 +34,56 @@ class Script(Protocol):
         ...
 
 
-def scripted_episode(
-    agent: Agent, task: ToolTask, script: Script, library: Library, speech: Speech
-) -> TokenEpisode:
-    """One episode of a script.
+class Talk(NamedTuple):
+    """An episode of a script as text.
 
-    Raises:
-        ValueError: it is longer than `speech.room`, or its chat template rewrites turns.
+    Attributes:
+        ended: how it ended.
+        turns: for each turn the messages before it, since the last turn, and what was said.
     """
-    play, shown = agent.play(task), list[str]()
-    turns: list[Turn] = []
+
     ended: Ended
+    turns: tuple[tuple[Messages, str], ...]
+
+
+def scripted_talk(agent: Agent, task: ToolTask, script: Script, library: Library) -> Talk:
+    """Plays one episode of a script."""
+    play, shown = agent.play(task), list[str]()
+    turns: list[tuple[Messages, str]] = []
     step = next(play)
     while True:
         reply: Reply
         if isinstance(step, Speak):
-            shown += [text for role, text in step.messages if role != "system"] if turns else []
-            text = script.say(shown)
-            turns.append(_turn(step, text, turns, speech))
-            reply = Said(text, "stop")
+            if turns:  # the first messages are the prompt
+                shown += [text for _, text in step.messages]
+            turns.append((step.messages, script.say(shown)))
+            reply = Said(turns[-1][1], "stop")
         elif isinstance(step, Look):
             (reply,) = library.look([(task, step)])
         else:
-            assert isinstance(step, Open)
             reply = library.open(task, step)
         try:
             step = play.send(reply)
         except StopIteration as end:
-            ended = end.value
-            break
+            return Talk(end.value, tuple(turns))
+
+
+def encoded(talk: Talk, speech: Speech) -> TokenEpisode:
+    """The episode as tokens.
+
+    Raises:
+        ValueError: it is longer than `speech.room`, or the chat template rewrites turns.
+    """
+    scaffold, turns = speech.scaffold, list[Turn]()
+    for messages, text in talk.turns:
+        if turns:
+            observed = scaffold.after(turns[-1].sampled, messages)
+        else:
+            observed = scaffold.opening(messages)
+        ids = speech.tokenizer(text, add_special_tokens=False).input_ids
+        sampled = np.array([*ids, scaffold.stop_ids[0]], np.int32)
+        turns.append(Turn(observed, sampled, np.zeros(len(sampled), np.float32), STOP))
     length = sum(len(turn.observed) + len(turn.sampled) for turn in turns)
     if length > speech.room:
-        raise ValueError(f"the script of {task.id!r} has {length} tokens; there are {speech.room}")
-    return TokenEpisode(ended, (tuple(turns),), 1)
-
-
-def _turn(step: Speak, text: str, before: Sequence[Turn], speech: Speech) -> Turn:
-    scaffold = speech.scaffold
-    if before:
-        observed = scaffold.after(before[-1].sampled, step.messages)
-    else:
-        observed = scaffold.opening(step.messages)
-    ids = speech.tokenizer(text, add_special_tokens=False).input_ids
-    sampled = np.array([*ids, scaffold.stop_ids[0]], np.int32)
-    return Turn(observed, sampled, np.zeros(len(sampled), np.float32), STOP)
+        raise ValueError(f"a script has {length} tokens, and there is room for {speech.room}")
+    return TokenEpisode(talk.ended, (tuple(turns),), 1)

@@ -214,7 +214,7 @@ class _Playing:
     def request(self, step: Speak, speech: Speech) -> SampleRequest | None:
         """What is sampled next; None: there is no room for a turn."""
         scaffold = speech.scaffold
-        follows = self._talk and (
+        follows = bool(self._talk) and (
             scaffold.append_only or all(role != "user" for role, _ in step.messages)
         )
         self._talk += step.messages

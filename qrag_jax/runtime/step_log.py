@@ -185,7 +185,8 @@ class StepLog:
         in_a_row = self._count(step, bool(metrics["skipped"]), samples)
         if step % self._train.log_every == 0 or step == self._train.steps:
             means = self._write(step)
-            shown = {name: format(means[name], form) for name, form in self._told.shown.items()}
+            forms = self._told.shown.items()  # a stage without rewards has no return
+            shown = {name: format(means[name], form) for name, form in forms if name in means}
             self._bar.set_postfix(shown)
             self.restart_window()
         # A short run in which every step is skipped stops, too. The error is raised only once.
@@ -237,7 +238,10 @@ class StepLog:
         window, elapsed = self._window, time.monotonic() - self._window.began
         progress, counter = self._run.progress, self._run.counter
         rows = jax.device_get(window.metrics)
-        means = {name: _mean_of_finite([row[name] for row in rows]) for name in rows[0]}
+        names = dict.fromkeys(name for row in rows for name in row)
+        means = {
+            name: _mean_of_finite([row[name] for row in rows if name in row]) for name in names
+        }
         del means["skipped"]
         means |= {name: float(rows[-1][name]) for name in LAST_VALUE if name in rows[-1]}
         means["skipped_steps"] = float(progress.skipped_steps)

@@ -27,7 +27,11 @@ if TYPE_CHECKING:  # not at run time: a deployed retriever (`systems.retriever`)
     from qrag_jax.runtime.train_config import TrainConfig
 
 # config.system → its module.
-SYSTEMS = {"q_rag": "qrag_jax.systems.q_rag", "harr": "qrag_jax.systems.harr"}
+SYSTEMS = {
+    "q_rag": "qrag_jax.systems.q_rag",
+    "harr": "qrag_jax.systems.harr",
+    "rlvr": "qrag_jax.systems.rlvr",
+}
 
 
 class System(Protocol):

@@ -14,7 +14,7 @@ from ml_collections import config_flags
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
-from qrag_jax.systems import harr_config, older_runs, q_rag_config
+from qrag_jax.systems import harr_config, older_runs, q_rag_config, rlvr_config
 
 Q_RAG = "q_rag"
 HELP = {"--help", "-h", "--helpfull", "--helpshort"}
@@ -55,7 +55,8 @@ def fields_help(argv: Sequence[str]) -> str:
     file, values = _argument(argv, "config"), {}
     if file:
         values = flat(_CompleteParser(()).parse(file).to_dict())
-    of_system = harr_config if values.get("system") == harr_config.NAME else q_rag_config
+    of_systems = {each.NAME: each for each in (harr_config, rlvr_config)}
+    of_system = of_systems.get(values.get("system", ""), q_rag_config)
     lines = [f"Fields of the experiment{f' {file}' if file else ''}, --config.FIELD=VALUE:", ""]
     for name, value, comment in of_system.help_lines():
         shown = values.get(name, value)

@@ -114,12 +114,8 @@ def shared_attention(
 
     def of_row_starts(layout: Layout) -> jax.Array:
         lengths = jnp.maximum(layout.lengths, 1)
-        attended = padded_attention(
-            *(rows(x, layout) for x in (query, key, value)),
-            lengths,
-            precision=precision,
-            causal=True,
-        )
+        heads = rows(query, layout), rows(key, layout), rows(value, layout)
+        attended = padded_attention(*heads, lengths, precision=precision, causal=True)
         return packed(attended, layout)
 
     shared = layout.shared

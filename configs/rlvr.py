@@ -1,0 +1,95 @@
+"""RLVR: a language model learns to answer questions by searching with tools (bdsaglam/rlvr).
+
+    python -m qrag_jax.train --config=configs/rlvr.py:quick
+
+`:quick` needs no download and no server: a decoder of 1.8 million weights, made here, imitates
+scripted demonstrations of an invented world, which are flawed on purpose, and then learns by GRPO.
+`:tiny` is the same in a minute. `:smol` trains adapters on SmolLM2-135M-Instruct (`make llm`).
+`:qwen25` is RLVR as published, `:qwen3` the same with Qwen3-1.7B; both are for GPUs, and want
+MuSiQue: --config.questions.train='FOLDER,answerable,train' and --config.questions.dev likewise.
+"""
+
+from ml_collections import ConfigDict
+
+from qrag_jax.systems.rlvr_config import default_config
+
+VARIANTS = ("quick", "tiny", "smol", "qwen25", "qwen3")
+
+
+def get_config(arg: str = "quick") -> ConfigDict:
+    """Config of variant `arg`.
+
+    Raises:
+        ValueError: there is no such variant.
+    """
+    if arg not in VARIANTS:
+        names = ", ".join(f":{name}" for name in VARIANTS)
+        raise ValueError(f"--config: the variant {arg!r} is unknown; use one of {names}.")
+    config = default_config()
+    if arg in ("quick", "tiny"):
+        _made_here(config)
+    if arg == "tiny":
+        _tiny(config)
+    if arg == "smol":
+        _smol(config)
+    if arg in ("qwen25", "qwen3"):
+        _published(config, arg)
+    return config.lock()
+
+
+def _made_here(config: ConfigDict) -> None:
+    """Minutes on two cores: the tiny model, whole weights."""
+    config.tools.update(prompt="bare_question", top_n=1, most=1, max_turns=4, turn_tokens=96)
+    config.sampling.update(temperature=1.0, room=640, chunk=64)
+    config.sft.update(steps=600, batch_size=16, learning_rate=2e-3)
+    config.grpo.update(members=8, clip_low=0.2, clip_high=0.28, longest=192)
+    config.train.update(steps=120, batch_size=8)
+    config.optimizer.update(learning_rate=2e-4, clip_norm=1.0, warmup_steps=5)
+    config.optimizer.update(beta2=0.98)
+    config.train.update(eval_every=120, checkpoint_every=120, log_every=10)
+
+
+def _tiny(config: ConfigDict) -> None:
+    """A minute, to see that all of it runs; it learns hardly anything."""
+    config.model.tiny.update(layers=2, hidden=64, heads=2, key_heads=1, intermediate=128, vocab=600)
+    config.questions.update(bridge_train=64, bridge_dev=8)
+    config.sft.update(steps=6, batch_size=4)
+    config.grpo.members = 4
+    config.train.update(steps=4, batch_size=2, eval_every=5, checkpoint_every=5, log_every=1)
+
+
+def _smol(config: ConfigDict) -> None:
+    """Adapters on a genuine small model."""
+    config.model.path = "~/.cache/qrag_jax/models/SmolLM2-135M-Instruct"
+    config.model.lora.update(rank=16, alpha=32.0)
+    config.stages = ("grpo",)
+    config.tools.update(top_n=1, most=1, max_turns=4, turn_tokens=128)
+    config.sampling.update(temperature=0.7, room=1536, chunk=128)
+    config.grpo.update(members=8, longest=512)
+    config.train.update(steps=60, batch_size=4, eval_every=30, checkpoint_every=30, log_every=1)
+    config.optimizer.update(learning_rate=1e-4, clip_norm=1.0, warmup_steps=3)
+    config.eval.samples = 64
+
+
+def _published(config: ConfigDict, arg: str) -> None:
+    """RLVR's last commit: 8 questions of 8 episodes on each of 8 accumulations, r 16."""
+    names = {"qwen25": "Qwen/Qwen2.5-7B-Instruct", "qwen3": "Qwen/Qwen3-1.7B"}
+    config.model.path = names[arg]
+    if arg == "qwen3":
+        config.model.thinking = "off"
+    config.model.remat = "layers"
+    config.model.lora.update(rank=16, alpha=32.0)
+    config.model.lora.targets = (
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("up_proj", "down_proj", "gate_proj"),
+    )
+    config.stages = ("grpo",)
+    config.questions.update(
+        train="bdsaglam/musique,answerable,train", dev="bdsaglam/musique-mini,answerable,validation"
+    )
+    config.tasks.easy_first = True
+    config.tools.update(retriever="interleaved", top_n=2, turn_tokens=1024)
+    config.tools.encoder = "minilm"
+    config.sampling.update(temperature=0.5, room=9344, chunk=512)
+    config.grpo.update(members=8, longest=1024 * 10)
+    config.train.update(steps=2492, batch_size=8, eval_every=100, checkpoint_every=100)

@@ -1,0 +1,89 @@
+"""Scores of a token policy by its episodes with tools."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from qrag_jax.environments.tools.episode import Failed, ToolTask
+from qrag_jax.evaluators.training_scores import Evaluation
+from qrag_jax.feedback.rubric import PARTS, Rubric, score
+from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.runtime.interrupt import StopSignal
+
+REWARD = "reward"
+
+# (parameters, signal) → an episode for each question, in order.
+PlayAll = Callable[[Any, StopSignal], Sequence[TokenEpisode]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolScores:
+    """Scores fixed questions.
+
+    Attributes:
+        tasks: the questions.
+        play: plays all of them once.
+        rubric: of the reward.
+        best_by: the score that chooses the best checkpoint.
+    """
+
+    tasks: Sequence[ToolTask]
+    play: PlayAll
+    rubric: Rubric
+    best_by: str
+
+    def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
+        """Plays and scores the questions.
+
+        Raises:
+            Stopped: the run is told to stop.
+        """
+        scores = scored(self.tasks, self.play(params, stop), self.rubric)
+        failed = f", {share:.0%} failed" if (share := scores["failed_share"]) else ""
+        line = (
+            f"step {step}: EM {scores['em']:.3f}, F1 {scores['f1']:.3f}, recall "
+            f"{scores['recall']:.3f}, citation {scores['citation']:.3f}, reward "
+            f"{scores[REWARD]:.3f}, {scores['turns']:.2f} turns, "
+            f"{scores['completed']:.0%} completed{failed} on {len(self.tasks)} questions"
+        )
+        return Evaluation(
+            metrics={f"eval/{name}": value for name, value in scores.items()},
+            baselines={f"untrained/{name}": value for name, value in scores.items()},
+            line=line,
+            score=scores[self.best_by],
+            scores=scores,
+        )
+
+
+def scored(
+    tasks: Sequence[ToolTask], episodes: Sequence[TokenEpisode], rubric: Rubric
+) -> dict[str, float]:
+    """Means over the questions whose episodes did not fail; 0 if all did."""
+    rows: list[dict[str, float]] = []
+    for task, episode in zip(tasks, episodes, strict=True):
+        ended = episode.ended
+        if isinstance(ended, Failed):
+            continue
+        parts, tally = score(ended, task), ended.tally
+        rows.append(
+            parts
+            | {
+                REWARD: rubric.reward(parts, task.hops),
+                "turns": tally.turns,
+                "searches": tally.searches,
+                "completed": float(tally.completed),
+                "truncated": float(tally.truncated),
+                "malformed": tally.malformed + tally.unknown_tool,
+                "sampled_tokens": sum(len(t.sampled) for s in episode.segments for t in s),
+            }
+        )
+    names = (*PARTS, REWARD, "turns", "searches", "completed", "truncated", "malformed")
+    means = {
+        name: float(np.mean([row[name] for row in rows])) if rows else 0.0
+        for name in (*names, "sampled_tokens")
+    }
+    return means | {"failed_share": 1 - len(rows) / len(tasks)}

@@ -1,0 +1,144 @@
+"""The language model that a run starts from, and the adapters on it that are trained.
+
+A given model stays where it is: the run's folder keeps what is learnt, not a copy of the base. A
+tiny model that is made for the run is written into the run's folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from qrag_jax.errors import InputError, check_least
+from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, new_adapters
+from qrag_jax.models.files.model_folder import resolve_folder
+from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model, table_of
+from qrag_jax.models.trunks.trunk import Params
+from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.sharding import Rules
+
+FOLDER = "model"  # of a tiny model, in the run's folder
+_SECTION = "model"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelAdaptersConfig:
+    """Section `model.lora`: low-rank adapters, trained instead of the model.
+
+    Raises:
+        InputError: a value is out of range.
+    """
+
+    rank: int = 0  # r; 0: train the model itself
+    alpha: float = 32.0  # an adapter's product is scaled by alpha / r
+    # Maps that get an adapter: "all-linear", or names as in the model's files: ("q_proj", "v_proj")
+    targets: str | tuple[str, ...] = ALL_LINEAR
+
+    def __post_init__(self) -> None:
+        if self.rank < 0 or not self.alpha > 0:
+            raise InputError(
+                f"config.model.lora.rank is {self.rank} and alpha {self.alpha}; rank must be at "
+                "least 0 (no adapters), alpha above 0."
+            )
+
+    @property
+    def sizes(self) -> LoraConfig | None:
+        """Sizes of the adapters; None if there are none."""
+        if not self.rank:
+            return None
+        return LoraConfig(self.rank, self.alpha, self.targets, section=_SECTION)
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModelConfig:
+    """Section `model`.
+
+    Raises:
+        InputError: a field has a value that cannot be used.
+    """
+
+    path: str = ""  # folder or hub name of a causal language model; "": the tiny one below
+    dtype: str = "auto"  # of the computation: float32, bfloat16; auto: the faster one here
+    activations: str = "auto"  # float32, bfloat16; auto: as dtype, but float32 on CPU
+    remat: str = "none"  # recomputed for gradients: none, layers, dots (all but dot products)
+    block_tokens: int = 0  # tokens computed at a time; 0: 2048 on CPU, else 16384
+    # Turns of thinking, by the chat template's option enable_thinking: on, off; "": as it has it
+    thinking: str = ""
+    lora: ModelAdaptersConfig = dataclasses.field(default_factory=ModelAdaptersConfig)
+    tiny: TinyLMConfig = dataclasses.field(default_factory=TinyLMConfig)
+
+    def __post_init__(self) -> None:
+        check_least(_SECTION, self, block_tokens=0)
+        if self.thinking not in ("", "on", "off"):
+            raise InputError(f"config.model.thinking is {self.thinking!r}; use on, off or nothing.")
+
+    def tokens(self, platform: Platform) -> int:
+        """Tokens that are computed at a time."""
+        return self.block_tokens or (2048 if platform.on_cpu else 16384)
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstLanguageModel:
+    """What training starts from.
+
+    Attributes:
+        loaded: the model, and its tokenizer.
+        folder: where it is.
+        adapters: the first ones, which change no output yet; None if the model itself is trained.
+    """
+
+    loaded: LoadedLanguageModel
+    folder: Path
+    adapters: Params | None
+
+    @property
+    def trained(self) -> Params:
+        """What is trained, in files or as arrays."""
+        return self.loaded.stored if self.adapters is None else self.adapters
+
+    @property
+    def partition_rules(self) -> Rules:
+        """How it is split over a mesh."""
+        return self.loaded.partition_rules
+
+
+def prepare_language_model(
+    config: LanguageModelConfig,
+    workdir: Path,
+    texts: Callable[[], Iterable[str]],
+    seed: int,
+    *,
+    platform: Platform | None = None,
+) -> FirstLanguageModel:
+    """The model of the run in `workdir`.
+
+    Args:
+        texts: the tokenizer of a tiny model is trained on them.
+        seed: of random weights and adapters.
+
+    Raises:
+        InputError: the model cannot be found or used, or has no chat template.
+    """
+    if config.path:
+        folder = resolve_folder(config.path)
+    else:
+        folder = workdir / FOLDER
+        if not (folder / "config.json").exists():
+            write_tiny_lm(folder, texts(), config.tiny, seed=seed)
+    settings: dict[str, Any] = {"activations": config.activations, "platform": platform}
+    loaded = load_language_model(folder, config.dtype, config.remat, **settings)
+    sizes, adapters = config.lora.sizes, None
+    if sizes is not None:
+        table = table_of(loaded.model_config["model_type"])
+        adapters = new_adapters(table, loaded.model.trunk, sizes, seed)
+        model = dataclasses.replace(loaded.model, lora_scale=sizes.scale)
+        loaded = dataclasses.replace(loaded, model=model)
+    if not loaded.tokenizer.chat_template:
+        raise InputError(
+            f"{folder}: the tokenizer has no chat template; use the folder of a chat model, or add "
+            "a chat_template.jinja."
+        )
+    return FirstLanguageModel(loaded, folder, adapters)

@@ -1,0 +1,472 @@
+"""RLVR (github.com/bdsaglam/rlvr): a language model learns to search with tools, by GRPO.
+
+The model is the policy; the tools over each question's documents are the environment. A stage of
+imitation may come before that of rewards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from qrag_jax.environments.tools.bridge_tasks import bridge_task
+from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
+from qrag_jax.environments.tools.episode import Closed, Failed, ToolTask
+from qrag_jax.errors import InputError
+from qrag_jax.evaluators.tool_scores import REWARD, ToolScores
+from qrag_jax.evaluators.training_scores import Evaluation
+from qrag_jax.feedback.rubric import PARTS, score
+from qrag_jax.learners import placement
+from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.learners.policy_state import (
+    Parts,
+    PolicyState,
+    first_state,
+    next_stage,
+    state_shapes,
+    state_shardings,
+)
+from qrag_jax.learners.token_policy import TokenPolicy
+from qrag_jax.learners.token_update import (
+    TokenEpisodes,
+    episode_shardings,
+    make_token_update,
+    token_episodes,
+)
+from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.policies.tokens import Vocabulary
+from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
+from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
+from qrag_jax.rollouts.experience import Experience
+from qrag_jax.rollouts.patient_play import Patience
+from qrag_jax.rollouts.scripted_tokens import encoded, scripted_talk
+from qrag_jax.rollouts.token_blocks import choose_shape
+from qrag_jax.rollouts.token_episodes import (
+    TokenCounts,
+    TokenEpisode,
+    TokenRollout,
+    TokenStart,
+    facts_of,
+)
+from qrag_jax.rollouts.token_sampler import STOP, SamplingConfig
+from qrag_jax.rollouts.trajectories import (
+    DONE,
+    BatchRules,
+    TokenTrajectory,
+    Turn,
+    token_batch,
+)
+from qrag_jax.runtime import determinism
+from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.run import Run, log
+from qrag_jax.runtime.saved_config import check_same_config, save_config
+from qrag_jax.runtime.step_log import Told
+from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, SFT, RlvrConfig, load_config
+from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs
+
+_copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+_SCRIPTED = "scripted"  # among the facts of a demonstration
+_EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
+_ADVICE = (
+    "see why in their messages (a rerank service that does not answer, for example), or raise "
+    "config.tools.max_failed_share"
+)
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses values that are wrong for any data.
+
+    Raises:
+        InputError: a field is unknown, or its value makes no sense.
+    """
+    RlvrConfig.of(config)
+
+
+def before_devices(given: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
+    """Sets that a GPU's programs are deterministic."""
+    del dry
+    return determinism.ask(RlvrConfig.of(given).runtime.deterministic, described=described)
+
+
+@contextlib.contextmanager
+def open_system(
+    given: ConfigDict,
+    run: Run,
+    *,
+    dry: bool = False,
+    devices: Sequence[jax.Device] | None = None,
+) -> Iterator[Rlvr]:
+    """Opens the system; see `systems`."""
+    del dry
+    if run.has_begun:
+        check_same_config(load_config(run.config_path), given, FREE_FIELDS)
+    config = RlvrConfig.of(given)
+    if jax.process_count() > 1:
+        raise InputError(
+            f"there are {jax.process_count()} hosts, and episodes with tools are played by one; "
+            "start one process."
+        )
+    mesh = make_mesh(config.runtime.mesh, devices)
+    inputs = load_inputs(config, run.workdir, mesh)
+    if not run.has_begun:
+        save_config(given, run.config_path)
+    yield Rlvr(config, mesh, inputs, placed=devices is None)
+
+
+class Stage(NamedTuple):
+    """One stage of training.
+
+    Attributes:
+        policy: how it learns.
+        update: the jitted update.
+        parts: what its state is made of.
+        first: its first step.
+    """
+
+    policy: TokenPolicy
+    update: Any
+    parts: Parts
+    first: int
+
+
+@dataclasses.dataclass
+class Rlvr:
+    """See `systems.System`.
+
+    Attributes:
+        placed: else the mesh's devices are described, and only shapes are made.
+    """
+
+    config: RlvrConfig
+    mesh: Mesh
+    inputs: Inputs
+    placed: bool = True
+
+    def __post_init__(self) -> None:
+        config, inputs = self.config, self.inputs
+        self.train, self.profile, self.data = config.train, config.profile, inputs.data
+        self.provenance: dict[str, Any] = {}
+        self.told = Told(self._names, {"loss": ".3f", "return": ".2f"}, self._advice)
+        self.counts = TokenCounts()
+        self._step: int | None = None  # of the next update
+        stages = []
+        if SFT in config.stages:
+            stages.append(
+                f"{config.sft_steps} steps of imitating {config.sft.batch_size} scripted "
+                "demonstrations"
+            )
+        if GRPO in config.stages:
+            stages.append(
+                f"{config.train.steps - config.sft_steps} steps of GRPO by "
+                f"{config.train.batch_size} questions × {config.grpo.members} episodes"
+            )
+        self.line = (
+            f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
+            f"{self.train.eval_every} steps; {', then '.join(stages)}; tools over each question's "
+            f"documents by {config.tools.retriever}, on {self.mesh.size} "
+            f"{Platform.of(self.mesh).kind} device(s)"
+        )
+
+    def first_state(self) -> PolicyState:
+        """See `System`."""
+        stage = self._stages[0]
+        trained = self.inputs.model.trained
+        return first_state(stage.policy.shardings, stage.parts, trained, self.config.seed)
+
+    def experience(self, run: Run, stop: StopSignal) -> Experience:
+        """See `System`."""
+        config = self.config
+        stale = config.tools.staleness
+        playing = Playing(
+            play=self._play,
+            batch=self._batch,
+            save=TokenTrajectory.to_json,
+            restore=TokenTrajectory.from_json,
+            params=lambda state: _copied(state.params) if stale else state.params,
+            staleness=stale,
+            steps=config.train.steps,
+        )
+        done, pending = run.progress.batches or 0, run.progress.pending
+        return AgentExperience(self._order, playing, self._counted, done, pending=pending)
+
+    def update(self, state: PolicyState, episodes: TokenEpisodes) -> tuple[PolicyState, Any]:
+        """See `System`."""
+        if self._step is None:  # asked of the device once, which would wait each time
+            self._step = int(jax.device_get(state.step))
+        stage = self._stage(self._step)
+        if self._step == stage.first > 0:
+            begin = partial(next_stage, stage.parts)
+            state = jax.jit(begin, out_shardings=stage.policy.shardings)(state)
+        self._step += 1
+        with jax.transfer_guard("disallow"):
+            return stage.update(state, episodes, *self._base)
+
+    def evaluate(self, state: PolicyState, step: int, stop: StopSignal) -> Evaluation:
+        """See `System`."""
+        return self._scores.evaluate(state.params, step, stop)
+
+    def programs(self) -> list[Program]:
+        """See `System`: the updates by one batch of the longest rows there may be."""
+        found = []
+        for stage in self._stages:
+            state = state_shapes(stage.parts, self.inputs.model.trained)
+            episodes = self._batch_of_longest(stage)
+            name = f"update by {type(stage.policy.config).__name__}"
+            found.append(Program(name, stage.update, (state, episodes, *self._base)))
+        return found
+
+    # ---------------------------------------------------------------- stages
+
+    @cached_property
+    def _stages(self) -> list[Stage]:
+        config, first, found = self.config, 0, []
+        for name in config.stages:
+            if name == SFT:
+                optimizer = dataclasses.replace(
+                    config.optimizer,
+                    learning_rate=config.sft.learning_rate,
+                    total_steps=config.sft_steps * config.sft.epochs,
+                    schedule="cosine",
+                    final_ratio=0.1,
+                    clip_norm=1.0,
+                )
+                found.append(self._made(config.sft, optimizer, first))
+                first = config.sft_steps
+            else:
+                found.append(self._made(config.grpo, config.optimizer, first))
+        return found
+
+    def _made(self, algorithm: Any, optimizer: Any, first: int) -> Stage:
+        config, model = self.config, self.inputs.model
+        trunk = model.loaded.model.trunk
+        # One state serves all stages, so all of them keep a reference if one needs it.
+        keeps = GRPO in config.stages and config.grpo.beta > 0
+        parts = Parts(make_optimizer(optimizer), None, keeps, trunk.config.hidden_size)
+        rules = config.runtime.rules(model.partition_rules)
+        schedule = learning_rate_schedule(optimizer)
+        of_base = None
+        if model.adapters is not None:
+            of_base = placement.base_shardings(self.mesh, rules, model.loaded.stored)
+        policy = TokenPolicy(
+            mesh=self.mesh,
+            shardings=state_shardings(self.mesh, rules, parts, model.trained),
+            trunk=trunk,
+            vocabulary=Vocabulary(
+                config.sampling.temperature or 1.0, products=trunk.precision.products
+            ),
+            config=algorithm,
+            # A part that groups must differ by is a second reward, of no weight.
+            weights=(1.0, 0.0) if config.rubric.differ_by else (1.0,),
+            optimizer=parts.optimizer,
+            schedule=lambda step: schedule(step - first),
+            base_shardings=of_base,
+            lora_scale=model.loaded.model.lora_scale,
+        )
+        return Stage(policy, make_token_update(policy), parts, first)
+
+    def _stage(self, step: int) -> Stage:
+        """The stage of a step."""
+        return next(stage for stage in reversed(self._stages) if stage.first <= step)
+
+    @cached_property
+    def _base(self) -> tuple[Any, ...]:
+        shardings = self._stages[0].policy.base_shardings
+        if shardings is None:
+            return ()
+        put = placement.place if self.placed else placement.shapes_on
+        return (put(self.inputs.model.loaded.stored, shardings),)
+
+    # ---------------------------------------------------------------- episodes
+
+    @cached_property
+    def _order(self) -> Any:
+        """Questions by batches; each stage has its own order, and its own size of batches."""
+        config, inputs = self.config, self.inputs
+        imitated = max(len(inputs.demonstrated), 1)
+        return StagedOrder(
+            config.sft_steps,
+            QuestionOrder(imitated, config.sft.batch_size, config.seed),
+            QuestionOrder(len(inputs.train), config.train.batch_size, config.seed),
+        )
+
+    def _play(
+        self, params: Any, numbers: Sequence[int], step: int, stop: StopSignal
+    ) -> list[TokenTrajectory]:
+        """See `agent_experience.Playing`."""
+        if step < self.config.sft_steps:
+            return self._imitated(numbers, step)
+        members, tasks = self.config.grpo.members, [self.inputs.train[n] for n in numbers]
+        starts = self.starts(tasks, members, step)
+        episodes = self.play(params, starts, stop)
+        return [
+            self._trajectory(episode, numbers[place // members], place % members, start.task)
+            for place, (start, episode) in enumerate(zip(starts, episodes, strict=True))
+        ]
+
+    def _imitated(self, numbers: Sequence[int], step: int) -> list[TokenTrajectory]:
+        config, inputs, found = self.config, self.inputs, []
+        for place, number in enumerate(numbers):
+            question = inputs.demonstrated[number]
+            index = step * config.sft.batch_size + place
+            choices = draw_choices(config.demonstrations, config.seed, index)
+            task = bridge_task(question)
+            script = Demonstration(question, choices, config.tools.form)
+            talk = scripted_talk(inputs.agent, task, script, inputs.library)
+            each = self._trajectory(encoded(talk, inputs.speech), number, 0, task)
+            facts = {**each.facts, _SCRIPTED: True}
+            found.append(dataclasses.replace(each, facts=facts))
+        return found
+
+    def _trajectory(
+        self, episode: TokenEpisode, question: int, member: int, task: ToolTask
+    ) -> TokenTrajectory:
+        ended, parts = episode.ended, {}
+        if isinstance(ended, Closed):
+            parts = score(ended, task)
+            parts |= {REWARD: self.config.rubric.rubric.reward(parts, task.hops)}
+        return TokenTrajectory(
+            question=question,
+            member=member,
+            attempt=episode.attempts,
+            segments=episode.segments,
+            status=episode.status,
+            parts=parts,
+            facts=facts_of(ended),
+        )
+
+    def _batch(self, trajectories: Sequence[TokenTrajectory]) -> TokenEpisodes:
+        """What an update takes."""
+        config = self.config
+        stage = self._stages[0] if _SCRIPTED in trajectories[0].facts else self._stages[-1]
+        differ = config.rubric.differ_by
+        names = (REWARD, differ) if differ else (REWARD,)
+        rules = BatchRules(
+            members=stage.policy.config.members,
+            parts=names,
+            truncated=config.tools.truncated,
+            longest=config.sampling.room,
+        )
+        batch = token_batch(trajectories, rules)
+        tokens = config.model.tokens(Platform.of(self.mesh))
+        shape = choose_shape(batch, tokens, rules.members)
+        episodes = token_episodes(stage.policy, batch, shape, differ_by=1 if differ else None)
+        return jax.device_put(episodes, episode_shardings(self.mesh))
+
+    def starts(self, tasks: Sequence[ToolTask], members: int, step: int) -> list[TokenStart]:
+        """Episodes whose draws depend on the step, the place in the batch and the member alone."""
+        key = jax.random.fold_in(jax.random.key(self.config.seed), step)
+        keys = np.asarray(jax.random.key_data(jax.random.split(key, len(tasks) * members)))
+        return [
+            TokenStart(task, keys[place * members + member])
+            for place, task in enumerate(tasks)
+            for member in range(members)
+        ]
+
+    def play(
+        self, params: Any, starts: Sequence[TokenStart], stop: StopSignal, *, greedy: bool = False
+    ) -> list[TokenEpisode]:
+        """Plays episodes by these parameters, until few of them have failed.
+
+        Raises:
+            Stopped: the run is told to stop.
+            FeedbackLost: too many episodes would fail again.
+        """
+        inputs, tools = self.inputs, self.config.tools
+        whole = Adapted(self._base[0], params) if self._base else params
+        sampler = RoundSampler(self._samplers[greedy], whole)
+        rollout = TokenRollout(
+            inputs.agent,
+            sampler,
+            inputs.library,
+            inputs.speech,
+            stop=stop,
+            attempts=tools.attempts,
+        )
+        rollout.counts = self.counts
+        patience = Patience(tools.max_failed_share, stop, log, broken=Failed, advice=_ADVICE)
+        return patience.play(starts, rollout.play)
+
+    @cached_property
+    def _samplers(self) -> dict[bool, DeviceSampler]:
+        model, sampling = self.inputs.model.loaded.model, self.config.sampling
+        stops = self.inputs.speech.scaffold.stop_ids
+        model = dataclasses.replace(model, stop_ids=stops)
+        greedy: SamplingConfig = dataclasses.replace(sampling, temperature=0.0)
+        return {False: DeviceSampler(model, sampling), True: DeviceSampler(model, greedy)}
+
+    @cached_property
+    def _scores(self) -> ToolScores:
+        config, tasks = self.config, self.inputs.dev
+
+        def play(params: Any, stop: StopSignal) -> list[TokenEpisode]:
+            starts = self.starts(tasks, 1, _EVALUATED)
+            return self.play(params, starts, stop, greedy=config.eval.greedy)
+
+        return ToolScores(tasks, play, config.rubric.rubric, config.eval.best_by)
+
+    def _batch_of_longest(self, stage: Stage) -> Any:
+        """A batch whose rows are as long as they may be; half of each is sampled."""
+        config, members = self.config, stage.policy.config.members
+        imitates = stage.policy.config is config.sft
+        groups = config.sft.batch_size if imitates else config.train.batch_size
+        half = config.sampling.room // 2
+        ids, log_probs = np.zeros(half, np.int32), np.zeros(half, np.float32)
+        facts = {_SCRIPTED: True} if imitates else {}
+        rewards = dict.fromkeys((*PARTS, REWARD), 0.0)
+        return self._batch(
+            [
+                TokenTrajectory(
+                    question=group,
+                    member=member,
+                    attempt=1,
+                    segments=((Turn(ids, ids, log_probs, STOP),),),
+                    status=DONE,
+                    parts={**rewards, REWARD: float(member)},
+                    facts=facts,
+                )
+                for group in range(groups)
+                for member in range(members)
+            ]
+        )
+
+    def _counted(self) -> dict[str, float]:
+        counts = self.counts
+        return {
+            "turns_per_batch": counts.turns / max(counts.batches, 1),
+            "failed_episodes": float(counts.failed),
+        }
+
+    def _names(self, numbers: Sequence[int]) -> list[str]:
+        return [self.inputs.train[number].id for number in numbers]
+
+    @property
+    def _advice(self) -> str:
+        rate = self.config.optimizer.learning_rate
+        return f"a lower --config.optimizer.learning_rate (it is {rate:g}), or "
+
+
+@dataclasses.dataclass(frozen=True)
+class StagedOrder:
+    """The order of questions of two stages, see `agent_experience.QuestionOrder`."""
+
+    first_steps: int
+    first: QuestionOrder
+    then: QuestionOrder
+
+    def at(self, step: int) -> Any:
+        """The questions of the batch that step `step` learns from, from 0."""
+        if step < self.first_steps:
+            return self.first.at(step)
+        return self.then.at(step - self.first_steps)

@@ -1,0 +1,293 @@
+"""RLVR's config: its sections, and the dataclass of settings that is read from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from qrag_jax.environments.tools.demonstrations import DemonstrationsConfig
+from qrag_jax.environments.tools.documents import TasksConfig
+from qrag_jax.environments.tools.play import COMPLETE, RETRIEVE
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.feedback.rubric import PARTS, Rubric, preset
+from qrag_jax.learners.optimizers import OptimizerConfig
+from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
+from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
+from qrag_jax.models.first_language_model import LanguageModelConfig
+from qrag_jax.retrieval.own_documents import RETRIEVERS
+from qrag_jax.rollouts.token_sampler import SamplingConfig
+from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
+from qrag_jax.runtime.config_fields import described, fill, internal, section
+from qrag_jax.runtime.runtime_config import RuntimeConfig
+from qrag_jax.runtime.saved_config import read_fields
+from qrag_jax.runtime.train_config import TrainConfig
+
+NAME = "rlvr"
+SFT, GRPO = STAGES = ("sft", "grpo")
+BRIDGE = "bridge"
+REWARD = "reward"  # the name of the whole reward, beside those of its parts
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionsConfig:
+    """Section `questions`: what is asked.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    # Training questions: "bridge", made here; or parts of data, path,config,split;path,config,split
+    train: str = BRIDGE
+    dev: str = BRIDGE  # questions to evaluate on, likewise
+    bridge_train: int = 4000  # number of training questions that are made
+    bridge_dev: int = 300  # number of questions to evaluate on that are made
+    bridge_seed: int = 0  # of these
+
+    def __post_init__(self) -> None:
+        check_least("questions", self, bridge_train=1, bridge_dev=1, bridge_seed=0)
+        for name in ("train", "dev"):
+            if not getattr(self, name):
+                raise InputError(
+                    f"config.questions.{name} is empty; use {BRIDGE!r}, or name parts of data as "
+                    "path,config,split."
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolsConfig:
+    """Section `tools`: what the model may do in an episode.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    tools: tuple[str, ...] = (RETRIEVE, COMPLETE)  # get_document is a further one
+    form: str = HERMES  # how calls are written: hermes, llama or xml
+    prompt: str = "rlvr_tools"  # the first prompt: a name of ours, or a file .txt of your own
+    retriever: str = "bm25"  # golden, bm25 (lexical), semantic, hybrid or interleaved
+    encoder: str = ""  # folder or hub name of what scores for semantic, hybrid and interleaved
+    rerank_url: str = ""  # in its place, a running rerank service; and
+    rerank_model: str = ""  # the model's name there
+    max_turns: int = 10  # turns of the model
+    top_n: int = 2  # documents of a search that does not say how many
+    most: int = 20  # documents that a search may ask for
+    turn_tokens: int = 1024  # tokens that a turn may sample
+    # An episode whose last turn was cut off: masked (it trains nothing) or scored as it is
+    truncated: str = SCORED
+    attempts: int = 2  # an episode that fails is played again, so often in all
+    max_failed_share: float = 0.5  # of a batch's episodes; above it the run pauses, and plays again
+    # K: updates between playing a batch and learning from it. 0: strictly on-policy
+    staleness: int = 0
+
+    def __post_init__(self) -> None:
+        check_known("tools", self, "form", FORMATS)
+        check_known("tools", self, "retriever", RETRIEVERS)
+        check_known("tools", self, "truncated", TREATMENTS)
+        least = {"max_turns": 1, "top_n": 1, "turn_tokens": 1, "attempts": 1, "staleness": 0}
+        check_least("tools", self, **least)
+        if not 0 <= self.max_failed_share <= 1:
+            raise InputError(
+                f"config.tools.max_failed_share is {self.max_failed_share}; use a share, 0 to 1."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class RubricConfig:
+    """Section `rubric`: the reward of an episode.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    preset: str = "head"  # RLVR's rewards by their dates: F, R_0808, X_0809, …, head
+    # The part that must differ within a group for it to be learned from; "": the whole reward
+    differ_by: str = ""
+
+    def __post_init__(self) -> None:
+        preset(self.preset)
+        if self.differ_by:
+            check_known("rubric", self, "differ_by", PARTS)
+
+    @property
+    def rubric(self) -> Rubric:
+        """The rubric."""
+        return preset(self.preset)
+
+
+@dataclasses.dataclass(frozen=True)
+class StageSFTConfig(SFTConfig):
+    """Section `sft`: the policy imitates demonstrations before it learns by rewards.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    steps: int = 600  # optimizer steps; those of config.train.steps come behind them
+    batch_size: int = 16  # demonstrations of a step
+    learning_rate: float = 1e-3  # peak; its warm-up and decay are over the stage
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least("sft", self, steps=1, batch_size=1)
+        if not self.learning_rate > 0:
+            raise InputError(
+                f"config.sft.learning_rate is {self.learning_rate}; it must be above 0."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """Section `eval`.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    samples: int = 300  # fixed questions scored during training, 0: all
+    greedy: bool = False  # the likeliest tokens; False: sampled as in training
+    best_by: str = "em"  # the score whose mean chooses the best checkpoint: a part, or reward
+    seed: int = 42  # draws the scored questions
+
+    def __post_init__(self) -> None:
+        check_least("eval", self, samples=0)
+        check_known("eval", self, "best_by", (*PARTS, REWARD))
+
+
+SECTIONS: dict[str, type] = {
+    "model": LanguageModelConfig,
+    "questions": QuestionsConfig,
+    "tasks": TasksConfig,
+    "tools": ToolsConfig,
+    "rubric": RubricConfig,
+    "sampling": SamplingConfig,
+    "demonstrations": DemonstrationsConfig,
+    SFT: StageSFTConfig,
+    GRPO: TokenGRPOConfig,
+    "optimizer": OptimizerConfig,
+    "train": TrainConfig,
+    "eval": EvalConfig,
+    "runtime": RuntimeConfig,
+}
+FIELDS: dict[str, tuple[Any, str]] = {
+    "seed": (42, "of the shuffle, the policy's draws and random weights"),
+    "profile": (0, "steps traced into workdir/profile after the first two of a start, 0: none"),
+    "stages": ((SFT, GRPO), "what is done, one after the other: sft, grpo, or both"),
+}
+# Fields that do not change what a run computes: a resumed run may have other values.
+FREE_FIELDS = (
+    "train.log_every",
+    "train.eval_every",
+    "train.checkpoint_every",
+    "train.max_skipped_steps",
+    "eval.samples",
+    "eval.seed",
+    "tools.max_failed_share",
+    "runtime.",
+    "profile",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RlvrConfig:
+    """The settings of a config, one dataclass for each section."""
+
+    seed: int
+    profile: int
+    stages: tuple[str, ...]
+    model: LanguageModelConfig
+    questions: QuestionsConfig
+    tasks: TasksConfig
+    tools: ToolsConfig
+    rubric: RubricConfig
+    sampling: SamplingConfig
+    demonstrations: DemonstrationsConfig
+    sft: StageSFTConfig
+    grpo: TokenGRPOConfig
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    eval: EvalConfig
+    runtime: RuntimeConfig
+    sft_steps: int = internal(0)
+
+    @classmethod
+    def of(cls, config: ConfigDict) -> RlvrConfig:
+        """Reads the settings of a config.
+
+        Raises:
+            InputError: a field is unknown, or its value is wrong for any data.
+        """
+        known = {*FIELDS, *SECTIONS, "system"}
+        if unknown := sorted(set(config) - known):
+            raise InputError(f"config.{unknown[0]} is unknown; there are {', '.join(known)}.")
+        stages = tuple(config.stages)
+        if not stages or stages not in (STAGES, STAGES[:1], STAGES[1:]):
+            raise InputError(
+                f"config.stages is {', '.join(map(str, stages)) or 'empty'}; use sft, grpo, or "
+                "sft,grpo."
+            )
+        parts: dict[str, Any] = {n: fill(kind, config[n], n) for n, kind in SECTIONS.items()}
+        train, grpo = parts["train"], parts[GRPO]
+        if train.accumulation != 1:
+            raise InputError(
+                f"config.train.accumulation is {train.accumulation}; rows are computed in blocks "
+                "of config.model.block_tokens, which bound the memory: set it to 1."
+            )
+        if GRPO in stages and not parts["sampling"].temperature:
+            raise InputError(
+                "config.sampling.temperature is 0, so the episodes of a group would be alike; use "
+                "a number above 0, such as 1."
+            )
+        if SFT in stages and parts["questions"].train != BRIDGE:
+            raise InputError(
+                f"config.stages has sft, whose demonstrations are of the questions {BRIDGE!r}, and "
+                f"config.questions.train is {parts['questions'].train!r}; set stages to grpo."
+            )
+        longest = grpo.longest
+        if longest < parts["tools"].turn_tokens:
+            raise InputError(
+                f"config.grpo.longest is {longest}, less than a turn may sample "
+                f"(config.tools.turn_tokens is {parts['tools'].turn_tokens}); raise it."
+            )
+        first = parts[SFT].steps if SFT in stages else 0
+        last = train.steps if GRPO in stages else 0
+        parts["train"] = dataclasses.replace(train, steps=first + last)
+        parts["optimizer"] = dataclasses.replace(
+            parts["optimizer"], total_steps=max(last, 1) * grpo.epochs
+        )
+        return cls(
+            seed=config.seed, profile=config.profile, stages=stages, sft_steps=first, **parts
+        )
+
+
+def load_config(path: Path) -> ConfigDict:
+    """Reads the config of a run.
+
+    Raises:
+        InputError: the file is missing, or is not a JSON object.
+    """
+    return ConfigDict(read_fields(path))
+
+
+def default_config() -> ConfigDict:
+    """RLVR's settings (github.com/bdsaglam/rlvr, its last commit) on questions made here."""
+    config = ConfigDict({"system": NAME})
+    for name, (value, _) in FIELDS.items():
+        config[name] = value
+    for name, kind in SECTIONS.items():
+        config[name] = section(kind)
+    config.train.update(steps=120, batch_size=8, accumulation=1)
+    config.train.update(eval_every=60, checkpoint_every=60, log_every=5)
+    config.optimizer.update(learning_rate=1e-5, weight_decay=0.0, beta1=0.9, beta2=0.99, eps=1e-8)
+    config.optimizer.update(clip_norm=0.1, schedule="constant", warmup_steps=10)
+    return config
+
+
+def help_lines() -> list[tuple[str, Any, str]]:
+    """Name, default and comment of every field that a config can have."""
+    lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in FIELDS.items()]
+    for name, kind in SECTIONS.items():
+        lines += described(kind, name)
+    return sorted(lines, key=lambda line: line[0].split("."))

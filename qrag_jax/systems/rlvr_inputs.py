@@ -1,0 +1,205 @@
+"""Reads and checks the questions, the model and the tools of an RLVR run, before it plays."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from qrag_jax.data.dataset_parts import parse_parts, read_part
+from qrag_jax.data.generators.bridge_world import BridgeQuestion, bridge_question
+from qrag_jax.data.generators.synthetic import Split
+from qrag_jax.data.tokens import default_cache
+from qrag_jax.environments.tools.bridge_tasks import bridge_task
+from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
+from qrag_jax.environments.tools.documents import tasks_of
+from qrag_jax.environments.tools.episode import ToolTask
+from qrag_jax.environments.tools.play import ToolAgent
+from qrag_jax.errors import InputError
+from qrag_jax.llm.server.model_digest import model_digest
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.scaffolds import scaffold_of
+from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
+from qrag_jax.retrieval.own_documents import own_retriever
+from qrag_jax.rollouts.own_library import OwnLibrary
+from qrag_jax.rollouts.scripted_tokens import scripted_talk
+from qrag_jax.rollouts.token_episodes import Speech
+from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.run import log
+from qrag_jax.systems.rlvr_config import BRIDGE, SFT, RlvrConfig
+from qrag_jax.systems.rlvr_tools import scorer_of
+
+_READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a run reads.
+
+    Attributes:
+        model: what is trained.
+        agent: the environment.
+        library: what its tools read.
+        speech: between text and ids.
+        train, dev: the questions.
+        demonstrated: the training questions that have demonstrations; () if none are imitated.
+        data: content keys.
+    """
+
+    model: FirstLanguageModel
+    agent: ToolAgent
+    library: OwnLibrary
+    speech: Speech
+    train: Sequence[ToolTask]
+    dev: Sequence[ToolTask]
+    demonstrated: Sequence[BridgeQuestion]
+    data: dict[str, str]
+
+
+def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Inputs:
+    """Reads the questions, prepares the model, and cuts its chat template.
+
+    Raises:
+        InputError: the data or the model cannot be used, or do not fit the config.
+    """
+    tools = config.tools
+    agent = ToolAgent(
+        prompts.load(tools.prompt),
+        form=tools.form,
+        tools=tools.tools,
+        max_turns=tools.max_turns,
+        top_n=tools.top_n,
+        most=tools.most,
+    )
+    retriever = own_retriever(tools.retriever, scorer_of(tools, mesh))
+    library = OwnLibrary(retriever)
+    made = _Bridge(config, "train") if config.questions.train == BRIDGE else None
+    train = made.tasks if made else _read(config, config.questions.train)
+    dev: Sequence[ToolTask]
+    if config.questions.dev == BRIDGE:
+        dev = _Bridge(config, "dev").tasks
+    else:
+        dev = _read(config, config.questions.dev)
+    train = _without(train, dev)
+
+    def texts() -> Iterator[str]:
+        if made is None:
+            raise InputError(
+                "config.model.path is empty: a tiny model is made for the questions 'bridge' only; "
+                "name a chat model's folder or hub name."
+            )
+        return _demonstrated_texts(config, agent, library, made.questions)
+
+    model = prepare_language_model(
+        config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
+    )
+    speech = _speech(config, model)
+    _check_prompts(config, agent, speech, (*train[:_LOOKED_AT], *dev[:_LOOKED_AT]))
+    order = np.random.default_rng(config.eval.seed).permutation(len(dev))
+    shown = sorted(order[: config.eval.samples or len(dev)].tolist())
+    return Inputs(
+        model=model,
+        agent=agent,
+        library=library,
+        speech=speech,
+        train=train,
+        dev=[dev[number] for number in shown],
+        demonstrated=made.questions if made and SFT in config.stages else (),
+        data={
+            "questions": _fingerprint(train),
+            "model": model_digest(model.folder, default_cache(), log),
+            "prompt": agent.prompt.fingerprint,
+        },
+    )
+
+
+_LOOKED_AT = 64  # questions of each split whose prompts are measured before a run begins
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bridge:
+    """The questions that are made here."""
+
+    config: RlvrConfig
+    split: Split
+
+    @functools.cached_property
+    def questions(self) -> list[BridgeQuestion]:
+        given = self.config.questions
+        count = given.bridge_train if self.split == "train" else given.bridge_dev
+        return [bridge_question(given.bridge_seed, self.split, index) for index in range(count)]
+
+    @property
+    def tasks(self) -> list[ToolTask]:
+        return [bridge_task(question) for question in self.questions]
+
+
+def _read(config: RlvrConfig, text: str) -> list[ToolTask]:
+    samples: list[Any] = []
+    for part in parse_parts(text):
+        found, report = read_part(part)
+        samples += found
+        log(f"{part.path}: {report}")
+    return tasks_of(samples, config.tasks)
+
+
+def _without(train: Sequence[ToolTask], dev: Sequence[ToolTask]) -> list[ToolTask]:
+    """The training questions that are not evaluated on."""
+    asked = {task.question for task in dev}
+    kept = [task for task in train if task.question not in asked]
+    if not kept:
+        raise InputError(
+            "config.questions.train and config.questions.dev name the same questions, so none is "
+            "left to train on; name other parts."
+        )
+    return kept
+
+
+def _demonstrated_texts(
+    config: RlvrConfig, agent: ToolAgent, library: OwnLibrary, questions: Sequence[BridgeQuestion]
+) -> Iterator[str]:
+    """The texts of whole episodes, prompts and tool calls included."""
+    for number, question in enumerate(questions[:_READ_FOR_TOKENIZER]):
+        choices = draw_choices(config.demonstrations, config.seed, number)
+        script = Demonstration(question, choices, config.tools.form)
+        for messages, said in scripted_talk(agent, bridge_task(question), script, library).turns:
+            yield from (text for _, text in messages)
+            yield said
+
+
+def _speech(config: RlvrConfig, model: FirstLanguageModel) -> Speech:
+    thinking = {"": None, "on": True, "off": False}[config.model.thinking]
+    loaded = model.loaded
+    scaffold = scaffold_of(loaded.tokenizer, thinking=thinking)
+    room, positions = config.sampling.room, loaded.model.max_positions
+    if room > positions:
+        raise InputError(
+            f"config.sampling.room is {room}, but {model.folder} has {positions} positions; lower "
+            "it."
+        )
+    return Speech(loaded.tokenizer, scaffold, config.tools.turn_tokens, room)
+
+
+def _check_prompts(
+    config: RlvrConfig, agent: ToolAgent, speech: Speech, tasks: Sequence[ToolTask]
+) -> None:
+    longest = max(tasks, key=lambda task: len(task.question))
+    tokens = len(speech.scaffold.opening(agent.opening(longest.question)))
+    if tokens >= config.sampling.room:
+        raise InputError(
+            f"the prompt of question {longest.id!r} has {tokens} tokens, and config.sampling.room "
+            f"is {config.sampling.room}; raise it, or give a shorter config.tools.prompt."
+        )
+
+
+def _fingerprint(tasks: Sequence[ToolTask]) -> str:
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(f"{task.id}\0{task.question}\0{task.answers}\0{len(task.documents)}".encode())
+    return digest.hexdigest()[:16]
