@@ -151,7 +151,7 @@ class BatchRules:
     def __post_init__(self) -> None:
         if self.truncated not in TREATMENTS:
             raise InputError(
-                f"config.agent.truncated is {self.truncated!r}; use {' or '.join(TREATMENTS)}."
+                f"config.tools.truncated is {self.truncated!r}; use {' or '.join(TREATMENTS)}."
             )
 
 

@@ -1,0 +1,280 @@
+"""Episodes of a language model with tools: tokens in, tokens out, side by side."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qrag_jax.data.generators.bridge_world import bridge_question
+from qrag_jax.environments.tools.bridge_tasks import bridge_task
+from qrag_jax.environments.tools.demonstrations import EXPERT, Demonstration, draw_choices
+from qrag_jax.environments.tools.episode import Closed, Document, Failed, Look, Open, ToolTask
+from qrag_jax.environments.tools.play import COMPLETE, GET, RETRIEVE, ToolAgent
+from qrag_jax.errors import InputError
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.scaffolds import scaffold_of
+from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
+from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model
+from qrag_jax.retrieval.own_documents import own_retriever
+from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
+from qrag_jax.rollouts.own_library import OwnLibrary
+from qrag_jax.rollouts.scripted_tokens import encoded, scripted_talk
+from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenRollout, TokenStart
+from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
+from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
+from qrag_jax.runtime.interrupt import Stopped
+
+SIZES = TinyLMConfig(
+    layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32, vocab=400
+)
+QUESTIONS = [bridge_question(0, "train", index) for index in range(4)]
+TASKS = [bridge_task(question) for question in QUESTIONS]
+LIBRARY = OwnLibrary(own_retriever("bm25"))
+AGENT = ToolAgent(prompts.load("bare_question"), top_n=1, most=1, max_turns=4)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedLanguageModel:
+    folder: Path = tmp_path_factory.mktemp("lm")
+    texts = [f"{q.question} {p.text}" for q in QUESTIONS for p in q.passages]
+    write_tiny_lm(folder, [*texts, '{"name": "retrieve_documents"}'], SIZES, seed=0)
+    return load_language_model(folder)
+
+
+def speech_of(loaded: LoadedLanguageModel, room: int = 900, turn: int = 200) -> Speech:
+    return Speech(loaded.tokenizer, scaffold_of(loaded.tokenizer), turn, room)
+
+
+class Never:
+    """A signal that does not come."""
+
+    def check(self) -> None:
+        pass
+
+
+class Told:
+    """Says what a function of the ids so far says, letter by letter: not as a tokenizer would."""
+
+    version = "7"
+
+    def __init__(
+        self, speech: Speech, say: Callable[[str], str | Failure], *, in_rounds: bool
+    ) -> None:
+        self.in_rounds, self.asked = in_rounds, list[list[SampleRequest]]()
+        self._speech, self._say = speech, say
+
+    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
+        self.asked.append(list(requests))
+        futures: list[Future[Sampled | Failure]] = [Future() for _ in requests]
+        given = [*zip(futures, requests, strict=True)]
+        if self.in_rounds:
+            for future, request in given:
+                future.set_result(self._one(request))
+        else:  # the last one first, from threads
+            for number, (future, request) in enumerate(reversed(given)):
+                threading.Timer(
+                    0.001 * number, lambda f, r: f.set_result(self._one(r)), (future, request)
+                ).start()
+        return futures
+
+    def _one(self, request: SampleRequest) -> Sampled | Failure:
+        said = self._say(self._speech.tokenizer.decode(request.ids))
+        if isinstance(said, Failure):
+            return said
+        tokenizer = self._speech.tokenizer
+        ids = [i for letter in said for i in tokenizer(letter, add_special_tokens=False).input_ids]
+        ids = [*ids, self._speech.scaffold.stop_ids[0]][: request.most]
+        finish = "stop" if ids[-1] == self._speech.scaffold.stop_ids[0] else "length"
+        return Sampled(np.array(ids, np.int32), np.arange(len(ids), dtype=np.float32), finish)
+
+
+def starts(tasks: Sequence[ToolTask], each: int = 1) -> list[TokenStart]:
+    return [
+        TokenStart(task, np.array([number, member], np.uint32))
+        for number, task in enumerate(tasks)
+        for member in range(each)
+    ]
+
+
+def expert(text: str) -> str:
+    """The expert's next turn after a conversation."""
+    (question,) = [each for each in QUESTIONS if each.question in text]
+    shown = [part.partition("</tool_response>")[0] for part in text.split("<tool_response>\n")[1:]]
+    return Demonstration(question, draw_choices(EXPERT, 0, 0)).say(shown)
+
+
+def rollout(speech: Speech, sampler: Any, agent: ToolAgent = AGENT, **options: Any) -> TokenRollout:
+    library = options.pop("library", LIBRARY)
+    return TokenRollout(
+        agent, sampler, library, speech, stop=options.pop("stop", Never()), **options
+    )
+
+
+@pytest.mark.parametrize("in_rounds", [True, False])
+def test_sampled_ids_stay_as_they_are(loaded: LoadedLanguageModel, in_rounds: bool) -> None:
+    speech = speech_of(loaded)
+    sampler = Told(speech, expert, in_rounds=in_rounds)
+    played = rollout(speech, sampler).play(starts(TASKS, 2))
+    for start, episode in zip(starts(TASKS, 2), played, strict=True):
+        assert isinstance(episode.ended, Closed)
+        assert episode.ended.tally.searches == 2
+        assert episode.status == DONE
+        (segment,) = episode.segments
+        question = next(q for q in QUESTIONS if q.question == start.task.question)
+        talk = scripted_talk(AGENT, start.task, _script(question), LIBRARY)
+        assert talk.ended == episode.ended
+        for number, (turn, (messages, text)) in enumerate(zip(segment, talk.turns, strict=True)):
+            assert speech.text(turn.sampled) == text
+            canonical = speech.tokenizer(text, add_special_tokens=False).input_ids
+            assert turn.sampled.tolist()[:-1] != canonical  # and nobody changed them
+            before = segment[number - 1].sampled
+            scaffold = speech.scaffold
+            observed = scaffold.after(before, messages) if number else scaffold.opening(messages)
+            np.testing.assert_array_equal(turn.observed, observed)
+            assert turn.version == "7"
+    # The ids of each request are those of all turns before it.
+    requests = [request for asked in sampler.asked for request in asked]
+    whole = np.concatenate([np.r_[t.observed, t.sampled] for t in played[0].segments[0]])
+    own = [r for r in requests if r.key.tolist() == [0, 0]]
+    assert len(own) == 3
+    for request in own:
+        np.testing.assert_array_equal(request.ids, whole[: len(request.ids)])
+    if in_rounds:
+        assert [len(asked) for asked in sampler.asked] == [8, 8, 8]
+
+
+def _script(question: Any) -> Demonstration:
+    return Demonstration(question, draw_choices(EXPERT, 0, 0))
+
+
+def test_a_script_is_encoded_as_a_tokenizer_does(loaded: LoadedLanguageModel) -> None:
+    speech = speech_of(loaded)
+    talk = scripted_talk(AGENT, TASKS[0], _script(QUESTIONS[0]), LIBRARY)
+    episode = encoded(talk, speech)
+    ids = np.concatenate([np.r_[t.observed, t.sampled] for t in episode.segments[0]])
+    messages = [
+        {"role": role, "content": content}
+        for before, text in talk.turns
+        for role, content in (*before, ("assistant", text))
+    ]
+    expected = loaded.tokenizer.apply_chat_template(messages, tokenize=False).rstrip("\n")
+    assert loaded.tokenizer.decode(ids) == expected
+    with pytest.raises(ValueError, match="there is room for 50"):
+        encoded(talk, speech_of(loaded, room=50))
+
+
+def test_a_failure_is_played_again_and_then_told(loaded: LoadedLanguageModel) -> None:
+    speech, seen = speech_of(loaded), list[str]()
+
+    def fails_at_first(text: str) -> str | Failure:
+        seen.append(text)
+        first = QUESTIONS[0].question in text
+        dead = QUESTIONS[1].question in text
+        if dead or (first and sum(QUESTIONS[0].question in each for each in seen) == 1):
+            return Failure("timeout", "no reply within 3 s.")
+        return expert(text)
+
+    sampler = Told(speech, fails_at_first, in_rounds=True)
+    playing = rollout(speech, sampler)
+    one, other, third, _ = playing.play(starts(TASKS))
+    assert (one.attempts, one.status) == (2, DONE)
+    assert (other.attempts, other.status) == (2, "timeout")
+    assert isinstance(other.ended, Failed)
+    assert not other.segments
+    assert (third.attempts, third.status) == (1, DONE)
+    assert playing.counts.failed == 3
+    # Another attempt has other draws.
+    keys = {r.key.tobytes() for a in sampler.asked for r in a if _asks(speech, r, QUESTIONS[1])}
+    assert len(keys) == 2
+
+
+def _asks(speech: Speech, request: SampleRequest, question: Any) -> bool:
+    return question.question in speech.tokenizer.decode(request.ids)
+
+
+def test_a_search_that_fails_ends_the_episode(loaded: LoadedLanguageModel) -> None:
+    class Dead:
+        def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[Any]:
+            return [Failure("server", "status 500") for _ in asked]
+
+        def open(self, task: ToolTask, step: Open) -> Document | None:
+            raise AssertionError
+
+    speech = speech_of(loaded)
+    sampler = Told(speech, expert, in_rounds=True)
+    (episode,) = rollout(speech, sampler, library=Dead(), attempts=3).play(starts(TASKS[:1]))
+    assert (episode.status, episode.attempts) == ("server", 3)
+
+
+def test_searches_and_openings_share_a_thread(loaded: LoadedLanguageModel) -> None:
+    speech = speech_of(loaded)
+    agent = ToolAgent(prompts.load("bare_question"), tools=(RETRIEVE, GET, COMPLETE))
+
+    def both(text: str) -> str:
+        if "Document ID: 4" in text:
+            return write_call(ToolCall(COMPLETE, {"final_answer": "x"}), HERMES)
+        calls = [ToolCall(GET, {"doc_id": "4"}), ToolCall(GET, {"doc_id": "none"})]
+        return "\n".join(write_call(call, HERMES) for call in calls)
+
+    (episode,) = rollout(speech, Told(speech, both, in_rounds=True), agent).play(starts(TASKS[:1]))
+    assert isinstance(episode.ended, Closed)
+    assert episode.ended.seen == ("4",)
+    assert 'no document with the id "none"' in speech.text(episode.segments[0][1].observed)
+
+
+def test_an_episode_ends_where_its_room_does(loaded: LoadedLanguageModel) -> None:
+    whole = speech_of(loaded)
+    (episode,) = rollout(whole, Told(whole, expert, in_rounds=True)).play(starts(TASKS[:1]))
+    (first, second, _) = episode.segments[0]
+    before = len(first.observed) + len(first.sampled)
+    cases = {
+        before - 3: (1, "length"),  # inside the first turn
+        before + len(second.observed): (1, "stop"),  # no room for one token more
+        before + len(second.observed) + 5: (2, "length"),
+    }
+    for room, (turns, finish) in cases.items():
+        speech = speech_of(loaded, room=room)
+        (cut,) = rollout(speech, Told(speech, expert, in_rounds=True)).play(starts(TASKS[:1]))
+        assert cut.status == TRUNCATED
+        (segment,) = cut.segments
+        assert (len(segment), segment[-1].finish) == (turns, finish)
+        assert sum(len(t.observed) + len(t.sampled) for t in segment) <= room
+    speech = speech_of(loaded, room=len(first.observed))
+    with pytest.raises(InputError, match=r"the prompt of question 'bridge-.*raise it"):
+        rollout(speech, Told(speech, expert, in_rounds=True)).play(starts(TASKS[:1]))
+
+
+def test_a_signal_ends_the_play(loaded: LoadedLanguageModel) -> None:
+    class Soon:
+        left = 2
+
+        def check(self) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise Stopped
+
+    speech = speech_of(loaded)
+    with pytest.raises(Stopped):
+        rollout(speech, Told(speech, expert, in_rounds=True), stop=Soon()).play(starts(TASKS))
+
+
+def test_the_device_samples_the_same_whatever_is_beside(loaded: LoadedLanguageModel) -> None:
+    speech = speech_of(loaded, room=160, turn=12)
+    sampler = DeviceSampler(loaded.model, SamplingConfig(room=160, chunk=32))
+
+    def played(given: Sequence[TokenStart]) -> list[TokenEpisode]:
+        return rollout(speech, RoundSampler(sampler, loaded.params)).play(given)
+
+    together = played(starts(TASKS[:2], 2))
+    alone = played(starts(TASKS[:2], 2)[3:])
+    for one, other in zip(together[3].segments[0], alone[0].segments[0], strict=True):
+        np.testing.assert_array_equal(one.sampled, other.sampled)
+        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-5)
