@@ -1,0 +1,223 @@
+"""RLVR put together: questions, model, tools, rewards, and updates of a small run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from qrag_jax.environments.tools.episode import Closed, Failed, ToolTally
+from qrag_jax.errors import InputError
+from qrag_jax.evaluators.tool_scores import scored
+from qrag_jax.feedback.rubric import preset
+from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory
+from qrag_jax.runtime.dry_run import program_lines
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.run import Run
+from qrag_jax.systems import rlvr
+from qrag_jax.systems.rlvr import Rlvr
+from qrag_jax.systems.rlvr_config import RlvrConfig, default_config
+
+MEMBERS, SFT_STEPS = 3, 2
+
+
+def small(**fields: Any) -> ConfigDict:
+    config = default_config()
+    config.model.tiny.update(layers=1, hidden=32, heads=2, key_heads=1, head_dim=16)
+    config.model.tiny.update(intermediate=32, vocab=420, positions=700)
+    config.questions.update(bridge_train=16, bridge_dev=4)
+    config.tools.update(prompt="bare_question", top_n=1, most=1, max_turns=3, turn_tokens=16)
+    config.sampling.update(room=640, chunk=64)
+    config.sft.update(steps=SFT_STEPS, batch_size=4)
+    config.grpo.update(members=MEMBERS, longest=64)
+    config.train.update(steps=2, batch_size=2, eval_every=2, checkpoint_every=1, log_every=1)
+    for name, value in fields.items():
+        *sections, field = name.split("__")
+        part = config
+        for section in sections:
+            part = part[section]
+        part[field] = value
+    return config
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rlvr]:
+    config = small()
+    with (
+        Run.open(tmp_path_factory.mktemp("rlvr") / "run", 0.0) as run,
+        rlvr.open_system(config, run) as made,
+    ):
+        yield made
+
+
+def played(system: Rlvr, step: int) -> list[TokenTrajectory]:
+    numbers = system._order.at(step).numbers.tolist()
+    return system._play(system.first_state().params, numbers, step, StopSignal())
+
+
+def test_demonstrations_come_first_and_are_named_so(system: Rlvr) -> None:
+    given = played(system, 0)
+    assert [each.facts["scripted"] for each in given] == [True] * 4
+    assert all(each.status == DONE for each in given)
+    assert all(turn.log_probs.sum() == 0 for each in given for turn in each.segments[0])
+    assert "imitating 4 scripted demonstrations, then 2 steps of GRPO" in system.line
+    texts = [system.inputs.speech.text(turn.sampled) for turn in given[0].segments[0]]
+    assert "retrieve_documents" in texts[0]
+    assert "complete" in texts[-1]
+
+
+def test_each_stage_has_its_own_order(system: Rlvr) -> None:
+    imitated = [system._order.at(step).numbers.tolist() for step in range(SFT_STEPS)]
+    asked = [system._order.at(step).numbers.tolist() for step in (SFT_STEPS, SFT_STEPS + 1)]
+    assert [len(each) for each in (*imitated, *asked)] == [4, 4, 2, 2]
+    assert len({number for batch in imitated for number in batch}) == 8
+
+
+def test_groups_have_one_question_and_draws_of_their_own(system: Rlvr) -> None:
+    given = played(system, SFT_STEPS)
+    assert [each.member for each in given] == [0, 1, 2] * 2
+    assert len({each.question for each in given}) == 2
+    drawn = {each.segments[0][0].sampled.tobytes() for each in given}
+    assert len(drawn) == 2 * MEMBERS
+    again = played(system, SFT_STEPS)
+    assert [each.to_json() for each in again] == [each.to_json() for each in given]
+    assert json.loads(json.dumps(given[0].to_json()))["facts"]["tally"]["turns"] >= 1
+
+
+def test_stages_follow_each_other_with_moments_of_their_own(system: Rlvr) -> None:
+    state, losses = system.first_state(), []
+    system._step = None
+    for step in range(SFT_STEPS):
+        state, metrics = system.update(state, system._batch(played(system, step)))
+        losses.append(float(metrics["loss"]))
+        assert "return" not in metrics
+    assert losses[1] < losses[0]
+    assert _moments(state.opt_state) > 0
+    # Groups whose rewards are equal teach nothing: only the moments' new start is seen.
+    given = played(system, SFT_STEPS)
+    flat = [_with_reward(each, 0.5) for each in given]
+    before = jax.device_get(state.params)
+    state, metrics = system.update(state, system._batch(flat))
+    assert float(metrics["return"]) == 0.5
+    assert float(metrics["flat_groups"]) == 1
+    assert _moments(state.opt_state) == 0
+    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(state.params))
+    assert int(state.step) == SFT_STEPS + 1
+    differing = [_with_reward(each, each.member / 2) for each in given]
+    state, metrics = system.update(state, system._batch(differing))
+    assert float(metrics["flat_groups"]) == 0
+    assert float(metrics["clip_fraction"]) == 0
+    assert _moments(state.opt_state) > 0
+    # The sampler's log-probabilities are those of the weights it was given: the first ones.
+    assert float(metrics["sampler_kl"]) > 0
+
+
+def _with_reward(each: TokenTrajectory, reward: float) -> TokenTrajectory:
+    return dataclasses.replace(each, parts={**each.parts, "reward": reward})
+
+
+def _moments(opt_state: Any) -> float:
+    leaves = [x for x in jax.tree.leaves(opt_state) if getattr(x, "ndim", 0) > 1]
+    return sum(float(np.abs(np.asarray(leaf)).sum()) for leaf in leaves)
+
+
+def test_the_sampler_and_the_learner_agree(system: Rlvr) -> None:
+    system._step = SFT_STEPS + 1
+    given = [_with_reward(each, each.member / 2) for each in played(system, SFT_STEPS)]
+    _, metrics = system.update(system.first_state(), system._batch(given))
+    assert float(metrics["sampler_kl"]) < 1e-6
+    assert abs(float(metrics["sampler_largest_ratio"]) - 1) < 1e-3
+
+
+def test_evaluation_and_programs(system: Rlvr) -> None:
+    found = system.evaluate(system.first_state(), 0, StopSignal())
+    assert "on 4 questions" in found.line
+    assert {"eval/em", "eval/reward", "eval/turns"} <= set(found.metrics)
+    lines = list(program_lines(system.programs()))
+    assert [line.split(":")[0].strip() for line in lines[:2]] == [
+        "update by StageSFTConfig",
+        "update by TokenGRPOConfig",
+    ]
+
+
+def test_scores_are_means_over_what_did_not_fail(system: Rlvr) -> None:
+    task = system.inputs.train[0]
+    right = Closed(task.answers[0], task.gold, task.gold, 3, ToolTally(turns=3, completed=True))
+    wrong = Closed("", (), task.gold[:1], 0, ToolTally(turns=1))
+    ended = [right, wrong, Failed("timeout", "no reply.")]
+    episodes = [TokenEpisode(each, (), 1) for each in ended]
+    scores = scored([task] * 3, episodes, preset("head"))
+    assert scores["em"] == 0.5
+    assert scores["recall"] == 0.75
+    assert scores["turns"] == 2
+    assert scores["failed_share"] == pytest.approx(1 / 3)
+    assert scores["reward"] == pytest.approx((1.0 + (0.5 + 0.4) / 4) / 2)
+
+
+def test_adapters_learn_and_the_base_stays(tmp_path: Path) -> None:
+    config = small(model__lora__rank=4, stages=("grpo",), grpo__beta=0.1)
+    with Run.open(tmp_path / "run", 0.0) as run, rlvr.open_system(config, run) as system:
+        state = system.first_state()
+        given = [_with_reward(each, each.member / 2) for each in played(system, 0)]
+        after, metrics = system.update(state, system._batch(given))
+        assert float(metrics["grad_norm"]) > 0
+        assert float(metrics["kl"]) == 0
+        leaves = jax.tree.leaves(after.params)
+        assert {leaf.shape[-1] for leaf in leaves} | {leaf.shape[-2] for leaf in leaves} >= {4}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"stages": ()}, r"config\.stages is empty; use sft, grpo, or sft,grpo"),
+        ({"stages": ("ppo",)}, r"config\.stages is ppo"),
+        ({"stages": ("grpo", "sft")}, r"config\.stages is grpo, sft"),
+        ({"grpo__members": 1}, r"config\.grpo\.members is 1; it must be at least 2"),
+        ({"sampling__temperature": 0.0}, "the episodes of a group would be alike"),
+        ({"grpo__longest": 8}, r"config\.grpo\.longest is 8, less than a turn may sample"),
+        ({"questions__train": "a,b,train"}, "whose demonstrations are of the questions 'bridge'"),
+        ({"tools__form": "python"}, r"config\.tools\.form is 'python'; use "),
+        ({"tools__retriever": "tfidf"}, r"config\.tools\.retriever is 'tfidf'; use "),
+        ({"tools__truncated": "no"}, r"config\.tools\.truncated is 'no'; use one of"),
+        ({"rubric__preset": "tail"}, r"config\.rubric\.preset is 'tail'; use one of"),
+        ({"train__accumulation": 2}, r"config\.train\.accumulation is 2"),
+        ({"eval__best_by": "luck"}, r"config\.eval\.best_by is 'luck'; use "),
+        ({"model__thinking": "maybe"}, r"config\.model\.thinking is 'maybe'; use on, off"),
+        ({"sft__steps": 0}, r"config\.sft\.steps is 0; it must be at least 1"),
+    ],
+)
+def test_wrong_settings(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        RlvrConfig.of(small(**fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"sampling__room": 900}, r"config\.sampling\.room is 900, but .* has 700 positions"),
+        ({"sampling__room": 20}, r"the prompt of question 'bridge-.* has \d+ tokens, and config"),
+        ({"tools__retriever": "semantic"}, "needs something that scores documents"),
+        ({"tools__tools": ("search",)}, r"config\.tools\.tools is search; name some of"),
+        ({"tools__prompt": "nothing"}, "nothing"),
+        ({"model__path": "no/such/folder"}, "no such folder"),
+        ({"model__lora__rank": 2, "model__lora__targets": ("w",)}, r"config\.model\.lora\.targets"),
+        ({"stages": ("grpo",), "questions__train": "./no.jsonl,x,train"}, "no.jsonl"),
+    ],
+)
+def test_wrong_inputs(fields: dict[str, Any], said: str, tmp_path: Path) -> None:
+    config = small(**fields)
+    rlvr.check(config)
+    with (
+        Run.open(tmp_path / "run", 0.0) as run,
+        pytest.raises(InputError, match=said),
+        rlvr.open_system(config, run),
+    ):
+        pass
