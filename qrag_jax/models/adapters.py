@@ -70,8 +70,8 @@ def target_modules(
     if unknown or not names:
         raise InputError(
             f"config.{section}.lora.targets names {', '.join(map(repr, unknown)) or 'nothing'}; "
-            f"use {ALL_LINEAR!r} or names among {', '.join(known)}, the linear maps of this model's "
-            "layers."
+            f"use {ALL_LINEAR!r} or names among {', '.join(known)}, the linear maps of this "
+            "model's layers."
         )
     return {path: m for path, m in linear.items() if any(has(m, name) for name in names)}
 

@@ -31,11 +31,13 @@ from qrag_jax.rollouts.token_sampler import (
     rooms,
 )
 
+_FEWEST = 8  # rows that are computed, at least
+
 
 class DeviceSampler:
     """See `rollouts.token_sampler`.
 
-    A program is compiled for each pair of numbers of rows and of prompts, powers of two both.
+    A program is compiled for each number of rows, a power of two, and of prompts: as many, or few.
 
     Args:
         model: the language model; its trunk computes on one device, or by XLA's own partitioning
@@ -60,7 +62,10 @@ class DeviceSampler:
         asked = rooms(requests, self.config.room)
         prompts = {request.ids.tobytes(): request.ids for request in requests}
         places = {prompt: place for place, prompt in enumerate(prompts)}
-        count = _power(len(prompts))
+        rows = max(_power(len(requests)), _FEWEST)
+        # Few shapes: either a prompt for each row, or one for several, as in a group's first turn.
+        few = _power(len(prompts))
+        count = few if 4 * few <= rows else rows
         longest = max(map(len, prompts.values()))
         chunks = math.ceil(longest / self.config.chunk)
         width = self.config.chunk * _power(chunks)
@@ -68,7 +73,6 @@ class DeviceSampler:
         lengths = np.zeros(count, np.int32)
         for place, ids in enumerate(prompts.values()):
             tokens[place, : len(ids)], lengths[place] = ids, len(ids)
-        rows = _power(len(requests))
         source, most = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
         keys = np.zeros((rows, 2), np.uint32)
         for row, request in enumerate(requests):

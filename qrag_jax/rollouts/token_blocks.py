@@ -105,8 +105,9 @@ def choose_shape(batch: TokenBatch, tokens: int, members: int, multiple: int = 8
             int(batch.lengths[row]) - common.get(int(batch.leader[row]), 0) for row in used
         )
     shortest = max(int(np.median((batch.lengths - batch.shared)[used])) if len(used) else 1, 1)
-    groups = max(1, math.ceil(tokens / shortest / members))
-    groups = 2 ** math.ceil(math.log2(groups))
+    # Rows that a block may have are computed whether they are there or not: not many more of them.
+    groups = max(1, math.ceil(tokens / (7 / 8 * _rung(shortest)) / members))
+    groups = _rung(groups)
     prompt, own = (min(length, _rung(each, multiple)) if each else 0 for each in (shared, behind))
     return BlockShape(tokens, length, groups, members, most, prompt, own)
 
@@ -132,7 +133,7 @@ def token_blocks(batch: TokenBatch, shape: BlockShape, devices: int = 1) -> Toke
         else:
             blocks.append([piece])
     # A program is compiled for few numbers of blocks; it does not compute the empty ones.
-    number = devices * _rung(max(1, math.ceil(len(blocks) / devices)))
+    number = devices * 2 ** math.ceil(math.log2(max(1, math.ceil(len(blocks) / devices))))
     # Dealt out one by one, the fullest first, so that no device has more than its share.
     order = np.arange(number).reshape(-1, devices).T.reshape(-1)
     made = [_block(batch, shape, blocks[n] if n < len(blocks) else []) for n in order]

@@ -12,6 +12,21 @@ from qrag_jax.models.compute.dropout import KeptWeights
 from qrag_jax.models.compute.precision import FUSED, PRODUCTS, Precision, exact
 
 MASKED = -1e9
+# Queries of causal rows are asked in parts, each with the keys that it may see: at most so many
+# parts, of so many queries at least.
+_PARTS, _SHORTEST_PART = 4, 48
+
+
+class Behind(NamedTuple):
+    """Queries that begin behind the starts of their rows.
+
+    Attributes:
+        position: `[B]`, of each row's first query.
+        most: the largest that it can be.
+    """
+
+    position: jax.Array
+    most: int
 
 
 class _Heads(NamedTuple):
@@ -29,7 +44,7 @@ def padded_attention(
     precision: Precision | None = None,
     causal: bool = False,
     kept: KeptWeights | None = None,
-    first: jax.Array | None = None,
+    first: Behind | None = None,
 ) -> jax.Array:
     """softmax(QKᵀ/√d)·V over the first `lengths[b]` keys of each row (Vaswani et al., 2017).
 
@@ -49,8 +64,8 @@ def padded_attention(
             dtype of query. JAX's attention ignores `products`.
         causal: a query sees no later key. Cotangents at positions ≥ length must then be 0.
         kept: the attention weights that dropout keeps; None: no dropout.
-        first: `[B]`, the position of each row's first query, of which there may then be fewer than
-            keys; None: 0. Batched products take it, causal and without dropout.
+        first: where the queries of rows begin, of which there may then be fewer than keys; None: at
+            the rows' starts. Batched products take it, causal and without dropout.
 
     Returns:
         `[B, L, heads, d]`; values at positions ≥ length are meaningless.
@@ -99,11 +114,10 @@ def _batched_products(heads_of_rows, lengths, products, causal, kept, first):
         return x.transpose(0, 2, 1, 3).reshape(batch * groups, -1, width)
 
     position = jnp.arange(length)
-    if first is not None:
-        own = first[:, None] + jnp.arange(asking)[None]
-        bias = jnp.where(position[None, None] <= own[..., None], 0.0, MASKED)
-        bias = jnp.repeat(jnp.tile(bias, (1, heads // groups, 1)), groups, axis=0)
-    elif causal:  # padding keys come after all queries of the row
+    if causal and kept is None:  # padding keys come after all queries of the row
+        behind = first or Behind(jnp.zeros(1, jnp.int32), 0)
+        return _in_parts(heads_of_rows, products, behind)
+    if causal:
         bias = jnp.where(position[None] <= position[:, None], 0.0, MASKED)
         bias = jnp.tile(bias, (heads // groups, 1))[None]
     else:
@@ -114,6 +128,31 @@ def _batched_products(heads_of_rows, lengths, products, causal, kept, first):
     by_groups = _Heads(by_group(scaled), by_group(key), by_group(value))
     result = _attend(products, rate, by_groups, bias, mask)
     return result.reshape(batch, heads, asking, width).transpose(0, 2, 1, 3)
+
+
+def _in_parts(heads_of_rows, products, behind):
+    """Causal attention: a part of the queries needs no key behind its last one's position."""
+    query, key, value = heads_of_rows
+    batch, asking, heads, width = query.shape
+    length, groups = key.shape[1:3]
+    share = heads // groups
+
+    def by_group(x: jax.Array) -> jax.Array:
+        return x.transpose(0, 2, 1, 3).reshape(batch * groups, -1, width)
+
+    size = max(_SHORTEST_PART, -(-asking // _PARTS))
+    found = []
+    for start in range(0, asking, size):
+        end = min(start + size, asking)
+        seen = min(length, behind.most + end)
+        own = behind.position[:, None] + jnp.arange(start, end)[None]
+        bias = jnp.where(jnp.arange(seen)[None, None] <= own[..., None], 0.0, MASKED)
+        bias = jnp.repeat(jnp.tile(bias, (1, share, 1)), groups if len(bias) > 1 else 1, axis=0)
+        scaled = query[:, start:end] * jnp.asarray(width**-0.5, query.dtype)
+        part = _Heads(by_group(scaled), by_group(key[:, :seen]), by_group(value[:, :seen]))
+        attended = _attend(products, 0.0, part, bias, None)
+        found.append(attended.reshape(batch, heads, end - start, width))
+    return jnp.concatenate(found, axis=2).transpose(0, 2, 1, 3)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

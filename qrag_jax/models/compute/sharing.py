@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.models.compute.attention import padded_attention
+from qrag_jax.models.compute.attention import Behind, padded_attention
 from qrag_jax.models.compute.packing import Layout, Shared, from_rows, to_rows
 from qrag_jax.models.compute.precision import PRODUCTS, Precision
 
@@ -121,7 +121,8 @@ def shared_attention(
     shared = layout.shared
     if shared is None or shared.own is None or precision.attention != PRODUCTS:
         return of_row_starts(layout)
-    first = jnp.repeat(shared.counts, len(layout.lengths) // len(shared.counts))
+    position = jnp.repeat(shared.counts, len(layout.lengths) // len(shared.counts))
+    most = 0 if shared.prompts is None else shared.prompts.place.shape[1]
     attended = padded_attention(
         rows(query, shared.own),
         rows(key, layout),
@@ -129,7 +130,7 @@ def shared_attention(
         jnp.maximum(layout.lengths, 1),
         precision=precision,
         causal=True,
-        first=first,
+        first=Behind(position, most),
     )
     own = packed(attended, shared.own)
     return own if shared.prompts is None else own + of_row_starts(shared.prompts)
