@@ -146,7 +146,7 @@ def update_cases(size: Size) -> Iterator[Case]:
             raise InputError(f"{error}: pip install 'qrag_jax[test]' for this suite.") from None
         config = TokenGRPOConfig(members=size.members, longest=size.episode)
         theirs = TrlLearner(Path(name), config, TEMPERATURE, RATE)
-        policy, parts = _policy(loaded, config)
+        policy, parts = policy_of(loaded, config)
         params = loaded.params
         shape = choose_shape(batch, BLOCK, size.members)
         episodes = token_episodes(policy, batch, shape)
@@ -218,7 +218,8 @@ def update_cases(size: Size) -> Iterator[Case]:
         )
 
 
-def _policy(loaded: LoadedLanguageModel, config: TokenGRPOConfig) -> tuple[TokenPolicy, Parts]:
+def policy_of(loaded: LoadedLanguageModel, config: TokenGRPOConfig) -> tuple[TokenPolicy, Parts]:
+    """The learner of a decoder on one device, and what its state is made of."""
     mesh = make_mesh((1, 1, 1), jax.devices()[:1])
     optimizer = optax.adamw(RATE, weight_decay=0.0)
     parts = Parts(optimizer, None, False, loaded.model.trunk.config.hidden_size)

@@ -1,0 +1,175 @@
+"""TRL's `GRPOTrainer` on stored rollouts: its padding, masks, advantages, weights and losses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_trainer import add_fused_lm_head
+
+from qrag_jax.learners.token_config import CISPO, SEQUENCE, TokenGRPOConfig
+from qrag_jax.rollouts.trajectories import TokenTrajectory
+
+Tensors = Mapping[str, np.ndarray]  # weights by Hugging Face's names
+Inputs = dict[str, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollouts:
+    """What TRL is told of stored episodes.
+
+    Attributes:
+        stored: the episodes, group by group, of one segment each.
+        learned: numbers of those that are learned from.
+        rewards: None: TRL leaves the episode out of its group.
+    """
+
+    stored: Sequence[TokenTrajectory]
+    learned: Sequence[int]
+    rewards: Sequence[float | None]
+
+    def generated(self, prompts: Sequence[str], _: GRPOTrainer) -> dict[str, Any]:
+        """A `rollout_func`: what follows the prompt is the completion, tools' words included."""
+        assert len(prompts) == len(self.stored)
+        found: dict[str, Any] = {
+            name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask")
+        }
+        for number, each in enumerate(self.stored):
+            (turns,) = each.segments
+            ids, log_probs, mask = [], [], []
+            for place, turn in enumerate(turns):
+                observed = turn.observed.tolist() if place else []
+                ids += [*observed, *turn.sampled.tolist()]
+                log_probs += [*[0.0] * len(observed), *turn.log_probs.tolist()]
+                mask += [*[0] * len(observed), *[int(number in self.learned)] * len(turn.sampled)]
+            found["prompt_ids"].append(turns[0].observed.tolist())
+            found["completion_ids"].append(ids)
+            found["logprobs"].append(log_probs)
+            found["env_mask"].append(mask)
+        return found
+
+    def scores(self, **_: Any) -> list[float | None]:
+        """A reward function."""
+        return list(self.rewards)
+
+
+class StoredTrainer:
+    """A trainer whose policy has generated the rollouts and has moved since."""
+
+    def __init__(
+        self,
+        folder: Path,
+        rollouts: Rollouts,
+        tokenizer: PreTrainedTokenizerBase,
+        config: TokenGRPOConfig,
+        temperature: float,
+    ) -> None:
+        self.rollouts = rollouts
+        model, reference = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for _ in range(2)
+        )
+        count = len(rollouts.stored)
+        self.trainer = GRPOTrainer(
+            model,
+            rollouts.scores,
+            GRPOConfig(
+                output_dir=str(folder / "trl"),
+                per_device_train_batch_size=count,
+                num_generations=config.members,
+                temperature=temperature,
+                mask_truncated_completions=True,
+                vllm_importance_sampling_mode="token_truncate",
+                vllm_importance_sampling_clip_max=config.sampler_cap,
+                use_bias_correction_kl=False,
+                gradient_checkpointing=False,
+                use_cpu=True,
+                bf16=False,
+                report_to=[],
+            ),
+            Dataset.from_dict({"prompt": ["?"] * count}),
+            processing_class=tokenizer,
+            rollout_func=rollouts.generated,
+        )
+        add_fused_lm_head(reference, temperature=temperature)
+        self.trainer.ref_model = reference
+        self.trainer.current_gradient_accumulation_steps = 1
+        # As if vLLM had sampled: the weights of this step are those that it has.
+        self.trainer.use_vllm, self.trainer._last_loaded_step = True, 0
+        self.trainer.model.train()
+
+    def inputs(self, *, scaled: bool) -> Inputs:
+        """What TRL makes of the rollouts, with the policy that it has now as the old one."""
+        self.trainer.beta = 1.0  # so that it computes the reference's log-probabilities
+        self.trainer.scale_rewards = "group" if scaled else "none"
+        prompts = [{"prompt": "?"} for _ in self.rollouts.stored]
+        return self.trainer._generate_and_score_completions(prompts)
+
+    def gradient(
+        self, inputs: Inputs, config: TokenGRPOConfig, *, corrected: bool
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """The loss and its gradient by Hugging Face's names.
+
+        Args:
+            corrected: with the weights of the sampler's log-probabilities.
+        """
+        trainer = self.trainer
+        trainer.loss_type = "cispo" if config.ratio == CISPO else config.aggregation
+        trainer.importance_sampling_level = "sequence" if config.ratio == SEQUENCE else "token"
+        trainer.epsilon_low, trainer.epsilon_high = config.clip_low, config.clip_high
+        if config.ratio == CISPO:
+            trainer.epsilon_high = 1.0 + config.clip_high  # TRL bounds the ratio itself
+        trainer.beta, trainer.use_vllm = config.beta, corrected
+        trainer.max_completion_length = config.longest
+        trainer.model.zero_grad()
+        parts = [
+            factor * trainer._compute_loss(trainer.model, part)
+            for part, factor in self._parts(inputs, config)
+        ]
+        loss = torch.stack(parts).sum()
+        loss.backward()
+        named = trainer.model.named_parameters()
+        return loss.item(), {n: p.grad.numpy().copy() for n, p in named if p.grad is not None}
+
+    def _parts(self, inputs: Inputs, config: TokenGRPOConfig) -> Iterator[tuple[Inputs, float]]:
+        """Batches and factors; the sum of factor × TRL's loss has OUR divisor."""
+        rows, learned = len(self.rollouts.stored), len(self.rollouts.learned)
+        if config.ratio == CISPO and config.aggregation == "grpo":
+            for number in self.rollouts.learned:
+                one = {n: x[number : number + 1] if x.ndim else x for n, x in inputs.items()}
+                tokens = (one["completion_mask"] * one["tool_mask"]).sum()
+                yield one | {"num_items_in_batch": tokens}, 1.0 / learned
+        elif config.ratio == CISPO and config.aggregation == "dr_grpo":
+            yield inputs | {"num_items_in_batch": torch.tensor(config.longest * learned)}, 1.0
+        elif config.aggregation in ("grpo", "dr_grpo"):
+            yield inputs, rows / learned
+        else:
+            yield inputs, 1.0
+
+    def of_tokens(self, inputs: Inputs) -> Inputs:
+        """Inputs whose ratio of each TOKEN is that of its sequence (GSPO-token, eq. 14)."""
+        mask = inputs["completion_mask"] * inputs["tool_mask"]
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        seen = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        with torch.no_grad():
+            new, _, _ = self.trainer._get_per_token_logps_and_entropies(
+                self.trainer.model, ids, seen, mask.shape[1]
+            )
+        apart = ((new - inputs["old_per_token_logps"]) * mask).sum(-1, keepdim=True)
+        mean = apart / mask.sum(-1, keepdim=True).clamp(min=1)
+        return inputs | {"old_per_token_logps": new - mean}
+
+    def load(self, policy: Tensors, reference: Tensors | None = None) -> None:
+        """Gives the policy, and the reference, other weights."""
+        for model, tensors in ((self.trainer.model, policy), (self.trainer.ref_model, reference)):
+            if tensors is not None:
+                given = {name: torch.tensor(array) for name, array in tensors.items()}
+                missing, unknown = model.load_state_dict(given, strict=False)
+                assert set(missing) <= {"lm_head.weight"}, missing  # it is the word table
+                assert not unknown, unknown
