@@ -193,14 +193,13 @@ class TokenPasses:
         """The summed loss of one block, and the sums without its tokens."""
         scores = self._scores(used, block)
         config, new, valid = self.policy.config, scores.log_probs, given.weight > 0
-        clip, cap = Clip(), 1.0
+        clip, cap, ratios = Clip(), 1.0, new
         if isinstance(config, SFTConfig):
             losses, old, kl = -new, jax.lax.stop_gradient(new), jnp.zeros_like(new)
         else:
             clip, cap = config.clip, config.sampler_cap
             old = jax.lax.stop_gradient(new) if self.policy.is_fresh else given.old
             kl = kl_k3(new, given.reference) if config.beta else jnp.zeros_like(new)
-            ratios = new
             if config.ratio == SEQUENCE:
                 rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
                 ratios = _of_rows(new, old, rows & valid[None])
@@ -208,11 +207,14 @@ class TokenPasses:
             losses = surrogate(ratios, old, given.advantages, clip)
             losses = losses * sampler_weights(old, block.sampler, cap) + config.beta * kl
         loss = weighted_sum(losses, given.weight)
+        # What is clipped is of the ratios that the loss has; a KL is of tokens.
+        away = departure(ratios, old, given.advantages, valid, clip)
+        away = away._replace(kl=departure(new, old, given.advantages, valid, clip).kl)
         return loss, Sums(
             loss=loss,
             entropy=jnp.where(valid, scores.entropy, 0.0).sum(),
             reference_kl=jnp.where(valid, kl, 0.0).sum(),
-            departure=departure(new, old, given.advantages, valid, clip),
+            departure=away,
             correction=correction(old, block.sampler, valid, cap),
             tokens=_count(block, self.policy.trunk.group),
         )

@@ -31,7 +31,7 @@ SIZE = Size(vocab=260, layers=2)
 GROUPS, MEMBERS, LONGEST, PART = 3, 4, 40, "answer"
 CUT_OFF, FAILED = 2, 7  # episodes
 FLAT = 2  # a group of equal rewards
-PROMPTS, REWARDS = (5, 9, 7), (0.0, 1.0, 0.25, 0.5)
+PROMPTS, REWARDS = (5, 9, 7), (0.0, 1.0, 0.25, 0.75)
 
 
 def trajectories() -> list[TokenTrajectory]:

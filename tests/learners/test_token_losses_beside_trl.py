@@ -88,14 +88,25 @@ class Ours:
         self.shape = choose_shape(self.batch, BLOCK, MEMBERS)
         policy, _ = policy_of(loaded, config_of("grpo", "token", 0.0))
         self.log_probs = jax.jit(TokenPasses(policy).log_probs)
+        self._given: dict[tuple[str, int, bool], tuple[TokenBlocks, PerToken, float]] = {}
         self._programs: dict[TokenGRPOConfig, Any] = {}
 
     def given(
         self, config: TokenGRPOConfig, batch: TokenBatch | None = None
     ) -> tuple[TokenBlocks, PerToken, float]:
         """Blocks, what their tokens are learned with by the three sets of weights, the divisor."""
+        if batch is not None:
+            return self._of_batch(config, batch)
+        key = config.aggregation, config.members, config.scaled  # all that it depends on
+        if key not in self._given:
+            self._given[key] = self._of_batch(config, self.batch)
+        return self._given[key]
+
+    def _of_batch(
+        self, config: TokenGRPOConfig, batch: TokenBatch
+    ) -> tuple[TokenBlocks, PerToken, float]:
         policy, _ = policy_of(self.loaded, config)
-        episodes = token_episodes(policy, batch or self.batch, self.shape)
+        episodes = token_episodes(policy, batch, self.shape)
         given, divisor, _ = given_tokens(policy, episodes)
         old, reference = (
             np.asarray(self.log_probs(params, None, episodes.blocks))
@@ -251,7 +262,7 @@ def test_clipped_tokens_are_those_of_clipped_sequences(ours: Ours) -> None:
         own = blocks.learned & (blocks.episode == episode)
         ratio, advantage = np.exp(apart[own].mean()), np.asarray(given.advantages)[own][0]
         is_out = ratio > 1 + config.clip_high if advantage > 0 else ratio < 1 - config.clip_low
-        clipped += int(is_out) * own.sum()
+        clipped += int(is_out) * int(own.sum())
     _, sums = ours.sums(config, blocks, given)
     assert sums.departure.clipped == clipped > 0
 
@@ -272,7 +283,7 @@ def test_two_members_by_hand(ours: Ours, aggregation: str, beta: float, expected
     The stored episodes by twos: of each pair of which something is learned the first has the reward
     0 and the second 1, so advantages are ∓0.5 / (√0.5 + 1e-4) = ∓0.7070068, a token's losses
     2 · 1.2 · 0.7070068 = 1.6968163 and −2 · 1.15 · 0.7070068 = −1.6261156. The first ones have 11
-    and 13 tokens, the second 14 and 13. KL with π_ref/π = 2 is 2 − 1 − log 2 = 0.3068528, times 0.2.
+    and 13 tokens, the second 14 and 13. The KL with π_ref/π = 2 is 2 − 1 − log 2 = 0.3068528.
     """
     config = dataclasses.replace(config_of(aggregation, "token", beta), members=2)
     blocks, given, divisor = ours.given(config)

@@ -72,12 +72,13 @@ class StoredTrainer:
         temperature: float,
     ) -> None:
         self.rollouts = rollouts
-        model, reference = (
+        self.model: Any
+        self.model, self.reference = (
             AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for _ in range(2)
         )
         count = len(rollouts.stored)
-        self.trainer = GRPOTrainer(
-            model,
+        self.trainer: Any = GRPOTrainer(
+            self.model,
             rollouts.scores,
             GRPOConfig(
                 output_dir=str(folder / "trl"),
@@ -97,12 +98,12 @@ class StoredTrainer:
             processing_class=tokenizer,
             rollout_func=rollouts.generated,
         )
-        add_fused_lm_head(reference, temperature=temperature)
-        self.trainer.ref_model = reference
+        add_fused_lm_head(self.reference, temperature=temperature)
+        self.trainer.ref_model = self.reference
         self.trainer.current_gradient_accumulation_steps = 1
         # As if vLLM had sampled: the weights of this step are those that it has.
         self.trainer.use_vllm, self.trainer._last_loaded_step = True, 0
-        self.trainer.model.train()
+        self.model.train()
 
     def inputs(self, *, scaled: bool) -> Inputs:
         """What TRL makes of the rollouts, with the policy that it has now as the old one."""
@@ -127,14 +128,14 @@ class StoredTrainer:
             trainer.epsilon_high = 1.0 + config.clip_high  # TRL bounds the ratio itself
         trainer.beta, trainer.use_vllm = config.beta, corrected
         trainer.max_completion_length = config.longest
-        trainer.model.zero_grad()
+        self.model.zero_grad()
         parts = [
-            factor * trainer._compute_loss(trainer.model, part)
+            factor * trainer._compute_loss(self.model, part)
             for part, factor in self._parts(inputs, config)
         ]
         loss = torch.stack(parts).sum()
         loss.backward()
-        named = trainer.model.named_parameters()
+        named = self.model.named_parameters()
         return loss.item(), {n: p.grad.numpy().copy() for n, p in named if p.grad is not None}
 
     def _parts(self, inputs: Inputs, config: TokenGRPOConfig) -> Iterator[tuple[Inputs, float]]:
@@ -159,7 +160,7 @@ class StoredTrainer:
         seen = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         with torch.no_grad():
             new, _, _ = self.trainer._get_per_token_logps_and_entropies(
-                self.trainer.model, ids, seen, mask.shape[1]
+                self.model, ids, seen, mask.shape[1]
             )
         apart = ((new - inputs["old_per_token_logps"]) * mask).sum(-1, keepdim=True)
         mean = apart / mask.sum(-1, keepdim=True).clamp(min=1)
@@ -167,7 +168,7 @@ class StoredTrainer:
 
     def load(self, policy: Tensors, reference: Tensors | None = None) -> None:
         """Gives the policy, and the reference, other weights."""
-        for model, tensors in ((self.trainer.model, policy), (self.trainer.ref_model, reference)):
+        for model, tensors in ((self.model, policy), (self.reference, reference)):
             if tensors is not None:
                 given = {name: torch.tensor(array) for name, array in tensors.items()}
                 missing, unknown = model.load_state_dict(given, strict=False)
