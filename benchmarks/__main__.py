@@ -25,9 +25,9 @@ def main() -> int:
         "--only",
         default="",
         help="parts of the suites harr, learn, long, retrieval and tokens and of gpu --run, with "
-        "commas between; results are kept, so parts can be run one after the other and the whole suite at "
-        "last; of the suite gpu, rows in whose names (h100/MiniLM/full/1x8x1/update) one of these "
-        "regular expressions is found",
+        "commas between; results are kept, so parts can be run one after the other and the whole "
+        "suite at last; of the suite gpu, rows in whose names (h100/MiniLM/full/1x8x1/update) one "
+        "of these regular expressions is found",
     )
     parser.add_argument(
         "--run",
