@@ -32,6 +32,7 @@ from qrag_jax.rollouts.token_sampler import (
 )
 
 _FEWEST = 8  # rows that are computed, at least
+_UNROLLED = 4  # parts of prompts, at most, that are read one by one in the program
 
 
 class DeviceSampler:
@@ -195,17 +196,23 @@ def _read(
     trunk, chunk = model.trunk, config.chunk
     count, width = given.tokens.shape
 
-    def part(number: jax.Array, carry: tuple[Cache, jax.Array]) -> tuple[Cache, jax.Array]:
+    def part(number: Any, carry: tuple[Cache, jax.Array], window: int = 0):
         cache, last = carry
         tokens = jax.lax.dynamic_slice_in_dim(given.tokens, number * chunk, chunk, 1)
         counts = jnp.clip(given.lengths - number * chunk, 0, chunk)
-        hidden, cache = extend(trunk, prepared, prepared[WORDS][tokens], counts, cache)
+        words = prepared[WORDS][tokens]
+        hidden, cache = extend(trunk, prepared, words, counts, cache, window=window)
         own = jnp.take_along_axis(hidden, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
         return cache, jnp.where((counts > 0)[:, None], own, last)
 
     last = jnp.zeros((count, trunk.config.hidden_size), trunk.precision.activations)
     start = empty_cache(trunk, count, config.room), last
-    return jax.lax.fori_loop(0, width // chunk, part, start)
+    parts = width // chunk
+    if parts <= _UNROLLED:  # then each part is known to see no more than the parts before it
+        for number in range(parts):
+            start = part(number, start, (number + 1) * chunk)
+        return start
+    return jax.lax.fori_loop(0, parts, part, start)
 
 
 def _draw(

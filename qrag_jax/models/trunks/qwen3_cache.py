@@ -24,8 +24,8 @@ class Cache(NamedTuple):
     """What is known of B rows, with room for S tokens each.
 
     Attributes:
-        keys, values: `[B, S, groups, head_dim]`, one array a layer, or stacked on a leading axis
-            if the layers are scanned.
+        keys, values: `[B, groups, S, head_dim]`, one array a layer, or stacked on a leading axis
+            if the layers are scanned. Products by group then need no other order of the numbers.
         lengths: int32 `[B]`, tokens of each row.
     """
 
@@ -36,7 +36,7 @@ class Cache(NamedTuple):
     @property
     def room(self) -> int:
         """S."""
-        return jax.tree.leaves(self.keys)[0].shape[-3]
+        return jax.tree.leaves(self.keys)[0].shape[-2]
 
     def rows(self, which: jax.Array) -> Cache:
         """The rows of these numbers `[n]`; a row may come several times."""
@@ -51,7 +51,7 @@ class Cache(NamedTuple):
 def empty_cache(trunk: Qwen3, rows: int, room: int) -> Cache:
     """A cache of rows without tokens."""
     c = trunk.config
-    shape = rows, room, c.num_key_value_heads, c.head_dim
+    shape = rows, c.num_key_value_heads, room, c.head_dim
 
     def nothing() -> Any:
         if trunk.scanned:
@@ -63,7 +63,13 @@ def empty_cache(trunk: Qwen3, rows: int, room: int) -> Cache:
 
 
 def extend(
-    trunk: Qwen3, prepared: Params, words: jax.Array, counts: jax.Array, cache: Cache
+    trunk: Qwen3,
+    prepared: Params,
+    words: jax.Array,
+    counts: jax.Array,
+    cache: Cache,
+    *,
+    window: int = 0,
 ) -> tuple[jax.Array, Cache]:
     """Appends tokens to rows: their hidden states, and the longer cache.
 
@@ -71,6 +77,7 @@ def extend(
         prepared: parameters as `trunk.prepare` returns them.
         words: `[B, N, H]`, rows of the word table.
         counts: int32 `[B]`, 0 to N: a row's new tokens. There must be room for them.
+        window: tokens of the longest row behind this, if that is known; 0: the room.
 
     Returns:
         Hidden states `[B, N, H]`, normed, finite but meaningless beyond a row's count; the cache.
@@ -82,19 +89,21 @@ def extend(
     is_new = jnp.arange(number)[None] < counts[:, None]
     # Places beyond the row's end are left out of the update, and beyond the room anyway.
     place = jnp.where(is_new, position, cache.room)
-    seen = jnp.arange(cache.room)[None, None] <= position[..., None]  # [B, N, S]
+    window = min(window or cache.room, cache.room)
+    seen = jnp.arange(window)[None, None] <= position[..., None]  # [B, N, window]
     layer = trunk.layer()
 
     def put(cached: jax.Array, new: jax.Array) -> jax.Array:
-        new = new.reshape(rows, number, *cached.shape[2:]).astype(cached.dtype)
-        return cached.at[jnp.arange(rows)[:, None], place].set(new, mode="drop")
+        new = new.reshape(rows, number, *cached.shape[1::2]).astype(cached.dtype)
+        return cached.at[jnp.arange(rows)[:, None], :, place].set(new, mode="drop")
 
     def one(x: jax.Array, params: Params, keys: jax.Array, values: jax.Array) -> Any:
         variables = {"params": params}
         projected: Any = layer.apply(variables, x, cos, sin, method=Qwen3Layer.projected)
         query, key, value = projected
         keys, values = put(keys, key), put(values, value)
-        attended = _attended(trunk, query.reshape(rows, number, -1, c.head_dim), keys, values, seen)
+        query = query.reshape(rows, number, -1, c.head_dim)
+        attended = _attended(trunk, query, keys[:, :, :window], values[:, :, :window], seen)
         attended = attended.reshape(rows * number, -1).astype(x.dtype)
         after = layer.apply(variables, x, attended, method=Qwen3Layer.after_attention)
         return jnp.asarray(after), keys, values
@@ -123,24 +132,28 @@ def extend(
 def _attended(
     trunk: Qwen3, query: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array
 ) -> jax.Array:
-    """query `[B, N, heads, d]`, keys and values `[B, S, groups, d]`, seen `[B, N, S]`."""
+    """query `[B, N, heads, d]`, keys and values `[B, groups, S, d]`, seen `[B, N, S]`."""
     rows, number, heads, width = query.shape
     products = trunk.precision.products
     keys, values = keys.astype(products), values.astype(products)
-    query = query.reshape(rows, number, keys.shape[2], -1, width).astype(products)
+    groups = keys.shape[1]
+    query = query.reshape(rows, number, groups, -1, width).transpose(0, 2, 1, 3, 4)
+    share = query.shape[3]
     scores = jnp.einsum(
-        "bngrd,bsgd->bngrs",
-        query,
+        "bgqd,bgsd->bgqs",
+        query.reshape(rows, groups, number * share, width).astype(products),
         keys,
         precision=exact(products),
         preferred_element_type=jnp.float32,
     )
-    scores = jnp.where(seen[:, :, None, None], scores / width**0.5, _LOWEST)
+    seen = jnp.repeat(seen, share, axis=1)[:, None]
+    scores = jnp.where(seen, scores / width**0.5, _LOWEST)
     weights = jax.nn.softmax(scores).astype(products)
-    return jnp.einsum(
-        "bngrs,bsgd->bngrd",
+    attended = jnp.einsum(
+        "bgqs,bgsd->bgqd",
         weights,
         values,
         precision=exact(products),
         preferred_element_type=jnp.float32,
-    ).reshape(rows, number, heads, width)
+    ).reshape(rows, groups, number, share, width)
+    return attended.transpose(0, 2, 1, 3, 4).reshape(rows, number, heads, width)
