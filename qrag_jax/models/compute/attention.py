@@ -72,7 +72,9 @@ def padded_attention(
     """
     heads, how = _Heads(query, key, value), precision or Precision(products=query.dtype)
     if how.attention == PRODUCTS or kept is not None:
-        return _batched_products(heads, lengths, how.products, causal, kept, first)
+        return _batched_products(
+            heads, lengths, how.products, causal=causal, kept=kept, first=first
+        )
     if first is not None:
         raise ValueError("only batched products take queries that begin behind a row's start")
     fused = how.attention == FUSED and _fused_kernel_takes(query)
@@ -104,7 +106,7 @@ def _library(heads, lengths, causal, implementation):
         )
 
 
-def _batched_products(heads_of_rows, lengths, products, causal, kept, first):
+def _batched_products(heads_of_rows, lengths, products, *, causal, kept, first):
     query, key, value = heads_of_rows
     batch, asking, heads, width = query.shape
     length, groups = key.shape[1:3]
