@@ -48,13 +48,13 @@ def write_llama_folder(source: GGUFFile, out: Path) -> None:
     architecture = source.field("general.architecture", str)
     if architecture != _LLAMA:
         raise InputError(f"{source.path}: holds a model of type {architecture!r}, not {_LLAMA!r}.")
-    config = _config(source)
-    tokenizer = _tokenizer(source)
+    config, tokenizer = _config(source), _tokenizer(source)
+    tokenizer_config = _tokenizer_config(source)
     names = _names_in_gguf(source, config)
     sizes = {name: Size(source.shape(there), np.dtype("f4")) for name, there in names.items()}
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(out / "tokenizer.json"))
-    _write_json(out / "tokenizer_config.json", _tokenizer_config(source))
+    _write_json(out / "tokenizer_config.json", tokenizer_config)
     ends = {name: id for name, id in config.items() if name.endswith("_token_id")}
     _write_json(out / GENERATION, ends)
     arrays = _arrays(source, names, config)
