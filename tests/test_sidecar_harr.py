@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.llm.server.server import Server
+from qrag_jax.models.smollm2 import find_smollm2
 from tests.entry_points import ROOT, Commands, metric_lines
 from tests.llm.server.test_sidecar import PYTHON, pytestmark, settings
-from tests.llm.smollm2 import find_smollm2
 from tests.llm.stand_in import running
 from tests.test_sidecar_training import killed_after_the_first_loss
 

@@ -153,7 +153,7 @@ def test_the_folder_holds_the_model_that_was_written(tied: bool, tmp_path: Path)
     text = "<|end|> <think>ä ab"
     ids = loaded.tokenizer.encode(text)
     assert loaded.tokenizer.decode(ids, skip_special_tokens=True) == text.removeprefix("<|end|>")
-    assert loaded.tokenizer.eos_token == "<|end|>"
+    assert loaded.tokenizer.eos_token == SPECIAL[0]
 
 
 @pytest.mark.parametrize(
