@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from scipy.special import log_softmax
 
 from qrag_jax.models import smollm2
 from qrag_jax.models.files.model_folder import open_tensors
@@ -63,46 +64,61 @@ def padded(ids: list[int]) -> tuple[jax.Array, jax.Array]:
     return jnp.asarray([ids + [0] * (ROOM - len(ids))]), jnp.asarray([len(ids)])
 
 
-def test_tensors_logits_and_gradient(genuine: Genuine, loaded: LoadedLanguageModel) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+def torch_model(genuine: Genuine) -> Any:
+    """The model as transformers' own reader of GGUF has it."""
+    return transformers.AutoModelForCausalLM.from_pretrained(
         genuine.gguf.parent, gguf_file=genuine.gguf.name, dtype=torch.float32
     ).eval()
-    theirs = dict(model.named_parameters())
-    ours = open_tensors(genuine.folder)
+
+
+def test_tensors_and_logits(genuine: Genuine, loaded: LoadedLanguageModel) -> None:
+    model = torch_model(genuine)
+    ours, theirs = open_tensors(genuine.folder), dict(model.named_parameters())
     assert ours.keys() == theirs.keys()
     assert len(ours) == 272
     for name, tensor in ours.items():
         np.testing.assert_array_equal(tensor, theirs[name].detach().numpy(), err_msg=name)
-
     ids = loaded.tokenizer.encode(TEXT)
-    weights = np.random.default_rng(0).normal(size=(len(ids), 49152)) / 300
-    expected = model(torch.tensor([ids])).logits[0]
-    (torch.log_softmax(expected, -1) * torch.tensor(weights)).sum().backward()
-    gradient = {name: value.grad.numpy() for name, value in theirs.items()}
-    logits = expected.detach().numpy()
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
     del model, theirs
     gc.collect()
 
-    def loss(params: Any) -> tuple[jax.Array, jax.Array]:
-        found = loaded.model.logits(params, *padded(ids))[0, : len(ids)]
-        return (jax.nn.log_softmax(found) * weights).sum(), found
+    logits, params = jax.jit(loaded.model.logits), jax.device_put(loaded.params)
+    found = np.asarray(logits(params, *padded(ids))[0, : len(ids)])
+    np.testing.assert_allclose(found[1:], expected[1:], atol=1e-4)
+    # At the first token hidden states grow to 22,452. There sums in float32 differ by more, also
+    # from those in float64: ours by 1.2e-4, torch's by 0.4e-4. Log-probabilities do not.
+    np.testing.assert_allclose(found[0], expected[0], atol=2e-4)
+    np.testing.assert_allclose(log_softmax(found, -1), log_softmax(expected, -1), atol=1e-4)
 
-    found, got = jax.jit(jax.grad(loss, has_aux=True))(loaded.params)[::-1]
-    np.testing.assert_allclose(found, logits, atol=1e-4)
-    got = jax.tree.map(np.asarray, got)
-    for name, value in tensors_from_params(table_of("llama"), got).items():
-        expected_value = gradient.pop(name)
-        scale = max(1.0, float(np.abs(expected_value).max()))
-        np.testing.assert_allclose(value, expected_value, atol=1e-4 * scale, err_msg=name)
-    assert not gradient
-
-
-def test_it_knows_the_capital_of_france(loaded: LoadedLanguageModel) -> None:
-    params, ids = loaded.params, loaded.tokenizer.encode(TEXT)
-    logits = jax.jit(loaded.model.logits)
     while len(ids) < ROOM - 1:
         ids.append(int(logits(params, *padded(ids))[0, len(ids) - 1].argmax()))
     assert loaded.tokenizer.decode(ids) == f"{TEXT} Paris."
+
+
+@pytest.mark.slow  # 4 GB: the weights and their gradient in float64, and again in float32
+def test_gradient(genuine: Genuine, loaded: LoadedLanguageModel) -> None:
+    # transformers computes in float64: in float32 its own gradient is off by 2e-4, ours by 0.3e-4.
+    ids = loaded.tokenizer.encode(TEXT)
+    weights = np.random.default_rng(0).normal(size=(len(ids), 49152)) / 300
+    model = torch_model(genuine).double()
+    logits = model(torch.tensor([ids])).logits[0]
+    (torch.log_softmax(logits, -1) * torch.tensor(weights)).sum().backward()
+    expected = {name: value.grad.float().numpy() for name, value in model.named_parameters()}
+    del model, logits
+    gc.collect()
+
+    def loss(params: Any) -> jax.Array:
+        found = loaded.model.logits(params, *padded(ids))[0, : len(ids)]
+        return (jax.nn.log_softmax(found) * weights).sum()
+
+    gradient = jax.tree.map(np.asarray, jax.jit(jax.grad(loss))(loaded.params))
+    found = tensors_from_params(table_of("llama"), gradient)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        scale = max(1.0, float(np.abs(value).max()))
+        np.testing.assert_allclose(found[name], value, atol=1e-4 * scale, err_msg=name)
 
 
 def test_ids_are_those_of_llama_cpp_and_transformers(
