@@ -33,6 +33,7 @@ from benchmarks.gpu_programs import UPDATE
 from benchmarks.gpu_query import query_cases
 from benchmarks.gpu_rows import Row, chosen, rows
 from benchmarks.gpu_search import SEARCH, WIKIPEDIA, search_cases
+from benchmarks.gpu_tokens import MOST_MEMORY, TOKENS, tokens_cases
 from benchmarks.memory import DEVICES, GIB, OWN, ROOT, total
 from benchmarks.report import Case, print_table
 from qrag_jax.errors import InputError
@@ -98,6 +99,8 @@ def cases_of(row: dict[str, Any]) -> list[Case]:
     if row["program"] in (UPDATE, SEARCH) and row["platform"] == CUDA:
         most = MEMORY.get((row["model"], row["lora"], math.prod(row["mesh"])))
         slowest = SECONDS.get(row["model"])
+    if row["program"] == TOKENS:
+        most = MOST_MEMORY.get((row["model"], row["lora"]))
     return [
         Case(
             f"{name}: memory",
@@ -123,6 +126,7 @@ def cases_of(row: dict[str, Any]) -> list[Case]:
         *estimate_cases(name, row),
         *search_cases(name, row),
         *query_cases(name, row),
+        *tokens_cases(name, row),
         of_faults,
     ]
 

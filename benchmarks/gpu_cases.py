@@ -21,6 +21,7 @@ from benchmarks.gpu_estimate import estimate_row
 from benchmarks.gpu_programs import LEARNS, SCORES, program_of
 from benchmarks.gpu_rows import Row, rows
 from benchmarks.gpu_search import CorpusSize, search_figures
+from benchmarks.gpu_tokens import SHAPE, LanguageModelSize, largest_array
 from benchmarks.nondeterminism import nondeterministic
 from benchmarks.same_course import different_courses
 from qrag_jax.errors import InputError
@@ -74,6 +75,9 @@ def measure(row: Row) -> dict[str, Any]:
     of_search = {}
     if isinstance(row.model, CorpusSize):
         of_search = search_figures(row.model, math.prod(row.mesh), kind, text)
+    if isinstance(row.model, LanguageModelSize):
+        logits = SHAPE.sampled * row.model.config.vocab_size
+        of_search = {"largest_array": largest_array(text), "logits": logits}
     return (
         found
         | of_search

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from benchmarks.gpu_query import ALGORITHMS, query_program
 from benchmarks.gpu_search import CorpusSize, search_program
+from benchmarks.gpu_tokens import TOKENS, LanguageModelSize, tokens_program
 from benchmarks.memory_cases import ROW_TOKENS, STEPS, Model, Step
 from qrag_jax.evaluators.episodes import Player, make_play
 from qrag_jax.learners.deferred import make_learn_step, make_play_step, scored_shapes
@@ -26,24 +27,30 @@ from qrag_jax.runtime.dry_run import Program
 UPDATE, PLAY, LEARN = "update", "play", "learn"
 EVALUATION, TEXTS, STATES, SCORES = "evaluation", "texts", "states", "scores"
 NAMES = (UPDATE, PLAY, LEARN, EVALUATION, TEXTS, STATES, SCORES)
-# HARR's update, by the name of the algorithm, is a further program, see `gpu_query`.
+# HARR's update, by the name of the algorithm, and that of a token policy are further programs, see
+# `gpu_query` and `gpu_tokens`.
 LEARNS = (
     UPDATE,
     LEARN,
     *ALGORITHMS,
+    TOKENS,
 )  # these compute gradients, and take over the buffers of the state
+Subject = Model | CorpusSize | LanguageModelSize
 DOCUMENTS, PATHS, DOCUMENT_CHUNKS = 32, 4, 2048  # of a beam search
 
 
-def program_of(model: Model | CorpusSize, mesh: Mesh, lora: bool, name: str) -> Program:
+def program_of(model: Subject, mesh: Mesh, lora: bool, name: str) -> Program:
     """One program of a model, or the search over a corpus.
 
     Args:
         lora: adapters are trained, else whole towers.
-        name: one of `NAMES`, or a key of `ALGORITHMS`; of a corpus, there is its search alone.
+        name: one of `NAMES`, or a key of `ALGORITHMS`; of a corpus, there is its search alone,
+            of a language model its update.
     """
     if isinstance(model, CorpusSize):
         return search_program(model, mesh)
+    if isinstance(model, LanguageModelSize):
+        return tokens_program(model, mesh, lora)
     if name in ALGORITHMS:
         return query_program(model, mesh, lora, name)
     return _MAKERS[name](Step(model, mesh, lora))

@@ -13,6 +13,12 @@ from typing import NamedTuple
 from benchmarks.gpu_programs import NAMES, UPDATE
 from benchmarks.gpu_query import ALGORITHMS
 from benchmarks.gpu_search import SEARCH, TINY_CORPUS, WIKIPEDIA, CorpusSize
+from benchmarks.gpu_tokens import (
+    LANGUAGE_MODELS,
+    TINY_LANGUAGE_MODEL,
+    TOKENS,
+    LanguageModelSize,
+)
 from benchmarks.memory_cases import BERT_BASE, E5_LARGE, MINILM, QWEN3, TINY, Model
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.targets import TARGETS
@@ -33,12 +39,12 @@ class Row(NamedTuple):
         target: a kind of device, of `runtime.targets`.
         mesh: sizes along data, fsdp and tensor.
         lora: adapters are trained, else whole towers.
-        model: an encoder; of a search, a corpus.
+        model: an encoder or a language model; of a search, a corpus.
         program: one of `gpu_programs.NAMES`, a key of `gpu_query.ALGORITHMS`, or a search.
     """
 
     target: str
-    model: Model | CorpusSize
+    model: Model | CorpusSize | LanguageModelSize
     lora: bool
     mesh: tuple[int, int, int]
     program: str
@@ -66,7 +72,8 @@ def rows(quick: bool) -> list[Row]:
     if quick:
         tiny = [Row(GPU, TINY, True, EIGHT, program) for program in (*NAMES, *ALGORITHMS)]
         search = Row(GPU, TINY_CORPUS, False, EIGHT, SEARCH)
-        return [*tiny, Row(GPU, MINILM, False, EIGHT, UPDATE), search]
+        tokens = Row(GPU, TINY_LANGUAGE_MODEL, True, EIGHT, TOKENS)
+        return [*tiny, Row(GPU, MINILM, False, EIGHT, UPDATE), search, tokens]
     found = [
         Row(GPU, model, lora, mesh, program)
         for mesh in (ONE, EIGHT, SIXTY_FOUR)
@@ -82,6 +89,13 @@ def rows(quick: bool) -> list[Row]:
         for program in ALGORITHMS
     ]
     found += [Row(GPU, WIKIPEDIA, False, mesh, SEARCH) for mesh in (ONE, EIGHT)]
+    found += [
+        Row(GPU, model, lora, mesh, TOKENS)
+        for mesh in (ONE, EIGHT)
+        for model in LANGUAGE_MODELS
+        for lora in (False, True)
+        if lora or mesh != ONE
+    ]
     return found + [Row(target, BERT_BASE, False, EIGHT, UPDATE) for target in TPUS]
 
 

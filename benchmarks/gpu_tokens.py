@@ -1,0 +1,172 @@
+"""The update of a token policy by GRPO as a program of the suite gpu, from shapes alone.
+
+One block of 16,384 tokens a device: a group of episodes with a prompt in common, half of whose own
+tokens are sampled. More blocks take the same memory and as many times longer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import unflatten_dict
+from jax.sharding import Mesh
+
+from benchmarks.memory_cases import RANK, REMAT
+from benchmarks.report import Case
+from qrag_jax.learners import placement
+from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
+from qrag_jax.learners.policy_state import Parts, state_shapes, state_shardings
+from qrag_jax.learners.token_config import TokenGRPOConfig
+from qrag_jax.learners.token_policy import TokenPolicy
+from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
+from qrag_jax.models.adapters import ALL_LINEAR, kernel_shapes, target_modules
+from qrag_jax.models.compute.linear import LORA_A, LORA_B
+from qrag_jax.models.compute.precision import BFLOAT16, precision
+from qrag_jax.models.pretrained_lm import table_of
+from qrag_jax.models.trunks import qwen3_weights
+from qrag_jax.models.trunks.qwen2 import Qwen2Config
+from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.models.trunks.trunk import Params
+from qrag_jax.policies.tokens import Vocabulary
+from qrag_jax.rollouts.token_blocks import BlockShape
+from qrag_jax.rollouts.trajectories import (
+    DONE,
+    SCORED,
+    BatchRules,
+    TokenTrajectory,
+    Turn,
+    token_batch,
+)
+from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.platform import Platform
+
+TOKENS = "tokens"
+MEMBERS, BLOCK, PROMPT, OWN = 8, 16384, 2048, 1536
+SHAPE = BlockShape(BLOCK, PROMPT + OWN, 1, MEMBERS, MEMBERS * OWN // 2, PROMPT, OWN)
+TEMPERATURE = 0.5
+_ARRAY = re.compile(r"\b(?:f32|bf16|f16|s32|u32|pred)\[([\d,]+)\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModelSize:
+    """A published language model: its name, its family and its sizes."""
+
+    name: str
+    family: str
+    config: Qwen3Config
+
+    @property
+    def own_head(self) -> bool:
+        """Whether its head is not the word table."""
+        return not self.config.tie_word_embeddings
+
+
+def _qwen3(name: str, hidden: int, inner: int) -> LanguageModelSize:
+    sizes = Qwen3Config(151936, hidden, 28, 16, 8, inner, rope_theta=1e6, tie_word_embeddings=True)
+    return LanguageModelSize(name, "qwen3", sizes)
+
+
+LANGUAGE_MODELS = (
+    _qwen3("Qwen3-0.6B", 1024, 3072),
+    _qwen3("Qwen3-1.7B", 2048, 6144),
+    LanguageModelSize(
+        "Qwen2.5-7B", "qwen2", Qwen2Config(152064, 3584, 28, 28, 4, 18944, rope_theta=1e6)
+    ),
+)
+TINY_LANGUAGE_MODEL = LanguageModelSize(
+    "tiny language model", "qwen3", Qwen3Config(1024, 192, 4, 6, 2, 512, head_dim=32)
+)
+# (name, whether adapters are trained) → GiB that one update may take on each of 8 devices.
+MOST_MEMORY = {("Qwen2.5-7B", True): 74.0}
+
+
+def tokens_program(model: LanguageModelSize, mesh: Mesh, lora: bool) -> Program:
+    """One update by a block of episodes on each device."""
+    trunk = Qwen3(
+        model.config,
+        precision(BFLOAT16, Platform.of(mesh)),
+        REMAT,
+        not Platform.of(mesh).on_cpu,
+        own_head=model.own_head,
+    )
+    params, rules = (
+        jax.eval_shape(trunk.init_params, jax.random.key(0)),
+        qwen3_weights.PARTITION_RULES,
+    )
+    base_shardings, base = None, []
+    if lora:
+        base_shardings = placement.base_shardings(mesh, rules, params)
+        base = [placement.shapes_on(params, base_shardings)]
+        params = _adapter_shapes(model, trunk)
+    optimizer = OptimizerConfig()
+    parts = Parts(make_optimizer(optimizer), None, False, model.config.hidden_size)
+    shardings = state_shardings(mesh, rules, parts, params)
+    policy = TokenPolicy(
+        mesh=mesh,
+        shardings=shardings,
+        trunk=trunk,
+        vocabulary=Vocabulary(TEMPERATURE, products=jnp.dtype(jnp.bfloat16)),
+        config=TokenGRPOConfig(members=MEMBERS),
+        weights=(1.0,),
+        optimizer=parts.optimizer,
+        schedule=learning_rate_schedule(optimizer),
+        base_shardings=base_shardings,
+    )
+    state = placement.shapes_on(state_shapes(parts, params), shardings)
+    rows = int(mesh.shape["data"] * mesh.shape["fsdp"])
+    episodes = token_episodes(policy, _batch(rows), SHAPE)
+    by_block, replicated, *_ = episode_shardings(mesh)
+    where = jax.tree.map(lambda _: replicated, episodes)
+    where = where._replace(blocks=jax.tree.map(lambda _: by_block, episodes.blocks))
+    given: Any = placement.shapes_on(episodes, where)
+    return Program(TOKENS, make_token_update(policy), (state, given, *base))
+
+
+def _adapter_shapes(model: LanguageModelSize, trunk: Qwen3) -> Params:
+    kernels, shapes = kernel_shapes(trunk), {}
+    for place in target_modules(table_of(model.family), ALL_LINEAR):
+        layers, width_in, width_out = kernels[place]
+        shapes[*place, LORA_A] = jax.ShapeDtypeStruct((layers, width_in, RANK), jnp.float32)
+        shapes[*place, LORA_B] = jax.ShapeDtypeStruct((layers, RANK, width_out), jnp.float32)
+    return unflatten_dict(shapes)
+
+
+def _batch(groups: int) -> Any:
+    """A group for each device: a prompt, and for each member a turn, a tool's words, a turn."""
+    quarter = OWN // 4
+    prompt, words = np.zeros(PROMPT, np.int32), np.zeros(2 * quarter, np.int32)
+    said, log_probs = np.zeros(quarter, np.int32), np.zeros(quarter, np.float32)
+    turns = Turn(prompt, said, log_probs, "stop"), Turn(words, said, log_probs, "stop")
+    trajectories = [
+        TokenTrajectory(group, member, 1, (turns,), DONE, {"reward": float(member)})
+        for group in range(groups)
+        for member in range(MEMBERS)
+    ]
+    return token_batch(trajectories, BatchRules(MEMBERS, ("reward",), SCORED, PROMPT + OWN))
+
+
+def largest_array(text: str) -> int:
+    """Numbers of the largest array that a program names."""
+    return max(int(np.prod([int(n) for n in found.split(",")])) for found in _ARRAY.findall(text))
+
+
+def tokens_cases(name: str, row: dict[str, Any]) -> list[Case]:
+    """Whether logits of all sampled tokens exist at a time, which one array would hold."""
+    if row["program"] != TOKENS:
+        return []
+    share = row["largest_array"] / row["logits"]
+    return [
+        Case(
+            f"{name}: largest array, beside sampled tokens × vocabulary",
+            share,
+            "",
+            target="< 1",
+            holds=share < 1,
+            details={"such logits in float32, GiB": 4 * row["logits"] / 2**30},
+        )
+    ]
