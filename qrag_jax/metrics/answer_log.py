@@ -7,7 +7,7 @@ import json
 import os
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -145,12 +145,20 @@ def read_lines(
     """
     rows: list[Record] = []
     whole = 0
+    for row, length in each_line(file, path, kind, fix):
+        rows.append(row)
+        whole += length
+    return rows, whole
+
+
+def each_line(
+    file: BinaryIO, path: Path, kind: type[Record], fix: str
+) -> Iterator[tuple[Record, int]]:
+    """The rows up to the last newline, one at a time, each with its bytes; see `read_lines`."""
     for number, line in enumerate(bounded_files.lines(file, path, fix), start=1):
         if not line.endswith(b"\n"):
             break
-        rows.append(_row(line, kind, f"{path}, line {number}", fix))
-        whole += len(line)
-    return rows, whole
+        yield _row(line, kind, f"{path}, line {number}", fix), len(line)
 
 
 def encoded(rows: Iterable[Any]) -> bytes:

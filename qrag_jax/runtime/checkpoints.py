@@ -145,6 +145,28 @@ class Checkpoints:
         self._tell_taken(restored.step, troubles)
         return restored.state["params"], restored.step
 
+    def restore_params_of(self, step: int, template: Any) -> Any | None:
+        """Online parameters after just this step; None if no sound checkpoint of it is kept.
+
+        Args:
+            step: optimizer steps.
+            template: as for `restore_params`.
+
+        Raises:
+            InputError: the arrays have other names or shapes.
+        """
+        for manager, of_state in ((self._best, False), (self._last, True)):
+            if step not in manager.all_steps() or _damage(manager, step):
+                continue
+            checked = digests.has_digests(_step_folder(manager, step))
+            wanted = {"params": template} if of_state else template
+            try:
+                state, _ = _restore(manager, step, wanted, of_state, checked=checked)
+            except _Damaged:
+                continue
+            return state["params"] if of_state else state
+        return None
+
     def _newest_sound(
         self,
         manager: ocp.CheckpointManager,

@@ -12,7 +12,6 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from qrag_jax.metrics import agent_log, answer_log, reward_log
 from qrag_jax.metrics.reward_log import RewardRow
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.rollouts.agents import Start
+from qrag_jax.rollouts.draw_keys import draw_keys
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
@@ -185,22 +185,12 @@ def _starts(seed: int, first: int, asked: Sequence[Asked], rollouts: int) -> lis
     """Episodes of the questions `first`, `first + 1`, …"""
     key = jax.random.fold_in(jax.random.key(seed), _FILTERED)
     numbers = np.arange(first, first + len(asked), dtype=np.uint32)
-    data = np.asarray(_keys(key, numbers, rollouts))
+    data = np.asarray(draw_keys(key, numbers, rollouts))
     return [
         Start(Task(each.gold.id, each.gold.question), first + place, data[place, member])
         for place, each in enumerate(asked)
         for member in range(rollouts)
     ]
-
-
-@partial(jax.jit, static_argnums=2)
-def _keys(key: jax.Array, numbers: jax.Array, members: int) -> jax.Array:
-    """Data of PRNG keys `[question, member, 2]`."""
-    of_questions = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
-    of_members = jax.vmap(
-        lambda own: jax.vmap(jax.random.fold_in, (None, 0))(own, np.arange(members))
-    )
-    return jax.random.key_data(of_members(of_questions))
 
 
 def _rewards(

@@ -51,6 +51,7 @@ from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.rollouts.scripted_tokens import encoded, scripted_talk
 from qrag_jax.rollouts.token_blocks import choose_shape
 from qrag_jax.rollouts.token_episodes import (
+    Library,
     TokenCounts,
     TokenEpisode,
     TokenRollout,
@@ -185,6 +186,11 @@ class Rlvr:
         trained = self.inputs.model.trained
         return first_state(stage.policy.shardings, stage.parts, trained, self.config.seed)
 
+    @property
+    def param_shardings(self) -> Any:
+        """Where the trained parameters lie."""
+        return self._stages[0].policy.shardings.params
+
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         """See `System`."""
         config = self.config
@@ -311,7 +317,7 @@ class Rlvr:
         starts = self.starts(tasks, members, step)
         episodes = self.play(params, starts, stop)
         return [
-            self._trajectory(episode, numbers[place // members], place % members, start.task)
+            self.trajectory(episode, numbers[place // members], place % members, start.task)
             for place, (start, episode) in enumerate(zip(starts, episodes, strict=True))
         ]
 
@@ -324,14 +330,20 @@ class Rlvr:
             task = bridge_task(question)
             script = Demonstration(question, choices, config.tools.form)
             talk = scripted_talk(inputs.agent, task, script, inputs.library)
-            each = self._trajectory(encoded(talk, inputs.speech), number, 0, task)
+            each = self.trajectory(encoded(talk, inputs.speech), number, 0, task)
             facts = {**each.facts, _SCRIPTED: True}
             found.append(dataclasses.replace(each, facts=facts))
         return found
 
-    def _trajectory(
+    def trajectory(
         self, episode: TokenEpisode, question: int, member: int, task: ToolTask
     ) -> TokenTrajectory:
+        """A played episode with the parts of its reward; none if it failed.
+
+        Args:
+            question: number of its question.
+            member: its number among the episodes of this question.
+        """
         ended, parts = episode.ended, {}
         if isinstance(ended, Closed):
             parts = score(ended, task)
@@ -375,9 +387,19 @@ class Rlvr:
         ]
 
     def play(
-        self, params: Any, starts: Sequence[TokenStart], stop: StopSignal, *, greedy: bool = False
+        self,
+        params: Any,
+        starts: Sequence[TokenStart],
+        stop: StopSignal,
+        *,
+        greedy: bool = False,
+        library: Library | None = None,
     ) -> list[TokenEpisode]:
         """Plays episodes by these parameters, until few of them have failed.
+
+        Args:
+            greedy: the likeliest tokens; else they are drawn.
+            library: what the tools read; None: what they read in training.
 
         Raises:
             Stopped: the run is told to stop.
@@ -389,7 +411,7 @@ class Rlvr:
         rollout = TokenRollout(
             inputs.agent,
             sampler,
-            inputs.library,
+            library or inputs.library,
             inputs.speech,
             stop=stop,
             attempts=tools.attempts,

@@ -32,7 +32,7 @@ from qrag_jax.rollouts.scripted_tokens import scripted_talk
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.rlvr_config import BRIDGE, SFT, RlvrConfig
+from qrag_jax.systems.rlvr_config import BRIDGE, SFT, RlvrConfig, ToolsConfig
 from qrag_jax.systems.rlvr_tools import scorer_of
 
 _READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
@@ -62,8 +62,11 @@ class Inputs:
     data: dict[str, str]
 
 
-def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Inputs:
+def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool = True) -> Inputs:
     """Reads the questions, prepares the model, and cuts its chat template.
+
+    Args:
+        trains: else there are no training questions.
 
     Raises:
         InputError: the data or the model cannot be used, or do not fit the config.
@@ -77,16 +80,17 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Inputs:
         top_n=tools.top_n,
         most=tools.most,
     )
-    retriever = own_retriever(tools.retriever, scorer_of(tools, mesh))
-    library = OwnLibrary(retriever)
+    library = library_of(tools, mesh)
     made = _Bridge(config, "train") if config.questions.train == BRIDGE else None
-    train = made.tasks if made else _read(config, config.questions.train)
+    train: Sequence[ToolTask] = ()
+    if trains:
+        train = made.tasks if made else _read(config, config.questions.train)
     dev: Sequence[ToolTask]
     if config.questions.dev == BRIDGE:
         dev = _Bridge(config, "dev").tasks
     else:
         dev = _read(config, config.questions.dev)
-    train = _without(train, dev)
+    train = _without(train, dev) if trains else train
 
     def texts() -> Iterator[str]:
         if made is None:
@@ -110,13 +114,22 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Inputs:
         speech=speech,
         train=train,
         dev=[dev[number] for number in shown],
-        demonstrated=made.questions if made and SFT in config.stages else (),
+        demonstrated=made.questions if trains and made and SFT in config.stages else (),
         data={
-            "questions": _fingerprint(train),
+            "questions": fingerprint(train),
             "model": model_digest(model.folder, default_cache(), log),
             "prompt": agent.prompt.fingerprint,
         },
     )
+
+
+def library_of(tools: ToolsConfig, mesh: Mesh) -> OwnLibrary:
+    """What the tools read.
+
+    Raises:
+        InputError: the retriever is unknown, or lacks what scores for it.
+    """
+    return OwnLibrary(own_retriever(tools.retriever, scorer_of(tools, mesh)))
 
 
 _LOOKED_AT = 64  # questions of each split whose prompts are measured before a run begins
@@ -198,7 +211,8 @@ def _check_prompts(
         )
 
 
-def _fingerprint(tasks: Sequence[ToolTask]) -> str:
+def fingerprint(tasks: Sequence[ToolTask]) -> str:
+    """A digest of the questions and their gold answers."""
     digest = hashlib.sha256()
     for task in tasks:
         digest.update(f"{task.id}\0{task.question}\0{task.answers}\0{len(task.documents)}".encode())

@@ -91,7 +91,7 @@ def workdir() -> Path:
 
 
 def checkpoint() -> str:
-    """The run's checkpoint to read: "best" or "last"."""
+    """The run's checkpoint to read, such as "best" or "last"."""
     return flags.FLAGS.checkpoint
 
 
@@ -109,19 +109,24 @@ def _argument(argv: Sequence[str], name: str) -> str | None:
     return None
 
 
-def define(argv: Sequence[str], systems: Sequence[str] = (Q_RAG,)) -> None:
+def define(
+    argv: Sequence[str],
+    systems: Sequence[str] = (Q_RAG,),
+    checkpoints: Sequence[str] = ("best", "last"),
+) -> None:
     """Defines the flags; `--config` is the run's saved config, updated by `--eval_config`.
 
     Commands call it when they start, not on import, because train.py has its own `--workdir`.
 
     Args:
         systems: those whose runs the command can read.
+        checkpoints: what `--checkpoint` may name; the first is the default.
 
     Raises:
         InputError: the folder holds no run of these systems, or a config cannot be used.
     """
     flags.DEFINE_string("workdir", None, "Folder of a trained run.")
-    flags.DEFINE_enum("checkpoint", "best", ["best", "last"], "Which checkpoint.")
+    flags.DEFINE_enum("checkpoint", checkpoints[0], [*checkpoints], "Which checkpoint.")
     flags.DEFINE_string("eval_config", None, "Config FILE whose fields replace the run's.")
     folder = _argument(argv, "workdir")
     if HELP & set(argv):
@@ -141,7 +146,7 @@ def define(argv: Sequence[str], systems: Sequence[str] = (Q_RAG,)) -> None:
             _replace_fields(config, file)
         q_rag_config.complete(config, argv)
     else:
-        config = harr_config.load_config(path)
+        config = (rlvr_config if system == rlvr_config.NAME else harr_config).load_config(path)
         if file:
             raise InputError(f"--eval_config is for runs of {Q_RAG}; give --config.FIELD=VALUE.")
     config_flags.DEFINE_config_dict("config", config, lock_config=True)

@@ -1,0 +1,123 @@
+"""Files of predictions: one JSON line for each episode of a question, with all of its tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from qrag_jax.errors import InputError
+from qrag_jax.metrics import answer_log
+from qrag_jax.runtime.saved_config import read_fields
+
+KIND = "predictions of episodes with tools"  # in the record beside a file, by which it is known
+_FIX = "delete the line, or give --restart to `qrag predict`, to begin anew"
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """One episode.
+
+    Attributes:
+        id, question: of the data set.
+        answers: the gold answers.
+        hops: of the question.
+        draw: number of the episode among those of its question, from 0.
+        prediction: the answer; "" if there is none.
+        reward: None: the episode failed, so it has no reward.
+        turns: of each turn of the model, `segment` (its number), `observed` (the text before it),
+            `sampled` (what it said) and the texts of the single tokens of both,
+            `observed_tokens` and `sampled_tokens`.
+        trajectory: as `rollouts.trajectories.TokenTrajectory.to_json` gives it: ids, log-probs,
+            the parts of the reward, and facts such as what was cited.
+    """
+
+    id: str
+    question: str
+    answers: list[str]
+    hops: int
+    draw: int
+    prediction: str
+    reward: float | None
+    turns: list[dict]
+    trajectory: dict
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredEpisode:
+    """What the scores of an episode need of its line; `line` is its number in the file, from 1."""
+
+    line: int
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    hops: int
+    draw: int
+    prediction: str
+    reward: float | None
+    status: str
+    parts: Mapping[str, float]
+    tally: Mapping[str, Any]
+
+
+def read(path: Path) -> Iterator[Prediction]:
+    """The predictions of a file, one at a time; a last line that is not whole is left out.
+
+    Raises:
+        InputError: the file cannot be read, or a whole line is no prediction; names the line.
+    """
+    try:
+        with path.open("rb") as file:
+            for row, _ in answer_log.each_line(file, path, Prediction, _FIX):
+                yield row
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); give a file of `qrag predict`."
+        ) from None
+
+
+def read_scores(path: Path) -> list[ScoredEpisode]:
+    """The episodes of a file without their tokens.
+
+    Raises:
+        InputError: as in `read`.
+    """
+    return [_scored(number, row, path) for number, row in enumerate(read(path), start=1)]
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """What a file of predictions was made with; None: the file is none of predictions.
+
+    Raises:
+        InputError: the record is not JSON.
+    """
+    beside = path.with_suffix(".json")
+    if path.suffix != ".jsonl" or not beside.is_file():
+        return None
+    record = read_fields(beside)
+    return record if record.get("kind") == KIND else None
+
+
+def _scored(number: int, row: Prediction, path: Path) -> ScoredEpisode:
+    trajectory = row.trajectory
+    try:
+        parts, status = dict(trajectory["parts"]), str(trajectory["status"])
+        tally = dict(trajectory["facts"]["tally"])
+    except (KeyError, TypeError, ValueError):
+        raise InputError(
+            f"{path}, line {number}: field 'trajectory' is none of an episode; {_FIX}"
+        ) from None
+    return ScoredEpisode(
+        line=number,
+        id=row.id,
+        question=row.question,
+        answers=tuple(row.answers),
+        hops=row.hops,
+        draw=row.draw,
+        prediction=row.prediction,
+        reward=row.reward,
+        status=status,
+        parts=parts,
+        tally=tally,
+    )

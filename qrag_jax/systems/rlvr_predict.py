@@ -1,0 +1,312 @@
+"""Plays a run's evaluation questions and writes every episode, token by token, into a file.
+
+The draws of an episode depend on the numbers of its question and of its draw alone. A file is
+written part by part, and what is computed may depend on all of a part; so a file that was broken
+off goes on behind its last whole part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from qrag_jax.environments.tools.episode import ToolTask
+from qrag_jax.errors import InputError
+from qrag_jax.evaluators.tool_scores import REWARD
+from qrag_jax.learners import placement
+from qrag_jax.metrics import agent_log, answer_log, predictions
+from qrag_jax.metrics.predictions import Prediction
+from qrag_jax.models.first_language_model import FOLDER
+from qrag_jax.rollouts.draw_keys import draw_keys
+from qrag_jax.rollouts.token_episodes import Library, Speech, TokenStart
+from qrag_jax.rollouts.trajectories import TokenTrajectory
+from qrag_jax.runtime import determinism
+from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.compilation import enable_persistent_cache
+from qrag_jax.runtime.embedding_files import encoder_key
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.locks import log_locks
+from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.run import log as tell
+from qrag_jax.systems.rlvr import Rlvr
+from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig
+from qrag_jax.systems.rlvr_inputs import fingerprint, library_of, load_inputs
+
+BEST, LAST, FIRST, IMITATED = CHECKPOINTS = ("best", "last", "first", "sft")
+_PREDICTED = 2**31 - 4  # in place of a step's number: no step has it, and no evaluation
+# Sections of the config that episodes of given weights do not depend on. The questions have a
+# digest of their own.
+_OF_TRAINING = (
+    *("train", "optimizer", "runtime", "profile", "demonstrations"),
+    *("sft", "grpo", "stages", "eval", "questions"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictOptions:
+    """How a file of predictions is made.
+
+    Attributes:
+        sampled: episodes drawn for each question; 0: one, as `config.eval.greedy` says.
+        restart: throw a file away instead of going on with it.
+    """
+
+    sampled: int = 0
+    restart: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Weights that play.
+
+    Attributes:
+        name: folder of what they predict, such as "best-120".
+        told: what people are told of them.
+        step: optimizer steps that they have learned for.
+        params: on the mesh.
+    """
+
+    name: str
+    told: str
+    step: int
+    params: Any
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether they have learned anything."""
+        return self.step > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Player:
+    """Predicts with the model of one run.
+
+    Attributes:
+        given: the config, with the questions that are asked.
+        system: the run's.
+        workdir: the run's folder; None: there is no run, and the model is untrained.
+        stop: looked at while episodes are played.
+        libraries: what the tools read, by the retriever's name.
+    """
+
+    given: ConfigDict
+    system: Rlvr
+    workdir: Path | None
+    stop: StopSignal
+    libraries: dict[str, Library]
+
+    def weights(self, which: str) -> Weights | None:
+        """The weights of one of `CHECKPOINTS`; None: there was no such end of a stage, or it is
+        not kept.
+
+        Raises:
+            InputError: the run has no sound checkpoint.
+        """
+        template = placement.shapes_on(
+            self.system.inputs.model.trained, self.system.param_shardings
+        )
+        if which == FIRST or self.workdir is None:
+            first = placement.place(self.system.inputs.model.trained, self.system.param_shardings)
+            return Weights("untrained", "untrained", 0, first)
+        checkpoints = Checkpoints(self.workdir, read_only=True)
+        if which == IMITATED:
+            step = self.imitation_ends
+            found = checkpoints.restore_params_of(step, template) if step else None
+            told = f"after imitation, step {step}"
+            return None if found is None else Weights(f"sft-{step}", told, step, found)
+        params, step = checkpoints.restore_params(which, template)
+        told = f"{which} checkpoint of step {step}"
+        return Weights(f"{which}-{step}", told, step, params)
+
+    @property
+    def imitation_ends(self) -> int:
+        """The step at which a stage of rewards takes over from one of imitation; 0: none does."""
+        both = {SFT, GRPO} <= set(self.system.config.stages)
+        return self.system.config.sft_steps if both else 0
+
+    def library(self, retriever: str) -> Library:
+        """What the tools read with a retriever; it is made once.
+
+        Raises:
+            InputError: it is unknown, or lacks what scores for it.
+        """
+        if retriever not in self.libraries:
+            tools = dataclasses.replace(self.system.config.tools, retriever=retriever)
+            self.libraries[retriever] = library_of(tools, self.system.mesh)
+        return self.libraries[retriever]
+
+    def predict(
+        self, weights: Weights, log: Path, *, retriever: str, options: PredictOptions
+    ) -> None:
+        """Plays all questions that the file lacks.
+
+        Args:
+            log: the file, `….jsonl`; what it was made with is kept beside it, as `….json`.
+            retriever: what the tool that searches uses.
+
+        Raises:
+            InputError: the file is of other settings, questions or weights, or the retriever
+                cannot be used.
+            Stopped: a signal came; the same call goes on with the file.
+            FeedbackLost: too many episodes fail.
+        """
+        library = self.library(retriever)
+        record = self._record(weights, retriever, options)
+        with log_locks(log):
+            agent_log.begin(log, record, restart=options.restart)
+            self._write(weights.params, library, log, options)
+
+    def _record(self, weights: Weights, retriever: str, options: PredictOptions) -> dict[str, Any]:
+        """All that the episodes depend on."""
+        inputs, every = self.system.inputs, self.given.to_dict()
+        config = {name: value for name, value in every.items() if name not in _OF_TRAINING}
+        config["tools"] = {**config["tools"], "retriever": retriever}
+        return {
+            "kind": predictions.KIND,
+            "checkpoint": weights.told,
+            "retriever": retriever,
+            "questions": len(inputs.dev),
+            "sampled": options.sampled,
+            "greedy": self._greedy(options),
+            "data": {
+                "questions": fingerprint(inputs.dev),
+                "model": inputs.data["model"],
+                "prompt": inputs.data["prompt"],
+            },
+            "weights": encoder_key(weights.params, {}),
+            "config": json.loads(json.dumps(config)),
+        }
+
+    def _greedy(self, options: PredictOptions) -> bool:
+        return not options.sampled and self.system.config.eval.greedy
+
+    def _write(self, params: Any, library: Library, log: Path, options: PredictOptions) -> None:
+        system, asked = self.system, self.system.inputs.dev
+        config, draws = system.config, options.sampled or 1
+        # As many episodes side by side as in training, whose memory is known to suffice.
+        part = max(1, config.train.batch_size * config.grpo.members // draws)
+        done, turns = _begun(log, asked, draws, part), TurnTexts(system.inputs.speech)
+        with tqdm(total=len(asked), initial=done, unit="question", desc=log.stem) as bar:
+            while done < len(asked):
+                tasks = asked[done : done + part]
+                starts = _starts(config.seed, done, tasks, draws)
+                greedy = self._greedy(options)
+                episodes = system.play(params, starts, self.stop, greedy=greedy, library=library)
+                new = []
+                for place, (start, episode) in enumerate(zip(starts, episodes, strict=True)):
+                    number, draw = done + place // draws, place % draws
+                    trajectory = system.trajectory(episode, number, draw, start.task)
+                    new.append(_prediction(start.task, trajectory, turns.of(trajectory)))
+                answer_log.append(log, new)
+                done += len(tasks)
+                bar.update(len(tasks))
+
+
+class TurnTexts:
+    """The texts of turns, as a whole and token by token."""
+
+    def __init__(self, speech: Speech) -> None:
+        self._speech, self._known = speech, dict[int, str]()
+
+    def of(self, trajectory: TokenTrajectory) -> list[dict[str, Any]]:
+        """See `predictions.Prediction.turns`."""
+        return [
+            {
+                "segment": number,
+                "observed": self._decoded(turn.observed.tolist()),
+                "sampled": self._speech.text(turn.sampled),
+                "observed_tokens": [self._token(each) for each in turn.observed.tolist()],
+                "sampled_tokens": [self._token(each) for each in turn.sampled.tolist()],
+            }
+            for number, segment in enumerate(trajectory.segments)
+            for turn in segment
+        ]
+
+    def _token(self, token: int) -> str:
+        if token not in self._known:
+            self._known[token] = self._decoded([token])
+        return self._known[token]
+
+    def _decoded(self, ids: list[int]) -> str:
+        return self._speech.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@contextlib.contextmanager
+def open_player(given: ConfigDict, workdir: Path | None, folder: Path) -> Iterator[Player]:
+    """Opens the model of a run, or that of a config, and the questions to ask.
+
+    Args:
+        given: the config; `questions.dev` and `eval.samples` say what is asked.
+        workdir: the run's folder; None: the config's own model, untrained.
+        folder: where a tiny model is, or is made.
+
+    Raises:
+        InputError: the run, its model or the data cannot be used.
+    """
+    config = RlvrConfig.of(given)
+    if workdir and not config.model.path and not (workdir / FOLDER).exists():
+        raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
+    if told := determinism.ask(config.runtime.deterministic):
+        tell(told)
+    if workdir and os.access(workdir, os.W_OK):  # a read-only run is scored without the cache
+        enable_persistent_cache(workdir / "compilation_cache")
+    mesh = make_mesh(config.runtime.mesh)
+    with StopSignal() as stop:
+        inputs = load_inputs(config, folder, mesh, trains=False)
+        libraries: dict[str, Library] = {config.tools.retriever: inputs.library}
+        yield Player(given, Rlvr(config, mesh, inputs), workdir, stop, libraries)
+
+
+def _prediction(task: ToolTask, trajectory: TokenTrajectory, turns: list[dict]) -> Prediction:
+    return Prediction(
+        id=task.id,
+        question=task.question,
+        answers=[*task.answers],
+        hops=task.hops,
+        draw=trajectory.member,
+        prediction=trajectory.facts.get("answer", ""),
+        reward=trajectory.parts.get(REWARD),
+        turns=turns,
+        trajectory=trajectory.to_json(),
+    )
+
+
+def _begun(log: Path, asked: Sequence[ToolTask], draws: int, part: int) -> int:
+    """How many questions a file has, of whole parts; what is behind these is dropped."""
+    if not log.exists():
+        return 0
+    ends = [0]  # bytes up to the end of each line
+    with log.open("rb") as file:
+        fix = "give --restart to throw the file away"
+        for row, size in answer_log.each_line(file, log, Prediction, fix):
+            question, draw = divmod(len(ends) - 1, draws)
+            if question >= len(asked) or (row.id, row.draw) != (asked[question].id, draw):
+                raise InputError(f"{log} has other questions; {fix}.")
+            ends.append(ends[-1] + size)
+    whole = (len(ends) - 1) // draws
+    if whole < len(asked):
+        whole = whole // part * part
+    os.truncate(log, ends[whole * draws])
+    return whole
+
+
+def _starts(seed: int, first: int, tasks: Sequence[ToolTask], draws: int) -> list[TokenStart]:
+    """Episodes of the questions `first`, `first + 1`, …"""
+    key = jax.random.fold_in(jax.random.key(seed), _PREDICTED)
+    numbers = np.arange(first, first + len(tasks), dtype=np.uint32)
+    keys = np.asarray(draw_keys(key, numbers, draws))
+    return [
+        TokenStart(task, keys[place, draw])
+        for place, task in enumerate(tasks)
+        for draw in range(draws)
+    ]
