@@ -1,5 +1,7 @@
 """Scores a trained retriever: python -m qrag_jax.evaluate --workdir=runs/hotpotqa
 
+Runs of agents (HARR) and of language models with tools (RLVR) are scored by the same command.
+
 Any field of the run's config can be overridden, for example
 `--config.data.path=FOLDER --out=OTHER` to score other data. Priority: command line, then the file
 given by `--eval_config`, then the run's saved config.
@@ -7,9 +9,11 @@ given by `--eval_config`, then the run's saved config.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -17,25 +21,34 @@ from ml_collections import ConfigDict
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.systems import harr_config, older_runs, run_flags
+from qrag_jax.systems import harr_config, older_runs, rlvr_config, run_flags
 from qrag_jax.systems.harr_scoring import AgentOptions, score_agent
+from qrag_jax.systems.rlvr_scoring import PlayOptions, score_language_model
 from qrag_jax.systems.saved_run import SavedRun
 from qrag_jax.systems.scoring import ScoreOptions, check_own_data, score_run
 
 SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to score, 0 for all.", lower_bound=0)
 OUT = flags.DEFINE_string("out", None, "Folder of logs and summaries; default WORKDIR/eval.")
 SAMPLED = flags.DEFINE_integer(
-    "sampled", 0, "Of agents: episodes drawn per question, for pass@k.", lower_bound=0
+    "sampled",
+    0,
+    "Of agents: episodes drawn per question, for pass@k; of RLVR for vote@k, too.",
+    lower_bound=0,
 )
+RETRIEVERS = flags.DEFINE_list("retrievers", [], "Of RLVR: bm25,golden,…; default the run's own.")
 RESTART = flags.DEFINE_bool("restart", False, "Throw partial logs away instead of resuming them.")
 
 
 def main() -> int:
     """Reads the flags and scores."""
     workdir, config = run_flags.workdir(), flags.FLAGS.config
-    if config.get("system") == harr_config.NAME:
-        return _score_agent(workdir, config)
+    system = config.get("system")
+    if RETRIEVERS.value and system != rlvr_config.NAME:
+        raise InputError(f"--retrievers is for runs of {rlvr_config.NAME}; leave it out.")
+    if system in (harr_config.NAME, rlvr_config.NAME):
+        return _score_episodes(workdir, config)
     if SAMPLED.value:
         raise InputError("--sampled is for runs of agents; leave it out.")
     saved = older_runs.load_config(workdir / CONFIG_NAME)
@@ -53,17 +66,24 @@ def main() -> int:
     return 0
 
 
-def _score_agent(workdir: Path, config: ConfigDict) -> int:
-    options = AgentOptions(
-        checkpoint=run_flags.checkpoint(),
-        samples=SAMPLES.value,
-        sampled=SAMPLED.value,
-        out=Path(OUT.value) if OUT.value else None,
-        restart=RESTART.value,
-    )
+def _score_episodes(workdir: Path, config: ConfigDict) -> int:
+    how: dict[str, Any] = {
+        "checkpoint": run_flags.checkpoint(),
+        "samples": SAMPLES.value,
+        "sampled": SAMPLED.value,
+        "out": Path(OUT.value) if OUT.value else None,
+        "restart": RESTART.value,
+    }
     with commandline.writing(OUT.value or workdir / "eval", "--out"):
         try:
-            score_agent(workdir, config, options)
+            if config.system == rlvr_config.NAME:
+                retrievers = tuple(RETRIEVERS.value)
+                score_language_model(workdir, config, PlayOptions(retrievers=retrievers, **how))
+            else:
+                score_agent(workdir, config, AgentOptions(**how))
+        except Stopped as stopped:
+            print(f"{stopped}: stopped, what is scored is kept; give the same command to go on.")
+            return 128 + signal.Signals[str(stopped)]
         except FeedbackLost as error:
             reason = str(error).rstrip(".")
             print(f"error: {reason}. Give the same command to go on.", file=sys.stderr)
@@ -73,7 +93,7 @@ def _score_agent(workdir: Path, config: ConfigDict) -> int:
 
 def define_flags(argv: Sequence[str]) -> None:
     """Defines the flags that a run's config gives."""
-    run_flags.define(argv, (run_flags.Q_RAG, harr_config.NAME))
+    run_flags.define(argv, (run_flags.Q_RAG, harr_config.NAME, rlvr_config.NAME))
 
 
 if __name__ == "__main__":

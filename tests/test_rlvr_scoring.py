@@ -25,8 +25,10 @@ TINY = (
     "--config.sft.steps=2",
     "--config.train.steps=1",
     "--config.train.eval_every=3",
+    "--config.questions.bridge_dev=4",
+    "--config.grpo.members=2",
 )
-QUESTIONS, DRAWS = 8, 3
+QUESTIONS, DRAWS = 4, 2
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +39,20 @@ def run(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def predicted(commands: Commands, run: Path) -> Path:
-    arguments = ("--checkpoint=last", f"--sampled={DRAWS}")
-    out = commands.succeed("predict", f"--workdir={run}", *arguments)
-    file = run / "predictions" / "last-3-bm25.jsonl"
-    assert f"24 episodes of 8 questions, last checkpoint of step 3: {file}" in out
-    return file
+def told(commands: Commands, run: Path) -> str:
+    """What `evaluate` prints of the run; its files stay in the run's folder."""
+    return commands.succeed("evaluate", *scoring(run))
+
+
+def scoring(run: Path) -> tuple[str, ...]:
+    retrievers = "--retrievers=bm25,golden"
+    return (f"--workdir={run}", "--checkpoint=last", f"--sampled={DRAWS}", retrievers)
+
+
+@pytest.fixture(scope="module")
+def predicted(run: Path, told: str) -> Path:
+    """The predictions that were scored."""
+    return run / "eval" / "last-3" / "bm25.jsonl"
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
@@ -70,55 +80,112 @@ def test_a_line_has_all_of_an_episode(predicted: Path, run: Path) -> None:
     assert len({str(row["trajectory"]["segments"]) for row in rows}) == len(rows)
 
 
-def test_a_killed_prediction_goes_on(
-    commands: Commands, run: Path, predicted: Path, tmp_path: Path
-) -> None:
-    """Parts have two questions of three draws; what is no whole part is played again."""
+def test_a_killed_prediction_goes_on(commands: Commands, run: Path, predicted: Path) -> None:
+    """Parts have two questions of two draws; what is no whole part is played again."""
     whole = predicted.read_text().splitlines(keepends=True)
-    file = tmp_path / "killed.jsonl"
+    file = run / "predictions" / "last-3-bm25.jsonl"
+    file.parent.mkdir()
     shutil.copy(predicted.with_suffix(".json"), file.with_suffix(".json"))
-    file.write_text("".join(whole[:8]) + whole[8][:40])
-    given = (f"--workdir={run}", "--checkpoint=last", f"--out={file}")
-    commands.succeed("predict", *given, f"--sampled={DRAWS}")
+    file.write_text("".join(whole[:6]) + whole[6][:40])
+    given = (f"--workdir={run}", "--checkpoint=last")
+    out = commands.succeed("predict", *given, f"--sampled={DRAWS}")
+    assert f"8 episodes of 4 questions, last checkpoint of step 3: {file}" in out
     assert file.read_text().splitlines(keepends=True) == whole
-    told = refusal(commands.run("predict", *given, "--sampled=2"))
+    told = refusal(commands.run("predict", *given, "--sampled=1"))
     assert "was begun with other settings, data or weights; give --restart" in told
     file.write_text("".join(whole[:2]) + "{}\n" + "".join(whole[3:]))
     told = refusal(commands.run("predict", *given, f"--sampled={DRAWS}"))
     assert f"{file}, line 3: field 'answers' is missing" in told
+    shutil.rmtree(file.parent)
 
 
 def test_without_a_run(commands: Commands, tmp_path: Path) -> None:
     file = tmp_path / "untrained.jsonl"
-    given = (*TINY, f"--out={file}", "--samples=2", "--retriever=golden")
+    given = (*TINY, f"--out={file}", "--samples=2", "--sampled=2", "--retriever=golden")
     out = commands.succeed("predict", *given)
-    assert f"2 episodes of 2 questions, untrained: {file}" in out
+    assert f"4 episodes of 2 questions, untrained: {file}" in out
     record = predictions.read_record(file)
     assert record is not None
     assert (record["retriever"], record["greedy"]) == ("golden", False)
 
 
+def test_scores_are_those_of_the_predictions(run: Path, told: str) -> None:
+    summary = json.loads((run / "eval" / "summary.json").read_text())
+    ways = ["last checkpoint of step 3", "after imitation, step 2", "untrained"]
+    for retriever in ("bm25", "golden"):
+        assert list(summary["scores"][retriever]) == ways
+        assert list(summary["gains"][retriever]) == ways[1:]
+        for way, scores in summary["scores"][retriever].items():
+            rows = lines_of(run / "eval" / summary["files"][retriever][way])
+            assert len(rows) == QUESTIONS * DRAWS
+            for name in ("em", "f1", "recall", "precision", "citation", "format"):
+                mean = np.mean([row["trajectory"]["parts"][name] for row in rows])
+                assert scores["all"][name]["mean"] == pytest.approx(mean)
+            mean = np.mean([row["reward"] for row in rows])
+            assert scores["all"]["reward"]["mean"] == pytest.approx(mean)
+            assert scores["all"]["questions"] == QUESTIONS
+            assert {"vote_em@1", "vote_f1@2", "pass@2"} <= scores["all"].keys()
+    main = summary["scores"]["bm25"][ways[0]]["all"]
+    assert summary["metrics"]["exact_match"] == main["em"]["mean"]
+    assert summary["metrics"]["n_hops_avg"] == 2
+    assert summary["intervals"]["retrieval_recall"] == main["recall"]
+    example = summary["per_example_results"][5]
+    row = lines_of(run / "eval" / example["trajectory"]["file"])[example["trajectory"]["line"] - 1]
+    assert (row["id"], row["draw"], row["prediction"]) == (
+        example["id"],
+        example["draw"],
+        example["prediction"],
+    )
+    assert "bm25, gain over untrained" in told
+    assert "golden, last checkpoint of step 3: pass@k: 1: " in told
+    assert "note: " not in told
+
+
+def test_scores_are_read_from_the_files(
+    commands: Commands, run: Path, told: str, tmp_path: Path
+) -> None:
+    """Files that are whole are not played again, and what they say is what is scored."""
+    workdir = Path(shutil.copytree(run, tmp_path / "run"))
+    shutil.rmtree(workdir / "checkpoints" / "last" / "2")
+    file, rng = workdir / "eval" / "last-3" / "golden.jsonl", np.random.default_rng(0)
+    rows = lines_of(file)
+    for row in rows:
+        row["reward"] = rng.random()
+        row["trajectory"]["parts"] = {n: rng.random() for n in row["trajectory"]["parts"]}
+    rows[5] |= {"reward": None}
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = commands.succeed("evaluate", *scoring(workdir))
+    assert "note: no checkpoint of the end of imitation, step 2, is kept" in out
+    scores = json.loads((workdir / "eval" / "summary.json").read_text())["scores"]
+    found = scores["golden"]["last checkpoint of step 3"]["all"]
+    assert found["failed"] == 1
+    for name in ("f1", "citation", "format"):
+        of = [row["trajectory"]["parts"][name] for row in rows]
+        means = [np.mean(of[0:2]), np.mean(of[2:4]), of[4], np.mean(of[6:8])]
+        assert found[name]["mean"] == pytest.approx(np.mean(means))
+    before = json.loads((run / "eval" / "summary.json").read_text())["scores"]
+    assert scores["bm25"]["untrained"] == before["bm25"]["untrained"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--retriever=tfidf",), "config.tools.retriever is 'tfidf'; use one of golden, bm25"),
-        (("--retriever=semantic",), "needs something that scores documents"),
-        (("--out=x.json",), "--out=x.json is not named as JSON lines; give a name.jsonl."),
-        (("--questions=a,b",), "has not the form path,config,split"),
-        (("--checkpoint=none",), "--checkpoint"),
-        (("--config=configs/rlvr.py:tiny",), "--workdir has a config of its own"),
+        (("predict", "--retriever=tfidf"), "config.tools.retriever is 'tfidf'; use one of golden"),
+        (("predict", "--out=x.json"), "--out=x.json is not named as JSON lines; give a name.jso"),
+        (("predict", "--questions=a,b"), "has not the form path,config,split"),
+        (("predict", TINY[0]), "--workdir has a config of its own"),
+        (("evaluate", "--retrievers=bm25,bm25"), "--retrievers=bm25,bm25 names one twice"),
+        (("evaluate", "--retrievers=bm25,semantic"), "needs something that scores documents"),
+        (("evaluate", "--config.questions.bridge_seed=1"), "not the run's own (not as in its con"),
     ],
 )
-def test_refused_of_a_run(
-    commands: Commands, run: Path, arguments: tuple[str, ...], told: str
-) -> None:
-    assert told in refusal(commands.run("predict", f"--workdir={run}", *arguments))
+def test_refused(commands: Commands, run: Path, arguments: tuple[str, ...], told: str) -> None:
+    assert told in refusal(commands.run(*arguments, f"--workdir={run}"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "give an experiment, for example --config=configs/rlvr.py:smol."),
         ((TINY[0],), "give the file to write, for example --out=predictions.jsonl."),
         ((TINY[0], "--out=x.jsonl", "--checkpoint=last"), "--checkpoint is of a run"),
         (("--config=configs/hotpotqa.py:tiny", "--out=x.jsonl"), "an experiment of q_rag, whose"),
@@ -129,14 +196,14 @@ def test_refused_without_a_run(commands: Commands, arguments: tuple[str, ...], t
 
 
 def test_refused_runs(commands: Commands, run: Path, tmp_path: Path) -> None:
-    for name, system in (("rlvr", "rlvr"), ("q_rag", "q_rag")):
-        config = json.loads((run / "config.json").read_text()) | {"system": system}
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
-    told = refusal(commands.run("predict", f"--workdir={tmp_path}/q_rag"))
+    workdir, config = tmp_path / "run", json.loads((run / "config.json").read_text())
+    workdir.mkdir()
+    (workdir / "config.json").write_text(json.dumps(config | {"system": "q_rag"}))
+    told = refusal(commands.run("predict", f"--workdir={workdir}"))
     assert "is a run of q_rag, which this command cannot read; give a run of rlvr." in told
-    told = refusal(commands.run("predict", f"--workdir={tmp_path}/rlvr"))
+    (workdir / "config.json").write_text(json.dumps(config))
+    told = refusal(commands.run("predict", f"--workdir={workdir}"))
     assert "holds no model; --workdir must be a run that was trained." in told
-    shutil.copytree(run / "model", tmp_path / "rlvr" / "model")
-    told = refusal(commands.run("predict", f"--workdir={tmp_path}/rlvr"))
+    shutil.copytree(run / "model", workdir / "model")
+    told = refusal(commands.run("evaluate", f"--workdir={workdir}"))
     assert "holds no checkpoint; train first" in told
