@@ -167,6 +167,20 @@ def test_scores_are_read_from_the_files(
     assert scores["bm25"]["untrained"] == before["bm25"]["untrained"]
 
 
+def test_an_analysis_of_a_run(commands: Commands, run: Path, told: str, tmp_path: Path) -> None:
+    out = commands.succeed("analyze", str(run), f"--out={tmp_path}/out")
+    assert (tmp_path / "out" / "table.txt").read_text() in out
+    lines = [line for line in out.splitlines() if line.startswith("last-3/golden.jsonl: last ch")]
+    assert "of 8" in lines[0]
+    assert "vote_em@k: 1: " in lines[1]
+    assert (tmp_path / "out" / "curve-run.png").stat().st_size > 10_000
+    page = (tmp_path / "out" / "episodes.html").read_text()
+    assert page.count("<article") == 6 * QUESTIONS * DRAWS
+    (tmp_path / "empty").mkdir()
+    assert "empty holds no predictions" in refusal(commands.run("analyze", f"{tmp_path}/empty"))
+    assert "give a folder of a run" in refusal(commands.run("analyze"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

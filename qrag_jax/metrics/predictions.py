@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import answer_log
-from qrag_jax.runtime.saved_config import read_fields
 
 KIND = "predictions of episodes with tools"  # in the record beside a file, by which it is known
 _FIX = "delete the line, or give --restart to `qrag predict`, to begin anew"
@@ -46,9 +46,17 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class ScoredEpisode:
-    """What the scores of an episode need of its line; `line` is its number in the file, from 1."""
+    """What the scores of an episode need of its line.
+
+    Attributes:
+        line: its number in the file, from 1.
+        offset: bytes of the file before it.
+        status, parts: as in a `TokenTrajectory`.
+        tally: counts of what happened.
+    """
 
     line: int
+    offset: int
     id: str
     question: str
     answers: tuple[str, ...]
@@ -61,29 +69,29 @@ class ScoredEpisode:
     tally: Mapping[str, Any]
 
 
-def read(path: Path) -> Iterator[Prediction]:
-    """The predictions of a file, one at a time; a last line that is not whole is left out.
+def read_scores(path: Path) -> list[ScoredEpisode]:
+    """The episodes of a file without their tokens; a last line that is not whole is left out.
 
     Raises:
         InputError: the file cannot be read, or a whole line is no prediction; names the line.
     """
-    try:
-        with path.open("rb") as file:
-            for row, _ in answer_log.each_line(file, path, Prediction, _FIX):
-                yield row
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}); give a file of `qrag predict`."
-        ) from None
+    found: list[ScoredEpisode] = []
+    before = 0
+    for row, size in _read(path, 0):
+        found.append(_scored(len(found) + 1, before, row, path))
+        before += size
+    return found
 
 
-def read_scores(path: Path) -> list[ScoredEpisode]:
-    """The episodes of a file without their tokens.
+def read_at(path: Path, offset: int) -> Prediction:
+    """The prediction whose line begins behind so many bytes; see `ScoredEpisode.offset`.
 
     Raises:
-        InputError: as in `read`.
+        InputError: the file cannot be read, or has no prediction there.
     """
-    return [_scored(number, row, path) for number, row in enumerate(read(path), start=1)]
+    for row, _ in _read(path, offset):
+        return row
+    raise InputError(f"{path} has become shorter while it was read; give the command again.")
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
@@ -95,11 +103,29 @@ def read_record(path: Path) -> dict[str, Any] | None:
     beside = path.with_suffix(".json")
     if path.suffix != ".jsonl" or not beside.is_file():
         return None
-    record = read_fields(beside)
-    return record if record.get("kind") == KIND else None
+    try:
+        record = json.loads(beside.read_bytes())
+    except (ValueError, RecursionError, OSError) as error:
+        raise InputError(
+            f"{beside}, which says what {path.name} was made with, cannot be read ({error}); "
+            "restore it, or delete both files."
+        ) from None
+    return record if isinstance(record, dict) and record.get("kind") == KIND else None
 
 
-def _scored(number: int, row: Prediction, path: Path) -> ScoredEpisode:
+def _read(path: Path, offset: int) -> Iterator[tuple[Prediction, int]]:
+    """The predictions behind so many bytes, each with the bytes of its line."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            yield from answer_log.each_line(file, path, Prediction, _FIX)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); give a file of `qrag predict`."
+        ) from None
+
+
+def _scored(number: int, offset: int, row: Prediction, path: Path) -> ScoredEpisode:
     trajectory = row.trajectory
     try:
         parts, status = dict(trajectory["parts"]), str(trajectory["status"])
@@ -110,6 +136,7 @@ def _scored(number: int, row: Prediction, path: Path) -> ScoredEpisode:
         ) from None
     return ScoredEpisode(
         line=number,
+        offset=offset,
         id=row.id,
         question=row.question,
         answers=tuple(row.answers),

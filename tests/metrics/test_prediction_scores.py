@@ -27,6 +27,7 @@ def episode(name: str, draw: int, said: str | None, hops: int = 2, **tally: Any)
     parts = dict.fromkeys(prediction_scores.OF_PARTS, 0.5) | {"em": em, "f1": em}
     return ScoredEpisode(
         line=draw + 1,
+        offset=0,
         id=name,
         question=f"What is {name}?",
         answers=("Right",),

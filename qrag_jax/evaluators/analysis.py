@@ -1,0 +1,174 @@
+"""What folders of runs hold for people: a table of their predictions, curves, pages of episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qrag_jax.errors import InputError
+from qrag_jax.evaluators.episode_page import EPISODES, Shown, page
+from qrag_jax.metrics import prediction_scores, predictions
+from qrag_jax.metrics.predictions import ScoredEpisode
+from qrag_jax.rollouts.trajectories import MASKED
+from qrag_jax.runtime.curve import plot_curve
+from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.runtime.writers import METRICS_NAME, read_metrics
+
+SUMMARY, TABLE = "summary.json", "table.txt"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What there is to show.
+
+    Attributes:
+        predictions: files of predictions.
+        summaries: those of evaluations with tools.
+        metrics: logs of trainings.
+    """
+
+    predictions: tuple[Path, ...]
+    summaries: tuple[Path, ...]
+    metrics: tuple[Path, ...]
+
+
+def find(places: Sequence[Path]) -> Found:
+    """All that is in these folders, or in folders below them; a place may also be one file.
+
+    Raises:
+        InputError: a place does not exist or holds nothing to show.
+    """
+    found: list[list[Path]] = [[], [], []]
+    for place in places:
+        if not place.exists():
+            raise InputError(f"{place} does not exist; give a folder of a run or of predictions.")
+        files = [place] if place.is_file() else sorted(place.rglob("*.json*"))
+        own = (
+            [file for file in files if predictions.read_record(file) is not None],
+            [file for file in files if file.name == SUMMARY and _scores(file)],
+            [file for file in files if file.name == METRICS_NAME],
+        )
+        if not any(own):
+            raise InputError(
+                f"{place} holds no predictions, no evaluation with tools and no {METRICS_NAME}; "
+                "give a folder of `qrag train`, `qrag predict` or `qrag evaluate`."
+            )
+        for whole, part in zip(found, own):
+            known = {file.resolve() for file in whole}
+            whole += [file for file in part if file.resolve() not in known]
+    return Found(*map(tuple, found))
+
+
+def table(found: Found) -> list[str]:
+    """Scores of all predictions, and of evaluations whose predictions are not here.
+
+    Raises:
+        InputError: a file has a line that is no prediction.
+    """
+    if not (found.predictions or found.summaries):
+        return []
+    groups: dict[str, dict[str, Any]] = {}  # what each is called → its scores by groups
+    for file in found.predictions:
+        record = predictions.read_record(file) or {}
+        label = f"{file}: {record['checkpoint']}, {record['retriever']}"
+        groups[label] = prediction_scores.summarised(predictions.read_scores(file))
+    here = {file.resolve() for file in found.predictions}
+    for file in found.summaries:
+        summary = json.loads(file.read_bytes())
+        for retriever, own in summary["scores"].items():
+            for told, scores in own.items():
+                if (file.parent / summary["files"][retriever][told]).resolve() not in here:
+                    groups[f"{file}: {told}, {retriever}"] = scores
+    base = os.path.commonpath([str(each.parent) for each in (*found.predictions, *found.summaries)])
+    lines, after = [], []
+    for label, scores in groups.items():
+        cells, shown = prediction_scores.score_lines(scores), label.removeprefix(f"{base}{os.sep}")
+        cells[0][0] = shown
+        lines += cells
+        of_draws = prediction_scores.draws_text(scores[prediction_scores.ALL])
+        after += [f"{shown}: {line}" for line in of_draws]
+    return [*prediction_scores.table(lines), *after]
+
+
+def write_curves(found: Found, out: Path) -> list[Path]:
+    """The learning curve of each training, as a PNG.
+
+    Raises:
+        InputError: a log has a line that is broken.
+    """
+    names = _names([file.parent.resolve() for file in found.metrics])
+    written = []
+    for file, name in zip(found.metrics, names, strict=True):
+        written.append(out / f"curve-{name}.png")
+        plot_curve(read_metrics(file), written[-1], name)
+    return written
+
+
+def write_pages(found: Found, out: Path, most: int) -> list[Path]:
+    """Pages of episodes, those with the highest reward first and those without one last.
+
+    Args:
+        most: episodes to show, spread evenly over all; 0: all.
+
+    Raises:
+        InputError: a file has a line that is no prediction.
+    """
+    episodes: list[tuple[Path, ScoredEpisode]] = []
+    for file in found.predictions:
+        episodes += [(file, each) for each in predictions.read_scores(file)]
+    if not episodes:
+        return []
+    episodes.sort(key=lambda each: -np.inf if each[1].reward is None else each[1].reward)
+    episodes.reverse()
+    chosen = episodes
+    if 0 < most < len(episodes):
+        places = np.linspace(0, len(episodes) - 1, most).round().astype(int)
+        chosen = [episodes[place] for place in places]
+    masks = {file: _masks_truncated(file) for file in found.predictions}
+    parts = [chosen[i : i + EPISODES] for i in range(0, len(chosen), EPISODES)]
+    names = ["episodes.html", *(f"episodes-{n}.html" for n in range(2, len(parts) + 1))]
+    for number, part in enumerate(parts):
+        shown = [
+            Shown(f"{file}, line {each.line}", predictions.read_at(file, each.offset), masks[file])
+            for file, each in part
+        ]
+        about = (
+            f"{len(chosen)} of {len(episodes)} episodes, by their rewards; page {number + 1} of "
+            f"{len(parts)}."
+        )
+        links = {f"page {n + 1}": names[n] for n in range(len(parts)) if n != number}
+        text = page("Episodes", about, shown, links)
+        write_whole(out / names[number], text.encode("utf-8", "replace"))
+    return [out / name for name in names]
+
+
+def _masks_truncated(file: Path) -> bool:
+    record = predictions.read_record(file) or {}
+    return record.get("config", {}).get("tools", {}).get("truncated") == MASKED
+
+
+def _scores(file: Path) -> dict[str, Any]:
+    """The scores of an evaluation with tools; {}: it is another one's summary."""
+    try:
+        summary = json.loads(file.read_bytes())
+    except (ValueError, RecursionError):
+        raise InputError(f"{file} is not JSON; give `qrag evaluate` again, or delete it.") from None
+    is_ours = isinstance(summary, dict) and {"scores", "files", "main"} <= summary.keys()
+    return summary["scores"] if is_ours else {}
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """A name for each folder: its own, with a number where another has the same."""
+    names: list[str] = []
+    for folder in folders:
+        name, number = folder.name, 2
+        while name in names:
+            name, number = f"{folder.name}-{number}", number + 1
+        names.append(name)
+    return names
