@@ -87,3 +87,13 @@ def encoded(talk: Talk, speech: Speech) -> TokenEpisode:
     if length > speech.room:
         raise ValueError(f"a script has {length} tokens, and there is room for {speech.room}")
     return TokenEpisode(talk.ended, (tuple(turns),), 1)
+
+
+def all_sampled(episode: TokenEpisode) -> TokenEpisode:
+    """The same episode as if all of it but its first token had been sampled, so that all trains."""
+    segments = []
+    for segment in episode.segments:
+        ids = np.concatenate([part for turn in segment for part in (turn.observed, turn.sampled)])
+        nothing = np.zeros(len(ids) - 1, np.float32)
+        segments.append((Turn(ids[:1], ids[1:], nothing, segment[-1].finish),))
+    return episode._replace(segments=tuple(segments))

@@ -48,7 +48,7 @@ from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, Questio
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.patient_play import Patience
-from qrag_jax.rollouts.scripted_tokens import encoded, scripted_talk
+from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
 from qrag_jax.rollouts.token_blocks import choose_shape
 from qrag_jax.rollouts.token_episodes import (
     Library,
@@ -330,7 +330,10 @@ class Rlvr:
             task = bridge_task(question)
             script = Demonstration(question, choices, config.tools.form)
             talk = scripted_talk(inputs.agent, task, script, inputs.library)
-            each = self.trajectory(encoded(talk, inputs.speech), number, 0, task)
+            episode = encoded(talk, inputs.speech)
+            if config.sft.observed:
+                episode = all_sampled(episode)
+            each = self.trajectory(episode, number, 0, task)
             facts = {**each.facts, _SCRIPTED: True}
             found.append(dataclasses.replace(each, facts=facts))
         return found

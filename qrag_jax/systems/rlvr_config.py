@@ -128,6 +128,8 @@ class StageSFTConfig(SFTConfig):
     steps: int = 600  # optimizer steps; those of config.train.steps come behind them
     batch_size: int = 16  # demonstrations of a step
     learning_rate: float = 1e-3  # peak; its warm-up and decay are over the stage
+    # Imitate prompts and tools' results, too: a model that knows nothing learns to copy from them
+    observed: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,7 +26,7 @@ from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_mod
 from qrag_jax.retrieval.own_documents import own_retriever
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.own_library import OwnLibrary
-from qrag_jax.rollouts.scripted_tokens import encoded, scripted_talk
+from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenRollout, TokenStart
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
@@ -167,6 +167,9 @@ def test_a_script_is_encoded_as_a_tokenizer_does(loaded: LoadedLanguageModel) ->
     ]
     expected = loaded.tokenizer.apply_chat_template(messages, tokenize=False).rstrip("\n")
     assert loaded.tokenizer.decode(ids) == expected
+    ((turn,),) = all_sampled(episode).segments
+    np.testing.assert_array_equal(np.r_[turn.observed, turn.sampled], ids)
+    assert len(turn.observed) == 1
     with pytest.raises(ValueError, match="there is room for 50"):
         encoded(talk, speech_of(loaded, room=50))
 
