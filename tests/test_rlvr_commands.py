@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from pathlib import Path
 
@@ -39,11 +38,6 @@ def test_what_a_run_leaves(run: Path) -> None:
     assert (run / "model" / "tokenizer.json").exists()
 
 
-def compiled_before(run: Path, workdir: Path) -> None:
-    """Spares a run what another one has compiled."""
-    shutil.copytree(run / "compilation_cache", workdir / "compilation_cache")
-
-
 @pytest.mark.parametrize(("staleness", "after"), [(0, 4), (1, 7)])
 def test_killed_and_gone_on(
     staleness: int, after: int, commands: Commands, run: Path, tmp_path: Path
@@ -53,10 +47,8 @@ def test_killed_and_gone_on(
     whole = run
     if staleness:
         whole = tmp_path / "whole"
-        compiled_before(run, whole)
         commands.succeed("train", *given, f"--workdir={whole}")
     workdir = tmp_path / "killed"
-    compiled_before(run, workdir)
     process = commands.start("train", *given, f"--workdir={workdir}")
     while process.poll() is None and len(losses(workdir)) < after:
         pass
