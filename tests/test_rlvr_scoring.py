@@ -147,6 +147,7 @@ def test_scores_are_read_from_the_files(
     """Files that are whole are not played again, and what they say is what is scored."""
     workdir = Path(shutil.copytree(run, tmp_path / "run"))
     shutil.rmtree(workdir / "checkpoints" / "last" / "2")
+    shutil.rmtree(workdir / "checkpoints" / "stages")
     file, rng = workdir / "eval" / "last-3" / "golden.jsonl", np.random.default_rng(0)
     rows = lines_of(file)
     for row in rows:

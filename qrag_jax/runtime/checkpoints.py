@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ import orbax.checkpoint as ocp
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import digests
 from qrag_jax.runtime.leftovers import UNFINISHED_STEP
+
+_STAGES, _KEPT_STAGES = "stages", 8
 
 
 class SaveError(RuntimeError):
@@ -36,7 +39,8 @@ class Checkpoints:
 
     `last/STEP` holds the whole training state and JSON extras (iterator position, counters). Two
     steps are kept, so a failed save never touches the good one. `best/STEP` holds the online
-    parameters and their scores. A save returns as soon as the arrays are copied off the device.
+    parameters and their scores. `stages/STEP`, if there are several stages, holds the parameters
+    with which one has ended. A save returns as soon as the arrays are copied off the device.
     When the step is complete, its folder appears by a rename, with digests of its files in it.
     The digests are compared before a restore. Flipped bits and cut or lost files make a step
     "damaged"; if it is a `last` step, the step before it is used.
@@ -78,6 +82,20 @@ class Checkpoints:
                 self._best.delete(old)
         if step not in self._best.all_steps():
             self._save(self._best, step, params, extra)
+
+    @functools.cached_property
+    def _stages(self) -> ocp.CheckpointManager:
+        """Made at first use: most runs have one stage."""
+        writer = self._digests.setdefault(_STAGES, _DigestWriter(self.folder / _STAGES))
+        return _manager(writer, keep=_KEPT_STAGES, read_only=self._read_only)
+
+    def save_stage(self, step: int, params: Any) -> None:
+        """Starts saving the parameters at a stage's end, unless they are; raises `SaveError`."""
+        self.wait()  # a step that is being saved is not among the steps
+        if step in self._stages.all_steps() and _damage(self._stages, step):
+            self._stages.delete(step)
+        if step not in self._stages.all_steps():
+            self._save(self._stages, step, params, {})
 
     def last_step(self) -> int | None:
         """Step of the newest complete training state, None if there is none."""
@@ -155,7 +173,10 @@ class Checkpoints:
         Raises:
             InputError: the arrays have other names or shapes.
         """
-        for manager, of_state in ((self._best, False), (self._last, True)):
+        managers = [(self._best, False), (self._last, True)]
+        if (self.folder / _STAGES).is_dir():
+            managers.insert(0, (self._stages, False))
+        for manager, of_state in managers:
             if step not in manager.all_steps() or _damage(manager, step):
                 continue
             checked = digests.has_digests(_step_folder(manager, step))
@@ -241,7 +262,8 @@ class Checkpoints:
             raise self._save_error(error) from error
 
     def _guard(self, action: Any) -> None:
-        for manager in (self._last, self._best):
+        stages = [self._stages] if "_stages" in self.__dict__ else []
+        for manager in (self._last, self._best, *stages):
             try:
                 action(manager)
             except Exception as error:

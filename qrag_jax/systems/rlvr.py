@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -123,7 +123,11 @@ def open_system(
     inputs = load_inputs(config, run.workdir, mesh)
     if not run.has_begun:
         save_config(given, run.config_path)
-    yield Rlvr(config, mesh, inputs, placed=devices is None)
+
+    def keep(step: int, params: Any) -> None:
+        run.checkpoints.save_stage(step, params)
+
+    yield Rlvr(config, mesh, inputs, placed=devices is None, keep=keep)
 
 
 class Stage(NamedTuple):
@@ -148,12 +152,14 @@ class Rlvr:
 
     Attributes:
         placed: else the mesh's devices are described, and only shapes are made.
+        keep: saves the parameters at the end of a stage, with the steps done until then.
     """
 
     config: RlvrConfig
     mesh: Mesh
     inputs: Inputs
     placed: bool = True
+    keep: Callable[[int, Any], None] = lambda step, params: None
 
     def __post_init__(self) -> None:
         config, inputs = self.config, self.inputs
@@ -213,6 +219,7 @@ class Rlvr:
             self._step = int(jax.device_get(state.step))
         stage = self._stage(self._step)
         if self._step == stage.first > 0:
+            self.keep(self._step, state.params)
             begin = partial(next_stage, stage.parts)
             state = jax.jit(begin, out_shardings=stage.policy.shardings)(state)
         self._step += 1

@@ -82,6 +82,22 @@ def test_two_states_and_one_best_are_kept(tmp_path: Path) -> None:
     assert_equal(params, state(3).params)
 
 
+def test_the_end_of_a_stage_is_kept(tmp_path: Path) -> None:
+    with_stage, without = tmp_path / "one", tmp_path / "other"
+    for folder in (with_stage, without):
+        checkpoints = Checkpoints(folder)
+        if folder == with_stage:
+            checkpoints.save_stage(2, state(2).params)
+            checkpoints.save_stage(2, state(9).params)  # a resumed run has the same parameters
+        for step in (3, 4, 5):
+            checkpoints.save_last(step, state(step), {})
+        checkpoints.wait()
+    assert_equal(Checkpoints(with_stage).restore_params_of(2, state(0).params), state(2).params)
+    reading = Checkpoints(without, read_only=True)
+    assert reading.restore_params_of(2, state(0).params) is None
+    assert not (without / "checkpoints" / "stages").exists()
+
+
 def test_resumed_run_meets_its_best_step_again(tmp_path: Path) -> None:
     """Killed after best/6 was saved and before last/6 was, a run goes on from last/5."""
     before = Checkpoints(tmp_path)
