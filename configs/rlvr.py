@@ -60,7 +60,7 @@ def _tiny(config: ConfigDict) -> None:
 
 def _smol(config: ConfigDict) -> None:
     """Adapters on a genuine small model."""
-    config.model.path = "~/.cache/qrag_jax/models/SmolLM2-135M-Instruct"
+    config.model.path = "smollm2"
     config.model.lora.update(rank=16, alpha=32.0)
     config.stages = ("grpo",)
     config.tools.update(top_n=1, most=1, max_turns=4, turn_tokens=128)

@@ -16,10 +16,12 @@ from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, new_adapters
 from qrag_jax.models.files.model_folder import resolve_folder
 from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model, table_of
+from qrag_jax.models.smollm2 import find_smollm2
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.sharding import Rules
 
+SMOLLM2 = "smollm2"
 FOLDER = "model"  # of a tiny model, in the run's folder
 _SECTION = "model"
 
@@ -60,7 +62,8 @@ class LanguageModelConfig:
         InputError: a field has a value that cannot be used.
     """
 
-    path: str = ""  # folder or hub name of a causal language model; "": the tiny one below
+    # Folder or hub name of a chat model; "smollm2": that of `make llm`; "": the tiny one below
+    path: str = ""
     dtype: str = "auto"  # of the computation: float32, bfloat16; auto: the faster one here
     activations: str = "auto"  # float32, bfloat16; auto: as dtype, but float32 on CPU
     remat: str = "none"  # recomputed for gradients: none, layers, dots (all but dot products)
@@ -122,7 +125,15 @@ def prepare_language_model(
     Raises:
         InputError: the model cannot be found or used, or has no chat template.
     """
-    if config.path:
+    if config.path == SMOLLM2:
+        found = find_smollm2(download=False)
+        if found is None:
+            raise InputError(
+                f"config.model.path is {SMOLLM2!r}, which is not here yet; `make llm` gets it, or "
+                "name the folder of another chat model."
+            )
+        folder = found
+    elif config.path:
         folder = resolve_folder(config.path)
     else:
         folder = workdir / FOLDER

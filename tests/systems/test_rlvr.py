@@ -17,6 +17,7 @@ from qrag_jax.environments.tools.episode import Closed, Failed, ToolTally
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.tool_scores import scored
 from qrag_jax.feedback.rubric import preset
+from qrag_jax.models import smollm2
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory
 from qrag_jax.runtime.dry_run import program_lines
@@ -219,5 +220,16 @@ def test_wrong_inputs(fields: dict[str, Any], said: str, tmp_path: Path) -> None
         Run.open(tmp_path / "run", 0.0) as run,
         pytest.raises(InputError, match=said),
         rlvr.open_system(config, run),
+    ):
+        pass
+
+
+def test_a_model_that_is_not_here_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(smollm2.ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.setattr(smollm2, "DEFAULT_CACHE", tmp_path / "cache")
+    with (
+        Run.open(tmp_path / "run", 0.0) as run,
+        pytest.raises(InputError, match="not here yet; `make llm` gets it"),
+        rlvr.open_system(small(model__path="smollm2"), run),
     ):
         pass
