@@ -32,6 +32,7 @@ from qrag_jax.rollouts.token_sampler import (
 )
 
 _FEWEST = 8  # rows that are computed, at least
+_ROOMS = 64  # places of rows are a multiple of this
 _UNROLLED = 4  # parts of prompts, at most, that are read one by one in the program
 
 
@@ -47,7 +48,7 @@ class DeviceSampler:
 
     def __init__(self, model: LanguageModel, config: SamplingConfig) -> None:
         self.model, self.config = model, config
-        self._program = jax.jit(partial(_sampled, model, config))
+        self._program = jax.jit(partial(_sampled, model, config), static_argnums=0)
 
     def sample(self, params: Params | Adapted, requests: Sequence[SampleRequest]) -> list[Sampled]:
         """The turns, in the order of the requests.
@@ -68,6 +69,9 @@ class DeviceSampler:
         few = _power(len(prompts))
         count = few if 4 * few <= rows else rows
         longest = max(map(len, prompts.values()))
+        # Each token that is drawn looks at all places, so there are not many more than needed.
+        needed = max(len(each.ids) + most for each, most in zip(requests, asked, strict=True))
+        room = min(_ROOMS * _rung(math.ceil(needed / _ROOMS)), self.config.room)
         chunks = math.ceil(longest / self.config.chunk)
         width = self.config.chunk * _power(chunks)
         tokens = np.zeros((count, width), np.int32)
@@ -81,7 +85,7 @@ class DeviceSampler:
             most[row] = asked[row]
             keys[row] = request.key
         given = _Given(tokens, lengths, source, most, keys)
-        drawn: _Drawn = jax.device_get(self._program(params, given))
+        drawn: _Drawn = jax.device_get(self._program(room, params, given))
         found = []
         for row in range(len(requests)):
             end = int(drawn.counts[row])
@@ -146,15 +150,19 @@ class _Loop(NamedTuple):
 
 
 def _sampled(
-    model: LanguageModel, config: SamplingConfig, params: Params | Adapted, given: _Given
+    model: LanguageModel,
+    config: SamplingConfig,
+    room: int,
+    params: Params | Adapted,
+    given: _Given,
 ) -> _Drawn:
     whole = attach(params, model.lora_scale) if isinstance(params, Adapted) else params
     trunk = model.trunk
     prepared = trunk.prepare(whole, trunk.precision.products)
     head = model.head(prepared)
-    cache, hidden = _read(model, config, prepared, given)
+    cache, hidden = _read(model, config.chunk, room, prepared, given)
     rows = len(given.source)
-    nothing = jnp.zeros((rows, config.room), jnp.int32)
+    nothing = jnp.zeros((rows, room), jnp.int32)
     drawn = _Drawn(
         nothing,
         nothing.astype(jnp.float32),
@@ -172,7 +180,7 @@ def _sampled(
         ids, log_probs = _draw(
             model.logits_of(hidden, head), given.keys, cache.lengths, config.temperature
         )
-        place = jnp.where(open_, drawn.counts, config.room)
+        place = jnp.where(open_, drawn.counts, room)
         row = jnp.arange(rows)
         drawn = _Drawn(
             drawn.ids.at[row, place].set(ids, mode="drop"),
@@ -190,10 +198,10 @@ def _sampled(
 
 
 def _read(
-    model: LanguageModel, config: SamplingConfig, prepared: Params, given: _Given
+    model: LanguageModel, chunk: int, room: int, prepared: Params, given: _Given
 ) -> tuple[Cache, jax.Array]:
     """The cache of all prompts, and the hidden states `[U, H]` of their last tokens."""
-    trunk, chunk = model.trunk, config.chunk
+    trunk = model.trunk
     count, width = given.tokens.shape
 
     def part(number: Any, carry: tuple[Cache, jax.Array], window: int = 0):
@@ -206,7 +214,7 @@ def _read(
         return cache, jnp.where((counts > 0)[:, None], own, last)
 
     last = jnp.zeros((count, trunk.config.hidden_size), trunk.precision.activations)
-    start = empty_cache(trunk, count, config.room), last
+    start = empty_cache(trunk, count, room), last
     parts = width // chunk
     if parts <= _UNROLLED:  # then each part is known to see no more than the parts before it
         for number in range(parts):
@@ -237,6 +245,12 @@ def _draw(
     # The first token that reaches beyond the mark has a probability above 0.
     ids = jnp.argmax(reached > mark[:, None], axis=-1).astype(jnp.int32)
     return ids, jnp.take_along_axis(log_probs, ids[:, None], 1)[:, 0]
+
+
+def _rung(number: int) -> int:
+    """The next of 1, 1.5 and 2 times a power of two."""
+    power = _power(number)
+    return 3 * power // 4 if power > 2 and 3 * power >= 4 * number else power
 
 
 def _power(number: int) -> int:
