@@ -10,8 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qrag_jax import predict
+from qrag_jax.errors import InputError
 from qrag_jax.metrics import predictions
 from qrag_jax.rollouts.trajectories import TokenTrajectory
+from qrag_jax.systems.rlvr_config import load_config
+from qrag_jax.systems.rlvr_scoring import PlayOptions, score_language_model
 from tests.entry_points import Commands, refusal
 
 TINY = (
@@ -29,6 +33,7 @@ TINY = (
     "--config.grpo.members=2",
 )
 QUESTIONS, DRAWS = 4, 2
+FOLDERS = ("last-3", "sft-2", "untrained")  # of what is scored
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +141,10 @@ def test_scores_are_those_of_the_predictions(run: Path, told: str) -> None:
         example["draw"],
         example["prediction"],
     )
+    records = [predictions.read_record(run / "eval" / f"{each}/bm25.jsonl") for each in FOLDERS]
+    digests = [record["weights"] for record in records if record]
+    assert len(digests) == 3
+    assert digests[2] not in digests[:2]
     assert "bm25, gain over untrained" in told
     assert "golden, last checkpoint of step 3: pass@k: 1: " in told
     assert "note: " not in told
@@ -187,11 +196,7 @@ def test_an_analysis_of_a_run(commands: Commands, run: Path, told: str, tmp_path
     [
         (("predict", "--retriever=tfidf"), "config.tools.retriever is 'tfidf'; use one of golden"),
         (("predict", "--out=x.json"), "--out=x.json is not named as JSON lines; give a name.jso"),
-        (("predict", "--questions=a,b"), "has not the form path,config,split"),
-        (("predict", TINY[0]), "--workdir has a config of its own"),
-        (("evaluate", "--retrievers=bm25,bm25"), "--retrievers=bm25,bm25 names one twice"),
         (("evaluate", "--retrievers=bm25,semantic"), "needs something that scores documents"),
-        (("evaluate", "--config.questions.bridge_seed=1"), "not the run's own (not as in its con"),
     ],
 )
 def test_refused(commands: Commands, run: Path, arguments: tuple[str, ...], told: str) -> None:
@@ -208,6 +213,32 @@ def test_refused(commands: Commands, run: Path, arguments: tuple[str, ...], told
 )
 def test_refused_without_a_run(commands: Commands, arguments: tuple[str, ...], told: str) -> None:
     assert told in refusal(commands.run("predict", *arguments))
+
+
+@pytest.mark.parametrize(
+    ("retrievers", "fields", "told"),
+    [
+        (("bm25", "bm25"), {}, "--retrievers=bm25,bm25 names one twice"),
+        (
+            ("bm25",),
+            {"bridge_seed": 1},
+            r"not the run's own .*: config.questions.bridge_seed",
+        ),
+        (("bm25",), {"dev": "a,b"}, r"not the run's own .*: config.questions.dev\); give --out"),
+    ],
+)
+def test_refused_scores(
+    run: Path, retrievers: tuple[str, ...], fields: dict[str, Any], told: str
+) -> None:
+    config = load_config(run / "config.json")
+    config.questions.update(fields)
+    with pytest.raises(InputError, match=told):
+        score_language_model(run, config, PlayOptions("last", retrievers))
+
+
+def test_a_run_has_a_config_of_its_own() -> None:
+    with pytest.raises(InputError, match=r"--workdir has a config of its own; leave out --config"):
+        predict.define_flags([TINY[0], "--workdir=run"])
 
 
 def test_refused_runs(commands: Commands, run: Path, tmp_path: Path) -> None:
