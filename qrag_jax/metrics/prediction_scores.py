@@ -25,7 +25,6 @@ OF_PARTS = ("em", "f1", "recall", "precision", "citation", "citation_precision",
 SHARES = ("completed", "malformed", "truncated")
 SCORES = (*OF_PARTS, "reward", "weighted_em", "weighted_f1", *SHARES, "turns", "searches")
 _SHOWN = ("em", "f1", "recall", "precision", "citation", "reward")
-_COMPARED = ("em", "f1", "recall", "citation", "reward")
 _INDENT = "  "
 
 Questions = dict[str, list[ScoredEpisode]]  # by id, in the order of the file
@@ -73,7 +72,7 @@ def gains(
     a, b = columns_of(by_question(episodes)), columns_of(by_question(others))
     both = [name for name in a if name in b]
     found = {}
-    for score in _COMPARED if both else ():
+    for score in _SHOWN if both else ():
         interval = paired_interval([a[n][score] for n in both], [b[n][score] for n in both])
         found[score] = dict(zip(("mean", "low", "high"), interval))
     return found
