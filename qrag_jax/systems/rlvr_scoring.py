@@ -137,8 +137,8 @@ def _not_kept(player: Player) -> list[str]:
     if not step:
         return []
     return [
-        f"no checkpoint of the end of imitation, step {step}, is kept (config.train."
-        "checkpoint_every), so its scores are not here"
+        f"no checkpoint of the end of imitation, step {step}, is kept (the run has "
+        "not come so far, or it was deleted), so its scores are not here"
     ]
 
 
