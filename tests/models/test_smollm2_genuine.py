@@ -71,6 +71,7 @@ def torch_model(genuine: Genuine) -> Any:
     ).eval()
 
 
+@pytest.mark.slow  # a minute, 2 GB
 def test_tensors_and_logits(genuine: Genuine, loaded: LoadedLanguageModel) -> None:
     model = torch_model(genuine)
     ours, theirs = open_tensors(genuine.folder), dict(model.named_parameters())
