@@ -17,6 +17,7 @@ from qrag_jax import systems
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems.older_runs import load_config
 from qrag_jax.systems.q_rag_config import QRagConfig
+from qrag_jax.systems.rlvr_config import RlvrConfig
 from tests.entry_points import ROOT, Commands, metric_lines, refusal
 from tests.models.conftest import (
     torch_bert,
@@ -32,7 +33,7 @@ from tests.systems.parts import prepared
 EVERY = sorted(
     path.stem for path in (ROOT / "configs").glob("*.py") if not path.stem.startswith("common")
 )
-NAMES = [name for name in EVERY if not name.startswith("harr")]  # of Q-RAG
+NAMES = [name for name in EVERY if not name.startswith(("harr", "rlvr"))]  # of Q-RAG
 
 # Variants that are other ones' shorter names.
 SHORT = {
@@ -284,3 +285,14 @@ def test_wrong_command_line(argument: str, says: str, commands: Commands, tmp_pa
     given = [argument] if argument.startswith("--config=") else [config, argument]
     assert says in refusal(commands.run("train", f"--workdir={workdir}", *given))
     assert not workdir.exists()
+
+
+def test_every_variant_of_rlvr_builds() -> None:
+    names = variants("rlvr")[1:]
+    assert {"quick", "tiny", "smol", "qwen25", "qwen3"} == set(names)
+    built = {name: module("rlvr").get_config(name) for name in names}
+    for config in built.values():
+        RlvrConfig.of(config)
+        assert config.is_locked
+    assert len({config.to_json() for config in built.values()}) == len(built)
+    assert module("rlvr").get_config().to_json() == built["quick"].to_json()
