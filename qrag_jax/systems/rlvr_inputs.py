@@ -104,7 +104,7 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
         config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
     )
     speech = _speech(config, model)
-    _check_prompts(config, agent, speech, (*train[:_LOOKED_AT], *dev[:_LOOKED_AT]))
+    _check_prompts(config, agent, speech, (*train, *dev))
     order = np.random.default_rng(config.eval.seed).permutation(len(dev))
     shown = sorted(order[: config.eval.samples or len(dev)].tolist())
     return Inputs(
@@ -130,9 +130,6 @@ def library_of(tools: ToolsConfig, mesh: Mesh) -> OwnLibrary:
         InputError: the retriever is unknown, or lacks what scores for it.
     """
     return OwnLibrary(own_retriever(tools.retriever, scorer_of(tools, mesh)))
-
-
-_LOOKED_AT = 64  # questions of each split whose prompts are measured before a run begins
 
 
 @dataclasses.dataclass(frozen=True)
