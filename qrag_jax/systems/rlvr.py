@@ -252,6 +252,7 @@ class Rlvr:
                     learning_rate=config.sft.learning_rate,
                     total_steps=config.sft_steps * config.sft.epochs,
                     schedule="cosine",
+                    warmup_steps=config.sft_steps // 25,
                     final_ratio=0.1,
                     clip_norm=1.0,
                 )
