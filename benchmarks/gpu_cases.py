@@ -21,7 +21,7 @@ from benchmarks.gpu_estimate import estimate_row
 from benchmarks.gpu_programs import LEARNS, SCORES, program_of
 from benchmarks.gpu_rows import Row, rows
 from benchmarks.gpu_search import CorpusSize, search_figures
-from benchmarks.gpu_tokens import SHAPE, LanguageModelSize, largest_array
+from benchmarks.gpu_tokens import SHAPE, LanguageModelSize, arrays_of_logits
 from benchmarks.nondeterminism import nondeterministic
 from benchmarks.same_course import different_courses
 from qrag_jax.errors import InputError
@@ -76,8 +76,11 @@ def measure(row: Row) -> dict[str, Any]:
     if isinstance(row.model, CorpusSize):
         of_search = search_figures(row.model, math.prod(row.mesh), kind, text)
     if isinstance(row.model, LanguageModelSize):
-        logits = SHAPE.sampled * row.model.config.vocab_size
-        of_search = {"largest_array": largest_array(text), "logits": logits}
+        vocab = row.model.config.vocab_size
+        of_search = {
+            "arrays_of_logits": arrays_of_logits(text, vocab),
+            "logits": SHAPE.sampled * vocab,
+        }
     return (
         found
         | of_search

@@ -150,23 +150,26 @@ def _batch(groups: int) -> Any:
     return token_batch(trajectories, BatchRules(MEMBERS, ("reward",), SCORED, PROMPT + OWN))
 
 
-def largest_array(text: str) -> int:
-    """Numbers of the largest array that a program names."""
-    return max(int(np.prod([int(n) for n in found.split(",")])) for found in _ARRAY.findall(text))
+def arrays_of_logits(text: str, vocab: int) -> int:
+    """How many arrays a program names with a row of the vocabulary for each token of a block."""
+    found = 0
+    for shape in _ARRAY.findall(text):
+        sizes = [int(size) for size in shape.split(",")]
+        found += vocab in sizes and bool({SHAPE.sampled, SHAPE.tokens} & set(sizes))
+    return found
 
 
 def tokens_cases(name: str, row: dict[str, Any]) -> list[Case]:
-    """Whether logits of all sampled tokens exist at a time, which one array would hold."""
+    """Whether logits of all sampled tokens exist at a time."""
     if row["program"] != TOKENS:
         return []
-    share = row["largest_array"] / row["logits"]
     return [
         Case(
-            f"{name}: largest array, beside sampled tokens × vocabulary",
-            share,
-            "",
-            target="< 1",
-            holds=share < 1,
-            details={"such logits in float32, GiB": 4 * row["logits"] / 2**30},
+            f"{name}: arrays of tokens × vocabulary",
+            row["arrays_of_logits"],
+            "arrays",
+            target="0",
+            holds=not row["arrays_of_logits"],
+            details={"one of sampled tokens in float32, GiB": 4 * row["logits"] / 2**30},
         )
     ]

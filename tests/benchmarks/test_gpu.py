@@ -14,7 +14,7 @@ from benchmarks.gpu_programs import NAMES
 from benchmarks.gpu_query import ALGORITHMS, STATE_TOKENS, state_lengths
 from benchmarks.gpu_rows import chosen, rows
 from benchmarks.gpu_search import SEARCH
-from benchmarks.gpu_tokens import TOKENS
+from benchmarks.gpu_tokens import SHAPE, TOKENS, arrays_of_logits, tokens_cases
 from benchmarks.hlo import Product
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.targets import TARGETS
@@ -228,3 +228,13 @@ def test_only_named_products_may_be_float32() -> None:
     ]
     assert len(float32.unnamed(every, "cuda")) == 3
     assert float32.of_attention(every) == 1
+
+
+def test_logits_of_all_tokens_are_found_in_a_program() -> None:
+    sampled, vocab = SHAPE.sampled, 1000
+    block = f"f32[{sampled},128]{{1,0}} fusion, bf16[{vocab},64]{{1,0}} parameter"
+    assert arrays_of_logits(block, vocab) == 0
+    assert arrays_of_logits(f"{block} f32[{sampled},{vocab}]{{1,0}} dot", vocab) == 1
+    row = {"program": TOKENS, "arrays_of_logits": 1, "logits": sampled * vocab}
+    assert [case.holds for case in tokens_cases("a", row)] == [False]
+    assert [case.holds for case in tokens_cases("a", row | {"arrays_of_logits": 0})] == [True]
