@@ -38,6 +38,13 @@ def test_what_a_run_leaves(run: Path) -> None:
     assert (run / "model" / "tokenizer.json").exists()
 
 
+def test_a_dry_run_names_the_update_of_each_stage(commands: Commands) -> None:
+    out = commands.succeed("train", *TINY, "--dry_run")
+    assert "  update by StageSFTConfig: " in out
+    assert "  update by TokenGRPOConfig: " in out
+    assert "2 programs, each compiled once" in out
+
+
 @pytest.mark.parametrize(("staleness", "after"), [(0, 4), (1, 7)])
 def test_killed_and_gone_on(
     staleness: int, after: int, commands: Commands, run: Path, tmp_path: Path

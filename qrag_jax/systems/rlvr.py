@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,24 +26,18 @@ from qrag_jax.evaluators.tool_scores import REWARD, ToolScores
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.rubric import PARTS, score
 from qrag_jax.learners import placement
-from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.policy_state import (
-    Parts,
     PolicyState,
     first_state,
     next_stage,
     state_shapes,
-    state_shardings,
 )
-from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import (
     TokenEpisodes,
     episode_shardings,
-    make_token_update,
     token_episodes,
 )
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.experience import Experience
@@ -76,6 +70,7 @@ from qrag_jax.runtime.saved_config import check_same_config, save_config
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, SFT, RlvrConfig, load_config
 from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs
+from qrag_jax.systems.rlvr_stages import Stage, StagedOrder, stages_of
 
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _SCRIPTED = "scripted"  # among the facts of a demonstration
@@ -128,22 +123,6 @@ def open_system(
         run.checkpoints.save_stage(step, params)
 
     yield Rlvr(config, mesh, inputs, placed=devices is None, keep=keep)
-
-
-class Stage(NamedTuple):
-    """One stage of training.
-
-    Attributes:
-        policy: how it learns.
-        update: the jitted update.
-        parts: what its state is made of.
-        first: its first step.
-    """
-
-    policy: TokenPolicy
-    update: Any
-    parts: Parts
-    first: int
 
 
 @dataclasses.dataclass
@@ -244,51 +223,7 @@ class Rlvr:
 
     @cached_property
     def _stages(self) -> list[Stage]:
-        config, first, found = self.config, 0, []
-        for name in config.stages:
-            if name == SFT:
-                optimizer = dataclasses.replace(
-                    config.optimizer,
-                    learning_rate=config.sft.learning_rate,
-                    total_steps=config.sft_steps * config.sft.epochs,
-                    schedule="cosine",
-                    warmup_steps=config.sft_steps // 25,
-                    final_ratio=0.1,
-                    clip_norm=1.0,
-                )
-                found.append(self._made(config.sft, optimizer, first))
-                first = config.sft_steps
-            else:
-                found.append(self._made(config.grpo, config.optimizer, first))
-        return found
-
-    def _made(self, algorithm: Any, optimizer: Any, first: int) -> Stage:
-        config, model = self.config, self.inputs.model
-        trunk = model.loaded.model.trunk
-        # One state serves all stages, so all of them keep a reference if one needs it.
-        keeps = GRPO in config.stages and config.grpo.beta > 0
-        parts = Parts(make_optimizer(optimizer), None, keeps, trunk.config.hidden_size)
-        rules = config.runtime.rules(model.partition_rules)
-        schedule = learning_rate_schedule(optimizer)
-        of_base = None
-        if model.adapters is not None:
-            of_base = placement.base_shardings(self.mesh, rules, model.loaded.stored)
-        policy = TokenPolicy(
-            mesh=self.mesh,
-            shardings=state_shardings(self.mesh, rules, parts, model.trained),
-            trunk=trunk,
-            vocabulary=Vocabulary(
-                config.sampling.temperature or 1.0, products=trunk.precision.products
-            ),
-            config=algorithm,
-            # A part that groups must differ by is a second reward, of no weight.
-            weights=(1.0, 0.0) if config.rubric.differ_by else (1.0,),
-            optimizer=parts.optimizer,
-            schedule=lambda step: schedule(step - first),
-            base_shardings=of_base,
-            lora_scale=model.loaded.model.lora_scale,
-        )
-        return Stage(policy, make_token_update(policy), parts, first)
+        return stages_of(self.config, self.mesh, self.inputs.model)
 
     def _stage(self, step: int) -> Stage:
         """The stage of a step."""
@@ -370,7 +305,11 @@ class Rlvr:
         )
 
     def _batch(self, trajectories: Sequence[TokenTrajectory]) -> TokenEpisodes:
-        """What an update takes."""
+        """What an update takes, on the devices."""
+        return jax.device_put(self._arrays(trajectories), episode_shardings(self.mesh))
+
+    def _arrays(self, trajectories: Sequence[TokenTrajectory]) -> TokenEpisodes:
+        """What an update takes, on the host."""
         config = self.config
         stage = self._stages[0] if _SCRIPTED in trajectories[0].facts else self._stages[-1]
         differ = config.rubric.differ_by
@@ -384,8 +323,7 @@ class Rlvr:
         batch = token_batch(trajectories, rules)
         tokens = config.model.tokens(Platform.of(self.mesh))
         shape = choose_shape(batch, tokens, rules.members)
-        episodes = token_episodes(stage.policy, batch, shape, differ_by=1 if differ else None)
-        return jax.device_put(episodes, episode_shardings(self.mesh))
+        return token_episodes(stage.policy, batch, shape, differ_by=1 if differ else None)
 
     def starts(self, tasks: Sequence[ToolTask], members: int, step: int) -> list[TokenStart]:
         """Episodes whose draws depend on the step, the place in the batch and the member alone."""
@@ -450,7 +388,7 @@ class Rlvr:
         return ToolScores(tasks, play, config.rubric.rubric, config.eval.best_by)
 
     def _batch_of_longest(self, stage: Stage) -> Any:
-        """A batch whose rows are as long as they may be; half of each is sampled."""
+        """Shapes of a batch whose rows are as long as they may be; half of each is sampled."""
         config, members = self.config, stage.policy.config.members
         imitates = stage.policy.config is config.sft
         groups = config.sft.batch_size if imitates else config.train.batch_size
@@ -458,7 +396,7 @@ class Rlvr:
         ids, log_probs = np.zeros(half, np.int32), np.zeros(half, np.float32)
         facts = {_SCRIPTED: True} if imitates else {}
         rewards = dict.fromkeys((*PARTS, REWARD), 0.0)
-        return self._batch(
+        episodes = self._arrays(
             [
                 TokenTrajectory(
                     question=group,
@@ -473,6 +411,8 @@ class Rlvr:
                 for member in range(members)
             ]
         )
+        # Shapes alone: the devices of a dry run may be described ones.
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), episodes)
 
     def _counted(self) -> dict[str, float]:
         counts = self.counts
@@ -488,18 +428,3 @@ class Rlvr:
     def _advice(self) -> str:
         rate = self.config.optimizer.learning_rate
         return f"a lower --config.optimizer.learning_rate (it is {rate:g}), or "
-
-
-@dataclasses.dataclass(frozen=True)
-class StagedOrder:
-    """The order of questions of two stages, see `agent_experience.QuestionOrder`."""
-
-    first_steps: int
-    first: QuestionOrder
-    then: QuestionOrder
-
-    def at(self, step: int) -> Any:
-        """The questions of the batch that step `step` learns from, from 0."""
-        if step < self.first_steps:
-            return self.first.at(step)
-        return self.then.at(step - self.first_steps)
