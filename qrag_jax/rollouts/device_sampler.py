@@ -31,15 +31,15 @@ from qrag_jax.rollouts.token_sampler import (
     rooms,
 )
 
-_FEWEST = 8  # rows that are computed, at least
-_ROOMS = 64  # places of rows are a multiple of this
-_UNROLLED = 4  # parts of prompts, at most, that are read one by one in the program
+_FEWEST = 4  # rows that are computed, at least
+_STEP = 4  # there are programs for so many rows, and for so many times fewer
 
 
 class DeviceSampler:
     """See `rollouts.token_sampler`.
 
-    A program is compiled for each number of rows, a power of two, and of prompts: as many, or few.
+    A program is compiled for each number of rows, `SamplingConfig.rows` and this divided by 4, 16
+    and so on, and of prompts: as many as rows, or a quarter. More requests are done in several calls.
 
     Args:
         model: the language model; its trunk computes on one device, or by XLA's own partitioning
@@ -48,7 +48,7 @@ class DeviceSampler:
 
     def __init__(self, model: LanguageModel, config: SamplingConfig) -> None:
         self.model, self.config = model, config
-        self._program = jax.jit(partial(_sampled, model, config), static_argnums=0)
+        self._program = jax.jit(partial(_sampled, model, config))
 
     def sample(self, params: Params | Adapted, requests: Sequence[SampleRequest]) -> list[Sampled]:
         """The turns, in the order of the requests.
@@ -59,21 +59,24 @@ class DeviceSampler:
         Raises:
             ValueError: a context is empty, or has no room for a token behind it.
         """
-        if not requests:
-            return []
         asked = rooms(requests, self.config.room)
+        found: list[Sampled] = []
+        for first in range(0, len(requests), self.config.rows):
+            part = slice(first, first + self.config.rows)
+            found += self._side_by_side(params, requests[part], asked[part])
+        return found
+
+    def _side_by_side(
+        self, params: Params | Adapted, requests: Sequence[SampleRequest], asked: Sequence[int]
+    ) -> list[Sampled]:
+        config = self.config
         prompts = {request.ids.tobytes(): request.ids for request in requests}
         places = {prompt: place for place, prompt in enumerate(prompts)}
-        rows = max(_power(len(requests)), _FEWEST)
-        # Few shapes: either a prompt for each row, or one for several, as in a group's first turn.
-        few = _power(len(prompts))
-        count = few if 4 * few <= rows else rows
-        longest = max(map(len, prompts.values()))
-        # Each token that is drawn looks at all places, so there are not many more than needed.
-        needed = max(len(each.ids) + most for each, most in zip(requests, asked, strict=True))
-        room = min(_ROOMS * _rung(math.ceil(needed / _ROOMS)), self.config.room)
-        chunks = math.ceil(longest / self.config.chunk)
-        width = self.config.chunk * _power(chunks)
+        # Few shapes, which depend on the config alone and on numbers of rows.
+        rows = _tier(len(requests), config.rows)
+        few = max(rows // _STEP, 1)
+        count = few if len(prompts) <= few else rows
+        width = config.chunk * math.ceil(config.room / config.chunk)
         tokens = np.zeros((count, width), np.int32)
         lengths = np.zeros(count, np.int32)
         for place, ids in enumerate(prompts.values()):
@@ -85,7 +88,7 @@ class DeviceSampler:
             most[row] = asked[row]
             keys[row] = request.key
         given = _Given(tokens, lengths, source, most, keys)
-        drawn: _Drawn = jax.device_get(self._program(room, params, given))
+        drawn: _Drawn = jax.device_get(self._program(params, given))
         found = []
         for row in range(len(requests)):
             end = int(drawn.counts[row])
@@ -152,7 +155,6 @@ class _Loop(NamedTuple):
 def _sampled(
     model: LanguageModel,
     config: SamplingConfig,
-    room: int,
     params: Params | Adapted,
     given: _Given,
 ) -> _Drawn:
@@ -160,8 +162,8 @@ def _sampled(
     trunk = model.trunk
     prepared = trunk.prepare(whole, trunk.precision.products)
     head = model.head(prepared)
-    cache, hidden = _read(model, config.chunk, room, prepared, given)
-    rows = len(given.source)
+    cache, hidden = _read(model, config, prepared, given)
+    rows, room = len(given.source), config.room
     nothing = jnp.zeros((rows, room), jnp.int32)
     drawn = _Drawn(
         nothing,
@@ -198,29 +200,23 @@ def _sampled(
 
 
 def _read(
-    model: LanguageModel, chunk: int, room: int, prepared: Params, given: _Given
+    model: LanguageModel, config: SamplingConfig, prepared: Params, given: _Given
 ) -> tuple[Cache, jax.Array]:
     """The cache of all prompts, and the hidden states `[U, H]` of their last tokens."""
-    trunk = model.trunk
-    count, width = given.tokens.shape
+    trunk, chunk = model.trunk, config.chunk
+    count = len(given.tokens)
 
-    def part(number: Any, carry: tuple[Cache, jax.Array], window: int = 0):
+    def part(number: Any, carry: tuple[Cache, jax.Array]) -> tuple[Cache, jax.Array]:
         cache, last = carry
         tokens = jax.lax.dynamic_slice_in_dim(given.tokens, number * chunk, chunk, 1)
         counts = jnp.clip(given.lengths - number * chunk, 0, chunk)
-        words = prepared[WORDS][tokens]
-        hidden, cache = extend(trunk, prepared, words, counts, cache, window=window)
+        hidden, cache = extend(trunk, prepared, prepared[WORDS][tokens], counts, cache)
         own = jnp.take_along_axis(hidden, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
         return cache, jnp.where((counts > 0)[:, None], own, last)
 
     last = jnp.zeros((count, trunk.config.hidden_size), trunk.precision.activations)
-    start = empty_cache(trunk, count, room), last
-    parts = width // chunk
-    if parts <= _UNROLLED:  # then each part is known to see no more than the parts before it
-        for number in range(parts):
-            start = part(number, start, (number + 1) * chunk)
-        return start
-    return jax.lax.fori_loop(0, parts, part, start)
+    parts = (given.lengths.max() + chunk - 1) // chunk
+    return jax.lax.fori_loop(0, parts, part, (empty_cache(trunk, count, config.room), last))
 
 
 def _draw(
@@ -247,12 +243,9 @@ def _draw(
     return ids, jnp.take_along_axis(log_probs, ids[:, None], 1)[:, 0]
 
 
-def _rung(number: int) -> int:
-    """The next of 1, 1.5 and 2 times a power of two."""
-    power = _power(number)
-    return 3 * power // 4 if power > 2 and 3 * power >= 4 * number else power
-
-
-def _power(number: int) -> int:
-    """The next power of two."""
-    return 1 << max(0, number - 1).bit_length()
+def _tier(number: int, most: int) -> int:
+    """The fewest rows, of `most` and this divided by 4, 16 and so on, that hold so many."""
+    rows = most
+    while rows >= _STEP * _FEWEST and rows // _STEP >= number:
+        rows //= _STEP
+    return rows

@@ -68,6 +68,7 @@ class SamplingConfig:
     temperature: float = 1.0  # logits are divided by it; 0: the likeliest token
     room: int = 1024  # tokens of the longest episode
     chunk: int = 64  # tokens of prompts that are read at a time
+    rows: int = 64  # turns that are drawn side by side, at most
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -75,7 +76,7 @@ class SamplingConfig:
                 f"config.sampling.temperature is {self.temperature}; it must be a number of at "
                 "least 0."
             )
-        for name in ("room", "chunk"):
+        for name in ("room", "chunk", "rows"):
             if getattr(self, name) < 1:
                 value = getattr(self, name)
                 raise InputError(f"config.sampling.{name} is {value}; it must be at least 1.")

@@ -2,11 +2,13 @@
 
 One function, `extend`, reads a prompt part by part and each sampled token: rows get new tokens at
 their own ends, which attend to all that is cached. Shapes are static; a row's places beyond its
-length are not read.
+length are not read. The cache lies in blocks of places, and attention runs over those blocks that
+some row has reached: so one program serves short and long rows, and room costs no time.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -18,14 +20,16 @@ from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Layer
 from qrag_jax.models.trunks.trunk import LAYERS, Params
 
 _LOWEST = -1e30
+_BLOCK = 128  # places of a block
 
 
 class Cache(NamedTuple):
-    """What is known of B rows, with room for S tokens each.
+    """What is known of B rows, with room for n·C tokens each: n blocks of C places.
 
     Attributes:
-        keys, values: `[B, groups, S, head_dim]`, one array a layer, or stacked on a leading axis
-            if the layers are scanned. Products by group then need no other order of the numbers.
+        keys: `[n, B, groups, head_dim, C]`, one array a layer, or stacked on a leading axis if the
+            layers are scanned. Products by group then need no other order of the numbers.
+        values: `[n, B, groups, C, head_dim]`, likewise.
         lengths: int32 `[B]`, tokens of each row.
     """
 
@@ -35,41 +39,40 @@ class Cache(NamedTuple):
 
     @property
     def room(self) -> int:
-        """S."""
-        return jax.tree.leaves(self.keys)[0].shape[-2]
+        """n·C."""
+        shape = jax.tree.leaves(self.keys)[0].shape
+        return shape[-5] * shape[-1]
 
     def rows(self, which: jax.Array) -> Cache:
-        """The rows of these numbers `[n]`; a row may come several times."""
-        axis = jax.tree.leaves(self.keys)[0].ndim - 4
+        """The rows of these numbers `[m]`; a row may come several times."""
         keys, values = (
-            jax.tree.map(lambda leaf: jnp.take(leaf, which, axis), each)
+            jax.tree.map(lambda leaf: jnp.take(leaf, which, leaf.ndim - 4), each)
             for each in (self.keys, self.values)
         )
         return Cache(keys, values, self.lengths[which])
 
 
 def empty_cache(trunk: Qwen3, rows: int, room: int) -> Cache:
-    """A cache of rows without tokens."""
+    """A cache of rows without tokens, with room for so many or a few more."""
     c = trunk.config
-    shape = rows, c.num_key_value_heads, room, c.head_dim
+    places = min(_BLOCK, room)
+    before = math.ceil(room / places), rows, c.num_key_value_heads
 
-    def nothing() -> Any:
+    def nothing(*shape: int) -> Any:
         if trunk.scanned:
             return jnp.zeros((c.num_hidden_layers, *shape), trunk.precision.activations)
         layers = range(c.num_hidden_layers)
         return tuple(jnp.zeros(shape, trunk.precision.activations) for _ in layers)
 
-    return Cache(nothing(), nothing(), jnp.zeros(rows, jnp.int32))
+    return Cache(
+        keys=nothing(*before, c.head_dim, places),
+        values=nothing(*before, places, c.head_dim),
+        lengths=jnp.zeros(rows, jnp.int32),
+    )
 
 
 def extend(
-    trunk: Qwen3,
-    prepared: Params,
-    words: jax.Array,
-    counts: jax.Array,
-    cache: Cache,
-    *,
-    window: int = 0,
+    trunk: Qwen3, prepared: Params, words: jax.Array, counts: jax.Array, cache: Cache
 ) -> tuple[jax.Array, Cache]:
     """Appends tokens to rows: their hidden states, and the longer cache.
 
@@ -77,7 +80,6 @@ def extend(
         prepared: parameters as `trunk.prepare` returns them.
         words: `[B, N, H]`, rows of the word table.
         counts: int32 `[B]`, 0 to N: a row's new tokens. There must be room for them.
-        window: tokens of the longest row behind this, if that is known; 0: the room.
 
     Returns:
         Hidden states `[B, N, H]`, normed, finite but meaningless beyond a row's count; the cache.
@@ -89,21 +91,27 @@ def extend(
     is_new = jnp.arange(number)[None] < counts[:, None]
     # Places beyond the row's end are left out of the update, and beyond the room anyway.
     place = jnp.where(is_new, position, cache.room)
-    window = min(window or cache.room, cache.room)
-    seen = jnp.arange(window)[None, None] <= position[..., None]  # [B, N, window]
+    reached = (cache.lengths + counts).max()
     layer = trunk.layer()
 
-    def put(cached: jax.Array, new: jax.Array) -> jax.Array:
-        new = new.reshape(rows, number, *cached.shape[1::2]).astype(cached.dtype)
-        return cached.at[jnp.arange(rows)[:, None], :, place].set(new, mode="drop")
+    def put(keys: jax.Array, values: jax.Array, *new: jax.Array) -> tuple[jax.Array, jax.Array]:
+        key, value = (
+            each.reshape(rows, number, -1, c.head_dim).astype(keys.dtype) for each in new
+        )
+        row, places = jnp.arange(rows)[:, None], keys.shape[-1]
+        block, place_in_block = place // places, place % places
+        return (
+            keys.at[block, row, :, :, place_in_block].set(key, mode="drop"),
+            values.at[block, row, :, place_in_block].set(value, mode="drop"),
+        )
 
     def one(x: jax.Array, params: Params, keys: jax.Array, values: jax.Array) -> Any:
         variables = {"params": params}
         projected: Any = layer.apply(variables, x, cos, sin, method=Qwen3Layer.projected)
         query, key, value = projected
-        keys, values = put(keys, key), put(values, value)
+        keys, values = put(keys, values, key, value)
         query = query.reshape(rows, number, -1, c.head_dim)
-        attended = _attended(trunk, query, keys[:, :, :window], values[:, :, :window], seen)
+        attended = _attended(trunk, query, keys, values, position, reached)
         attended = attended.reshape(rows * number, -1).astype(x.dtype)
         after = layer.apply(variables, x, attended, method=Qwen3Layer.after_attention)
         return jnp.asarray(after), keys, values
@@ -130,30 +138,56 @@ def extend(
 
 
 def _attended(
-    trunk: Qwen3, query: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array
+    trunk: Qwen3,
+    query: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    position: jax.Array,
+    reached: jax.Array,
 ) -> jax.Array:
-    """query `[B, N, heads, d]`, keys and values `[B, groups, S, d]`, seen `[B, N, S]`."""
+    """Attention block by block, with a running maximum and sum (arXiv 1805.02867).
+
+    Args:
+        query: `[B, N, heads, d]`.
+        keys, values: of one layer, as in `Cache`.
+        position: `[B, N]`, of the queries, each of which sees the places up to its own.
+        reached: places that some row has; later blocks are not read.
+    """
     rows, number, heads, width = query.shape
     products = trunk.precision.products
-    keys, values = keys.astype(products), values.astype(products)
-    groups = keys.shape[1]
-    query = query.reshape(rows, number, groups, -1, width).transpose(0, 2, 1, 3, 4)
-    share = query.shape[3]
-    scores = jnp.einsum(
-        "bgqd,bgsd->bgqs",
-        query.reshape(rows, groups, number * share, width).astype(products),
-        keys,
-        precision=exact(products),
-        preferred_element_type=jnp.float32,
+    groups, places = keys.shape[2], keys.shape[-1]
+    share = heads // groups
+    query = query.reshape(rows, number, groups, share, width).transpose(0, 2, 1, 3, 4)
+    query = query.reshape(rows, groups, number * share, width)
+    seen = jnp.repeat(position, share, axis=1)[:, None, :, None]
+
+    def product(equation: str, one: jax.Array, other: jax.Array) -> jax.Array:
+        return jnp.einsum(
+            equation,
+            one.astype(products),
+            other.astype(products),
+            precision=exact(products),
+            preferred_element_type=jnp.float32,
+        )
+
+    def block(n: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        most, total, weighted = sums
+        scores = product("bgqd,bgds->bgqs", query, keys[n])
+        visible = (n * places + jnp.arange(places))[None, None, None] <= seen
+        scores = jnp.where(visible, scores / width**0.5, _LOWEST)
+        highest = jnp.maximum(most, scores.max(axis=-1))
+        scale, powers = jnp.exp(most - highest), jnp.exp(scores - highest[..., None])
+        return (
+            highest,
+            total * scale + powers.sum(axis=-1),
+            weighted * scale[..., None] + product("bgqs,bgsd->bgqd", powers, values[n]),
+        )
+
+    # Every query sees the first place, so the maximum is real from the first block on.
+    nothing = jnp.zeros(query.shape[:-1], jnp.float32)
+    start = nothing + _LOWEST, nothing, jnp.zeros(query.shape, jnp.float32)
+    _, total, weighted = jax.lax.fori_loop(0, (reached + places - 1) // places, block, start)
+    attended = (weighted / jnp.maximum(total, 1e-30)[..., None]).reshape(
+        rows, groups, number, share, width
     )
-    seen = jnp.repeat(seen, share, axis=1)[:, None]
-    scores = jnp.where(seen, scores / width**0.5, _LOWEST)
-    weights = jax.nn.softmax(scores).astype(products)
-    attended = jnp.einsum(
-        "bgqs,bgsd->bgqd",
-        weights,
-        values,
-        precision=exact(products),
-        preferred_element_type=jnp.float32,
-    ).reshape(rows, groups, number, share, width)
     return attended.transpose(0, 2, 1, 3, 4).reshape(rows, number, heads, width)
