@@ -39,7 +39,7 @@ class DeviceSampler:
     """See `rollouts.token_sampler`.
 
     A program is compiled for each number of rows, `SamplingConfig.rows` and this divided by 4, 16
-    and so on, and of prompts: as many as rows, or a quarter. More requests are done in several calls.
+    and so on, and of prompts: as many as rows, or a quarter. More requests are drawn in parts.
 
     Args:
         model: the language model; its trunk computes on one device, or by XLA's own partitioning

@@ -6,7 +6,6 @@ must run through the same number of blocks, which is known here, before anything
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import defaultdict
 from typing import NamedTuple
@@ -15,6 +14,10 @@ import jax
 import numpy as np
 
 from qrag_jax.rollouts.token_batch import TokenBatch
+
+_MULTIPLE = 8  # lengths of rows are multiples of it
+_ROWS = 2.0  # rows of a block, beside those that fill it if all are as long as the longest may be
+_FEWEST = 4  # blocks of a device; there are programs for so many, and for 4, 16 … times more
 
 
 class BlockShape(NamedTuple):
@@ -68,48 +71,63 @@ class TokenBlocks(NamedTuple):
     room: jax.Array
 
 
-@dataclasses.dataclass
-class _Piece:
-    """Rows that share their first tokens, in one block."""
+class _Row(NamedTuple):
+    """A row of the batch: its tokens behind those it shares, and those of it that are sampled."""
 
-    shared: int
-    rows: list[int]
-    tokens: int
+    number: int
+    alone: int
     sampled: int
 
 
-def choose_shape(batch: TokenBatch, tokens: int, members: int, multiple: int = 8) -> BlockShape:
+class _Piece(NamedTuple):
+    """Rows that share their first tokens, in one block."""
+
+    shared: int
+    rows: list[_Row]
+
+    @property
+    def tokens(self) -> int:
+        """Places that it takes."""
+        return self.shared + sum(row.alone for row in self.rows)
+
+
+def choose_shape(
+    batch: TokenBatch, tokens: int, members: int, *, room: int | None = None
+) -> BlockShape:
     """A shape for batches like this one: few different ones, so that few programs are compiled.
 
-    The row length is the next of 1, 1.25, 1.5 and 1.75 times a power of two; the share of sampled
-    places is the next of eighths.
+    Two lengths decide, each the next of 1 and 1.5 times a power of two: of what the rows of a group
+    share, and of what the longest row has alone. The sampled places are a quarter, half, three
+    quarters or all of the tokens.
 
     Args:
-        tokens: places of a block; more if the longest row needs more.
+        tokens: places of a block, at most; more if the longest row needs more.
         members: rows of a group, at most.
-        multiple: what the row length is a multiple of.
+        room: tokens of the longest row there can be; None: not known.
     """
     used = np.flatnonzero(_is_used(batch))
-    longest = int(batch.lengths[used].max(initial=1))
-    length = _rung(longest, multiple)
-    tokens = max(tokens, length)
-    sampled = batch.log_prob_mask[used].sum(axis=1)
-    of_rows = (batch.lengths - batch.shared)[used].sum()
-    share = math.ceil(8 * min(1.0, 1.1 * sampled.sum() / max(of_rows, 1))) / 8
-    most = max(math.ceil(share * tokens), int(sampled.max(initial=1)))
-    common = _common(batch)
+    longest, common = int(batch.lengths[used].max(initial=1)), _common(batch)
     shared = max(common.values(), default=0)
-    behind = 0
-    if shared:
-        behind = max(
-            int(batch.lengths[row]) - common.get(int(batch.leader[row]), 0) for row in used
-        )
-    shortest = max(int(np.median((batch.lengths - batch.shared)[used])) if len(used) else 1, 1)
-    # Rows that a block may have are computed whether they are there or not: not many more of them.
-    groups = max(1, math.ceil(tokens / (7 / 8 * _rung(shortest)) / members))
-    groups = _rung(groups)
-    prompt, own = (min(length, _rung(each, multiple)) if each else 0 for each in (shared, behind))
-    return BlockShape(tokens, length, groups, members, most, prompt, own)
+    behind = max(
+        (int(batch.lengths[row]) - common.get(int(batch.leader[row]), 0) for row in used), default=1
+    )
+    prompt, own = _rung(shared) if shared else 0, _rung(behind)
+    most = -(-max(room or prompt + own, longest) // _MULTIPLE) * _MULTIPLE
+    prompt, own, length = min(prompt, most), min(own, most), min(prompt + own, most)
+    # Whole groups of the longest rows fill a block, if there is room for one.
+    group = prompt + members * own
+    tokens = max(tokens // group * group if group <= tokens else tokens, length)
+    # Rows that a block may have are computed whether they are there or not: not many more of them
+    # than fill it, where most rows are shorter than the longest.
+    groups = max(1, round(_ROWS * tokens / group))
+    sampled = batch.log_prob_mask[used].sum(axis=1)
+    computed = sum(common.values()) + sum(
+        int(batch.lengths[row]) - common.get(int(batch.leader[row]), 0) for row in used
+    )
+    share = math.ceil(4 * sampled.sum() / max(computed, 1)) / 4
+    places = max(math.ceil(share * tokens), int(sampled.max(initial=1)))
+    # Without shared tokens attention is computed by whole rows.
+    return BlockShape(tokens, length, groups, members, places, prompt, own if prompt else 0)
 
 
 def token_blocks(batch: TokenBatch, shape: BlockShape, devices: int = 1) -> TokenBlocks:
@@ -119,21 +137,11 @@ def token_blocks(batch: TokenBatch, shape: BlockShape, devices: int = 1) -> Toke
         ValueError: a row begins with a sampled token, is longer than the shape's rows, or has more
             sampled tokens than a block holds.
     """
-    pieces = _pieces(batch, shape)
-    blocks: list[list[_Piece]] = []
-    for piece in sorted(pieces, key=lambda piece: -piece.tokens):
-        for block in blocks:
-            if (
-                len(block) < shape.groups
-                and sum(each.tokens for each in block) + piece.tokens <= shape.tokens
-                and sum(each.sampled for each in block) + piece.sampled <= shape.sampled
-            ):
-                block.append(piece)
-                break
-        else:
-            blocks.append([piece])
+    blocks = _packed(_groups(batch, shape), shape)
     # A program is compiled for few numbers of blocks; it does not compute the empty ones.
-    number = devices * 2 ** math.ceil(math.log2(max(1, math.ceil(len(blocks) / devices))))
+    number = devices * _FEWEST
+    while number < len(blocks):
+        number *= _FEWEST
     # Dealt out one by one, the fullest first, so that no device has more than its share.
     order = np.arange(number).reshape(-1, devices).T.reshape(-1)
     made = [_block(batch, shape, blocks[n] if n < len(blocks) else []) for n in order]
@@ -153,9 +161,9 @@ def _common(batch: TokenBatch) -> dict[int, int]:
     return common
 
 
-def _pieces(batch: TokenBatch, shape: BlockShape) -> list[_Piece]:
-    """Groups of rows, cut where a block has no room for more."""
-    together: dict[tuple[int, int], list[int]] = defaultdict(list)
+def _groups(batch: TokenBatch, shape: BlockShape) -> list[_Piece]:
+    """Rows that share their first tokens, the most tokens first."""
+    together: dict[tuple[int, int], list[_Row]] = defaultdict(list)
     used, common = _is_used(batch), _common(batch)
     for row in map(int, np.flatnonzero(used)):
         length, sampled = int(batch.lengths[row]), int(batch.log_prob_mask[row].sum())
@@ -173,24 +181,55 @@ def _pieces(batch: TokenBatch, shape: BlockShape) -> list[_Piece]:
                 "has no room for so many"
             )
         # Rows that share nothing need no group of their own.
-        together[(leader if shared else -1), shared].append(row)
+        each = _Row(row, length - shared, sampled)
+        together[(leader if shared else -1), shared].append(each)
     pieces = []
     for (_, shared), rows in together.items():
-        piece = _Piece(shared, [], shared, 0)
-        for row in rows:
-            alone, sampled = int(batch.lengths[row]) - shared, int(batch.log_prob_mask[row].sum())
-            if piece.rows and (
-                len(piece.rows) == shape.members
-                or piece.tokens + alone > shape.tokens
-                or piece.sampled + sampled > shape.sampled
-            ):
-                pieces.append(piece)
-                piece = _Piece(shared, [], shared, 0)
-            piece.rows.append(row)
-            piece.tokens += alone
-            piece.sampled += sampled
-        pieces.append(piece)
-    return pieces
+        rows.sort(key=lambda each: -each.alone)
+        pieces.append(_Piece(shared, rows))
+    return sorted(pieces, key=lambda piece: -piece.tokens)
+
+
+def _packed(groups: list[_Piece], shape: BlockShape) -> list[list[_Piece]]:
+    """The groups in blocks; a group is cut where that fills a block and repeats few tokens."""
+    blocks: list[list[_Piece]] = []
+    for shared, rows in groups:
+        left = rows
+        while left:
+            most, into, best = shared, -1, _fitting(left, shared, shape, [])
+            whole = len(best) == len(left)
+            for number, block in enumerate(blocks):
+                taken = _fitting(left, shared, shape, block)
+                tokens = sum(row.alone for row in taken)
+                # Few rows beside the same prompt again are no gain.
+                if tokens > most or (whole and taken == left):
+                    most, into, best = tokens, number, taken
+                if whole and taken == left:
+                    break
+            if into < 0:
+                blocks.append([])
+            blocks[into].append(_Piece(shared, best))
+            chosen = {row.number for row in best}
+            left = [row for row in left if row.number not in chosen]
+    return blocks
+
+
+def _fitting(rows: list[_Row], shared: int, shape: BlockShape, block: list[_Piece]) -> list[_Row]:
+    """Those of the rows, one piece of them, that a block has room for."""
+    if len(block) == shape.groups:
+        return []
+    tokens = shape.tokens - shared - sum(piece.tokens for piece in block)
+    sampled = shape.sampled - sum(row.sampled for piece in block for row in piece.rows)
+    taken: list[_Row] = []
+    for row in rows:
+        if len(taken) < shape.members and row.alone <= tokens and row.sampled <= sampled:
+            taken.append(row)
+            tokens, sampled = tokens - row.alone, sampled - row.sampled
+    return taken
+
+
+def _tokens(rows: list[_Row]) -> int:
+    return sum(row.alone for row in rows)
 
 
 def _block(batch: TokenBatch, shape: BlockShape, pieces: list[_Piece]) -> TokenBlocks:
@@ -211,10 +250,10 @@ def _block(batch: TokenBatch, shape: BlockShape, pieces: list[_Piece]) -> TokenB
     start = filled = 0
     for group, piece in enumerate(pieces):
         made["shared"][group] = piece.shared
-        first = batch.tokens[piece.rows[0], : piece.shared]
+        first = batch.tokens[piece.rows[0].number, : piece.shared]
         made["tokens"][start : start + piece.shared] = first
         prompt, start = start, start + piece.shared
-        for member, row in enumerate(piece.rows):
+        for member, (row, _, _) in enumerate(piece.rows):
             length = int(batch.lengths[row])
             own = slice(start, start + length - piece.shared)
             made["tokens"][own] = batch.tokens[row, piece.shared : length]
@@ -236,9 +275,8 @@ def _block(batch: TokenBatch, shape: BlockShape, pieces: list[_Piece]) -> TokenB
     return TokenBlocks(**made)  # type: ignore[arg-type]
 
 
-def _rung(number: int, multiple: int = 1) -> int:
-    """The next of 1, 1.25, 1.5 and 1.75 times a power of two, as a multiple of `multiple`."""
-    power = 2 ** max(0, math.floor(math.log2(max(number, 1))))
-    rungs = (math.ceil(power * quarter / 4) for quarter in (4, 5, 6, 7, 8))
-    chosen = next(rung for rung in rungs if rung >= number)
-    return math.ceil(chosen / multiple) * multiple
+def _rung(number: int) -> int:
+    """The next of 1 and 1.5 times a power of two, as a multiple of 8."""
+    power = max(_MULTIPLE, 1 << max(0, number - 1).bit_length())
+    lower = 3 * power // 4
+    return lower if lower >= number and lower % _MULTIPLE == 0 else power

@@ -322,7 +322,7 @@ class Rlvr:
         )
         batch = token_batch(trajectories, rules)
         tokens = config.model.tokens(Platform.of(self.mesh))
-        shape = choose_shape(batch, tokens, rules.members)
+        shape = choose_shape(batch, tokens, rules.members, room=config.sampling.room)
         return token_episodes(stage.policy, batch, shape, differ_by=1 if differ else None)
 
     def starts(self, tasks: Sequence[ToolTask], members: int, step: int) -> list[TokenStart]:

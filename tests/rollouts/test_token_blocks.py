@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, choose_shape, token_blocks
 from tests.rollouts.token_rows import GROUPS, MEMBERS, made_batch
 
@@ -72,8 +73,8 @@ def test_sampler_log_probs_go_with_their_tokens() -> None:
 def test_a_prompt_is_computed_once() -> None:
     batch = made_batch()
     wide = SHAPE._replace(tokens=400, groups=8, sampled=300)
-    (blocks,) = [token_blocks(batch, wide)]
-    assert len(blocks.tokens) == 1
+    blocks = token_blocks(batch, wide)
+    assert blocks.lengths.any(axis=1).tolist() == [True, False, False, False]
     prompts = [int(batch.shared[group * MEMBERS + 1]) for group in range(GROUPS)]
     assert sorted(blocks.shared[0][blocks.shared[0] > 0].tolist()) == sorted(prompts)
 
@@ -87,6 +88,60 @@ def test_a_chosen_shape_holds_the_batch() -> None:
     # A few tokens more need no other program.
     longer = batch._replace(lengths=np.minimum(batch.lengths + 1, 20))
     assert choose_shape(longer, 64, MEMBERS) == shape
+
+
+def test_a_group_is_cut_where_that_fills_a_block() -> None:
+    batch = made_batch()
+    rows = np.flatnonzero(batch.log_prob_mask.any(axis=1))
+    alone = int((batch.lengths - batch.shared)[rows].sum())
+    shape = SHAPE._replace(tokens=72, groups=8, sampled=72)
+    blocks = token_blocks(batch, shape)
+    used = blocks.lengths.any(axis=1)
+    filled = blocks.valid.sum()
+    assert filled == batch.log_prob_mask.sum()
+    assert used.sum() <= alone / 72 + 2
+
+
+def test_few_shapes_hold_many_batches() -> None:
+    """Eight groups of eight, as unlike each other as episodes of one policy are."""
+    draw, shapes = np.random.default_rng(0), set()
+    for _ in range(40):
+        batch = drawn_batch(draw)
+        shape = choose_shape(batch, 2048, 8, room=640)
+        blocks = token_blocks(batch, shape)
+        assert blocks.valid.sum() == batch.log_prob_mask.sum()
+        shapes.add((shape, len(blocks.tokens)))
+    assert len(shapes) <= 3
+
+
+def drawn_batch(draw: np.random.Generator) -> TokenBatch:
+    """Prompts of 40 to 60 tokens, 1 to 4 turns of 30 to 70, between them passages of 60."""
+    rows = []
+    for _ in range(8):
+        prompt = int(draw.integers(40, 61))
+        for _ in range(8):
+            turns = [int(each) for each in draw.integers(30, 71, draw.integers(1, 5))]
+            mask = np.zeros(640, bool)
+            end = prompt
+            for turn in turns:
+                mask[end : end + turn] = True
+                end += turn + 60
+            rows.append((prompt, end - 60, mask))
+    prompts, lengths, masks = (np.array(each) for each in zip(*rows, strict=True))
+    number = np.arange(64, dtype=np.int32)
+    first = number // 8 * 8
+    return TokenBatch(
+        tokens=np.ones((64, 640), np.int32),
+        lengths=lengths.astype(np.int32),
+        log_prob_mask=masks,
+        loss_mask=masks,
+        sampler_log_probs=np.zeros((64, 640), np.float32),
+        episode=number,
+        leader=first,
+        shared=np.where(number == first, 0, prompts).astype(np.int32),
+        rewards=np.zeros((64, 1), np.float32),
+        scored=np.ones(64, bool),
+    )
 
 
 def test_what_does_not_fit() -> None:

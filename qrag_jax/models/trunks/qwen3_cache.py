@@ -95,9 +95,7 @@ def extend(
     layer = trunk.layer()
 
     def put(keys: jax.Array, values: jax.Array, *new: jax.Array) -> tuple[jax.Array, jax.Array]:
-        key, value = (
-            each.reshape(rows, number, -1, c.head_dim).astype(keys.dtype) for each in new
-        )
+        key, value = (each.reshape(rows, number, -1, c.head_dim).astype(keys.dtype) for each in new)
         row, places = jnp.arange(rows)[:, None], keys.shape[-1]
         block, place_in_block = place // places, place % places
         return (
