@@ -109,7 +109,7 @@ def extend(
         query, key, value = projected
         keys, values = put(keys, values, key, value)
         query = query.reshape(rows, number, -1, c.head_dim)
-        attended = _attended(trunk, query, keys, values, position, reached)
+        attended = _attended(trunk, query, (keys, values), position, reached)
         attended = attended.reshape(rows * number, -1).astype(x.dtype)
         after = layer.apply(variables, x, attended, method=Qwen3Layer.after_attention)
         return jnp.asarray(after), keys, values
@@ -138,8 +138,7 @@ def extend(
 def _attended(
     trunk: Qwen3,
     query: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
+    cached: tuple[jax.Array, jax.Array],
     position: jax.Array,
     reached: jax.Array,
 ) -> jax.Array:
@@ -147,11 +146,11 @@ def _attended(
 
     Args:
         query: `[B, N, heads, d]`.
-        keys, values: of one layer, as in `Cache`.
+        cached: keys and values of one layer, as in `Cache`.
         position: `[B, N]`, of the queries, each of which sees the places up to its own.
         reached: places that some row has; later blocks are not read.
     """
-    rows, number, heads, width = query.shape
+    (keys, values), (rows, number, heads, width) = cached, query.shape
     products = trunk.precision.products
     groups, places = keys.shape[2], keys.shape[-1]
     share = heads // groups
