@@ -57,5 +57,25 @@ def check_log_probs(
     return distance
 
 
+def check_adapted(server: np.ndarray, adapted: np.ndarray, plain: np.ndarray) -> None:
+    """Refuses a server that leaves out the adapters that were handed over to it.
+
+    Args:
+        server: `[S]`, as the server gave them.
+        adapted: `[S]`, of the trainer by the same adapters.
+        plain: `[S]`, of the trainer without adapters.
+
+    Raises:
+        InputError: the server's are less than half as far from those without adapters.
+    """
+    distance, without = _distance(server, adapted), _distance(server, plain)
+    if without < distance / 2 and distance > _ROUNDING:
+        raise InputError(
+            f"the server answers without the adapters that were handed over: it is {distance:.3g} "
+            f"nats a token from the trainer with them, and {without:.3g} from the trainer without; "
+            "use a vLLM that has LoRA for this model, or set config.sampling.engine to device."
+        )
+
+
 def _distance(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.abs(one.astype(np.float64) - other.astype(np.float64)).mean())

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, check_known
 
 STOP, LENGTH = FINISHES = ("stop", "length")
+DEVICE, SERVER = ENGINES = ("device", "server")
 
 
 class SampleRequest(NamedTuple):
@@ -65,12 +66,16 @@ class SamplingConfig:
         InputError: a field cannot be used.
     """
 
+    # What plays the episodes that are learned from: the device that trains, or a vLLM server
+    # (section llm). Evaluations are always on the device.
+    engine: str = DEVICE
     temperature: float = 1.0  # logits are divided by it; 0: the likeliest token
     room: int = 1024  # tokens of the longest episode
     chunk: int = 64  # tokens of prompts that are read at a time
     rows: int = 64  # turns that are drawn side by side, at most
 
     def __post_init__(self) -> None:
+        check_known("sampling", self, "engine", ENGINES)
         if not 0 <= self.temperature < float("inf"):
             raise InputError(
                 f"config.sampling.temperature is {self.temperature}; it must be a number of at "

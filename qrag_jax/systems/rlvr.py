@@ -25,6 +25,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.tool_scores import REWARD, ToolScores
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.rubric import PARTS, score
+from qrag_jax.feedback.service import leave_room
 from qrag_jax.learners import placement
 from qrag_jax.learners.policy_state import (
     PolicyState,
@@ -37,8 +38,10 @@ from qrag_jax.learners.token_update import (
     episode_shardings,
     token_episodes,
 )
+from qrag_jax.llm.llm_config import LlmConfig
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
+from qrag_jax.rollouts.agents import Checks
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.patient_play import Patience
@@ -46,6 +49,7 @@ from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_tal
 from qrag_jax.rollouts.token_blocks import choose_shape
 from qrag_jax.rollouts.token_episodes import (
     Library,
+    Sampler,
     TokenCounts,
     TokenEpisode,
     TokenRollout,
@@ -71,10 +75,12 @@ from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, SFT, RlvrConfig, load_config
 from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs
 from qrag_jax.systems.rlvr_stages import Stage, StagedOrder, stages_of
+from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, Versioned, open_served
 
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _SCRIPTED = "scripted"  # among the facts of a demonstration
 _EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
+_CHECKED = 8  # prompts by which a server that samples is checked
 _ADVICE = (
     "see why in their messages (a rerank service that does not answer, for example), or raise "
     "config.tools.max_failed_share"
@@ -91,9 +97,11 @@ def check(config: ConfigDict) -> None:
 
 
 def before_devices(given: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
-    """Sets that a GPU's programs are deterministic."""
-    del dry
-    return determinism.ask(RlvrConfig.of(given).runtime.deterministic, described=described)
+    """Sets how much of a GPU's memory JAX takes, and that its programs are deterministic."""
+    config = RlvrConfig.of(given)
+    if config.llm is not None and not dry:
+        leave_room(LlmConfig(url=config.llm.url, server=config.llm.server))
+    return determinism.ask(config.runtime.deterministic, described=described)
 
 
 @contextlib.contextmanager
@@ -104,8 +112,7 @@ def open_system(
     dry: bool = False,
     devices: Sequence[jax.Device] | None = None,
 ) -> Iterator[Rlvr]:
-    """Opens the system; see `systems`."""
-    del dry
+    """Opens the system, and the server that samples if the config has one; see `systems`."""
     if run.has_begun:
         check_same_config(load_config(run.config_path), given, FREE_FIELDS)
     config = RlvrConfig.of(given)
@@ -122,7 +129,17 @@ def open_system(
     def keep(step: int, params: Any) -> None:
         run.checkpoints.save_stage(step, params)
 
-    yield Rlvr(config, mesh, inputs, placed=devices is None, keep=keep)
+    with contextlib.ExitStack() as stack:
+        served = None
+        if config.llm is not None and not dry:
+            settings = ServedSettings(
+                config.llm, config.sampling, config.model.lora.sizes, config.tools.staleness
+            )
+            served = stack.enter_context(
+                open_served(settings, inputs.model, inputs.speech, run.workdir)
+            )
+        placed = devices is None
+        yield Rlvr(config, mesh, inputs, placed=placed, keep=keep, served=served)
 
 
 @dataclasses.dataclass
@@ -132,6 +149,7 @@ class Rlvr:
     Attributes:
         placed: else the mesh's devices are described, and only shapes are made.
         keep: saves the parameters at the end of a stage, with the steps done until then.
+        served: what samples the episodes that are learned from; None: the device.
     """
 
     config: RlvrConfig
@@ -139,6 +157,7 @@ class Rlvr:
     inputs: Inputs
     placed: bool = True
     keep: Callable[[int, Any], None] = lambda step, params: None
+    served: ServedPolicy | None = None
 
     def __post_init__(self) -> None:
         config, inputs = self.config, self.inputs
@@ -163,6 +182,7 @@ class Rlvr:
             f"{self.train.eval_every} steps; {', then '.join(stages)}; tools over each question's "
             f"documents by {config.tools.retriever}, on {self.mesh.size} "
             f"{Platform.of(self.mesh).kind} device(s)"
+            f"{', sampled by vLLM' if self.served else ''}"
         )
 
     def first_state(self) -> PolicyState:
@@ -177,16 +197,17 @@ class Rlvr:
         return self._stages[0].policy.shardings.params
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
-        """See `System`."""
+        """See `System`; a server that samples is checked first."""
         config = self.config
-        stale = config.tools.staleness
+        if self.served is not None:
+            self._check(self.served, stop)
         playing = Playing(
             play=self._play,
             batch=self._batch,
             save=TokenTrajectory.to_json,
             restore=TokenTrajectory.from_json,
-            params=lambda state: _copied(state.params) if stale else state.params,
-            staleness=stale,
+            params=self._weights,
+            staleness=config.tools.staleness,
             steps=config.train.steps,
         )
         done, pending = run.progress.batches or 0, run.progress.pending
@@ -194,14 +215,13 @@ class Rlvr:
 
     def update(self, state: PolicyState, episodes: TokenEpisodes) -> tuple[PolicyState, Any]:
         """See `System`."""
-        if self._step is None:  # asked of the device once, which would wait each time
-            self._step = int(jax.device_get(state.step))
-        stage = self._stage(self._step)
-        if self._step == stage.first > 0:
-            self.keep(self._step, state.params)
+        step = self._updates(state)
+        stage = self._stage(step)
+        if step == stage.first > 0:
+            self.keep(step, state.params)
             begin = partial(next_stage, stage.parts)
             state = jax.jit(begin, out_shardings=stage.policy.shardings)(state)
-        self._step += 1
+        self._step = step + 1
         with jax.transfer_guard("disallow"):
             return stage.update(state, episodes, *self._base)
 
@@ -218,6 +238,12 @@ class Rlvr:
             name = f"update by {type(stage.policy.config).__name__}"
             found.append(Program(name, stage.update, (state, episodes, *self._base)))
         return found
+
+    def _updates(self, state: PolicyState) -> int:
+        """Updates that the state has seen; asked of the device once, which would wait each time."""
+        if self._step is None:
+            self._step = int(jax.device_get(state.step))
+        return self._step
 
     # ---------------------------------------------------------------- stages
 
@@ -250,6 +276,24 @@ class Rlvr:
             QuestionOrder(len(inputs.train), config.train.batch_size, config.seed),
         )
 
+    def _weights(self, state: PolicyState) -> Any:
+        """What `_play` takes."""
+        params = _copied(state.params) if self.config.tools.staleness else state.params
+        return params if self.served is None else Versioned(params, self._updates(state))
+
+    def _check(self, served: ServedPolicy, stop: StopSignal) -> None:
+        """Waits for the server, and compares what it samples with the weights of the start."""
+        served.wait(stop)
+        inputs = self.inputs
+        params = placement.place(inputs.model.trained, self.param_shardings)
+        prompts = [
+            np.array(inputs.speech.scaffold.opening(inputs.agent.opening(task.question)), np.int32)
+            for task in inputs.train[:_CHECKED]
+        ]
+        base = self._base[0] if self._base else None
+        distance = served.check(params, base, prompts, stop)
+        log(f"the server's log-probabilities are {distance:.2g} nats a token from the trainer's")
+
     def _play(
         self, params: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
@@ -258,7 +302,10 @@ class Rlvr:
             return self._imitated(numbers, step)
         members, tasks = self.config.grpo.members, [self.inputs.train[n] for n in numbers]
         starts = self.starts(tasks, members, step)
-        episodes = self.play(params, starts, stop)
+        if isinstance(params, Versioned):
+            episodes = self._play_served(params, starts, stop)
+        else:
+            episodes = self.play(params, starts, stop)
         return [
             self.trajectory(episode, numbers[place // members], place % members, start.task)
             for place, (start, episode) in enumerate(zip(starts, episodes, strict=True))
@@ -354,20 +401,39 @@ class Rlvr:
             Stopped: the run is told to stop.
             FeedbackLost: too many episodes would fail again.
         """
-        inputs, tools = self.inputs, self.config.tools
         whole = Adapted(self._base[0], params) if self._base else params
         sampler = RoundSampler(self._samplers[greedy], whole)
-        rollout = TokenRollout(
-            inputs.agent,
-            sampler,
-            library or inputs.library,
-            inputs.speech,
-            stop=stop,
-            attempts=tools.attempts,
-        )
+        rollout = self._rollout(sampler, stop, library)
+        return self._patience(stop).play(starts, rollout.play)
+
+    def _play_served(
+        self, weights: Versioned, starts: Sequence[TokenStart], stop: StopSignal
+    ) -> list[TokenEpisode]:
+        """`play` by one version on the server, to which it is handed over first."""
+        served = self.served
+        assert served is not None
+        sampler, watch = served.sampler(weights, stop), served.watch(stop)
+        rollout = self._rollout(sampler, watch)
+
+        def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+            served.bring_back(sampler, stop)
+            return rollout.play(starts)
+
+        return self._patience(watch).play(starts, play)
+
+    def _rollout(
+        self, sampler: Sampler, stop: Checks, library: Library | None = None
+    ) -> TokenRollout:
+        inputs, attempts = self.inputs, self.config.tools.attempts
+        tools = library or inputs.library
+        speech = inputs.speech
+        rollout = TokenRollout(inputs.agent, sampler, tools, speech, stop=stop, attempts=attempts)
         rollout.counts = self.counts
-        patience = Patience(tools.max_failed_share, stop, log, broken=Failed, advice=_ADVICE)
-        return patience.play(starts, rollout.play)
+        return rollout
+
+    def _patience(self, stop: Checks) -> Patience:
+        share = self.config.tools.max_failed_share
+        return Patience(share, stop, log, broken=Failed, advice=_ADVICE)
 
     @cached_property
     def _samplers(self) -> dict[bool, DeviceSampler]:
@@ -415,8 +481,8 @@ class Rlvr:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), episodes)
 
     def _counted(self) -> dict[str, float]:
-        counts = self.counts
-        return {
+        counts, asked = self.counts, self.served.counts() if self.served is not None else {}
+        return asked | {
             "turns_per_batch": counts.turns / max(counts.batches, 1),
             "failed_episodes": float(counts.failed),
         }

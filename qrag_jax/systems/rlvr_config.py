@@ -15,10 +15,12 @@ from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.feedback.rubric import PARTS, Rubric, preset
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
+from qrag_jax.llm.served_config import Needs, ServedConfig
+from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.retrieval.own_documents import RETRIEVERS
-from qrag_jax.rollouts.token_sampler import SamplingConfig
+from qrag_jax.rollouts.token_sampler import DEVICE, SERVER, SamplingConfig
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime.config_fields import described, fill, internal, section
 from qrag_jax.runtime.runtime_config import RuntimeConfig
@@ -187,6 +189,7 @@ FREE_FIELDS = (
     "eval.samples",
     "eval.seed",
     "tools.max_failed_share",
+    "llm.",
     "runtime.",
     "profile",
 )
@@ -194,7 +197,11 @@ FREE_FIELDS = (
 
 @dataclasses.dataclass(frozen=True)
 class RlvrConfig:
-    """The settings of a config, one dataclass for each section."""
+    """The settings of a config, one dataclass for each section.
+
+    Attributes:
+        llm: of the server that samples; None if the device does, or nothing is sampled.
+    """
 
     seed: int
     profile: int
@@ -212,6 +219,7 @@ class RlvrConfig:
     train: TrainConfig
     eval: EvalConfig
     runtime: RuntimeConfig
+    llm: ServedConfig | None = None
     sft_steps: int = internal(0)
 
     @classmethod
@@ -221,7 +229,7 @@ class RlvrConfig:
         Raises:
             InputError: a field is unknown, or its value is wrong for any data.
         """
-        known = {*FIELDS, *SECTIONS, "system"}
+        known = {*FIELDS, *SECTIONS, "system", "llm"}
         if unknown := sorted(set(config) - known):
             raise InputError(f"config.{unknown[0]} is unknown; there are {', '.join(known)}.")
         stages = tuple(config.stages)
@@ -259,18 +267,34 @@ class RlvrConfig:
         parts["optimizer"] = dataclasses.replace(
             parts["optimizer"], total_steps=max(last, 1) * grpo.epochs
         )
+        if GRPO in stages and parts["sampling"].engine == SERVER:
+            parts["llm"] = _llm(config, parts)
         return cls(
             seed=config.seed, profile=config.profile, stages=stages, sft_steps=first, **parts
         )
 
 
+def _llm(config: ConfigDict, parts: dict[str, Any]) -> ServedConfig:
+    """The section `llm`, which is read only if a server samples."""
+    model: LanguageModelConfig = parts["model"]
+    tools: ToolsConfig = parts["tools"]
+    needs = Needs(
+        rank=model.lora.rank,
+        versions=tools.staleness + 2,
+        room=parts["sampling"].room,
+    )
+    return ServedConfig.of(config.get("llm", ConfigDict()).to_dict(), needs)
+
+
 def load_config(path: Path) -> ConfigDict:
-    """Reads the config of a run.
+    """Reads the config of a run; fields that did not exist when it was saved are added.
 
     Raises:
         InputError: the file is missing, or is not a JSON object.
     """
-    return ConfigDict(read_fields(path))
+    saved = read_fields(path)
+    saved.setdefault("sampling", {}).setdefault("engine", DEVICE)
+    return ConfigDict(saved)
 
 
 def default_config() -> ConfigDict:
@@ -280,6 +304,8 @@ def default_config() -> ConfigDict:
         config[name] = value
     for name, kind in SECTIONS.items():
         config[name] = section(kind)
+    config.llm = section(ServedConfig)
+    config.llm.server = section(ServerConfig, max_model_len=0)
     config.train.update(steps=120, batch_size=8, accumulation=1)
     config.train.update(eval_every=60, checkpoint_every=60, log_every=5)
     config.optimizer.update(learning_rate=1e-5, weight_decay=0.0, beta1=0.9, beta2=0.99, eps=1e-8)
@@ -292,4 +318,5 @@ def help_lines() -> list[tuple[str, Any, str]]:
     lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in FIELDS.items()]
     for name, kind in SECTIONS.items():
         lines += described(kind, name)
+    lines += described(ServedConfig, "llm") + described(ServerConfig, "llm.server")
     return sorted(lines, key=lambda line: line[0].split("."))

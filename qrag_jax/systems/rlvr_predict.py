@@ -48,7 +48,7 @@ _PREDICTED = 2**31 - 4  # in place of a step's number: no step has it, and no ev
 # digest of their own.
 _OF_TRAINING = (
     *("train", "optimizer", "runtime", "profile", "demonstrations"),
-    *("sft", "grpo", "stages", "eval", "questions"),
+    *("sft", "grpo", "stages", "eval", "questions", "llm"),
 )
 
 

@@ -114,19 +114,12 @@ def open_model(config: LlmConfig, place: Place, seed: int, log: Log) -> Iterator
             llm["version"] = served_version(llm["server"], place.digests, log)
     server = sidecar(llm, place.workdir, _api_key(llm), log=log)
     generation = _generation(seed, llm)
-    pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
-    if isinstance(server, Existing):
-        server.start()  # only checks it; so an error is raised at once
-    starting = pool.submit(server.start)
-    with contextlib.ExitStack() as stack:
-        stack.callback(_end, server, starting, pool)
+    with started(server) as wait, contextlib.ExitStack() as stack:
 
         def ready(stop: StopSignal) -> OpenModel:
             from qrag_jax.llm.client.client import Client
 
-            while not concurrent.futures.wait([starting], LOOK_EVERY).done:
-                stop.check()
-            starting.result()
+            wait(stop)
             cache = place.workdir / place.own(llm["cache"]) if llm["cache"] else None
             llm["url"] = server.url
             own = server if isinstance(server, Server) else None
@@ -135,6 +128,32 @@ def open_model(config: LlmConfig, place: Place, seed: int, log: Log) -> Iterator
             return OpenModel(client, lambda: server.failure)
 
         yield PendingModel(ready, server.name, llm["version"], generation)
+
+
+@contextlib.contextmanager
+def started(server: Server | Existing) -> Iterator[Callable[[StopSignal], None]]:
+    """Starts a server while the caller goes on; it ends with the block.
+
+    Yields:
+        A function that waits until it answers; it raises `Stopped` if the run is to stop first.
+
+    Raises:
+        InputError: a server that is to run already does not.
+    """
+    pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
+    if isinstance(server, Existing):
+        server.start()  # only checks it; so an error is raised at once
+    starting = pool.submit(server.start)
+
+    def wait(stop: StopSignal) -> None:
+        while not concurrent.futures.wait([starting], LOOK_EVERY).done:
+            stop.check()
+        starting.result()
+
+    try:
+        yield wait
+    finally:
+        _end(server, starting, pool)
 
 
 def client_config(llm: dict[str, Any], model: str, cache: Path | None) -> ClientConfig:

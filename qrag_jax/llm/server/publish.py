@@ -48,7 +48,15 @@ WEIGHTS = "*.safetensors"
 
 
 class PublishError(RuntimeError):
-    """The server did not load the weights; the message says in which state it was left."""
+    """The server did not load the weights; the message says in which state it was left.
+
+    Attributes:
+        status: HTTP status of its refusal; 0 if there was no reply.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Published(NamedTuple):
@@ -327,7 +335,9 @@ class Publisher:
         hint = ""
         if reply.status == 404 and not path.startswith("/v1"):
             hint = " (start it with config.llm.server.publish=True)"
-        raise PublishError(f"vLLM answered {path} with {reply.reason}{hint}; {state}.")
+        raise PublishError(
+            f"vLLM answered {path} with {reply.reason}{hint}; {state}.", reply.status
+        )
 
 
 def _rank(path: Path) -> int:

@@ -1,0 +1,440 @@
+"""A policy whose turns a vLLM server samples: each version is handed over before it plays.
+
+An adapter is loaded under a name of its own, so an episode is sampled by one version whatever comes
+meanwhile. All weights are exchanged between two batches, on a server of our own alone. Such a
+server, if it is restarted, is asked for nothing until it has the weights again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.service import FIRST_PAUSE, LONGEST_PAUSE, FeedbackLost
+from qrag_jax.llm.endpoint import Endpoint
+from qrag_jax.llm.listener import NotOurs
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.served_config import ServedConfig
+from qrag_jax.llm.server.opening import LOOK_EVERY, started
+from qrag_jax.llm.server.publish import Published, Publisher, PublishError
+from qrag_jax.llm.server.server import Server
+from qrag_jax.llm.server.sidecar import Existing, sidecar
+from qrag_jax.models.adapters import LoraConfig
+from qrag_jax.models.compute.linear import LORA_B
+from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.files.peft import write_adapters
+from qrag_jax.models.files.weight_names import tensors_from_params
+from qrag_jax.models.first_language_model import FirstLanguageModel
+from qrag_jax.models.pretrained_lm import table_of
+from qrag_jax.models.trunks.trunk import Params
+from qrag_jax.rollouts.agents import Checks
+from qrag_jax.rollouts.sampler_check import check_adapted, check_log_probs
+from qrag_jax.rollouts.scored_turns import turn_log_probs
+from qrag_jax.rollouts.server_sampler import ServerSampler
+from qrag_jax.rollouts.token_episodes import Speech
+from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.leftovers import MEMORY, weights_folder
+from qrag_jax.runtime.run import log
+
+if TYPE_CHECKING:  # it imports openai, which runs without a server do not need
+    from qrag_jax.llm.client.client import Client
+
+_CHECKED_TURNS, _CHECKED_TOKENS = 8, 32
+_NOISE = 0.3  # of the adapters that the check hands over, beside outputs of the order of 1
+_REFUSED = range(400, 500)
+
+
+class Versioned(NamedTuple):
+    """Weights that play.
+
+    Attributes:
+        params: what is trained: adapters, or all weights.
+        updates: how many updates made them; it is their version.
+    """
+
+    params: Params
+    updates: int
+
+
+class VersionSampler:
+    """Samples by one version on the server; see `token_episodes.Sampler`.
+
+    Args:
+        sampler: sends the requests.
+        published: the version.
+    """
+
+    in_rounds = False
+
+    def __init__(self, sampler: ServerSampler, published: Published) -> None:
+        self.model, self.version = published
+        self._sampler = sampler
+
+    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
+        """Starts the requests."""
+        return self._sampler.sample(self.model, requests)
+
+
+class ServedSettings(NamedTuple):
+    """How a policy is served.
+
+    Attributes:
+        llm: the server.
+        sampling: of turns.
+        lora: sizes of the adapters; None: all weights are trained.
+        staleness: K; K + 2 versions stay loaded.
+    """
+
+    llm: ServedConfig
+    sampling: SamplingConfig
+    lora: LoraConfig | None
+    staleness: int
+
+
+class ServedPolicy:
+    """The server, and what it serves. One thread at a time hands over and plays.
+
+    Attributes:
+        seconds: of each hand-over, from the arrays on the devices to the answer of the server.
+    """
+
+    def __init__(
+        self,
+        settings: ServedSettings,
+        model: FirstLanguageModel,
+        speech: Speech,
+        server: Server | Existing,
+        *,
+        wait: Callable[[StopSignal], None],
+    ) -> None:
+        """
+        Args:
+            model: what is trained.
+            speech: its tokenizer.
+            server: it may still be starting.
+            wait: until it answers.
+        """
+        self.seconds: list[float] = []
+        self._settings, self._model, self._speech = settings, model, speech
+        self._server, self._wait = server, wait
+        self._closing = contextlib.ExitStack()
+        self._publisher: Publisher | None = None
+        self._folder: Path | None = None  # adapters are written here to be handed over
+        self._client: Client | None = None
+        self._sampler: ServerSampler | None = None
+        # A server that runs for longer than this process must not see a name twice.
+        self._own, self._tries = secrets.token_hex(3), 0
+
+    # ---------------------------------------------------------------- the server
+
+    def wait(self, stop: StopSignal) -> None:
+        """Waits until the server answers, and checks that it has the model's tokenizer.
+
+        Raises:
+            Stopped: the run is told to stop.
+            InputError: the server cannot be started, or cuts texts into other tokens.
+        """
+        if self._client is not None:
+            return
+        from qrag_jax.llm.client.client import Client
+
+        self._wait(stop)
+        llm, server, settings = self._settings.llm, self._server, self._settings
+        own = server if isinstance(server, Server) else None
+        config = llm.client(server.url, server.name)
+        self._publisher = publisher = self._closing.enter_context(
+            Publisher(
+                server.url,
+                server.name,
+                config.api_key(),
+                base=None if settings.lora else self._model.folder,
+                own=own,
+                keep=settings.staleness + 2,
+                settings=own.config if own else None,
+            )
+        )
+        in_memory = MEMORY if os.access(MEMORY, os.W_OK) else None
+        self._folder = self._closing.enter_context(weights_folder(in_memory))
+        fed = _Fed(own, publisher) if own else None
+        self._client = Client(config, log, fed)
+        self._closing.callback(self._client.close)
+        self._sampler = ServerSampler(
+            self._client.submit, settings.sampling, self._speech.scaffold.stop_ids
+        )
+        self._endpoint = Endpoint(server.url, config.api_key(), own=own)
+
+    def close(self) -> None:
+        """Ends the client; takes back what is in flight."""
+        self._closing.close()
+
+    def forget(self) -> None:
+        """Notes that our server has died."""
+        if self._publisher is not None:
+            self._publisher.forget()
+
+    def republish(self) -> None:
+        """Hands over again what our server, which was restarted, had before.
+
+        Raises:
+            PublishError: the server refused.
+        """
+        if self._publisher is not None:
+            self._publisher.republish()
+
+    def watch(self, stop: StopSignal) -> Checks:
+        """Looks at the signal, and whether the server was given up."""
+        return _Watch(stop, self._server)
+
+    def counts(self) -> dict[str, float]:
+        """Of the client and of the hand-overs, as metrics; seconds are medians."""
+        found = self._client.counters().as_metrics() if self._client is not None else {}
+        if self.seconds:
+            found["llm/handover_seconds"] = float(np.median(self.seconds))
+        return found
+
+    # ---------------------------------------------------------------- versions
+
+    def sampler(self, weights: Versioned, stop: StopSignal) -> VersionSampler:
+        """Samples by these weights; hands them over if they are not the ones served last.
+
+        Raises:
+            Stopped: the run is told to stop.
+            FeedbackLost: the server was given up.
+            InputError: the server refuses the weights.
+        """
+        published = self._publish(weights.params, str(weights.updates), self.watch(stop))
+        assert self._sampler is not None
+        return VersionSampler(self._sampler, published)
+
+    def bring_back(self, version: VersionSampler, stop: StopSignal) -> None:
+        """Hands a version over again to a running server that was restarted by somebody else.
+
+        Raises:
+            Stopped: the run is told to stop.
+        """
+        watch = self.watch(stop)
+        while isinstance(self._server, Existing):
+            names = self._endpoint.model_names()
+            # A server that does not answer is waited for by the client.
+            if not names or version.model in names:
+                return
+            log(f"{self._server.url} has lost {version.model}; it is handed over again.")
+            assert self._publisher is not None
+            try:
+                self._publisher.republish()
+            except PublishError as error:
+                log(str(error))
+            _pause(FIRST_PAUSE, watch)
+
+    def _publish(self, params: Params, version: str, watch: Checks) -> Published:
+        """Hands weights over, unless they are served already; waits while the server is down."""
+        publisher, pause = self._publisher, FIRST_PAUSE
+        assert publisher is not None
+        named = f"{version}.{self._own}"
+        if publisher.current.version.startswith(f"{named}."):
+            return publisher.current
+        while True:
+            watch.check()
+            self._tries += 1
+            began = time.monotonic()
+            try:
+                published = self._handed(publisher, params, f"{named}.{self._tries}")
+            except PublishError as error:
+                if error.status in _REFUSED:
+                    raise InputError(f"the server does not take the weights: {error}") from None
+                log(f"{error} It is tried again in {pause:.0f} s.")
+                _pause(pause, watch)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            else:
+                self.seconds.append(time.monotonic() - began)
+                return published
+
+    def _handed(self, publisher: Publisher, params: Params, version: str) -> Published:
+        table = table_of(self._model.loaded.model_config["model_type"])
+        arrays = jax.device_get(params)
+        sizes = self._settings.lora
+        if sizes is None:
+            return publisher.publish(tensors_from_params(table, arrays), version)
+        assert self._folder is not None
+        with tempfile.TemporaryDirectory(dir=self._folder) as name:
+            write_adapters(Path(name), table, sizes, arrays)
+            return publisher.publish(Path(name), version)
+
+    # ---------------------------------------------------------------- the check
+
+    def check(
+        self, params: Params, base: Params | None, prompts: Sequence[np.ndarray], stop: StopSignal
+    ) -> float:
+        """Samples a little and compares with the trainer, before anything is learned.
+
+        Adapters that are new change nothing yet; so adapters with random numbers are handed over.
+
+        Args:
+            params: what is trained, as at first, on the devices.
+            base: of adapters; None: all weights are trained.
+            prompts: int32, one at least.
+
+        Returns:
+            The mean distance, in nats a token.
+
+        Raises:
+            InputError: the server lacks token ids or log-probabilities of the distribution drawn
+                from, or has another model, tokenizer or temperature, or no adapters.
+            Stopped: the run is told to stop.
+        """
+        self._check_tokenizer(prompts[0])
+        watch, sampling = self.watch(stop), self._settings.sampling
+        sizes = self._settings.lora
+        given = _noisy(params, sizes) if sizes is not None else params
+        published = self._publish(given, "check", watch)
+        assert self._sampler is not None
+        most = min(_CHECKED_TOKENS, self._speech.turn)
+        requests = [
+            SampleRequest(ids, np.array([number, most], np.uint32), most)
+            for number, ids in enumerate(prompts[:_CHECKED_TURNS])
+        ]
+        futures = VersionSampler(self._sampler, published).submit(requests)
+        turns = [_turn(future, watch) for future in futures]
+        server = np.concatenate([turn.log_probs for turn in turns])
+        drawn = [(ids, turn.ids) for ids, turn in zip(prompts, turns, strict=False)]
+        model, temperature = self._model.loaded.model, sampling.temperature
+        whole = given if base is None else Adapted(base, given)
+        trainer, at_one = turn_log_probs(model, whole, drawn, (temperature, 1.0))
+        if base is not None:
+            check_adapted(server, trainer, *turn_log_probs(model, base, drawn, (temperature,)))
+        return check_log_probs(server, trainer, at_one, temperature=temperature or 1.0)
+
+    def _check_tokenizer(self, ids: np.ndarray) -> None:
+        """Compares how both cut the text of a prompt, if the server tells."""
+        tokenizer = self._speech.tokenizer
+        text = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        body = {"model": self._server.name, "prompt": text, "add_special_tokens": False}
+        reply = self._endpoint.post("/tokenize", body)
+        theirs = reply.json.get("tokens") if isinstance(reply.json, dict) else None
+        if reply.status != 200 or theirs is None:
+            return  # the comparison of log-probabilities notices most others
+        ours = tokenizer(text, add_special_tokens=False).input_ids
+        if list(ours) != list(theirs):
+            raise InputError(
+                f"the server has another tokenizer: it cuts a prompt into {len(theirs)} tokens "
+                f"that are not the {len(ours)} of {self._model.folder}; serve the folder of the "
+                "model that is trained."
+            )
+
+
+@contextlib.contextmanager
+def open_served(
+    settings: ServedSettings, model: FirstLanguageModel, speech: Speech, workdir: Path
+) -> Iterator[ServedPolicy]:
+    """Opens the server of the section `llm`; it ends with the block.
+
+    A server of our own starts while the caller goes on.
+
+    Args:
+        workdir: the folder of the server's log.
+
+    Raises:
+        InputError: a field cannot be used, or a server that is to run already does not.
+    """
+    products = model.loaded.model.trunk.precision.products
+    llm = settings.llm.serving(str(model.folder.absolute()), np.dtype(products).name)
+    key = llm.client(llm.url, llm.model).api_key() if llm.url else ""
+    made: list[ServedPolicy] = []
+    server = sidecar(
+        {
+            "url": llm.url,
+            "model": llm.model,
+            "api_key_env": llm.api_key_env,
+            "server": dataclasses.asdict(llm.server) if llm.server else {},
+        },
+        workdir,
+        key,
+        log=log,
+        on_down=lambda: made[0].forget(),
+        on_up=lambda: made[0].republish(),
+    )
+    with started(server) as wait:
+        policy = ServedPolicy(settings._replace(llm=llm), model, speech, server, wait=wait)
+        made.append(policy)
+        with contextlib.closing(policy):
+            yield policy
+
+
+@dataclasses.dataclass(frozen=True)
+class _Watch:
+    stop: StopSignal
+    server: Server | Existing
+
+    def check(self) -> None:
+        """
+        Raises:
+            Stopped: a signal came.
+            FeedbackLost: the server was given up.
+        """
+        self.stop.check()
+        if why := self.server.failure:
+            raise FeedbackLost(why)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fed:
+    """Our server as clients see it: down until it has the weights; see `listener.OwnServer`."""
+
+    server: Server
+    publisher: Publisher
+
+    @property
+    def url(self) -> str:
+        """Its current URL."""
+        return self.server.url
+
+    def check(self) -> tuple[int, ...]:
+        """
+        Raises:
+            NotOurs: it does not listen, or was restarted and has only its first weights.
+        """
+        if not self.publisher.current.version:
+            raise NotOurs("vLLM was restarted, and has not got the weights again yet")
+        return self.server.check()
+
+
+def _pause(seconds: float, watch: Checks) -> None:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        watch.check()
+        time.sleep(LOOK_EVERY)
+
+
+def _turn(future: Future[Sampled | Failure], watch: Checks) -> Sampled:
+    while not future.done():
+        watch.check()
+        time.sleep(LOOK_EVERY / 10)
+    found = future.result()
+    if isinstance(found, Failure):
+        raise InputError(f"the server cannot sample for training: {found.message.rstrip('.')}.")
+    return found
+
+
+def _noisy(adapters: Params, sizes: LoraConfig) -> Any:
+    """Adapters whose products are random, and nearly as large as outputs of linear maps."""
+    draw = np.random.default_rng(0)
+    size = _NOISE / (sizes.scale * np.sqrt(sizes.rank))
+    leaves = {
+        path: draw.normal(0, size, leaf.shape).astype(np.float32) if path[-1] == LORA_B else leaf
+        for path, leaf in flatten_dict(jax.device_get(adapters)).items()
+    }
+    return unflatten_dict(leaves)
