@@ -3,14 +3,15 @@
 A small random decoder of 4 × 192, on a CPU in float32. The update is by 8 questions of 8 episodes,
 prompts of 256 tokens and episodes of 128, of which half are sampled. Both sides have the same
 weights, batch and loss. `--only=PART` runs one part: update-1024, update-151936 (the vocabulary),
-or sampler. `--quick` is smaller still.
+sampler, and of a server that samples overlap and handover (see `token_serving`). `--quick` is
+smaller still, and has no server.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import jax
 import numpy as np
 import optax
 
+from benchmarks import token_serving
 from benchmarks.kept_runs import Kept
 from benchmarks.measure import interleave, ratio
 from benchmarks.report import Case
@@ -37,7 +39,7 @@ from qrag_jax.rollouts.token_sampler import SampleRequest, SamplingConfig
 from qrag_jax.runtime.mesh import make_mesh
 
 TEMPERATURE, RATE, BLOCK, ROUNDS = 0.9, 1e-5, 2048, 5
-UPDATE, SAMPLER = "update", "sampler"
+UPDATE, SAMPLER, OVERLAP, HANDOVER = "update", "sampler", "overlap", "handover"
 EQUAL_LOSS, EQUAL_GRADIENT = 1e-5, 1e-4
 
 
@@ -68,15 +70,19 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
         return [*update_cases(QUICK), *sampler_cases(QUICK)]
     kept = Kept.of("tokens")
     parts = {
-        f"{UPDATE}-{vocab}": partial(_kept, update_cases, Size(vocab=vocab))
+        f"{UPDATE}-{vocab}": partial(_kept, partial(update_cases, Size(vocab=vocab)))
         for vocab in (1024, 151936)
-    } | {SAMPLER: partial(_kept, sampler_cases, Size())}
+    } | {
+        SAMPLER: partial(_kept, partial(sampler_cases, Size())),
+        OVERLAP: partial(_kept, token_serving.overlap_cases),
+        HANDOVER: partial(_kept, token_serving.handover_cases),
+    }
     results = kept.finish(parts, only)
     return [Case(**case) for part in results.values() for case in part.get("cases", [])]
 
 
-def _kept(cases_of: Any, size: Size) -> dict[str, Any]:
-    return {"cases": [dataclasses.asdict(case) for case in cases_of(size)]}
+def _kept(cases: Callable[[], Iterable[Case]]) -> dict[str, Any]:
+    return {"cases": [dataclasses.asdict(case) for case in cases()]}
 
 
 def decoder(folder: Path, size: Size) -> LoadedLanguageModel:

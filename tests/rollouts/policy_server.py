@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from qrag_jax.models.compute.lora import Adapted, merge
@@ -22,18 +21,11 @@ from qrag_jax.models.files.peft import read_adapters
 from qrag_jax.models.pretrained_lm import load_language_model, table_of
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.device_sampler import DeviceSampler
+from qrag_jax.rollouts.scored_turns import turn_log_probs
 from qrag_jax.rollouts.token_sampler import SampleRequest, SamplingConfig
 from tests.json_server import Call, listening
 
 Change = Callable[[dict[str, Any], dict[str, Any]], None]
-
-
-class Asked(list[dict[str, Any]]):
-    """The bodies of all requests for turns, in the order in which they came."""
-
-    def versions(self) -> list[str]:
-        """The models that were asked for, each as often as it was."""
-        return [body["model"] for body in self]
 
 
 @dataclasses.dataclass
@@ -43,25 +35,35 @@ class PolicyServer:
     Attributes:
         folder: of the model.
         url: of its API.
-        asked: what was asked for.
+        asked: bodies of the requests for turns, in the order in which they came.
         loaded: adapters by their names, the oldest first.
         unloaded: names of those that were unloaded.
         most_rank: above it an adapter is refused.
         change: (request, choice) changes a turn before it is sent.
         before: is called before each turn.
-        tokens: of a text, by its own tokenizer; None: it has no such endpoint.
+        is_raw: it gives log-probabilities at temperature 1, as vLLM does that was not told otherwise.
+        tokenizer: that it cuts texts with.
     """
 
     folder: Path
     sampling: SamplingConfig
     url: str = ""
     name: str = "tiny"
-    asked: Asked = dataclasses.field(default_factory=Asked)
+    asked: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     loaded: dict[str, Params] = dataclasses.field(default_factory=dict)
     unloaded: list[str] = dataclasses.field(default_factory=list)
     most_rank: int = 8
     change: Change = lambda request, choice: None
     before: Callable[[], None] = lambda: None
+    is_raw: bool = False
+
+    def begin(self) -> None:
+        """Forgets what it was asked, and all that it was told to do otherwise."""
+        fields = {each.name: each for each in dataclasses.fields(self)}
+        for name in ("most_rank", "change", "before", "is_raw"):
+            setattr(self, name, fields[name].default)
+        self.asked, self.loaded, self.unloaded = [], {}, []
+        self.tokenizer = self._tokenizer
 
     def __post_init__(self) -> None:
         found = load_language_model(self.folder)
@@ -127,7 +129,9 @@ class PolicyServer:
         seed = np.array([body["seed"]], np.uint64).view(np.uint32)
         ids = np.array(body["prompt"], np.int32)
         (turn,) = sampler.sample(whole, [SampleRequest(ids, seed, body["max_tokens"])])
-        tokens = turn.ids.tolist()
+        tokens, log_probs = turn.ids.tolist(), turn.log_probs
+        if self.is_raw:
+            (log_probs,) = turn_log_probs(self._model, whole, [(ids, turn.ids)], (1.0,))
         choice = {
             "index": 0,
             "text": self._tokenizer.decode(tokens),
@@ -135,7 +139,7 @@ class PolicyServer:
             "finish_reason": turn.finish,
             "logprobs": {
                 "tokens": [str(token) for token in tokens],
-                "token_logprobs": turn.log_probs.tolist(),
+                "token_logprobs": log_probs.tolist(),
             },
         }
         self.change(body, choice)
@@ -149,14 +153,3 @@ class PolicyServer:
             config = dataclasses.replace(self.sampling, temperature=temperature)
             self._samplers[known] = DeviceSampler(model, config)
         return self._samplers[known]
-
-
-def raw(request: dict[str, Any], choice: dict[str, Any]) -> None:
-    """Log-probabilities as a server gives them that was not told otherwise; see `PolicyServer`."""
-    values = choice["logprobs"]["token_logprobs"]
-    choice["logprobs"]["token_logprobs"] = [value * request["temperature"] for value in values]
-
-
-def parameters(tree: Any) -> list[np.ndarray]:
-    """All arrays of a tree, on the host."""
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(jax.device_get(tree))]

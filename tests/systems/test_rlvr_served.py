@@ -1,0 +1,355 @@
+"""RLVR whose episodes a server samples: versions, staleness, the check, and what is refused.
+
+The server is a small one that speaks vLLM's protocol and samples from the model that is trained;
+tests/test_sidecar_rlvr.py has vLLM itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.rollouts.trajectories import TokenTrajectory
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.run import Run
+from qrag_jax.systems import rlvr
+from qrag_jax.systems.rlvr import Rlvr
+from qrag_jax.systems.rlvr_config import RlvrConfig
+from qrag_jax.systems.served_policy import Versioned
+from tests.rollouts.calling_model import write_calling_model
+from tests.rollouts.policy_server import PolicyServer
+from tests.systems.test_rlvr import MEMBERS, small
+
+STEPS, BATCH = 4, 2
+RANK = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_calling_model(tmp_path_factory.mktemp("calling") / "model")
+
+
+def settings(folder: Path, url: str = "", **fields: Any) -> Any:
+    given: dict[str, Any] = {
+        "model__path": str(folder),
+        "model__lora__rank": RANK,
+        "stages": ("grpo",),
+        "sampling__engine": "server",
+        "sampling__temperature": 0.7,
+        "llm__url": url,
+        "llm__model": "tiny" if url else "",
+        "train__steps": STEPS,
+        "train__batch_size": BATCH,
+        "optimizer__learning_rate": 1e-2,
+    }
+    return small(**{**given, **fields})
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Iterator[PolicyServer]:
+    sampling = RlvrConfig.of(settings(folder, "http://127.0.0.1:1")).sampling
+    with PolicyServer.started(folder, sampling) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: PolicyServer) -> PolicyServer:
+    """It, as if it had just been started."""
+    running.begin()
+    return running
+
+
+@contextmanager
+def opened(config: Any, workdir: Path) -> Iterator[tuple[Rlvr, Run]]:
+    with Run.open(workdir, 0.0) as run, rlvr.open_system(config, run) as system:
+        yield system, run
+
+
+@dataclasses.dataclass
+class Trained:
+    """What a training leaves: its parameters, and the episodes that each step learned from."""
+
+    params: Any
+    batches: list[list[TokenTrajectory]]
+
+    @property
+    def leaves(self) -> list[np.ndarray]:
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(self.params)]
+
+
+def trained(system: Rlvr, run: Run, until: int = STEPS) -> Trained:
+    """Learns as `train` does; keeps the episodes of each step."""
+    batches: list[list[TokenTrajectory]] = []
+    batch = system._batch
+
+    def seen(trajectories: Any) -> Any:
+        batches.append(list(trajectories))
+        return batch(trajectories)
+
+    system._batch = seen  # type: ignore[method-assign]
+    stop, state = StopSignal(), system.first_state()
+    experience = system.experience(run, stop)
+    for step in range(until):
+        state, metrics = system.update(state, experience.next(state, step, stop))
+        assert float(metrics["sampler_largest_ratio"]) < 10
+    return Trained(jax.device_get(state.params), batches)
+
+
+def versions(batch: list[TokenTrajectory]) -> set[str]:
+    return {turn.version for each in batch for segment in each.segments for turn in segment}
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_each_batch_is_of_one_version(
+    staleness: int, server: PolicyServer, folder: Path, tmp_path: Path
+) -> None:
+    config = settings(folder, server.url, tools__staleness=staleness)
+    with opened(config, tmp_path / "run") as (system, run):
+        assert system.line.endswith("sampled by vLLM")
+        found = trained(system, run)
+        counts = system._counted()
+    for step, batch in enumerate(found.batches):
+        assert len(batch) == BATCH * MEMBERS
+        assert [each.question for each in batch[::MEMBERS]] == (
+            system._order.at(step).numbers.tolist()
+        )
+        (version,) = versions(batch)
+        assert version.split(".")[0] == str(max(step - staleness, 0))
+    published = [name.partition("@")[2].split(".")[0] for name in (*server.unloaded, *server.loaded)]
+    assert published == ["check", *map(str, range(STEPS - staleness))]
+    assert len(server.loaded) == min(staleness + 2, STEPS - staleness + 1)
+    assert len({body["model"] for body in server.asked}) == len(published)
+    assert counts["llm/failures"] == 0
+    assert counts["llm/answers"] == len(server.asked)
+    assert 0 < counts["llm/handover_seconds"] < 60
+
+
+def test_strictly_on_policy_is_the_synchronous_step(
+    server: PolicyServer, folder: Path, tmp_path: Path
+) -> None:
+    config = settings(folder, server.url)
+    with opened(config, tmp_path / "run") as (system, run):
+        found = trained(system, run)
+        # Hand over, play, learn, one after the other, and nothing else.
+        assert system.served is not None
+        state, stop, system._step = system.first_state(), StopSignal(), 0
+        for step in range(STEPS):
+            numbers = system._order.at(step).numbers.tolist()
+            weights = Versioned(state.params, 1000 + step)
+            played = system._play(weights, numbers, step, stop)
+            assert len({each.parts["reward"] for each in played}) > 1
+            state, _ = system.update(state, system._batch(played))
+    first = [np.asarray(leaf) for leaf in jax.tree.leaves(system.inputs.model.trained)]
+    again = [np.asarray(leaf) for leaf in jax.tree.leaves(state.params)]
+    for before, one, other in zip(first, found.leaves, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert np.abs(one - before).max() > 1e-3
+
+
+def test_the_server_draws_what_the_device_would(
+    server: PolicyServer, folder: Path, tmp_path: Path
+) -> None:
+    """Greedy turns of the server and of the device are the same, token by token."""
+    with opened(settings(folder, server.url), tmp_path / "run") as (system, run):
+        after = trained(system, run, 2).params
+        greedy = dataclasses.replace(system.config.sampling, temperature=0.0)
+        assert system.served is not None
+        system.served._sampler.config = greedy  # type: ignore[union-attr]
+        starts = system.starts(system.inputs.train[:8], 2, 0)
+        stop = StopSignal()
+        ours = system.play(after, starts, stop, greedy=True)
+        theirs = system._play_served(Versioned(after, 2), starts, stop)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.status == other.status
+        turns = [[turn for segment in each.segments for turn in segment] for each in (one, other)]
+        for mine, its in zip(*turns, strict=True):
+            np.testing.assert_array_equal(mine.sampled, its.sampled)
+            np.testing.assert_allclose(mine.log_probs, its.log_probs, atol=1e-4)
+
+
+def test_batches_in_flight_are_kept(server: PolicyServer, folder: Path, tmp_path: Path) -> None:
+    """A run that goes on from a checkpoint learns what one that was never ended learns."""
+    config = settings(folder, server.url, tools__staleness=1)
+    stop = StopSignal()
+    with opened(config, tmp_path / "whole") as (system, run):
+        whole = trained(system, run)
+    with opened(config, tmp_path / "run") as (system, run):
+        state, experience = system.first_state(), system.experience(run, stop)
+        for step in range(2):
+            state, _ = system.update(state, experience.next(state, step, stop))
+        batches, pending = experience.position()
+        kept = jax.device_get(state)
+    asked = len(server.asked)
+    server.forget()  # and the server was restarted meanwhile
+    with opened(config, tmp_path / "run") as (system, run):
+        state = jax.device_put(kept, system._stages[0].policy.shardings)
+        run.progress.batches, run.progress.pending = batches, pending
+        experience = system.experience(run, stop)
+        for step in range(2, STEPS):
+            state, _ = system.update(state, experience.next(state, step, stop))
+    for one, other in zip(whole.leaves, jax.tree.leaves(state.params), strict=True):
+        np.testing.assert_array_equal(one, np.asarray(other))
+    again = {body["model"].partition("@")[2].split(".")[0] for body in server.asked[asked:]}
+    assert again == {"check", "2"}
+
+
+def test_a_version_that_the_server_lost_comes_back(
+    server: PolicyServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qrag_jax.rollouts.patient_play.FIRST_PAUSE", 0.1)
+    monkeypatch.setattr("qrag_jax.systems.served_policy.FIRST_PAUSE", 0.1)
+    left = [0]
+
+    def restarted() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            server.loaded.clear()
+
+    def played(system: Rlvr, run: Run, lost_after: int) -> list[TokenTrajectory]:
+        stop, numbers = StopSignal(), system._order.at(0).numbers.tolist()
+        system.experience(run, stop)
+        left[0] = lost_after
+        return system._play(Versioned(system.first_state().params, 0), numbers, 0, stop)
+
+    with opened(settings(folder, server.url), tmp_path / "run") as (system, run):
+        whole = played(system, run, 0)
+        server.before = restarted
+        again = played(system, run, 3)
+    assert left[0] < 0
+    told = [[dict(each.to_json(), segments=0) for each in batch] for batch in (whole, again)]
+    assert told[0] == told[1]
+    for one, other in zip(whole, again, strict=True):
+        for mine, its in zip(one.segments[0], other.segments[0], strict=True):
+            np.testing.assert_array_equal(mine.sampled, its.sampled)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def without_ids(request: dict[str, Any], choice: dict[str, Any]) -> None:
+    del choice["token_ids"]
+
+
+def without_log_probs(request: dict[str, Any], choice: dict[str, Any]) -> None:
+    del choice["logprobs"]
+
+
+def as_raw(server: PolicyServer) -> None:
+    server.is_raw = True
+
+
+def with_other_tokens(server: PolicyServer) -> None:
+    other = shutil.copytree(server.folder, server.folder.parent / "other")
+    text = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(text.replace("\\\\p{Lu}", "\\\\p{Ll}"))
+    from transformers import AutoTokenizer
+
+    server.tokenizer = AutoTokenizer.from_pretrained(other)
+    shutil.rmtree(other)
+
+
+def with_low_rank(server: PolicyServer) -> None:
+    server.most_rank = 2
+
+
+def deaf_to_adapters(server: PolicyServer) -> None:
+    for name in [*server.loaded]:
+        server.loaded[name] = server._base
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda s: setattr(s, "change", without_ids), "gave no token ids; start vLLM 0.10.2"),
+        (lambda s: setattr(s, "change", without_log_probs), "gave 0 log-probabilities of"),
+        (as_raw, "the server gives raw log-probabilities: .* processed_logprobs"),
+        (with_other_tokens, "the server has another tokenizer: it cuts a prompt into"),
+        (with_low_rank, "does not take the weights: .* rank 4 is greater than max_lora_rank 2"),
+        (
+            lambda s: setattr(s, "before", lambda: deaf_to_adapters(s)),
+            "answers without the adapters that were handed over",
+        ),
+    ],
+)
+def test_servers_that_cannot_train(
+    spoil: Callable[[PolicyServer], None],
+    said: str,
+    server: PolicyServer,
+    folder: Path,
+    tmp_path: Path,
+) -> None:
+    spoil(server)
+    with (
+        opened(settings(folder, server.url), tmp_path / "run") as (system, run),
+        pytest.raises(InputError, match=said),
+    ):
+        system.experience(run, StopSignal())
+
+
+def test_another_model_is_noticed(tmp_path: Path, server: PolicyServer) -> None:
+    other = write_calling_model(tmp_path / "other", seed=1)
+    with (
+        opened(settings(other, server.url), tmp_path / "run") as (system, run),
+        pytest.raises(InputError, match="nats a token from the trainer's, more than 0.1; serve"),
+    ):
+        system.experience(run, StopSignal())
+
+
+def test_a_server_that_is_not_there(folder: Path, tmp_path: Path) -> None:
+    config = settings(folder, "http://127.0.0.1:9/v1")
+    with (
+        ExitStack() as stack,
+        pytest.raises(InputError, match=r"config\.llm\.url: .* does not list its models"),
+    ):
+        stack.enter_context(opened(config, tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"sampling__engine": "cloud"}, r"config\.sampling\.engine is 'cloud'; use one of device"),
+        ({"llm__url": "http://h/v1", "llm__model": ""}, r"config\.llm\.model is empty"),
+        (
+            {"llm__url": "http://h/v1", "llm__model": "m", "model__lora__rank": 0},
+            r"config\.llm\.url names a running server, and config\.model\.lora\.rank is 0",
+        ),
+        (
+            {"llm__server__lora_rank": 2},
+            r"config\.llm\.server\.lora_rank is 2, and the adapters' rank .* is 4; raise it",
+        ),
+        ({"model__lora__rank": 600}, "vLLM takes ranks up to 512; lower it"),
+        (
+            {"llm__server__max_model_len": 100},
+            r"max_model_len is 100, and an episode may have 640 tokens \(config\.sampling\.room\)",
+        ),
+        ({"llm__concurrency": 0}, r"config\.llm\.concurrency is 0; use 1 or more"),
+        ({"llm__server__port": -1}, r"config\.llm\.server\.port is -1"),
+    ],
+)
+def test_wrong_settings(fields: dict[str, Any], said: str, folder: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        RlvrConfig.of(settings(folder, **fields))
+
+
+def test_what_our_own_server_is_started_with(folder: Path) -> None:
+    config = RlvrConfig.of(settings(folder, tools__staleness=3, model__lora__rank=9))
+    assert config.llm is not None
+    own = config.llm.serving("/the/model", "bfloat16").server
+    assert own is not None
+    assert (own.model, own.dtype, own.publish) == ("/the/model", "bfloat16", True)
+    assert (own.lora_rank, own.loaded_adapters, own.max_model_len) == (16, 5, 640)
+    whole = RlvrConfig.of(settings(folder, model__lora__rank=0)).llm
+    assert whole is not None
+    assert whole.server is not None
+    assert whole.server.lora_rank == 0
+    assert RlvrConfig.of(settings(folder, sampling__engine="device")).llm is None
+    assert RlvrConfig.of(settings(folder, stages=("sft",))).llm is None
