@@ -87,9 +87,7 @@ def test_three_steps(
 ) -> None:
     workdir = tmp_path / "run"
     own = (f"--config.tools.staleness={staleness}", "--config.train.steps=3")
-    out = commands.succeed(
-        "train", *TRAINING, *given(folder, server), *own, f"--workdir={workdir}"
-    )
+    out = commands.succeed("train", *TRAINING, *given(folder, server), *own, f"--workdir={workdir}")
     assert "the server's log-probabilities are" in out
     lines = learned(workdir)
     assert [line["step"] for line in lines] == [1, 2, 3]
@@ -161,9 +159,7 @@ def test_killed_at_random_moments(
     assert all(line["train/unscored_share"] == 0 for line in learned(workdir))
 
 
-def test_greedy_turns_are_those_of_the_device(
-    server: Server, folder: Path, tmp_path: Path
-) -> None:
+def test_greedy_turns_are_those_of_the_device(server: Server, folder: Path, tmp_path: Path) -> None:
     """64 prompts of three turns, token by token, by one adapter while two others come."""
     config = settings(
         folder, server.url, tools__staleness=1, questions__bridge_train=64, llm__concurrency=64
@@ -178,9 +174,7 @@ def test_greedy_turns_are_those_of_the_device(
         adapters = _noisy(system.first_state().params, sizes)
         model = served.sampler(Versioned(adapters, 1), stop).model
         greedy = SamplingConfig(temperature=0.0, room=ROOM, chunk=64)
-        own = dataclasses.replace(
-            system.inputs.model.loaded.model, stop_ids=scaffold.stop_ids
-        )
+        own = dataclasses.replace(system.inputs.model.loaded.model, stop_ids=scaffold.stop_ids)
         device = DeviceSampler(own, greedy)
         whole = Adapted(system._base[0], adapters)
         openings = [system.inputs.agent.opening(task.question) for task in system.inputs.train]

@@ -20,7 +20,14 @@ from qrag_jax.models.files.tiny_lm import END, TinyLMConfig, write_tiny_lm
 
 # vLLM's attention on CPU wants heads of 32 numbers.
 SIZES = TinyLMConfig(
-    layers=1, hidden=64, heads=2, key_heads=1, head_dim=32, intermediate=64, vocab=400, positions=700
+    layers=1,
+    hidden=64,
+    heads=2,
+    key_heads=1,
+    head_dim=32,
+    intermediate=64,
+    vocab=400,
+    positions=700,
 )
 _QUESTIONS = 6  # whose names are searched for
 _LIKELY = 0.4  # standard deviation of the head's rows of calls; others have 0.05

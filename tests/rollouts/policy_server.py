@@ -41,7 +41,7 @@ class PolicyServer:
         most_rank: above it an adapter is refused.
         change: (request, choice) changes a turn before it is sent.
         before: is called before each turn.
-        is_raw: it gives log-probabilities at temperature 1, as vLLM does that was not told otherwise.
+        is_raw: it gives log-probabilities at temperature 1, as vLLM does by default.
         tokenizer: that it cuts texts with.
     """
 

@@ -15,12 +15,15 @@ from tests.rollouts.test_device_sampler import requests, tiny
 
 @pytest.mark.parametrize("temperature", [0.6, 0.0])
 def test_they_are_those_of_the_sampler(temperature: float) -> None:
-    model, params = tiny(stop_ids=(3,))
+    model, params = tiny()
     sampler = DeviceSampler(model, SamplingConfig(temperature=temperature, room=48, chunk=8))
-    asked = requests([5, 9, 1, 14], 11, 7)
+    asked = [
+        request._replace(most=most)
+        for request, most in zip(requests([5, 9, 1, 14], 11, 7), (3, 11, 7, 1), strict=True)
+    ]
     drawn = sampler.sample(params, asked)
     turns = [(request.ids, turn.ids) for request, turn in zip(asked, drawn, strict=True)]
-    assert len({len(ids) for _, ids in turns}) > 1
+    assert [len(ids) for _, ids in turns] == [3, 11, 7, 1]
     at, at_one = turn_log_probs(model, params, turns, (temperature, 1.0))
     np.testing.assert_allclose(at, np.concatenate([turn.log_probs for turn in drawn]), atol=1e-5)
     assert (np.abs(at - at_one).max() > 0.05) == (temperature == 0.6)

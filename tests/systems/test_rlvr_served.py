@@ -124,7 +124,9 @@ def test_each_batch_is_of_one_version(
         )
         (version,) = versions(batch)
         assert version.split(".")[0] == str(max(step - staleness, 0))
-    published = [name.partition("@")[2].split(".")[0] for name in (*server.unloaded, *server.loaded)]
+    published = [
+        name.partition("@")[2].split(".")[0] for name in (*server.unloaded, *server.loaded)
+    ]
     assert published == ["check", *map(str, range(STEPS - staleness))]
     assert len(server.loaded) == min(staleness + 2, STEPS - staleness + 1)
     assert len({body["model"] for body in server.asked}) == len(published)
@@ -299,7 +301,7 @@ def test_another_model_is_noticed(tmp_path: Path, server: PolicyServer) -> None:
     other = write_calling_model(tmp_path / "other", seed=1)
     with (
         opened(settings(other, server.url), tmp_path / "run") as (system, run),
-        pytest.raises(InputError, match="nats a token from the trainer's, more than 0.1; serve"),
+        pytest.raises(InputError, match=r"nats a token from the trainer's, more than 0\.1; serve"),
     ):
         system.experience(run, StopSignal())
 
