@@ -165,9 +165,9 @@ def play_seconds(model: Path, workdir: Path, url: str) -> list[float]:
         system.served.sampler(weights, stop)
         for step in range(PLAYS):
             tasks = [system.inputs.train[n] for n in system._order.at(step).numbers]
-            starts = system.starts(tasks, MEMBERS, step)
+            starts = system.player.starts(tasks, MEMBERS, step)
             began = time.monotonic()
-            episodes = system._play_served(weights, starts, stop)
+            episodes = system.player.on_server(weights, starts, stop)
             seconds.append(time.monotonic() - began)
             turns = {sum(map(len, each.segments)) for each in episodes}
             assert turns == {TURNS}, turns

@@ -144,8 +144,10 @@ def test_killed_at_random_moments(
         time.sleep(draw.random() / 2)
         process.kill()
         process.communicate(timeout=60)
-        kept = max(int(path.name) for path in (workdir / "checkpoints" / "last").glob("[0-9]*"))
-        extra = next((workdir / "checkpoints" / "last" / str(kept)).rglob("extra/metadata"))
+        # One that was being written has another name.
+        names = [path.name for path in (workdir / "checkpoints" / "last").iterdir()]
+        kept = max(int(name) for name in names if name.isdecimal())
+        extra = workdir / "checkpoints" / "last" / str(kept) / "extra" / "metadata"
         progress = json.loads(extra.read_text())
         assert progress["batches"] == kept, kill
         for ahead, batch in enumerate(progress["pending"]):

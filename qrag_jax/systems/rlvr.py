@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.environments.tools.bridge_tasks import bridge_task
 from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
-from qrag_jax.environments.tools.episode import Closed, Failed, ToolTask
+from qrag_jax.environments.tools.episode import Closed, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.tool_scores import REWARD, ToolScores
 from qrag_jax.evaluators.training_scores import Evaluation
@@ -39,24 +39,16 @@ from qrag_jax.learners.token_update import (
     token_episodes,
 )
 from qrag_jax.llm.llm_config import LlmConfig
-from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
-from qrag_jax.rollouts.agents import Checks
-from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.experience import Experience
-from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
 from qrag_jax.rollouts.token_blocks import choose_shape
 from qrag_jax.rollouts.token_episodes import (
-    Library,
-    Sampler,
     TokenCounts,
     TokenEpisode,
-    TokenRollout,
-    TokenStart,
     facts_of,
 )
-from qrag_jax.rollouts.token_sampler import STOP, SamplingConfig
+from qrag_jax.rollouts.token_sampler import STOP
 from qrag_jax.rollouts.trajectories import (
     DONE,
     BatchRules,
@@ -74,6 +66,7 @@ from qrag_jax.runtime.saved_config import check_same_config, save_config
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, SFT, RlvrConfig, load_config
 from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs
+from qrag_jax.systems.rlvr_play import EpisodePlayer
 from qrag_jax.systems.rlvr_stages import Stage, StagedOrder, stages_of
 from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, Versioned, open_served
 
@@ -81,10 +74,6 @@ _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _SCRIPTED = "scripted"  # among the facts of a demonstration
 _EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 _CHECKED = 8  # prompts by which a server that samples is checked
-_ADVICE = (
-    "see why in their messages (a rerank service that does not answer, for example), or raise "
-    "config.tools.max_failed_share"
-)
 
 
 def check(config: ConfigDict) -> None:
@@ -301,11 +290,10 @@ class Rlvr:
         if step < self.config.sft_steps:
             return self._imitated(numbers, step)
         members, tasks = self.config.grpo.members, [self.inputs.train[n] for n in numbers]
-        starts = self.starts(tasks, members, step)
-        if isinstance(params, Versioned):
-            episodes = self._play_served(params, starts, stop)
-        else:
-            episodes = self.play(params, starts, stop)
+        starts = self.player.starts(tasks, members, step)
+        is_served = isinstance(params, Versioned)
+        play = self.player.on_server if is_served else self.player.on_device
+        episodes = play(params, starts, stop)
         return [
             self.trajectory(episode, numbers[place // members], place % members, start.task)
             for place, (start, episode) in enumerate(zip(starts, episodes, strict=True))
@@ -372,84 +360,19 @@ class Rlvr:
         shape = choose_shape(batch, tokens, rules.members, room=config.sampling.room)
         return token_episodes(stage.policy, batch, shape, differ_by=1 if differ else None)
 
-    def starts(self, tasks: Sequence[ToolTask], members: int, step: int) -> list[TokenStart]:
-        """Episodes whose draws depend on the step, the place in the batch and the member alone."""
-        key = jax.random.fold_in(jax.random.key(self.config.seed), step)
-        keys = np.asarray(jax.random.key_data(jax.random.split(key, len(tasks) * members)))
-        return [
-            TokenStart(task, keys[place * members + member])
-            for place, task in enumerate(tasks)
-            for member in range(members)
-        ]
-
-    def play(
-        self,
-        params: Any,
-        starts: Sequence[TokenStart],
-        stop: StopSignal,
-        *,
-        greedy: bool = False,
-        library: Library | None = None,
-    ) -> list[TokenEpisode]:
-        """Plays episodes by these parameters, until few of them have failed.
-
-        Args:
-            greedy: the likeliest tokens; else they are drawn.
-            library: what the tools read; None: what they read in training.
-
-        Raises:
-            Stopped: the run is told to stop.
-            FeedbackLost: too many episodes would fail again.
-        """
-        whole = Adapted(self._base[0], params) if self._base else params
-        sampler = RoundSampler(self._samplers[greedy], whole)
-        rollout = self._rollout(sampler, stop, library)
-        return self._patience(stop).play(starts, rollout.play)
-
-    def _play_served(
-        self, weights: Versioned, starts: Sequence[TokenStart], stop: StopSignal
-    ) -> list[TokenEpisode]:
-        """`play` by one version on the server, to which it is handed over first."""
-        served = self.served
-        assert served is not None
-        sampler, watch = served.sampler(weights, stop), served.watch(stop)
-        rollout = self._rollout(sampler, watch)
-
-        def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
-            served.bring_back(sampler, stop)
-            return rollout.play(starts)
-
-        return self._patience(watch).play(starts, play)
-
-    def _rollout(
-        self, sampler: Sampler, stop: Checks, library: Library | None = None
-    ) -> TokenRollout:
-        inputs, attempts = self.inputs, self.config.tools.attempts
-        tools = library or inputs.library
-        speech = inputs.speech
-        rollout = TokenRollout(inputs.agent, sampler, tools, speech, stop=stop, attempts=attempts)
-        rollout.counts = self.counts
-        return rollout
-
-    def _patience(self, stop: Checks) -> Patience:
-        share = self.config.tools.max_failed_share
-        return Patience(share, stop, log, broken=Failed, advice=_ADVICE)
-
     @cached_property
-    def _samplers(self) -> dict[bool, DeviceSampler]:
-        model, sampling = self.inputs.model.loaded.model, self.config.sampling
-        stops = self.inputs.speech.scaffold.stop_ids
-        model = dataclasses.replace(model, stop_ids=stops)
-        greedy: SamplingConfig = dataclasses.replace(sampling, temperature=0.0)
-        return {False: DeviceSampler(model, sampling), True: DeviceSampler(model, greedy)}
+    def player(self) -> EpisodePlayer:
+        """Plays episodes."""
+        base = self._base[0] if self._base else None
+        return EpisodePlayer(self.config, self.inputs, base, self.served, self.counts)
 
     @cached_property
     def _scores(self) -> ToolScores:
         config, tasks = self.config, self.inputs.dev
 
         def play(params: Any, stop: StopSignal) -> list[TokenEpisode]:
-            starts = self.starts(tasks, 1, _EVALUATED)
-            return self.play(params, starts, stop, greedy=config.eval.greedy)
+            starts = self.player.starts(tasks, 1, _EVALUATED)
+            return self.player.on_device(params, starts, stop, greedy=config.eval.greedy)
 
         return ToolScores(tasks, play, config.rubric.rubric, config.eval.best_by)
 

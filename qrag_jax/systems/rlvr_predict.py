@@ -201,7 +201,9 @@ class Player:
                 tasks = asked[done : done + part]
                 starts = _starts(config.seed, done, tasks, draws)
                 greedy = self._greedy(options)
-                episodes = system.play(params, starts, self.stop, greedy=greedy, library=library)
+                episodes = system.player.on_device(
+                    params, starts, self.stop, greedy=greedy, library=library
+                )
                 new = []
                 for place, (start, episode) in enumerate(zip(starts, episodes, strict=True)):
                     number, draw = done + place // draws, place % draws

@@ -1,0 +1,129 @@
+"""Plays RLVR's episodes: by the device that trains, or by a version on a server."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+
+import jax
+import numpy as np
+
+from qrag_jax.environments.tools.episode import Failed, ToolTask
+from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.trunks.trunk import Params
+from qrag_jax.rollouts.agents import Checks
+from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
+from qrag_jax.rollouts.patient_play import Patience
+from qrag_jax.rollouts.token_episodes import (
+    Library,
+    Sampler,
+    TokenCounts,
+    TokenEpisode,
+    TokenRollout,
+    TokenStart,
+)
+from qrag_jax.rollouts.token_sampler import SamplingConfig
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.run import log
+from qrag_jax.systems.rlvr_config import RlvrConfig
+from qrag_jax.systems.rlvr_inputs import Inputs
+from qrag_jax.systems.served_policy import ServedPolicy, Versioned
+
+_ADVICE = (
+    "see why in their messages (a rerank service that does not answer, for example), or raise "
+    "config.tools.max_failed_share"
+)
+
+
+@dataclasses.dataclass
+class EpisodePlayer:
+    """Plays lists of episodes until few of them have failed.
+
+    Attributes:
+        base: of adapters, on the devices; None: all weights are trained.
+        served: what samples episodes that are learned from; None: the device.
+        counts: over all that was played.
+    """
+
+    config: RlvrConfig
+    inputs: Inputs
+    base: Params | None
+    served: ServedPolicy | None = None
+    counts: TokenCounts = dataclasses.field(default_factory=TokenCounts)
+
+    def starts(self, tasks: Sequence[ToolTask], members: int, step: int) -> list[TokenStart]:
+        """Episodes whose draws depend on the step, the place in the batch and the member alone."""
+        key = jax.random.fold_in(jax.random.key(self.config.seed), step)
+        keys = np.asarray(jax.random.key_data(jax.random.split(key, len(tasks) * members)))
+        return [
+            TokenStart(task, keys[place * members + member])
+            for place, task in enumerate(tasks)
+            for member in range(members)
+        ]
+
+    def on_device(
+        self,
+        params: Params,
+        starts: Sequence[TokenStart],
+        stop: StopSignal,
+        *,
+        greedy: bool = False,
+        library: Library | None = None,
+    ) -> list[TokenEpisode]:
+        """Plays by these parameters.
+
+        Args:
+            greedy: the likeliest tokens; else they are drawn.
+            library: what the tools read; None: what they read in training.
+
+        Raises:
+            Stopped: the run is told to stop.
+            FeedbackLost: too many episodes would fail again.
+        """
+        whole = params if self.base is None else Adapted(self.base, params)
+        sampler = RoundSampler(self._samplers[greedy], whole)
+        rollout = self._rollout(sampler, stop, library)
+        return self._patience(stop).play(starts, rollout.play)
+
+    def on_server(
+        self, weights: Versioned, starts: Sequence[TokenStart], stop: StopSignal
+    ) -> list[TokenEpisode]:
+        """Plays by one version on the server, to which it is handed over first.
+
+        Raises:
+            Stopped: the run is told to stop.
+            FeedbackLost: the server was given up, or too many episodes would fail again.
+            InputError: the server refuses the weights.
+        """
+        served = self.served
+        assert served is not None
+        sampler, watch = served.sampler(weights, stop), served.watch(stop)
+        rollout = self._rollout(sampler, watch)
+
+        def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+            served.bring_back(sampler, stop)
+            return rollout.play(starts)
+
+        return self._patience(watch).play(starts, play)
+
+    def _rollout(
+        self, sampler: Sampler, stop: Checks, library: Library | None = None
+    ) -> TokenRollout:
+        inputs, attempts = self.inputs, self.config.tools.attempts
+        tools, speech = library or inputs.library, inputs.speech
+        rollout = TokenRollout(inputs.agent, sampler, tools, speech, stop=stop, attempts=attempts)
+        rollout.counts = self.counts
+        return rollout
+
+    def _patience(self, stop: Checks) -> Patience:
+        share = self.config.tools.max_failed_share
+        return Patience(share, stop, log, broken=Failed, advice=_ADVICE)
+
+    @cached_property
+    def _samplers(self) -> dict[bool, DeviceSampler]:
+        model, sampling = self.inputs.model.loaded.model, self.config.sampling
+        stops = self.inputs.speech.scaffold.stop_ids
+        model = dataclasses.replace(model, stop_ids=stops)
+        greedy: SamplingConfig = dataclasses.replace(sampling, temperature=0.0)
+        return {False: DeviceSampler(model, sampling), True: DeviceSampler(model, greedy)}
