@@ -21,6 +21,7 @@ from qrag_jax.errors import InputError, check_least
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.pretrained_lm import GENERATION, table_of
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params
 from qrag_jax.runtime.whole_files import write_whole
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -45,6 +46,8 @@ CHAT_TEMPLATE = (
 _MODEL_TYPE = "qwen3"
 _BYTES = 256
 _SECTION = "tiny_lm"
+_ADDING = ("attention_output", "down")  # maps whose output is added to the hidden state
+_ADDING_FACTOR, _WORDS_FACTOR = 0.1, 5.0  # on the random weights of these, and of the word table
 # A capitalised word | a blank and a word | one digit | a blank and signs | one white space.
 # A word may have underscores, as the names of tools and arguments have.
 _WORDS = (
@@ -116,10 +119,24 @@ def write_tiny_lm(
         max_position_embeddings=config.positions,
         tie_word_embeddings=True,
     )
-    params = jax.jit(Qwen3(sizes).init_params)(jax.random.key(seed))
+    params = jax.jit(lambda key: _first_weights(Qwen3(sizes).init_params(key)))(jax.random.key(seed))
     fields = dataclasses.asdict(sizes) | {"hidden_act": "silu", "eos_token_id": end}
     table = table_of(_MODEL_TYPE)
     save_folder(table, jax.tree.map(np.asarray, params), fields, folder, folder)
+
+
+def _first_weights(params: Params) -> Params:
+    """Random weights by which a hidden state tells, at first, which token it is of.
+
+    With the usual ones the first layer's output is fifty times as large as a token's vector, and
+    what the token was is lost to later layers. A model learns to copy much sooner with these.
+    """
+    params = dict(params)
+    params[WORDS] = params[WORDS] * _WORDS_FACTOR
+    layers = dict(params[LAYERS])
+    for name in _ADDING:
+        layers[name] = jax.tree.map(lambda leaf: leaf * _ADDING_FACTOR, layers[name])
+    return params | {LAYERS: layers}
 
 
 def _trained_tokenizer(texts: Iterable[str], vocab: int) -> tokenizers.Tokenizer:
