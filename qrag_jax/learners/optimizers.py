@@ -1,4 +1,4 @@
-"""The optimizer of every system here: AdamW after a global-norm clip, with warm-up and decay."""
+"""The optimizer of every system here: a global-norm clip, AdamW or Muon, warm-up and decay."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import optax
 
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.learners.adam import scale_by_adam
+from qrag_jax.learners.muon import MATRICES, OTHERS, matrices_and_others, scale_by_kept_muon
 from qrag_jax.runtime.config_fields import internal
 
 SCHEDULES = ("constant", "linear", "cosine", "quarter_cosine")
+ADAM, MUON = METHODS = ("adam", "muon")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +43,19 @@ class OptimizerConfig:
     schedule: str = "quarter_cosine"
     final_ratio: float = 0.1  # last learning rate divided by the peak
     warmup_steps: int = 1000  # steps of the linear rise to lr_0
+    matrices: str = ADAM  # how the layers' linear maps learn: adam as all else, or muon
+    muon_rate: float = 5.0  # learning rate of what muon learns, divided by that of all else
     total_steps: int = internal(10_000)
 
     def __post_init__(self) -> None:
         check_least("optimizer", self, warmup_steps=0)
         check_known("optimizer", self, "schedule", SCHEDULES)
+        check_known("optimizer", self, "matrices", METHODS)
         if not self.learning_rate > 0:
             rate = self.learning_rate
             raise InputError(f"config.optimizer.learning_rate is {rate}; it must be above 0.")
+        if not self.muon_rate > 0:
+            raise InputError(f"config.optimizer.muon_rate is {self.muon_rate}; set it above 0.")
 
 
 def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
@@ -82,17 +89,25 @@ def quarter_cosine_schedule(peak: float, steps: int, final_ratio: float) -> opta
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
-    """AdamW on all parameters, as in the published runs.
+    """AdamW on all parameters, as in the published runs; or Muon on the layers' linear maps.
 
     Its update takes a bool scalar `finite`. If it is False, the moments do not change, the schedule
     still advances, and the returned updates have no meaning.
     """
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
+    schedule = learning_rate_schedule(config)
+
+    def learning(scaled: optax.GradientTransformation, factor: float = 1.0):
         # The parts of `optax.adamw`.
-        optax.chain(
-            scale_by_adam(config.beta1, config.beta2, config.eps),
+        return optax.chain(
+            scaled,
             optax.add_decayed_weights(config.weight_decay),
-            optax.scale_by_learning_rate(learning_rate_schedule(config)),
-        ),
-    )
+            optax.scale_by_learning_rate(
+                schedule if factor == 1.0 else lambda step: factor * schedule(step)
+            ),
+        )
+
+    rule = learning(scale_by_adam(config.beta1, config.beta2, config.eps))
+    if config.matrices == MUON:
+        muon = learning(scale_by_kept_muon(), config.muon_rate)
+        rule = optax.partition({MATRICES: muon, OTHERS: rule}, matrices_and_others)
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)

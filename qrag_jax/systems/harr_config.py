@@ -195,6 +195,8 @@ LATER_FIELDS: dict[str, Any] = {
     "agent.prompts": "",
     "agent.chat_template": "",
     "agent.staleness": 0,
+    "optimizer.matrices": "adam",
+    "optimizer.muon_rate": 5.0,
 }
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (

@@ -74,6 +74,8 @@ LATER_FIELDS: dict[str, Any] = {
     "eval.beam_score": "policy",
     "eval.stop_threshold": -math.inf,
     "train.max_skipped_steps": 10,
+    "optimizer.matrices": "adam",
+    "optimizer.muon_rate": 5.0,
     "runtime.sharding": (),
     "runtime.deterministic": True,  # how fast a step is, not what it computes
 }

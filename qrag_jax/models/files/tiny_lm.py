@@ -119,7 +119,8 @@ def write_tiny_lm(
         max_position_embeddings=config.positions,
         tie_word_embeddings=True,
     )
-    params = jax.jit(lambda key: _first_weights(Qwen3(sizes).init_params(key)))(jax.random.key(seed))
+    init = jax.jit(lambda key: _first_weights(Qwen3(sizes).init_params(key)))
+    params = init(jax.random.key(seed))
     fields = dataclasses.asdict(sizes) | {"hidden_act": "silu", "eos_token_id": end}
     table = table_of(_MODEL_TYPE)
     save_folder(table, jax.tree.map(np.asarray, params), fields, folder, folder)
