@@ -78,6 +78,23 @@ def mixed_advantages(
     return group_advantages(total, valid, scaled=scaled)
 
 
+def best_of_groups(rewards: jax.Array, valid: jax.Array) -> jax.Array:
+    """1 for each group's best valid member (the first of equals), 0 for all else.
+
+    With these in place of advantages a policy imitates the best of its own tries (Dong et al.,
+    arXiv 2304.06767). A group whose members do not differ has none.
+
+    Args:
+        rewards, valid: `[groups, members]`.
+
+    Returns:
+        `[groups, members]`, float32.
+    """
+    best = jnp.argmax(jnp.where(valid, rewards, -jnp.inf), axis=-1)
+    chosen = jnp.arange(rewards.shape[-1])[None] == best[:, None]
+    return (chosen & varies(rewards, valid)[:, None]).astype(jnp.float32)
+
+
 def returns_to_go(rewards: jax.Array, valid: jax.Array) -> jax.Array:
     """The sum of an action's reward and of all later ones, `[..., T]`; 0 where it is not valid."""
     rewards = jnp.where(valid, rewards, 0.0)

@@ -10,6 +10,7 @@ from qrag_jax.errors import InputError, check_known, check_least
 # What a ratio is of: each token (GRPO), the whole row (GSPO, arXiv 2507.18071), each token as a
 # constant weight of its log-probability's gradient (CISPO, arXiv 2506.13585).
 TOKEN, SEQUENCE, CISPO = RATIOS = ("token", "sequence", "cispo")
+ALL, BEST = LEARNED = ("all", "best")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,9 @@ class TokenGRPOConfig:
     aggregation: str = DR_GRPO  # of the losses of tokens: grpo, bnpo, dr_grpo or dapo
     ratio: str = TOKEN  # what a ratio is of: token, sequence or cispo
     scaled: bool = False  # divide by the group's standard deviation
+    # Which episodes are learned from: all, by their advantages; or, to compare with, each group's
+    # best one, which is imitated (RAFT, arXiv 2304.06767)
+    learned: str = ALL
     epochs: int = 1  # μ, updates from one batch
     sampler_cap: float = 2.0  # C, most that the weight π_old/q of a sampled token may be
     longest: int = 1024  # most tokens that an episode samples, for dr_grpo
@@ -35,6 +39,7 @@ class TokenGRPOConfig:
         check_least("grpo", self, members=2, epochs=1, longest=1)
         check_known("grpo", self, "aggregation", AGGREGATIONS)
         check_known("grpo", self, "ratio", RATIOS)
+        check_known("grpo", self, "learned", LEARNED)
         for name in ("clip_low", "clip_high", "beta"):
             if not getattr(self, name) >= 0:
                 value = getattr(self, name)

@@ -11,11 +11,11 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.algorithms.advantages import mixed_advantages, varies
+from qrag_jax.algorithms.advantages import best_of_groups, mixed_advantages, varies
 from qrag_jax.algorithms.policy_gradient import BNPO, DAPO, DR_GRPO, GRPO
 from qrag_jax.learners.policy_state import PolicyState
 from qrag_jax.learners.state import optimizer_step
-from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
+from qrag_jax.learners.token_config import BEST, SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.token_policy import ROW_AXES, PerToken, TokenPasses, TokenPolicy
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.token_batch import TokenBatch
@@ -176,10 +176,13 @@ def given_tokens(
         weights = jnp.asarray(policy.weights, jnp.float32)
         parts = [rewards[:, part].reshape(groups) for part in range(rewards.shape[1])]
         by_group = scored.reshape(groups)
-        advantages = mixed_advantages(parts, policy.weights, by_group, scaled=config.scaled)
-        advantages = advantages.reshape(-1)
         # A sum, not a matrix product: a GPU would round the factors of that.
         totals = jnp.where(scored, (rewards * weights[None]).sum(axis=1), 0.0)
+        if config.learned == BEST:
+            advantages = best_of_groups(totals.reshape(groups), by_group)
+        else:
+            advantages = mixed_advantages(parts, policy.weights, by_group, scaled=config.scaled)
+        advantages = advantages.reshape(-1)
         present = jnp.maximum(scored.sum().astype(jnp.float32), 1.0)
         metrics = {
             "return": totals.sum() / present,

@@ -9,6 +9,7 @@ import pytest
 
 from qrag_jax.algorithms.advantages import (
     EPSILON,
+    best_of_groups,
     gae,
     group_advantages,
     mixed_advantages,
@@ -51,6 +52,13 @@ def test_groups_are_those_of_numpy() -> None:
     np.testing.assert_allclose(found, expected, atol=2e-5)
     differing = [len(set(r[v])) > 1 for r, v in zip(rewards, valid, strict=True)]
     np.testing.assert_array_equal(varies(broken, valid), differing)
+
+
+def test_the_best_of_each_group() -> None:
+    rewards = jnp.array([[0.1, 0.9, 0.9], [0.5, 0.5, 0.5], [0.9, 0.2, 0.1], [np.nan, 0.3, 0.4]])
+    valid = np.array([[True] * 3, [True] * 3, [False, True, True], [False, True, True]])
+    expected = [[0, 1, 0], [0, 0, 0], [0, 1, 0], [0, 0, 1]]
+    np.testing.assert_array_equal(best_of_groups(rewards, valid), expected)
 
 
 def test_equal_rewards_give_0_though_their_mean_is_rounded() -> None:

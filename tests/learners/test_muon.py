@@ -53,7 +53,7 @@ def orthogonalised(matrix: np.ndarray) -> np.ndarray:
 
 
 def muon_by_hand(gradients: list[np.ndarray]) -> list[np.ndarray]:
-    """Updates `[in, out]` of one matrix before rates: Nesterov momentum 0.95, then its directions."""
+    """Updates `[in, out]` of one matrix before rates: Nesterov momentum 0.95, orthogonalised."""
     momentum, found = np.zeros(gradients[0].shape, np.float64), []
     for count, gradient in enumerate(gradients, 1):
         momentum = 0.95 * momentum + 0.05 * gradient
@@ -67,8 +67,10 @@ def test_labels_only_linear_maps_of_layers() -> None:
     labels = matrices_and_others({"critic": drawn(0), "kernel": jnp.zeros((3, 3))})
     inside = labels["critic"]["layers"]
     assert inside["up"] == {"kernel": MATRICES, "bias": OTHERS}
-    assert inside["down"]["kernel"] == MATRICES and inside["norm"]["scale"] == OTHERS
-    assert labels["critic"]["words"] == OTHERS and labels["kernel"] == OTHERS
+    assert inside["down"]["kernel"] == MATRICES
+    assert inside["norm"]["scale"] == OTHERS
+    assert labels["critic"]["words"] == OTHERS
+    assert labels["kernel"] == OTHERS
 
 
 def test_adapters_alone_are_refused() -> None:

@@ -139,6 +139,25 @@ def test_two_members_by_hand() -> None:
     check_moved(learning.state.params, params, jax.grad(by_hand)(params))
 
 
+def test_of_each_group_only_the_best_may_be_imitated() -> None:
+    batch, params = made_batch(), model()
+    batch = batch._replace(sampler_log_probs=np.asarray(log_probs(params, batch)))
+    learning = Learning(ALONE, config(learned="best", aggregation="dr_grpo", longest=10), params)
+    metrics = learning.step(batch)
+    totals = (batch.rewards @ np.array(WEIGHTS)).reshape(-1, MEMBERS)
+    totals = np.where(batch.scored.reshape(totals.shape), totals, -np.inf)
+    kept = [len({r for r in row if np.isfinite(r)}) > 1 for row in totals]
+    best = [MEMBERS * n + int(totals[n].argmax()) for n in np.flatnonzero(kept)]
+    imitated = batch.loss_mask & np.isin(batch.episode, best)[:, None]
+    episodes = len(np.unique(batch.episode[learned(batch).any(axis=1)]))
+
+    def by_hand(params: Any) -> Any:
+        return -jnp.where(imitated, log_probs(params, batch), 0.0).sum() / (10 * episodes)
+
+    check_moved(learning.state.params, params, jax.grad(by_hand)(params))
+    assert metrics["tokens"] == learned(batch).sum()
+
+
 def test_imitation() -> None:
     batch, params = made_batch(), model()
     learning = Learning(ALONE, SFTConfig(), params)
@@ -268,6 +287,7 @@ def test_nothing_is_learned_from_what_is_not_finite_or_flat() -> None:
         ({"members": 1}, "config.grpo.members"),
         ({"ratio": "both"}, "config.grpo.ratio is 'both'; use one of token, sequence, cispo"),
         ({"aggregation": "mean"}, "config.grpo.aggregation"),
+        ({"learned": "none"}, "config.grpo.learned is 'none'; use one of all, best"),
         ({"clip_low": -0.1}, "config.grpo.clip_low is -0.1; it must be at least 0"),
         ({"sampler_cap": 0.5}, "config.grpo.sampler_cap is 0.5; it must be at least 1"),
     ],

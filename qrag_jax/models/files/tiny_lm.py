@@ -18,10 +18,10 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from qrag_jax.errors import InputError, check_least
+from qrag_jax.models.files.copying_heads import LEAST_LAYERS, with_copying_heads
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.pretrained_lm import GENERATION, table_of
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
-from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params
 from qrag_jax.runtime.whole_files import write_whole
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -45,9 +45,8 @@ CHAT_TEMPLATE = (
 )
 _MODEL_TYPE = "qwen3"
 _BYTES = 256
-_SECTION = "tiny_lm"
-_ADDING = ("attention_output", "down")  # maps whose output is added to the hidden state
-_ADDING_FACTOR, _WORDS_FACTOR = 0.1, 5.0  # on the random weights of these, and of the word table
+_SECTION = "model.tiny"
+_LEAST_HIDDEN = 16  # of heads that copy
 # A capitalised word | a blank and a word | one digit | a blank and signs | one white space.
 # A word may have underscores, as the names of tools and arguments have.
 _WORDS = (
@@ -61,7 +60,7 @@ _WORDS = (
 
 @dataclasses.dataclass(frozen=True)
 class TinyLMConfig:
-    """Section `tiny_lm`: sizes of a tiny language model; by default it has 1.77 million weights.
+    """Section `model.tiny`: sizes of a tiny language model; by default it has 1.77 million weights.
 
     Raises:
         InputError: a size is too low, or sizes do not go together.
@@ -75,9 +74,13 @@ class TinyLMConfig:
     intermediate: int = 512  # width inside a feed-forward
     vocab: int = 1024  # most tokens of the vocabulary; the word table is also the head
     positions: int = 1024  # longest row, in tokens
+    rope_theta: float = 1e8  # θ of the rotation; a large one lets far places be compared
+    copies: bool = True  # it begins with heads, set by hand, that copy; False: all is random
 
     def __post_init__(self) -> None:
-        sizes: dict[str, float] = {field.name: 1 for field in dataclasses.fields(self)}
+        sizes: dict[str, float] = {
+            field.name: 1 for field in dataclasses.fields(self) if field.name != "copies"
+        }
         check_least(_SECTION, self, **sizes | {"vocab": _BYTES + 2 + len(TAGS)})
         if self.heads % self.key_heads:
             raise InputError(
@@ -86,6 +89,11 @@ class TinyLMConfig:
             )
         if self.head_dim % 2:
             raise InputError(f"config.{_SECTION}.head_dim is {self.head_dim}; it must be even.")
+        if self.copies and (self.layers < LEAST_LAYERS or self.hidden < _LEAST_HIDDEN):
+            raise InputError(
+                f"config.{_SECTION}.copies is True, and heads that copy take {LEAST_LAYERS} layers "
+                f"and {_LEAST_HIDDEN} hidden numbers; set it to False, or raise these."
+            )
 
 
 def write_tiny_lm(
@@ -117,27 +125,15 @@ def write_tiny_lm(
         intermediate_size=config.intermediate,
         head_dim=config.head_dim,
         max_position_embeddings=config.positions,
+        rope_theta=config.rope_theta,
         tie_word_embeddings=True,
     )
-    init = jax.jit(lambda key: _first_weights(Qwen3(sizes).init_params(key)))
-    params = init(jax.random.key(seed))
+    params = jax.tree.map(np.asarray, jax.jit(Qwen3(sizes).init_params)(jax.random.key(seed)))
+    if config.copies:
+        params = with_copying_heads(params, sizes, seed)
     fields = dataclasses.asdict(sizes) | {"hidden_act": "silu", "eos_token_id": end}
     table = table_of(_MODEL_TYPE)
-    save_folder(table, jax.tree.map(np.asarray, params), fields, folder, folder)
-
-
-def _first_weights(params: Params) -> Params:
-    """Random weights by which a hidden state tells, at first, which token it is of.
-
-    With the usual ones the first layer's output is fifty times as large as a token's vector, and
-    what the token was is lost to later layers. A model learns to copy much sooner with these.
-    """
-    params = dict(params)
-    params[WORDS] = params[WORDS] * _WORDS_FACTOR
-    layers = dict(params[LAYERS])
-    for name in _ADDING:
-        layers[name] = jax.tree.map(lambda leaf: leaf * _ADDING_FACTOR, layers[name])
-    return params | {LAYERS: layers}
+    save_folder(table, params, fields, folder, folder)
 
 
 def _trained_tokenizer(texts: Iterable[str], vocab: int) -> tokenizers.Tokenizer:

@@ -68,13 +68,20 @@ def test_the_folder_holds_the_sizes_asked_for(folder: Path, loaded: LoadedLangua
     assert 0.08 < tensors["model.embed_tokens.weight"].std() < 0.12
 
 
-def test_a_first_hidden_state_tells_its_own_token(tmp_path: Path) -> None:
-    write_tiny_lm(tmp_path, texts(), seed=1)
-    fresh = load_language_model(tmp_path)
-    tokens = jnp.array([[5, 300, 71, 900, 12, 640, 33, 8]], jnp.int32)
-    params = jax.tree.map(jnp.asarray, fresh.stored)
-    logits = fresh.model.logits(params, tokens, jnp.array([tokens.shape[1]]))
-    np.testing.assert_array_equal(logits.argmax(axis=-1), tokens)
+def test_it_begins_with_heads_that_copy_unless_told_otherwise(tmp_path: Path) -> None:
+    once = np.random.default_rng(0).integers(0, 1024, 40)
+    again = jnp.asarray(np.tile(once, 2)[None], jnp.int32)
+    copied = {}
+    for copies in (True, False):
+        folder = tmp_path / str(copies)
+        write_tiny_lm(folder, texts(), TinyLMConfig(copies=copies), seed=1)
+        fresh = load_language_model(folder)
+        assert fresh.model.trunk.config.rope_theta == 1e8
+        logits = fresh.model.logits(fresh.params, again, jnp.array([again.shape[1]]))
+        found = logits.argmax(axis=-1)
+        copied[copies] = int((found[0, 40:-1] == again[0, 41:]).sum())
+    assert copied[True] >= 30
+    assert copied[False] <= 1
 
 
 def test_the_default_has_as_many_weights_as_stated(tmp_path: Path) -> None:
@@ -178,6 +185,9 @@ def test_few_texts_give_a_small_vocabulary(tmp_path: Path) -> None:
         ({"head_dim": 7}, "head_dim is 7; it must be even"),
         ({"vocab": 200}, "vocab is 200; it must be at least 264"),
         ({"layers": 0}, "layers is 0; it must be at least 1"),
+        ({"layers": 1}, r"config\.model\.tiny\.copies is True, and heads that copy take 2 layers"),
+        ({"hidden": 8}, r"config\.model\.tiny\.copies is True"),
+        ({"rope_theta": 0.5}, "rope_theta is 0.5; it must be at least 1"),
     ],
 )
 def test_sizes_that_are_refused(given: dict[str, int], told: str) -> None:
