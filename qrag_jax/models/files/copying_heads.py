@@ -25,7 +25,7 @@ _CONSTANT = 0.3  # first number of every token's vector, from which queries of p
 _TOLD_SIZE = 0.125  # on what a token is told of those before it
 _COPIED_SIZE = 3.0  # size of what is copied, in sizes of a token's vector
 _FAR = 300  # tokens between two places that are still compared well
-_NORMS = 2.0, 3.0  # scales of queries and keys in the first and second layer, for clear attention
+_NORMS = 1.5, 2.0  # scales of queries and keys in the first and second layer, for clear attention
 # Shares of the fastest turning pairs of a head in a query of a position; they sum to 1.
 _POSITION = 0.6, 0.25, 0.1, 0.05
 _OTHERS = 0.1  # on the random weights of what else adds to a hidden state
