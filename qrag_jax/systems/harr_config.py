@@ -25,7 +25,7 @@ from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.agents import PlayConfig
 from qrag_jax.runtime.config_fields import described, fill, section
 from qrag_jax.runtime.runtime_config import RuntimeConfig
-from qrag_jax.runtime.saved_config import read_fields
+from qrag_jax.runtime.saved_config import add_later_fields, read_fields
 from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.systems.data_section import data_section, described_sources, fill_data
 
@@ -300,9 +300,7 @@ def load_config(path: Path) -> ConfigDict:
         InputError: the file is missing, or is not a JSON object.
     """
     saved = read_fields(path)
-    for name, value in LATER_FIELDS.items():
-        section_name, _, field = name.partition(".")
-        saved.setdefault(section_name, {}).setdefault(field, value)
+    add_later_fields(saved, LATER_FIELDS)
     return ConfigDict(saved)
 
 

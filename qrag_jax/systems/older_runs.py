@@ -17,7 +17,7 @@ from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import UNNORMALISED_SCALE, family_of
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.saved_config import check_same_config, read_fields
+from qrag_jax.runtime.saved_config import add_later_fields, check_same_config, read_fields
 from qrag_jax.systems.data_section import source_section
 from qrag_jax.systems.q_rag_config import complete, prune
 
@@ -105,12 +105,7 @@ def load_config(path: Path) -> ml_collections.ConfigDict:
     for name in REMOVED_FIELDS:
         part, _, field = name.partition(".")
         saved.get(part, {}).pop(field, None)
-    for name, value in LATER_FIELDS.items():
-        *sections, field = name.split(".")
-        section = saved
-        for part in sections:
-            section = section.setdefault(part, {})
-        section.setdefault(field, value)
+    add_later_fields(saved, LATER_FIELDS)
     _put_under_sources(saved["data"])
     _fill_older_run(saved, path.parent / FOLDER)
     return prune(complete(ml_collections.ConfigDict(saved)))

@@ -13,8 +13,8 @@ from qrag_jax.environments.tools.documents import TasksConfig
 from qrag_jax.environments.tools.play import COMPLETE, RETRIEVE
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.feedback.rubric import PARTS, Rubric, preset
-from qrag_jax.learners.optimizers import OptimizerConfig
-from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
+from qrag_jax.learners.optimizers import ADAM, OptimizerConfig
+from qrag_jax.learners.token_config import ALL, SFTConfig, TokenGRPOConfig
 from qrag_jax.llm.served_config import Needs, ServedConfig
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
@@ -24,7 +24,7 @@ from qrag_jax.rollouts.token_sampler import DEVICE, SERVER, SamplingConfig
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime.config_fields import described, fill, internal, section
 from qrag_jax.runtime.runtime_config import RuntimeConfig
-from qrag_jax.runtime.saved_config import read_fields
+from qrag_jax.runtime.saved_config import add_later_fields, read_fields
 from qrag_jax.runtime.train_config import TrainConfig
 
 NAME = "rlvr"
@@ -180,6 +180,15 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "profile": (0, "steps traced into workdir/profile after the first two of a start, 0: none"),
     "stages": ((SFT, GRPO), "what is done, one after the other: sft, grpo, or both"),
 }
+# Fields that were added later, each with the value that holds for runs saved without it.
+LATER_FIELDS: dict[str, Any] = {
+    "sampling.engine": DEVICE,
+    "model.tiny.rope_theta": 1e4,
+    "model.tiny.copies": False,
+    "grpo.learned": ALL,
+    "optimizer.matrices": ADAM,
+    "optimizer.muon_rate": 5.0,
+}
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     "train.log_every",
@@ -293,7 +302,7 @@ def load_config(path: Path) -> ConfigDict:
         InputError: the file is missing, or is not a JSON object.
     """
     saved = read_fields(path)
-    saved.setdefault("sampling", {}).setdefault("engine", DEVICE)
+    add_later_fields(saved, LATER_FIELDS)
     return ConfigDict(saved)
 
 

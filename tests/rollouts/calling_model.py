@@ -20,6 +20,7 @@ from qrag_jax.models.files.tiny_lm import END, TinyLMConfig, write_tiny_lm
 
 # vLLM's attention on CPU wants heads of 32 numbers.
 SIZES = TinyLMConfig(
+    copies=False,
     layers=1,
     hidden=64,
     heads=2,

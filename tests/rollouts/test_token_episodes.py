@@ -33,7 +33,7 @@ from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
 from qrag_jax.runtime.interrupt import Stopped
 
 SIZES = TinyLMConfig(
-    layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32, vocab=400
+    copies=False, layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32, vocab=400
 )
 QUESTIONS = [bridge_question(0, "train", index) for index in range(4)]
 TASKS = [bridge_task(question) for question in QUESTIONS]
