@@ -1,4 +1,4 @@
-"""Writes a run's two towers as sentence-transformers models.
+"""Writes a run's two towers as sentence-transformers models, or its language model.
 
     python -m qrag_jax.export --workdir=RUN --out=FOLDER
 
@@ -7,6 +7,9 @@ Both give the same vectors as in training. README.md says how the towers were tr
 them. For a run with LoRA, both have the adapters merged in; FOLDER/adapter-state and
 FOLDER/adapter-chunk hold the adapters alone, in PEFT's format. FOLDER/retriever.json holds all
 other settings that a search needs.
+
+Of a run of RLVR, FOLDER is the trained language model, as transformers reads it, with its adapters
+merged in; FOLDER/adapter has these alone, in PEFT's format.
 
     python -m qrag_jax.export --workdir=RUN --out=FOLDER --push=OWNER/NAME --private
 
@@ -23,7 +26,8 @@ from absl import flags
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.hub_push import HubTarget
 from qrag_jax.runtime import commandline
-from qrag_jax.systems import run_flags
+from qrag_jax.systems import rlvr_config, run_flags
+from qrag_jax.systems.lm_export import export_language_model
 from qrag_jax.systems.saved_run import SavedRun
 from qrag_jax.systems.towers_export import export
 
@@ -33,7 +37,7 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_string("out", None, "Folder to write; new or empty.")
     flags.DEFINE_string("push", None, "OWNER/NAME on the hub to push the folder to.")
     flags.DEFINE_bool("private", False, "With --push: only the owner may see it.")
-    run_flags.define(argv)
+    run_flags.define(argv, (run_flags.Q_RAG, rlvr_config.NAME))
 
 
 def main() -> int:
@@ -44,13 +48,18 @@ def main() -> int:
     if private and name is None:
         raise InputError("--private is given without --push; give --push=OWNER/NAME, too.")
     target = None if name is None else HubTarget.of(name, private=private)
-    run = SavedRun.open(run_flags.workdir(), flags.FLAGS.config)
-    which = run.chosen(run_flags.given_checkpoint())
-    with commandline.writing(out, "--out"):
-        export(run, which, out)
+    workdir, config = run_flags.workdir(), flags.FLAGS.config
+    if config.get("system") == rlvr_config.NAME:
+        with commandline.writing(out, "--out"):
+            export_language_model(workdir, config, run_flags.checkpoint(), out)
+    else:
+        run = SavedRun.open(workdir, config)
+        which = run.chosen(run_flags.given_checkpoint())
+        with commandline.writing(out, "--out"):
+            export(run, which, out)
     print("\n".join(str(path) for path in sorted(out.iterdir(), key=lambda p: (p.is_file(), p))))
     if target is not None:
-        message = f"{run.workdir.resolve().name}, exported by qrag_jax"
+        message = f"{workdir.resolve().name}, exported by qrag_jax"
         print(f"pushed to {target.push(out, message)}")
     return 0
 

@@ -21,6 +21,7 @@ from tests.entry_points import Commands, refusal
 TINY = (
     "--config=configs/rlvr.py:tiny",
     "--config.model.tiny.layers=1",
+    "--config.model.tiny.copies=False",
     "--config.model.tiny.hidden=32",
     "--config.model.tiny.intermediate=32",
     "--config.tools.turn_tokens=12",

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, MuonState, scale_by_muon
 
-from qrag_jax.errors import InputError
 from qrag_jax.learners.adam import keep_unless
 from qrag_jax.models.trunks.trunk import LAYERS
 
@@ -25,22 +24,13 @@ def matrices_and_others(params: Any) -> Any:
 
     The word table, norms, biases, adapters and what stands beside the layers are others: Muon is
     for the linear maps between hidden states.
-
-    Raises:
-        InputError: there is no such matrix.
     """
 
     def label(path: tuple[Any, ...], _: Any) -> str:
         names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
         return MATRICES if LAYERS in names and names[-1] == _KERNEL else OTHERS
 
-    labels = jax.tree_util.tree_map_with_path(label, params)
-    if MATRICES not in jax.tree.leaves(labels):
-        raise InputError(
-            "config.optimizer.matrices is 'muon', which is for the layers' linear maps, and here "
-            "only adapters learn; set it to 'adam'."
-        )
-    return labels
+    return jax.tree_util.tree_map_with_path(label, params)
 
 
 def scale_by_kept_muon(beta: float = 0.95) -> optax.GradientTransformationExtraArgs:

@@ -43,7 +43,8 @@ class OptimizerConfig:
     schedule: str = "quarter_cosine"
     final_ratio: float = 0.1  # last learning rate divided by the peak
     warmup_steps: int = 1000  # steps of the linear rise to lr_0
-    matrices: str = ADAM  # how the layers' linear maps learn: adam as all else, or muon
+    # How the layers' linear maps learn: adam, as all else and as adapters do, or muon
+    matrices: str = ADAM
     muon_rate: float = 5.0  # learning rate of what muon learns, divided by that of all else
     total_steps: int = internal(10_000)
 

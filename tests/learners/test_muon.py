@@ -73,9 +73,15 @@ def test_labels_only_linear_maps_of_layers() -> None:
     assert labels["kernel"] == OTHERS
 
 
-def test_adapters_alone_are_refused() -> None:
-    with pytest.raises(InputError, match=r"config\.optimizer\.matrices is 'muon'.*only adapters"):
-        make_optimizer(CONFIG).init({"layers": {"up": {"lora_a": jnp.zeros((3, 4, 2))}}})
+def test_adapters_alone_learn_as_by_adamw() -> None:
+    rng = np.random.default_rng(0)
+    params = {"layers": {"up": {"lora_a": rng.standard_normal((3, 4, 2)).astype(np.float32)}}}
+    gradient = jax.tree.map(lambda leaf: leaf[::-1].copy(), params)
+    found = []
+    for config in (CONFIG, _adam()):
+        optimizer = make_optimizer(config)
+        found.append(optimizer.update(gradient, optimizer.init(params), params, finite=True)[0])
+    np.testing.assert_array_equal(*(each["layers"]["up"]["lora_a"] for each in found))
 
 
 @pytest.mark.parametrize(("field", "value"), [("matrices", "sgd"), ("muon_rate", 0.0)])

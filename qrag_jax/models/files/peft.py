@@ -26,6 +26,7 @@ from qrag_jax.models.files.weight_names import LeafPath, NameTable
 from qrag_jax.models.trunks.trunk import Params, Trunk
 from qrag_jax.runtime.whole_files import write_whole
 
+EMBEDDINGS, CAUSAL_LM = "FEATURE_EXTRACTION", "CAUSAL_LM"  # names of PEFT
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 ENDINGS = {LORA_A: ".lora_A.weight", LORA_B: ".lora_B.weight"}
@@ -105,7 +106,9 @@ def read_adapters(folder: Path, table: NameTable, module: Trunk) -> tuple[LoraCo
     return dataclasses.replace(config, targets=modules), unflatten_dict(leaves)
 
 
-def write_adapters(folder: Path, table: NameTable, config: LoraConfig, adapters: Params) -> None:
+def write_adapters(
+    folder: Path, table: NameTable, config: LoraConfig, adapters: Params, *, task: str = EMBEDDINGS
+) -> None:
     """Writes the adapters of one tower, as `PeftModel.from_pretrained(base, folder)` reads them.
 
     Args:
@@ -113,6 +116,7 @@ def write_adapters(folder: Path, table: NameTable, config: LoraConfig, adapters:
         table: the names of the encoder's weights.
         config: sizes of the adapters; its targets are not used.
         adapters: as `read_adapters` returns them.
+        task: PEFT's name of what the model is for, `EMBEDDINGS` or `CAUSAL_LM`.
     """
     tensors: dict[str, np.ndarray] = {}
     linear = target_modules(table, ALL_LINEAR)
@@ -126,7 +130,7 @@ def write_adapters(folder: Path, table: NameTable, config: LoraConfig, adapters:
     save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
     settings = {
         "peft_type": "LORA",
-        "task_type": "FEATURE_EXTRACTION",
+        "task_type": task,
         "r": config.rank,
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,
