@@ -17,7 +17,10 @@ from qrag_jax.rollouts.token_batch import TokenBatch
 
 _MULTIPLE = 8  # lengths of rows are multiples of it
 _ROWS = 2.0  # rows of a block, beside those that fill it if all are as long as the longest may be
-_FEWEST = 4  # blocks of a device; there are programs for so many, and for 4, 16 … times more
+# Blocks of a device: there are programs for so many, and for 4, 16 … times more. Empty ones are not
+# computed, so only their transfer costs anything.
+_FEWEST, _TIMES_MORE = 16, 4
+_LEAST_PROMPT = 64  # room for the tokens that rows share; shorter prompts need no own programs
 
 
 class BlockShape(NamedTuple):
@@ -111,7 +114,7 @@ def choose_shape(
     behind = max(
         (int(batch.lengths[row]) - common.get(int(batch.leader[row]), 0) for row in used), default=1
     )
-    prompt, own = _rung(shared) if shared else 0, _rung(behind)
+    prompt, own = _rung(max(shared, _LEAST_PROMPT)) if shared else 0, _rung(behind)
     most = -(-max(room or prompt + own, longest) // _MULTIPLE) * _MULTIPLE
     prompt, own, length = min(prompt, most), min(own, most), min(prompt + own, most)
     # Whole groups of the longest rows fill a block, if there is room for one.
@@ -141,7 +144,7 @@ def token_blocks(batch: TokenBatch, shape: BlockShape, devices: int = 1) -> Toke
     # A program is compiled for few numbers of blocks; it does not compute the empty ones.
     number = devices * _FEWEST
     while number < len(blocks):
-        number *= _FEWEST
+        number *= _TIMES_MORE
     # Dealt out one by one, the fullest first, so that no device has more than its share.
     order = np.arange(number).reshape(-1, devices).T.reshape(-1)
     made = [_block(batch, shape, blocks[n] if n < len(blocks) else []) for n in order]

@@ -6,9 +6,12 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from qrag_jax.errors import InputError
 
 PARTIAL = ".partial"  # suffix of files that are being written; their names begin with a dot
 
@@ -80,6 +83,33 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def check_is_free(out: Path) -> None:
+    """Refuses a folder that is not new or empty.
+
+    Raises:
+        InputError: `out` exists and is not an empty folder; the message names it as `--out`.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out={out} exists and is not an empty folder; give another one.")
+
+
+@contextlib.contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A folder to build in, which becomes `out` when the block ends without an error.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    private = new_folder(out.parent, f".{out.name}-")
+    building = private / out.name
+    try:
+        building.mkdir()
+        yield building
+        building.rename(out)
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
 
 
 def new_folder(parent: Path, prefix: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.whole_files import new_folder, write_whole
+from qrag_jax.runtime.whole_files import check_is_free, whole_folder, write_whole
 from qrag_jax.systems.rlvr_config import RlvrConfig
 from qrag_jax.systems.rlvr_stages import stages_of
 from qrag_jax.systems.shown_paths import without_folders
@@ -44,26 +43,20 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
     Raises:
         InputError: `out` is not an empty folder, or there is no such checkpoint.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out={out} exists and is not an empty folder; give another one.")
+    check_is_free(out)
     config = RlvrConfig.of(given)
     model = _model(config, workdir)
     params, step = _trained(config, model, workdir, which)
-    private = new_folder(out.parent, f".{out.name}-")
-    building = private / out.name
-    try:
-        whole = params
-        if config.model.lora.sizes is not None:
-            whole = merge(Adapted(model.loaded.params, params), config.model.lora.sizes.scale)
+    card = _card(workdir, given, f"{which} checkpoint of step {step}")
+    sizes, whole = config.model.lora.sizes, params
+    if sizes is not None:
+        whole = merge(Adapted(model.loaded.params, params), sizes.scale)
+    with whole_folder(out) as building:
         save_language_model(model.loaded, whole, model.folder, building)
-        if config.model.lora.sizes is not None:
+        if sizes is not None:
             table = table_of(model.loaded.model_config["model_type"])
-            sizes = config.model.lora.sizes
             write_adapters(building / ADAPTER, table, sizes, params, task=CAUSAL_LM)
-        write_whole(building / CARD, _card(workdir, given, f"{which} checkpoint of step {step}"))
-        building.rename(out)
-    finally:
-        shutil.rmtree(private, ignore_errors=True)
+        write_whole(building / CARD, card)
 
 
 def _model(config: RlvrConfig, workdir: Path) -> FirstLanguageModel:

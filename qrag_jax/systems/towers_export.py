@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +45,7 @@ from qrag_jax.runtime import retriever_config as retriever_file
 from qrag_jax.runtime.digests import sha256
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.runtime.whole_files import new_folder, reason, write_whole
+from qrag_jax.runtime.whole_files import check_is_free, reason, whole_folder, write_whole
 from qrag_jax.systems import model_card
 from qrag_jax.systems.older_runs import load_config
 from qrag_jax.systems.q_rag_config import QRagConfig
@@ -170,17 +169,12 @@ def export(run: SavedRun, which: str, out: Path) -> None:
     Raises:
         InputError: `out` is not an empty folder, or there is no such checkpoint.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out={out} exists and is not an empty folder; give another one.")
+    check_is_free(out)
     params, step = run.trained(which)
     both = towers(run.loaded, run.config)
     threshold = stop_threshold(run, checkpoint_label(which, step), params)
     card = model_card.card(_facts(run, which, step, both, threshold))
-    # Built in a folder beside `out` and then renamed, so that `out` is never half written.
-    private = new_folder(out.parent, f".{out.name}-")
-    building = private / out.name
-    try:
-        building.mkdir()
+    with whole_folder(out) as building:
         for tower in both:
             write_tower(run.loaded, tower, params, building / tower.name)
             if isinstance(params, Adapted):
@@ -189,9 +183,6 @@ def export(run: SavedRun, which: str, out: Path) -> None:
         for folder in (building, *building.iterdir()):
             write_whole(folder / CARD, card)
         retriever_config(run, both, building, threshold).write(building)
-        building.rename(out)
-    finally:
-        shutil.rmtree(private, ignore_errors=True)
 
 
 def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float | None:
