@@ -209,8 +209,9 @@ def _check_prompts(
 
 
 def fingerprint(tasks: Sequence[ToolTask]) -> str:
-    """A digest of the questions and their gold answers."""
+    """A digest of the questions, their gold answers and their documents."""
     digest = hashlib.sha256()
     for task in tasks:
-        digest.update(f"{task.id}\0{task.question}\0{task.answers}\0{len(task.documents)}".encode())
+        documents = tuple(map(tuple, task.documents))
+        digest.update(f"{task.id}\0{task.question}\0{task.answers}\0{documents}".encode())
     return digest.hexdigest()[:16]
