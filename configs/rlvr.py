@@ -41,7 +41,7 @@ def _made_here(config: ConfigDict) -> None:
     """Minutes on two cores: the tiny model, whole weights."""
     config.tools.update(prompt="bare_question", top_n=1, most=1, max_turns=4, turn_tokens=96)
     config.sampling.update(temperature=1.0, room=640, chunk=64)
-    config.sft.update(steps=1500, batch_size=8, learning_rate=2e-3, observed=True)
+    config.sft.update(steps=2500, batch_size=8, learning_rate=2e-3, observed=True)
     config.grpo.update(members=8, clip_low=0.2, clip_high=0.28, longest=192)
     config.train.update(steps=200, batch_size=8)
     config.optimizer.update(learning_rate=3e-4, clip_norm=1.0, warmup_steps=5, schedule="linear")
