@@ -138,12 +138,13 @@ def rows(name: str, part: Mapping[str, Any]) -> list[str]:
     for retriever, ways in part["scores"].items():
         for told, scores in ways.items():
             every = scores["all"]
-            cells = [
-                _cell([every[n][key] for key in ("mean", "low", "high")]) if n in every else ""
-                for n in SHOWN
-            ]
+            cells = [_cell(_interval(every[n])) if n in every else "" for n in SHOWN]
             lines.append(f"| {name} | {told}, {retriever} | {' | '.join(cells)} |")
     return lines
+
+
+def _interval(found: Mapping[str, float]) -> tuple[float, float, float]:
+    return found["mean"], found["low"], found["high"]
 
 
 def _cell(found: Sequence[float]) -> str:
@@ -167,7 +168,7 @@ def cases(name: str, part: Mapping[str, Any], *, asked: bool) -> list[Case]:
                 "share",
                 target=f">= {LEAST_GAIN}, the two intervals apart" if asked else None,
                 holds=holds if asked else None,
-                details={"after": after, "before": before},
+                details={"after": _cell(_interval(after)), "before": _cell(_interval(before))},
             )
         )
     return [

@@ -29,13 +29,15 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words
 from qrag_jax.retrieval.hybrid import FusedIndex, FusionConfig
+from qrag_jax.retrieval.opening import BM25, HYBRID
 from qrag_jax.retrieval.protocol import Corpus, Hits, Passage, Queries, Where
 from qrag_jax.retrieval.ranking import Row, as_hits, best, check_k, found
 from qrag_jax.retrieval.rerank import rerank_documents
 from qrag_jax.retrieval.scorers import Embed, Scorer
 
-RETRIEVERS = ("golden", "bm25", "lexical", "semantic", "hybrid", "interleaved")
-_SCORED = ("semantic", "hybrid", "interleaved")
+GOLDEN, LEXICAL, SEMANTIC, INTERLEAVED = "golden", "lexical", "semantic", "interleaved"
+RETRIEVERS = (GOLDEN, BM25, LEXICAL, SEMANTIC, HYBRID, INTERLEAVED)
+_SCORED = (SEMANTIC, HYBRID, INTERLEAVED)
 KEPT_QUESTIONS, KEPT_TEXTS = 4096, 2**16
 
 
@@ -93,21 +95,21 @@ def own_retriever(
     """
     if name not in RETRIEVERS:
         raise InputError(f"config.tools.retriever is {name!r}; use one of {', '.join(RETRIEVERS)}.")
-    if name == "golden":
+    if name == GOLDEN:
         return Golden()
     if name in _SCORED and scorer is None:
         raise InputError(
             f"the retriever {name!r} needs something that scores documents; name an encoder or a "
             "rerank service, or use bm25."
         )
-    if name == "semantic":
+    if name == SEMANTIC:
         assert scorer is not None
         return Semantic(scorer)
     words = WordIndexes(bm25)
-    if name in ("bm25", "lexical"):
+    if name in (BM25, LEXICAL):
         return Lexical(words)
     assert scorer is not None
-    return Hybrid(words, scorer, fusion) if name == "hybrid" else Interleaved(words, scorer)
+    return Hybrid(words, scorer, fusion) if name == HYBRID else Interleaved(words, scorer)
 
 
 class Golden:

@@ -70,7 +70,11 @@ class ToolsConfig:
     form: str = HERMES  # how calls are written: hermes, llama or xml
     prompt: str = "rlvr_tools"  # the first prompt: a name of ours, or a file .txt of your own
     retriever: str = "bm25"  # golden, bm25 (lexical), semantic, hybrid or interleaved
+    # Folder of an index (qrag index) that all questions search; "": each has documents of its own
+    corpus: str = ""
     encoder: str = ""  # folder or hub name of what scores for semantic, hybrid and interleaved
+    question_prefix: str = ""  # of that encoder: text before queries, such as "query: "
+    passage_prefix: str = ""  # and before documents; of a corpus, as it was indexed
     rerank_url: str = ""  # in its place, a running rerank service; and
     rerank_model: str = ""  # the model's name there
     max_turns: int = 10  # turns of the model
@@ -185,6 +189,9 @@ LATER_FIELDS: dict[str, Any] = {
     "sampling.engine": DEVICE,
     "model.tiny.rope_theta": 1e4,
     "model.tiny.copies": False,
+    "tools.corpus": "",
+    "tools.question_prefix": "",
+    "tools.passage_prefix": "",
     "grpo.learned": ALL,
     "optimizer.matrices": ADAM,
     "optimizer.muon_rate": 5.0,
@@ -263,6 +270,11 @@ class RlvrConfig:
             raise InputError(
                 f"config.stages has sft, whose demonstrations are of the questions {BRIDGE!r}, and "
                 f"config.questions.train is {parts['questions'].train!r}; set stages to grpo."
+            )
+        if SFT in stages and parts["tools"].corpus:
+            raise InputError(
+                "config.stages has sft, whose demonstrations read a question's own documents, and "
+                "config.tools.corpus names a corpus; set stages to grpo, or leave the corpus out."
             )
         longest = grpo.longest
         if longest < parts["tools"].turn_tokens:

@@ -26,14 +26,17 @@ from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.opening import BM25
 from qrag_jax.retrieval.own_documents import own_retriever
+from qrag_jax.rollouts.corpus_library import CorpusLibrary, on_corpus
 from qrag_jax.rollouts.own_library import OwnLibrary
 from qrag_jax.rollouts.scripted_tokens import scripted_talk
-from qrag_jax.rollouts.token_episodes import Speech
+from qrag_jax.rollouts.token_episodes import Library, Speech
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.rlvr_config import BRIDGE, SFT, RlvrConfig, ToolsConfig
-from qrag_jax.systems.rlvr_tools import scorer_of
+from qrag_jax.systems.rlvr_config import BRIDGE, SFT, RlvrConfig
+from qrag_jax.systems.rlvr_tools import open_library
 
 _READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
 
@@ -54,7 +57,7 @@ class Inputs:
 
     model: FirstLanguageModel
     agent: ToolAgent
-    library: OwnLibrary
+    library: Library
     speech: Speech
     train: Sequence[ToolTask]
     dev: Sequence[ToolTask]
@@ -80,7 +83,7 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
         top_n=tools.top_n,
         most=tools.most,
     )
-    library = library_of(tools, mesh)
+    library = open_library(config, mesh)
     made = _Bridge(config, "train") if config.questions.train == BRIDGE else None
     train: Sequence[ToolTask] = ()
     if trains:
@@ -91,6 +94,9 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
     else:
         dev = _read(config, config.questions.dev)
     train = _without(train, dev) if trains else train
+    corpus = library.corpus if isinstance(library, CorpusLibrary) else None
+    if corpus is not None:
+        train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
 
     def texts() -> Iterator[str]:
         if made is None:
@@ -98,7 +104,7 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
                 "config.model.path is empty: a tiny model is made for the questions 'bridge' only; "
                 "name a chat model's folder or hub name."
             )
-        return _demonstrated_texts(config, agent, library, made.questions)
+        return _demonstrated_texts(config, agent, made.questions)
 
     model = prepare_language_model(
         config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
@@ -119,17 +125,9 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
             "questions": fingerprint(train),
             "model": model_digest(model.folder, default_cache(), log),
             "prompt": agent.prompt.fingerprint,
-        },
+        }
+        | ({} if corpus is None else {"corpus": corpus.digest}),
     )
-
-
-def library_of(tools: ToolsConfig, mesh: Mesh) -> OwnLibrary:
-    """What the tools read.
-
-    Raises:
-        InputError: the retriever is unknown, or lacks what scores for it.
-    """
-    return OwnLibrary(own_retriever(tools.retriever, scorer_of(tools, mesh)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,10 +169,21 @@ def _without(train: Sequence[ToolTask], dev: Sequence[ToolTask]) -> list[ToolTas
     return kept
 
 
+def _on_corpus(tasks: Sequence[ToolTask], corpus: StoredCorpus) -> list[ToolTask]:
+    found = on_corpus(tasks, corpus)
+    if without := sum(not task.gold_ids for task in found):
+        log(
+            f"{without} of {len(found)} questions have a gold document that is not in the corpus; "
+            "their recall counts as 0, and citations as right"
+        )
+    return found
+
+
 def _demonstrated_texts(
-    config: RlvrConfig, agent: ToolAgent, library: OwnLibrary, questions: Sequence[BridgeQuestion]
+    config: RlvrConfig, agent: ToolAgent, questions: Sequence[BridgeQuestion]
 ) -> Iterator[str]:
-    """The texts of whole episodes, prompts and tool calls included."""
+    """The texts of whole episodes, prompts and tool calls included, on questions' own documents."""
+    library = OwnLibrary(own_retriever(BM25))
     for number, question in enumerate(questions[:_READ_FOR_TOKENIZER]):
         choices = draw_choices(config.demonstrations, config.seed, number)
         script = Demonstration(question, choices, config.tools.form)

@@ -40,7 +40,8 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.run import log as tell
 from qrag_jax.systems.rlvr import Rlvr
 from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig
-from qrag_jax.systems.rlvr_inputs import fingerprint, library_of, load_inputs
+from qrag_jax.systems.rlvr_inputs import fingerprint, load_inputs
+from qrag_jax.systems.rlvr_tools import open_library
 
 BEST, LAST, FIRST, IMITATED = CHECKPOINTS = ("best", "last", "first", "sft")
 _PREDICTED = 2**31 - 4  # in place of a step's number: no step has it, and no evaluation
@@ -141,8 +142,10 @@ class Player:
             InputError: it is unknown, or lacks what scores for it.
         """
         if retriever not in self.libraries:
-            tools = dataclasses.replace(self.system.config.tools, retriever=retriever)
-            self.libraries[retriever] = library_of(tools, self.system.mesh)
+            config = self.system.config
+            tools = dataclasses.replace(config.tools, retriever=retriever)
+            other = dataclasses.replace(config, tools=tools)
+            self.libraries[retriever] = open_library(other, self.system.mesh)
         return self.libraries[retriever]
 
     def predict(
@@ -180,9 +183,8 @@ class Player:
             "greedy": self._greedy(options),
             "data": {
                 "questions": fingerprint(inputs.dev),
-                "model": inputs.data["model"],
-                "prompt": inputs.data["prompt"],
-            },
+            }
+            | {name: key for name, key in inputs.data.items() if name != "questions"},
             "weights": encoder_key(weights.params, {}),
             "config": json.loads(json.dumps(config)),
         }

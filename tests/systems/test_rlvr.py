@@ -13,17 +13,22 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from qrag_jax.data.generators.bridge_world import bridge_question
+from qrag_jax.data.generators.synthetic import Split
+from qrag_jax.environments.tools.bridge_tasks import bridge_task
 from qrag_jax.environments.tools.episode import Closed, Failed, ToolTally
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.tool_scores import scored
 from qrag_jax.feedback.rubric import preset
 from qrag_jax.models import smollm2
+from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory
 from qrag_jax.runtime.dry_run import program_lines
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import rlvr
+from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.rlvr import Rlvr
 from qrag_jax.systems.rlvr_config import RlvrConfig, default_config
 
@@ -222,6 +227,28 @@ def test_wrong_inputs(fields: dict[str, Any], said: str, tmp_path: Path) -> None
         rlvr.open_system(config, run),
     ):
         pass
+
+
+def test_a_corpus_is_searched_by_all_questions(tmp_path: Path) -> None:
+    splits: tuple[Split, ...] = ("train", "train", "dev", "dev")
+    tasks = [bridge_task(bridge_question(0, each, n % 2)) for n, each in enumerate(splits)]
+    source, index = tmp_path / "passages.jsonl", tmp_path / "index"
+    texts = [each.text for task in tasks[:3] for each in task.documents]
+    lines = [json.dumps({"id": f"p{n}", "text": text}) for n, text in enumerate(texts)]
+    source.write_text("\n".join(lines))
+    index_corpus(source, index, None, IndexSettings(engine="bm25"))
+    fields = {"questions__bridge_train": 2, "questions__bridge_dev": 2, "stages": ("grpo",)}
+    config = small(tools__corpus=str(index), train__steps=1, **fields)
+    with Run.open(tmp_path / "run", 0.0) as run, rlvr.open_system(config, run) as system:
+        inputs = system.inputs
+        assert isinstance(inputs.library, CorpusLibrary)
+        assert inputs.data["corpus"] == inputs.library.corpus.digest
+        assert [len(task.gold_ids) for task in (*inputs.train, *inputs.dev)] == [2, 2, 2, 0]
+        assert not any(task.documents for task in inputs.train)
+        given = played(system, 0)
+        state, metrics = system.update(system.first_state(), system._batch(given))
+        assert int(state.step) == 1
+        assert np.isfinite(float(metrics["loss"]))
 
 
 def test_a_model_that_is_not_here_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

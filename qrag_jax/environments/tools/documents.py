@@ -119,6 +119,16 @@ def task_of(given: Sample | TitledSample, config: TasksConfig | None = None) -> 
     return ToolTask(sample.id, sample.question, answers, documents, len(sample.support))
 
 
+def document_text(title: str, body: str, clean: bool) -> str:
+    """What a model reads of a document: its title as a heading, if it has one, and the rest.
+
+    Args:
+        clean: whether the body's quotes are made straight.
+    """
+    body = cleaned(body) if clean else body
+    return f"# {title}\n{body}" if title else body
+
+
 def cleaned(text: str) -> str:
     """The text with straight quotes for TeX's, apart from the words around; single ones go away."""
 
@@ -153,8 +163,7 @@ def _document(
     place: int, chunk: str, title: str, is_supporting: bool, config: TasksConfig
 ) -> Document:
     body = chunk.removeprefix(title).removeprefix(".").lstrip() if title else chunk
-    body = cleaned(body) if config.clean else body
-    return Document(str(place), title, f"# {title}\n{body}" if title else body, is_supporting)
+    return Document(str(place), title, document_text(title, body, config.clean), is_supporting)
 
 
 def _stays(sample_id: str, place: int, config: TasksConfig) -> bool:

@@ -1,0 +1,77 @@
+"""A corpus that all questions share, as what an agent's tools read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from qrag_jax.environments.tools.documents import document_text
+from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.gold_names import names_of
+from qrag_jax.retrieval.protocol import NONE
+from qrag_jax.retrieval.single_step import SingleStepSearch
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusLibrary:
+    """See `token_episodes.Library`. The ids of documents are the passages' names.
+
+    Attributes:
+        corpus: the passages.
+        searched: their index; None: a search gives the question's gold passages, a bound from
+            above.
+        clean: whether quotes are made straight, as in a question's own documents.
+    """
+
+    corpus: StoredCorpus
+    searched: SingleStepSearch | None
+    clean: bool = True
+
+    def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
+        """The documents of each search, best first. Equal queries are searched once."""
+        if self.searched is None:
+            return [self._named(task, task.gold) for task, _ in asked]
+        most = {step.query: 0 for _, step in asked}
+        for _, step in asked:
+            most[step.query] = max(most[step.query], step.most)
+        if not most:
+            return []
+        hits = self.searched.search(list(most), max(most.values()))
+        found = dict(zip(most, hits, strict=True))
+        return [
+            tuple(
+                self._document(task, hit.id, hit.title, hit.text)
+                for hit in found[step.query][: step.most]
+            )
+            for task, step in asked
+        ]
+
+    def open(self, task: ToolTask, step: Open) -> Document | None:
+        """The passage of this name; None if there is none."""
+        return next(iter(self._named(task, (step.doc_id,))), None)
+
+    def _named(self, task: ToolTask, names: Sequence[str]) -> tuple[Document, ...]:
+        numbers = self.corpus.numbers(names)
+        passages = self.corpus.passages(numbers[numbers != NONE])
+        return tuple(self._document(task, p.name, p.title, p.text) for p in passages)
+
+    def _document(self, task: ToolTask, name: str, title: str, text: str) -> Document:
+        return Document(name, title, document_text(title, text, self.clean), name in task.gold)
+
+
+def on_corpus(tasks: Iterable[ToolTask], corpus: StoredCorpus) -> list[ToolTask]:
+    """The tasks without documents of their own: their gold documents are passages of the corpus.
+
+    Passages are found by their text. A question of which the corpus lacks a gold document has no
+    `gold_ids`, because no search could find all of them.
+    """
+    given = list(tasks)
+    gold = [[each.text for each in task.documents if each.is_supporting] for task in given]
+    names = names_of(corpus, (text for own in gold for text in own))
+    found = []
+    for task, texts in zip(given, gold, strict=True):
+        ids = tuple(names[text] for text in texts) if all(t in names for t in texts) else ()
+        found.append(dataclasses.replace(task, documents=(), gold_ids=ids))
+    return found
