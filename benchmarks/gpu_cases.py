@@ -21,7 +21,7 @@ from benchmarks.gpu_estimate import estimate_row
 from benchmarks.gpu_programs import LEARNS, SCORES, program_of
 from benchmarks.gpu_rows import Row, rows
 from benchmarks.gpu_search import CorpusSize, search_figures
-from benchmarks.gpu_tokens import SHAPE, LanguageModelSize, arrays_of_logits
+from benchmarks.gpu_tokens import SAMPLING, SHAPE, LanguageModelSize, arrays_of_logits
 from benchmarks.nondeterminism import nondeterministic
 from benchmarks.same_course import different_courses
 from qrag_jax.errors import InputError
@@ -29,6 +29,7 @@ from qrag_jax.runtime import determinism
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.targets import CUDA, TPU, check_packages, described_devices
 
+UNFUSED = (SCORES, SAMPLING)
 LONGEST = 400  # characters of an error that are kept
 
 
@@ -57,7 +58,8 @@ def described(row: Row, arguments: Any) -> dict[str, Any]:
         "lora": row.lora,
         "mesh": row.mesh,
         "program": row.program,
-        "layers": 0 if encoder is None or row.program == SCORES else encoder.num_hidden_layers,
+        # Those whose attention is fused: sampling reads a cache, and scores have none.
+        "layers": 0 if encoder is None or row.program in UNFUSED else encoder.num_hidden_layers,
         "learns": learns,
         "state_arrays": len(jax.tree.leaves(arguments[0])) if learns else 0,
     }
@@ -91,7 +93,9 @@ def measure(row: Row) -> dict[str, Any]:
             "temporaries": stats.temp_size_in_bytes,
             "attention_forward": forward,
             "attention_backward": backward,
-            "attention_unfused": float32.of_attention([*in_full, *hlo.products(text, "bf16")]),
+            "attention_unfused": 0
+            if row.program == SAMPLING
+            else float32.of_attention([*in_full, *hlo.products(text, "bf16")]),
             "float32_products": sorted({product.shapes for product in in_full}),
             "float32_unnamed": float32.unnamed(in_full, row.platform),
             "asks_host": hlo.asks_host(text),

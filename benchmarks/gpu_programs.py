@@ -44,13 +44,13 @@ def program_of(model: Subject, mesh: Mesh, lora: bool, name: str) -> Program:
 
     Args:
         lora: adapters are trained, else whole towers.
-        name: one of `NAMES`, or a key of `ALGORITHMS`; of a corpus, there is its search alone,
-            of a language model its update.
+        name: one of `NAMES`, or a key of `ALGORITHMS`; of a language model, one of
+            `gpu_tokens.PROGRAMS`; of a corpus, there is its search alone.
     """
     if isinstance(model, CorpusSize):
         return search_program(model, mesh)
     if isinstance(model, LanguageModelSize):
-        return tokens_program(model, mesh, lora)
+        return tokens_program(model, mesh, lora, name)
     if name in ALGORITHMS:
         return query_program(model, mesh, lora, name)
     return _MAKERS[name](Step(model, mesh, lora))

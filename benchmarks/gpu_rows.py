@@ -15,8 +15,8 @@ from benchmarks.gpu_query import ALGORITHMS
 from benchmarks.gpu_search import SEARCH, TINY_CORPUS, WIKIPEDIA, CorpusSize
 from benchmarks.gpu_tokens import (
     LANGUAGE_MODELS,
+    PROGRAMS,
     TINY_LANGUAGE_MODEL,
-    TOKENS,
     LanguageModelSize,
 )
 from benchmarks.memory_cases import BERT_BASE, E5_LARGE, MINILM, QWEN3, TINY, Model
@@ -40,7 +40,8 @@ class Row(NamedTuple):
         mesh: sizes along data, fsdp and tensor.
         lora: adapters are trained, else whole towers.
         model: an encoder or a language model; of a search, a corpus.
-        program: one of `gpu_programs.NAMES`, a key of `gpu_query.ALGORITHMS`, or a search.
+        program: one of `gpu_programs.NAMES` or `gpu_tokens.PROGRAMS`, a key of
+            `gpu_query.ALGORITHMS`, or a search.
     """
 
     target: str
@@ -72,8 +73,8 @@ def rows(quick: bool) -> list[Row]:
     if quick:
         tiny = [Row(GPU, TINY, True, EIGHT, program) for program in (*NAMES, *ALGORITHMS)]
         search = Row(GPU, TINY_CORPUS, False, EIGHT, SEARCH)
-        tokens = Row(GPU, TINY_LANGUAGE_MODEL, True, EIGHT, TOKENS)
-        return [*tiny, Row(GPU, MINILM, False, EIGHT, UPDATE), search, tokens]
+        tokens = [Row(GPU, TINY_LANGUAGE_MODEL, True, EIGHT, program) for program in PROGRAMS]
+        return [*tiny, Row(GPU, MINILM, False, EIGHT, UPDATE), search, *tokens]
     found = [
         Row(GPU, model, lora, mesh, program)
         for mesh in (ONE, EIGHT, SIXTY_FOUR)
@@ -90,10 +91,11 @@ def rows(quick: bool) -> list[Row]:
     ]
     found += [Row(GPU, WIKIPEDIA, False, mesh, SEARCH) for mesh in (ONE, EIGHT)]
     found += [
-        Row(GPU, model, lora, mesh, TOKENS)
+        Row(GPU, model, lora, mesh, program)
         for mesh in (ONE, EIGHT)
         for model in LANGUAGE_MODELS
         for lora in (False, True)
+        for program in PROGRAMS
         if lora or mesh != ONE
     ]
     return found + [Row(target, BERT_BASE, False, EIGHT, UPDATE) for target in TPUS]

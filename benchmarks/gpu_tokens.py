@@ -1,7 +1,8 @@
-"""The update of a token policy by GRPO as a program of the suite gpu, from shapes alone.
+"""The programs of a token policy in the suite gpu, from shapes alone: GRPO's update, and sampling.
 
-One block of 16,384 tokens a device: a group of episodes with a prompt in common, half of whose own
-tokens are sampled. More blocks take the same memory and as many times longer.
+The update has one block of 16,384 tokens a device: a group of episodes with a prompt in common,
+half of whose own tokens are sampled. More blocks take the same memory and as many times longer.
+Sampling has eight prompts a device, and eight turns of each side by side.
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
 from qrag_jax.models.adapters import ALL_LINEAR, kernel_shapes, target_modules
 from qrag_jax.models.compute.linear import LORA_A, LORA_B
+from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.precision import BFLOAT16, precision
+from qrag_jax.models.heads.language_model import LanguageModel
 from qrag_jax.models.pretrained_lm import table_of
 from qrag_jax.models.trunks import qwen3_weights
 from qrag_jax.models.trunks.qwen2 import Qwen2Config
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.policies.tokens import Vocabulary
+from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.token_blocks import BlockShape
+from qrag_jax.rollouts.token_sampler import SamplingConfig
 from qrag_jax.rollouts.trajectories import (
     DONE,
     SCORED,
@@ -45,9 +50,10 @@ from qrag_jax.rollouts.trajectories import (
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.platform import Platform
 
-TOKENS = "tokens"
+TOKENS, SAMPLING = PROGRAMS = "tokens", "sampling"
 MEMBERS, BLOCK, PROMPT, OWN = 8, 16384, 2048, 1536
 SHAPE = BlockShape(BLOCK, PROMPT + OWN, 1, MEMBERS, MEMBERS * OWN // 2, PROMPT, OWN)
+ROOM, CHUNK = 4096, 512  # of sampling
 TEMPERATURE = 0.5
 _ARRAY = re.compile(r"\b(?:f32|bf16|f16|s32|u32|pred)\[([\d,]+)\]")
 
@@ -85,8 +91,12 @@ TINY_LANGUAGE_MODEL = LanguageModelSize(
 MOST_MEMORY = {("Qwen2.5-7B", True): 74.0}
 
 
-def tokens_program(model: LanguageModelSize, mesh: Mesh, lora: bool) -> Program:
-    """One update by a block of episodes on each device."""
+def tokens_program(model: LanguageModelSize, mesh: Mesh, lora: bool, name: str) -> Program:
+    """One update by a block of episodes on each device, or the sampling of turns.
+
+    Args:
+        name: one of `PROGRAMS`.
+    """
     trunk = Qwen3(
         model.config,
         precision(BFLOAT16, Platform.of(mesh)),
@@ -106,6 +116,9 @@ def tokens_program(model: LanguageModelSize, mesh: Mesh, lora: bool) -> Program:
     optimizer = OptimizerConfig()
     parts = Parts(make_optimizer(optimizer), None, False, model.config.hidden_size)
     shardings = state_shardings(mesh, rules, parts, params)
+    if name == SAMPLING:
+        own = placement.shapes_on(params, shardings.params)
+        return _sampling(trunk, Adapted(base[0], own) if lora else own, mesh)
     policy = TokenPolicy(
         mesh=mesh,
         shardings=shardings,
@@ -125,6 +138,17 @@ def tokens_program(model: LanguageModelSize, mesh: Mesh, lora: bool) -> Program:
     where = where._replace(blocks=jax.tree.map(lambda _: by_block, episodes.blocks))
     given: Any = placement.shapes_on(episodes, where)
     return Program(TOKENS, make_token_update(policy), (state, given, *base))
+
+
+def _sampling(trunk: Qwen3, params: Any, mesh: Mesh) -> Program:
+    rows = MEMBERS * MEMBERS
+    config = SamplingConfig(temperature=TEMPERATURE, room=ROOM, chunk=CHUNK, rows=rows)
+    model = LanguageModel(trunk, stop_ids=(0,), max_positions=ROOM)
+    sampler = DeviceSampler(model, config, mesh if mesh.size > 1 else None)
+    given = sampler.given(rows * mesh.size, MEMBERS * mesh.size)
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    where = jax.tree.map(lambda _: replicated, given)
+    return Program(SAMPLING, sampler.program, (params, placement.shapes_on(given, where)))
 
 
 def _adapter_shapes(model: LanguageModelSize, trunk: Qwen3) -> Params:

@@ -3,12 +3,15 @@
 Rows of one call are drawn beside each other until the last one has ended. Equal prompts, such as
 those of a group, are read once. A draw depends on the row's key and the token's position, so it
 is the same whatever else is in the call.
+
+Of several devices each has rows of its own, and all parameters in the form in which they are used.
+None waits for another while it draws.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted, attach
@@ -30,6 +34,7 @@ from qrag_jax.rollouts.token_sampler import (
     SamplingConfig,
     rooms,
 )
+from qrag_jax.runtime.mesh import AXES
 
 _FEWEST = 4  # rows that are computed, at least
 _STEP = 4  # there are programs for so many rows, and for so many times fewer
@@ -38,17 +43,35 @@ _STEP = 4  # there are programs for so many rows, and for so many times fewer
 class DeviceSampler:
     """See `rollouts.token_sampler`.
 
-    A program is compiled for each number of rows, `SamplingConfig.rows` and this divided by 4, 16
-    and so on, and of prompts: as many as rows, or a quarter. More requests are drawn in parts.
+    A program is compiled for each number of a device's rows, `SamplingConfig.rows` and this divided
+    by 4, 16 and so on, and of prompts: as many as rows, or a quarter. More requests are drawn in
+    parts.
 
     Args:
-        model: the language model; its trunk computes on one device, or by XLA's own partitioning
-            where the parameters lie on several.
+        model: the language model.
+        mesh: where the parameters lie; rows are split over all of its axes. None: one device.
+
+    Attributes:
+        program: jitted, of parameters and of what `given` makes.
     """
 
-    def __init__(self, model: LanguageModel, config: SamplingConfig) -> None:
+    def __init__(
+        self, model: LanguageModel, config: SamplingConfig, mesh: Mesh | None = None
+    ) -> None:
         self.model, self.config = model, config
-        self._program = jax.jit(partial(_sampled, model, config))
+        self.devices = mesh.size if mesh else 1
+        self.program = _program(model, config, mesh)
+
+    def given(self, rows: int, prompts: int) -> Given:
+        """What the program is given for so many rows and prompts in all, each of them empty."""
+        width = self.config.chunk * math.ceil(self.config.room / self.config.chunk)
+        return Given(
+            tokens=np.zeros((prompts, width), np.int32),
+            lengths=np.zeros(prompts, np.int32),
+            source=np.zeros(rows, np.int32),
+            most=np.zeros(rows, np.int32),
+            keys=np.zeros((rows, 2), np.uint32),
+        )
 
     def sample(self, params: Params | Adapted, requests: Sequence[SampleRequest]) -> list[Sampled]:
         """The turns, in the order of the requests.
@@ -61,36 +84,43 @@ class DeviceSampler:
         """
         asked = rooms(requests, self.config.room)
         found: list[Sampled] = []
-        for first in range(0, len(requests), self.config.rows):
-            part = slice(first, first + self.config.rows)
+        most = self.config.rows * self.devices
+        for first in range(0, len(requests), most):
+            part = slice(first, first + most)
             found += self._side_by_side(params, requests[part], asked[part])
         return found
 
     def _side_by_side(
         self, params: Params | Adapted, requests: Sequence[SampleRequest], asked: Sequence[int]
     ) -> list[Sampled]:
-        config = self.config
-        prompts = {request.ids.tobytes(): request.ids for request in requests}
-        places = {prompt: place for place, prompt in enumerate(prompts)}
+        # Requests with one prompt lie side by side, so that few devices read it.
+        by_prompt: dict[bytes, list[int]] = {}
+        for number, request in enumerate(requests):
+            by_prompt.setdefault(request.ids.tobytes(), []).append(number)
+        order = [number for members in by_prompt.values() for number in members]
+        size = math.ceil(len(order) / self.devices)
+        shares = [order[size * n : size * (n + 1)] for n in range(self.devices)]
+        prompts = [{requests[n].ids.tobytes(): requests[n].ids for n in own} for own in shares]
         # Few shapes, which depend on the config alone and on numbers of rows.
-        rows = _tier(len(requests), config.rows)
+        rows = _tier(size, self.config.rows)
         few = max(rows // _STEP, 1)
-        count = few if len(prompts) <= few else rows
-        width = config.chunk * math.ceil(config.room / config.chunk)
-        tokens = np.zeros((count, width), np.int32)
-        lengths = np.zeros(count, np.int32)
-        for place, ids in enumerate(prompts.values()):
-            tokens[place, : len(ids)], lengths[place] = ids, len(ids)
-        source, most = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
-        keys = np.zeros((rows, 2), np.uint32)
-        for row, request in enumerate(requests):
-            source[row] = places[request.ids.tobytes()]
-            most[row] = asked[row]
-            keys[row] = request.key
-        given = _Given(tokens, lengths, source, most, keys)
-        drawn: _Drawn = jax.device_get(self._program(params, given))
+        count = few if max(map(len, prompts)) <= few else rows
+        given = self.given(rows * self.devices, count * self.devices)
+        row_of = {}
+        for device, own in enumerate(shares):
+            places = {prompt: n for n, prompt in enumerate(prompts[device])}
+            for prompt, n in places.items():
+                ids = prompts[device][prompt]
+                at = device * count + n
+                given.tokens[at, : len(ids)], given.lengths[at] = ids, len(ids)
+            for row, number in enumerate(own, device * rows):
+                given.source[row] = places[requests[number].ids.tobytes()]
+                given.most[row], given.keys[row] = asked[number], requests[number].key
+                row_of[number] = row
+        drawn: _Drawn = jax.device_get(self.program(params, given))
         found = []
-        for row in range(len(requests)):
+        for number in range(len(requests)):
+            row = row_of[number]
             end = int(drawn.counts[row])
             finish = STOP if drawn.stopped[row] else LENGTH
             found.append(Sampled(drawn.ids[row, :end], drawn.log_probs[row, :end], finish))
@@ -121,11 +151,11 @@ class RoundSampler:
         return done
 
 
-class _Given(NamedTuple):
+class Given(NamedTuple):
     """U prompts and B rows.
 
-    tokens `[U, P]` and lengths `[U]`, 0 for no prompt; source `[B]`, the prompt of a row; most
-    `[B]`, 0 for no row; keys uint32 `[B, 2]`.
+    tokens `[U, P]` and lengths `[U]`, 0 for no prompt; source `[B]`, the prompt of a row among its
+    device's; most `[B]`, 0 for no row; keys uint32 `[B, 2]`.
     """
 
     tokens: Any
@@ -152,16 +182,32 @@ class _Loop(NamedTuple):
     drawn: _Drawn
 
 
+def _program(
+    model: LanguageModel, config: SamplingConfig, mesh: Mesh | None
+) -> Callable[[Params | Adapted, Given], _Drawn]:
+    trunk, own = model.trunk, partial(_sampled, model, config)
+    if mesh is not None:
+        by_row = PartitionSpec(AXES)
+        # Parameters are gathered as they are used, once for all tokens.
+        own = jax.shard_map(
+            own, mesh=mesh, in_specs=(PartitionSpec(), by_row), out_specs=by_row, check_vma=False
+        )
+
+    def sampled(params: Params | Adapted, given: Given) -> _Drawn:
+        whole = attach(params, model.lora_scale) if isinstance(params, Adapted) else params
+        return own(trunk.prepare(whole, trunk.precision.products), given)
+
+    return jax.jit(
+        sampled, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    )
+
+
 def _sampled(
-    model: LanguageModel,
-    config: SamplingConfig,
-    params: Params | Adapted,
-    given: _Given,
+    model: LanguageModel, config: SamplingConfig, prepared: Params, given: Given
 ) -> _Drawn:
-    whole = attach(params, model.lora_scale) if isinstance(params, Adapted) else params
+    """What one device draws, by prepared parameters."""
     trunk = model.trunk
-    prepared = trunk.prepare(whole, trunk.precision.products)
-    head = model.head(prepared)
+    head = model.head(prepared).astype(trunk.precision.products)
     cache, hidden = _read(model, config, prepared, given)
     rows, room = len(given.source), config.room
     nothing = jnp.zeros((rows, room), jnp.int32)
@@ -200,7 +246,7 @@ def _sampled(
 
 
 def _read(
-    model: LanguageModel, config: SamplingConfig, prepared: Params, given: _Given
+    model: LanguageModel, config: SamplingConfig, prepared: Params, given: Given
 ) -> tuple[Cache, jax.Array]:
     """The cache of all prompts, and the hidden states `[U, H]` of their last tokens."""
     trunk, chunk = model.trunk, config.chunk

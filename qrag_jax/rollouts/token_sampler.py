@@ -72,7 +72,7 @@ class SamplingConfig:
     temperature: float = 1.0  # logits are divided by it; 0: the likeliest token
     room: int = 1024  # tokens of the longest episode
     chunk: int = 64  # tokens of prompts that are read at a time
-    rows: int = 64  # turns that are drawn side by side, at most
+    rows: int = 64  # turns that a device draws side by side, at most
 
     def __post_init__(self) -> None:
         check_known("sampling", self, "engine", ENGINES)

@@ -364,7 +364,7 @@ class Rlvr:
     def player(self) -> EpisodePlayer:
         """Plays episodes."""
         base = self._base[0] if self._base else None
-        return EpisodePlayer(self.config, self.inputs, base, self.served, self.counts)
+        return EpisodePlayer(self.config, self.inputs, self.mesh, base, self.served, self.counts)
 
     @cached_property
     def _scores(self) -> ToolScores:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from qrag_jax.environments.tools.episode import Failed, ToolTask
 from qrag_jax.models.compute.lora import Adapted
@@ -41,6 +42,7 @@ class EpisodePlayer:
     """Plays lists of episodes until few of them have failed.
 
     Attributes:
+        mesh: where the parameters are; each device samples rows of its own.
         base: of adapters, on the devices; None: all weights are trained.
         served: what samples episodes that are learned from; None: the device.
         counts: over all that was played.
@@ -48,6 +50,7 @@ class EpisodePlayer:
 
     config: RlvrConfig
     inputs: Inputs
+    mesh: Mesh
     base: Params | None
     served: ServedPolicy | None = None
     counts: TokenCounts = dataclasses.field(default_factory=TokenCounts)
@@ -126,4 +129,8 @@ class EpisodePlayer:
         stops = self.inputs.speech.scaffold.stop_ids
         model = dataclasses.replace(model, stop_ids=stops)
         greedy: SamplingConfig = dataclasses.replace(sampling, temperature=0.0)
-        return {False: DeviceSampler(model, sampling), True: DeviceSampler(model, greedy)}
+        mesh = self.mesh if self.mesh.size > 1 else None
+        return {
+            is_greedy: DeviceSampler(model, how, mesh)
+            for is_greedy, how in ((False, sampling), (True, greedy))
+        }

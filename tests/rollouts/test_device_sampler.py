@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.sharding import NamedSharding, PartitionSpec
 from scipy import stats
 
 from qrag_jax.errors import InputError
@@ -19,8 +20,11 @@ from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.heads.language_model import LanguageModel
 from qrag_jax.models.pretrained_lm import load_language_model
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.models.trunks.qwen3_weights import PARTITION_RULES
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
+from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.sharding import shardings_of
 from tests.models.conftest import write_bpe_tokenizer
 from tests.models.test_pretrained_lm import MODELS, torch_model
 
@@ -133,6 +137,28 @@ def test_a_draw_does_not_depend_on_its_neighbours() -> None:
     if begun.finish == "length":
         (rest,) = sampler.sample(params, [longer])
         np.testing.assert_array_equal(np.append(begun.ids, rest.ids), together[0].ids)
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+@pytest.mark.parametrize("count", [3, 21])
+def test_devices_draw_what_one_draws(scanned: bool, count: int) -> None:
+    model, params = tiny(scanned=scanned, stop_ids=(2,))
+    config = SamplingConfig(temperature=1.0, room=24, chunk=4, rows=2)
+    given = requests([1 + n % 9 for n in range(count)], 10, TINY.vocab_size)
+    for n in range(0, count - 1, 3):  # groups, whose members do not follow each other
+        given[n + 1] = given[n]._replace(key=given[n + 1].key)
+    mesh = make_mesh((2, 2, 2))
+    on_mesh = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+    shardings = shardings_of(mesh, PARTITION_RULES, params, params)
+    assert any(not each.is_fully_replicated for each in jax.tree.leaves(shardings))
+    split = jax.device_put(on_mesh, shardings)
+    alone = DeviceSampler(model, config).sample(params, given)
+    for one, other in zip(
+        alone, DeviceSampler(model, config, mesh).sample(split, given), strict=True
+    ):
+        np.testing.assert_array_equal(one.ids, other.ids)
+        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-5)
+        assert one.finish == other.finish
 
 
 def test_a_full_row_ends_by_length() -> None:

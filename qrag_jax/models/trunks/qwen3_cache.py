@@ -9,6 +9,8 @@ some row has reached: so one program serves short and long rows, and room costs 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -94,38 +96,41 @@ def extend(
     reached = (cache.lengths + counts).max()
     layer = trunk.layer()
 
-    def put(keys: jax.Array, values: jax.Array, *new: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def put(cached: Any, which: tuple[Any, ...], *new: jax.Array) -> Any:
+        keys, values = cached
         key, value = (each.reshape(rows, number, -1, c.head_dim).astype(keys.dtype) for each in new)
         row, places = jnp.arange(rows)[:, None], keys.shape[-1]
         block, place_in_block = place // places, place % places
         return (
-            keys.at[block, row, :, :, place_in_block].set(key, mode="drop"),
-            values.at[block, row, :, place_in_block].set(value, mode="drop"),
+            keys.at[*which, block, row, :, :, place_in_block].set(key, mode="drop"),
+            values.at[*which, block, row, :, place_in_block].set(value, mode="drop"),
         )
 
-    def one(x: jax.Array, params: Params, keys: jax.Array, values: jax.Array) -> Any:
+    def one(x: jax.Array, params: Params, cached: Any, *which: Any) -> Any:
+        """A layer; `which` is its number if the cache is that of all layers."""
         variables = {"params": params}
         projected: Any = layer.apply(variables, x, cos, sin, method=Qwen3Layer.projected)
         query, key, value = projected
-        keys, values = put(keys, values, key, value)
+        cached = put(cached, which, key, value)
         query = query.reshape(rows, number, -1, c.head_dim)
-        attended = _attended(trunk, query, (keys, values), position, reached)
+        attended = _attended(trunk, query, partial(_block, cached, which), position, reached)
         attended = attended.reshape(rows * number, -1).astype(x.dtype)
         after = layer.apply(variables, x, attended, method=Qwen3Layer.after_attention)
-        return jnp.asarray(after), keys, values
+        return jnp.asarray(after), cached
 
     x = words.astype(trunk.precision.activations).reshape(-1, width)
     if trunk.scanned:
+        # The cache goes from layer to layer and not in and out of each: it is changed in place.
+        def scanned(carry: tuple[jax.Array, Any], layer: tuple[Params, jax.Array]) -> Any:
+            (x, cached), (params, which) = carry, layer
+            return one(x, params, cached, which), None
 
-        def scanned(x: jax.Array, layer: tuple[Params, jax.Array, jax.Array]):
-            x, keys, values = one(x, *layer)
-            return x, (keys, values)
-
-        x, (keys, values) = jax.lax.scan(scanned, x, (prepared[LAYERS], cache.keys, cache.values))
+        numbered = prepared[LAYERS], jnp.arange(c.num_hidden_layers)
+        (x, (keys, values)), _ = jax.lax.scan(scanned, (x, (cache.keys, cache.values)), numbered)
     else:
         pairs = []
         for n, cached in enumerate(zip(cache.keys, cache.values, strict=True)):
-            x, *pair = one(x, prepared[f"{LAYERS}_{n}"], *cached)
+            x, pair = one(x, prepared[f"{LAYERS}_{n}"], cached)
             pairs.append(pair)
         keys, values = (tuple(each) for each in zip(*pairs, strict=True))
     hidden = trunk.apply({"params": prepared}, x, method=Qwen3.normed)
@@ -135,10 +140,22 @@ def extend(
     )
 
 
+def _block(cached: tuple[jax.Array, jax.Array], which: tuple[Any, ...], n: jax.Array) -> Any:
+    """Keys and values of block n, of layer `which` if the arrays have all layers."""
+    at = (*which, n)
+
+    def taken(leaf: jax.Array) -> jax.Array:
+        rest = leaf.shape[len(at) :]
+        start = (*at, *(0 for _ in rest))
+        return jax.lax.dynamic_slice(leaf, start, (*(1 for _ in at), *rest)).reshape(rest)
+
+    return tuple(map(taken, cached))
+
+
 def _attended(
     trunk: Qwen3,
     query: jax.Array,
-    cached: tuple[jax.Array, jax.Array],
+    block_at: Callable[[jax.Array], tuple[jax.Array, jax.Array]],
     position: jax.Array,
     reached: jax.Array,
 ) -> jax.Array:
@@ -146,13 +163,13 @@ def _attended(
 
     Args:
         query: `[B, N, heads, d]`.
-        cached: keys and values of one layer, as in `Cache`.
+        block_at: number of a block → its keys `[B, groups, d, C]` and values `[B, groups, C, d]`.
         position: `[B, N]`, of the queries, each of which sees the places up to its own.
         reached: places that some row has; later blocks are not read.
     """
-    (keys, values), (rows, number, heads, width) = cached, query.shape
+    rows, number, heads, width = query.shape
     products = trunk.precision.products
-    groups, places = keys.shape[2], keys.shape[-1]
+    groups, _, places = jax.eval_shape(block_at, jnp.int32(0))[0].shape[1:]
     share = heads // groups
     query = query.reshape(rows, number, groups, share, width).transpose(0, 2, 1, 3, 4)
     query = query.reshape(rows, groups, number * share, width)
@@ -169,7 +186,8 @@ def _attended(
 
     def block(n: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         most, total, weighted = sums
-        scores = product("bgqd,bgds->bgqs", query, keys[n])
+        keys, values = block_at(n)
+        scores = product("bgqd,bgds->bgqs", query, keys)
         visible = (n * places + jnp.arange(places))[None, None, None] <= seen
         scores = jnp.where(visible, scores / width**0.5, _LOWEST)
         highest = jnp.maximum(most, scores.max(axis=-1))
@@ -177,7 +195,7 @@ def _attended(
         return (
             highest,
             total * scale + powers.sum(axis=-1),
-            weighted * scale[..., None] + product("bgqs,bgsd->bgqd", powers, values[n]),
+            weighted * scale[..., None] + product("bgqs,bgsd->bgqd", powers, values),
         )
 
     # Every query sees the first place, so the maximum is real from the first block on.
