@@ -50,7 +50,7 @@ SEEDS, EXPERT, QUICK = (42, 43, 44), "expert", "quick"
 GRPO, BEST, IMITATION = "grpo", "best", "imitation"
 RETRIEVERS = ("bm25", "golden", "semantic", "hybrid")
 ENCODER = "minilm"  # of the last two
-AS_LONG = 4500  # steps of imitation that take as long as the whole default
+AS_LONG = 5000  # steps of imitation that take as long as the whole default
 LEAST_GAIN, MOST_MINUTES = 0.2, 25
 SHOWN = ("em", "f1", "recall", "citation", "reward", "turns")
 
