@@ -274,7 +274,7 @@ def _draw(
     tokens whose probability is below 1e-7 come a little too often or too seldom.
     """
     if not temperature:
-        ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        ids = _first(logits == logits.max(axis=-1, keepdims=True))
         return ids, jnp.take_along_axis(jax.nn.log_softmax(logits), ids[:, None], 1)[:, 0]
     log_probs = jax.nn.log_softmax(logits / temperature)
 
@@ -285,8 +285,14 @@ def _draw(
     total = reached[:, -1]
     mark = jnp.minimum(jax.vmap(uniform)(keys, positions) * total, jnp.nextafter(total, 0.0))
     # The first token that reaches beyond the mark has a probability above 0.
-    ids = jnp.argmax(reached > mark[:, None], axis=-1).astype(jnp.int32)
+    ids = _first(reached > mark[:, None])
     return ids, jnp.take_along_axis(log_probs, ids[:, None], 1)[:, 0]
+
+
+def _first(is_it: jax.Array) -> jax.Array:
+    """int32 `[B]`: the first place of each row `[B, V]` that is; a CPU is slow in `argmax`."""
+    last = is_it.shape[-1] - 1
+    return jnp.where(is_it, jnp.arange(last + 1, dtype=jnp.int32), last).min(axis=-1)
 
 
 def _tier(number: int, most: int) -> int:
