@@ -90,9 +90,9 @@ def make_token_update(policy: TokenPolicy) -> Update:
     With adapters it is `(state, TokenEpisodes, base)`. All numbers are those of the whole batch on
     any mesh and in any blocks. An update whose loss or gradient is not finite learns nothing.
 
-    Metrics are float32 scalars: `loss`, `entropy`, `grad_norm`, `learning_rate`, `padding_share`,
-    `tokens` (sampled ones that are learned from), `skipped` and `env_steps`; of GRPO also `return`,
-    `advantage` (mean absolute), `unscored_share` of episodes, `flat_groups`, `clip_fraction`,
+    Metrics are float32 scalars: `loss`, `entropy` (NaN where nothing is learned from), `grad_norm`,
+    `learning_rate`, `padding_share`, `tokens` (sampled ones that are learned from), `skipped` and
+    `env_steps`; of GRPO also `return`, `advantage` (mean absolute), `unscored_share` of episodes, `flat_groups`, `clip_fraction`,
     `kl_old`, `kl` to the reference, and of the sampler `sampler_kl`, `sampler_largest_ratio`,
     `sampler_truncated` (share of tokens) and `sampler_effective` (effective sample size as a share
     of tokens).
@@ -130,7 +130,8 @@ def make_token_update(policy: TokenPolicy) -> Update:
         tokens = jnp.maximum(sums.departure.actions, 1.0)
         metrics |= {
             "loss": first.loss / divisor,
-            "entropy": first.entropy / tokens,
+            # NaN, which means leave out, where nothing is learned from: 0 would tell of certainty.
+            "entropy": first.entropy / sums.departure.actions,
             "grad_norm": norm,
             "skipped": 1.0 - finite.astype(jnp.float32),
             "learning_rate": policy.schedule(state.step * config.epochs),

@@ -277,6 +277,7 @@ def test_nothing_is_learned_from_what_is_not_finite_or_flat() -> None:
     jax.tree.map(np.testing.assert_array_equal, learning.state.params, params)
     metrics = learning.step(batch._replace(rewards=np.ones_like(batch.rewards)))
     assert (metrics["skipped"], metrics["flat_groups"], metrics["tokens"]) == (0, 1, 0)
+    assert np.isnan(metrics["entropy"])
     jax.tree.map(np.testing.assert_array_equal, learning.state.params, params)
     assert int(learning.state.step) == 2
 
