@@ -92,10 +92,10 @@ def make_token_update(policy: TokenPolicy) -> Update:
 
     Metrics are float32 scalars: `loss`, `entropy` (NaN where nothing is learned from), `grad_norm`,
     `learning_rate`, `padding_share`, `tokens` (sampled ones that are learned from), `skipped` and
-    `env_steps`; of GRPO also `return`, `advantage` (mean absolute), `unscored_share` of episodes, `flat_groups`, `clip_fraction`,
-    `kl_old`, `kl` to the reference, and of the sampler `sampler_kl`, `sampler_largest_ratio`,
-    `sampler_truncated` (share of tokens) and `sampler_effective` (effective sample size as a share
-    of tokens).
+    `env_steps`; of GRPO also `return`, `advantage` (mean absolute), `unscored_share` of episodes,
+    `flat_groups`, `clip_fraction`, `kl_old`, `kl` to the reference, and of the sampler
+    `sampler_kl`, `sampler_largest_ratio`, `sampler_truncated` (share of tokens) and
+    `sampler_effective` (effective sample size as a share of tokens).
     """
     config, mesh, shardings = policy.config, policy.mesh, policy.shardings
     passes = TokenPasses(policy)
