@@ -10,7 +10,7 @@ from qrag_jax.environments.tools.episode import Document, Look, Open, ToolTask
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.gold_names import names_of
-from qrag_jax.retrieval.protocol import NONE
+from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.retrieval.single_step import SingleStepSearch
 
 
@@ -42,7 +42,7 @@ class CorpusLibrary:
         found = dict(zip(most, hits, strict=True))
         return [
             tuple(
-                self._document(task, hit.id, hit.title, hit.text)
+                self._document(task, Passage(hit.id, hit.text, hit.title), hit.score)
                 for hit in found[step.query][: step.most]
             )
             for task, step in asked
@@ -55,10 +55,11 @@ class CorpusLibrary:
     def _named(self, task: ToolTask, names: Sequence[str]) -> tuple[Document, ...]:
         numbers = self.corpus.numbers(names)
         passages = self.corpus.passages(numbers[numbers != NONE])
-        return tuple(self._document(task, p.name, p.title, p.text) for p in passages)
+        return tuple(self._document(task, each) for each in passages)
 
-    def _document(self, task: ToolTask, name: str, title: str, text: str) -> Document:
-        return Document(name, title, document_text(title, text, self.clean), name in task.gold)
+    def _document(self, task: ToolTask, each: Passage, score: float = 0.0) -> Document:
+        text = document_text(each.title, each.text, self.clean)
+        return Document(each.name, each.title, text, each.name in task.gold, score)
 
 
 def on_corpus(tasks: Iterable[ToolTask], corpus: StoredCorpus) -> list[ToolTask]:

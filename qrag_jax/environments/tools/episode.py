@@ -34,6 +34,7 @@ class Document(NamedTuple):
     title: str
     text: str  # what the model reads: the title is in it, if it is to be read
     is_supporting: bool
+    score: float = 0.0  # by the search that found it; 0 where that tells none
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
