@@ -4,7 +4,8 @@
 
 `:quick` needs no download and no server: a decoder of 1.8 million weights, made here, imitates
 scripted demonstrations of an invented world, which are flawed on purpose, and then learns by GRPO.
-`:tiny` is the same in a minute. `:smol` trains adapters on SmolLM2-135M-Instruct (`make llm`).
+`:tiny` is the same in a minute; `:smol` trains adapters on SmolLM2-135M-Instruct (`make llm`) in
+the same way, in an hour.
 `:qwen25` is RLVR as published, `:qwen3` the same with Qwen3-1.7B; both are for GPUs, and want
 MuSiQue: --config.questions.train='FOLDER,answerable,train' and --config.questions.dev likewise.
 """
@@ -62,12 +63,13 @@ def _smol(config: ConfigDict) -> None:
     """Adapters on a genuine small model."""
     config.model.path = "smollm2"
     config.model.lora.update(rank=16, alpha=32.0)
-    config.stages = ("grpo",)
-    config.tools.update(top_n=1, most=1, max_turns=4, turn_tokens=128)
-    config.sampling.update(temperature=0.7, room=1536, chunk=128)
-    config.grpo.update(members=8, longest=512)
-    config.train.update(steps=60, batch_size=4, eval_every=30, checkpoint_every=30, log_every=1)
-    config.optimizer.update(learning_rate=1e-4, clip_norm=1.0, warmup_steps=3)
+    # Untrained it calls no tool, so all rewards are 0: it imitates the form first.
+    config.tools.update(prompt="bare_question", top_n=1, most=1, max_turns=4, turn_tokens=96)
+    config.sampling.update(temperature=1.0, room=768, chunk=64)
+    config.sft.update(steps=40, batch_size=8, learning_rate=1e-3)
+    config.grpo.update(members=8, clip_low=0.2, clip_high=0.28, longest=192)
+    config.train.update(steps=20, batch_size=4, eval_every=30, checkpoint_every=10, log_every=2)
+    config.optimizer.update(learning_rate=1e-4, clip_norm=1.0, warmup_steps=2)
     config.eval.samples = 64
 
 

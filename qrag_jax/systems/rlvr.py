@@ -64,9 +64,9 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import check_same_config, save_config
 from qrag_jax.runtime.step_log import Told
+from qrag_jax.systems.episode_player import EpisodePlayer, PlayRules, Scene
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, SFT, RlvrConfig, load_config
 from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs
-from qrag_jax.systems.rlvr_play import EpisodePlayer
 from qrag_jax.systems.rlvr_stages import Stage, StagedOrder, stages_of
 from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, Versioned, open_served
 
@@ -364,7 +364,16 @@ class Rlvr:
     def player(self) -> EpisodePlayer:
         """Plays episodes."""
         base = self._base[0] if self._base else None
-        return EpisodePlayer(self.config, self.inputs, self.mesh, base, self.served, self.counts)
+        config, inputs = self.config, self.inputs
+        rules = PlayRules(
+            seed=config.seed,
+            sampling=config.sampling,
+            attempts=config.tools.attempts,
+            max_failed_share=config.tools.max_failed_share,
+            section="tools",
+        )
+        scene = Scene(inputs.model.loaded, inputs.agent, inputs.library, inputs.speech)
+        return EpisodePlayer(rules, scene, self.mesh, base, self.served, self.counts)
 
     @cached_property
     def _scores(self) -> ToolScores:

@@ -1,4 +1,4 @@
-"""Plays RLVR's episodes: by the device that trains, or by a version on a server."""
+"""Plays episodes of a language model: by the device that trains, or by a version on a server."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.environments.tools.episode import Failed, ToolTask
+from qrag_jax.environments.tools.episode import Agent, Failed, ToolTask
 from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.pretrained_lm import LoadedLanguageModel
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.agents import Checks
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
@@ -19,6 +20,7 @@ from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.rollouts.token_episodes import (
     Library,
     Sampler,
+    Speech,
     TokenCounts,
     TokenEpisode,
     TokenRollout,
@@ -27,14 +29,48 @@ from qrag_jax.rollouts.token_episodes import (
 from qrag_jax.rollouts.token_sampler import SamplingConfig
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.rlvr_config import RlvrConfig
-from qrag_jax.systems.rlvr_inputs import Inputs
 from qrag_jax.systems.served_policy import ServedPolicy, Versioned
 
 _ADVICE = (
     "see why in their messages (a rerank service that does not answer, for example), or raise "
-    "config.tools.max_failed_share"
+    "config.{section}.max_failed_share"
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlayRules:
+    """How episodes are played.
+
+    Attributes:
+        seed: of the draws.
+        sampling: of turns.
+        attempts: an episode that fails is played again, so often in all.
+        max_failed_share: of a list of episodes; above it the play pauses, and begins again.
+        section: of the config that has the last two.
+    """
+
+    seed: int
+    sampling: SamplingConfig
+    attempts: int
+    max_failed_share: float
+    section: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    """What plays.
+
+    Attributes:
+        model: samples.
+        agent: the environment.
+        library: what is searched.
+        speech: between text and ids.
+    """
+
+    model: LoadedLanguageModel
+    agent: Agent
+    library: Library
+    speech: Speech
 
 
 @dataclasses.dataclass
@@ -48,8 +84,8 @@ class EpisodePlayer:
         counts: over all that was played.
     """
 
-    config: RlvrConfig
-    inputs: Inputs
+    rules: PlayRules
+    scene: Scene
     mesh: Mesh
     base: Params | None
     served: ServedPolicy | None = None
@@ -57,7 +93,7 @@ class EpisodePlayer:
 
     def starts(self, tasks: Sequence[ToolTask], members: int, step: int) -> list[TokenStart]:
         """Episodes whose draws depend on the step, the place in the batch and the member alone."""
-        key = jax.random.fold_in(jax.random.key(self.config.seed), step)
+        key = jax.random.fold_in(jax.random.key(self.rules.seed), step)
         keys = np.asarray(jax.random.key_data(jax.random.split(key, len(tasks) * members)))
         return [
             TokenStart(task, keys[place * members + member])
@@ -113,20 +149,21 @@ class EpisodePlayer:
     def _rollout(
         self, sampler: Sampler, stop: Checks, library: Library | None = None
     ) -> TokenRollout:
-        inputs, attempts = self.inputs, self.config.tools.attempts
-        tools, speech = library or inputs.library, inputs.speech
-        rollout = TokenRollout(inputs.agent, sampler, tools, speech, stop=stop, attempts=attempts)
+        scene, attempts = self.scene, self.rules.attempts
+        tools, speech = library or scene.library, scene.speech
+        rollout = TokenRollout(scene.agent, sampler, tools, speech, stop=stop, attempts=attempts)
         rollout.counts = self.counts
         return rollout
 
     def _patience(self, stop: Checks) -> Patience:
-        share = self.config.tools.max_failed_share
-        return Patience(share, stop, log, broken=Failed, advice=_ADVICE)
+        rules = self.rules
+        advice = _ADVICE.format(section=rules.section)
+        return Patience(rules.max_failed_share, stop, log, broken=Failed, advice=advice)
 
     @cached_property
     def _samplers(self) -> dict[bool, DeviceSampler]:
-        model, sampling = self.inputs.model.loaded.model, self.config.sampling
-        stops = self.inputs.speech.scaffold.stop_ids
+        model, sampling = self.scene.model.model, self.rules.sampling
+        stops = self.scene.speech.scaffold.stop_ids
         model = dataclasses.replace(model, stop_ids=stops)
         greedy: SamplingConfig = dataclasses.replace(sampling, temperature=0.0)
         mesh = self.mesh if self.mesh.size > 1 else None
