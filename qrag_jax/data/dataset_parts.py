@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from qrag_jax.data.files.hub import load_hub
 from qrag_jax.data.files.records import read_records
 from qrag_jax.data.sample import BadRecord, Sample
 from qrag_jax.data.sources import hotpotqa, musique
-from qrag_jax.data.sources.registry import SOURCES, ReadReport, Split, files_of
+from qrag_jax.data.sources.registry import OPEN_SOURCES, SOURCES, ReadReport, Split, files_of
 from qrag_jax.errors import InputError
+
+T = TypeVar("T")
 
 _SPLIT = re.compile(r"(\w+(?:\.\w+)*)(\[(-?\d+%?)?:(-?\d+%?)?\])?")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
@@ -32,6 +34,16 @@ class TitledSample(NamedTuple):
 
     sample: Sample
     titles: tuple[str, ...]
+
+    def body(self, place: int) -> str:
+        """What follows the title in a chunk."""
+        title, chunk = self.titles[place], self.sample.chunks[place]
+        return chunk.removeprefix(title).removeprefix(".").lstrip() if title else chunk
+
+
+def untitled(sample: Sample) -> TitledSample:
+    """A sample whose chunks have no titles, or none that is known."""
+    return TitledSample(sample, ("",) * len(sample.chunks))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +126,23 @@ def read_part(part: DatasetPart) -> tuple[list[TitledSample], ReadReport]:
     Raises:
         InputError: the data cannot be had, the slice is empty, or no record is usable.
     """
+
+    def parse(record: dict[str, Any]) -> tuple[str, TitledSample]:
+        titled = titled_sample(record, part.config)
+        return titled.sample.id, titled
+
+    return read_part_as(part, parse, "MuSiQue, HotpotQA or 2WikiMultiHopQA")
+
+
+def read_part_as(
+    part: DatasetPart, parse: Callable[[dict[str, Any]], tuple[str, T]], known: str
+) -> tuple[list[T], ReadReport]:
+    """What the usable records of one part are parsed into; see `read_part`.
+
+    Args:
+        parse: gives the id of a record, and what becomes of it, or raises BadRecord.
+        known: names of the data sets that it can parse, for the error.
+    """
     if Path(part.path).expanduser().exists():
         files = _files(part)
         report = ReadReport(part.path, tuple(map(str, files)))
@@ -123,26 +152,46 @@ def read_part(part: DatasetPart) -> tuple[list[TitledSample], ReadReport]:
     else:
         report = ReadReport(part.path, (f"hub:{part.path}",))
         records = list(_hub_records(part))
-    samples: list[TitledSample] = []
-    seen: set[str] = set()
+    parsed: dict[str, T] = {}
     for where, record in records:
         report.read += 1
         try:
-            titled = _titled(record, part.config)
-            if titled.sample.id in seen:
+            name, each = parse(record)
+            if name in parsed:
                 raise BadRecord("duplicate id")
         except BadRecord as bad:
             report.skip(str(bad), where)
             continue
-        seen.add(titled.sample.id)
-        samples.append(titled)
-    report.kept = len(samples)
-    if not samples:
+        parsed[name] = each
+    report.kept = len(parsed)
+    if not parsed:
         raise InputError(
             f"{part.path} has no usable record among {report.read} (skipped: {report.losses()}); "
-            "name data in the format of MuSiQue, HotpotQA or 2WikiMultiHopQA."
+            f"name data in the format of {known}."
         )
-    return samples, report
+    return list(parsed.values()), report
+
+
+def titled_sample(record: dict[str, Any], config: str) -> TitledSample:
+    """One record as a sample with titles.
+
+    Args:
+        config: the name of its source; any other text: its layout tells the source.
+
+    Raises:
+        BadRecord: it cannot become a sample.
+    """
+    if config in SOURCES:
+        source = SOURCES[config]
+    elif "paragraphs" in record:
+        source = musique
+    elif "context" in record:
+        source = hotpotqa
+    else:
+        raise BadRecord("neither 'paragraphs' nor 'context'")
+    sample = source.parse(record)
+    titles = tuple(title.strip() for title in _titles(record))
+    return TitledSample(sample, titles) if titles else untitled(sample)
 
 
 def _place(bound: str | None, count: int, default: int) -> int:
@@ -160,7 +209,7 @@ def _files(part: DatasetPart) -> list[Path]:
         raise InputError(
             f"the folder {part.path} has no split {part.split!r}; use one of {', '.join(_SPLITS)}."
         )
-    source = part.config if part.config in SOURCES else musique.NAME
+    source = part.config if part.config in (*SOURCES, *OPEN_SOURCES) else musique.NAME
     return files_of(source, str(path), _SPLITS[part.split])
 
 
@@ -173,20 +222,6 @@ def _hub_records(part: DatasetPart) -> Iterator[tuple[str, dict[str, Any]]]:
     records = load_hub(part.path, part.config or None, part.split + part.bounds)
     for number, record in enumerate(records, 1):
         yield f"hub:{part.path}:{number}", record
-
-
-def _titled(record: dict[str, Any], config: str) -> TitledSample:
-    if config in SOURCES:
-        source = SOURCES[config]
-    elif "paragraphs" in record:
-        source = musique
-    elif "context" in record:
-        source = hotpotqa
-    else:
-        raise BadRecord("neither 'paragraphs' nor 'context'")
-    sample = source.parse(record)
-    titles = tuple(title.strip() for title in _titles(record))
-    return TitledSample(sample, titles or ("",) * len(sample.chunks))
 
 
 def _titles(record: dict[str, Any]) -> list[str]:

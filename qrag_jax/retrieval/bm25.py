@@ -94,16 +94,8 @@ class BM25Config:
     word: str = r"\w\w+"
 
     def __post_init__(self) -> None:
-        check_least(_SECTION, self, k1=0.0, b=0.0)
-        if not self.b <= 1:
-            raise InputError(f"config.bm25.b is {self.b}; it must be at most 1.")
-        if not np.isfinite(self.k1):
-            raise InputError(f"config.bm25.k1 is {self.k1}; it must be a finite number.")
+        check_words(_SECTION, self)
         check_known(_SECTION, self, "variant", VARIANTS)
-        if self.stop_words:
-            check_known(_SECTION, self, "stop_words", STOP_WORDS)
-        if self.stemmer:
-            check_known(_SECTION, self, "stemmer", _snowball().algorithms())
         try:
             groups = re.compile(self.word).groups
         except re.error as error:
@@ -113,6 +105,27 @@ class BM25Config:
                 f"config.bm25.word is {self.word!r}; give an expression without groups, which does "
                 "not match the empty text."
             )
+
+
+def check_words(section: str, settings: Any) -> None:
+    """Refuses values that `BM25Config` would, in any config section that has these fields, too.
+
+    Args:
+        section: its name, for messages.
+        settings: has the fields `k1`, `b`, `stemmer` and `stop_words`.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+    check_least(section, settings, k1=0.0, b=0.0)
+    if not settings.b <= 1:
+        raise InputError(f"config.{section}.b is {settings.b}; it must be at most 1.")
+    if not np.isfinite(settings.k1):
+        raise InputError(f"config.{section}.k1 is {settings.k1}; it must be a finite number.")
+    if settings.stop_words:
+        check_known(section, settings, "stop_words", STOP_WORDS)
+    if settings.stemmer:
+        check_known(section, settings, "stemmer", _snowball().algorithms())
 
 
 class Words:

@@ -17,16 +17,17 @@ def names_of(corpus: Corpus, texts: Iterable[str]) -> dict[str, str]:
     """
     wanted: dict[str, list[str]] = {}
     for text in set(texts):
-        wanted.setdefault(_letters(text), []).append(text)
+        wanted.setdefault(letters(text), []).append(text)
     found: dict[str, str] = {}
     for start in range(0, len(corpus), _AT_A_TIME):
         for passage in corpus.passages(range(start, min(start + _AT_A_TIME, len(corpus)))):
-            for text in wanted.pop(_letters(passage.whole), ()):
+            for text in wanted.pop(letters(passage.whole), ()):
                 found[text] = passage.name
         if not wanted:
             break
     return found
 
 
-def _letters(text: str) -> str:
+def letters(text: str) -> str:
+    """The letters and digits of a text, without case."""
     return "".join(filter(str.isalnum, text.casefold()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from jax.sharding import Mesh
@@ -12,31 +11,17 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.client.client import Client
 from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.opening import BM25, CORPUS, HYBRID, IndexAt
-from qrag_jax.retrieval.own_documents import (
-    GOLDEN,
-    LEXICAL,
-    SEMANTIC,
-    KeptVectors,
-    own_retriever,
-)
+from qrag_jax.retrieval.own_documents import KeptVectors, own_retriever
 from qrag_jax.retrieval.scorers import EmbeddingScorer, EndpointScorer, Scorer
-from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.own_library import OwnLibrary
 from qrag_jax.rollouts.token_episodes import Library
+from qrag_jax.systems.corpus_search import CorpusSearch, FieldNames, open_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.plain_search import (
-    BY_VECTORS,
-    BY_WORDS,
-    PlainEncoder,
-    QuestionTower,
-    open_plain,
-)
+from qrag_jax.systems.plain_search import QuestionTower
 from qrag_jax.systems.rlvr_config import RlvrConfig, ToolsConfig
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
-_ENGINES = {BM25: BM25, LEXICAL: BM25, SEMANTIC: "", HYBRID: HYBRID}  # "": the usual of vectors
+_FIELDS = FieldNames("config.tools.corpus", "config.tools.retriever", "config.tools.encoder")
 
 
 def open_library(config: RlvrConfig, mesh: Mesh) -> Library:
@@ -48,7 +33,7 @@ def open_library(config: RlvrConfig, mesh: Mesh) -> Library:
     """
     tools = config.tools
     if tools.corpus:
-        return _open_corpus(tools, config.tasks.clean)
+        return open_corpus(_corpus_search(tools), config.tasks.clean)
     return OwnLibrary(own_retriever(tools.retriever, scorer_of(tools, mesh)))
 
 
@@ -83,34 +68,17 @@ def _computes(tools: ToolsConfig) -> EncoderConfig:
     return EncoderConfig(state_prefix=tools.question_prefix, chunk_prefix=tools.passage_prefix)
 
 
-def _open_corpus(tools: ToolsConfig, clean: bool) -> CorpusLibrary:
-    folder = Path(tools.corpus).expanduser()
+def _corpus_search(tools: ToolsConfig) -> CorpusSearch:
     if tools.rerank_url:
         raise InputError(
             "config.tools.corpus names a corpus, which config.tools.rerank_url cannot search; use "
             "config.tools.encoder or the retriever bm25, and leave the URL empty."
         )
-    if not (folder / CORPUS).is_dir():
-        raise InputError(
-            f"config.tools.corpus is {tools.corpus}, which holds no index; build one there with "
-            "qrag index --corpus=FILE --index=FOLDER."
-        )
-    corpus = StoredCorpus(folder / CORPUS)
-    if tools.retriever == GOLDEN:
-        return CorpusLibrary(corpus, None, clean)
-    if tools.retriever not in _ENGINES:
-        raise InputError(
-            f"the retriever {tools.retriever!r} is for a question's own documents; with "
-            f"config.tools.corpus use one of {', '.join((GOLDEN, *_ENGINES))}."
-        )
-    engine, encoder = _ENGINES[tools.retriever], None
-    if engine != BM25:
-        if not tools.encoder:
-            raise InputError(
-                f"the retriever {tools.retriever!r} compares vectors; name the encoder that "
-                f"{tools.corpus} was indexed with in config.tools.encoder, or use bm25."
-            )
-        encoder = PlainEncoder(tools.encoder, _computes(tools))
-    usable = BY_VECTORS if encoder else BY_WORDS
-    index = IndexAt(folder, engine).settled(usable, "use another config.tools.retriever")
-    return CorpusLibrary(corpus, open_plain(index, encoder), clean)
+    return CorpusSearch(
+        folder=tools.corpus,
+        retriever=tools.retriever,
+        fields=_FIELDS,
+        encoder=tools.encoder,
+        question_prefix=tools.question_prefix,
+        passage_prefix=tools.passage_prefix,
+    )

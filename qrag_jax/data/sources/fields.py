@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from qrag_jax.data.query_question import Page, QueryQuestion
 from qrag_jax.data.sample import BadRecord, Sample
 
 
@@ -86,17 +87,61 @@ def make_sample(
     """
     question = question.strip()
     distinct = tuple(sorted(set(support)))
-    if not record_id.strip():
-        raise BadRecord("empty id")
-    if not question:
-        raise BadRecord("empty question")
+    _check_question(record_id, question)
     if not all(chunk.strip() for chunk in chunks):
         raise BadRecord("empty chunk")
     if not distinct:
         raise BadRecord("no supporting facts")
+    _check_unicode((record_id, question, *chunks, *answer_texts))
+    return Sample(record_id, question, tuple(chunks), distinct, answer_texts, source=source)
+
+
+def make_question(
+    record_id: str,
+    question: str,
+    answer_texts: tuple[str, ...],
+    *,
+    titles: Sequence[str],
+    ids: Sequence[str] = (),
+) -> QueryQuestion:
+    """Returns the question of a record that has no passages, whose gold pages are known by title.
+
+    Args:
+        record_id: the record's own id.
+        question: kept without the white space around it.
+        answer_texts: as `answers` returns them.
+        titles: of the gold pages; one that is there twice counts once.
+        ids: of the different pages, in their order, in the corpus that comes with the data; ():
+            none does.
+
+    Raises:
+        BadRecord: the id, the question or a title is empty, there are no titles, there are ids but
+            not as many as pages, or a text contains half a surrogate pair.
+    """
+    question = question.strip()
+    pages = tuple(dict.fromkeys(title.strip() for title in titles))
+    _check_question(record_id, question)
+    if not pages:
+        raise BadRecord("no supporting facts")
+    if not all(pages):
+        raise BadRecord("empty title")
+    if ids and len(ids) != len(pages):
+        raise BadRecord("gold_doc_ids has not as many ids as there are supporting titles")
+    _check_unicode((record_id, question, *pages, *ids, *answer_texts))
+    gold = tuple(Page(title, id=name) for title, name in zip(pages, ids or [""] * len(pages)))
+    return QueryQuestion(record_id, question, answer_texts, gold)
+
+
+def _check_question(record_id: str, question: str) -> None:
+    if not record_id.strip():
+        raise BadRecord("empty id")
+    if not question:
+        raise BadRecord("empty question")
+
+
+def _check_unicode(parts: Iterable[str]) -> None:
     try:
-        for part in (record_id, question, *chunks, *answer_texts):
+        for part in parts:
             part.encode()
     except UnicodeEncodeError:
         raise BadRecord("text is not valid Unicode") from None
-    return Sample(record_id, question, tuple(chunks), distinct, answer_texts, source=source)

@@ -10,19 +10,31 @@ from typing import Any, Literal, Protocol
 
 from qrag_jax.data.files.hub import load_hub
 from qrag_jax.data.files.records import find_split, read_records, split_files
+from qrag_jax.data.query_question import QueryQuestion
 from qrag_jax.data.sample import BadRecord, Sample
-from qrag_jax.data.sources import hotpotqa, musique, niah, two_wiki
+from qrag_jax.data.sources import hotpotqa, hover, musique, niah, two_wiki
 from qrag_jax.errors import InputError
 
 Split = Literal["train", "dev"]
 
 
-class Source(Protocol):
-    """The interface of a source's module. A new source is such a module and a line in `SOURCES`."""
+class Files(Protocol):
+    """Where the files of a source are."""
 
     NAME: str
     FOLDERS: tuple[str, ...]  # names of its folder in a parent folder that sources share
     OFFICIAL: dict[str, tuple[str, ...]]  # split -> official file names
+
+
+class OpenSource(Files, Protocol):
+    """The module of a source whose questions bring no passages; see `data.query_question`."""
+
+    def parse(self, record: dict[str, Any]) -> QueryQuestion:
+        """Turns one record into a question, or raises BadRecord."""
+
+
+class Source(Files, Protocol):
+    """The interface of a source's module. A new source is such a module and a line in `SOURCES`."""
 
     @property
     def HUB(self) -> tuple[str, str | None, dict[str, str]] | None:
@@ -51,6 +63,7 @@ SOURCES: dict[str, Source] = {
     two_wiki.NAME: two_wiki,
     niah.NAME: niah,
 }
+OPEN_SOURCES: dict[str, OpenSource] = {hover.NAME: hover}
 
 
 @dataclasses.dataclass
@@ -158,10 +171,13 @@ def load_samples(
 def files_of(source: str, path: str, split: Split) -> list[Path]:
     """The files of one split; the arguments are those of `load_samples`, with a path.
 
+    Args:
+        source: may be one of `OPEN_SOURCES`, too.
+
     Raises:
         InputError: the source is unknown, or there is no such file.
     """
-    module = _module(source)
+    module: Files = OPEN_SOURCES[source] if source in OPEN_SOURCES else _module(source)
     folder = _source_folder(Path(path), split, module)
     return split_files(folder, split, module.OFFICIAL[split])
 
@@ -201,13 +217,18 @@ def _module(source: str) -> Source:
         raise InputError("the data source 'synthetic' is made by the program, it has no files")
     if source == "babilong":
         raise InputError("the data source 'babilong' has stories and books, no files of records")
+    if source in OPEN_SOURCES:
+        raise InputError(
+            f"the data source '{source}' has no passages to choose from; use it for query writers, "
+            "who search a corpus"
+        )
     if source not in SOURCES:
         known = ", ".join([*SOURCES, "babilong", "synthetic"])
         raise InputError(f"unknown data source '{source}'; the known ones are {known}")
     return SOURCES[source]
 
 
-def _source_folder(path: Path, split: str, module: Source) -> Path:
+def _source_folder(path: Path, split: str, module: Files) -> Path:
     """Returns `path`, or the source's sub-folder if `path` itself has no file of the split."""
     if not path.is_dir() or find_split(path, split, module.OFFICIAL[split]):
         return path

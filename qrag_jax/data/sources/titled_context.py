@@ -3,7 +3,8 @@
 In the official files, `context` is `[[title, [sentence, ...]], ...]` and `supporting_facts` is
 `[[title, sentence index], ...]`. The hub's copies have the same data as columns:
 `{"title": [...], "sentences": [[...], ...]}` and `{"title": [...], "sent_id": [...]}`. A third
-form has only the titles of the supporting facts: `supporting_titles` is `[title, ...]`.
+form has only the titles of the supporting facts: `supporting_titles` is `[title, ...]`. Questions
+over a corpus have no `context`, and perhaps `gold_doc_ids`, the ids of their pages there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from qrag_jax.data.query_question import QueryQuestion
 from qrag_jax.data.sample import BadRecord, Sample
 from qrag_jax.data.sources import fields
 
@@ -45,6 +47,22 @@ def parse(record: dict[str, Any], source: str) -> Sample:
     return fields.make_sample(
         source, record_id, question, chunks, support=support, answer_texts=answers
     )
+
+
+def parse_open(record: dict[str, Any]) -> QueryQuestion:
+    """Turns one record without a context into a question whose gold pages are known by title.
+
+    Raises:
+        BadRecord: a field is missing or has the wrong type, the id, the question or a title is
+            empty, or the supporting facts are missing, or not as many as `gold_doc_ids` if these
+            are there.
+    """
+    record_id = fields.text(fields.present(record, "_id", "id"), "_id")
+    question = fields.text(fields.present(record, "question"), "question")
+    answers = fields.answers(record)
+    titles = [title for title, _ in _supporting_facts(record)]
+    ids = fields.texts(record.get("gold_doc_ids") or [], "gold_doc_ids")
+    return fields.make_question(record_id, question, answers, titles=titles, ids=ids)
 
 
 def mended(record: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 
-from qrag_jax.data.dataset_parts import TitledSample
+from qrag_jax.data.dataset_parts import TitledSample, untitled
 from qrag_jax.data.sample import Sample
 from qrag_jax.environments.tools.episode import Document, ToolTask
 from qrag_jax.errors import InputError, check_least
@@ -107,12 +107,18 @@ def task_of(given: Sample | TitledSample, config: TasksConfig | None = None) -> 
         InputError: the question has no answer.
     """
     config = config or TasksConfig()
-    sample, titles = given if isinstance(given, TitledSample) else (given, ())
+    titled = given if isinstance(given, TitledSample) else untitled(given)
+    sample = titled.sample
     if not sample.answers:
         raise InputError(f"the question {sample.id!r} has no answer; leave it out.")
     documents = tuple(
-        _document(place, chunk, titles[place] if titles else "", place in sample.support, config)
-        for place, chunk in enumerate(sample.chunks)
+        Document(
+            str(place),
+            title,
+            document_text(title, titled.body(place), config.clean),
+            place in sample.support,
+        )
+        for place, title in enumerate(titled.titles)
         if place in sample.support or _stays(sample.id, place, config)
     )
     answers = with_number_forms(sample.answers) if config.number_forms else sample.answers
@@ -157,13 +163,6 @@ def _number_form(answer: str) -> str:
     for word, form in _ORDINALS.items():
         answer = answer.replace(word, form)
     return answer
-
-
-def _document(
-    place: int, chunk: str, title: str, is_supporting: bool, config: TasksConfig
-) -> Document:
-    body = chunk.removeprefix(title).removeprefix(".").lstrip() if title else chunk
-    return Document(str(place), title, document_text(title, body, config.clean), is_supporting)
 
 
 def _stays(sample_id: str, place: int, config: TasksConfig) -> bool:

@@ -196,3 +196,8 @@ def test_no_weight_at_all() -> None:
 def test_workers_import_no_jax() -> None:
     code = "import sys, qrag_jax.data.sources.registry; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_source_without_passages_is_for_query_writers(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'hover' has no passages to choose from"):
+        load_samples("hover", str(tmp_path), "train")

@@ -1,0 +1,184 @@
+"""What query writers search: an index that a user built, or the questions' own passages, pooled.
+
+The pool is written into the run's folder as a corpus with the indexes that its engine needs, in the
+layout of `systems.indexing`. A run that goes on finds it there, and refuses one of other passages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from qrag_jax.data.query_question import Page
+from qrag_jax.environments.query_writing.state import BY_TITLE, KEYS
+from qrag_jax.errors import InputError, check_known
+from qrag_jax.retrieval import corpus, manifest
+from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, check_words
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.opening import BM25, CORPUS, HYBRID
+from qrag_jax.retrieval.own_documents import SEMANTIC
+from qrag_jax.retrieval.pooled import pooled
+from qrag_jax.retrieval.protocol import Passage
+from qrag_jax.rollouts.corpus_library import CorpusLibrary
+from qrag_jax.runtime import hosts
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.systems.corpus_search import CorpusSearch, FieldNames, open_corpus
+from qrag_jax.systems.indexing import IndexSettings, index_corpus, vectors_are_finished
+from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.plain_search import PlainEncoder
+
+ENGINES = (BM25, SEMANTIC, HYBRID)
+_FIELDS = FieldNames("config.search.index", "config.search.engine", "config.search.encoder")
+_SHOWN = 12  # digits of a digest in messages
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchConfig:
+    """Section `search`: what queries find.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    # Folder of an index (qrag index) that all questions search; "": their own passages, pooled
+    index: str = ""
+    engine: str = BM25  # bm25 compares words, semantic vectors; hybrid fuses both by their ranks
+    encoder: str = ""  # folder or hub name of what embeds for semantic and hybrid
+    question_prefix: str = ""  # of that encoder: text before queries, such as "query: "
+    passage_prefix: str = ""  # and before passages; of an index, as it was built
+    # What a gold page is known by: its title, or the passage itself where titles are not unique
+    gold_by: str = BY_TITLE
+    clean: bool = False  # ``TeX'' quotes in passages become "straight" ones
+    # Questions of which the corpus may lack a gold page, a share; above it the run is refused
+    max_missing_share: float = 0.1
+    k1: float = 1.5  # BM25 over pooled passages; an index has its own: weight of repeated words
+    b: float = 0.75  # how much long passages are held back, 0 to 1
+    stemmer: str = "english"  # a language of Snowball, or porter; "": words stay whole
+    stop_words: str = "english"  # words left out, those of a language; "": none
+
+    def __post_init__(self) -> None:
+        check_known("search", self, "engine", ENGINES)
+        check_known("search", self, "gold_by", KEYS)
+        if not 0 <= self.max_missing_share <= 1:
+            raise InputError(
+                f"config.search.max_missing_share is {self.max_missing_share}; use a share, 0 to 1."
+            )
+        check_words("search", self)
+        if self.engine != BM25 and not self.encoder:
+            raise InputError(
+                f"config.search.engine is {self.engine!r}, which compares vectors; name what "
+                "embeds in config.search.encoder, or use bm25."
+            )
+        if self.engine == BM25 and self.encoder:
+            raise InputError(
+                f"config.search.encoder is {self.encoder}, but the engine bm25 compares words; "
+                "leave it empty, or use semantic or hybrid."
+            )
+
+    @property
+    def words(self) -> BM25Config:
+        """How BM25 over pooled passages finds and weighs words."""
+        return BM25Config(k1=self.k1, b=self.b, stemmer=self.stemmer, stop_words=self.stop_words)
+
+
+def open_query_search(
+    config: SearchConfig,
+    pages: Iterable[Page] | None,
+    folder: Path,
+    stop: StopSignal | None = None,
+) -> CorpusLibrary:
+    """Opens what is searched; the pool is written and indexed first, if it is not there.
+
+    All hosts call this. The digest of what is searched is that of the library's corpus.
+
+    Args:
+        pages: the passages of all questions, of training and evaluation; None: those that the
+            folder has. They are not read if the config names an index.
+        folder: the pool's, in the run's folder.
+        stop: checked while passages are embedded.
+
+    Raises:
+        InputError: there is no passage, the folder has a pool of other passages or with other
+            settings of BM25, a file of the corpus has changed since it was written, or as
+            `corpus_search.open_corpus`.
+        Stopped: a signal came; the same call goes on.
+        OSError: the disk is full.
+    """
+    search = CorpusSearch(
+        folder=config.index or str(folder),
+        retriever=config.engine,
+        fields=_FIELDS,
+        encoder=config.encoder,
+        question_prefix=config.question_prefix,
+        passage_prefix=config.passage_prefix,
+    )
+    if not config.index:
+        passages = None if pages is None else pooled(pages)
+        hosts.first_does(lambda: _store(passages, folder / CORPUS))
+        if config.engine != SEMANTIC:
+            hosts.first_does(lambda: _index_words(config.words, folder))
+        if config.engine != BM25:
+            _index_vectors(search.plain_encoder, folder, stop)
+    library = open_corpus(search, config.clean)
+    library.corpus.check_content()
+    return library
+
+
+def check_same_corpus(old: str, new: str) -> None:
+    """Refuses to go on with another corpus than the one of earlier tries.
+
+    Args:
+        old, new: digests of corpora, then and now.
+
+    Raises:
+        InputError: they differ.
+    """
+    if old != new:
+        raise InputError(
+            f"the corpus that is searched has changed since the run began (its digest was "
+            f"{old[:_SHOWN]}, and is {new[:_SHOWN]}), so earlier tries cannot be compared with new "
+            "ones; give back the old one (config.search.index, or the data whose passages are "
+            "pooled), or begin a new run with another --workdir."
+        )
+
+
+def _store(passages: Sequence[Passage] | None, folder: Path) -> None:
+    if not (folder / corpus.NAME).exists():
+        if passages is None:
+            raise InputError(f"{folder} has no pooled passages; train there first.")
+        if not passages:
+            raise InputError(
+                "the questions bring no passages to be pooled; name an index to search in "
+                "config.search.index."
+            )
+        shutil.rmtree(folder, ignore_errors=True)  # it is not finished
+        write_corpus(folder, passages)
+    elif passages is not None:
+        stored = StoredCorpus(folder)
+        if len(stored) != len(passages) or any(a != b for a, b in zip(stored, passages)):
+            raise InputError(
+                f"{folder} holds other passages than the questions bring now, so what was found "
+                "before cannot be compared; give the data that the run began with, or another "
+                "--workdir."
+            )
+
+
+def _index_words(config: BM25Config, folder: Path) -> None:
+    stored = StoredCorpus(folder / CORPUS)
+    if not (folder / BM25 / manifest.NAME).exists():
+        BM25Index.build(stored, config).save(folder / BM25)
+    elif BM25Index.open(folder / BM25, stored).config != config:
+        raise InputError(
+            f"{folder / BM25} was built with other settings of BM25 than config.search has (k1, b, "
+            "stemmer, stop_words); give those, or another --workdir."
+        )
+
+
+def _index_vectors(encoder: PlainEncoder, folder: Path, stop: StopSignal | None) -> None:
+    own = None
+    if not vectors_are_finished(folder):
+        own = PassageEncoder.of_folder(encoder.path, encoder.config)
+    index_corpus(None, folder, own, IndexSettings(), stop)
