@@ -59,7 +59,8 @@ class QueryAgent:
         query, cut_off = one_line(said.text), said.finish == "length"
         outcome = self._outcome(query, cut_off=cut_off)
         if outcome != SEARCHED:
-            tally = ToolTally(turns=1, truncated=cut_off)
+            stopped = outcome == STOPPED
+            tally = ToolTally(turns=1, completed=stopped, truncated=cut_off)
             return Searched(answer=query, tally=tally, outcome=outcome)
         found = yield Look(query, self.k)
         if isinstance(found, Failure):

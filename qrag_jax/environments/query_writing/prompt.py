@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.errors import InputError, check_least
-from qrag_jax.llm.text.prompts import CHUNK_SLOTS, Messages, Prompt, one_line
+from qrag_jax.llm.text.prompts import CHUNK_SLOTS, Messages, Prompt, harmless, one_line
 
 NOTHING = "(none yet)"  # in place of passages at the first hop
 BARE = "bare"
@@ -26,11 +26,18 @@ class Example:
         question: its question.
         passages: texts of its pool, in order.
         query: the query that was written for it.
+
+    Raises:
+        ValueError: there is no query, so that the example would show nothing.
     """
 
     question: str
     passages: tuple[str, ...]
     query: str
+
+    def __post_init__(self) -> None:
+        if not self.query.strip():
+            raise ValueError(f"the example of {self.question!r} has no query")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,7 +83,7 @@ class QueryPrompt:
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise InputError(f"two prompts have the name {twice!r}; give each its own.")
-        shown = [self._messages(*_TRIED, each) for each in (None, *self.variants)]
+        shown = [self.tried(each) for each in (None, *self.variants)]
         for number, each in enumerate(shown):
             if each in shown[:number]:
                 same = names[shown.index(each)]
@@ -95,6 +102,10 @@ class QueryPrompt:
         variant = self.variants[state.variant - 1] if state.variant else None
         return self._messages(state.question, [each.text for each in state.pool], variant)
 
+    def tried(self, variant: Variant | None) -> Messages:
+        """How a variant asks of a stand-in state; two that ask alike are one prompt."""
+        return self._messages(*_TRIED, variant)
+
     def example(self, state: QueryState, query: str) -> Example:
         """A solved state as an example."""
         return Example(state.question, tuple(each.text for each in state.pool), query)
@@ -108,7 +119,8 @@ class QueryPrompt:
         turns: list[tuple[str, str]] = []
         for each in variant.examples:
             *_, last = self._asked(each.question, each.passages)
-            turns += [last, ("assistant", each.query)]
+            # A model wrote it, so it may hold the marks of turns.
+            turns += [last, ("assistant", harmless(one_line(each.query)))]
         marked = f"{variant.mark}\n{asked}" if variant.mark else asked
         return (*opening, *turns, (role, marked))
 

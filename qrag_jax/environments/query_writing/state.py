@@ -7,7 +7,7 @@ is known by a key: the id of its passage, or its title where a page may have sev
 from __future__ import annotations
 
 import dataclasses
-import string
+import html
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -17,8 +17,6 @@ BY_PASSAGE, BY_TITLE = KEYS = ("passage", "title")
 BY_HOP, BY_SCORE = ORDERS = ("hop", "score")
 # What a try came to. Only a query that was searched for, or a wish to stop, is scored.
 SEARCHED, STOPPED, EMPTY, TOO_LONG = OUTCOMES = ("searched", "stopped", "empty", "too_long")
-
-_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
 
 Pool = tuple[Document, ...]
 
@@ -90,7 +88,16 @@ def key_of(document: Document, by: str) -> str:
 
 
 def normalised_title(title: str) -> str:
-    """The title without case, accents, punctuation and double blanks, so that spellings agree."""
-    plain = unicodedata.normalize("NFKD", title.casefold())
-    letters = "".join(each for each in plain if not unicodedata.combining(each))
-    return " ".join(letters.translate(_PUNCTUATION).split())
+    """The title without case, accents, punctuation and double blanks, so that spellings agree.
+
+    Entities such as &amp; are read. Signs stay, since C++ is not C. A title that is nothing but
+    punctuation keeps it: "!!!" is not "?".
+    """
+    # Case last: compatibility forms such as the trade mark's sign are taken apart into capitals.
+    plain = unicodedata.normalize("NFKD", html.unescape(title)).casefold()
+    letters = [
+        " " if unicodedata.category(each).startswith("P") or each == "`" else each
+        for each in plain
+        if not unicodedata.combining(each)
+    ]
+    return " ".join("".join(letters).split()) or " ".join(plain.split())

@@ -1,0 +1,317 @@
+"""Few-shot prompts out of a model's own tries: LeReT's first step (arXiv 2410.23214).
+
+Whoever plays tries drives this, round after round:
+
+    split = split_questions(len(questions), config)
+    for number in range(1, config.rounds + 1):
+        # play split.bootstrap by the bare prompt, or by the best one of the round before
+        solved = full_credit(tries, hops, key)
+        candidates = drawn_candidates(solved, config, number)
+        # play split.rank by each candidate
+        rounds.append(ranked(candidates, rewards))
+    variants = kept_variants(rounds, prompt, config.kept)
+
+LeReT shows any try that found something, and a set of examples without queries reads as the bare
+prompt. Here an example has full credit, and it has a query by its type.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from qrag_jax.data.generators.invented_names import Draw
+from qrag_jax.environments.query_writing.prompt import Example, QueryPrompt, Variant
+from qrag_jax.environments.query_writing.state import Pool, QueryState, key_of
+from qrag_jax.errors import InputError, check_least
+
+_SECTION = "few_shot"
+_STREAM = 4  # of `Draw`; 0 to 3 draw questions, demonstrations and their styles
+_PATIENCE = 100  # draws for each candidate, until sets are said to be used up
+_RANKED_FROM = 0.5  # share of a candidate's tries that must be scored
+
+
+@dataclasses.dataclass(frozen=True)
+class FewShotConfig:
+    """Section `few_shot`: how prompts with examples are made.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    candidates: int = 12  # prompts that are tried in a round
+    rounds: int = 1  # each further one makes examples by the best prompt of the one before
+    demonstrations: int = 3  # examples in a prompt, each one hop of another question
+    bootstrap_questions: int = 50  # questions whose tries become examples
+    rank_questions: int = 50  # other questions, by which prompts are ranked
+    kept: int = 3  # best prompts, which are used beside the bare one
+    seed: int = 0  # draws the questions and the examples
+
+    def __post_init__(self) -> None:
+        counts = ("candidates", "rounds", "demonstrations", "kept")
+        asked = ("bootstrap_questions", "rank_questions")
+        check_least(_SECTION, self, **dict.fromkeys((*counts, *asked), 1), seed=0)
+        if self.bootstrap_questions < self.demonstrations:
+            raise InputError(
+                f"config.{_SECTION}.bootstrap_questions is {self.bootstrap_questions}, and each of "
+                f"the {self.demonstrations} demonstrations needs a question of its own; raise it."
+            )
+        if self.candidates < self.kept:
+            raise InputError(
+                f"config.{_SECTION}.candidates is {self.candidates}, of which {self.kept} are to "
+                "be kept; raise it, or lower kept."
+            )
+
+
+class Split(NamedTuple):
+    """Places of questions, each in one part.
+
+    Attributes:
+        bootstrap: those whose tries become examples.
+        rank: those by which prompts are ranked.
+        training: all others, in their order.
+    """
+
+    bootstrap: tuple[int, ...]
+    rank: tuple[int, ...]
+    training: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tried:
+    """A try, as far as it says whether it may be shown.
+
+    Attributes:
+        state: what the query was written for.
+        query: "" if there is none.
+        pool: that of the state, grown by what the query found.
+        reward: average precision of this pool; None: the try was masked.
+    """
+
+    state: QueryState
+    query: str
+    pool: Pool
+    reward: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Solved:
+    """A try that prompts may show.
+
+    Attributes:
+        question_id: of its question.
+        hop: of its state.
+        reward: see `Tried`.
+        example: what is shown.
+    """
+
+    question_id: str
+    hop: int
+    reward: float
+    example: Example
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidate:
+    """A prompt with examples.
+
+    Attributes:
+        name: unique over all rounds.
+        shown: its examples, of different questions, by hop.
+    """
+
+    name: str
+    shown: tuple[Solved, ...]
+
+    @property
+    def variant(self) -> Variant:
+        """The prompt as a way to ask."""
+        return Variant(self.name, tuple(each.example for each in self.shown))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ranked:
+    """A candidate and what its tries were worth.
+
+    Attributes:
+        candidate: the prompt.
+        score: mean average precision of its scored tries.
+        scored: how many these are.
+        masked: how many others there are.
+    """
+
+    candidate: Candidate
+    score: float
+    scored: int
+    masked: int
+
+
+def split_questions(count: int, config: FewShotConfig) -> Split:
+    """Draws the questions of the bootstrap and of the ranking out of `count` ones.
+
+    Raises:
+        InputError: no question would be left to train on.
+    """
+    first, then = config.bootstrap_questions, config.rank_questions
+    if count <= first + then:
+        raise InputError(
+            f"there are {count} questions; config.{_SECTION}.bootstrap_questions and "
+            f"rank_questions take {first + then} of them and leave none to train on: lower them."
+        )
+    drawn = Draw(config.seed, _STREAM, 0).shuffled(range(count))
+    return Split(
+        tuple(drawn[:first]),
+        tuple(drawn[first : first + then]),
+        tuple(sorted(drawn[first + then :])),
+    )
+
+
+def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
+    """The tries with full credit, each example once, in the order of the tries.
+
+    A try at hop h of H has full credit if
+
+    - its query found a gold page that the pool did not have;
+    - the pool now holds at least the share h / H of the gold pages: all of them at the last hop;
+    - no other try at the same state has a higher reward.
+
+    Args:
+        tries: all that are compared, by whatever prompts.
+        hops: H.
+        key: by what a page is known, one of `state.KEYS`.
+
+    Raises:
+        InputError: no try has full credit.
+    """
+    scored = [(each, each.reward) for each in tries if each.reward is not None]
+    best: dict[tuple[str, int, tuple[str, ...]], float] = {}
+    for each, reward in scored:
+        place = _place(each.state)
+        best[place] = max(best.get(place, 0.0), reward)
+    found: dict[Example, Solved] = {}
+    for each, reward in scored:
+        state, pages = each.state, set(each.state.pages)
+        before, after = (
+            len(pages & {key_of(document, key) for document in pool})
+            for pool in (state.pool, each.pool)
+        )
+        on_course = after * hops >= len(pages) * min(state.hop, hops)
+        if before < after and on_course and reward == best[_place(state)]:
+            passages = tuple(document.text for document in state.pool)
+            example = Example(state.question, passages, each.query)
+            found.setdefault(example, Solved(state.id, state.hop, reward, example))
+    if not found:
+        raise InputError(
+            f"none of the {len(scored)} scored tries at the bootstrap's questions has full credit, "
+            f"so there is nothing to show; raise config.{_SECTION}.bootstrap_questions, or give a "
+            "model or a search that finds more."
+        )
+    return list(found.values())
+
+
+def drawn_candidates(
+    solved: Sequence[Solved], config: FewShotConfig, number: int
+) -> tuple[Candidate, ...]:
+    """Draws different sets of examples; fewer than `config.candidates` if there are no more.
+
+    In one set are different questions, and the hops in turn, as far as they have examples.
+
+    Args:
+        solved: see `full_credit`.
+        config: how many sets of how many examples.
+        number: of the round, from 1.
+
+    Raises:
+        InputError: there are fewer questions than examples in a set.
+    """
+    questions = len({each.question_id for each in solved})
+    if questions < config.demonstrations:
+        raise InputError(
+            f"{questions} of the bootstrap's questions have a try with full credit, and "
+            f"config.{_SECTION}.demonstrations is {config.demonstrations}; lower it, or raise "
+            "bootstrap_questions."
+        )
+    draw = Draw(config.seed, _STREAM, number)
+    sets: dict[frozenset[Example], tuple[Solved, ...]] = {}
+    for _ in range(_PATIENCE * config.candidates):
+        shown = _drawn_set(solved, config.demonstrations, draw)
+        sets.setdefault(frozenset(each.example for each in shown), shown)
+        if len(sets) == config.candidates:
+            break
+    return tuple(
+        Candidate(f"few_shot_{number}_{place}", shown)
+        for place, shown in enumerate(sets.values(), 1)
+    )
+
+
+def ranked(
+    candidates: Sequence[Candidate], rewards: Sequence[Sequence[float | None]]
+) -> tuple[Ranked, ...]:
+    """The candidates by the mean of their rewards, best first; equal ones as they were drawn.
+
+    Left out are those of whose tries fewer than half were scored: their mean says little, and they
+    often write no query at all.
+
+    Args:
+        candidates: prompts that were tried on the ranking's questions.
+        rewards: of each candidate's tries, at the same hops of the same questions, the average
+            precision; None: the try was masked.
+    """
+    found = []
+    for candidate, given in zip(candidates, rewards, strict=True):
+        scored = [each for each in given if each is not None]
+        if scored and len(scored) >= _RANKED_FROM * len(given):
+            mean = sum(scored) / len(scored)
+            found.append(Ranked(candidate, mean, len(scored), len(given) - len(scored)))
+    return tuple(sorted(found, key=lambda each: -each.score))
+
+
+def kept_variants(
+    rounds: Sequence[Sequence[Ranked]], prompt: QueryPrompt, most: int
+) -> tuple[Variant, ...]:
+    """The best prompts of all rounds that read differently, best first.
+
+    Args:
+        rounds: see `ranked`; later rounds come behind earlier ones where scores are equal.
+        prompt: the bare one, by which examples are shown.
+        most: how many, if there are so many.
+
+    Raises:
+        InputError: none is left beside the bare prompt.
+    """
+    every = sorted((each for one in rounds for each in one), key=lambda each: -each.score)
+    kept: list[Variant] = []
+    seen = [prompt.tried(None)]
+    for each in every:
+        variant = each.candidate.variant
+        if len(kept) < most and (messages := prompt.tried(variant)) not in seen:
+            kept.append(variant)
+            seen.append(messages)
+    if not kept:
+        raise InputError(
+            "there are fewer than two different prompts, since fewer than half of the tries of "
+            "every prompt with examples were scored; see why in the counts of masked tries, raise "
+            f"the tokens of a turn, or lower config.{_SECTION}.demonstrations."
+        )
+    return tuple(kept)
+
+
+def _place(state: QueryState) -> tuple[str, int, tuple[str, ...]]:
+    """What tries at the same state have in common."""
+    return state.id, state.hop, tuple(each.id for each in state.pool)
+
+
+def _drawn_set(solved: Sequence[Solved], size: int, draw: Draw) -> tuple[Solved, ...]:
+    hops = sorted({each.hop for each in solved})
+    first, shown = draw.below(len(hops)), list[Solved]()
+    for place in range(size):
+        used = {each.question_id for each in shown}
+        unused = [each for each in solved if each.question_id not in used]
+        hop = hops[(first + place) % len(hops)]
+        questions = collections.defaultdict[str, list[Solved]](list)
+        for each in [each for each in unused if each.hop == hop] or unused:
+            questions[each.question_id].append(each)
+        shown.append(draw.choice(questions[draw.choice([*questions])]))
+    return tuple(sorted(shown, key=lambda each: each.hop))

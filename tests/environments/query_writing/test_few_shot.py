@@ -1,0 +1,221 @@
+"""Few-shot prompts: which tries are shown, how prompts are drawn, ranked and kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from qrag_jax.environments.query_writing.few_shot import (
+    Candidate,
+    FewShotConfig,
+    Ranked,
+    Solved,
+    Tried,
+    drawn_candidates,
+    full_credit,
+    kept_variants,
+    ranked,
+    split_questions,
+)
+from qrag_jax.environments.query_writing.prompt import BARE, Example, QueryPrompt
+from qrag_jax.environments.query_writing.state import BY_PASSAGE, BY_TITLE, Pool, QueryState, grown
+from qrag_jax.environments.tools.episode import Document
+from qrag_jax.errors import InputError
+from qrag_jax.llm.text.prompts import load
+from tests.environments.query_writing.trying import BERG, LATER, OSLO, QUESTION, RAIN, STATE
+
+CONFIG = FewShotConfig(bootstrap_questions=10, rank_questions=5)
+PROMPT = QueryPrompt(load("bare_query"))
+
+
+def tried(state: QueryState, query: str, found: Pool, reward: float | None) -> Tried:
+    return Tried(state, query, grown(state.pool, found, "hop"), reward)
+
+
+def queries(*tries: Tried, hops: int = 2, key: str = BY_PASSAGE) -> list[str]:
+    return [each.example.query for each in full_credit(tries, hops, key)]
+
+
+def solved(question: int, hop: int = 1, query: str = "") -> Solved:
+    passages = tuple(f"passage {place}" for place in range(hop - 1))
+    example = Example(f"question {question}?", passages, query or f"query {question} {hop}")
+    return Solved(f"q{question}", hop, 0.5, example)
+
+
+def ranks(*scores: float, name: str = "few_shot_1", query: str = "") -> tuple[Ranked, ...]:
+    return tuple(
+        Ranked(Candidate(f"{name}_{place}", (solved(place, query=query),)), score, 5, 0)
+        for place, score in enumerate(scores, 1)
+    )
+
+
+def test_a_first_hop_with_full_credit() -> None:
+    """Half of the gold pages after half of the hops; AP of [Berg, Bergen] is 1/2."""
+    best = tried(STATE, "Ada Berg", (BERG, RAIN), 0.5)
+    (found,) = full_credit([best], 2, BY_PASSAGE)
+    assert found == Solved("q", 1, 0.5, Example(QUESTION, (), "Ada Berg"))
+    # Found, but another try at the state did better: gold later in the order, or fewer pages.
+    later = tried(STATE, "birthplace", (RAIN, BERG), 0.25)
+    assert queries(best, later) == ["Ada Berg"]
+    both = tried(STATE, "Ada Berg Oslo", (BERG, OSLO), 1.0)
+    assert queries(best, later, both) == ["Ada Berg Oslo"]
+    # By other prompts, too: these are asked of the same state.
+    asked = dataclasses.replace(both, state=STATE.asked_by(2))
+    assert queries(best, asked) == ["Ada Berg Oslo"]
+    # Equally good ones are all shown, an equal query once.
+    other = tried(STATE, "Berg, Ada", (BERG,), 0.5)
+    assert queries(best, best, other) == ["Ada Berg", "Berg, Ada"]
+
+
+def test_a_last_hop_needs_all_gold_pages() -> None:
+    """From [Berg, Bergen]: with Oslo third, AP is (1 + 2/3) / 2."""
+    all_found = tried(LATER, "Oslo", (OSLO,), 5 / 6)
+    (found,) = full_credit([all_found], 2, BY_PASSAGE)
+    assert found.hop == 2
+    assert found.example == Example(QUESTION, (BERG.text, RAIN.text), "Oslo")
+    nothing_new = tried(LATER, "Ada Berg", (BERG,), 0.5)
+    assert queries(all_found, nothing_new) == ["Oslo"]
+    # The best of the state, and new, but not all.
+    from_nothing = STATE.after(())
+    half = tried(from_nothing, "Oslo", (OSLO,), 0.5)
+    with pytest.raises(InputError):
+        queries(half)
+    assert queries(half, hops=4) == ["Oslo"]  # half of the pages at hop 2 of 4 is on course
+
+
+def test_a_solved_state_has_nothing_to_show() -> None:
+    complete = STATE.after((BERG, OSLO))
+    with pytest.raises(InputError) as caught:
+        full_credit([tried(complete, "Oslo", (OSLO,), 1.0)], 2, BY_PASSAGE)
+    assert str(caught.value) == (
+        "none of the 1 scored tries at the bootstrap's questions has full credit, so there is "
+        "nothing to show; raise config.few_shot.bootstrap_questions, or give a model or a search "
+        "that finds more."
+    )
+
+
+def test_masked_tries_count_for_nothing() -> None:
+    best = tried(STATE, "Ada Berg", (BERG,), 0.5)
+    masked = Tried(STATE, "", (), None)
+    assert queries(masked, best) == ["Ada Berg"]
+    with pytest.raises(InputError, match="none of the 0 scored tries"):
+        full_credit([masked], 2, BY_PASSAGE)
+
+
+def test_pages_are_known_by_title_where_they_have_several_passages() -> None:
+    state = dataclasses.replace(STATE, pages=("ada berg", "oslo"))
+    second = Document("d", "ada  BERG", "More.", True)
+    first = tried(state, "Ada", (second,), 0.5)
+    assert queries(first, key=BY_TITLE) == ["Ada"]
+    # Another passage of a page that is there already is nothing new.
+    again = tried(state.after((BERG,)), "Ada", (second,), 0.5)
+    with pytest.raises(InputError):
+        queries(again, hops=4, key=BY_TITLE)
+
+
+def test_states_with_other_pools_are_other_states() -> None:
+    good = tried(LATER, "Oslo", (OSLO,), 5 / 6)
+    better = tried(STATE.after((BERG,)), "Oslo now", (OSLO,), 1.0)
+    assert queries(good, better) == ["Oslo", "Oslo now"]
+
+
+def test_questions_are_split_once() -> None:
+    split = split_questions(40, CONFIG)
+    assert (len(split.bootstrap), len(split.rank), len(split.training)) == (10, 5, 25)
+    assert sorted([*split.bootstrap, *split.rank, *split.training]) == [*range(40)]
+    assert split.training == tuple(sorted(split.training))
+    assert split == split_questions(40, CONFIG)
+    assert split != split_questions(40, dataclasses.replace(CONFIG, seed=1))
+    assert len(split_questions(16, CONFIG).training) == 1
+    with pytest.raises(InputError, match=r"there are 15 questions; .* take 15 of them and leave"):
+        split_questions(15, CONFIG)
+
+
+def test_candidates_are_different_sets_of_different_questions() -> None:
+    tries = [solved(number, hop) for number in range(8) for hop in (1, 2)]
+    candidates = drawn_candidates(tries, CONFIG, 1)
+    assert [each.name for each in candidates] == [f"few_shot_1_{n}" for n in range(1, 13)]
+    assert len({frozenset(each.shown) for each in candidates}) == 12
+    for each in candidates:
+        assert len({shown.question_id for shown in each.shown}) == 3
+        hops = [shown.hop for shown in each.shown]
+        assert hops == sorted(hops)
+        assert set(hops) == {1, 2}  # both are shown
+        assert each.variant.examples == tuple(shown.example for shown in each.shown)
+    # Either hop has the second example now and then.
+    assert {sum(shown.hop == 1 for shown in each.shown) for each in candidates} == {1, 2}
+    assert candidates == drawn_candidates(tries, CONFIG, 1)
+    assert candidates != drawn_candidates(tries, CONFIG, 2)
+    assert candidates != drawn_candidates(tries, dataclasses.replace(CONFIG, seed=1), 1)
+
+
+def test_a_hop_without_examples_is_not_waited_for() -> None:
+    tries = [*(solved(number) for number in range(5)), solved(0, 2)]
+    candidates = drawn_candidates(tries, CONFIG, 1)
+    assert all(len(each.shown) == 3 for each in candidates)
+
+
+def test_fewer_sets_are_all_of_them() -> None:
+    four = [solved(number) for number in range(4)]
+    assert len(drawn_candidates(four, CONFIG, 1)) == math.comb(4, 3)
+    assert len(drawn_candidates(four[:3], CONFIG, 1)) == 1
+    with pytest.raises(InputError) as caught:
+        drawn_candidates([*four[:2], solved(0, query="again")], CONFIG, 1)
+    assert str(caught.value) == (
+        "2 of the bootstrap's questions have a try with full credit, and "
+        "config.few_shot.demonstrations is 3; lower it, or raise bootstrap_questions."
+    )
+
+
+def test_prompts_are_ranked_by_the_mean_of_scored_tries() -> None:
+    candidates = [each.candidate for each in ranks(0, 0, 0, 0)]
+    rewards = [[0.5, 0.0], [1.0, None], [None, None, 1.0], [0.25, 0.25]]
+    found = ranked(candidates, rewards)
+    assert [(each.candidate.name, each.score) for each in found] == [
+        ("few_shot_1_2", 1.0),
+        ("few_shot_1_1", 0.25),  # equal ones as they were drawn
+        ("few_shot_1_4", 0.25),
+    ]
+    assert [(each.scored, each.masked) for each in found] == [(1, 1), (2, 0), (2, 0)]
+    assert ranked(candidates[:1], [[]]) == ()
+
+
+def test_the_best_prompts_of_all_rounds_are_kept() -> None:
+    rounds = [ranks(0.4, 0.2), ranks(0.6, 0.4, name="few_shot_2", query="other")]
+    names = [each.name for each in kept_variants(rounds, PROMPT, 3)]
+    assert names == ["few_shot_2_1", "few_shot_1_1", "few_shot_2_2"]
+    prompt = dataclasses.replace(PROMPT, variants=kept_variants(rounds, PROMPT, 3))
+    assert prompt.names == (BARE, *names)
+
+
+def test_prompts_that_read_alike_are_kept_once() -> None:
+    """Alike they are where passages are cut, or where a later round draws the same set again."""
+    rounds = [ranks(0.4, 0.2), ranks(0.6, 0.1, name="few_shot_2")]
+    kept = kept_variants(rounds, PROMPT, 3)
+    assert [each.name for each in kept] == ["few_shot_2_1", "few_shot_1_2"]
+    QueryPrompt(load("bare_query"), kept)  # refuses equal ones
+    with pytest.raises(InputError) as caught:
+        kept_variants([()], PROMPT, 3)
+    assert str(caught.value).startswith("there are fewer than two different prompts, since")
+    assert str(caught.value).count(". ") == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"candidates": 0}, "config.few_shot.candidates is 0; it must be at least 1."),
+        ({"rounds": 0}, "config.few_shot.rounds is 0"),
+        ({"demonstrations": 0}, "config.few_shot.demonstrations is 0"),
+        ({"rank_questions": 0}, "config.few_shot.rank_questions is 0"),
+        ({"kept": 0}, "config.few_shot.kept is 0"),
+        ({"seed": -1}, "config.few_shot.seed is -1"),
+        ({"bootstrap_questions": 2}, "config.few_shot.bootstrap_questions is 2, and each of the 3"),
+        ({"candidates": 2}, "config.few_shot.candidates is 2, of which 3 are to be kept;"),
+    ],
+)
+def test_settings_that_are_refused(given: dict[str, int], told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        FewShotConfig(**given)
+    assert str(caught.value).startswith(told)

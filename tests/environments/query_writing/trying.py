@@ -1,0 +1,103 @@
+"""Passages and searches on which query writers are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from qrag_jax.data.generators.bridge_world import BridgeQuestion, bridge_question
+from qrag_jax.environments.query_writing.state import QueryState
+from qrag_jax.environments.tools.episode import Document
+from qrag_jax.errors import InputError
+from qrag_jax.llm.text.scaffolds import scaffold_of
+from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.pretrained_lm import load_language_model
+from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
+from qrag_jax.retrieval.protocol import NONE, Passage, Queries, Where
+from qrag_jax.rollouts.token_episodes import Speech
+
+BERG = Document("a", "Ada Berg", "# Ada Berg\nShe was born in Oslo.", True, 5.0)
+OSLO = Document("b", "Oslo", "# Oslo\nIt is the capital of Norway.", True, 7.0)
+RAIN = Document("c", "Bergen", "# Bergen\nIt is wet.", False, 3.0)
+QUESTION = "Of which country is Ada Berg's birthplace the capital?"
+STATE = QueryState("q", QUESTION, ("Norway",), hops=2, gold_ids=("a", "b"), pages=("a", "b"))
+LATER = STATE.after((BERG, RAIN))
+
+SIZES = TinyLMConfig(
+    copies=False, layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32, vocab=400
+)
+_K1, _B = 0.9, 0.4
+
+
+class Listed:
+    """A corpus in memory."""
+
+    digest = "listed"
+
+    def __init__(self, listed: Sequence[Passage]) -> None:
+        self._listed = listed
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+    def passages(self, numbers: Sequence[int] | np.ndarray) -> list[Passage]:
+        return [self._listed[int(number)] for number in numbers]
+
+    def matching(self, where: Where) -> np.ndarray:
+        raise InputError("there are no fields.")
+
+
+class WorldSearch:
+    """BM25 over the passages of invented questions; remembers how it was called."""
+
+    def __init__(self, questions: Sequence[BridgeQuestion], k: int = 3) -> None:
+        self._passages = [
+            Passage(f"{question.id}/{passage.id}", passage.text, passage.title)
+            for question in questions
+            for passage in question.passages
+        ]
+        words = BM25Config(k1=_K1, b=_B, stemmer="", stop_words="")
+        self._index, self._k = BM25Index.build(Listed(self._passages), words), k
+        self.calls: list[list[str]] = []
+
+    def __call__(self, queries: Sequence[str]) -> list[tuple[Document, ...]]:
+        self.calls.append([*queries])
+        hits = self._index.search(Queries(queries), self._k)
+        return [
+            tuple(
+                _document(self._passages[number], score)
+                for number, score in zip(numbers, scores)
+                if number != NONE
+            )
+            for numbers, scores in zip(hits.numbers.tolist(), hits.scores.tolist())
+        ]
+
+
+def _document(passage: Passage, score: float) -> Document:
+    text = f"# {passage.title}\n{passage.text}"
+    return Document(passage.name, passage.title, text, False, score)
+
+
+@cache
+def world(count: int) -> tuple[BridgeQuestion, ...]:
+    """The first questions of the world."""
+    return tuple(bridge_question(0, "train", index) for index in range(count))
+
+
+def world_state(question: BridgeQuestion) -> QueryState:
+    """A question before its first hop."""
+    gold = tuple(f"{question.id}/{passage.id}" for passage in question.supporting)
+    return QueryState(
+        question.id, question.question, (question.answer,), hops=2, gold_ids=gold, pages=gold
+    )
+
+
+def tiny_speech(folder: Path, turn: int = 40, room: int = 400) -> Speech:
+    """A tokenizer of a tiny model, with its chat template."""
+    texts = [f"{q.question} {p.text}" for q in world(4) for p in q.passages]
+    write_tiny_lm(folder, texts, SIZES, seed=0)
+    tokenizer = load_language_model(folder).tokenizer
+    return Speech(tokenizer, scaffold_of(tokenizer), turn, room)
