@@ -1,4 +1,4 @@
-"""A token policy over the mesh: log-probabilities of sampled tokens, and gradients of its losses.
+"""A token policy over the mesh: log-probabilities of sampled tokens, and gradients of losses.
 
 Blocks of rows are computed one after the other, forward and backward, so memory holds one of them,
 whatever the batch. Every device has the same number of blocks; so what devices send each other for
@@ -8,9 +8,10 @@ a block is sent by all of them.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,24 +19,12 @@ import optax
 from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh, PartitionSpec
 
-from qrag_jax.algorithms.policy_gradient import (
-    Clip,
-    Correction,
-    Departure,
-    clipped,
-    clipped_weight,
-    correction,
-    departure,
-    kl_k3,
-    of_sequence,
-    sampler_weights,
-    weighted_sum,
-)
+from qrag_jax.learners.block_loss import BlockLoss, BlockSums
 from qrag_jax.learners.policy_state import PolicyState
-from qrag_jax.learners.token_config import CISPO, SEQUENCE, SFTConfig, TokenGRPOConfig
+from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
+from qrag_jax.learners.token_losses import GrpoLoss, ImitationLoss, PerToken, Sums
 from qrag_jax.models.compute.group import Group, add_to_rows, look_up
 from qrag_jax.models.compute.lora import Adapted, attach, detach
-from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.compute.row_sums import take_rows
 from qrag_jax.models.compute.sharing import RowLengths, shared_layout
 from qrag_jax.models.trunks.qwen3 import HEAD
@@ -46,17 +35,20 @@ from qrag_jax.runtime.mesh import AXES
 from qrag_jax.runtime.sharding import specs_of, sum_over_data
 
 ROW_AXES = AXES[:2]  # devices along `tensor` compute the same rows
+Config = TypeVar("Config", covariant=True)
+Given = TypeVar("Given")
+Summed = TypeVar("Summed", bound=BlockSums)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenPolicy:
+class TokenPolicy(Generic[Config]):
     """A causal language model, or adapters on a frozen one, and how it learns.
 
     Attributes:
         shardings: where the training state lives (`policy_state.state_shardings`).
         trunk: maps tokens to hidden states; the head is its word table, or the leaf `HEAD`.
         vocabulary: how hidden states become log-probabilities.
-        config: GRPO or imitation.
+        config: the algorithm's.
         weights: of the parts of an episode's reward `[K]`.
         optimizer: of the policy.
         schedule: optimizer step → learning rate.
@@ -68,7 +60,7 @@ class TokenPolicy:
     shardings: PolicyState
     trunk: Trunk
     vocabulary: Vocabulary
-    config: TokenGRPOConfig | SFTConfig
+    config: Config
     weights: tuple[float, ...]
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule
@@ -81,64 +73,37 @@ class TokenPolicy:
         object.__setattr__(self, "vocabulary", self.vocabulary._replace(group=group))
 
     @property
-    def is_fresh(self) -> bool:
+    def row_devices(self) -> int:
+        """Devices that rows are split over."""
+        return math.prod(self.mesh.shape[axis] for axis in ROW_AXES)
+
+    @property
+    def is_fresh(self: TokenPolicy[TokenGRPOConfig | SFTConfig]) -> bool:
         """Whether a batch gives one update: then π_old is the policy that learns, at no cost."""
         return self.config.epochs == 1
-
-
-class PerToken(NamedTuple):
-    """What is learned from each sampled token; float32 `[B, S]`.
-
-    old: log-probabilities before the update; read if there are several updates.
-    reference: by the first weights of the stage; read if a KL is to them.
-    advantages: A.
-    weight: of the token's loss in the sum; 0: it is not learned from.
-    """
-
-    old: jax.Array
-    reference: jax.Array
-    advantages: jax.Array
-    weight: jax.Array
-
-
-class Sums(NamedTuple):
-    """Totals over the tokens that are learned from."""
-
-    loss: jax.Array
-    entropy: jax.Array
-    reference_kl: jax.Array
-    departure: Departure
-    correction: Correction
-    tokens: TokenCount
 
 
 _Used = tuple[Params, jax.Array, jax.Array]  # prepared parameters, words `[T, H]`, head
 
 
-class TokenPasses:
-    """Forward and backward passes over the mesh."""
+class BlockPasses(Generic[Given, Summed]):
+    """Forward and backward passes over the mesh, of a loss of blocks."""
 
-    def __init__(self, policy: TokenPolicy) -> None:
-        self.policy = policy
+    def __init__(self, policy: TokenPolicy, loss: BlockLoss[Given, Summed]) -> None:
+        self.policy, self.loss = policy, loss
         self._params = specs_of(policy.shardings.params)
         self._base = specs_of(policy.base_shardings)
 
     def gradient(
-        self, params: Params, base: Params | None, blocks: TokenBlocks, given: PerToken
-    ) -> tuple[Params, Sums]:
+        self, params: Params, base: Params | None, blocks: TokenBlocks, given: Given
+    ) -> tuple[Params, Summed]:
         """The gradient of the summed loss, and the sums."""
 
         def on_device(params: Params, base, blocks, given):
             whole = params if base is None else Adapted(base, params)
             pull = self._to_all if base is None else self._to_adapters
             gradient, sums = pull(whole, blocks, given)
-            gradient = sum_over_data(gradient, self._params)
-            largest = jax.lax.pmax((sums.departure.largest, sums.correction.largest), ROW_AXES)
-            sums = jax.lax.psum(sums, ROW_AXES)
-            return gradient, sums._replace(
-                departure=sums.departure._replace(largest=largest[0]),
-                correction=sums.correction._replace(largest=largest[1]),
-            )
+            return sum_over_data(gradient, self._params), sums.over(ROW_AXES)
 
         out = self._params, PartitionSpec()
         return self._mapped(on_device, out)(params, base, blocks, given)
@@ -189,37 +154,11 @@ class TokenPasses:
         before = take_rows(hidden, block.place)
         return token_scores(self.policy.vocabulary, before, head, block.target)
 
-    def _loss(self, used: _Used, block: TokenBlocks, given: PerToken) -> tuple[jax.Array, Sums]:
-        """The summed loss of one block, and the sums without its tokens."""
-        scores = self._scores(used, block)
-        config, new, valid = self.policy.config, scores.log_probs, given.weight > 0
-        clip, cap, ratios = Clip(), 1.0, new
-        if isinstance(config, SFTConfig):
-            losses, old, kl = -new, jax.lax.stop_gradient(new), jnp.zeros_like(new)
-        else:
-            clip, cap = config.clip, config.sampler_cap
-            old = jax.lax.stop_gradient(new) if self.policy.is_fresh else given.old
-            kl = kl_k3(new, given.reference) if config.beta else jnp.zeros_like(new)
-            if config.ratio == SEQUENCE:
-                rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
-                ratios = _of_rows(new, old, rows & valid[None])
-            surrogate = clipped_weight if config.ratio == CISPO else clipped
-            losses = surrogate(ratios, old, given.advantages, clip)
-            losses = losses * sampler_weights(old, block.sampler, cap) + config.beta * kl
-        loss = weighted_sum(losses, given.weight)
-        # What is clipped is of the ratios that the loss has; a KL is of tokens.
-        away = departure(ratios, old, given.advantages, valid, clip)
-        away = away._replace(kl=departure(new, old, given.advantages, valid, clip).kl)
-        return loss, Sums(
-            loss=loss,
-            entropy=jnp.where(valid, scores.entropy, 0.0).sum(),
-            reference_kl=jnp.where(valid, kl, 0.0).sum(),
-            departure=away,
-            correction=correction(old, block.sampler, valid, cap),
-            tokens=_count(block, self.policy.trunk.group),
-        )
+    def _loss(self, used: _Used, block: TokenBlocks, given: Given) -> tuple[jax.Array, Summed]:
+        """The summed loss of one block, and the sums."""
+        return self.loss(self._scores(used, block), block, given)
 
-    def _to_all(self, params: Params, blocks: TokenBlocks, given: PerToken) -> tuple[Params, Sums]:
+    def _to_all(self, params: Params, blocks: TokenBlocks, given: Given) -> tuple[Params, Summed]:
         """The gradient with respect to all parameters."""
         trunk = self.policy.trunk
         group, width = trunk.group, trunk.config.hidden_size
@@ -228,7 +167,7 @@ class TokenPasses:
         table, own_head = prepared.pop(WORDS), prepared.pop(HEAD, None)
         head = table if own_head is None else own_head
 
-        def one(block: TokenBlocks, given: PerToken, total: Any) -> tuple[Any, Sums]:
+        def one(block: TokenBlocks, given: Given, total: Any) -> tuple[Any, Summed]:
             words = look_up(group, table, block.tokens, width)
             of_loss = partial(self._loss, block=block, given=given)
             _, back, sums = jax.vjp(of_loss, (prepared, words, head), has_aux=True)
@@ -249,8 +188,8 @@ class TokenPasses:
         return to_stored(trunk.as_stored(of_layers | of_tables))[0], sums
 
     def _to_adapters(
-        self, params: Adapted, blocks: TokenBlocks, given: PerToken
-    ) -> tuple[Params, Sums]:
+        self, params: Adapted, blocks: TokenBlocks, given: Given
+    ) -> tuple[Params, Summed]:
         """The gradient with respect to adapters; the base is a constant."""
         trunk = self.policy.trunk
 
@@ -262,10 +201,10 @@ class TokenPasses:
         table = frozen[WORDS,]
         head = frozen.get((HEAD,), table)
 
-        def one(block: TokenBlocks, given: PerToken, total: Any) -> tuple[Any, Sums]:
+        def one(block: TokenBlocks, given: Given, total: Any) -> tuple[Any, Summed]:
             words = look_up(trunk.group, table, block.tokens, trunk.config.hidden_size)
 
-            def of_loss(prepared: Params) -> tuple[jax.Array, Sums]:
+            def of_loss(prepared: Params) -> tuple[jax.Array, Summed]:
                 used = unflatten_dict(frozen | prepared), words, head
                 return self._loss(used, block, given)
 
@@ -277,36 +216,32 @@ class TokenPasses:
         return to_stored(gradient)[0], sums
 
 
-def _of_rows(new: jax.Array, old: jax.Array, rows: jax.Array) -> jax.Array:
-    """`of_sequence` of tokens `[S]`, where `rows` `[R, S]` says which token is of which row."""
-    by_row = of_sequence(jnp.broadcast_to(new, rows.shape), jnp.broadcast_to(old, rows.shape), rows)
-    return jnp.where(rows.any(axis=0), jnp.where(rows, by_row, 0.0).sum(axis=0), new)
+class TokenPasses(BlockPasses[PerToken, Sums]):
+    """The passes of GRPO or of imitation."""
+
+    def __init__(self, policy: TokenPolicy[TokenGRPOConfig | SFTConfig]) -> None:
+        loss: BlockLoss[PerToken, Sums] = ImitationLoss()
+        if isinstance(policy.config, TokenGRPOConfig):
+            loss = GrpoLoss(policy.config)
+        super().__init__(policy, loss)
 
 
 def _summed(
-    one: Callable[[TokenBlocks, PerToken, Any], tuple[Any, Sums]],
+    one: Callable[[TokenBlocks, Given, Any], tuple[Any, Summed]],
     zeros: Any,
     blocks: TokenBlocks,
-    given: PerToken,
-) -> tuple[Any, Sums]:
+    given: Given,
+) -> tuple[Any, Summed]:
     """Runs over all blocks; returns the last total and the sums."""
-    block, tokens = _at((blocks, given), 0)
-    _, first = jax.eval_shape(one, block, tokens, zeros)
+    block, own = _at((blocks, given), 0)
+    _, first = jax.eval_shape(one, block, own, zeros)
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first)
 
-    def body(number: jax.Array, carry: tuple[Any, Sums]) -> tuple[Any, Sums]:
+    def body(number: jax.Array, carry: tuple[Any, Summed]) -> tuple[Any, Summed]:
         total, sums = carry
-        block, tokens = _at((blocks, given), number)
-        total, more = one(block, tokens, total)
-        largest = [
-            jnp.maximum(getattr(sums, name).largest, getattr(more, name).largest)
-            for name in ("departure", "correction")
-        ]
-        sums = jax.tree.map(jnp.add, sums, more)
-        return total, sums._replace(
-            departure=sums.departure._replace(largest=largest[0]),
-            correction=sums.correction._replace(largest=largest[1]),
-        )
+        block, own = _at((blocks, given), number)
+        total, more = one(block, own, total)
+        return total, sums.plus(more)
 
     return jax.lax.fori_loop(0, _number(blocks), body, (zeros, nothing))
 
@@ -320,10 +255,3 @@ def _number(blocks: TokenBlocks) -> jax.Array:
     used = jnp.any(blocks.lengths > 0, axis=1)
     last = jnp.where(used, jnp.arange(1, len(used) + 1), 0).max()
     return jax.lax.pmax(last, AXES)
-
-
-def _count(block: TokenBlocks, group: Group) -> TokenCount:
-    by_group = block.lengths.reshape(len(block.shared), -1)
-    alone = jnp.where(by_group > 0, by_group - block.shared[:, None], 0).sum()
-    real = (alone + block.shared.sum()).astype(jnp.float32)
-    return TokenCount(real, jnp.float32(len(block.tokens)))

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.algorithms.advantages import best_of_groups, mixed_advantages, varies
 from qrag_jax.algorithms.policy_gradient import BNPO, DAPO, DR_GRPO, GRPO
 from qrag_jax.learners.policy_state import PolicyState
-from qrag_jax.learners.state import optimizer_step
 from qrag_jax.learners.token_config import BEST, SFTConfig, TokenGRPOConfig
-from qrag_jax.learners.token_policy import ROW_AXES, PerToken, TokenPasses, TokenPolicy
+from qrag_jax.learners.token_losses import PerToken
+from qrag_jax.learners.token_policy import ROW_AXES, TokenPasses, TokenPolicy
+from qrag_jax.learners.token_step import Metrics, Update, counted, jitted, learn
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks
-from qrag_jax.runtime.gpu_options import compiler_options
-
-Metrics = dict[str, jax.Array]
 
 
 class TokenEpisodes(NamedTuple):
@@ -39,9 +35,6 @@ class TokenEpisodes(NamedTuple):
     counts: jax.Array
     rewards: jax.Array
     scored: jax.Array
-
-
-Update = Callable[..., tuple[PolicyState, Metrics]]  # (state, TokenEpisodes), then a base if any
 
 
 def token_episodes(
@@ -64,11 +57,9 @@ def token_episodes(
         learned = learned & kept[batch.episode][:, None]
     is_row = np.asarray(learned.any(axis=1))
     batch = batch._replace(loss_mask=learned, log_prob_mask=batch.log_prob_mask & is_row[:, None])
-    rows = (ROW_AXES[0], ROW_AXES[1])
-    devices = int(np.prod([policy.mesh.shape[axis] for axis in rows]))
     counts = np.bincount(batch.episode, learned.sum(axis=1), len(batch.scored) + 1)[:-1]
     given: Any = counts.astype(np.float32), batch.rewards.astype(np.float32), batch.scored
-    return TokenEpisodes(token_blocks(batch, shape, devices), *given)
+    return TokenEpisodes(token_blocks(batch, shape, policy.row_devices), *given)
 
 
 def _differs(rewards: np.ndarray, scored: np.ndarray) -> np.ndarray:
@@ -97,8 +88,7 @@ def make_token_update(policy: TokenPolicy) -> Update:
     `sampler_kl`, `sampler_largest_ratio`, `sampler_truncated` (share of tokens) and
     `sampler_effective` (effective sample size as a share of tokens).
     """
-    config, mesh, shardings = policy.config, policy.mesh, policy.shardings
-    passes = TokenPasses(policy)
+    config, passes = policy.config, TokenPasses(policy)
 
     def update(state: PolicyState, episodes: TokenEpisodes, base: Params | None = None):
         given, divisor, metrics = given_tokens(policy, episodes)
@@ -113,12 +103,8 @@ def make_token_update(policy: TokenPolicy) -> Update:
         def step(state: PolicyState, _: None):
             gradient, sums = passes.gradient(state.params, base, blocks, given)
             gradient = jax.tree.map(lambda leaf: leaf / divisor, gradient)
-            norm = optax.tree.norm(gradient)
-            finite = jnp.isfinite(norm) & jnp.isfinite(sums.loss)
-            params, opt_state = optimizer_step(
-                state.params, state.opt_state, gradient, policy.optimizer, finite
-            )
-            return state._replace(params=params, opt_state=opt_state), (sums, norm, finite)
+            state, norm, finite = learn(policy, state, gradient, sums.loss)
+            return state, (sums, norm, finite)
 
         if policy.is_fresh:
             state, (sums, norm, finite) = step(state, None)
@@ -148,20 +134,9 @@ def make_token_update(policy: TokenPolicy) -> Update:
                 "sampler_truncated": first.correction.truncated / tokens,
                 "sampler_effective": first.correction.effective_share(),
             }
-        state = state._replace(
-            step=state.step + 1,
-            env_steps=state.env_steps + sums.departure.actions.astype(jnp.int32),
-        )
-        return state, metrics | {"env_steps": state.env_steps.astype(jnp.float32)}
+        return counted(state, sums.departure.actions, metrics)
 
-    placed = shardings, episode_shardings(mesh)
-    return jax.jit(
-        update,
-        donate_argnums=0,
-        in_shardings=placed if policy.base_shardings is None else (*placed, policy.base_shardings),
-        out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())),
-        compiler_options=compiler_options(mesh, adapters=policy.base_shardings is not None),
-    )
+    return jitted(policy, update, episode_shardings(policy.mesh))
 
 
 def given_tokens(

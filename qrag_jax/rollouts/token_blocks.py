@@ -95,7 +95,12 @@ class _Piece(NamedTuple):
 
 
 def choose_shape(
-    batch: TokenBatch, tokens: int, members: int, *, room: int | None = None
+    batch: TokenBatch,
+    tokens: int,
+    members: int,
+    *,
+    room: int | None = None,
+    whole: bool = False,
 ) -> BlockShape:
     """A shape for batches like this one: few different ones, so that few programs are compiled.
 
@@ -107,6 +112,7 @@ def choose_shape(
         tokens: places of a block, at most; more if the longest row needs more.
         members: rows of a group, at most.
         room: tokens of the longest row there can be; None: not known.
+        whole: whether every group must fit into a block, as `token_blocks` can keep it.
     """
     used = np.flatnonzero(_is_used(batch))
     longest, common = int(batch.lengths[used].max(initial=1)), _common(batch)
@@ -119,7 +125,7 @@ def choose_shape(
     prompt, own, length = min(prompt, most), min(own, most), min(prompt + own, most)
     # Whole groups of the longest rows fill a block, if there is room for one.
     group = prompt + members * own
-    tokens = max(tokens // group * group if group <= tokens else tokens, length)
+    tokens = max(tokens // group * group or (group if whole else tokens), length)
     # Rows that a block may have are computed whether they are there or not: not many more of them
     # than fill it, where most rows are shorter than the longest.
     groups = max(1, round(_ROWS * tokens / group))
@@ -128,19 +134,29 @@ def choose_shape(
         int(batch.lengths[row]) - common.get(int(batch.leader[row]), 0) for row in used
     )
     share = math.ceil(4 * sampled.sum() / max(computed, 1)) / 4
+    if whole:
+        sampled = np.bincount(batch.episode[used] // members, sampled)
     places = max(math.ceil(share * tokens), int(sampled.max(initial=1)))
     # Without shared tokens attention is computed by whole rows.
     return BlockShape(tokens, length, groups, members, places, prompt, own if prompt else 0)
 
 
-def token_blocks(batch: TokenBatch, shape: BlockShape, devices: int = 1) -> TokenBlocks:
+def token_blocks(
+    batch: TokenBatch, shape: BlockShape, devices: int = 1, *, whole: bool = False
+) -> TokenBlocks:
     """All rows that have a sampled token, in as many blocks on every device.
+
+    Args:
+        whole: a group, of as many neighbouring episodes as the shape has members, is one of the
+            block's groups, its rows in their order: for losses that are not of single rows.
 
     Raises:
         ValueError: a row begins with a sampled token, is longer than the shape's rows, or has more
-            sampled tokens than a block holds.
+            sampled tokens than a block holds; or a group is to be whole, and fits into no block or
+            has rows that do not share the same tokens.
     """
-    blocks = _packed(_groups(batch, shape), shape)
+    groups = _groups(batch, shape, whole=whole)
+    blocks = _packed_whole(groups, shape) if whole else _packed(groups, shape)
     # A program is compiled for few numbers of blocks; it does not compute the empty ones.
     number = devices * _FEWEST
     while number < len(blocks):
@@ -164,8 +180,8 @@ def _common(batch: TokenBatch) -> dict[int, int]:
     return common
 
 
-def _groups(batch: TokenBatch, shape: BlockShape) -> list[_Piece]:
-    """Rows that share their first tokens, the most tokens first."""
+def _groups(batch: TokenBatch, shape: BlockShape, *, whole: bool) -> list[_Piece]:
+    """Rows that share their first tokens, or those of whole groups; the most tokens first."""
     together: dict[tuple[int, int], list[_Row]] = defaultdict(list)
     used, common = _is_used(batch), _common(batch)
     for row in map(int, np.flatnonzero(used)):
@@ -184,13 +200,38 @@ def _groups(batch: TokenBatch, shape: BlockShape) -> list[_Piece]:
                 "has no room for so many"
             )
         # Rows that share nothing need no group of their own.
-        each = _Row(row, length - shared, sampled)
-        together[(leader if shared else -1), shared].append(each)
+        group = leader if shared else -1
+        if whole:
+            group = int(batch.episode[row]) // shape.members
+        together[group, shared].append(_Row(row, length - shared, sampled))
     pieces = []
     for (_, shared), rows in together.items():
-        rows.sort(key=lambda each: -each.alone)
+        rows.sort(key=lambda each: batch.episode[each.number] if whole else -each.alone)
         pieces.append(_Piece(shared, rows))
+    if whole and len({group for group, _ in together}) < len(pieces):
+        raise ValueError("rows of a group that is to be whole do not share the same tokens")
     return sorted(pieces, key=lambda piece: -piece.tokens)
+
+
+def _packed_whole(groups: list[_Piece], shape: BlockShape) -> list[list[_Piece]]:
+    """The groups in blocks, each in the first that has room for all of it."""
+    blocks: list[list[_Piece]] = []
+    for piece in groups:
+        shared, rows = piece
+
+        def has_room(block: list[_Piece], piece: _Piece = piece) -> bool:
+            return len(_fitting(piece.rows, piece.shared, shape, block)) == len(piece.rows)
+
+        into = next(filter(has_room, blocks), None)
+        if into is None:
+            if not has_room([]):
+                raise ValueError(
+                    f"a group of {len(rows)} rows and {piece.tokens} tokens, {shared} of them "
+                    f"shared, is to be whole; {shape} has no room for it"
+                )
+            blocks.append(into := [])
+        into.append(piece)
+    return blocks
 
 
 def _packed(groups: list[_Piece], shape: BlockShape) -> list[list[_Piece]]:

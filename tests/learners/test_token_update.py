@@ -12,7 +12,6 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
-from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.runtime import sharding
 from qrag_jax.runtime.mesh import make_mesh
@@ -22,7 +21,9 @@ from tests.learners.token_updates import (
     SHAPE,
     WEIGHTS,
     Learning,
+    adapters,
     advantages,
+    check_moved,
     learned,
     log_probs,
     loss,
@@ -35,14 +36,6 @@ ALONE = make_mesh((1, 1, 1), jax.devices()[:1])
 
 def config(**fields: Any) -> TokenGRPOConfig:
     return dataclasses.replace(GRPO, **fields)
-
-
-def check_moved(after: Any, before: Any, gradient: Any, *, rtol: float = 1e-5) -> None:
-    """A step of plain descent by this gradient."""
-    moves = jax.tree.map(lambda a, b: (np.asarray(b) - np.asarray(a)) / RATE, after, before)
-    largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(gradient))
-    for ours, theirs in zip(jax.tree.leaves(moves), jax.tree.leaves(gradient), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=rtol * largest + 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -178,27 +171,16 @@ def test_a_head_of_its_own() -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_adapters_on_a_frozen_base(tied: bool) -> None:
     batch, base = made_batch(), model(tied=tied)
-    draw = np.random.default_rng(3)
-    sizes = {"query": (16, 32), "value": (16, 16), "down": (24, 16)}
-    adapters = {
-        "layers": {
-            name: {
-                "lora_a": draw.normal(size=(2, inner, 2)).astype(np.float32) / 4,
-                "lora_b": draw.normal(size=(2, 2, outer)).astype(np.float32) / 4,
-            }
-            for name, (inner, outer) in sizes.items()
-        }
-    }
-    assert LoraConfig(2, 2.0, tuple(sizes)).rank == 2
+    trained = adapters()
     given = config(beta=0.2, epochs=2)
-    learning = Learning(ALONE, given, adapters, base)
+    learning = Learning(ALONE, given, trained, base)
     learning.step(batch)
 
     def merged(adapters: Any) -> Any:
         return merge(Adapted(base, adapters), 1.0)
 
-    before = np.asarray(log_probs(merged(adapters), batch))
-    expected: Any = adapters
+    before = np.asarray(log_probs(merged(trained), batch))
+    expected: Any = trained
     for _ in range(2):
         gradient = jax.grad(lambda each: loss(merged(each), batch, given, before, before))(expected)
         expected = jax.tree.map(lambda p, g: p - RATE * g, expected, gradient)

@@ -51,15 +51,16 @@ class Learning:
     """A learner on a mesh, with plain gradient descent, and its state."""
 
     mesh: Mesh
-    config: TokenGRPOConfig | SFTConfig
+    config: Any
     params: Params
     base: Params | None = None
     scanned: bool = False
     shape: BlockShape = SHAPE
 
     def __post_init__(self) -> None:
-        beta = self.config.beta if isinstance(self.config, TokenGRPOConfig) else 0.0
-        parts = Parts(optax.sgd(RATE), None, keeps_reference=beta > 0, width=CONFIG.hidden_size)
+        is_grpo = isinstance(self.config, TokenGRPOConfig)
+        keeps = is_grpo and self.config.beta > 0
+        parts = Parts(optax.sgd(RATE), None, keeps_reference=keeps, width=CONFIG.hidden_size)
         split = Qwen3.SPLIT
         rules = resolve(((".*", "model"),), split_rules(split.columns, split.rows))
         shardings = state_shardings(self.mesh, rules, parts, self.params)
@@ -77,17 +78,51 @@ class Learning:
             schedule=optax.constant_schedule(RATE),
             base_shardings=of_base,
         )
-        self.update = make_token_update(self.policy)
+        self.update = self.made_update()
         self.state: PolicyState = first_state(shardings, parts, self.params, 42)
+
+    def made_update(self) -> Any:
+        """The program of an update."""
+        return make_token_update(self.policy)
+
+    @property
+    def placed_base(self) -> tuple[Params, ...]:
+        """The base of adapters, if there is one."""
+        if self.base is None:
+            return ()
+        return (jax.device_put(self.base, self.policy.base_shardings),)
 
     def step(self, batch: TokenBatch) -> dict[str, float]:
         """One update; returns its metrics."""
-        base = ()
-        if self.base is not None:
-            base = (jax.device_put(self.base, self.policy.base_shardings),)
-        episodes = token_episodes(self.policy, batch, self.shape)
-        self.state, metrics = self.update(self.state, episodes, *base)
+        return self.learn(token_episodes(self.policy, batch, self.shape))
+
+    def learn(self, episodes: Any) -> dict[str, float]:
+        """One update from episodes in blocks; returns its metrics."""
+        self.state, metrics = self.update(self.state, episodes, *self.placed_base)
         return {name: float(value) for name, value in metrics.items()}
+
+
+def adapters() -> Params:
+    """Adapters of some kernels whose products are far from zero."""
+    draw = np.random.default_rng(3)
+    sizes = {"query": (16, 32), "value": (16, 16), "down": (24, 16)}
+    return {
+        "layers": {
+            name: {
+                "lora_a": draw.normal(size=(2, inner, 2)).astype(np.float32) / 4,
+                "lora_b": draw.normal(size=(2, 2, outer)).astype(np.float32) / 4,
+            }
+            for name, (inner, outer) in sizes.items()
+        }
+    }
+
+
+def check_moved(after: Any, before: Any, gradient: Any, *, rtol: float = 1e-5) -> None:
+    """A step of plain descent by this gradient."""
+    moves = jax.tree.map(lambda a, b: (np.asarray(b) - np.asarray(a)) / RATE, after, before)
+    largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(gradient))
+    for ours, theirs in zip(jax.tree.leaves(moves), jax.tree.leaves(gradient), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=rtol * largest + 1e-6)
 
 
 def log_probs(params: Params, batch: TokenBatch) -> jax.Array:

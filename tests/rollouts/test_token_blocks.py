@@ -7,6 +7,7 @@ import pytest
 
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, choose_shape, token_blocks
+from tests.rollouts.pair_rows import PAIRS, made_pairs
 from tests.rollouts.token_rows import GROUPS, MEMBERS, made_batch
 
 SHAPE = BlockShape(tokens=60, length=24, groups=3, members=3, sampled=40)
@@ -100,6 +101,42 @@ def test_a_group_is_cut_where_that_fills_a_block() -> None:
     filled = blocks.valid.sum()
     assert filled == batch.log_prob_mask.sum()
     assert used.sum() <= alone / 72 + 2
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_group_may_be_whole(devices: int) -> None:
+    batch = made_pairs()
+    blocks = token_blocks(batch, SHAPE._replace(tokens=40, members=2), devices, whole=True)
+    assert len(rows_of(blocks)) == 2 * PAIRS
+    groups = []
+    for number in range(len(blocks.tokens)):
+        for group in range(SHAPE.groups):
+            of_group = blocks.valid[number] & (blocks.row[number] // 2 == group)
+            order = blocks.episode[number][of_group][np.argsort(blocks.row[number][of_group])]
+            groups += [tuple(dict.fromkeys(order.tolist()))] if len(order) else []
+    assert sorted(groups) == [(2 * pair, 2 * pair + 1) for pair in range(PAIRS)]
+
+
+def test_a_shape_has_room_for_whole_groups() -> None:
+    batch = made_pairs()
+    for tokens in (8, 40, 64, 500):
+        shape = choose_shape(batch, tokens, 2, whole=True)
+        blocks = token_blocks(batch, shape, whole=True)
+        assert blocks.valid.sum() == batch.log_prob_mask.sum()
+    assert choose_shape(batch, 8, 2).tokens < choose_shape(batch, 8, 2, whole=True).tokens
+
+
+def test_groups_that_cannot_be_whole() -> None:
+    batch = made_pairs()
+    shape = choose_shape(batch, 64, 2, whole=True)
+    with pytest.raises(ValueError, match=r"a group of 2 rows .* has no room for it"):
+        token_blocks(batch, shape._replace(tokens=24), whole=True)
+    with pytest.raises(ValueError, match=r"a group of 2 rows .* has no room for it"):
+        token_blocks(batch, shape._replace(sampled=10), whole=True)
+    leader, shared = batch.leader.copy(), batch.shared.copy()
+    leader[3], shared[3] = 0, 2
+    with pytest.raises(ValueError, match="do not share the same tokens"):
+        token_blocks(batch._replace(leader=leader, shared=shared), shape, whole=True)
 
 
 def test_few_shapes_hold_many_batches() -> None:
