@@ -32,7 +32,7 @@ class CorpusLibrary:
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
         """The documents of each search, best first. Equal queries are searched once."""
         if self.searched is None:
-            return [self._named(task, task.gold) for task, _ in asked]
+            return [self.named(task, task.gold) for task, _ in asked]
         most = {step.query: 0 for _, step in asked}
         for _, step in asked:
             most[step.query] = max(most[step.query], step.most)
@@ -50,9 +50,10 @@ class CorpusLibrary:
 
     def open(self, task: ToolTask, step: Open) -> Document | None:
         """The passage of this name; None if there is none."""
-        return next(iter(self._named(task, (step.doc_id,))), None)
+        return next(iter(self.named(task, (step.doc_id,))), None)
 
-    def _named(self, task: ToolTask, names: Sequence[str]) -> tuple[Document, ...]:
+    def named(self, task: ToolTask, names: Sequence[str]) -> tuple[Document, ...]:
+        """The passages of these names, in their order, without those that are not there."""
         numbers = self.corpus.numbers(names)
         passages = self.corpus.passages(numbers[numbers != NONE])
         return tuple(self._document(task, each) for each in passages)

@@ -31,6 +31,7 @@ SYSTEMS = {
     "q_rag": "qrag_jax.systems.q_rag",
     "harr": "qrag_jax.systems.harr",
     "rlvr": "qrag_jax.systems.rlvr",
+    "leret": "qrag_jax.systems.leret",
 }
 
 

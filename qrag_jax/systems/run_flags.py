@@ -14,9 +14,11 @@ from ml_collections import config_flags
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
-from qrag_jax.systems import harr_config, older_runs, q_rag_config, rlvr_config
+from qrag_jax.systems import harr_config, leret_config, older_runs, q_rag_config, rlvr_config
 
 Q_RAG = "q_rag"
+# The other systems' configs, by the name in config.system.
+_CONFIGS: dict[str, Any] = {each.NAME: each for each in (harr_config, rlvr_config, leret_config)}
 HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 
 
@@ -55,8 +57,7 @@ def fields_help(argv: Sequence[str]) -> str:
     file, values = _argument(argv, "config"), {}
     if file:
         values = flat(_CompleteParser(()).parse(file).to_dict())
-    of_systems = {each.NAME: each for each in (harr_config, rlvr_config)}
-    of_system = of_systems.get(values.get("system", ""), q_rag_config)
+    of_system = _CONFIGS.get(values.get("system", ""), q_rag_config)
     lines = [f"Fields of the experiment{f' {file}' if file else ''}, --config.FIELD=VALUE:", ""]
     for name, value, comment in of_system.help_lines():
         shown = values.get(name, value)
@@ -146,7 +147,7 @@ def define(
             _replace_fields(config, file)
         q_rag_config.complete(config, argv)
     else:
-        config = (rlvr_config if system == rlvr_config.NAME else harr_config).load_config(path)
+        config = _CONFIGS[system].load_config(path)
         if file:
             raise InputError(f"--eval_config is for runs of {Q_RAG}; give --config.FIELD=VALUE.")
     config_flags.DEFINE_config_dict("config", config, lock_config=True)

@@ -1,0 +1,115 @@
+"""LeReT: a language model learns to write search queries from its own tries (arXiv 2410.23214).
+
+    python -m qrag_jax.train --config=configs/leret.py:quick
+
+`:quick` needs no download and no server: a decoder of 1.8 million weights, made here, imitates four
+scripted styles of queries of an invented world, and then learns from its own tries which of them
+finds what is missing: SFT, then IPO, twice. `:tiny` is the same in a minute. `:smol` trains
+adapters on SmolLM2-135M-Instruct (`make llm`), `:qwen3` on Qwen3-1.7B. `:llama3` and `:gemma2` have
+the published constants, whole weights; these three are for GPUs. All but the first two want data:
+--config.questions.train='FOLDER,2wiki,train' and --config.questions.dev likewise.
+"""
+
+from ml_collections import ConfigDict
+
+from qrag_jax.systems.leret_config import default_config
+
+VARIANTS = ("quick", "tiny", "smol", "qwen3", "llama3", "gemma2")
+
+
+def get_config(arg: str = "quick") -> ConfigDict:
+    """Config of variant `arg`.
+
+    Raises:
+        ValueError: there is no such variant.
+    """
+    if arg not in VARIANTS:
+        names = ", ".join(f":{name}" for name in VARIANTS)
+        raise ValueError(f"--config: the variant {arg!r} is unknown; use one of {names}.")
+    config = default_config()
+    if arg in ("quick", "tiny"):
+        _made_here(config)
+    else:
+        _few_shot(config)
+    if arg == "tiny":
+        _tiny(config)
+    if arg == "smol":
+        _smol(config)
+    if arg == "qwen3":
+        _adapters(config, "Qwen/Qwen3-1.7B")
+        config.model.thinking = "off"
+    if arg == "llama3":
+        _published(config, "meta-llama/Meta-Llama-3-8B-Instruct")
+    if arg == "gemma2":
+        _published(config, "google/gemma-2-9b-it")
+    return config.lock()
+
+
+def _made_here(config: ConfigDict) -> None:
+    """Minutes on two cores: the tiny model, whole weights."""
+    config.search.update(k1=0.9, b=0.4, stemmer="", stop_words="", gold_by="passage")
+    config.writing.update(prompt="bare_query", query_tokens=64)
+    config.pairs.degenerate = ("[1]",)
+    config.sampling.update(temperature=1.0, room=512, chunk=64)
+    config.script.update(steps=1500, batch_size=8, learning_rate=2e-3, observed=True)
+    config.sft.update(steps=120, batch_size=16, learning_rate=3e-4)
+    config.preference.update(steps=200, batch_size=16, learning_rate=5e-5)
+    config.optimizer.update(beta2=0.98, matrices="muon")
+    config.train.update(eval_every=10**6, checkpoint_every=100, log_every=20)
+
+
+def _tiny(config: ConfigDict) -> None:
+    """A minute, to see that all of it runs; it learns hardly anything."""
+    config.model.tiny.update(layers=2, hidden=64, heads=2, key_heads=1, intermediate=128, vocab=600)
+    config.questions.update(bridge_train=24, bridge_dev=8, bridge_corpus=24)
+    config.tries.update(questions=8, samples=4)
+    config.script.update(steps=40, batch_size=4, learning_rate=4e-3)
+    config.sft.update(steps=3, batch_size=4)
+    config.preference.update(steps=3, batch_size=4)
+    config.train.update(eval_every=40, checkpoint_every=5, log_every=1)
+
+
+def _few_shot(config: ConfigDict) -> None:
+    """A chat model, and prompts with examples of its own tries beside the bare one."""
+    config.stages = ("sft", "preference")
+    config.tries.update(ways="few_shot", prompts=3, with_bare=True)
+    config.sampling.update(temperature=0.7, room=2048, chunk=256)
+    config.search.gold_by = "title"
+    config.train.checkpoint_every = 200
+
+
+def _adapters(config: ConfigDict, path: str) -> None:
+    config.model.path = path
+    config.model.remat = "layers"
+    config.model.lora.update(rank=16, alpha=32.0)
+    config.sft.update(steps=500, batch_size=16, learning_rate=1e-4)
+    config.preference.update(steps=1000, batch_size=16, learning_rate=5e-5)
+
+
+def _smol(config: ConfigDict) -> None:
+    """Adapters on a genuine small model, on two cores: few questions, short passages."""
+    _adapters(config, "smollm2")
+    config.model.remat = "none"
+    config.questions.most = 120
+    config.writing.update(passage_words=40, query_tokens=24)
+    config.sampling.update(temperature=1.0, room=1024, chunk=128)
+    config.few_shot.update(candidates=4, demonstrations=2, bootstrap_questions=24, rank_questions=8)
+    config.iterations = 1
+    config.sft.update(steps=20, batch_size=8, learning_rate=3e-4)
+    config.preference.update(steps=40, batch_size=8, learning_rate=5e-5)
+    config.eval.samples = 64
+
+
+def _published(config: ConfigDict, path: str) -> None:
+    """Stage lengths are those of HotpotQA's 90,447 training questions, about a pair a state.
+
+    SFT is one epoch of 8, IPO two of 4. LeReT has RMSprop, whose steps are Adam's without β₁.
+    """
+    config.model.path = path
+    config.model.remat = "layers"
+    config.iterations = 1
+    config.sft.update(steps=11_000, batch_size=8, learning_rate=1e-7)
+    config.preference.update(steps=90_000, batch_size=4, learning_rate=1e-7, beta=0.05)
+    config.optimizer.update(beta1=0.0, beta2=0.99, schedule="constant", warmup_steps=150)
+    config.optimizer.clip_norm = 10.0
+    config.writing.order = "score"

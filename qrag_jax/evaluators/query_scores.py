@@ -1,0 +1,97 @@
+"""Scores of a query writer after each hop, on fixed questions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from qrag_jax.environments.query_writing.state import EMPTY, STOPPED, TOO_LONG
+from qrag_jax.evaluators.training_scores import Evaluation
+from qrag_jax.feedback.pool_scores import ALL_GOLD, AP, RECALL
+from qrag_jax.feedback.tries import Try
+from qrag_jax.runtime.interrupt import StopSignal
+
+# (parameters, step, signal) → by hop, a row for each question.
+PlayHops = Callable[[Any, int, StopSignal], Sequence[Sequence["HopRow"]]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HopRow:
+    """A question after a hop.
+
+    Attributes:
+        scores: of its pool.
+        made: the try of this hop; None: the search had ended before, or no model wrote the query.
+        read: tokens of the prompt; 0 if no model read any.
+    """
+
+    scores: dict[str, float]
+    made: Try | None
+    read: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryScores:
+    """Scores fixed questions.
+
+    Attributes:
+        play: plays all of them once, hop by hop.
+        best_by: the score after the last hop that chooses the best checkpoint.
+    """
+
+    play: PlayHops
+    best_by: str
+
+    def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
+        """Plays and scores the questions.
+
+        Raises:
+            Stopped: the run is told to stop.
+        """
+        hops = self.play(params, step, stop)
+        scores = hop_scores(hops)
+        last = len(hops)
+        parts = [_told(hop, scores) for hop in range(1, last + 1)]
+        lost = scores["empty_share"] + scores["too_long_share"] + scores["failed_share"]
+        without = f"; {lost:.1%} without a query" if lost else ""
+        return Evaluation(
+            metrics={f"eval/{name}": value for name, value in scores.items()},
+            baselines={f"untrained/{name}": value for name, value in scores.items()},
+            line=f"step {step}: {'; '.join(parts)}{without}; {len(hops[0])} questions",
+            score=scores[f"hop{last}/{self.best_by}"],
+            scores=scores,
+        )
+
+
+def _told(hop: int, scores: dict[str, float]) -> str:
+    recall, ap, every = (scores[f"hop{hop}/{name}"] for name in (RECALL, AP, ALL_GOLD))
+    return f"hop {hop}: recall {recall:.3f}, AP {ap:.3f}, all gold {every:.3f}"
+
+
+def hop_scores(hops: Sequence[Sequence[HopRow]]) -> dict[str, float]:
+    """Means over the questions: `hopN/SCORE` after each hop, and what the queries took.
+
+    A query that is empty, too long or failed finds nothing: the pool stays as it was.
+    """
+    found = {}
+    for number, rows in enumerate(hops, start=1):
+        for name in rows[0].scores:
+            found[f"hop{number}/{name}"] = float(np.mean([row.scores[name] for row in rows]))
+    made = [row.made for rows in hops for row in rows if row.made is not None]
+    outcomes = [each.outcome for each in made]
+    count = max(len(made), 1)
+    known = {"empty_share": EMPTY, "too_long_share": TOO_LONG, "stopped_share": STOPPED}
+    shares = {name: outcomes.count(outcome) / count for name, outcome in known.items()}
+    questions = len(hops[0])
+    return {
+        **found,
+        **shares,
+        "failed_share": sum(not each.scored for each in made) / count
+        - shares["empty_share"]
+        - shares["too_long_share"],
+        "sampled_tokens": sum(len(each.sampled) for each in made) / questions,
+        "read_tokens": sum(row.read for rows in hops for row in rows) / questions,
+    }

@@ -1,0 +1,427 @@
+"""LeReT's config: its sections, and the dataclass of settings that is read from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from qrag_jax.environments.query_writing.few_shot import FewShotConfig
+from qrag_jax.environments.query_writing.state import BY_HOP, ORDERS
+from qrag_jax.environments.query_writing.styles import STYLES, StylesConfig
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.feedback.next_states import NextStatesConfig
+from qrag_jax.feedback.pool_scores import POOL_SCORES, QueryRewardConfig
+from qrag_jax.feedback.preference_pairs import PairsConfig
+from qrag_jax.learners.optimizers import OptimizerConfig
+from qrag_jax.learners.preference_config import PreferenceConfig
+from qrag_jax.learners.token_config import SFTConfig
+from qrag_jax.llm.served_config import Needs, ServedConfig
+from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.models.first_language_model import LanguageModelConfig
+from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
+from qrag_jax.runtime.config_fields import described, fill, internal, section
+from qrag_jax.runtime.runtime_config import RuntimeConfig
+from qrag_jax.runtime.saved_config import add_later_fields, read_fields
+from qrag_jax.runtime.train_config import TrainConfig
+from qrag_jax.systems.query_search import SearchConfig
+
+NAME = "leret"
+SCRIPT, SFT, PREFERENCE = STAGES = ("script", "sft", "preference")
+BRIDGE = "bridge"
+STYLED, FEW_SHOT, BARE_ONLY = WAYS = ("styles", "few_shot", "bare")
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionsConfig:
+    """Section `questions`: what is asked.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    # Training questions: "bridge", made here; or parts of data, path,config,split;path,config,split
+    train: str = BRIDGE
+    dev: str = BRIDGE  # questions to evaluate on, likewise
+    most: int = 0  # training questions that are tried, the first ones; 0: all
+    bridge_train: int = 600  # number of training questions that are made
+    bridge_dev: int = 300  # number of questions to evaluate on that are made
+    bridge_seed: int = 0  # of these
+    bridge_corpus: int = 2000  # the passages of so many training questions are searched
+
+    def __post_init__(self) -> None:
+        least = {"bridge_train": 1, "bridge_dev": 1, "bridge_seed": 0, "most": 0}
+        check_least("questions", self, **least, bridge_corpus=self.bridge_train)
+        for name in ("train", "dev"):
+            if not getattr(self, name):
+                raise InputError(
+                    f"config.questions.{name} is empty; use {BRIDGE!r}, or name parts of data as "
+                    "path,config,split."
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class WritingConfig:
+    """Section `writing`: how queries are asked for, and what they find.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    hops: int = 2  # queries of a question
+    k: int = 3  # passages that a query finds
+    prompt: str = "query_writing"  # a name of ours, or a file .txt of your own
+    passage_words: int = 0  # words of a passage that are shown, at most; 0: all
+    # Order of the passages found: by hop, then rank; or by raw score, as in LeReT
+    order: str = BY_HOP
+    query_tokens: int = 48  # tokens of a query, at most; longer ones are masked and counted
+    stop: str = ""  # what the model may write to end the search; "": it cannot
+
+    def __post_init__(self) -> None:
+        check_least("writing", self, hops=1, k=1, passage_words=0, query_tokens=2)
+        check_known("writing", self, "order", ORDERS)
+
+
+@dataclasses.dataclass(frozen=True)
+class TriesConfig:
+    """Section `tries`: how the model is made to try different queries.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    # Prompts besides the bare one: styles (of the model made here), few_shot (examples of its own
+    # tries), or bare: there are none, and the temperature alone makes tries differ
+    ways: str = STYLED
+    prompts: int = 4  # of styles or few_shot: prompts besides the bare one
+    with_bare: bool = False  # the bare prompt tries, too
+    samples: int = 1  # tries of each prompt at a state
+    attempts: int = 2  # a try that fails is made again, so often in all
+    max_failed_share: float = 0.5  # of the tries made at once; above it the run pauses
+    questions: int = 64  # questions whose tries are made at once, and kept together
+
+    def __post_init__(self) -> None:
+        check_known("tries", self, "ways", WAYS)
+        check_least("tries", self, prompts=1, samples=1, attempts=1, questions=1)
+        if self.ways == STYLED and self.prompts > len(STYLES):
+            raise InputError(
+                f"config.tries.prompts is {self.prompts}, and there are {len(STYLES)} styles; "
+                "lower it, or raise config.tries.samples."
+            )
+        if not 0 <= self.max_failed_share <= 1:
+            raise InputError(
+                f"config.tries.max_failed_share is {self.max_failed_share}; use a share, 0 to 1."
+            )
+        if self.asked * self.samples < 2:
+            raise InputError(
+                "config.tries has one try a state, which can be compared with none; raise "
+                "config.tries.prompts or config.tries.samples."
+            )
+
+    @property
+    def asked(self) -> int:
+        """Prompts that try at a state."""
+        return 1 if self.ways == BARE_ONLY else self.prompts + self.with_bare
+
+    @property
+    def variants(self) -> tuple[int, ...]:
+        """Numbers of the prompts that try at a state; 0 is the bare one."""
+        if self.ways == BARE_ONLY:
+            return (0,)
+        return tuple(range(0 if self.with_bare else 1, self.prompts + 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class StageSFTConfig(SFTConfig):
+    """Sections `script` and `sft`: the policy imitates queries.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    steps: int = 100  # optimizer steps of the stage, in each iteration
+    batch_size: int = 16  # queries of a step
+    learning_rate: float = 1e-3  # peak; its warm-up and decay are over the stage
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_stage("sft", self)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptConfig(StageSFTConfig):
+    """Section `script`: before anything is tried, the policy imitates scripted styles.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    # Imitate prompts, too: a model that knows nothing learns to copy from them
+    observed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePreferenceConfig(PreferenceConfig):
+    """Section `preference`: the policy learns which of two queries is better.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    steps: int = 150  # optimizer steps of the stage, in each iteration
+    batch_size: int = 16  # pairs of a step
+    learning_rate: float = 5e-5  # peak; its warm-up and decay are over the stage
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_stage(PREFERENCE, self)
+
+
+def _check_stage(name: str, stage: Any) -> None:
+    check_least(name, stage, steps=1, batch_size=1)
+    if not stage.learning_rate > 0:
+        raise InputError(
+            f"config.{name}.learning_rate is {stage.learning_rate}; it must be above 0."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """Section `eval`.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    samples: int = 300  # fixed questions scored during training, 0: all
+    greedy: bool = False  # the likeliest tokens; False: sampled as in training
+    best_by: str = "all_gold"  # the score after the last hop that chooses the best checkpoint
+    seed: int = 42  # draws the scored questions
+
+    def __post_init__(self) -> None:
+        check_least("eval", self, samples=0)
+        check_known("eval", self, "best_by", POOL_SCORES)
+
+
+SECTIONS: dict[str, type] = {
+    "model": LanguageModelConfig,
+    "questions": QuestionsConfig,
+    "search": SearchConfig,
+    "writing": WritingConfig,
+    "tries": TriesConfig,
+    "few_shot": FewShotConfig,
+    "styles": StylesConfig,
+    "reward": QueryRewardConfig,
+    "pairs": PairsConfig,
+    "next_state": NextStatesConfig,
+    "sampling": SamplingConfig,
+    SCRIPT: ScriptConfig,
+    SFT: StageSFTConfig,
+    PREFERENCE: StagePreferenceConfig,
+    "optimizer": OptimizerConfig,
+    "train": TrainConfig,
+    "eval": EvalConfig,
+    "runtime": RuntimeConfig,
+}
+FIELDS: dict[str, tuple[Any, str]] = {
+    "seed": (42, "of the shuffle, the policy's draws and random weights"),
+    "profile": (0, "steps traced into workdir/profile after the first two of a start, 0: none"),
+    "iterations": (2, "how often tries are made and learned from"),
+    "stages": (
+        STAGES,
+        "script: imitate scripted styles, once; then in each iteration sft: imitate the best "
+        "tries, and preference: learn from pairs of tries",
+    ),
+}
+# Fields that were added later, each with the value that holds for runs saved without it.
+LATER_FIELDS: dict[str, Any] = {}
+# Fields that do not change what a run computes: a resumed run may have other values.
+FREE_FIELDS = (
+    "train.log_every",
+    "train.eval_every",
+    "train.checkpoint_every",
+    "train.max_skipped_steps",
+    "eval.samples",
+    "eval.seed",
+    "tries.max_failed_share",
+    "llm.",
+    "runtime.",
+    "profile",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeretConfig:
+    """The settings of a config, one dataclass for each section.
+
+    Attributes:
+        llm: of the server that samples; None: the device does.
+    """
+
+    seed: int
+    profile: int
+    iterations: int
+    stages: tuple[str, ...]
+    model: LanguageModelConfig
+    questions: QuestionsConfig
+    search: SearchConfig
+    writing: WritingConfig
+    tries: TriesConfig
+    few_shot: FewShotConfig
+    styles: StylesConfig
+    reward: QueryRewardConfig
+    pairs: PairsConfig
+    next_state: NextStatesConfig
+    sampling: SamplingConfig
+    script: ScriptConfig
+    sft: StageSFTConfig
+    preference: StagePreferenceConfig
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    eval: EvalConfig
+    runtime: RuntimeConfig
+    llm: ServedConfig | None = None
+    plan: tuple[StagePlan, ...] = internal(())
+
+    @classmethod
+    def of(cls, config: ConfigDict) -> LeretConfig:
+        """Reads the settings of a config.
+
+        Raises:
+            InputError: a field is unknown, or its value is wrong for any data.
+        """
+        known = {*FIELDS, *SECTIONS, "system", "llm"}
+        if unknown := sorted(set(config) - known):
+            raise InputError(f"config.{unknown[0]} is unknown; there are {', '.join(known)}.")
+        stages = tuple(config.stages)
+        if not stages or stages != tuple(each for each in STAGES if each in stages):
+            raise InputError(
+                f"config.stages is {', '.join(map(str, stages)) or 'empty'}; use some of "
+                f"{', '.join(STAGES)}, in this order."
+            )
+        if config.iterations < 1:
+            raise InputError(f"config.iterations is {config.iterations}; it must be at least 1.")
+        parts: dict[str, Any] = {n: fill(kind, config[n], n) for n, kind in SECTIONS.items()}
+        train = parts["train"]
+        if train.accumulation != 1:
+            raise InputError(
+                f"config.train.accumulation is {train.accumulation}; rows are computed in blocks "
+                "of config.model.block_tokens, which bound the memory: set it to 1."
+            )
+        _check_together(stages, parts)
+        plan = _planned(stages, config.iterations, parts)
+        steps = plan[-1].first + plan[-1].steps
+        parts["train"] = dataclasses.replace(train, steps=steps)
+        if parts["sampling"].engine == SERVER:
+            parts["llm"] = _llm(config, parts)
+        return cls(
+            seed=config.seed,
+            profile=config.profile,
+            iterations=config.iterations,
+            stages=stages,
+            plan=plan,
+            **parts,
+        )
+
+    def stage_at(self, step: int) -> StagePlan:
+        """The stage of a step, from 0."""
+        return next(each for each in reversed(self.plan) if each.first <= step)
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePlan:
+    """One stage of a run.
+
+    Attributes:
+        kind: one of `STAGES`.
+        iteration: from 1; 0 for the script.
+        first: its first step.
+        steps: number of its steps.
+    """
+
+    kind: str
+    iteration: int
+    first: int
+    steps: int
+
+
+def _planned(
+    stages: tuple[str, ...], iterations: int, parts: dict[str, Any]
+) -> tuple[StagePlan, ...]:
+    order = [(SCRIPT, 0)] if SCRIPT in stages else []
+    tried = [kind for kind in (SFT, PREFERENCE) if kind in stages]
+    order += [(kind, number) for number in range(1, iterations + 1) for kind in tried]
+    first, plan = 0, []
+    for kind, iteration in order:
+        plan.append(StagePlan(kind, iteration, first, parts[kind].steps))
+        first += parts[kind].steps
+    return tuple(plan)
+
+
+def _check_together(stages: tuple[str, ...], parts: dict[str, Any]) -> None:
+    """Refuses sections that do not go together."""
+    questions, tries, sampling = parts["questions"], parts["tries"], parts["sampling"]
+    if SCRIPT in stages and questions.train != BRIDGE:
+        raise InputError(
+            f"config.stages has {SCRIPT}, whose demonstrations are of the questions {BRIDGE!r}, "
+            f"and config.questions.train is {questions.train!r}; leave the stage out."
+        )
+    if tries.ways == STYLED and SCRIPT not in stages:
+        raise InputError(
+            f"config.tries.ways is {STYLED!r}, whose marks a model knows from the stage {SCRIPT} "
+            f"only; use {FEW_SHOT}, or add the stage."
+        )
+    alone = tries.samples > 1 or tries.ways == BARE_ONLY
+    if alone and not sampling.temperature:
+        raise InputError(
+            "config.sampling.temperature is 0, so several tries of one prompt would be alike; use "
+            "a number above 0, such as 1, or set config.tries.samples to 1."
+        )
+    if parts["writing"].query_tokens >= sampling.room:
+        raise InputError(
+            f"config.writing.query_tokens is {parts['writing'].query_tokens}, and prompt and query "
+            f"together have config.sampling.room, {sampling.room}; lower it, or raise the room."
+        )
+
+
+def _llm(config: ConfigDict, parts: dict[str, Any]) -> ServedConfig:
+    """The section `llm`, which is read only if a server samples."""
+    needs = Needs(rank=parts["model"].lora.rank, versions=2, room=parts["sampling"].room)
+    return ServedConfig.of(config.get("llm", ConfigDict()).to_dict(), needs)
+
+
+def load_config(path: Path) -> ConfigDict:
+    """Reads the config of a run; fields that did not exist when it was saved are added.
+
+    Raises:
+        InputError: the file is missing, or is not a JSON object.
+    """
+    saved = read_fields(path)
+    add_later_fields(saved, LATER_FIELDS)
+    return ConfigDict(saved)
+
+
+def default_config() -> ConfigDict:
+    """LeReT's settings (arXiv 2410.23214) on questions made here."""
+    config = ConfigDict({"system": NAME})
+    for name, (value, _) in FIELDS.items():
+        config[name] = value
+    for name, kind in SECTIONS.items():
+        config[name] = section(kind)
+    config.llm = section(ServedConfig)
+    config.llm.server = section(ServerConfig, max_model_len=0)
+    config.train.update(accumulation=1, eval_every=10**6, checkpoint_every=100, log_every=10)
+    config.optimizer.update(weight_decay=0.0, beta1=0.9, beta2=0.99, eps=1e-8, clip_norm=1.0)
+    config.optimizer.update(schedule="linear", warmup_steps=10)
+    return config
+
+
+def help_lines() -> list[tuple[str, Any, str]]:
+    """Name, default and comment of every field that a config can have."""
+    lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in FIELDS.items()]
+    for name, kind in SECTIONS.items():
+        lines += described(kind, name)
+    lines += described(ServedConfig, "llm") + described(ServerConfig, "llm.server")
+    return sorted(lines, key=lambda line: line[0].split("."))

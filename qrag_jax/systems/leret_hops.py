@@ -1,0 +1,92 @@
+"""Plays questions hop by hop, by a query writer or by a rule, and scores the pool of each hop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from qrag_jax.environments.query_writing.state import SEARCHED, STOPPED, QueryState, grown
+from qrag_jax.environments.tools.episode import Look
+from qrag_jax.evaluators.query_scores import HopRow
+from qrag_jax.feedback.tries import StateKey
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.rollouts.corpus_library import CorpusLibrary
+from qrag_jax.rollouts.draw_keys import draw_keys
+from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
+from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
+
+Play = Callable[[Sequence[TokenStart]], list[TokenEpisode]]
+Rows = list[list[HopRow]]  # by hop, then by question
+
+
+@dataclasses.dataclass(frozen=True)
+class HopPlayer:
+    """Plays all hops of questions side by side.
+
+    Attributes:
+        hops: how many.
+        k: passages that a query finds.
+        library: what is searched.
+        scoring: of pools.
+        seed: of the draws.
+    """
+
+    hops: int
+    k: int
+    library: CorpusLibrary
+    scoring: Scoring
+    seed: int
+
+    def by_model(
+        self, states: Sequence[QueryState], play: Play, stream: int, variant: int = 0
+    ) -> Rows:
+        """The course of each question by a model.
+
+        A query that is empty, too long or failed finds nothing, and the next hop asks again.
+
+        Args:
+            states: of the first hop.
+            play: plays tries by the model.
+            stream: another one has other draws.
+            variant: number of the prompt that asks.
+        """
+        now, rows = [*states], list[list[HopRow]]()
+        ended = [False] * len(now)
+        for hop in range(1, self.hops + 1):
+            going = [place for place, over in enumerate(ended) if not over]
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), stream), hop)
+            keys = np.asarray(draw_keys(key, np.array(going, np.uint32), 1))[:, 0]
+            asked = [Asked(StateKey(p, hop, 0), now[p].asked_by(variant), 0) for p in going]
+            episodes = play([TokenStart(a.state, key) for a, key in zip(asked, keys)])
+            row: list[HopRow] = [HopRow(self._scores(each, hop), None) for each in now]
+            for place, each, episode in zip(going, asked, episodes, strict=True):
+                made = try_of(each, episode, self.scoring)
+                ended[place] = made.outcome == STOPPED
+                after = now[place]
+                if made.outcome == SEARCHED:
+                    after = state_after(after, made, self.library.named)
+                    now[place] = dataclasses.replace(after, hop=hop)
+                read = sum(len(t.observed) for s in episode.segments for t in s)
+                row[place] = HopRow(self._scores(after, hop), made, read)
+            now = [each.after(each.pool) for each in now]
+            rows.append(row)
+        return rows
+
+    def by_rule(self, states: Sequence[QueryState], write: Callable[[QueryState], str]) -> Rows:
+        """The course of each question where a rule writes the queries."""
+        now, rows = [*states], list[list[HopRow]]()
+        for hop in range(1, self.hops + 1):
+            found = self.library.look([(each, Look(write(each), self.k)) for each in now])
+            for place, documents in enumerate(found):
+                if not isinstance(documents, Failure):
+                    pool = grown(now[place].pool, documents, self.scoring.order)
+                    now[place] = dataclasses.replace(now[place], pool=pool)
+            rows.append([HopRow(self._scores(each, hop), None) for each in now])
+            now = [each.after(each.pool) for each in now]
+        return rows
+
+    def _scores(self, state: QueryState, hop: int) -> dict[str, float]:
+        return self.scoring.pool_scores(dataclasses.replace(state, hop=hop), state.pool)

@@ -1,0 +1,240 @@
+"""Reads and checks the questions, the corpus and the model of a LeReT run, before it plays."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from jax.sharding import Mesh
+
+from qrag_jax.data.generators.bridge_world import BridgeQuestion, bridge_question
+from qrag_jax.data.query_question import Page, QueryQuestion
+from qrag_jax.data.query_questions import of_bridge, read_query_questions, unseen
+from qrag_jax.data.tokens import default_cache
+from qrag_jax.environments.query_writing.agent import QueryAgent
+from qrag_jax.environments.query_writing.prompt import QueryPrompt
+from qrag_jax.environments.query_writing.state import Pool, QueryState
+from qrag_jax.environments.query_writing.styles import (
+    Start,
+    StyledPlay,
+    draw_styles,
+    style_variants,
+)
+from qrag_jax.environments.tools.episode import Look
+from qrag_jax.errors import InputError
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.server.model_digest import model_digest
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.scaffolds import scaffold_of
+from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
+from qrag_jax.rollouts.corpus_library import CorpusLibrary
+from qrag_jax.rollouts.query_states import states_on
+from qrag_jax.rollouts.token_episodes import Speech
+from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.run import log
+from qrag_jax.systems.leret_config import BRIDGE, SCRIPT, STYLED, LeretConfig
+from qrag_jax.systems.query_search import open_query_search
+
+CORPUS = "search"  # of pooled passages, in the run's folder
+_READ_FOR_TOKENIZER = 300  # demonstrations on which a tiny model's tokenizer is trained
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a run reads.
+
+    Attributes:
+        model: what is trained.
+        agent: the environment, with the bare prompt and those of the styles.
+        library: what is searched.
+        speech: between text and ids.
+        train, dev: the questions, as states of the first hop.
+        scripted: for each training question, what a script knows of it; () if there is no script.
+        data: content keys.
+    """
+
+    model: FirstLanguageModel
+    agent: QueryAgent
+    library: CorpusLibrary
+    speech: Speech
+    train: Sequence[QueryState]
+    dev: Sequence[QueryState]
+    scripted: Sequence[BridgeQuestion]
+    data: dict[str, str]
+
+
+def load_inputs(config: LeretConfig, workdir: Path, mesh: Mesh, *, trains: bool = True) -> Inputs:
+    """Reads the questions, writes or opens the corpus, prepares the model.
+
+    Args:
+        trains: else there are no training questions.
+
+    Raises:
+        InputError: the data, the corpus or the model cannot be used, or do not fit the config.
+    """
+    asked = config.questions
+    made = [bridge_question(asked.bridge_seed, "train", n) for n in range(asked.bridge_train)]
+    is_made = asked.train == BRIDGE
+    train = [*map(of_bridge, made)] if is_made else _read(asked.train)
+    dev = _dev(config)
+    train = unseen(train, dev)
+    if asked.most:
+        train = train[: asked.most]
+    library = open_query_search(
+        config.search, None if config.search.index else _pages(config, train, dev), workdir / CORPUS
+    )
+    states = _states(config, train, library) if trains else []
+    scripted = [made[n] for n in _places(made, states)] if is_made and trains else []
+    agent = QueryAgent(_prompt(config), config.writing.k, config.writing.stop)
+
+    def texts() -> Iterator[str]:
+        if not is_made:
+            raise InputError(
+                "config.model.path is empty: a tiny model is made for the questions 'bridge' only; "
+                "name a chat model's folder or hub name."
+            )
+        return _demonstrated_texts(config, agent, library, (scripted or made, states))
+
+    model = prepare_language_model(
+        config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
+    )
+    speech = _speech(config, model)
+    dev_states = _states(config, dev, library)
+    _check_prompts(config, agent, speech, (*states, *dev_states))
+    order = np.random.default_rng(config.eval.seed).permutation(len(dev_states))
+    shown = sorted(order[: config.eval.samples or len(dev_states)].tolist())
+    return Inputs(
+        model=model,
+        agent=agent,
+        library=library,
+        speech=speech,
+        train=states,
+        dev=[dev_states[number] for number in shown],
+        scripted=scripted if SCRIPT in config.stages else (),
+        data={
+            "questions": fingerprint(states),
+            "model": model_digest(model.folder, default_cache(), log),
+            "prompt": agent.prompt.prompt.fingerprint,
+            "corpus": library.corpus.digest,
+        },
+    )
+
+
+def search_by(library: CorpusLibrary, k: int, state: QueryState):
+    """Queries → what each finds, for scripts; `state` is any question's."""
+
+    def search(queries: Sequence[str]) -> list[Pool | Failure]:
+        return library.look([(state, Look(query, k)) for query in queries])
+
+    return search
+
+
+def _dev(config: LeretConfig) -> list[QueryQuestion]:
+    asked = config.questions
+    if asked.dev != BRIDGE:
+        return _read(asked.dev)
+    return [
+        of_bridge(bridge_question(asked.bridge_seed, "dev", number))
+        for number in range(asked.bridge_dev)
+    ]
+
+
+def _read(text: str) -> list[QueryQuestion]:
+    found, reports = read_query_questions(text)
+    for report in reports:
+        log(report.summary())
+    return found
+
+
+def _pages(
+    config: LeretConfig, train: Sequence[QueryQuestion], dev: Sequence[QueryQuestion]
+) -> Iterable[Page]:
+    """The passages of all questions; of the made world, of more questions than are asked."""
+    yield from (page for each in (*train, *dev) for page in each.passages)
+    asked = config.questions
+    if asked.train == BRIDGE:
+        for number in range(asked.bridge_train, asked.bridge_corpus):
+            yield from of_bridge(bridge_question(asked.bridge_seed, "train", number)).passages
+
+
+def _states(
+    config: LeretConfig, questions: Sequence[QueryQuestion], library: CorpusLibrary
+) -> list[QueryState]:
+    search = config.search
+    found = states_on(
+        questions,
+        library.corpus,
+        search.gold_by,
+        max_missing_share=search.max_missing_share,
+    )
+    if found.lacking:
+        log(found.summary)
+    return list(found.states)
+
+
+def _places(made: Sequence[BridgeQuestion], states: Sequence[QueryState]) -> list[int]:
+    by_id = {each.id: number for number, each in enumerate(made)}
+    return [by_id[state.id] for state in states]
+
+
+def _prompt(config: LeretConfig) -> QueryPrompt:
+    tries = config.tries
+    variants = style_variants() if tries.ways == STYLED else ()
+    return QueryPrompt(prompts.load(config.writing.prompt), variants, config.writing.passage_words)
+
+
+def _demonstrated_texts(
+    config: LeretConfig,
+    agent: QueryAgent,
+    library: CorpusLibrary,
+    asked: tuple[Sequence[BridgeQuestion], Sequence[QueryState]],
+) -> Iterator[str]:
+    """The texts of demonstrations, prompts included."""
+    starts = [
+        Start(state, question, draw_styles(config.styles, config.seed, n, config.writing.hops))
+        for n, (question, state) in enumerate(zip(*asked, strict=True))
+    ][:_READ_FOR_TOKENIZER]
+    search = search_by(library, config.writing.k, starts[0].state)
+    play = StyledPlay(search, config.writing.order, config.styles.most_words)
+    for hops in play.play(starts):
+        for hop in hops:
+            yield from (text for _, text in agent.prompt.messages(hop.state))
+            yield hop.query
+
+
+def _speech(config: LeretConfig, model: FirstLanguageModel) -> Speech:
+    thinking = {"": None, "on": True, "off": False}[config.model.thinking]
+    loaded, room = model.loaded, config.sampling.room
+    if room > loaded.model.max_positions:
+        raise InputError(
+            f"config.sampling.room is {room}, but {model.folder} has "
+            f"{loaded.model.max_positions} positions; lower it."
+        )
+    scaffold = scaffold_of(loaded.tokenizer, thinking=thinking)
+    return Speech(loaded.tokenizer, scaffold, config.writing.query_tokens, room)
+
+
+def _check_prompts(
+    config: LeretConfig, agent: QueryAgent, speech: Speech, states: Sequence[QueryState]
+) -> None:
+    longest = max(states, key=lambda state: len(state.question))
+    for variant, name in enumerate(agent.prompt.names):
+        messages = agent.prompt.messages(longest.asked_by(variant))
+        tokens = len(speech.scaffold.opening(messages))
+        if tokens + config.writing.query_tokens > config.sampling.room:
+            raise InputError(
+                f"the prompt {name!r} of question {longest.id!r} has {tokens} tokens before any "
+                f"passage, a query may have {config.writing.query_tokens}, and "
+                f"config.sampling.room is {config.sampling.room}; raise the room."
+            )
+
+
+def fingerprint(states: Sequence[QueryState]) -> str:
+    """A digest of the questions and their gold pages."""
+    digest = hashlib.sha256()
+    for state in states:
+        digest.update(f"{state.id}\0{state.question}\0{state.pages}".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,169 @@
+"""Makes the tries of an iteration of LeReT, hop after hop, and keeps them in the run's folder.
+
+Every draw depends on the seed, the iteration, the hop, the question, the state, the prompt and the
+number of the draw alone, so a play that was killed goes on to the same tries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from qrag_jax.environments.query_writing.state import QueryState
+from qrag_jax.environments.tools.episode import Document
+from qrag_jax.feedback.next_states import choose
+from qrag_jax.feedback.tries import StateKey, Try, TryKey
+from qrag_jax.rollouts.corpus_library import CorpusLibrary
+from qrag_jax.rollouts.draw_keys import draw_keys
+from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
+from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.run import log
+from qrag_jax.systems.kept_tries import KeptTries
+from qrag_jax.systems.leret_config import LeretConfig
+
+FOLDER = "tries"  # in the run's folder
+_MOST_STATES = 256  # of a question at a hop; keys are numbered by it
+_HOPS = 64  # most hops, likewise
+
+Play = Callable[[Sequence[TokenStart]], list[TokenEpisode]]
+
+
+class Iteration(NamedTuple):
+    """The tries of one iteration.
+
+    Attributes:
+        tries: of all hops, in the order of hops, questions, states, prompts and draws.
+        states: every state that was tried.
+        grown_from: for each state behind the first hop, the try that it grew from.
+    """
+
+    tries: list[Try]
+    states: dict[StateKey, QueryState]
+    grown_from: dict[StateKey, TryKey]
+
+
+@dataclasses.dataclass(frozen=True)
+class TryMaker:
+    """Makes tries.
+
+    Attributes:
+        config: the run's.
+        questions: states of the first hop, one for each question.
+        library: opens passages.
+        scoring: of tries.
+        record: what all tries of the run depend on.
+        workdir: the run's folder.
+    """
+
+    config: LeretConfig
+    questions: Sequence[QueryState]
+    library: CorpusLibrary
+    scoring: Scoring
+    record: dict[str, Any]
+    workdir: Path
+
+    def iteration(self, number: int, play: Play, weights: str, stop: StopSignal) -> Iteration:
+        """The tries of iteration `number`; those that are in files are not made again.
+
+        Args:
+            number: from 1.
+            play: plays episodes by the weights of the iteration's start.
+            weights: a digest of these.
+            stop: checked between parts.
+
+        Raises:
+            InputError: a file is of other weights, questions, prompts or passages, or damaged.
+            Stopped: the run is told to stop; whole parts are kept.
+            FeedbackLost: too many tries fail.
+        """
+        found = Iteration([], {}, {})
+        now = {StateKey(place, 1, 0): state for place, state in enumerate(self.questions)}
+        for hop in range(1, self.config.writing.hops + 1):
+            found.states.update(now)
+            tries = self._hop(number, hop, now, (play, weights, stop))
+            found.tries.extend(tries)
+            now = self._next(number, hop, tries, found)
+        return found
+
+    def _hop(
+        self,
+        number: int,
+        hop: int,
+        states: dict[StateKey, QueryState],
+        how: tuple[Play, str, StopSignal],
+    ) -> list[Try]:
+        play, weights, stop = how
+        path = self.workdir / FOLDER / f"iteration-{number}" / f"hop-{hop}.jsonl"
+        kept = KeptTries(path, {**self.record, "weights": weights, "states": digest_of(states)})
+        there = kept.begin()
+        wanted, tries = self._parts(states), list[Try]()
+        if wanted and len(there) < len(wanted):
+            count = sum(map(len, wanted))
+            told = f", {sum(map(len, there))} are kept" if there else ""
+            log(f"iteration {number}, hop {hop}: {count} tries at {len(states)} states{told}")
+        for place, part in enumerate(wanted):
+            if place < len(there):
+                tries += there[place]
+                continue
+            stop.check()
+            starts = self._starts(number, hop, part)
+            episodes = play(starts)
+            made = [try_of(a, e, self.scoring) for a, e in zip(part, episodes, strict=True)]
+            kept.append(made)
+            tries += made
+        return tries
+
+    def _parts(self, states: dict[StateKey, QueryState]) -> list[list[Asked]]:
+        """What is tried at once: all tries of a few questions."""
+        config, by_part = self.config.tries, dict[int, list[Asked]]()
+        for at, state in states.items():
+            part = by_part.setdefault(at.question // config.questions, [])
+            part += [
+                Asked(at, state.asked_by(variant), draw)
+                for variant in config.variants
+                for draw in range(config.samples)
+            ]
+        return [by_part[number] for number in sorted(by_part)]
+
+    def _starts(self, number: int, hop: int, part: Sequence[Asked]) -> list[TokenStart]:
+        key = jax.random.fold_in(jax.random.key(self.config.seed), number * _HOPS + hop)
+        numbers = [a.at.question * _MOST_STATES + a.at.state for a in part]
+        draws = [a.state.variant * self.config.tries.samples + a.draw for a in part]
+        keys = np.asarray(draw_keys(key, np.array(numbers, np.uint32), max(draws) + 1))
+        return [TokenStart(a.state, keys[n, draws[n]]) for n, a in enumerate(part)]
+
+    def _next(
+        self, number: int, hop: int, tries: Sequence[Try], found: Iteration
+    ) -> dict[StateKey, QueryState]:
+        """The states of the next hop."""
+        by_question: dict[int, list[Try]] = {}
+        for each in tries:
+            by_question.setdefault(each.question, []).append(each)
+        states = {}
+        for question, own in sorted(by_question.items()):
+            seed = (self.config.seed, number, hop, question)
+            for place, each in enumerate(choose(own, self.config.next_state, seed)):
+                at = StateKey(question, hop + 1, place)
+                states[at] = state_after(found.states[each.at], each, self.opened)
+                found.grown_from[at] = each.key
+        return states
+
+    def opened(self, state: QueryState, names: Sequence[str]) -> Sequence[Document]:
+        """Passages of the corpus by their ids."""
+        return self.library.named(state, names)
+
+
+def digest_of(states: dict[StateKey, QueryState]) -> str:
+    """A digest of states: questions and the ids of their pools."""
+    digest = hashlib.sha256()
+    for at, state in states.items():
+        pool = [each.id for each in state.pool]
+        digest.update(f"{tuple(at)}\0{state.id}\0{state.question}\0{pool}".encode())
+    return digest.hexdigest()[:16]
