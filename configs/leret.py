@@ -48,7 +48,8 @@ def get_config(arg: str = "quick") -> ConfigDict:
 def _made_here(config: ConfigDict) -> None:
     """Minutes on two cores: the tiny model, whole weights."""
     config.search.update(k1=0.9, b=0.4, stemmer="", stop_words="", gold_by="passage")
-    config.writing.update(prompt="bare_query", query_tokens=64)
+    config.writing.update(prompt="bare_query", query_tokens=80)
+    config.styles.most_words = 16
     config.pairs.degenerate = ("[1]",)
     config.sampling.update(temperature=1.0, room=512, chunk=64)
     config.script.update(steps=1500, batch_size=8, learning_rate=2e-3, observed=True)

@@ -1,6 +1,7 @@
 """Scores a trained retriever: python -m qrag_jax.evaluate --workdir=runs/hotpotqa
 
-Runs of agents (HARR) and of language models with tools (RLVR) are scored by the same command.
+Runs of agents (HARR), of language models with tools (RLVR) and of query writers (LeReT) are scored
+by the same command.
 
 Any field of the run's config can be overridden, for example
 `--config.data.path=FOLDER --out=OTHER` to score other data. Priority: command line, then the file
@@ -23,8 +24,9 @@ from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.systems import harr_config, older_runs, rlvr_config, run_flags
+from qrag_jax.systems import harr_config, leret_config, older_runs, rlvr_config, run_flags
 from qrag_jax.systems.harr_scoring import AgentOptions, score_agent
+from qrag_jax.systems.leret_scoring import HopOptions, score_query_writer
 from qrag_jax.systems.rlvr_scoring import PlayOptions, score_language_model
 from qrag_jax.systems.saved_run import SavedRun
 from qrag_jax.systems.scoring import ScoreOptions, check_own_data, score_run
@@ -47,7 +49,9 @@ def main() -> int:
     system = config.get("system")
     if RETRIEVERS.value and system != rlvr_config.NAME:
         raise InputError(f"--retrievers is for runs of {rlvr_config.NAME}; leave it out.")
-    if system in (harr_config.NAME, rlvr_config.NAME):
+    if SAMPLED.value and system == leret_config.NAME:
+        raise InputError("--sampled is for runs of agents; leave it out.")
+    if system in (harr_config.NAME, rlvr_config.NAME, leret_config.NAME):
         return _score_episodes(workdir, config)
     if SAMPLED.value:
         raise InputError("--sampled is for runs of agents; leave it out.")
@@ -76,7 +80,10 @@ def _score_episodes(workdir: Path, config: ConfigDict) -> int:
     }
     with commandline.writing(OUT.value or workdir / "eval", "--out"):
         try:
-            if config.system == rlvr_config.NAME:
+            if config.system == leret_config.NAME:
+                del how["sampled"]
+                score_query_writer(workdir, config, HopOptions(**how))
+            elif config.system == rlvr_config.NAME:
                 retrievers = tuple(RETRIEVERS.value)
                 score_language_model(workdir, config, PlayOptions(retrievers=retrievers, **how))
             else:
@@ -93,7 +100,8 @@ def _score_episodes(workdir: Path, config: ConfigDict) -> int:
 
 def define_flags(argv: Sequence[str]) -> None:
     """Defines the flags that a run's config gives."""
-    run_flags.define(argv, (run_flags.Q_RAG, harr_config.NAME, rlvr_config.NAME))
+    others = harr_config.NAME, rlvr_config.NAME, leret_config.NAME
+    run_flags.define(argv, (run_flags.Q_RAG, *others))
 
 
 if __name__ == "__main__":

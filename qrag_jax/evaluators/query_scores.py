@@ -24,12 +24,16 @@ class HopRow:
 
     Attributes:
         scores: of its pool.
+        query: of this hop; "" if there was none.
+        pool: ids of the passages after it.
         made: the try of this hop; None: the search had ended before, or no model wrote the query.
         read: tokens of the prompt; 0 if no model read any.
     """
 
     scores: dict[str, float]
-    made: Try | None
+    query: str
+    pool: tuple[str, ...]
+    made: Try | None = None
     read: int = 0
 
 

@@ -50,13 +50,13 @@ from qrag_jax.systems.leret_config import (
     load_config,
 )
 from qrag_jax.systems.leret_experience import LessonExperience
-from qrag_jax.systems.leret_hops import HopPlayer
+from qrag_jax.systems.leret_hops import HopPlayer, Play
 from qrag_jax.systems.leret_inputs import Inputs, load_inputs
 from qrag_jax.systems.leret_stages import Learner, learner_of
 from qrag_jax.systems.leret_tries import TryMaker
 from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, Versioned, open_served
 
-_STREAM = 2**31 - 1  # of the draws of evaluations
+EVALUATED = 2**31 - 1  # stream of the draws of evaluations
 
 
 def check(config: ConfigDict) -> None:
@@ -278,17 +278,22 @@ class Leret:
         base = self.base[0] if self.base else None
         return EpisodePlayer(rules, scene, self.mesh, base, self.served, self.counts)
 
-    def play(self, state: PolicyState, stop: StopSignal) -> Callable:
+    def play(self, state: PolicyState, stop: StopSignal) -> Play:
         """Plays the tries that are learned from, by the weights of a state."""
         params: Any = state.params
 
         def by_server(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
             return self.player.on_server(Versioned(params, self._updates(state)), starts, stop)
 
-        def by_device(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
-            return self.player.on_device(params, starts, stop)
+        return self.by_device(params, stop) if self.served is None else by_server
 
-        return by_device if self.served is None else by_server
+    def by_device(self, params: Any, stop: StopSignal, *, greedy: bool = False) -> Play:
+        """Plays tries by these parameters, on the device that trains."""
+
+        def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+            return self.player.on_device(params, starts, stop, greedy=greedy)
+
+        return play
 
     @cached_property
     def hops(self) -> HopPlayer:
@@ -307,10 +312,8 @@ class Leret:
         config = self.config
 
         def play(params: Any, step: int, stop: StopSignal):
-            by_device = partial(self.player.on_device, params, stop=stop, greedy=config.eval.greedy)
-            return self.hops.by_model(
-                self.inputs.dev, lambda starts: by_device(starts=starts), _STREAM
-            )
+            by_device = self.by_device(params, stop, greedy=config.eval.greedy)
+            return self.hops.by_model(self.inputs.dev, by_device, EVALUATED)
 
         return QueryScores(play, config.eval.best_by)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -61,7 +62,7 @@ class HopPlayer:
             keys = np.asarray(draw_keys(key, np.array(going, np.uint32), 1))[:, 0]
             asked = [Asked(StateKey(p, hop, 0), now[p].asked_by(variant), 0) for p in going]
             episodes = play([TokenStart(a.state, key) for a, key in zip(asked, keys)])
-            row: list[HopRow] = [HopRow(self._scores(each, hop), None) for each in now]
+            row = [self._row(each, hop) for each in now]
             for place, each, episode in zip(going, asked, episodes, strict=True):
                 made = try_of(each, episode, self.scoring)
                 ended[place] = made.outcome == STOPPED
@@ -70,7 +71,8 @@ class HopPlayer:
                     after = state_after(after, made, self.library.named)
                     now[place] = dataclasses.replace(after, hop=hop)
                 read = sum(len(t.observed) for s in episode.segments for t in s)
-                row[place] = HopRow(self._scores(after, hop), made, read)
+                query = made.query
+                row[place] = self._row(after, hop, query, made=made, read=read)
             now = [each.after(each.pool) for each in now]
             rows.append(row)
         return rows
@@ -79,14 +81,17 @@ class HopPlayer:
         """The course of each question where a rule writes the queries."""
         now, rows = [*states], list[list[HopRow]]()
         for hop in range(1, self.hops + 1):
-            found = self.library.look([(each, Look(write(each), self.k)) for each in now])
+            queries = [write(each) for each in now]
+            asked = [(each, Look(query, self.k)) for each, query in zip(now, queries)]
+            found = self.library.look(asked)
             for place, documents in enumerate(found):
                 if not isinstance(documents, Failure):
                     pool = grown(now[place].pool, documents, self.scoring.order)
                     now[place] = dataclasses.replace(now[place], pool=pool)
-            rows.append([HopRow(self._scores(each, hop), None) for each in now])
+            rows.append([self._row(each, hop, query) for each, query in zip(now, queries)])
             now = [each.after(each.pool) for each in now]
         return rows
 
-    def _scores(self, state: QueryState, hop: int) -> dict[str, float]:
-        return self.scoring.pool_scores(dataclasses.replace(state, hop=hop), state.pool)
+    def _row(self, state: QueryState, hop: int, query: str = "", **more: Any) -> HopRow:
+        scores = self.scoring.pool_scores(dataclasses.replace(state, hop=hop), state.pool)
+        return HopRow(scores, query, tuple(each.id for each in state.pool), **more)

@@ -1,0 +1,221 @@
+"""Scores a LeReT run hop by hop, beside all that it should be better than.
+
+Beside the trained weights, asked by the bare prompt, are: the question itself as the query, the
+question with the best passage found so far, the weights at the end of each earlier stage, the
+untrained ones, the prompts that made the tries by the weights that they were made with, and the
+best of these prompts for each question after the last hop, which nobody can know beforehand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from qrag_jax.environments.query_writing.state import QueryState
+from qrag_jax.errors import InputError
+from qrag_jax.evaluators.query_scores import HopRow
+from qrag_jax.learners import placement
+from qrag_jax.llm.text.prompts import one_line
+from qrag_jax.metrics import agent_log, hop_log
+from qrag_jax.metrics.score_table import interval_text
+from qrag_jax.models.first_language_model import FOLDER
+from qrag_jax.runtime import determinism
+from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.compilation import enable_persistent_cache
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.run import log as tell
+from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems.leret import EVALUATED, Leret
+from qrag_jax.systems.leret_config import SCRIPT, LeretConfig
+from qrag_jax.systems.leret_hops import Rows
+from qrag_jax.systems.leret_inputs import fingerprint, load_inputs
+
+SUMMARY = "summary.json"
+QUESTION, WITH_PASSAGE, ORACLE = "question", "question_and_passage", "best_of_prompts"
+_WORDS = 64  # of a query with a passage
+
+
+@dataclasses.dataclass(frozen=True)
+class HopOptions:
+    """What is scored, and where logs and scores are written.
+
+    Attributes:
+        checkpoint: "best" or "last".
+        samples: number of questions, 0 for all.
+        out: folder; None: `eval` in the run's folder.
+        restart: throw logs away.
+    """
+
+    checkpoint: str
+    samples: int = 0
+    out: Path | None = None
+    restart: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One way to write the queries.
+
+    Attributes:
+        name: of its log, such as "last-2140".
+        told: what people are told of it.
+        play: plays the questions.
+    """
+
+    name: str
+    told: str
+    play: Callable[[], Rows]
+
+
+def score_query_writer(workdir: Path, given: ConfigDict, options: HopOptions) -> dict[str, Any]:
+    """Scores the run's checkpoint; returns the summary.
+
+    Raises:
+        InputError: the run, its checkpoint or the questions cannot be used, or a log is of other
+            settings.
+        Stopped: a signal came; the same command goes on with the ways that are left.
+    """
+    given = given.copy_and_resolve_references()
+    given.eval.samples = options.samples
+    out = options.out or workdir / "eval"
+    rows: dict[str, list[hop_log.Searched]] = {}
+    with _opened(given, workdir) as (system, stop):
+        main, ways = _ways(system, workdir, options.checkpoint, stop)
+        shown = system.inputs.dev
+        for way in ways:
+            path = out / f"{way.name}.jsonl"
+            record = {"way": way.name, "questions": fingerprint(shown), **_settings(given)}
+            if options.restart:
+                path.unlink(missing_ok=True)
+            agent_log.refuse_other(path, record)
+            if not path.exists():
+                stop.check()
+                hop_log.write(path, _searched(shown, way.play()), record)
+            rows[way.told] = hop_log.read(path)
+        prompts = {told: rows[told] for told in rows if told.startswith("prompt ")}
+        if len(prompts) > 1:
+            rows["best of these prompts, by the gold pages"] = _best([*prompts.values()])
+    summaries = {told: hop_log.summary(each) for told, each in rows.items()}
+    found = {
+        "main": main,
+        "scores": summaries,
+        "gains": {
+            told: hop_log.gains(rows[main], each) for told, each in rows.items() if told != main
+        },
+        "config": given.to_dict(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    write_whole(out / SUMMARY, json.dumps(found, indent=1) + "\n")
+    hops = len(rows[main][0].hops)
+    print("\n".join(hop_log.table(summaries, hops)))
+    for told, gain in found["gains"].items():
+        print(f"{main} - {told}, all gold: {interval_text(gain[f'hop{hops}/all_gold'], sign=True)}")
+    print(f"logs and summary: {out}")
+    return found
+
+
+def _ways(system: Leret, workdir: Path, checkpoint: str, stop: StopSignal) -> tuple[str, list[Way]]:
+    """All ways; and what the first of them, the run's own, is called."""
+    shown, hops = system.inputs.dev, system.hops
+    template = placement.shapes_on(system.inputs.model.trained, system.param_shardings)
+    checkpoints = Checkpoints(workdir, read_only=True)
+    params, step = checkpoints.restore_params(checkpoint, template)
+
+    def by(params: Any, variant: int = 0) -> Callable[[], Rows]:
+        play = system.by_device(params, stop, greedy=system.config.eval.greedy)
+        return lambda: hops.by_model(shown, play, EVALUATED, variant)
+
+    main = f"{checkpoint} checkpoint of step {step}"
+    ways = [Way(f"{checkpoint}-{step}", main, by(params))]
+    asked_by = first = placement.place(system.inputs.model.trained, system.param_shardings)
+    for stage in system.config.plan:
+        end = stage.first + stage.steps
+        if end >= step:
+            break
+        kept = checkpoints.restore_params_of(end, template)
+        if kept is None:
+            continue
+        told = f"after {stage.kind}" + (
+            f" of iteration {stage.iteration}" if stage.iteration else ""
+        )
+        ways.append(Way(f"stage-{end}", f"{told}, step {end}", by(kept)))
+        if stage.kind == SCRIPT:
+            asked_by = kept
+    ways.append(Way("untrained", "untrained", by(first)))
+    names = system.inputs.agent.prompt.names
+    ways += [
+        Way(
+            f"prompt-{names[n]}",
+            f"prompt {names[n]}, by what made the first tries",
+            by(asked_by, n),
+        )
+        for n in system.config.tries.variants
+        if n
+    ]
+    ways.append(Way(QUESTION, "the question", lambda: hops.by_rule(shown, _question)))
+    told = "the question and the first passage"
+    ways.append(Way(WITH_PASSAGE, told, lambda: hops.by_rule(shown, _with_passage)))
+    return main, ways
+
+
+def _question(state: QueryState) -> str:
+    return one_line(state.question)
+
+
+def _with_passage(state: QueryState) -> str:
+    passage = state.pool[0].text if state.pool else ""
+    return " ".join(f"{state.question} {passage.lstrip('# ')}".split()[:_WORDS])
+
+
+def _searched(shown: Sequence[QueryState], rows: Rows) -> list[hop_log.Searched]:
+    return [
+        hop_log.Searched(
+            state.id,
+            state.question,
+            state.answers,
+            state.pages,
+            tuple(_hop(row[place]) for row in rows),
+        )
+        for place, state in enumerate(shown)
+    ]
+
+
+def _hop(row: HopRow) -> hop_log.Hop:
+    made = row.made
+    outcome, sampled = ("", 0) if made is None else (made.outcome, len(made.sampled))
+    return hop_log.Hop(row.query, outcome, row.pool, row.scores, row.read, sampled)
+
+
+def _best(ways: list[list[hop_log.Searched]]) -> list[hop_log.Searched]:
+    """For each question the way that found most, by average precision after the last hop."""
+    return [
+        max(each, key=lambda row: row.hops[-1].scores["ap"]) for each in zip(*ways, strict=True)
+    ]
+
+
+def _settings(given: ConfigDict) -> dict[str, Any]:
+    """Fields that the play of given weights depends on."""
+    every = json.loads(json.dumps(given.to_dict()))
+    of_play = ("model", "search", "writing", "sampling", "seed")
+    return {name: every[name] for name in of_play} | {"greedy": every["eval"]["greedy"]}
+
+
+@contextlib.contextmanager
+def _opened(given: ConfigDict, workdir: Path) -> Iterator[tuple[Leret, StopSignal]]:
+    config = LeretConfig.of(given)
+    if not config.model.path and not (workdir / FOLDER).exists():
+        raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
+    if told := determinism.ask(config.runtime.deterministic):
+        tell(told)
+    enable_persistent_cache(workdir / "compilation_cache")
+    mesh = make_mesh(config.runtime.mesh)
+    with StopSignal() as stop:
+        yield Leret(config, mesh, load_inputs(config, workdir, mesh), workdir), stop
