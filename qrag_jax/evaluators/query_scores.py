@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qrag_jax.environments.query_writing.state import EMPTY, STOPPED, TOO_LONG
+from qrag_jax.environments.query_writing.state import EMPTY, STOPPED, TOO_LONG, QueryState
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.pool_scores import ALL_GOLD, AP, RECALL
 from qrag_jax.feedback.tries import Try
@@ -25,14 +25,15 @@ class HopRow:
     Attributes:
         scores: of its pool.
         query: of this hop; "" if there was none.
-        pool: ids of the passages after it.
+        before, after: the states around it.
         made: the try of this hop; None: the search had ended before, or no model wrote the query.
         read: tokens of the prompt; 0 if no model read any.
     """
 
     scores: dict[str, float]
     query: str
-    pool: tuple[str, ...]
+    before: QueryState
+    after: QueryState
     made: Try | None = None
     read: int = 0
 

@@ -109,12 +109,14 @@ class EpisodePlayer:
         *,
         greedy: bool = False,
         library: Library | None = None,
+        agent: Agent | None = None,
     ) -> list[TokenEpisode]:
         """Plays by these parameters.
 
         Args:
             greedy: the likeliest tokens; else they are drawn.
             library: what the tools read; None: what they read in training.
+            agent: the environment; None: that of the scene.
 
         Raises:
             Stopped: the run is told to stop.
@@ -122,13 +124,21 @@ class EpisodePlayer:
         """
         whole = params if self.base is None else Adapted(self.base, params)
         sampler = RoundSampler(self._samplers[greedy], whole)
-        rollout = self._rollout(sampler, stop, library)
+        rollout = self._rollout(sampler, stop, library, agent)
         return self._patience(stop).play(starts, rollout.play)
 
     def on_server(
-        self, weights: Versioned, starts: Sequence[TokenStart], stop: StopSignal
+        self,
+        weights: Versioned,
+        starts: Sequence[TokenStart],
+        stop: StopSignal,
+        *,
+        agent: Agent | None = None,
     ) -> list[TokenEpisode]:
         """Plays by one version on the server, to which it is handed over first.
+
+        Args:
+            agent: the environment; None: that of the scene.
 
         Raises:
             Stopped: the run is told to stop.
@@ -138,7 +148,7 @@ class EpisodePlayer:
         served = self.served
         assert served is not None
         sampler, watch = served.sampler(weights, stop), served.watch(stop)
-        rollout = self._rollout(sampler, watch)
+        rollout = self._rollout(sampler, watch, agent=agent)
 
         def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
             served.bring_back(sampler, stop)
@@ -147,11 +157,15 @@ class EpisodePlayer:
         return self._patience(watch).play(starts, play)
 
     def _rollout(
-        self, sampler: Sampler, stop: Checks, library: Library | None = None
+        self,
+        sampler: Sampler,
+        stop: Checks,
+        library: Library | None = None,
+        agent: Agent | None = None,
     ) -> TokenRollout:
         scene, attempts = self.scene, self.rules.attempts
-        tools, speech = library or scene.library, scene.speech
-        rollout = TokenRollout(scene.agent, sampler, tools, speech, stop=stop, attempts=attempts)
+        tools, speech, plays = library or scene.library, scene.speech, agent or scene.agent
+        rollout = TokenRollout(plays, sampler, tools, speech, stop=stop, attempts=attempts)
         rollout.counts = self.counts
         return rollout
 

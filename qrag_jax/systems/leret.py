@@ -21,6 +21,10 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from qrag_jax.environments.query_writing.agent import QueryAgent
+from qrag_jax.environments.query_writing.few_shot import split_questions
+from qrag_jax.environments.query_writing.prompt import QueryPrompt
+from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import QueryScores
 from qrag_jax.evaluators.training_scores import Evaluation
@@ -42,6 +46,7 @@ from qrag_jax.runtime.saved_config import check_same_config, save_config
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.episode_player import EpisodePlayer, PlayRules, Scene
 from qrag_jax.systems.leret_config import (
+    FEW_SHOT,
     FREE_FIELDS,
     PREFERENCE,
     SCRIPT,
@@ -52,6 +57,7 @@ from qrag_jax.systems.leret_config import (
 from qrag_jax.systems.leret_experience import LessonExperience
 from qrag_jax.systems.leret_hops import HopPlayer, Play
 from qrag_jax.systems.leret_inputs import Inputs, load_inputs
+from qrag_jax.systems.leret_prompts import PlayBy, PromptMaker
 from qrag_jax.systems.leret_stages import Learner, learner_of
 from qrag_jax.systems.leret_tries import TryMaker
 from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, Versioned, open_served
@@ -239,9 +245,41 @@ class Leret:
         scores = PoolScores(config.writing.k, config.reward.recall_k)
         return Scoring(scores, config.reward, config.writing.order, config.search.gold_by)
 
+    def prompt(self, play: PlayBy) -> QueryPrompt:
+        """All ways to ask; those with examples are made first, if they are not there."""
+        prompt = self.inputs.agent.prompt
+        if self.maker is None or prompt.variants:
+            return prompt
+        variants = self.maker.prompts(self.workdir, play)
+        prompt = dataclasses.replace(prompt, variants=variants)
+        agent = dataclasses.replace(self.inputs.agent, prompt=prompt)
+        self.inputs = dataclasses.replace(self.inputs, agent=agent)
+        return prompt
+
+    @cached_property
+    def maker(self) -> PromptMaker | None:
+        """Makes prompts with examples; None if the config has none."""
+        config, inputs = self.config, self.inputs
+        if config.tries.ways != FEW_SHOT:
+            return None
+        return PromptMaker(
+            config.few_shot,
+            inputs.agent.prompt,
+            inputs.train,
+            split_questions(len(inputs.train), config.few_shot),
+            self.hops,
+            config.search.gold_by,
+        )
+
+    @property
+    def asked(self) -> Sequence[QueryState]:
+        """The questions that are tried: those that no example is of."""
+        train = self.inputs.train
+        return train if self.maker is None else [train[n] for n in self.maker.split.training]
+
     @cached_property
     def tries(self) -> TryMaker:
-        """Makes and keeps tries."""
+        """Makes and keeps tries; the prompts must be there."""
         config, inputs = self.config, self.inputs
         record = {
             **inputs.data,
@@ -257,7 +295,7 @@ class Leret:
             "temperature": config.sampling.temperature,
             "seed": config.seed,
         }
-        return TryMaker(config, inputs.train, inputs.library, self.scoring, record, self.workdir)
+        return TryMaker(config, self.asked, inputs.library, self.scoring, record, self.workdir)
 
     def _model_told(self) -> str:
         lora = self.config.model.lora
@@ -278,22 +316,32 @@ class Leret:
         base = self.base[0] if self.base else None
         return EpisodePlayer(rules, scene, self.mesh, base, self.served, self.counts)
 
-    def play(self, state: PolicyState, stop: StopSignal) -> Play:
+    def play(self, state: PolicyState, stop: StopSignal) -> PlayBy:
         """Plays the tries that are learned from, by the weights of a state."""
         params: Any = state.params
+        if self.served is None:
+            return self._play_by(params, stop)
+        versioned = Versioned(params, self._updates(state))
 
-        def by_server(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
-            return self.player.on_server(Versioned(params, self._updates(state)), starts, stop)
+        def by_server(prompt: QueryPrompt, starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+            return self.player.on_server(versioned, starts, stop, agent=self._agent(prompt))
 
-        return self.by_device(params, stop) if self.served is None else by_server
+        return by_server
 
     def by_device(self, params: Any, stop: StopSignal, *, greedy: bool = False) -> Play:
         """Plays tries by these parameters, on the device that trains."""
+        play = self._play_by(params, stop, greedy=greedy)
+        return lambda starts: play(self.inputs.agent.prompt, starts)
 
-        def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
-            return self.player.on_device(params, starts, stop, greedy=greedy)
+    def _play_by(self, params: Any, stop: StopSignal, *, greedy: bool = False) -> PlayBy:
+        def play(prompt: QueryPrompt, starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+            agent = self._agent(prompt)
+            return self.player.on_device(params, starts, stop, greedy=greedy, agent=agent)
 
         return play
+
+    def _agent(self, prompt: QueryPrompt) -> QueryAgent:
+        return dataclasses.replace(self.inputs.agent, prompt=prompt)
 
     @cached_property
     def hops(self) -> HopPlayer:

@@ -310,6 +310,9 @@ class LeretConfig:
                 f"config.train.accumulation is {train.accumulation}; rows are computed in blocks "
                 "of config.model.block_tokens, which bound the memory: set it to 1."
             )
+        if parts["tries"].ways == FEW_SHOT:
+            kept = parts["tries"].prompts
+            parts["few_shot"] = dataclasses.replace(parts["few_shot"], kept=kept)
         _check_together(stages, parts)
         plan = _planned(stages, config.iterations, parts)
         steps = plan[-1].first + plan[-1].steps

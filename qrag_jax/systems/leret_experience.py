@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,10 +220,11 @@ class LessonExperience:
 
     def _made(self, iteration: int, state: PolicyState, number: int, stop: StopSignal) -> Lessons:
         system = self._system
-        config, inputs = system.config, system.inputs
+        config = system.config
         weights = self._weights(iteration, state, number)
         play = system.play(state, stop)
-        found = system.tries.iteration(iteration, play, weights, stop)
+        prompt = system.prompt(play)
+        found = system.tries.iteration(iteration, partial(play, prompt), weights, stop)
         tries = credited(found.tries, found.grown_from, config.reward)
         by_state: dict[StateKey, list[Try]] = {}
         for each in tries:
@@ -232,8 +233,7 @@ class LessonExperience:
             pairs_of(own, config.pairs, (config.seed, iteration)) for own in by_state.values()
         ]
         report = report_of(states)
-        prompt = inputs.agent.prompt
-        lessons = lessons_of(states, found.states, prompt, inputs.speech)
+        lessons = lessons_of(states, found.states, prompt, system.inputs.speech)
         told = report.to_json() | {
             "iteration": iteration,
             "tries": len(tries),

@@ -57,22 +57,23 @@ class HopPlayer:
         now, rows = [*states], list[list[HopRow]]()
         ended = [False] * len(now)
         for hop in range(1, self.hops + 1):
-            going = [place for place, over in enumerate(ended) if not over]
+            before, going = [*now], [place for place, over in enumerate(ended) if not over]
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), stream), hop)
             keys = np.asarray(draw_keys(key, np.array(going, np.uint32), 1))[:, 0]
             asked = [Asked(StateKey(p, hop, 0), now[p].asked_by(variant), 0) for p in going]
-            episodes = play([TokenStart(a.state, key) for a, key in zip(asked, keys)])
-            row = [self._row(each, hop) for each in now]
+            starts = [TokenStart(a.state, key) for a, key in zip(asked, keys, strict=True)]
+            episodes = play(starts) if starts else []
+            row = [self._row(each, each) for each in now]
             for place, each, episode in zip(going, asked, episodes, strict=True):
                 made = try_of(each, episode, self.scoring)
                 ended[place] = made.outcome == STOPPED
                 after = now[place]
                 if made.outcome == SEARCHED:
-                    after = state_after(after, made, self.library.named)
-                    now[place] = dataclasses.replace(after, hop=hop)
+                    grown_state = state_after(after, made, self.library.named)
+                    now[place] = after = dataclasses.replace(grown_state, hop=hop)
                 read = sum(len(t.observed) for s in episode.segments for t in s)
                 query = made.query
-                row[place] = self._row(after, hop, query, made=made, read=read)
+                row[place] = self._row(before[place], after, query, made=made, read=read)
             now = [each.after(each.pool) for each in now]
             rows.append(row)
         return rows
@@ -80,18 +81,17 @@ class HopPlayer:
     def by_rule(self, states: Sequence[QueryState], write: Callable[[QueryState], str]) -> Rows:
         """The course of each question where a rule writes the queries."""
         now, rows = [*states], list[list[HopRow]]()
-        for hop in range(1, self.hops + 1):
-            queries = [write(each) for each in now]
+        for _ in range(self.hops):
+            before, queries = [*now], [write(each) for each in now]
             asked = [(each, Look(query, self.k)) for each, query in zip(now, queries)]
             found = self.library.look(asked)
             for place, documents in enumerate(found):
                 if not isinstance(documents, Failure):
                     pool = grown(now[place].pool, documents, self.scoring.order)
                     now[place] = dataclasses.replace(now[place], pool=pool)
-            rows.append([self._row(each, hop, query) for each, query in zip(now, queries)])
+            rows.append([self._row(*each) for each in zip(before, now, queries, strict=True)])
             now = [each.after(each.pool) for each in now]
         return rows
 
-    def _row(self, state: QueryState, hop: int, query: str = "", **more: Any) -> HopRow:
-        scores = self.scoring.pool_scores(dataclasses.replace(state, hop=hop), state.pool)
-        return HopRow(scores, query, tuple(each.id for each in state.pool), **more)
+    def _row(self, before: QueryState, after: QueryState, query: str = "", **more: Any) -> HopRow:
+        return HopRow(self.scoring.pool_scores(before, after.pool), query, before, after, **more)

@@ -18,6 +18,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from qrag_jax.environments.query_writing.few_shot_file import NAME
 from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import HopRow
@@ -26,6 +27,7 @@ from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics import agent_log, hop_log
 from qrag_jax.metrics.score_table import interval_text
 from qrag_jax.models.first_language_model import FOLDER
+from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import enable_persistent_cache
@@ -150,7 +152,8 @@ def _ways(system: Leret, workdir: Path, checkpoint: str, stop: StopSignal) -> tu
         if stage.kind == SCRIPT:
             asked_by = kept
     ways.append(Way("untrained", "untrained", by(first)))
-    names = system.inputs.agent.prompt.names
+    made = (workdir / NAME).exists() or system.maker is None
+    names = system.prompt(_refused).names if made else system.inputs.agent.prompt.names
     ways += [
         Way(
             f"prompt-{names[n]}",
@@ -158,12 +161,19 @@ def _ways(system: Leret, workdir: Path, checkpoint: str, stop: StopSignal) -> tu
             by(asked_by, n),
         )
         for n in system.config.tries.variants
-        if n
+        if n and made
     ]
     ways.append(Way(QUESTION, "the question", lambda: hops.by_rule(shown, _question)))
     told = "the question and the first passage"
     ways.append(Way(WITH_PASSAGE, told, lambda: hops.by_rule(shown, _with_passage)))
     return main, ways
+
+
+def _refused(*_: Any) -> list[TokenEpisode]:
+    raise InputError(
+        f"the run's {NAME} is not finished, so its prompts with examples are not known; train on "
+        "first."
+    )
 
 
 def _question(state: QueryState) -> str:
@@ -191,7 +201,8 @@ def _searched(shown: Sequence[QueryState], rows: Rows) -> list[hop_log.Searched]
 def _hop(row: HopRow) -> hop_log.Hop:
     made = row.made
     outcome, sampled = ("", 0) if made is None else (made.outcome, len(made.sampled))
-    return hop_log.Hop(row.query, outcome, row.pool, row.scores, row.read, sampled)
+    pool = tuple(each.id for each in row.after.pool)
+    return hop_log.Hop(row.query, outcome, pool, row.scores, row.read, sampled)
 
 
 def _best(ways: list[list[hop_log.Searched]]) -> list[hop_log.Searched]:

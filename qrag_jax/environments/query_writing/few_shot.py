@@ -26,6 +26,7 @@ from qrag_jax.data.generators.invented_names import Draw
 from qrag_jax.environments.query_writing.prompt import Example, QueryPrompt, Variant
 from qrag_jax.environments.query_writing.state import Pool, QueryState, key_of
 from qrag_jax.errors import InputError, check_least
+from qrag_jax.runtime.config_fields import internal
 
 _SECTION = "few_shot"
 _STREAM = 4  # of `Draw`; 0 to 3 draw questions, demonstrations and their styles
@@ -46,7 +47,7 @@ class FewShotConfig:
     demonstrations: int = 3  # examples in a prompt, each one hop of another question
     bootstrap_questions: int = 50  # questions whose tries become examples
     rank_questions: int = 50  # other questions, by which prompts are ranked
-    kept: int = 3  # best prompts, which are used beside the bare one
+    kept: int = internal(3)  # best prompts, which are used beside the bare one
     seed: int = 0  # draws the questions and the examples
 
     def __post_init__(self) -> None:
@@ -61,7 +62,7 @@ class FewShotConfig:
         if self.candidates < self.kept:
             raise InputError(
                 f"config.{_SECTION}.candidates is {self.candidates}, of which {self.kept} are to "
-                "be kept; raise it, or lower kept."
+                "be kept; raise it, or lower config.tries.prompts."
             )
 
 
