@@ -168,7 +168,7 @@ def row_log_probs(policy: TokenPolicy[PreferenceConfig]) -> RowLogProbs:
         blocks = token_blocks(batch, shape, policy.row_devices)
         found = np.asarray(program(params, blocks, *base))[blocks.valid]
         episode, number = blocks.episode[blocks.valid], len(batch.scored)
-        total = np.bincount(episode, found, number)
+        total: np.ndarray = np.bincount(episode, found, number)
         if policy.config.averaged:
             total = total / np.maximum(np.bincount(episode, minlength=number), 1)
         return total.astype(np.float32)
