@@ -224,7 +224,9 @@ def update_cases(size: Size) -> Iterator[Case]:
         )
 
 
-def policy_of(loaded: LoadedLanguageModel, config: TokenGRPOConfig) -> tuple[TokenPolicy, Parts]:
+def policy_of(
+    loaded: LoadedLanguageModel, config: Any, temperature: float = TEMPERATURE
+) -> tuple[TokenPolicy, Parts]:
     """The learner of a decoder on one device, and what its state is made of."""
     mesh = make_mesh((1, 1, 1), jax.devices()[:1])
     optimizer = optax.adamw(RATE, weight_decay=0.0)
@@ -233,7 +235,7 @@ def policy_of(loaded: LoadedLanguageModel, config: TokenGRPOConfig) -> tuple[Tok
         mesh=mesh,
         shardings=state_shardings(mesh, loaded.partition_rules, parts, loaded.params),
         trunk=loaded.model.trunk,
-        vocabulary=Vocabulary(TEMPERATURE),
+        vocabulary=Vocabulary(temperature),
         config=config,
         weights=(1.0,),
         optimizer=optimizer,

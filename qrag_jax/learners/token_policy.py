@@ -48,7 +48,7 @@ class TokenPolicy(Generic[Config]):
         shardings: where the training state lives (`policy_state.state_shardings`).
         trunk: maps tokens to hidden states; the head is its word table, or the leaf `HEAD`.
         vocabulary: how hidden states become log-probabilities.
-        config: the algorithm's.
+        config: constants of the algorithm, of which the passes know the loss of a block.
         weights: of the parts of an episode's reward `[K]`.
         optimizer: of the policy.
         schedule: optimizer step → learning rate.

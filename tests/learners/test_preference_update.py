@@ -12,6 +12,14 @@ from qrag_jax.learners.preference_config import PreferenceConfig
 from qrag_jax.learners.preference_update import pair_episodes
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.rollouts.token_blocks import choose_shape
+from qrag_jax.rollouts.trajectories import (
+    DONE,
+    MASKED,
+    BatchRules,
+    TokenTrajectory,
+    Turn,
+    token_batch,
+)
 from qrag_jax.runtime import sharding
 from qrag_jax.runtime.mesh import make_mesh
 from tests.learners.pair_updates import (
@@ -62,7 +70,10 @@ def test_loss_and_gradient_are_those_of_the_definition(config: PreferenceConfig)
     reference = other_reference(batch, config)
     learning = PairLearning(ALONE, config, params, shape=SHAPE)
     metrics = learning.step_by(batch, reference, weights)
-    value, gradient = jax.value_and_grad(loss)(params, batch, config, reference, weights)
+    by_definition = jax.jit(
+        jax.value_and_grad(lambda params: loss(params, batch, config, reference, weights))
+    )
+    value, gradient = by_definition(params)
     assert metrics["loss"] == pytest.approx(float(value), rel=1e-5)
     check_moved(learning.state.params, params, gradient)
     norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(gradient)))
@@ -128,9 +139,10 @@ def test_adapters_on_a_frozen_base() -> None:
     np.testing.assert_allclose(learning.reference(batch), of_start, atol=2e-5)
     reference = other_reference(batch, IPO)
     metrics = learning.step_by(batch, reference, weights)
-    value, gradient = jax.value_and_grad(
-        lambda each: loss(merged(each), batch, IPO, reference, weights)
-    )(trained)
+    by_definition = jax.jit(
+        jax.value_and_grad(lambda each: loss(merged(each), batch, IPO, reference, weights))
+    )
+    value, gradient = by_definition(trained)
     assert metrics["loss"] == pytest.approx(float(value), rel=1e-5)
     check_moved(learning.state.params, trained, gradient)
 
@@ -190,6 +202,28 @@ def test_nothing_is_learned_from_what_is_not_finite_or_not_there() -> None:
     assert np.isnan([metrics[name] for name in ("loss", "margin", "accuracy")]).all()
     jax.tree.map(np.testing.assert_array_equal, learning.state.params, params)
     assert int(learning.state.step) == 2
+
+
+def test_trajectories_become_pairs() -> None:
+    draw, prompts = np.random.default_rng(1), [[3, 4, 5, 6, 7], [8, 9, 4]]
+
+    def played(pair: int, member: int, status: str) -> TokenTrajectory:
+        # Both queries begin with token 11, which is sampled and not shared.
+        query = np.array([11, *draw.integers(1, 20, 2 + member)], np.int32)
+        log_probs = np.full(len(query), -1.0, np.float32)
+        turn = Turn(np.array(prompts[pair], np.int32), query, log_probs, "stop")
+        return TokenTrajectory(pair, member, 1, ((turn,),), status)
+
+    statuses = ((0, 0, DONE), (0, 1, DONE), (1, 0, DONE), (1, 1, "the search did not answer"))
+    trajectories = [played(*each) for each in statuses]
+    batch = token_batch(trajectories, BatchRules(2, (), MASKED, longest=16))
+    learning = PairLearning(ALONE, IPO, model(), shape=SHAPE)
+    blocks, pairs = pair_episodes(learning.policy, batch, SHAPE, np.arange(4.0), np.ones(2))
+    assert blocks.shared[0].tolist() == [5, 0, 0]  # the second pair has no loser
+    assert blocks.tokens[0, :5].tolist() == prompts[0]
+    assert blocks.lengths[0, :2].tolist() == [8, 9]
+    assert pairs.weight[0].tolist() == [1, 0, 0]
+    assert pairs.reference[0, 0].tolist() == [0, 1]
 
 
 def test_refusals() -> None:

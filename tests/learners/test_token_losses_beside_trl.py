@@ -37,7 +37,8 @@ import pytest
 from benchmarks.tokens import EQUAL_GRADIENT, EQUAL_LOSS, TEMPERATURE, decoder, policy_of
 from qrag_jax.algorithms.policy_gradient import AGGREGATIONS
 from qrag_jax.learners.token_config import RATIOS, SEQUENCE, TokenGRPOConfig
-from qrag_jax.learners.token_policy import PerToken, Sums, TokenPasses
+from qrag_jax.learners.token_losses import PerToken, Sums
+from qrag_jax.learners.token_policy import TokenPasses
 from qrag_jax.learners.token_update import given_tokens, token_episodes
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, table_of
