@@ -110,6 +110,14 @@ def peak_memory(ours: bool) -> float:
     return float(peak_bytes())
 
 
+def peak_growth(program: Callable[[], object], *, ours: bool) -> float:
+    """Bytes that a program needs at its peak beyond what is there before it runs."""
+    reset_peak_memory()
+    before = peak_memory(ours)
+    program()
+    return max(peak_memory(ours) - before, 0.0)
+
+
 def forward_flops(config: BertConfig | Qwen3Config, lengths: Sequence[int] | np.ndarray) -> float:
     """FLOPs of one forward pass over rows of these lengths, without lookups, norms, activations.
 
