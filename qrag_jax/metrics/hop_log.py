@@ -57,8 +57,9 @@ def write(path: Path, rows: Iterable[Searched], record: Mapping[str, Any]) -> No
     """Writes a whole log, and beside it what it depends on."""
     lines = [json.dumps(dataclasses.asdict(row), ensure_ascii=False) + "\n" for row in rows]
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, "".join(lines))
+    # The record first: a log without one is nobody's.
     write_whole(path.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
+    write_whole(path, "".join(lines))
 
 
 def read(path: Path) -> list[Searched]:
@@ -76,6 +77,8 @@ def read(path: Path) -> list[Searched]:
             rows.append(Searched(**{**saved, **texts, "hops": hops}))
         except (ValueError, TypeError, KeyError):
             raise InputError(f"{path}, line {number}: is no row of this log; delete it.") from None
+    if not rows:
+        raise InputError(f"{path} is empty; delete it.")
     return rows
 
 
