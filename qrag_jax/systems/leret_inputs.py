@@ -70,7 +70,7 @@ def load_inputs(config: LeretConfig, workdir: Path, mesh: Mesh, *, trains: bool 
     """Reads the questions, writes or opens the corpus, prepares the model.
 
     Args:
-        trains: else there are no training questions.
+        trains: else there are no training questions, and the folder's pool is searched.
 
     Raises:
         InputError: the data, the corpus or the model cannot be used, or do not fit the config.
@@ -78,14 +78,13 @@ def load_inputs(config: LeretConfig, workdir: Path, mesh: Mesh, *, trains: bool 
     asked = config.questions
     made = [bridge_question(asked.bridge_seed, "train", n) for n in range(asked.bridge_train)]
     is_made = asked.train == BRIDGE
-    train = [*map(of_bridge, made)] if is_made else _read(asked.train)
     dev = _dev(config)
-    train = unseen(train, dev)
-    if asked.most:
-        train = train[: asked.most]
-    library = open_query_search(
-        config.search, None if config.search.index else _pages(config, train, dev), workdir / CORPUS
-    )
+    train, pages = list[QueryQuestion](), None
+    if trains:
+        train = unseen([*map(of_bridge, made)] if is_made else _read(asked.train), dev)
+        train = train[: asked.most or len(train)]
+        pages = None if config.search.index else _pages(config, train, dev)
+    library = open_query_search(config.search, pages, workdir / CORPUS)
     states = _states(config, train, library) if trains else []
     scripted = [made[n] for n in _places(made, states)] if is_made and trains else []
     agent = QueryAgent(_prompt(config), config.writing.k, config.writing.stop)
