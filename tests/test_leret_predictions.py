@@ -32,12 +32,13 @@ TINY = (
     "--config.tries.samples=2",
     "--config.pairs.tied_share=1.0",
     "--config.iterations=1",
-    "--config.script.steps=30",
+    "--config.script.steps=60",
+    "--config.script.learning_rate=1e-2",
     "--config.sft.steps=1",
     "--config.preference.steps=1",
     "--config.train.eval_every=100",
 )
-QUESTIONS, LAST = 5, 32
+QUESTIONS, LAST = 5, 62
 
 
 @pytest.fixture(scope="module")
@@ -189,9 +190,7 @@ def test_answers_over_the_final_pools(
     told = refusal(commands.run("answer", *given))
     assert "has the ids of passages alone; give the folder of what was searched" in told
     commands.succeed("answer", *given, f"--corpus={run / 'search'}")
-    rows: dict[str, Any] = {
-        row["id"]: row for row in map(json.loads, out.read_text().splitlines())
-    }
+    rows: dict[str, Any] = {row["id"]: row for row in map(json.loads, out.read_text().splitlines())}
     for row in hop_log.read(predicted):
         answer = rows[row.id]
         assert answer["answers"] == [*row.answers]
