@@ -10,10 +10,10 @@ from benchmarks import report
 from qrag_jax.errors import InputError
 
 SUITES = (
-    *("encoders", "estimate", "gpu", "harr", "learn", "long", "memory", "published"),
+    *("encoders", "estimate", "gpu", "harr", "learn", "leret", "long", "memory", "published"),
     *("retrieval", "rlvr", "sidecar", "speed", "tokens"),
 )
-IN_PARTS = ("gpu", "gpu --run", "harr", "learn", "long", "retrieval", "rlvr", "tokens")
+IN_PARTS = ("gpu", "gpu --run", "harr", "learn", "leret", "long", "retrieval", "rlvr", "tokens")
 
 
 def main() -> int:
@@ -24,10 +24,10 @@ def main() -> int:
     parser.add_argument(
         "--only",
         default="",
-        help="parts of the suites harr, learn, long, retrieval, rlvr and tokens and of gpu --run, "
-        "with commas between; results are kept, so parts can be run one by one and the whole "
-        "suite at last; of the suite gpu, rows in whose names (h100/MiniLM/full/1x8x1/update) one "
-        "of these regular expressions is found",
+        help="parts of the suites harr, learn, leret, long, retrieval, rlvr and tokens and of gpu "
+        "--run, with commas between; results are kept, so parts can be run one by one and the "
+        "whole suite at last; of the suite gpu, rows in whose names (h100/MiniLM/full/1x8x1/"
+        "update) one of these regular expressions is found",
     )
     parser.add_argument(
         "--run",

@@ -6,6 +6,9 @@ URL is for example http://127.0.0.1:8000/v1. The model sees each question with t
 retriever took; `--filter` drops some of them first. A file that was begun with the same settings is
 resumed. Questions without an answer are counted, never scored, and asked again by the next call.
 With `--judge` the model also says whether each answer is right.
+
+LOG may be one of a query writer (`qrag predict` or `qrag evaluate` of a LeReT run); then the model
+sees the passages found in the end, and --corpus=RUN/search, or the index, says where they are.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ def _settings() -> ml_collections.ConfigDict:
 LOG = flags.DEFINE_string("log", None, "Retrieval log with the questions and the chunks taken.")
 OUT = flags.DEFINE_string("out", None, "File of answers to write or to go on with.")
 DATA = flags.DEFINE_string("data", None, "File the questions are from: for aliases and types.")
+CORPUS = flags.DEFINE_string("corpus", None, "Of a query writer's log: what was searched.")
 SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to answer, 0 for all.", lower_bound=0)
 FILTER = flags.DEFINE_string("filter", "none", f"Chunk filter: one of {', '.join(FILTERS)}.")
 THRESHOLD = flags.DEFINE_float("threshold", None, "For qvalue: stop at the first Q <= this.")
@@ -82,6 +86,7 @@ def main() -> int:
             out=Path(OUT.value),
             llm=llm.to_dict(),
             data=Path(DATA.value) if DATA.value else None,
+            corpus=Path(CORPUS.value) if CORPUS.value else None,
             samples=SAMPLES.value,
             filter=FILTER.value,
             threshold=THRESHOLD.value,

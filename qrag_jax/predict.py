@@ -6,6 +6,12 @@
 The file has one JSON line for each question and draw: the ids that were observed and sampled with
 their log-probabilities, the text of each turn, the parts of the reward and the reward. Give the
 same command again to go on after a stop. `qrag evaluate` scores a run, `qrag analyze` shows files.
+
+    python -m qrag_jax.predict --workdir=runs/leret-quick --records=records.json
+    python -m qrag_jax.predict --workdir=runs/leret-quick --iteration=1 --preferences=pairs.json
+
+Of a query writer (LeReT), a line has the queries of a question, and its passages hop by hop.
+--records writes the same as LeReT's records, --preferences what an iteration's tries teach.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -24,7 +30,9 @@ from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped
-from qrag_jax.systems import rlvr_config, run_flags
+from qrag_jax.systems import leret_config, rlvr_config, run_flags
+from qrag_jax.systems.leret_files import write_iteration_preferences
+from qrag_jax.systems.leret_predict import open_hop_predictor
 from qrag_jax.systems.rlvr_predict import (
     CHECKPOINTS,
     FIRST,
@@ -45,6 +53,11 @@ QUESTIONS = flags.DEFINE_string(
     "questions", None, "Questions: bridge, or path,config,split;…; default config.questions.dev."
 )
 RETRIEVER = flags.DEFINE_string("retriever", None, "Default config.tools.retriever.")
+RECORDS = flags.DEFINE_string("records", None, "Of LeReT: file of its records, too: NAME.json.")
+PREFERENCES = flags.DEFINE_string(
+    "preferences", None, "Of LeReT: file of the pairs of --iteration, NAME.json; plays nothing."
+)
+ITERATION = flags.DEFINE_integer("iteration", None, "Of LeReT: see --preferences.", lower_bound=1)
 OUT = flags.DEFINE_string("out", None, "File to write, or to go on with: NAME.jsonl.")
 RESTART = flags.DEFINE_bool("restart", False, "Throw the file away instead of going on with it.")
 
@@ -58,7 +71,7 @@ def define_flags(argv: Sequence[str]) -> None:
                 "--workdir has a config of its own; leave out --config=FILE, and change fields "
                 "with --config.FIELD=VALUE."
             )
-        run_flags.define(argv, (rlvr_config.NAME,), CHECKPOINTS)
+        run_flags.define(argv, (rlvr_config.NAME, leret_config.NAME), CHECKPOINTS)
         return
     run_flags.define_experiment()
     flags.DEFINE_string("workdir", None, "Folder of a trained run, in place of --config.")
@@ -71,6 +84,8 @@ def main() -> int:
     config = _config(workdir)
     if OUT.value and Path(OUT.value).suffix != ".jsonl":
         raise InputError(f"--out={OUT.value} is not named as JSON lines; give a name.jsonl.")
+    if workdir and config.system == leret_config.NAME:
+        return _query_writer(workdir, config)
     folder = workdir or _own_folder(Path(str(OUT.value)))
     options = PredictOptions(sampled=SAMPLED.value, restart=RESTART.value)
     retriever = config.tools.retriever
@@ -80,24 +95,83 @@ def main() -> int:
     ):
         weights = player.weights(run_flags.checkpoint())
         if weights is None:
-            raise InputError(
-                f"{workdir} keeps no checkpoint of the end of imitation; give --checkpoint=best, "
-                "last or first."
-            )
+            raise _no_imitation(workdir)
         out = Path(OUT.value) if OUT.value else _default_out(folder, weights, retriever)
-        try:
-            player.predict(weights, out, retriever=retriever, options=options)
-        except Stopped as stopped:
-            print(f"{stopped}: stopped, {out} is kept; give the same command to go on.")
-            return 128 + signal.Signals[str(stopped)]
-        except FeedbackLost as error:
-            reason = str(error).rstrip(".")
-            print(f"error: {reason}. Give the same command to go on.", file=sys.stderr)
-            return 1
+        status = _played(
+            out, lambda: player.predict(weights, out, retriever=retriever, options=options)
+        )
+        if status:
+            return status
         draws = options.sampled or 1
         episodes = draws * len(player.system.inputs.dev)
     print(f"{episodes} episodes of {episodes // draws} questions, {weights.told}: {out}")
     return 0
+
+
+def _query_writer(workdir: Path, config: ConfigDict) -> int:
+    """The same for a run of LeReT."""
+    if SAMPLED.value or RETRIEVER.value:
+        raise InputError(f"--sampled and --retriever are for runs of {rlvr_config.NAME}.")
+    if (PREFERENCES.value is None) != (ITERATION.value is None):
+        raise InputError("--preferences=FILE and --iteration=N go together; give both.")
+    if PREFERENCES.value:
+        return _preferences(workdir, config, Path(PREFERENCES.value), ITERATION.value or 1)
+    with (
+        commandline.writing(OUT.value or workdir, "--out"),
+        open_hop_predictor(config, workdir) as predictor,
+    ):
+        weights = predictor.weights(run_flags.checkpoint())
+        if weights is None:
+            raise _no_imitation(workdir)
+        out = Path(OUT.value or workdir / "predictions" / f"{weights.name}.jsonl")
+
+        def play() -> None:
+            rows = predictor.predict(weights, out, restart=RESTART.value)
+            if RECORDS.value:
+                predictor.write_records(rows, Path(RECORDS.value))
+
+        if status := _played(out, play):
+            return status
+        questions = len(predictor.system.inputs.dev)
+    print(f"{questions} questions hop by hop, {weights.told}: {out}")
+    if RECORDS.value:
+        print(f"as LeReT's records: {RECORDS.value}")
+    return 0
+
+
+def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) -> int:
+    with (
+        commandline.writing(path, "--preferences"),
+        open_hop_predictor(config, workdir, trains=True) as predictor,
+    ):
+        found = write_iteration_preferences(predictor.system, iteration, path)
+    equal = f"; {found.equal} left out whose prompt is there already" if found.equal else ""
+    print(
+        f"{found.pairs} pairs of {found.states} states of iteration {iteration}: {path}; "
+        f"{found.left_out} states teach nothing{equal}"
+    )
+    return 0
+
+
+def _played(out: Path, play: Callable[[], object]) -> int:
+    """Plays; the exit status."""
+    try:
+        play()
+    except Stopped as stopped:
+        print(f"{stopped}: stopped, {out} is kept; give the same command to go on.")
+        return 128 + signal.Signals[str(stopped)]
+    except FeedbackLost as error:
+        reason = str(error).rstrip(".")
+        print(f"error: {reason}. Give the same command to go on.", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _no_imitation(workdir: Path | None) -> InputError:
+    return InputError(
+        f"{workdir} keeps no checkpoint of the end of imitation; give --checkpoint=best, last or "
+        "first."
+    )
 
 
 def _config(workdir: Path | None) -> ConfigDict:
@@ -110,16 +184,26 @@ def _config(workdir: Path | None) -> ConfigDict:
             raise InputError("--checkpoint is of a run; give its folder with --workdir.")
         if not OUT.value:
             raise InputError("give the file to write, for example --out=predictions.jsonl.")
-    if config.get("system") != rlvr_config.NAME:
+    system = config.get("system")
+    if not workdir and system == leret_config.NAME:
         raise InputError(
-            f"--config is an experiment of {config.get('system')}, whose policy is no language "
-            f"model; give one of {rlvr_config.NAME}, for example --config={EXAMPLE}."
+            f"--config is an experiment of {system}, of which runs alone predict, since they have "
+            "what is searched; give --workdir, and --checkpoint=first for the untrained model."
+        )
+    if system not in (rlvr_config.NAME, leret_config.NAME):
+        raise InputError(
+            f"--config is an experiment of {system}, whose policy is no language model; give one "
+            f"of {rlvr_config.NAME}, for example --config={EXAMPLE}."
+        )
+    if system == rlvr_config.NAME and (RECORDS.value or PREFERENCES.value or ITERATION.value):
+        raise InputError(
+            f"--records, --preferences and --iteration are for runs of {leret_config.NAME}."
         )
     config = config.copy_and_resolve_references()
     config.eval.samples = SAMPLES.value
     if QUESTIONS.value:
         config.questions.dev = QUESTIONS.value
-    if RETRIEVER.value:
+    if RETRIEVER.value and system == rlvr_config.NAME:
         config.tools.retriever = RETRIEVER.value
     return config
 

@@ -1,5 +1,7 @@
 """Answers the questions of a retrieval log with a language model; scores and writes the answers.
 
+The log of a query writer is read as one, with the passages found in the end.
+
 A file that was begun with the same settings is resumed. Questions without an answer are counted,
 never scored, and asked again by the next call.
 """
@@ -22,13 +24,15 @@ from qrag_jax.data.sources import fields
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import answers as answering
 from qrag_jax.evaluators.answers import Gold
+from qrag_jax.evaluators.hop_pools import corpus_of, pool_rows
 from qrag_jax.feedback.questions import AUTO, JUDGE, Question
 from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import FAIL, Generation
-from qrag_jax.metrics import answer_log, answer_table, retrieval_log
+from qrag_jax.metrics import answer_log, answer_table, hop_log, retrieval_log
 from qrag_jax.metrics.answer_log import AnswerRow, Miss
 from qrag_jax.metrics.chunk_filters import chunk_filter
+from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.runtime.config_fields import fields_of
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.whole_files import reason, write_whole
@@ -42,10 +46,11 @@ class AnswerOptions:
     """What is answered, by which model, and where the answers go.
 
     Attributes:
-        log: the retrieval log.
+        log: the retrieval log, or the log of a query writer.
         out: file of answers to write or to resume.
         llm: fields of `ClientConfig` and of `Generation`.
         data: file that the questions are from, for aliases and types.
+        corpus: folder of what a query writer searched, for its log; None for others.
         samples: number of questions, 0 for all.
         filter, threshold, steps: the filter of chunks and its parameter, as for `chunk_filter`.
         prompt: a name, a file, or "auto".
@@ -60,6 +65,7 @@ class AnswerOptions:
     out: Path
     llm: Mapping[str, Any]
     data: Path | None = None
+    corpus: Path | None = None
     samples: int = 0
     filter: str = "none"
     threshold: float | None = None
@@ -197,7 +203,7 @@ def _questions(options: AnswerOptions) -> tuple[list[Question], list[Question]]:
     """The questions to ask now, and all questions of the log."""
     log = options.log
     keep = chunk_filter(options.filter, {"threshold": options.threshold, "steps": options.steps})
-    rows = retrieval_log.read(log)
+    rows = _rows(options)
     golds = _golds(options.data, {row.id for row in rows}) if options.data else None
     everything = answering.questions(
         log, rows, keep, prompt=options.prompt, metric=options.metric, golds=golds
@@ -206,6 +212,20 @@ def _questions(options: AnswerOptions) -> tuple[list[Question], list[Question]]:
     if musique and golds is None and not any(row.aliases for row in rows):
         print(f"note: {log} has no aliases, which MuSiQue's metric counts; give --data=FILE")
     return everything[: options.samples or len(everything)], everything
+
+
+def _rows(options: AnswerOptions) -> list[Row]:
+    """The rows of the log."""
+    log, corpus = options.log, options.corpus
+    of_queries = hop_log.is_one(log)
+    if of_queries and corpus is None:
+        raise InputError(
+            f"{log} is the log of a query writer, which has the ids of passages alone; give the "
+            "folder of what was searched, --corpus=RUN/search or the index."
+        )
+    if not of_queries and corpus is not None:
+        raise InputError(f"--corpus is for logs of query writers, and {log} is none; leave it out.")
+    return retrieval_log.read(log) if corpus is None else pool_rows(log, corpus_of(corpus))
 
 
 def _golds(path: Path, ids: set[str]) -> dict[str, Gold]:
@@ -240,5 +260,6 @@ def _meta(
         "golds": hashlib.sha256(json.dumps(golds).encode()).hexdigest()[:16],
         "filter": {name: value for name, value in applied.items() if value is not None},
         "tokenizer": options.llm["tokenizer"] if generation.count else "",
+        **({"corpus": corpus_of(options.corpus).digest} if options.corpus else {}),
         **answering.settings(generation, list(used.values())),
     }

@@ -12,6 +12,7 @@ from qrag_jax.environments.query_writing.state import EMPTY, STOPPED, TOO_LONG, 
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.pool_scores import ALL_GOLD, AP, RECALL
 from qrag_jax.feedback.tries import Try
+from qrag_jax.metrics import hop_log
 from qrag_jax.runtime.interrupt import StopSignal
 
 # (parameters, step, signal) → by hop, a row for each question.
@@ -100,3 +101,30 @@ def hop_scores(hops: Sequence[Sequence[HopRow]]) -> dict[str, float]:
         "sampled_tokens": sum(len(each.sampled) for each in made) / questions,
         "read_tokens": sum(row.read for rows in hops for row in rows) / questions,
     }
+
+
+def logged(shown: Sequence[QueryState], hops: Sequence[Sequence[HopRow]]) -> list[hop_log.Searched]:
+    """Played questions as rows of a log.
+
+    Args:
+        shown: the questions.
+        hops: by hop, a row for each of them.
+    """
+    return [
+        hop_log.Searched(
+            state.id,
+            state.question,
+            state.answers,
+            state.pages,
+            tuple(_logged(rows[place]) for rows in hops),
+        )
+        for place, state in enumerate(shown)
+    ]
+
+
+def _logged(row: HopRow) -> hop_log.Hop:
+    made, pool = row.made, tuple(each.id for each in row.after.pool)
+    if made is None:
+        return hop_log.Hop(row.query, "", pool, row.scores, row.read)
+    sampled = len(made.sampled)
+    return hop_log.Hop(row.query, made.outcome, pool, row.scores, row.read, sampled, made.found)

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import datetime
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from qrag_jax.environments.query_writing.few_shot_file import NAME, read_few_shot
 from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.query_scores import HopRow
+from qrag_jax.evaluators.query_scores import logged
 from qrag_jax.learners import placement
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics import agent_log, hop_log
@@ -111,7 +111,7 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: HopOptions) ->
                 if played is None:
                     notes.append(f"{way.told} is not here: its weights are not kept")
                     continue
-                hop_log.write(path, _searched(shown, played), record)
+                hop_log.write(path, logged(shown, played), record)
             rows[way.told] = hop_log.read(path)
         prompts = {told: rows[told] for told in rows if told.startswith("prompt ")}
         if len(prompts) > 1:
@@ -204,26 +204,6 @@ def _question(state: QueryState) -> str:
 def _with_passage(state: QueryState) -> str:
     passage = state.pool[0].text if state.pool else ""
     return " ".join(f"{state.question} {passage.lstrip('# ')}".split()[:_WORDS])
-
-
-def _searched(shown: Sequence[QueryState], rows: Rows) -> list[hop_log.Searched]:
-    return [
-        hop_log.Searched(
-            state.id,
-            state.question,
-            state.answers,
-            state.pages,
-            tuple(_hop(row[place]) for row in rows),
-        )
-        for place, state in enumerate(shown)
-    ]
-
-
-def _hop(row: HopRow) -> hop_log.Hop:
-    made = row.made
-    outcome, sampled = ("", 0) if made is None else (made.outcome, len(made.sampled))
-    pool = tuple(each.id for each in row.after.pool)
-    return hop_log.Hop(row.query, outcome, pool, row.scores, row.read, sampled)
 
 
 def _best(ways: list[list[hop_log.Searched]]) -> list[hop_log.Searched]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,42 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path.write_text('{"id": "a"}\n')
     with pytest.raises(InputError, match="line 1: is no row"):
         hop_log.read(path)
+
+
+def test_a_broken_log_goes_on_behind_its_last_whole_part(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    rows = [row(f"q{number}\u2028", 0.5, 1.0) for number in range(5)]
+    assert hop_log.read_parts(path, 2, 5) == []
+    hop_log.append(path, rows[:3])
+    with path.open("a") as file:
+        file.write('{"id"')
+    assert hop_log.read_parts(path, 2, 5) == rows[:2]
+    hop_log.append(path, rows[2:])
+    assert hop_log.read_parts(path, 2, 5) == hop_log.read(path) == rows
+
+
+def test_what_was_found_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    hop = dataclasses.replace(ROWS[0].hops[0], found=(("p2", 1.5), ("p1", 0.1 + 0.2)))
+    rows = [dataclasses.replace(ROWS[0], hops=(hop,))]
+    hop_log.append(path, rows)
+    assert hop_log.read(path) == rows
+    # A log that was written before it had these.
+    saved = json.loads(path.read_text())
+    del saved["hops"][0]["found"]
+    path.write_text(json.dumps(saved) + "\n")
+    assert hop_log.read(path)[0].hops[0].found == ()
+
+
+def test_a_log_is_known_by_its_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    assert not hop_log.is_one(path)
+    for text, known in [("", False), ("[]\n", False), ('{"id": "a", "sf_idx": []}\n', False)]:
+        path.write_text(text)
+        assert hop_log.is_one(path) is known
+    hop_log.write(path, ROWS, {"search": {"gold_by": "title"}})
+    assert hop_log.is_one(path)
+    assert hop_log.read_record(path) == {"search": {"gold_by": "title"}}
+    path.with_suffix(".json").write_text("[")
+    with pytest.raises(InputError, match="is no JSON object; restore it"):
+        hop_log.read_record(path)

@@ -1,0 +1,135 @@
+"""The passages that a query writer has found in the end, as rows of a retrieval log.
+
+So whatever reads retrieval logs, such as the chunk filters and the model that answers, reads the
+logs of query writers, too. A log has the ids of passages alone; their texts are in the corpus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from qrag_jax.environments.query_writing.state import BY_PASSAGE, KEYS, normalised_title
+from qrag_jax.environments.tools.documents import document_text
+from qrag_jax.errors import InputError
+from qrag_jax.metrics import hop_log
+from qrag_jax.metrics.facts import fact_em, fact_f1
+from qrag_jax.metrics.hop_log import Searched
+from qrag_jax.metrics.retrieval_log import Row
+from qrag_jax.retrieval import corpus as stored
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.opening import CORPUS
+from qrag_jax.retrieval.protocol import NONE, Passage
+
+
+class Numbered(NamedTuple):
+    """A passage and its number in the corpus."""
+
+    number: int
+    passage: Passage
+
+
+def corpus_of(folder: Path) -> StoredCorpus:
+    """The corpus of an index, of what a run has pooled, or the folder's own.
+
+    Raises:
+        InputError: there is none.
+    """
+    own = (folder / stored.NAME).exists()
+    return StoredCorpus(folder if own else folder / CORPUS)
+
+
+def passages_of(corpus: StoredCorpus, names: Collection[str]) -> dict[str, Numbered]:
+    """Passages by their ids.
+
+    Raises:
+        InputError: the corpus lacks one.
+    """
+    listed = sorted(names)
+    numbers = corpus.numbers(listed)
+    if lacking := [name for name, number in zip(listed, numbers) if number == NONE]:
+        raise InputError(
+            f"the corpus in {corpus.folder} lacks {len(lacking)} passages of the log, for example "
+            f"{lacking[0]!r}; give the one that was searched."
+        )
+    passages = corpus.passages(numbers)
+    return {
+        name: Numbered(int(number), passage)
+        for name, number, passage in zip(listed, numbers, passages, strict=True)
+    }
+
+
+def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
+    """The rows of a query writer's log, each with the pool after its last hop.
+
+    A passage's number is its index, and its text is what the query writer has read of it. Nobody
+    has judged the passages one by one, so there are no Q-values; `ret` is the pool's average
+    precision.
+
+    Raises:
+        InputError: a line is no row, or the corpus is another one than that which was searched.
+    """
+    rows, record = hop_log.read(log), hop_log.read_record(log)
+    if not rows:
+        raise InputError(f"{log} holds no row; write it anew.")
+    search = record.get("search")
+    by = search.get("gold_by") if isinstance(search, Mapping) else None
+    if by not in KEYS:
+        raise InputError(
+            f"{log.with_suffix('.json')}, which says what gold pages are known by, is missing or "
+            "has no search.gold_by; bring it back."
+        )
+    gold = _gold(rows, corpus, by)
+    known = passages_of(
+        corpus, {name for row in rows for name in (*row.hops[-1].pool, *gold[row.id])}
+    )
+    clean = bool(search.get("clean")) if search else False
+    texts = {
+        name: document_text(each.passage.title, each.passage.text, clean)
+        for name, each in known.items()
+    }
+    return [_row(row, gold[row.id], known, texts) for row in rows]
+
+
+def _gold(rows: Sequence[Searched], corpus: StoredCorpus, by: str) -> dict[str, tuple[str, ...]]:
+    """Ids of the gold passages of each question; by title, all passages of a page are gold."""
+    if by == BY_PASSAGE:
+        return {row.id: row.pages for row in rows}
+    names: dict[str, list[str]] = {page: [] for row in rows for page in row.pages}
+    for passage in corpus:
+        key = normalised_title(passage.title)
+        if key in names:
+            names[key].append(passage.name)
+    if lacking := [page for page, own in names.items() if not own]:
+        raise InputError(
+            f"the corpus in {corpus.folder} lacks {len(lacking)} gold pages of the log, for "
+            f"example {lacking[0]!r}; give the one that was searched."
+        )
+    return {row.id: tuple(name for page in row.pages for name in names[page]) for row in rows}
+
+
+def _row(
+    row: Searched,
+    gold: Sequence[str],
+    known: Mapping[str, Numbered],
+    texts: Mapping[str, str],
+) -> Row:
+    last = row.hops[-1]
+    facts, taken = ([known[name].number for name in names] for names in (gold, last.pool))
+    answer, *aliases = row.answers or ("",)
+    return Row(
+        id=row.id,
+        question=row.question,
+        answer=answer,
+        sf_idx=facts,
+        pred_idx=taken,
+        q_values=[],
+        sf_texts=[texts[name] for name in gold],
+        pred_texts=[texts[name] for name in last.pool],
+        ret=last.scores["ap"],
+        text_len=sum(len(texts[name]) for name in last.pool),
+        f1=fact_f1(facts, taken),
+        em=fact_em(facts, taken),
+        aliases=aliases,
+    )

@@ -1,0 +1,92 @@
+"""Pools of a query writer as rows of a retrieval log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.evaluators.hop_pools import corpus_of, passages_of, pool_rows
+from qrag_jax.metrics import hop_log
+from qrag_jax.metrics.hop_log import Hop, Searched
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.corpus_writer import write_corpus
+from qrag_jax.retrieval.protocol import Passage
+
+PASSAGES = [
+    Passage("p0", "It is by Ada.", "The Mill"),
+    Passage("p1", "It has ``two'' wheels.", "The Mill!"),
+    Passage("p2", "Ada was born in Oslo.", "Ada"),
+    Passage("the mill", "Nothing.", ""),  # an id that reads as the key of a title
+]
+SCORES = {"recall": 0.5, "ap": 0.25, "all_gold": 0.0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "search"
+    write_corpus(folder / "corpus", PASSAGES)
+    return folder
+
+
+@pytest.fixture
+def corpus(folder: Path) -> StoredCorpus:
+    return corpus_of(folder)
+
+
+def log_of(
+    path: Path, pages: tuple[str, ...], *pools: tuple[str, ...], by: str = "title", clean=False
+) -> Path:
+    hops = tuple(Hop("mill", "searched", pool, SCORES) for pool in pools)
+    row = Searched("q1", "Where was its founder born?", ("Oslo", "Kristiania"), pages, hops)
+    path = path / "log.jsonl"
+    hop_log.write(path, [row], {"search": {"gold_by": by, "clean": clean}})
+    return path
+
+
+def test_the_last_pool_is_what_was_taken(tmp_path: Path, corpus: StoredCorpus) -> None:
+    pages = ("p0", "p2")
+    (row,) = pool_rows(log_of(tmp_path, pages, ("p1",), ("p1", "p2"), by="passage"), corpus)
+    assert (row.id, row.answer, row.aliases) == ("q1", "Oslo", ["Kristiania"])
+    assert (row.sf_idx, row.pred_idx, row.q_values) == ([0, 2], [1, 2], [])
+    assert row.pred_texts == ["# The Mill!\nIt has ``two'' wheels.", "# Ada\nAda was born in Oslo."]
+    assert row.sf_texts[0] == "# The Mill\nIt is by Ada."
+    assert (row.ret, row.f1, row.em) == (0.25, 0.5, 0.0)
+    assert row.text_len == sum(map(len, row.pred_texts))
+
+
+def test_by_title_all_passages_of_a_page_are_gold(tmp_path: Path, corpus: StoredCorpus) -> None:
+    (row,) = pool_rows(log_of(tmp_path, ("the mill", "ada"), ("p2",), clean=True), corpus)
+    assert row.sf_idx == [0, 1, 2]
+    assert row.sf_texts[1] == '# The Mill!\nIt has "two" wheels.'
+
+
+def test_a_question_may_have_found_nothing(tmp_path: Path, corpus: StoredCorpus) -> None:
+    (row,) = pool_rows(log_of(tmp_path, ("ada",), ()), corpus)
+    assert (row.pred_idx, row.pred_texts, row.em) == ([], [], 0.0)
+
+
+def test_another_corpus_is_refused(tmp_path: Path, corpus: StoredCorpus) -> None:
+    with pytest.raises(InputError, match="lacks 1 gold pages of the log, for example 'bern'"):
+        pool_rows(log_of(tmp_path, ("ada", "bern"), ("p2",)), corpus)
+    with pytest.raises(InputError, match="lacks 1 passages of the log, for example 'p9'; give"):
+        pool_rows(log_of(tmp_path, ("ada",), ("p2", "p9")), corpus)
+
+
+def test_a_log_without_its_record_is_refused(tmp_path: Path, corpus: StoredCorpus) -> None:
+    path = log_of(tmp_path, ("ada",), ("p2",))
+    path.with_suffix(".json").unlink()
+    with pytest.raises(InputError, match="what gold pages are known by, is missing"):
+        pool_rows(path, corpus)
+    path.write_text("")
+    with pytest.raises(InputError, match="holds no row"):
+        pool_rows(path, corpus)
+
+
+def test_the_corpus_of_an_index_or_a_folder(folder: Path) -> None:
+    own = corpus_of(folder / "corpus")
+    assert own.digest == corpus_of(folder).digest
+    found = passages_of(own, {"p2", "p0"})
+    assert {name: each.number for name, each in found.items()} == {"p0": 0, "p2": 2}
+    assert found["p2"].passage == PASSAGES[2]

@@ -1,0 +1,202 @@
+"""LeReT's commands around a run: what it predicts, in our files and in LeReT's, and answers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qrag_jax.data.files.leret import read_preferences, read_records
+from qrag_jax.metrics import hop_log
+from qrag_jax.retrieval.corpus import StoredCorpus
+from tests.entry_points import Commands, refusal
+from tests.llm.model_server import Call, ModelServer, Reply
+
+TINY = (
+    "--config=configs/leret.py:tiny",
+    "--config.model.tiny.layers=1",
+    "--config.model.tiny.copies=False",
+    "--config.model.tiny.hidden=32",
+    "--config.model.tiny.intermediate=32",
+    "--config.questions.bridge_train=12",
+    "--config.questions.bridge_corpus=12",
+    "--config.questions.bridge_dev=5",
+    "--config.styles.most_words=4",
+    "--config.writing.query_tokens=40",
+    "--config.tries.questions=4",
+    "--config.tries.samples=2",
+    "--config.pairs.tied_share=1.0",
+    "--config.iterations=1",
+    "--config.script.steps=60",
+    "--config.script.learning_rate=1e-2",
+    "--config.sft.steps=1",
+    "--config.preference.steps=1",
+    "--config.train.eval_every=100",
+)
+QUESTIONS, LAST = 5, 62
+
+
+@pytest.fixture(scope="module")
+def run(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workdir = tmp_path_factory.mktemp("leret") / "run"
+    commands.succeed("train", *TINY, f"--workdir={workdir}")
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def predicted(commands: Commands, run: Path) -> Path:
+    """The log of the run's last weights, with LeReT's records beside it."""
+    records = run / "records.json"
+    out = commands.succeed("predict", *of(run), f"--records={records}")
+    file = run / "predictions" / f"last-{LAST}.jsonl"
+    assert f"5 questions hop by hop, last checkpoint of step {LAST}: {file}" in out
+    return file
+
+
+def of(run: Path, which: str = "last") -> tuple[str, ...]:
+    return (f"--workdir={run}", f"--checkpoint={which}")
+
+
+def test_a_line_has_all_hops_of_a_question(predicted: Path, run: Path) -> None:
+    rows = hop_log.read(predicted)
+    assert len({row.id for row in rows}) == QUESTIONS
+    assert all(len(row.hops) == 2 for row in rows)
+    for row in rows:
+        found: list[str] = []
+        for hop in row.hops:
+            found += [name for name, _ in hop.found]
+            assert hop.pool == tuple(dict.fromkeys(found))
+            assert hop.outcome == "searched" or not hop.found
+            assert min(hop.read, hop.sampled) > 0
+    assert any(hop.found for row in rows for hop in row.hops)
+    record = hop_log.read_record(predicted)
+    assert record["kind"] == "hops of a query writer"
+    assert record["search"]["gold_by"] == "passage"
+
+
+def test_a_killed_prediction_goes_on(commands: Commands, run: Path, predicted: Path) -> None:
+    """Parts have four questions."""
+    whole = predicted.read_text()
+    lines = whole.splitlines(keepends=True)
+    other = run / "other.jsonl"
+    shutil.copy(predicted.with_suffix(".json"), other.with_suffix(".json"))
+    other.write_text("".join(lines[:4]) + lines[4][:30])
+    commands.succeed("predict", *of(run), f"--out={other}")
+    assert other.read_text() == whole
+    told = refusal(commands.run("predict", *of(run, "sft"), f"--out={other}"))
+    assert "was begun with other settings, data or weights; give --restart" in told
+    out = commands.succeed("predict", *of(run, "first"), f"--out={other}", "--restart")
+    assert f"5 questions hop by hop, untrained: {other}" in out
+    assert other.read_text() != whole
+
+
+def test_other_questions_search_the_same_passages(
+    commands: Commands, run: Path, tmp_path: Path
+) -> None:
+    """Questions of a file, whose gold pages are in the pool."""
+    passages = StoredCorpus(run / "search" / "corpus").passages([0, 1])
+    context = [[each.title, [each.text]] for each in passages]
+    asked = {
+        "_id": "own",
+        "question": f"What is {passages[0].title}?",
+        "answer": "A mill",
+        "supporting_facts": [[title, 0] for title, _ in context],
+        "context": context,
+        "type": "bridge",
+        "level": "hard",
+    }
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text(json.dumps(asked) + "\n")
+    out = tmp_path / "own.jsonl"
+    given = (f"--questions={questions},hotpotqa,dev", f"--out={out}")
+    commands.succeed("predict", *of(run), *given)
+    (row,) = hop_log.read(out)
+    assert (row.id, row.answers) == ("own", ("A mill",))
+    assert set(row.pages) == {each.name for each in passages}
+
+
+def test_records_are_those_of_the_log(predicted: Path, run: Path) -> None:
+    rows, records = hop_log.read(predicted), read_records(run / "records.json")
+    assert [each.example_id for each in records] == [row.id for row in rows]
+    for row, record in zip(rows, records):
+        assert len(record.answer) == 2
+        assert [each.search_query for each in record.hops.values()] == [h.query for h in row.hops]
+        assert [each.ap for each in record.hops.values()] == [h.scores["ap"] for h in row.hops]
+        assert len(record.full_retrieved) == len(row.hops[-1].pool)
+
+
+def test_preferences_of_an_iteration(commands: Commands, run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "preferences.json"
+    given = (f"--workdir={run}", f"--preferences={file}")
+    out = commands.succeed("predict", *given, "--iteration=1")
+    report = json.loads((run / "tries" / "iteration-1" / "report.json").read_text())
+    states = read_preferences(file)
+    pairs = sum(len(each.pairs) for each in states.values())
+    assert f"{pairs} pairs of {len(states)} states of iteration 1: {file}; 0 states teach" in out
+    # A query that finds nothing leads to a state with the same prompt.
+    equal = re.search(r"(\d+) left out whose prompt is there already", out)
+    assert len(states) + (int(equal[1]) if equal else 0) == report["targets"]
+    assert pairs <= report["pairs"]
+    tries = [
+        json.loads(line)
+        for path in sorted((run / "tries" / "iteration-1").glob("hop-*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    written = {each["query"] for each in tries if "query" in each}
+    for prompt, each in states.items():
+        assert "In the style" not in prompt
+        assert each.sft_target in each.responses
+        assert set(each.responses) <= written
+    told = refusal(commands.run("predict", *given, "--iteration=2"))
+    assert "--iteration=2: the run has the iterations 1 to 1" in told
+    assert "go together; give both" in refusal(commands.run("predict", *given))
+    started = run / "tries" / "iteration-1" / "hop-2.jsonl"
+    whole = started.read_bytes()
+    started.write_bytes(b"")
+    told = refusal(commands.run("predict", *given, "--iteration=1"))
+    started.write_bytes(whole)
+    assert "the tries of iteration 1 in" in told
+    assert "are not finished; train on" in told
+
+
+def test_what_is_for_others_is_refused(commands: Commands, run: Path) -> None:
+    told = refusal(commands.run("predict", *of(run), "--sampled=2"))
+    assert "--sampled and --retriever are for runs of rlvr." in told
+    told = refusal(commands.run("predict", *TINY[:1], "--out=x.jsonl"))
+    assert "of which runs alone predict" in told
+    given = ("--config=configs/rlvr.py:tiny", "--out=x.jsonl", "--records=y.json")
+    assert "are for runs of leret" in refusal(commands.run("predict", *given))
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    def counts(call: Call) -> Reply:
+        return Reply(f"Final answer: {call.prompt.count('# ')} passages")
+
+    with ModelServer(counts) as running:
+        yield running
+
+
+def test_answers_over_the_final_pools(
+    commands: Commands, run: Path, predicted: Path, server: ModelServer, tmp_path: Path
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    given = (f"--log={predicted}", f"--out={out}", f"--llm.url={server.url}", "--llm.model=tiny")
+    told = refusal(commands.run("answer", *given))
+    assert "has the ids of passages alone; give the folder of what was searched" in told
+    commands.succeed("answer", *given, f"--corpus={run / 'search'}")
+    rows: dict[str, Any] = {row["id"]: row for row in map(json.loads, out.read_text().splitlines())}
+    for row in hop_log.read(predicted):
+        answer = rows[row.id]
+        assert answer["answers"] == [*row.answers]
+        assert len(answer["chunks"]) == len(row.hops[-1].pool)
+        assert answer["prediction"] == f"{len(row.hops[-1].pool)} passages"
+    # The gold pages themselves, for a bound from above.
+    gold = (*given[:1], f"--out={tmp_path / 'gold.jsonl'}", *given[2:], "--filter=gt")
+    commands.succeed("answer", *gold, f"--corpus={run / 'search'}")
+    assert '"prediction": "2 passages"' in (tmp_path / "gold.jsonl").read_text()
