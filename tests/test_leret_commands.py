@@ -180,9 +180,9 @@ def test_who_cannot_read_it(commands: Commands, run: Path, command: str, tmp_pat
     assert "is a run of leret, which this command cannot read; give a run of" in told
 
 
-def test_analyze(commands: Commands, run: Path, tmp_path: Path) -> None:
-    result = commands.run("analyze", str(run), f"--out={tmp_path / 'analysis'}")
-    assert result.returncode == 0, result.stderr
+def test_its_curve_is_drawn(commands: Commands, run: Path, tmp_path: Path) -> None:
+    out = commands.succeed("analyze", str(run), f"--out={tmp_path / 'analysis'}")
+    assert out == f"curve: {tmp_path / 'analysis' / 'curve-run.png'}\n"
 
 
 @pytest.mark.slow

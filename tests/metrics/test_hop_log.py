@@ -59,3 +59,10 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path.write_text('{"id": "a"}\n')
     with pytest.raises(InputError, match="line 1: is no row"):
         hop_log.read(path)
+
+
+def test_an_empty_log_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text("")
+    with pytest.raises(InputError, match=r"x\.jsonl is empty; delete it"):
+        hop_log.read(path)
