@@ -15,6 +15,7 @@ import pytest
 from configs import common
 from qrag_jax import systems
 from qrag_jax.runtime.run import Run
+from qrag_jax.systems.leret_config import LeretConfig
 from qrag_jax.systems.older_runs import load_config
 from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.rlvr_config import RlvrConfig
@@ -33,7 +34,7 @@ from tests.systems.parts import prepared
 EVERY = sorted(
     path.stem for path in (ROOT / "configs").glob("*.py") if not path.stem.startswith("common")
 )
-NAMES = [name for name in EVERY if not name.startswith(("harr", "rlvr"))]  # of Q-RAG
+NAMES = [name for name in EVERY if not name.startswith(("harr", "rlvr", "leret"))]  # of Q-RAG
 
 # Variants that are other ones' shorter names.
 SHORT = {
@@ -296,3 +297,14 @@ def test_every_variant_of_rlvr_builds() -> None:
         assert config.is_locked
     assert len({config.to_json() for config in built.values()}) == len(built)
     assert module("rlvr").get_config().to_json() == built["quick"].to_json()
+
+
+def test_every_variant_of_leret_builds() -> None:
+    names = variants("leret")[1:]
+    assert names == ["quick", "tiny", "smol", "qwen3", "llama3", "gemma2"]
+    built = {name: module("leret").get_config(name) for name in names}
+    for config in built.values():
+        LeretConfig.of(config)
+        assert config.is_locked
+    assert len({config.to_json() for config in built.values()}) == len(built)
+    assert module("leret").get_config().to_json() == built["quick"].to_json()

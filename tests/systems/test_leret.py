@@ -154,6 +154,11 @@ def test_the_programs_of_a_dry_run(trained: Trained) -> None:
     ]
     blocks = programs[2].arguments[1].blocks
     assert blocks.room.shape[1:3] == (256, 256)
+    for each in programs:
+        state, metrics = jax.eval_shape(each.function, *each.arguments)
+        assert {"loss", "skipped"} <= metrics.keys()
+        shapes = [[leaf.shape for leaf in jax.tree.leaves(s)] for s in (state, each.arguments[0])]
+        assert shapes[0] == shapes[1]
 
 
 # ---------------------------------------------------------------- tries
