@@ -2,8 +2,8 @@
 
 A small random decoder of 4 × 192, on a CPU in float32. The update is by 8 questions of 8 episodes,
 prompts of 256 tokens and episodes of 128, of which half are sampled. Both sides have the same
-weights, batch and loss; with the large vocabulary there are 2 questions, since TRL takes a minute for
-an update of more. `--only=PART` runs one part: update-1024, update-151936 (the vocabulary),
+weights, batch and loss; with the large vocabulary there are 2 questions, since TRL takes a minute
+for an update of 8. `--only=PART` runs one part: update-1024, update-151936 (the vocabulary),
 sampler, and of a server that samples overlap and handover (see `token_serving`). `--quick` is
 smaller still, and has no server.
 """
