@@ -82,7 +82,7 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
         InputError: PyTorch, TRL or data are missing, or `only` names an unknown part.
     """
     if quick:
-        # Of the commands below, which are not timed here; jax has read its own when it was imported.
+        # Of the commands below, which are not timed; jax read its own when it was imported.
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         with tempfile.TemporaryDirectory() as folder:
             result = whole(Path(folder), "tiny", 42, TINY)

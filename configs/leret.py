@@ -63,8 +63,11 @@ def _tiny(config: ConfigDict) -> None:
     """A minute, to see that all of it runs; it learns hardly anything."""
     config.model.tiny.update(layers=2, hidden=64, heads=2, key_heads=1, intermediate=128, vocab=600)
     config.questions.update(bridge_train=24, bridge_dev=8, bridge_corpus=24)
+    config.writing.update(passage_words=10, query_tokens=48)
+    config.styles.most_words = 8
+    config.sampling.room = 256
     config.tries.update(questions=8, samples=4)
-    config.script.update(steps=40, batch_size=4, learning_rate=4e-3)
+    config.script.update(steps=40, batch_size=8, learning_rate=4e-3)
     config.sft.update(steps=3, batch_size=4)
     config.preference.update(steps=3, batch_size=4)
     config.train.update(eval_every=40, checkpoint_every=5, log_every=1)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qrag_jax.errors import InputError
+from qrag_jax.feedback.pool_scores import RECALL
 from qrag_jax.feedback.preference_pairs import (
     ALL_SOLVED,
     ALL_ZERO,
@@ -22,6 +23,7 @@ from qrag_jax.feedback.preference_pairs import (
     UNSCORED,
     StatePairs,
 )
+from qrag_jax.feedback.tries import Try
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +93,21 @@ def report_of(states: Sequence[StatePairs]) -> PairsReport:
         wins=dict(sorted(wins.items())),
         best=dict(sorted(best.items())),
     )
+
+
+def check_found(tries: Sequence[Try]) -> None:
+    """Refuses tries none of which found anything: then no reward tells queries apart.
+
+    Raises:
+        InputError: there are tries with a score, and none of them found a gold page.
+    """
+    scored = [each for each in tries if each.scored]
+    if scored and all(each.scores[RECALL] == 0 for each in scored):
+        raise InputError(
+            f"none of {len(scored)} tries with a score found a gold page, so every score is 0; see "
+            "whether the corpus (config.search.index) and the gold pages of the questions belong "
+            "together (config.search.gold_by), or let the model learn from demonstrations first."
+        )
 
 
 def check_pairs(report: PairsReport) -> None:

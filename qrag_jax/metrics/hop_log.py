@@ -61,8 +61,9 @@ class Searched:
 def write(path: Path, rows: Iterable[Searched], record: Mapping[str, Any]) -> None:
     """Writes a whole log, and beside it what it depends on."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, "".join(map(_line, rows)))
+    # The record first: a log without one is nobody's.
     write_whole(path.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
+    write_whole(path, "".join(map(_line, rows)))
 
 
 def append(path: Path, rows: Iterable[Searched]) -> None:
@@ -81,11 +82,12 @@ def read(path: Path) -> list[Searched]:
     """Reads a log.
 
     Raises:
-        InputError: the file cannot be read, or a line is not a row; names file and line.
+        InputError: the file cannot be read or is empty, or a line is not a row; names file and
+            line.
     """
     try:
         with path.open("rb") as file:
-            return [
+            rows = [
                 _row(line, f"{path}, line {number}")
                 for number, line in enumerate(bounded_files.lines(file, path, _FIX), start=1)
             ]
@@ -94,6 +96,9 @@ def read(path: Path) -> list[Searched]:
             f"{path} cannot be read ({error.strerror}); give a log of queries hop by hop, as "
             "`qrag predict` and `qrag evaluate` write it."
         ) from None
+    if not rows:
+        raise InputError(f"{path} is empty; {_FIX}.")
+    return rows
 
 
 def read_parts(path: Path, size: int, count: int) -> list[Searched]:

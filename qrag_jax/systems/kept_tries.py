@@ -19,7 +19,8 @@ from qrag_jax.runtime import bounded_files
 from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.whole_files import write_whole
 
-_FIX = "delete it, and the tries are made again"
+_FIX = "delete the file, and its tries are made again"
+_LOST = "bring the file back, or begin a new --workdir"  # what made its tries is gone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +30,17 @@ class KeptTries:
     Attributes:
         path: the file, `….jsonl`.
         record: what the tries depend on, as JSON has it.
+        can_be_made: whether the weights that make the tries are there.
     """
 
     path: Path
     record: dict[str, Any]
+    can_be_made: bool = True
+
+    @property
+    def fix(self) -> str:
+        """What to do about a file that cannot be used."""
+        return _FIX if self.can_be_made else _LOST
 
     def begin(self) -> list[list[Try]]:
         """The parts that are there; writes the record of a new file.
@@ -52,7 +60,7 @@ class KeptTries:
             if differing:
                 raise InputError(
                     f"{self.path} was begun with another {', '.join(differing)}; bring that back, "
-                    f"or {_FIX.replace('it', 'the file', 1)}."
+                    f"or {self.fix}."
                 )
             return self._read()
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +84,7 @@ class KeptTries:
         parts, part = list[list[Try]](), list[Try]()
         end = place = 0
         with self.path.open("rb+") as file:
-            for number, line in enumerate(bounded_files.lines(file, self.path, _FIX), start=1):
+            for number, line in enumerate(bounded_files.lines(file, self.path, self.fix), start=1):
                 if not line.endswith(b"\n"):
                     break
                 place += len(line)
@@ -87,7 +95,7 @@ class KeptTries:
                 if row != len(part):
                     raise InputError(
                         f"{self.path}, line {number}: the part has {len(part)} tries, not {row}; "
-                        f"{_FIX}."
+                        f"{self.fix}."
                     )
                 parts.append(part)
                 part, end = [], place
@@ -99,4 +107,4 @@ class KeptTries:
             found = json.loads(line)
             return found["part"] if "part" in found else Try.from_json(found)
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise InputError(f"{self.path}, line {number}: is no try; {_FIX}.") from None
+            raise InputError(f"{self.path}, line {number}: is no try; {self.fix}.") from None

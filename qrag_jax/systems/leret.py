@@ -12,26 +12,25 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.environments.query_writing.agent import QueryAgent
 from qrag_jax.environments.query_writing.few_shot import split_questions
+from qrag_jax.environments.query_writing.few_shot_file import NAME
 from qrag_jax.environments.query_writing.prompt import QueryPrompt
-from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import QueryScores
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.pool_scores import PoolScores
 from qrag_jax.feedback.service import leave_room
 from qrag_jax.learners import placement
-from qrag_jax.learners.policy_state import PolicyState, first_state, next_stage, state_shapes
+from qrag_jax.learners.policy_state import PolicyState, first_state, state_shapes
 from qrag_jax.llm.llm_config import LlmConfig
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.query_tries import Scoring
@@ -57,7 +56,7 @@ from qrag_jax.systems.leret_config import (
 from qrag_jax.systems.leret_experience import LessonExperience
 from qrag_jax.systems.leret_hops import HopPlayer, Play
 from qrag_jax.systems.leret_inputs import Inputs, load_inputs
-from qrag_jax.systems.leret_prompts import PlayBy, PromptMaker
+from qrag_jax.systems.leret_prompts import PlayBy, PromptMaker, kept_prompts
 from qrag_jax.systems.leret_stages import Learner, learner_of
 from qrag_jax.systems.leret_tries import TryMaker
 from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, Versioned, open_served
@@ -187,8 +186,7 @@ class Leret:
         learner = self.learner(stage.kind)
         if step == stage.first > 0:
             self.keep(step, state.params)
-            begin = partial(next_stage, learner.parts)
-            state = jax.jit(begin, out_shardings=learner.policy.shardings)(state)
+            state = learner.begin(state)
         self._step = step + 1
         with jax.transfer_guard("disallow"):
             return learner.update(state, episodes, *self.base)
@@ -245,12 +243,23 @@ class Leret:
         scores = PoolScores(config.writing.k, config.reward.recall_k)
         return Scoring(scores, config.reward, config.writing.order, config.search.gold_by)
 
-    def prompt(self, play: PlayBy) -> QueryPrompt:
-        """All ways to ask; those with examples are made first, if they are not there."""
+    def prompt(self, play: PlayBy | None) -> QueryPrompt:
+        """All ways to ask; those with examples are made first, if they are not there.
+
+        Args:
+            play: plays tries by the weights that make prompts; None: these are gone.
+
+        Raises:
+            InputError: prompts are missing and cannot be made, or their file cannot be used.
+        """
         prompt = self.inputs.agent.prompt
-        if self.maker is None or prompt.variants:
+        if self.config.tries.ways != FEW_SHOT or prompt.variants:
             return prompt
-        variants = self.maker.prompts(self.workdir, play)
+        if play is None:
+            variants = kept_prompts(self.workdir, prompt)
+        else:
+            assert self.maker is not None
+            variants = self.maker.prompts(self.workdir, play)
         prompt = dataclasses.replace(prompt, variants=variants)
         agent = dataclasses.replace(self.inputs.agent, prompt=prompt)
         self.inputs = dataclasses.replace(self.inputs, agent=agent)
@@ -271,16 +280,33 @@ class Leret:
             config.search.gold_by,
         )
 
+    @cached_property
+    def asked(self) -> Sequence[int]:
+        """The training questions that are tried: those that no example is of."""
+        if self.maker is None:
+            return range(len(self.inputs.train))
+        return self.maker.split.training
+
     @property
-    def asked(self) -> Sequence[QueryState]:
-        """The questions that are tried: those that no example is of."""
-        train = self.inputs.train
-        return train if self.maker is None else [train[n] for n in self.maker.split.training]
+    def variants(self) -> tuple[int, ...]:
+        """Numbers of the prompts that try; there may be fewer than the config asks for."""
+        there = range(len(self.inputs.agent.prompt.names))
+        return tuple(number for number in self.config.tries.variants if number in there)
 
     @cached_property
     def tries(self) -> TryMaker:
-        """Makes and keeps tries; the prompts must be there."""
+        """Makes and keeps tries; the prompts must be there.
+
+        Raises:
+            InputError: so few prompts were made that a state would have one try.
+        """
         config, inputs = self.config, self.inputs
+        if len(self.variants) * config.tries.samples < 2:
+            raise InputError(
+                f"{NAME} has one prompt, so each state would have one try, which can be compared "
+                "with none; raise config.few_shot.candidates or config.tries.samples, or set "
+                "config.tries.with_bare, in a new --workdir."
+            )
         record = {
             **inputs.data,
             "model": self._model_told(),
@@ -295,7 +321,15 @@ class Leret:
             "temperature": config.sampling.temperature,
             "seed": config.seed,
         }
-        return TryMaker(config, self.asked, inputs.library, self.scoring, record, self.workdir)
+        return TryMaker(
+            config,
+            [inputs.train[number] for number in self.asked],
+            inputs.library,
+            self.scoring,
+            self.variants,
+            record,
+            self.workdir,
+        )
 
     def _model_told(self) -> str:
         lora = self.config.model.lora
@@ -377,11 +411,3 @@ class Leret:
     @property
     def _advice(self) -> str:
         return "a lower learning_rate of the stage (config.script, sft or preference), or "
-
-
-def digest_of_weights(params: Any) -> str:
-    """A digest of parameters, to know them again."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(params):
-        digest.update(np.ascontiguousarray(np.asarray(leaf)).tobytes())
-    return digest.hexdigest()[:16]

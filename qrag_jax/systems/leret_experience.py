@@ -6,8 +6,10 @@ reference are kept in the run's folder, so that a resumed run learns from the sa
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +20,13 @@ import numpy as np
 from qrag_jax.environments.query_writing.styles import Start, StyledPlay, draw_styles
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.later_credit import credited
-from qrag_jax.feedback.pairs_report import check_pairs, report_of
+from qrag_jax.feedback.pairs_report import check_found, check_pairs, report_of
 from qrag_jax.feedback.preference_pairs import pairs_of
 from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.learners.policy_state import PolicyState
 from qrag_jax.learners.preference_update import pair_episodes, pair_shardings, row_log_probs
 from qrag_jax.learners.token_update import episode_shardings, token_episodes
+from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.scripted_tokens import all_sampled
 from qrag_jax.rollouts.styled_tokens import styled_episodes
@@ -34,11 +37,13 @@ from qrag_jax.rollouts.trajectories import Segment, Turn
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
+from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.leret_config import PREFERENCE, SCRIPT, SFT, StagePlan
 from qrag_jax.systems.leret_inputs import search_by
 from qrag_jax.systems.leret_lessons import (
     PAIR,
+    BestLesson,
     Lessons,
     PairLesson,
     check_some,
@@ -46,12 +51,14 @@ from qrag_jax.systems.leret_lessons import (
     lessons_of,
     pairs_batch,
 )
-from qrag_jax.systems.leret_tries import FOLDER
+from qrag_jax.systems.leret_tries import FOLDER, digest_of_weights
+from qrag_jax.systems.query_search import check_same_corpus
 
 if TYPE_CHECKING:
     from qrag_jax.systems.leret import Leret
 
-_START, _REFERENCE, _REPORT = "start.json", "reference.npy", "report.json"
+_START, _REFERENCE, _REPORT = "start.json", "reference.json", "report.json"
+_LOST = "bring it back, or begin a new --workdir"
 
 
 class LessonExperience:
@@ -68,7 +75,7 @@ class LessonExperience:
         self._system, self._batches = system, batches
         self._lessons: dict[int, Lessons] = {}  # by iteration; the present one alone
         self._reference: dict[int, np.ndarray] = {}
-        self._shapes: dict[tuple[str, int], BlockShape] = {}
+        self._shapes: dict[int, BlockShape] = {}  # by the first step of the present stage
 
     def next(self, state: PolicyState, number: int, stop: StopSignal) -> Any:
         """See `Experience`.
@@ -109,13 +116,14 @@ class LessonExperience:
         segment: Segment = (Turn(opening, query, query.astype(np.float32), STOP),)
         found: Any
         if kind == PREFERENCE:
-            pairs = pairs_batch([PairLesson(segment, segment, 1.0)] * count, room)
+            pairs = pairs_batch([PairLesson(segment, segment, 1.0, 0)] * count, room)
             zeros, ones = np.zeros(PAIR * count, np.float32), np.ones(count, np.float32)
-            shape = self._shape(kind, 0, pairs)
+            shape = self._shape_of(kind, pairs)
             found = pair_episodes(self._learner(kind).policy, pairs, shape, zeros, ones)
         else:
             rows = imitation_batch([segment] * count, room)
-            found = token_episodes(self._learner(kind).policy, rows, self._shape(kind, 0, rows))
+            shape = self._shape_of(kind, rows)
+            found = token_episodes(self._learner(kind).policy, rows, shape)
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), found)
 
     # ---------------------------------------------------------------- batches
@@ -158,17 +166,18 @@ class LessonExperience:
         return StyledPlay(search, config.writing.order, config.styles.most_words)
 
     def _imitated(self, stage: StagePlan, lessons: Lessons, number: int) -> Any:
-        room, every = self._system.config.sampling.room, lessons.imitated
-        numbers = self._drawn(stage, len(every), number)
-        batch = imitation_batch([every[n] for n in numbers], room)
-        shape = self._shape(SFT, stage.iteration, imitation_batch(every, room))
+        room = self._system.config.sampling.room
+        numbers = self._drawn(stage, lessons.imitated, number)
+        every = [each.best for each in lessons.imitated] + [each.better for each in lessons.longest]
+        shape = self._shape(stage, lambda: imitation_batch(every, room))
+        batch = imitation_batch([lessons.imitated[n].best for n in numbers], room)
         return self._on_devices(SFT, batch, shape)
 
     def _paired(self, stage: StagePlan, lessons: Lessons, number: int) -> Any:
         system, room = self._system, self._system.config.sampling.room
-        numbers = self._drawn(stage, len(lessons.pairs), number)
+        numbers = self._drawn(stage, lessons.pairs, number)
         chosen = [lessons.pairs[n] for n in numbers]
-        shape = self._shape(PREFERENCE, stage.iteration, pairs_batch(lessons.pairs, room))
+        shape = self._shape_of_pairs(stage, lessons)
         reference = self._reference[stage.iteration].reshape(-1, PAIR)[numbers].reshape(-1)
         episodes = pair_episodes(
             self._learner(PREFERENCE).policy,
@@ -179,20 +188,33 @@ class LessonExperience:
         )
         return jax.device_put(episodes, pair_shardings(system.mesh))
 
-    def _drawn(self, stage: StagePlan, count: int, number: int) -> list[int]:
-        """The lessons of a step, each once an epoch."""
-        config = self._system.config
-        size = min(getattr(config, stage.kind).batch_size, count)
-        order = QuestionOrder(count, size, config.seed + stage.first)
+    def _drawn(
+        self, stage: StagePlan, every: Sequence[BestLesson | PairLesson], number: int
+    ) -> list[int]:
+        """The lessons of a step, each once an epoch; a batch may hold several epochs of few."""
+        config, asked = self._system.config, self._system.asked
+        size = getattr(config, stage.kind).batch_size
+        order = QuestionOrder(len(every), size, config.seed + stage.first)
         numbers, epochs = order.at(number - stage.first)
-        self.samples = np.stack([numbers, epochs], axis=1)
+        questions = np.array([asked[every[n].question] for n in numbers], np.int32)
+        self.samples = np.stack([questions, epochs], axis=1)
         return numbers.tolist()
 
-    def _shape(self, kind: str, iteration: int, every: TokenBatch) -> BlockShape:
-        """One shape for all batches of a stage, so that one program is compiled."""
-        if (kind, iteration) not in self._shapes:
-            self._shapes[kind, iteration] = self._shape_of(kind, every)
-        return self._shapes[kind, iteration]
+    def _shape(self, stage: StagePlan, every: Callable[[], TokenBatch]) -> BlockShape:
+        """One shape for all batches of a stage, so that one program is compiled.
+
+        It depends on the tries, and not on when the run was begun anew.
+
+        Args:
+            every: makes the rows of all lessons of the stage.
+        """
+        if stage.first not in self._shapes:
+            self._shapes = {stage.first: self._shape_of(stage.kind, every())}
+        return self._shapes[stage.first]
+
+    def _shape_of_pairs(self, stage: StagePlan, lessons: Lessons) -> BlockShape:
+        room = self._system.config.sampling.room
+        return self._shape(stage, lambda: pairs_batch(lessons.pairs + lessons.longest, room))
 
     def _shape_of(self, kind: str, batch: TokenBatch) -> BlockShape:
         config = self._system.config
@@ -213,7 +235,8 @@ class LessonExperience:
         lessons = self._lessons[stage.iteration]
         if stage.kind == PREFERENCE and stage.iteration not in self._reference:
             check_some(len(lessons.pairs), "pairs", PREFERENCE)
-            self._reference[stage.iteration] = self._of_reference(stage, lessons, state, number)
+            found = self._of_reference(stage, lessons, (state, number), stop)
+            self._reference[stage.iteration] = found
         if stage.kind == SFT:
             check_some(len(lessons.imitated), "queries to imitate", SFT)
         return lessons
@@ -221,10 +244,15 @@ class LessonExperience:
     def _made(self, iteration: int, state: PolicyState, number: int, stop: StopSignal) -> Lessons:
         system = self._system
         config = system.config
-        weights = self._weights(iteration, state, number)
-        play = system.play(state, stop)
-        prompt = system.prompt(play)
-        found = system.tries.iteration(iteration, partial(play, prompt), weights, stop)
+        inputs, folder = system.inputs, system.inputs.library.corpus.folder
+        check_same_corpus(inputs.data["corpus"], StoredCorpus(folder).digest)
+        weights, is_first = self._weights(iteration, state, number)
+        # Later steps have other weights, by which nothing may be made that is missing.
+        play = system.play(state, stop) if is_first else None
+        prompt = system.prompt(play if iteration == 1 else None)
+        by_prompt = None if play is None else partial(play, prompt)
+        found = system.tries.iteration(iteration, by_prompt, weights, stop)
+        check_found(found.tries)
         tries = credited(found.tries, found.grown_from, config.reward)
         by_state: dict[StateKey, list[Try]] = {}
         for each in tries:
@@ -233,13 +261,13 @@ class LessonExperience:
             pairs_of(own, config.pairs, (config.seed, iteration)) for own in by_state.values()
         ]
         report = report_of(states)
-        lessons = lessons_of(states, found.states, prompt, system.inputs.speech)
+        lessons = lessons_of(states, found.states, prompt, inputs.speech)
         told = report.to_json() | {
             "iteration": iteration,
             "tries": len(tries),
             "unscored": sum(not each.scored for each in tries),
             "too_long": lessons.too_long,
-            "prompts": [prompt.names[variant] for variant in config.tries.variants],
+            "prompts": [prompt.names[variant] for variant in system.variants],
         }
         self._folder(iteration).mkdir(parents=True, exist_ok=True)
         write_whole(self._folder(iteration) / _REPORT, json.dumps(told, indent=1) + "\n")
@@ -256,21 +284,19 @@ class LessonExperience:
     def _folder(self, iteration: int) -> Path:
         return self._system.workdir / FOLDER / f"iteration-{iteration}"
 
-    def _weights(self, iteration: int, state: PolicyState, number: int) -> str:
-        """A digest of the weights that make the tries of an iteration.
+    def _weights(self, iteration: int, state: PolicyState, number: int) -> tuple[str, bool]:
+        """A digest of the weights that make the tries of an iteration; whether they are these.
 
         Raises:
             InputError: its tries were made by other weights, or nobody knows by which.
         """
-        from qrag_jax.systems.leret import digest_of_weights
-
         path = self._folder(iteration) / _START
         first = min(each.first for each in self._system.config.plan if each.iteration == iteration)
-        kept = json.loads(path.read_text())["weights"] if path.exists() else None
+        kept = _read(path).get("weights") if path.exists() else None
         if number > first:
-            if kept is None:
-                raise InputError(f"{path} is missing; bring it back, or begin a new --workdir.")
-            return kept
+            if not isinstance(kept, str):
+                raise InputError(f"{path} is missing or damaged; {_LOST}.")
+            return kept, False
         own = digest_of_weights(state.params)
         if kept not in (None, own):
             raise InputError(
@@ -279,32 +305,70 @@ class LessonExperience:
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps({"step": number, "weights": own}) + "\n")
-        return own
+        return own, True
 
     def _of_reference(
-        self, stage: StagePlan, lessons: Lessons, state: PolicyState, number: int
+        self,
+        stage: StagePlan,
+        lessons: Lessons,
+        now: tuple[PolicyState, int],
+        stop: StopSignal,
     ) -> np.ndarray:
         """Log-probabilities of all pairs' queries by the weights of the stage's start: `[2·P]`.
 
+        Args:
+            now: the state, and the number of its step.
+
         Raises:
-            InputError: they were kept for other pairs, or lost.
+            InputError: they were kept for other pairs, or are lost.
+            Stopped: the run is told to stop before they are complete.
         """
-        path = self._folder(stage.iteration) / _REFERENCE
-        if path.exists():
-            found = np.load(path, allow_pickle=False)
-            if len(found) == PAIR * len(lessons.pairs):
-                return found
+        path, (state, number) = self._folder(stage.iteration) / _REFERENCE, now
+        count, digest = PAIR * len(lessons.pairs), _digest_of_pairs(lessons)
+        kept = _read(path) if path.exists() else {}
+        found = _numbers(kept.get("log_probs"))
+        if kept.get("pairs") == digest and found.shape == (count,) and np.isfinite(found).all():
+            return found
         if number > stage.first:
-            raise InputError(
-                f"{path} is missing or of other pairs; bring it back, or begin a new --workdir."
-            )
-        system, room = self._system, self._system.config.sampling.room
-        batch = pairs_batch(lessons.pairs, room)
-        shape = self._shape(PREFERENCE, stage.iteration, batch)
-        log_probs = row_log_probs(self._learner(PREFERENCE).policy)
-        found = log_probs(state.params, batch, shape, *system.base)
-        building = path.with_suffix(".partial")
-        with building.open("wb") as file:
-            np.save(file, found)
-        building.replace(path)
+            raise InputError(f"{path} is missing, damaged or of other pairs; {_LOST}.")
+        room = self._system.config.sampling.room
+        size = self._system.config.preference.batch_size
+        shape = self._shape_of_pairs(stage, lessons)
+        parts = []
+        for first in range(0, len(lessons.pairs), size):  # as many as in an update: one program
+            stop.check()
+            batch = pairs_batch(lessons.pairs[first : first + size], room)
+            parts.append(self._log_probs(state.params, batch, shape, *self._system.base))
+        found = np.concatenate(parts)
+        said = {"pairs": digest, "log_probs": found.tolist()}
+        write_whole(path, json.dumps(said) + "\n")
         return found
+
+    @cached_property
+    def _log_probs(self) -> Any:
+        return row_log_probs(self._learner(PREFERENCE).policy)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """An object of JSON; {} if the file is damaged."""
+    try:
+        return read_fields(path)
+    except InputError:
+        return {}
+
+
+def _numbers(given: Any) -> np.ndarray:
+    """They as float32; none if something else is among them."""
+    try:
+        return np.array(given, np.float32)
+    except (TypeError, ValueError):
+        return np.zeros(0, np.float32)
+
+
+def _digest_of_pairs(lessons: Lessons) -> str:
+    digest = hashlib.sha256()
+    for pair in lessons.pairs:
+        for segment in (pair.better, pair.worse):
+            for turn in segment:
+                digest.update(turn.observed.tobytes() + b"\0" + turn.sampled.tobytes() + b"\1")
+    return digest.hexdigest()[:16]

@@ -66,25 +66,37 @@ class Inputs:
     data: dict[str, str]
 
 
-def load_inputs(config: LeretConfig, workdir: Path, mesh: Mesh, *, trains: bool = True) -> Inputs:
+def load_inputs(
+    config: LeretConfig,
+    workdir: Path,
+    mesh: Mesh,
+    *,
+    trains: bool = True,
+    pool: Path | None = None,
+) -> Inputs:
     """Reads the questions, writes or opens the corpus, prepares the model.
 
     Args:
-        trains: else there are no training questions, and the folder's pool is searched.
+        trains: else there are no training questions.
+        pool: a folder for the pooled passages of the config's questions; None: the run's, which is
+            written by what trains.
 
     Raises:
         InputError: the data, the corpus or the model cannot be used, or do not fit the config.
     """
     asked = config.questions
-    made = [bridge_question(asked.bridge_seed, "train", n) for n in range(asked.bridge_train)]
-    is_made = asked.train == BRIDGE
-    dev = _dev(config)
-    train, pages = list[QueryQuestion](), None
-    if trains:
+    is_made, dev = asked.train == BRIDGE, _dev(config)
+    made: list[BridgeQuestion] = []
+    train: list[QueryQuestion] = []
+    pages: Iterable[Page] | None = None
+    if trains or pool is not None:
+        if is_made:
+            numbers = range(asked.bridge_train)
+            made = [bridge_question(asked.bridge_seed, "train", n) for n in numbers]
         train = unseen([*map(of_bridge, made)] if is_made else _read(asked.train), dev)
-        train = train[: asked.most or len(train)]
+        train = train[: asked.most] if asked.most else train
         pages = None if config.search.index else _pages(config, train, dev)
-    library = open_query_search(config.search, pages, workdir / CORPUS)
+    library = open_query_search(config.search, pages, pool or workdir / CORPUS)
     states = _states(config, train, library) if trains else []
     scripted = [made[n] for n in _places(made, states)] if is_made and trains else []
     agent = QueryAgent(_prompt(config), config.writing.k, config.writing.stop)
@@ -95,7 +107,7 @@ def load_inputs(config: LeretConfig, workdir: Path, mesh: Mesh, *, trains: bool 
                 "config.model.path is empty: a tiny model is made for the questions 'bridge' only; "
                 "name a chat model's folder or hub name."
             )
-        return _demonstrated_texts(config, agent, library, (scripted or made, states))
+        return _demonstrated_texts(config, agent, library, (scripted, states))
 
     model = prepare_language_model(
         config.model, workdir, texts, config.seed, platform=Platform.of(mesh)

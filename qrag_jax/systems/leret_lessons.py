@@ -31,6 +31,19 @@ from qrag_jax.rollouts.trajectories import (
 )
 
 PAIR = 2  # rows of a pair: the winner, then the loser
+_MEASURED = 8  # states whose prompts are measured for the longest
+
+
+class BestLesson(NamedTuple):
+    """A query to imitate.
+
+    Attributes:
+        best: the best query of a state, behind its prompt.
+        question: its number.
+    """
+
+    best: Segment
+    question: int
 
 
 class PairLesson(NamedTuple):
@@ -39,11 +52,13 @@ class PairLesson(NamedTuple):
     Attributes:
         better, worse: the two queries of one state, behind the same prompt.
         weight: of the pair in the loss.
+        question: its number.
     """
 
     better: Segment
     worse: Segment
     weight: float
+    question: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +68,14 @@ class Lessons:
     Attributes:
         imitated: a prompt and the query that is imitated, each.
         pairs: of queries.
+        longest: the longest rows that the tries might have given, two of a state. The shape of
+            blocks is chosen with them, so that iterations whose lessons differ share a program.
         too_long: states that were left out, because prompt and query have more tokens than fit.
     """
 
-    imitated: list[Segment]
+    imitated: list[BestLesson]
     pairs: list[PairLesson]
+    longest: list[PairLesson]
     too_long: int
 
 
@@ -74,7 +92,7 @@ def lessons_of(
         shown: the states themselves.
         prompt: asks by its bare form.
     """
-    lessons = Lessons([], [], 0)
+    lessons = Lessons([], [], _longest(states, shown, prompt, speech), 0)
     too_long = 0
     for each in states:
         if each.at is None or (each.target is None and not each.pairs):
@@ -86,11 +104,37 @@ def lessons_of(
             continue
         turns = [(_turn(opening, query),) for query in each.queries]
         if each.target is not None:
-            lessons.imitated.append(turns[each.target])
+            lessons.imitated.append(BestLesson(turns[each.target], each.at.question))
         lessons.pairs.extend(
-            PairLesson(turns[pair.winner], turns[pair.loser], pair.weight) for pair in each.pairs
+            PairLesson(turns[pair.winner], turns[pair.loser], pair.weight, each.at.question)
+            for pair in each.pairs
         )
     return dataclasses.replace(lessons, too_long=too_long)
+
+
+def _longest(
+    states: Sequence[StatePairs],
+    shown: Mapping[StateKey, QueryState],
+    prompt: QueryPrompt,
+    speech: Speech,
+) -> list[PairLesson]:
+    asked = {each.at: each.queries for each in states if each.at is not None and each.queries}
+    queries = [query for own in asked.values() for query in own]
+    if not queries:
+        return []
+    longest = max(queries, key=lambda query: len(query.sampled))
+
+    def characters(at: StateKey) -> int:
+        return sum(len(text) for _, text in prompt.messages(shown[at].asked_by(0)))
+
+    found = []
+    # Texts of more characters have more tokens, or nearly so many.
+    for at in sorted(asked, key=characters)[-_MEASURED:]:
+        opening = speech.scaffold.opening(prompt.messages(shown[at].asked_by(0)))
+        if len(opening) + len(longest.sampled) <= speech.room:
+            turn = (_turn(opening, longest),)
+            found.append(PairLesson(turn, turn, 1.0, at.question))
+    return found
 
 
 def _turn(opening: np.ndarray, query: Try) -> Turn:

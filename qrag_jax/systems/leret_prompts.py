@@ -27,6 +27,7 @@ from qrag_jax.environments.query_writing.few_shot_file import (
 )
 from qrag_jax.environments.query_writing.prompt import QueryPrompt, Variant
 from qrag_jax.environments.query_writing.state import QueryState
+from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import HopRow
 from qrag_jax.feedback.pool_scores import AP
 from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
@@ -112,6 +113,25 @@ class PromptMaker:
         states = [self.questions[place] for place in places]
         rows = self.hops.by_model(states, by_prompt, stream, len(variants))
         return [row for hop in rows for row in hop if row.made is not None]
+
+
+def kept_prompts(workdir: Path, bare: QueryPrompt) -> tuple[Variant, ...]:
+    """The prompts with examples that a run has made.
+
+    Args:
+        bare: the prompt without examples.
+
+    Raises:
+        InputError: they are not there, not finished, damaged, or of another template.
+    """
+    path = workdir / NAME
+    made = read_few_shot(path, bare.prompt.fingerprint)
+    if not made.kept:
+        raise InputError(
+            f"the prompts in {path} are not finished, and the weights that make them are gone; "
+            "bring the finished file back, or begin a new --workdir."
+        )
+    return made.variants
 
 
 def _as_tried(row: HopRow) -> Tried:

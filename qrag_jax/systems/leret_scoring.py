@@ -18,7 +18,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.query_writing.few_shot_file import NAME
+from qrag_jax.environments.query_writing.few_shot_file import NAME, read_few_shot
 from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import logged
@@ -27,7 +27,6 @@ from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics import agent_log, hop_log
 from qrag_jax.metrics.score_table import interval_text
 from qrag_jax.models.first_language_model import FOLDER
-from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import enable_persistent_cache
@@ -36,12 +35,14 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.run import log as tell
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.leret import EVALUATED, Leret
-from qrag_jax.systems.leret_config import SCRIPT, LeretConfig
+from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT, LeretConfig
 from qrag_jax.systems.leret_hops import Rows
-from qrag_jax.systems.leret_inputs import fingerprint, load_inputs
+from qrag_jax.systems.leret_inputs import CORPUS, fingerprint, load_inputs
+from qrag_jax.systems.own_questions import check_own_questions, of_others
 
 SUMMARY = "summary.json"
-QUESTION, WITH_PASSAGE, ORACLE = "question", "question_and_passage", "best_of_prompts"
+QUESTION, WITH_PASSAGE = "question", "question_and_passage"
+OF_QUESTIONS = ("questions.", "search.")
 _WORDS = 64  # of a query with a passage
 
 
@@ -69,12 +70,12 @@ class Way:
     Attributes:
         name: of its log, such as "last-2140".
         told: what people are told of it.
-        play: plays the questions.
+        play: plays the questions; None: the weights are not kept.
     """
 
     name: str
     told: str
-    play: Callable[[], Rows]
+    play: Callable[[], Rows | None]
 
 
 def score_query_writer(workdir: Path, given: ConfigDict, options: HopOptions) -> dict[str, Any]:
@@ -87,20 +88,30 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: HopOptions) ->
     """
     given = given.copy_and_resolve_references()
     given.eval.samples = options.samples
-    out = options.out or workdir / "eval"
+    out, pool = options.out or workdir / "eval", None
+    if not options.out:
+        check_own_questions(workdir, given, OF_QUESTIONS)
+    elif of_others(workdir, given, OF_QUESTIONS):
+        pool = out / CORPUS
     rows: dict[str, list[hop_log.Searched]] = {}
-    with _opened(given, workdir) as (system, stop):
+    notes = []
+    with _opened(given, workdir, pool) as (system, stop):
         main, ways = _ways(system, workdir, options.checkpoint, stop)
         shown = system.inputs.dev
+        asked = {"questions": fingerprint(shown), "corpus": system.inputs.data["corpus"]}
         for way in ways:
             path = out / f"{way.name}.jsonl"
-            record = {"way": way.name, "questions": fingerprint(shown), **_settings(given)}
+            record = {"way": way.name, **asked, **_settings(given)}
             if options.restart:
                 path.unlink(missing_ok=True)
             agent_log.refuse_other(path, record)
             if not path.exists():
                 stop.check()
-                hop_log.write(path, logged(shown, way.play()), record)
+                played = way.play()
+                if played is None:
+                    notes.append(f"{way.told} is not here: its weights are not kept")
+                    continue
+                hop_log.write(path, logged(shown, played), record)
             rows[way.told] = hop_log.read(path)
         prompts = {told: rows[told] for told in rows if told.startswith("prompt ")}
         if len(prompts) > 1:
@@ -112,6 +123,7 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: HopOptions) ->
         "gains": {
             told: hop_log.gains(rows[main], each) for told, each in rows.items() if told != main
         },
+        "notes": notes,
         "config": given.to_dict(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -120,60 +132,69 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: HopOptions) ->
     print("\n".join(hop_log.table(summaries, hops)))
     for told, gain in found["gains"].items():
         print(f"{main} - {told}, all gold: {interval_text(gain[f'hop{hops}/all_gold'], sign=True)}")
+    for note in notes:
+        print(f"note: {note}")
     print(f"logs and summary: {out}")
     return found
 
 
 def _ways(system: Leret, workdir: Path, checkpoint: str, stop: StopSignal) -> tuple[str, list[Way]]:
     """All ways; and what the first of them, the run's own, is called."""
-    shown, hops = system.inputs.dev, system.hops
+    shown, hops, plan = system.inputs.dev, system.hops, system.config.plan
     template = placement.shapes_on(system.inputs.model.trained, system.param_shardings)
     checkpoints = Checkpoints(workdir, read_only=True)
     params, step = checkpoints.restore_params(checkpoint, template)
 
-    def by(params: Any, variant: int = 0) -> Callable[[], Rows]:
-        play = system.by_device(params, stop, greedy=system.config.eval.greedy)
-        return lambda: hops.by_model(shown, play, EVALUATED, variant)
+    def by(weights: Callable[[], Any | None], variant: int = 0) -> Callable[[], Rows | None]:
+        # Weights are read when they play, and then dropped: a large model has no room for all.
+        def play() -> Rows | None:
+            if (params := weights()) is None:
+                return None
+            by_device = system.by_device(params, stop, greedy=system.config.eval.greedy)
+            return hops.by_model(shown, by_device, EVALUATED, variant)
+
+        return play
+
+    def after(step: int) -> Callable[[], Any | None]:
+        return lambda: checkpoints.restore_params_of(step, template)
+
+    def first() -> Any:
+        return placement.place(system.inputs.model.trained, system.param_shardings)
 
     main = f"{checkpoint} checkpoint of step {step}"
-    ways = [Way(f"{checkpoint}-{step}", main, by(params))]
-    asked_by = first = placement.place(system.inputs.model.trained, system.param_shardings)
-    for stage in system.config.plan:
+    ways = [Way(f"{checkpoint}-{step}", main, by(lambda: params))]
+    for stage in plan:
         end = stage.first + stage.steps
-        if end >= step:
-            break
-        kept = checkpoints.restore_params_of(end, template)
-        if kept is None:
-            continue
-        told = f"after {stage.kind}" + (
-            f" of iteration {stage.iteration}" if stage.iteration else ""
-        )
-        ways.append(Way(f"stage-{end}", f"{told}, step {end}", by(kept)))
-        if stage.kind == SCRIPT:
-            asked_by = kept
+        if end < step:
+            of = f" of iteration {stage.iteration}" if stage.iteration else ""
+            told = f"after {stage.kind}{of}, step {end}"
+            ways.append(Way(f"stage-{end}", told, by(after(end))))
     ways.append(Way("untrained", "untrained", by(first)))
-    made = (workdir / NAME).exists() or system.maker is None
-    names = system.prompt(_refused).names if made else system.inputs.agent.prompt.names
-    ways += [
-        Way(
-            f"prompt-{names[n]}",
-            f"prompt {names[n]}, by what made the first tries",
-            by(asked_by, n),
-        )
-        for n in system.config.tries.variants
-        if n and made
-    ]
+    if _has_prompts(system):
+        prompt = system.prompt(None)
+        asked_by = after(plan[0].steps) if plan[0].kind == SCRIPT else first
+        ways += [
+            Way(
+                f"prompt-{prompt.names[variant]}",
+                f"prompt {prompt.names[variant]}, by what made the first tries",
+                by(asked_by, variant),
+            )
+            for variant in system.variants
+            if variant
+        ]
     ways.append(Way(QUESTION, "the question", lambda: hops.by_rule(shown, _question)))
     told = "the question and the first passage"
     ways.append(Way(WITH_PASSAGE, told, lambda: hops.by_rule(shown, _with_passage)))
     return main, ways
 
 
-def _refused(*_: Any) -> list[TokenEpisode]:
-    raise InputError(
-        f"the run's {NAME} is not finished, so its prompts with examples are not known; train on "
-        "first."
-    )
+def _has_prompts(system: Leret) -> bool:
+    """Whether all ways to ask are known; those with examples are made in training."""
+    path = system.workdir / NAME
+    if system.config.tries.ways != FEW_SHOT:
+        return True
+    template = system.inputs.agent.prompt.prompt.fingerprint
+    return path.exists() and bool(read_few_shot(path, template).kept)
 
 
 def _question(state: QueryState) -> str:
@@ -200,7 +221,9 @@ def _settings(given: ConfigDict) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _opened(given: ConfigDict, workdir: Path) -> Iterator[tuple[Leret, StopSignal]]:
+def _opened(
+    given: ConfigDict, workdir: Path, pool: Path | None
+) -> Iterator[tuple[Leret, StopSignal]]:
     config = LeretConfig.of(given)
     if not config.model.path and not (workdir / FOLDER).exists():
         raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
@@ -209,4 +232,5 @@ def _opened(given: ConfigDict, workdir: Path) -> Iterator[tuple[Leret, StopSigna
     enable_persistent_cache(workdir / "compilation_cache")
     mesh = make_mesh(config.runtime.mesh)
     with StopSignal() as stop:
-        yield Leret(config, mesh, load_inputs(config, workdir, mesh), workdir), stop
+        inputs = load_inputs(config, workdir, mesh, trains=False, pool=pool)
+        yield Leret(config, mesh, inputs, workdir), stop

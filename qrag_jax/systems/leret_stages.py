@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 from jax.sharding import Mesh
 
 from qrag_jax.learners import placement
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
-from qrag_jax.learners.policy_state import Parts, state_shardings
+from qrag_jax.learners.policy_state import Parts, next_stage, state_shardings
 from qrag_jax.learners.preference_update import make_preference_update
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import make_token_update
@@ -27,11 +29,13 @@ class Learner(NamedTuple):
         policy: the model and its algorithm.
         update: the jitted update.
         parts: what its state is made of.
+        begin: state → the state with which a stage begins behind another one.
     """
 
     policy: TokenPolicy[Any]
     update: Any
     parts: Parts
+    begin: Any
 
 
 def learner_of(kind: str, config: LeretConfig, mesh: Mesh, model: FirstLanguageModel) -> Learner:
@@ -69,4 +73,5 @@ def learner_of(kind: str, config: LeretConfig, mesh: Mesh, model: FirstLanguageM
         lora_scale=model.loaded.model.lora_scale,
     )
     make = make_preference_update if kind == PREFERENCE else make_token_update
-    return Learner(policy, make(policy), parts)
+    begin = jax.jit(partial(next_stage, parts), out_shardings=policy.shardings)
+    return Learner(policy, make(policy), parts, begin)

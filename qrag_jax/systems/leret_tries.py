@@ -17,6 +17,7 @@ import numpy as np
 
 from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.environments.tools.episode import Document
+from qrag_jax.errors import InputError
 from qrag_jax.feedback.next_states import choose
 from qrag_jax.feedback.tries import StateKey, Try, TryKey
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
@@ -58,6 +59,7 @@ class TryMaker:
         questions: states of the first hop, one for each question.
         library: opens passages.
         scoring: of tries.
+        variants: numbers of the prompts that try at a state.
         record: what all tries of the run depend on.
         workdir: the run's folder.
     """
@@ -66,20 +68,25 @@ class TryMaker:
     questions: Sequence[QueryState]
     library: CorpusLibrary
     scoring: Scoring
+    variants: Sequence[int]
     record: dict[str, Any]
     workdir: Path
 
-    def iteration(self, number: int, play: Play, weights: str, stop: StopSignal) -> Iteration:
+    def iteration(
+        self, number: int, play: Play | None, weights: str, stop: StopSignal
+    ) -> Iteration:
         """The tries of iteration `number`; those that are in files are not made again.
 
         Args:
             number: from 1.
-            play: plays episodes by the weights of the iteration's start.
+            play: plays episodes by the weights of the iteration's start; None: these are gone, so
+                all tries must be there.
             weights: a digest of these.
             stop: checked between parts.
 
         Raises:
-            InputError: a file is of other weights, questions, prompts or passages, or damaged.
+            InputError: a file is of other weights, questions, prompts or passages, or damaged, or
+                what is missing cannot be made.
             Stopped: the run is told to stop; whole parts are kept.
             FeedbackLost: too many tries fail.
         """
@@ -97,14 +104,19 @@ class TryMaker:
         number: int,
         hop: int,
         states: dict[StateKey, QueryState],
-        how: tuple[Play, str, StopSignal],
+        how: tuple[Play | None, str, StopSignal],
     ) -> list[Try]:
         play, weights, stop = how
         path = self.workdir / FOLDER / f"iteration-{number}" / f"hop-{hop}.jsonl"
-        kept = KeptTries(path, {**self.record, "weights": weights, "states": digest_of(states)})
-        there = kept.begin()
+        record = {**self.record, "weights": weights, "states": digest_of(states)}
+        kept = KeptTries(path, record, can_be_made=play is not None)
         wanted, tries = self._parts(states), list[Try]()
-        if wanted and len(there) < len(wanted):
+        if play is None and wanted and not path.exists():
+            raise InputError(f"{path} is missing; {kept.fix}.")
+        there = kept.begin()
+        if not all(map(_is_of, wanted, there)) or (play is None and len(there) < len(wanted)):
+            raise InputError(f"{path} has other tries than were asked for; {kept.fix}.")
+        if len(there) < len(wanted):
             count = sum(map(len, wanted))
             told = f", {sum(map(len, there))} are kept" if there else ""
             log(f"iteration {number}, hop {hop}: {count} tries at {len(states)} states{told}")
@@ -113,6 +125,7 @@ class TryMaker:
                 tries += there[place]
                 continue
             stop.check()
+            assert play is not None
             starts = self._starts(number, hop, part)
             episodes = play(starts)
             made = [try_of(a, e, self.scoring) for a, e in zip(part, episodes, strict=True)]
@@ -127,7 +140,7 @@ class TryMaker:
             part = by_part.setdefault(at.question // config.questions, [])
             part += [
                 Asked(at, state.asked_by(variant), draw)
-                for variant in config.variants
+                for variant in self.variants
                 for draw in range(config.samples)
             ]
         return [by_part[number] for number in sorted(by_part)]
@@ -158,6 +171,20 @@ class TryMaker:
     def opened(self, state: QueryState, names: Sequence[str]) -> Sequence[Document]:
         """Passages of the corpus by their ids."""
         return self.library.named(state, names)
+
+
+def _is_of(asked: Sequence[Asked], tries: Sequence[Try]) -> bool:
+    """Whether these tries are those that were asked for."""
+    keys = [TryKey(*each.at, each.state.variant, each.draw) for each in asked]
+    return keys == [each.key for each in tries]
+
+
+def digest_of_weights(params: Any) -> str:
+    """A digest of parameters, to know them again."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.ascontiguousarray(np.asarray(leaf)).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def digest_of(states: dict[StateKey, QueryState]) -> str:

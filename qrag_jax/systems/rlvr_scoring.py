@@ -19,8 +19,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics import prediction_scores, predictions
 from qrag_jax.metrics.prediction_scores import ALL
 from qrag_jax.metrics.predictions import ScoredEpisode
-from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems.own_questions import check_own_questions
 from qrag_jax.systems.rlvr_predict import (
     FIRST,
     IMITATED,
@@ -78,7 +78,7 @@ def score_language_model(workdir: Path, given: ConfigDict, options: PlayOptions)
     given = given.copy_and_resolve_references()
     given.eval.samples = options.samples
     if not options.out:
-        _check_own_questions(workdir, given)
+        check_own_questions(workdir, given, _OF_QUESTIONS)
     out = options.out or workdir / "eval"
     retrievers = options.retrievers or (given.tools.retriever,)
     if len(set(retrievers)) < len(retrievers):
@@ -140,21 +140,6 @@ def _not_kept(player: Player) -> list[str]:
         f"no checkpoint of the end of imitation, step {step}, is kept (the run has "
         "not come so far, or it was deleted), so its scores are not here"
     ]
-
-
-def _check_own_questions(workdir: Path, given: ConfigDict) -> None:
-    """Refuses other questions than the run's, whose scores belong into another folder."""
-    old, new = flat(read_fields(workdir / CONFIG_NAME)), flat(given.to_dict())
-    differing = [
-        f"config.{name}"
-        for name in sorted(new)
-        if name.startswith(_OF_QUESTIONS) and old.get(name) != new[name]
-    ]
-    if differing:
-        raise InputError(
-            f"the questions are not the run's own (not as in its config: {', '.join(differing)}); "
-            f"give --out=FOLDER for scores on others, since {workdir / 'eval'} is for its own."
-        )
 
 
 def _flags(options: PlayOptions, retrievers: Sequence[str]) -> dict[str, Any]:

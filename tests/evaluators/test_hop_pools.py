@@ -80,7 +80,7 @@ def test_a_log_without_its_record_is_refused(tmp_path: Path, corpus: StoredCorpu
     with pytest.raises(InputError, match="what gold pages are known by, is missing"):
         pool_rows(path, corpus)
     path.write_text("")
-    with pytest.raises(InputError, match="holds no row"):
+    with pytest.raises(InputError, match="is empty; delete it"):
         pool_rows(path, corpus)
 
 

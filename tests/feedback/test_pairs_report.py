@@ -5,7 +5,7 @@ import json
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.pairs_report import PairsReport, check_pairs, report_of
+from qrag_jax.feedback.pairs_report import PairsReport, check_found, check_pairs, report_of
 from qrag_jax.feedback.preference_pairs import PairsConfig, pairs_of
 from tests.feedback.tries_maker import state
 
@@ -96,3 +96,16 @@ def test_tries_that_all_failed_are_refused() -> None:
 def test_a_gap_that_no_pair_has_is_told() -> None:
     with pytest.raises(InputError, match=r"rewards differ in 100%; lower config\.pairs\.least_gap"):
         check_pairs(report((0.0, 0.5), (0.5, 1.0), config=PairsConfig(least_gap=0.9)))
+
+
+def test_tries_none_of_which_found_a_gold_page_are_refused() -> None:
+    nothing = state(("a", 0.0), ("b", 0.0), ("c", None))
+    with pytest.raises(InputError) as caught:
+        check_found(nothing)
+    told = str(caught.value)
+    assert told.startswith("none of 2 tries with a score found a gold page, so every score is 0")
+    assert "config.search.index" in told
+    assert "\n" not in told
+    check_found([*nothing, *state(("d", 0.5))])
+    check_found(state(("a", None)))  # what failed says nothing of the corpus
+    check_found([])

@@ -100,3 +100,10 @@ def test_a_log_is_known_by_its_first_line(tmp_path: Path) -> None:
     path.with_suffix(".json").write_text("[")
     with pytest.raises(InputError, match="is no JSON object; restore it"):
         hop_log.read_record(path)
+
+
+def test_an_empty_log_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text("")
+    with pytest.raises(InputError, match=r"x\.jsonl is empty; delete it"):
+        hop_log.read(path)

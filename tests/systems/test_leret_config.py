@@ -78,5 +78,5 @@ def test_what_makes_no_sense_is_refused(fields: dict[str, Any], told: str) -> No
 def test_an_unknown_section_is_refused() -> None:
     config = default_config()
     config.prompt = "x"
-    with pytest.raises(InputError, match="config.prompt is unknown"):
+    with pytest.raises(InputError, match=r"config\.prompt is unknown"):
         LeretConfig.of(config)
