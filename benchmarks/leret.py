@@ -55,10 +55,11 @@ TINY = (
     *("--config.model.tiny.hidden=32", "--config.model.tiny.intermediate=32"),
     *("--config.questions.bridge_train=12", "--config.questions.bridge_corpus=12"),
     *("--config.questions.bridge_dev=4", "--config.styles.most_words=4"),
-    *("--config.writing.query_tokens=32", "--config.sampling.room=384"),
+    *("--config.writing.query_tokens=32", "--config.sampling.room=192"),
     *("--config.tries.samples=2", "--config.iterations=1", "--config.optimizer.matrices=adam"),
     *("--config.script.steps=50", "--config.script.learning_rate=1e-2"),
     *("--config.sft.steps=1", "--config.preference.steps=1", "--config.train.eval_every=100"),
+    *("--config.train.checkpoint_every=100", "--config.writing.passage_words=6"),
 )
 # LeReT, table of the repository: recall and AP of the pool in % after each hop, HotpotQA.
 PUBLISHED = {
@@ -82,7 +83,7 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
         InputError: PyTorch, TRL or data are missing, or `only` names an unknown part.
     """
     if quick:
-        # Of the commands below, which are not timed; jax has read its own at its import.
+        # Of the commands below, which are not timed; jax read its own when it was imported.
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         with tempfile.TemporaryDirectory() as folder:
             result = whole(Path(folder), "tiny", 42, TINY)

@@ -32,7 +32,7 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems import leret_config, rlvr_config, run_flags
 from qrag_jax.systems.leret_files import write_iteration_preferences
-from qrag_jax.systems.leret_predict import open_hop_predictor
+from qrag_jax.systems.leret_predict import open_hop_predictor, pool_beside
 from qrag_jax.systems.rlvr_predict import (
     CHECKPOINTS,
     FIRST,
@@ -116,9 +116,10 @@ def _query_writer(workdir: Path, config: ConfigDict) -> int:
         raise InputError("--preferences=FILE and --iteration=N go together; give both.")
     if PREFERENCES.value:
         return _preferences(workdir, config, Path(PREFERENCES.value), ITERATION.value or 1)
+    pool = pool_beside(workdir, config, Path(OUT.value) if OUT.value else None)
     with (
         commandline.writing(OUT.value or workdir, "--out"),
-        open_hop_predictor(config, workdir) as predictor,
+        open_hop_predictor(config, workdir, pool=pool) as predictor,
     ):
         weights = predictor.weights(run_flags.checkpoint())
         if weights is None:

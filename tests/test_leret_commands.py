@@ -174,7 +174,7 @@ def test_other_questions(commands: Commands, run: Path, tmp_path: Path) -> None:
     assert "best of these prompts, by the gold pages" not in found["scores"]
 
 
-@pytest.mark.parametrize("command", ["predict", "export"])
+@pytest.mark.parametrize("command", ["export"])
 def test_who_cannot_read_it(commands: Commands, run: Path, command: str, tmp_path: Path) -> None:
     told = refusal(commands.run(command, f"--workdir={run}", f"--out={tmp_path / 'x.jsonl'}"))
     assert "is a run of leret, which this command cannot read; give a run of" in told

@@ -95,29 +95,31 @@ def test_a_killed_prediction_goes_on(commands: Commands, run: Path, predicted: P
     assert other.read_text() != whole
 
 
-def test_other_questions_search_the_same_passages(
+def test_other_questions_bring_their_passages(
     commands: Commands, run: Path, tmp_path: Path
 ) -> None:
-    """Questions of a file, whose gold pages are in the pool."""
-    passages = StoredCorpus(run / "search" / "corpus").passages([0, 1])
-    context = [[each.title, [each.text]] for each in passages]
+    context = [["Plimp Mill", ["It is by Ada Quost."]], ["Ada Quost", ["Born in Vlimp."]]]
     asked = {
         "_id": "own",
-        "question": f"What is {passages[0].title}?",
-        "answer": "A mill",
+        "question": "Where was the founder of Plimp Mill born?",
+        "answer": "Vlimp",
         "supporting_facts": [[title, 0] for title, _ in context],
         "context": context,
         "type": "bridge",
         "level": "hard",
     }
-    questions = tmp_path / "questions.jsonl"
+    questions, out = tmp_path / "questions.jsonl", tmp_path / "own.jsonl"
     questions.write_text(json.dumps(asked) + "\n")
-    out = tmp_path / "own.jsonl"
-    given = (f"--questions={questions},hotpotqa,dev", f"--out={out}")
-    commands.succeed("predict", *of(run), *given)
+    given = (*of(run), f"--questions={questions},hotpotqa,dev")
+    told = refusal(commands.run("predict", *given))
+    assert "not as in its config: config.questions.dev); give the file to write" in told
+    commands.succeed("predict", *given, f"--out={out}")
     (row,) = hop_log.read(out)
-    assert (row.id, row.answers) == ("own", ("A mill",))
-    assert set(row.pages) == {each.name for each in passages}
+    assert (row.id, row.answers) == ("own", ("Vlimp",))
+    corpus = StoredCorpus(tmp_path / "own.search" / "corpus")
+    assert len(corpus) == len(StoredCorpus(run / "search" / "corpus")) - 5 * 10 + 2
+    passages = corpus.passages(corpus.numbers(row.pages))
+    assert [each.title for each in passages] == ["Plimp Mill", "Ada Quost"]
 
 
 def test_records_are_those_of_the_log(predicted: Path, run: Path) -> None:

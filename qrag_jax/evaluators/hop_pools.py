@@ -71,8 +71,6 @@ def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
         InputError: a line is no row, or the corpus is another one than that which was searched.
     """
     rows, record = hop_log.read(log), hop_log.read_record(log)
-    if not rows:
-        raise InputError(f"{log} holds no row; write it anew.")
     search = record.get("search")
     by = search.get("gold_by") if isinstance(search, Mapping) else None
     if by not in KEYS:

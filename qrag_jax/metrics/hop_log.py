@@ -82,7 +82,8 @@ def read(path: Path) -> list[Searched]:
     """Reads a log.
 
     Raises:
-        InputError: the file cannot be read, or a line is not a row; names file and line.
+        InputError: the file cannot be read or is empty, or a line is not a row; names file and
+            line.
     """
     try:
         with path.open("rb") as file:

@@ -122,7 +122,7 @@ def write_iteration_preferences(system: Leret, iteration: int, path: Path) -> Wr
     with run_lock(system.workdir):
         if not all(map(Path.exists, (started, started.with_name("hop-1.jsonl")))):
             refused()
-        prompt = system.prompt(refused)
+        prompt = system.prompt(None)
         weights = json.loads(started.read_text())["weights"]
         found = system.tries.iteration(iteration, refused, weights, StopSignal())
     by_state: dict[StateKey, list[Try]] = {}

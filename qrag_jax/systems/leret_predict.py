@@ -35,8 +35,10 @@ from qrag_jax.runtime.run import log as tell
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import SFT, LeretConfig
 from qrag_jax.systems.leret_files import records_of
-from qrag_jax.systems.leret_inputs import fingerprint, load_inputs
+from qrag_jax.systems.leret_inputs import CORPUS, fingerprint, load_inputs
+from qrag_jax.systems.leret_scoring import OF_QUESTIONS
 from qrag_jax.systems.leret_tries import digest_of_weights
+from qrag_jax.systems.own_questions import of_others
 
 FIRST, IMITATED = "first", "sft"  # of a run's checkpoints, beside "best" and "last"
 KIND = "hops of a query writer"  # in the record beside a file
@@ -158,17 +160,35 @@ class HopPredictor:
         return rows
 
 
+def pool_beside(workdir: Path, given: ConfigDict, out: Path | None) -> Path | None:
+    """The folder of the pooled passages of other questions than the run's; None: the run's pool.
+
+    Args:
+        out: the file that is named for them; None: none is.
+
+    Raises:
+        InputError: the questions are not the run's, and no file is named.
+    """
+    differing = of_others(workdir, given, OF_QUESTIONS)
+    if differing and out is None:
+        raise InputError(
+            f"what is asked is not the run's own (not as in its config: {', '.join(differing)}); "
+            "give the file to write, for example --out=predictions.jsonl."
+        )
+    return out.with_suffix(f".{CORPUS}") if differing and out else None
+
+
 @contextlib.contextmanager
 def open_hop_predictor(
-    given: ConfigDict, workdir: Path, *, trains: bool = False
+    given: ConfigDict, workdir: Path, *, trains: bool = False, pool: Path | None = None
 ) -> Iterator[HopPredictor]:
     """Opens the model of a run, and the questions to ask.
 
     Args:
-        given: the config; `questions.dev` and `eval.samples` say what is asked. The run's own pool
-            of passages is searched, whatever the questions, or `search.index` is.
+        given: the config; `questions.dev` and `eval.samples` say what is asked.
         workdir: the run's folder.
-        trains: whether the training questions are read, too.
+        trains: whether the training questions are needed, too.
+        pool: see `pool_beside`.
 
     Raises:
         InputError: the run, its model or the data cannot be used.
@@ -182,5 +202,5 @@ def open_hop_predictor(
         enable_persistent_cache(workdir / "compilation_cache")
     mesh = make_mesh(config.runtime.mesh)
     with StopSignal() as stop:
-        inputs = load_inputs(config, workdir, mesh, trains=trains)
+        inputs = load_inputs(config, workdir, mesh, trains=trains, pool=pool)
         yield HopPredictor(given, Leret(config, mesh, inputs, workdir), workdir, stop)

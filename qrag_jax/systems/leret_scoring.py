@@ -42,7 +42,7 @@ from qrag_jax.systems.own_questions import check_own_questions, of_others
 
 SUMMARY = "summary.json"
 QUESTION, WITH_PASSAGE = "question", "question_and_passage"
-_OF_QUESTIONS = ("questions.", "search.")
+OF_QUESTIONS = ("questions.", "search.")
 _WORDS = 64  # of a query with a passage
 
 
@@ -90,8 +90,8 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: HopOptions) ->
     given.eval.samples = options.samples
     out, pool = options.out or workdir / "eval", None
     if not options.out:
-        check_own_questions(workdir, given, _OF_QUESTIONS)
-    elif of_others(workdir, given, _OF_QUESTIONS):
+        check_own_questions(workdir, given, OF_QUESTIONS)
+    elif of_others(workdir, given, OF_QUESTIONS):
         pool = out / CORPUS
     rows: dict[str, list[hop_log.Searched]] = {}
     notes = []
