@@ -405,8 +405,8 @@ class Leret:
         return asked | {"failed_tries": float(self.counts.failed)}
 
     def _names(self, numbers: Sequence[int]) -> list[str]:
-        train = self.inputs.train
-        return [train[number].id for number in numbers if number < len(train)]
+        every = [state for state, _ in self.inputs.demonstrated] or self.inputs.train
+        return [every[number].id for number in numbers]
 
     @property
     def _advice(self) -> str:

@@ -141,11 +141,10 @@ class LessonExperience:
         system = self._system
         config, inputs = system.config, system.inputs
         size = config.script.batch_size
-        numbers, epochs = QuestionOrder(len(inputs.train), size, config.seed).at(number)
+        numbers, epochs = QuestionOrder(len(inputs.demonstrated), size, config.seed).at(number)
         starts = [
             Start(
-                inputs.train[each],
-                inputs.scripted[each],
+                *inputs.demonstrated[each],
                 draw_styles(config.styles, config.seed, number * size + n, config.writing.hops),
             )
             for n, each in enumerate(numbers.tolist())

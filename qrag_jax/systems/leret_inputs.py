@@ -52,7 +52,9 @@ class Inputs:
         library: what is searched.
         speech: between text and ids.
         train, dev: the questions, as states of the first hop.
-        scripted: for each training question, what a script knows of it; () if there is no script.
+        demonstrated: questions of the corpus, and what a script knows of them: the training ones
+            first; () if there is no script. They are more than those that are tried, because a
+            model that sees few names often learns them by heart, and not to copy.
         data: content keys.
     """
 
@@ -62,7 +64,7 @@ class Inputs:
     speech: Speech
     train: Sequence[QueryState]
     dev: Sequence[QueryState]
-    scripted: Sequence[BridgeQuestion]
+    demonstrated: Sequence[tuple[QueryState, BridgeQuestion]]
     data: dict[str, str]
 
 
@@ -91,14 +93,15 @@ def load_inputs(
     pages: Iterable[Page] | None = None
     if trains or pool is not None:
         if is_made:
-            numbers = range(asked.bridge_train)
+            numbers = range(asked.bridge_corpus)
             made = [bridge_question(asked.bridge_seed, "train", n) for n in numbers]
-        train = unseen([*map(of_bridge, made)] if is_made else _read(asked.train), dev)
+        tried = [*map(of_bridge, made[: asked.bridge_train])] if is_made else _read(asked.train)
+        train = unseen(tried, dev)
         train = train[: asked.most] if asked.most else train
         pages = None if config.search.index else _pages(config, train, dev)
     library = open_query_search(config.search, pages, pool or workdir / CORPUS)
     states = _states(config, train, library) if trains else []
-    scripted = [made[n] for n in _places(made, states)] if is_made and trains else []
+    demonstrated = _demonstrated(config, made, library) if is_made and trains else []
     agent = QueryAgent(_prompt(config), config.writing.k, config.writing.stop)
 
     def texts() -> Iterator[str]:
@@ -107,7 +110,7 @@ def load_inputs(
                 "config.model.path is empty: a tiny model is made for the questions 'bridge' only; "
                 "name a chat model's folder or hub name."
             )
-        return _demonstrated_texts(config, agent, library, (scripted, states))
+        return _demonstrated_texts(config, agent, library, demonstrated)
 
     model = prepare_language_model(
         config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
@@ -124,7 +127,7 @@ def load_inputs(
         speech=speech,
         train=states,
         dev=[dev_states[number] for number in shown],
-        scripted=scripted if SCRIPT in config.stages else (),
+        demonstrated=demonstrated if SCRIPT in config.stages else (),
         data={
             "questions": fingerprint(states),
             "model": model_digest(model.folder, default_cache(), log),
@@ -186,9 +189,12 @@ def _states(
     return list(found.states)
 
 
-def _places(made: Sequence[BridgeQuestion], states: Sequence[QueryState]) -> list[int]:
-    by_id = {each.id: number for number, each in enumerate(made)}
-    return [by_id[state.id] for state in states]
+def _demonstrated(
+    config: LeretConfig, made: Sequence[BridgeQuestion], library: CorpusLibrary
+) -> list[tuple[QueryState, BridgeQuestion]]:
+    by_id = {each.id: each for each in made}
+    states = _states(config, [*map(of_bridge, made)], library)
+    return [(state, by_id[state.id]) for state in states]
 
 
 def _prompt(config: LeretConfig) -> QueryPrompt:
@@ -201,13 +207,13 @@ def _demonstrated_texts(
     config: LeretConfig,
     agent: QueryAgent,
     library: CorpusLibrary,
-    asked: tuple[Sequence[BridgeQuestion], Sequence[QueryState]],
+    demonstrated: Sequence[tuple[QueryState, BridgeQuestion]],
 ) -> Iterator[str]:
     """The texts of demonstrations, prompts included."""
     starts = [
         Start(state, question, draw_styles(config.styles, config.seed, n, config.writing.hops))
-        for n, (question, state) in enumerate(zip(*asked, strict=True))
-    ][:_READ_FOR_TOKENIZER]
+        for n, (state, question) in enumerate(demonstrated[:_READ_FOR_TOKENIZER])
+    ]
     search = search_by(library, config.writing.k, starts[0].state)
     play = StyledPlay(search, config.writing.order, config.styles.most_words)
     for hops in play.play(starts):
