@@ -147,7 +147,7 @@ class LessonExperience:
                 *inputs.demonstrated[each],
                 draw_styles(config.styles, config.seed, number * size + n, config.writing.hops),
             )
-            for n, each in enumerate(numbers.tolist())
+            for n, each in enumerate(map(int, numbers))
         ]
         segments: list[Segment] = []
         for hops in self._styled.play(starts):
