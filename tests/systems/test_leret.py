@@ -506,7 +506,12 @@ def _index(folder: Path, count: int) -> Path:
 
 def test_an_index_that_is_built_anew_between_two_starts(tmp_path: Path) -> None:
     index = _index(tmp_path, 2)
-    fields = {"questions__bridge_train": 2, "questions__bridge_dev": 1, "search__gold_by": "title"}
+    sizes = {
+        "questions__bridge_train": 2,
+        "questions__bridge_dev": 1,
+        "questions__bridge_corpus": 2,
+    }
+    fields = {**sizes, "search__gold_by": "title"}
     config, workdir = small(search__index=str(index), **fields), tmp_path / "run"
     with Run.open(workdir, 0.0) as run, leret.open_system(config, run) as system:
         assert len(system.inputs.library.corpus) == 30
