@@ -5,7 +5,7 @@
 `:quick` needs no download and no server: a decoder of 1.8 million weights, made here, imitates
 scripted demonstrations of an invented world, which are flawed on purpose, and then learns by GRPO.
 `:tiny` is the same in a minute; `:smol` trains adapters on SmolLM2-135M-Instruct (`make llm`) in
-the same way, in an hour.
+the same way, in hours.
 `:qwen25` is RLVR as published, `:qwen3` the same with Qwen3-1.7B; both are for GPUs, and want
 MuSiQue: --config.questions.train='FOLDER,answerable,train' and --config.questions.dev likewise.
 """
