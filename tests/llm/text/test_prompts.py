@@ -28,6 +28,8 @@ AGENTS = {
     "rlvr_tools": {"tools": "complete: ends it. {question} <tool_call>"},
     "bare_question": {},
 }
+# The prompts of query writers, which have the two slots of one that asks for an answer.
+WRITERS = ("query_writing", "bare_query")
 
 
 def text_of(messages: Messages) -> str:
@@ -37,7 +39,13 @@ def text_of(messages: Messages) -> str:
 def test_every_prompt_has_its_golden_text() -> None:
     names = {path.stem for path in FOLDER.glob("*.txt")}
     assert names == {path.stem for path in GOLDEN.glob("*.txt")}
-    assert names == {"open_qa", "judge", *(f"babilong_qa{n}" for n in range(1, 6)), *AGENTS}
+    assert names == {
+        "open_qa",
+        "judge",
+        *(f"babilong_qa{n}" for n in range(1, 6)),
+        *AGENTS,
+        *WRITERS,
+    }
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.txt")))
@@ -50,7 +58,7 @@ def test_golden(name: str) -> None:
     else:
         filled = load(name).with_chunks(QUESTION, CHUNKS)
     assert text_of(filled) == (GOLDEN / f"{name}.txt").read_text()
-    of_calls = "rlvr_tools", "bare_question"
+    of_calls = "rlvr_tools", "bare_question", *WRITERS
     final = name not in ("rag_planner", "rag_qa", "rag_steps", "rag_search_r1", *of_calls)
     assert ("Final answer: " in filled[0][1]) == final
 
