@@ -21,7 +21,7 @@ from benchmarks.gpu_estimate import estimate_row
 from benchmarks.gpu_programs import LEARNS, SCORES, program_of
 from benchmarks.gpu_rows import Row, rows
 from benchmarks.gpu_search import CorpusSize, search_figures
-from benchmarks.gpu_tokens import SAMPLING, SHAPE, LanguageModelSize, arrays_of_logits
+from benchmarks.gpu_tokens import SAMPLING, SHAPES, TOKENS, LanguageModelSize, arrays_of_logits
 from benchmarks.nondeterminism import nondeterministic
 from benchmarks.same_course import different_courses
 from qrag_jax.errors import InputError
@@ -79,9 +79,10 @@ def measure(row: Row) -> dict[str, Any]:
         of_search = search_figures(row.model, math.prod(row.mesh), kind, text)
     if isinstance(row.model, LanguageModelSize):
         vocab = row.model.config.vocab_size
+        shape = SHAPES.get(row.program, SHAPES[TOKENS])
         of_search = {
-            "arrays_of_logits": arrays_of_logits(text, vocab),
-            "logits": SHAPE.sampled * vocab,
+            "arrays_of_logits": arrays_of_logits(text, vocab, shape),
+            "logits": shape.sampled * vocab,
         }
     return (
         found

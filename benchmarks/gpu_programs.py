@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from benchmarks.gpu_query import ALGORITHMS, query_program
 from benchmarks.gpu_search import CorpusSize, search_program
-from benchmarks.gpu_tokens import TOKENS, LanguageModelSize, tokens_program
+from benchmarks.gpu_tokens import UPDATES, LanguageModelSize, tokens_program
 from benchmarks.memory_cases import ROW_TOKENS, STEPS, Model, Step
 from qrag_jax.evaluators.episodes import Player, make_play
 from qrag_jax.learners.deferred import make_learn_step, make_play_step, scored_shapes
@@ -27,14 +27,10 @@ from qrag_jax.runtime.dry_run import Program
 UPDATE, PLAY, LEARN = "update", "play", "learn"
 EVALUATION, TEXTS, STATES, SCORES = "evaluation", "texts", "states", "scores"
 NAMES = (UPDATE, PLAY, LEARN, EVALUATION, TEXTS, STATES, SCORES)
-# HARR's update, by the name of the algorithm, and that of a token policy are further programs, see
+# HARR's update, by the name of the algorithm, and those of a token policy are further programs, see
 # `gpu_query` and `gpu_tokens`.
-LEARNS = (
-    UPDATE,
-    LEARN,
-    *ALGORITHMS,
-    TOKENS,
-)  # these compute gradients, and take over the buffers of the state
+# These compute gradients, and take over the buffers of the state.
+LEARNS = (UPDATE, LEARN, *ALGORITHMS, *UPDATES)
 Subject = Model | CorpusSize | LanguageModelSize
 DOCUMENTS, PATHS, DOCUMENT_CHUNKS = 32, 4, 2048  # of a beam search
 

@@ -1,7 +1,8 @@
-"""The programs of a token policy in the suite gpu, from shapes alone: GRPO's update, and sampling.
+"""The programs of a token policy in the suite gpu, from shapes alone: updates, and sampling.
 
-The update has one block of 16,384 tokens a device: a group of episodes with a prompt in common,
-half of whose own tokens are sampled. More blocks take the same memory and as many times longer.
+GRPO's update has one block of 16,384 tokens a device: a group of episodes with a prompt in common,
+half of whose own tokens are sampled. IPO's has 16 pairs of queries in such a block, each pair with
+a prompt in common. More blocks take the same memory and as many times longer.
 Sampling has eight prompts a device, and eight turns of each side by side.
 """
 
@@ -22,6 +23,13 @@ from benchmarks.report import Case
 from qrag_jax.learners import placement
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.policy_state import Parts, state_shapes, state_shardings
+from qrag_jax.learners.preference_config import PreferenceConfig
+from qrag_jax.learners.preference_update import MEMBERS as PAIR
+from qrag_jax.learners.preference_update import (
+    make_preference_update,
+    pair_episodes,
+    pair_shardings,
+)
 from qrag_jax.learners.token_config import TokenGRPOConfig
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
@@ -50,9 +58,15 @@ from qrag_jax.rollouts.trajectories import (
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.platform import Platform
 
-TOKENS, SAMPLING = PROGRAMS = "tokens", "sampling"
+TOKENS, PAIRS, SAMPLING = PROGRAMS = "tokens", "pairs", "sampling"
+UPDATES = TOKENS, PAIRS
 MEMBERS, BLOCK, PROMPT, OWN = 8, 16384, 2048, 1536
 SHAPE = BlockShape(BLOCK, PROMPT + OWN, 1, MEMBERS, MEMBERS * OWN // 2, PROMPT, OWN)
+QUESTIONS, ASKED, QUERY = 16, 864, 80  # pairs of a block, and the tokens of prompt and query
+PAIR_SHAPE = BlockShape(
+    BLOCK, ASKED + QUERY, QUESTIONS, PAIR, QUESTIONS * PAIR * QUERY, ASKED, QUERY
+)
+SHAPES = {TOKENS: SHAPE, PAIRS: PAIR_SHAPE}
 ROOM, CHUNK = 4096, 512  # of sampling
 TEMPERATURE = 0.5
 _ARRAY = re.compile(r"\b(?:f32|bf16|f16|s32|u32|pred)\[([\d,]+)\]")
@@ -92,7 +106,7 @@ MOST_MEMORY = {("Qwen2.5-7B", True): 74.0}
 
 
 def tokens_program(model: LanguageModelSize, mesh: Mesh, lora: bool, name: str) -> Program:
-    """One update by a block of episodes on each device, or the sampling of turns.
+    """One update by a block of episodes or pairs on each device, or the sampling of turns.
 
     Args:
         name: one of `PROGRAMS`.
@@ -119,12 +133,13 @@ def tokens_program(model: LanguageModelSize, mesh: Mesh, lora: bool, name: str) 
     if name == SAMPLING:
         own = placement.shapes_on(params, shardings.params)
         return _sampling(trunk, Adapted(base[0], own) if lora else own, mesh)
-    policy = TokenPolicy(
+    algorithm: Any = TokenGRPOConfig(members=MEMBERS) if name == TOKENS else PreferenceConfig()
+    policy: TokenPolicy[Any] = TokenPolicy(
         mesh=mesh,
         shardings=shardings,
         trunk=trunk,
         vocabulary=Vocabulary(TEMPERATURE, products=jnp.dtype(jnp.bfloat16)),
-        config=TokenGRPOConfig(members=MEMBERS),
+        config=algorithm,
         weights=(1.0,),
         optimizer=parts.optimizer,
         schedule=learning_rate_schedule(optimizer),
@@ -132,6 +147,12 @@ def tokens_program(model: LanguageModelSize, mesh: Mesh, lora: bool, name: str) 
     )
     state = placement.shapes_on(state_shapes(parts, params), shardings)
     rows = int(mesh.shape["data"] * mesh.shape["fsdp"])
+    if name == PAIRS:
+        count = QUESTIONS * rows
+        none, ones = np.zeros(PAIR * count, np.float32), np.ones(count, np.float32)
+        pairs = pair_episodes(policy, _pairs(count), PAIR_SHAPE, none, ones)
+        of_pairs = placement.shapes_on(pairs, jax.tree.map(lambda _: pair_shardings(mesh), pairs))
+        return Program(PAIRS, make_preference_update(policy), (state, of_pairs, *base))
     episodes = token_episodes(policy, _batch(rows), SHAPE)
     by_block, replicated, *_ = episode_shardings(mesh)
     where = jax.tree.map(lambda _: replicated, episodes)
@@ -174,18 +195,30 @@ def _batch(groups: int) -> Any:
     return token_batch(trajectories, BatchRules(MEMBERS, ("reward",), SCORED, PROMPT + OWN))
 
 
-def arrays_of_logits(text: str, vocab: int) -> int:
+def _pairs(count: int) -> Any:
+    """Pairs of queries, each behind a prompt of its own."""
+    prompt, log_probs = np.zeros(ASKED, np.int32), np.zeros(QUERY, np.float32)
+    turn = Turn(prompt, np.zeros(QUERY, np.int32), log_probs, "stop")
+    trajectories = [
+        TokenTrajectory(pair, member, 1, ((turn,),), DONE)
+        for pair in range(count)
+        for member in range(PAIR)
+    ]
+    return token_batch(trajectories, BatchRules(PAIR, (), SCORED, ASKED + QUERY))
+
+
+def arrays_of_logits(text: str, vocab: int, shape: BlockShape) -> int:
     """How many arrays a program names with a row of the vocabulary for each token of a block."""
     found = 0
-    for shape in _ARRAY.findall(text):
-        sizes = [int(size) for size in shape.split(",")]
-        found += vocab in sizes and bool({SHAPE.sampled, SHAPE.tokens} & set(sizes))
+    for each in _ARRAY.findall(text):
+        sizes = [int(size) for size in each.split(",")]
+        found += vocab in sizes and bool({shape.sampled, shape.tokens} & set(sizes))
     return found
 
 
 def tokens_cases(name: str, row: dict[str, Any]) -> list[Case]:
     """Whether logits of all sampled tokens exist at a time."""
-    if row["program"] != TOKENS:
+    if row["program"] not in UPDATES:
         return []
     return [
         Case(

@@ -65,11 +65,11 @@ def _smol(config: ConfigDict) -> None:
     config.model.lora.update(rank=16, alpha=32.0)
     # Untrained it calls no tool, so all rewards are 0: it imitates the form first.
     config.tools.update(prompt="bare_question", top_n=1, most=1, max_turns=4, turn_tokens=96)
-    # Rows beyond a batch's 32 episodes would be computed for nothing.
-    config.sampling.update(temperature=1.0, room=768, chunk=64, rows=32)
+    # Rows beyond a batch's 16 episodes would be computed for nothing.
+    config.sampling.update(temperature=1.0, room=768, chunk=64, rows=16)
     config.sft.update(steps=40, batch_size=8, learning_rate=1e-3)
     config.grpo.update(members=8, clip_low=0.2, clip_high=0.28, longest=192)
-    config.train.update(steps=20, batch_size=4, eval_every=30, checkpoint_every=10, log_every=2)
+    config.train.update(steps=20, batch_size=2, eval_every=20, checkpoint_every=10, log_every=2)
     config.optimizer.update(learning_rate=1e-4, clip_norm=1.0, warmup_steps=2)
     config.eval.samples = 64
 

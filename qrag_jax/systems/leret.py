@@ -28,21 +28,18 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import QueryScores
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.pool_scores import PoolScores
-from qrag_jax.feedback.service import leave_room
 from qrag_jax.learners import placement
 from qrag_jax.learners.policy_state import PolicyState, first_state, state_shapes
-from qrag_jax.llm.llm_config import LlmConfig
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.query_tries import Scoring
 from qrag_jax.rollouts.token_episodes import TokenCounts, TokenEpisode, TokenStart
-from qrag_jax.runtime import determinism
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import check_same_config, save_config
 from qrag_jax.runtime.step_log import Told
+from qrag_jax.systems import token_system
 from qrag_jax.systems.episode_player import EpisodePlayer, PlayRules, Scene
 from qrag_jax.systems.leret_config import (
     FEW_SHOT,
@@ -59,7 +56,7 @@ from qrag_jax.systems.leret_inputs import Inputs, load_inputs
 from qrag_jax.systems.leret_prompts import PlayBy, PromptMaker, kept_prompts
 from qrag_jax.systems.leret_stages import Learner, learner_of
 from qrag_jax.systems.leret_tries import TryMaker
-from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, Versioned, open_served
+from qrag_jax.systems.served_policy import ServedPolicy, Versioned
 
 EVALUATED = 2**31 - 1  # stream of the draws of evaluations
 
@@ -74,11 +71,8 @@ def check(config: ConfigDict) -> None:
 
 
 def before_devices(given: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
-    """Sets how much of a GPU's memory JAX takes, and that its programs are deterministic."""
-    config = LeretConfig.of(given)
-    if config.llm is not None and not dry:
-        leave_room(LlmConfig(url=config.llm.url, server=config.llm.server))
-    return determinism.ask(config.runtime.deterministic, described=described)
+    """See `token_system`."""
+    return token_system.before_devices(LeretConfig.of(given), dry=dry, described=described)
 
 
 @contextlib.contextmanager
@@ -93,27 +87,21 @@ def open_system(
     if run.has_begun:
         check_same_config(load_config(run.config_path), given, FREE_FIELDS)
     config = LeretConfig.of(given)
-    if jax.process_count() > 1:
-        raise InputError(
-            f"there are {jax.process_count()} hosts, and tries are made by one; start one process."
+    opening = token_system.Opening(
+        load=lambda mesh: load_inputs(config, run.workdir, mesh),
+        save=lambda: save_config(given, run.config_path),
+        alone="tries are made",
+    )
+    with token_system.opened(config, run, opening, dry=dry, devices=devices) as found:
+        yield Leret(
+            config,
+            found.mesh,
+            found.inputs,
+            run.workdir,
+            placed=found.placed,
+            keep=found.keep,
+            served=found.served,
         )
-    mesh = make_mesh(config.runtime.mesh, devices)
-    inputs = load_inputs(config, run.workdir, mesh)
-    if not run.has_begun:
-        save_config(given, run.config_path)
-
-    def keep(step: int, params: Any) -> None:
-        run.checkpoints.save_stage(step, params)
-
-    with contextlib.ExitStack() as stack:
-        served = None
-        if config.llm is not None and not dry:
-            settings = ServedSettings(config.llm, config.sampling, config.model.lora.sizes, 0)
-            served = stack.enter_context(
-                open_served(settings, inputs.model, inputs.speech, run.workdir)
-            )
-        placed = devices is None
-        yield Leret(config, mesh, inputs, run.workdir, placed=placed, keep=keep, served=served)
 
 
 @dataclasses.dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -17,20 +16,28 @@ from qrag_jax.feedback.pool_scores import POOL_SCORES, QueryRewardConfig
 from qrag_jax.feedback.preference_pairs import PairsConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.preference_config import PreferenceConfig
-from qrag_jax.learners.token_config import SFTConfig
-from qrag_jax.llm.served_config import Needs, ServedConfig
-from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.llm.served_config import ServedConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
-from qrag_jax.runtime.config_fields import described, fill, internal, section
+from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.runtime_config import RuntimeConfig
-from qrag_jax.runtime.saved_config import add_later_fields, read_fields
 from qrag_jax.runtime.train_config import TrainConfig
+from qrag_jax.systems import token_config
 from qrag_jax.systems.query_search import SearchConfig
+from qrag_jax.systems.token_config import (
+    BRIDGE,
+    PROFILE,
+    SEED,
+    ConfigLayout,
+    ScriptConfig,
+    StageSFTConfig,
+    check_named,
+    check_stage,
+    served_config,
+)
 
 NAME = "leret"
 SCRIPT, SFT, PREFERENCE = STAGES = ("script", "sft", "preference")
-BRIDGE = "bridge"
 STYLED, FEW_SHOT, BARE_ONLY = WAYS = ("styles", "few_shot", "bare")
 
 
@@ -54,12 +61,7 @@ class QuestionsConfig:
     def __post_init__(self) -> None:
         least = {"bridge_train": 1, "bridge_dev": 1, "bridge_seed": 0, "most": 0}
         check_least("questions", self, **least, bridge_corpus=self.bridge_train)
-        for name in ("train", "dev"):
-            if not getattr(self, name):
-                raise InputError(
-                    f"config.questions.{name} is empty; use {BRIDGE!r}, or name parts of data as "
-                    "path,config,split."
-                )
+        check_named(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,35 +136,6 @@ class TriesConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class StageSFTConfig(SFTConfig):
-    """Sections `script` and `sft`: the policy imitates queries.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
-
-    steps: int = 100  # optimizer steps of the stage, in each iteration
-    batch_size: int = 16  # queries of a step
-    learning_rate: float = 1e-3  # peak; its warm-up and decay are over the stage
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_stage("sft", self)
-
-
-@dataclasses.dataclass(frozen=True)
-class ScriptConfig(StageSFTConfig):
-    """Section `script`: before anything is tried, the policy imitates scripted styles.
-
-    Raises:
-        InputError: a field cannot be used.
-    """
-
-    # Imitate prompts, too: a model that knows nothing learns to copy from them
-    observed: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
 class StagePreferenceConfig(PreferenceConfig):
     """Section `preference`: the policy learns which of two queries is better.
 
@@ -176,15 +149,7 @@ class StagePreferenceConfig(PreferenceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_stage(PREFERENCE, self)
-
-
-def _check_stage(name: str, stage: Any) -> None:
-    check_least(name, stage, steps=1, batch_size=1)
-    if not stage.learning_rate > 0:
-        raise InputError(
-            f"config.{name}.learning_rate is {stage.learning_rate}; it must be above 0."
-        )
+        check_stage(PREFERENCE, self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,8 +191,8 @@ SECTIONS: dict[str, type] = {
     "runtime": RuntimeConfig,
 }
 FIELDS: dict[str, tuple[Any, str]] = {
-    "seed": (42, "of the shuffle, the policy's draws and random weights"),
-    "profile": (0, "steps traced into workdir/profile after the first two of a start, 0: none"),
+    "seed": SEED,
+    "profile": PROFILE,
     "iterations": (2, "how often tries are made and learned from"),
     "stages": (
         STAGES,
@@ -237,19 +202,10 @@ FIELDS: dict[str, tuple[Any, str]] = {
 }
 # Fields that were added later, each with the value that holds for runs saved without it.
 LATER_FIELDS: dict[str, Any] = {}
+LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS, LATER_FIELDS)
+load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.
-FREE_FIELDS = (
-    "train.log_every",
-    "train.eval_every",
-    "train.checkpoint_every",
-    "train.max_skipped_steps",
-    "eval.samples",
-    "eval.seed",
-    "tries.max_failed_share",
-    "llm.",
-    "runtime.",
-    "profile",
-)
+FREE_FIELDS = (*token_config.FREE_FIELDS, "tries.max_failed_share")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,9 +248,7 @@ class LeretConfig:
         Raises:
             InputError: a field is unknown, or its value is wrong for any data.
         """
-        known = {*FIELDS, *SECTIONS, "system", "llm"}
-        if unknown := sorted(set(config) - known):
-            raise InputError(f"config.{unknown[0]} is unknown; there are {', '.join(known)}.")
+        parts = LAYOUT.parts(config)
         stages = tuple(config.stages)
         if not stages or stages != tuple(each for each in STAGES if each in stages):
             raise InputError(
@@ -303,22 +257,15 @@ class LeretConfig:
             )
         if config.iterations < 1:
             raise InputError(f"config.iterations is {config.iterations}; it must be at least 1.")
-        parts: dict[str, Any] = {n: fill(kind, config[n], n) for n, kind in SECTIONS.items()}
-        train = parts["train"]
-        if train.accumulation != 1:
-            raise InputError(
-                f"config.train.accumulation is {train.accumulation}; rows are computed in blocks "
-                "of config.model.block_tokens, which bound the memory: set it to 1."
-            )
         if parts["tries"].ways == FEW_SHOT:
             kept = parts["tries"].prompts
             parts["few_shot"] = dataclasses.replace(parts["few_shot"], kept=kept)
         _check_together(stages, parts)
         plan = _planned(stages, config.iterations, parts)
         steps = plan[-1].first + plan[-1].steps
-        parts["train"] = dataclasses.replace(train, steps=steps)
+        parts["train"] = dataclasses.replace(parts["train"], steps=steps)
         if parts["sampling"].engine == SERVER:
-            parts["llm"] = _llm(config, parts)
+            parts["llm"] = served_config(config, parts, versions=2)
         return cls(
             seed=config.seed,
             profile=config.profile,
@@ -389,42 +336,10 @@ def _check_together(stages: tuple[str, ...], parts: dict[str, Any]) -> None:
         )
 
 
-def _llm(config: ConfigDict, parts: dict[str, Any]) -> ServedConfig:
-    """The section `llm`, which is read only if a server samples."""
-    needs = Needs(rank=parts["model"].lora.rank, versions=2, room=parts["sampling"].room)
-    return ServedConfig.of(config.get("llm", ConfigDict()).to_dict(), needs)
-
-
-def load_config(path: Path) -> ConfigDict:
-    """Reads the config of a run; fields that did not exist when it was saved are added.
-
-    Raises:
-        InputError: the file is missing, or is not a JSON object.
-    """
-    saved = read_fields(path)
-    add_later_fields(saved, LATER_FIELDS)
-    return ConfigDict(saved)
-
-
 def default_config() -> ConfigDict:
     """LeReT's settings (arXiv 2410.23214) on questions made here."""
-    config = ConfigDict({"system": NAME})
-    for name, (value, _) in FIELDS.items():
-        config[name] = value
-    for name, kind in SECTIONS.items():
-        config[name] = section(kind)
-    config.llm = section(ServedConfig)
-    config.llm.server = section(ServerConfig, max_model_len=0)
-    config.train.update(accumulation=1, eval_every=10**6, checkpoint_every=100, log_every=10)
+    config = LAYOUT.default()
+    config.train.update(eval_every=10**6, checkpoint_every=100, log_every=10)
     config.optimizer.update(weight_decay=0.0, beta1=0.9, beta2=0.99, eps=1e-8, clip_norm=1.0)
     config.optimizer.update(schedule="linear", warmup_steps=10)
     return config
-
-
-def help_lines() -> list[tuple[str, Any, str]]:
-    """Name, default and comment of every field that a config can have."""
-    lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in FIELDS.items()]
-    for name, kind in SECTIONS.items():
-        lines += described(kind, name)
-    lines += described(ServedConfig, "llm") + described(ServerConfig, "llm.server")
-    return sorted(lines, key=lambda line: line[0].split("."))

@@ -35,8 +35,9 @@ from qrag_jax.rollouts.query_states import states_on
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.leret_config import BRIDGE, SCRIPT, STYLED, LeretConfig
+from qrag_jax.systems.leret_config import SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.query_search import open_query_search
+from qrag_jax.systems.token_config import BRIDGE
 
 CORPUS = "search"  # of pooled passages, in the run's folder
 _READ_FOR_TOKENIZER = 300  # demonstrations on which a tiny model's tokenizer is trained

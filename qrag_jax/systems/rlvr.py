@@ -21,11 +21,9 @@ from ml_collections import ConfigDict
 from qrag_jax.environments.tools.bridge_tasks import bridge_task
 from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
 from qrag_jax.environments.tools.episode import Closed, ToolTask
-from qrag_jax.errors import InputError
 from qrag_jax.evaluators.tool_scores import REWARD, ToolScores
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.rubric import PARTS, score
-from qrag_jax.feedback.service import leave_room
 from qrag_jax.learners import placement
 from qrag_jax.learners.policy_state import (
     PolicyState,
@@ -38,7 +36,6 @@ from qrag_jax.learners.token_update import (
     episode_shardings,
     token_episodes,
 )
-from qrag_jax.llm.llm_config import LlmConfig
 from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
@@ -56,19 +53,18 @@ from qrag_jax.rollouts.trajectories import (
     Turn,
     token_batch,
 )
-from qrag_jax.runtime import determinism
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import check_same_config, save_config
 from qrag_jax.runtime.step_log import Told
+from qrag_jax.systems import token_system
 from qrag_jax.systems.episode_player import EpisodePlayer, PlayRules, Scene
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, SFT, RlvrConfig, load_config
 from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs
 from qrag_jax.systems.rlvr_stages import Stage, StagedOrder, stages_of
-from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, Versioned, open_served
+from qrag_jax.systems.served_policy import ServedPolicy, Versioned
 
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _SCRIPTED = "scripted"  # among the facts of a demonstration
@@ -86,11 +82,8 @@ def check(config: ConfigDict) -> None:
 
 
 def before_devices(given: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
-    """Sets how much of a GPU's memory JAX takes, and that its programs are deterministic."""
-    config = RlvrConfig.of(given)
-    if config.llm is not None and not dry:
-        leave_room(LlmConfig(url=config.llm.url, server=config.llm.server))
-    return determinism.ask(config.runtime.deterministic, described=described)
+    """See `token_system`."""
+    return token_system.before_devices(RlvrConfig.of(given), dry=dry, described=described)
 
 
 @contextlib.contextmanager
@@ -105,30 +98,21 @@ def open_system(
     if run.has_begun:
         check_same_config(load_config(run.config_path), given, FREE_FIELDS)
     config = RlvrConfig.of(given)
-    if jax.process_count() > 1:
-        raise InputError(
-            f"there are {jax.process_count()} hosts, and episodes with tools are played by one; "
-            "start one process."
+    opening = token_system.Opening(
+        load=lambda mesh: load_inputs(config, run.workdir, mesh),
+        save=lambda: save_config(given, run.config_path),
+        alone="episodes with tools are played",
+        staleness=config.tools.staleness,
+    )
+    with token_system.opened(config, run, opening, dry=dry, devices=devices) as found:
+        yield Rlvr(
+            config,
+            found.mesh,
+            found.inputs,
+            placed=found.placed,
+            keep=found.keep,
+            served=found.served,
         )
-    mesh = make_mesh(config.runtime.mesh, devices)
-    inputs = load_inputs(config, run.workdir, mesh)
-    if not run.has_begun:
-        save_config(given, run.config_path)
-
-    def keep(step: int, params: Any) -> None:
-        run.checkpoints.save_stage(step, params)
-
-    with contextlib.ExitStack() as stack:
-        served = None
-        if config.llm is not None and not dry:
-            settings = ServedSettings(
-                config.llm, config.sampling, config.model.lora.sizes, config.tools.staleness
-            )
-            served = stack.enter_context(
-                open_served(settings, inputs.model, inputs.speech, run.workdir)
-            )
-        placed = devices is None
-        yield Rlvr(config, mesh, inputs, placed=placed, keep=keep, served=served)
 
 
 @dataclasses.dataclass

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ml_collections import ConfigDict
 
@@ -14,22 +13,29 @@ from qrag_jax.environments.tools.play import COMPLETE, RETRIEVE
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.feedback.rubric import PARTS, Rubric, preset
 from qrag_jax.learners.optimizers import ADAM, OptimizerConfig
-from qrag_jax.learners.token_config import ALL, SFTConfig, TokenGRPOConfig
-from qrag_jax.llm.served_config import Needs, ServedConfig
-from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.learners.token_config import ALL, TokenGRPOConfig
+from qrag_jax.llm.served_config import ServedConfig
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.retrieval.own_documents import RETRIEVERS
 from qrag_jax.rollouts.token_sampler import DEVICE, SERVER, SamplingConfig
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
-from qrag_jax.runtime.config_fields import described, fill, internal, section
+from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.runtime_config import RuntimeConfig
-from qrag_jax.runtime.saved_config import add_later_fields, read_fields
 from qrag_jax.runtime.train_config import TrainConfig
+from qrag_jax.systems import token_config
+from qrag_jax.systems.token_config import (
+    BRIDGE,
+    PROFILE,
+    SEED,
+    ConfigLayout,
+    ScriptConfig,
+    check_named,
+    served_config,
+)
 
 NAME = "rlvr"
 SFT, GRPO = STAGES = ("sft", "grpo")
-BRIDGE = "bridge"
 REWARD = "reward"  # the name of the whole reward, beside those of its parts
 
 
@@ -50,12 +56,7 @@ class QuestionsConfig:
 
     def __post_init__(self) -> None:
         check_least("questions", self, bridge_train=1, bridge_dev=1, bridge_seed=0)
-        for name in ("train", "dev"):
-            if not getattr(self, name):
-                raise InputError(
-                    f"config.questions.{name} is empty; use {BRIDGE!r}, or name parts of data as "
-                    "path,config,split."
-                )
+        check_named(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,26 +125,15 @@ class RubricConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class StageSFTConfig(SFTConfig):
+class StageSFTConfig(ScriptConfig):
     """Section `sft`: the policy imitates demonstrations before it learns by rewards.
 
     Raises:
         InputError: a field cannot be used.
     """
 
+    SECTION: ClassVar[str] = SFT
     steps: int = 600  # optimizer steps; those of config.train.steps come behind them
-    batch_size: int = 16  # demonstrations of a step
-    learning_rate: float = 1e-3  # peak; its warm-up and decay are over the stage
-    # Imitate prompts and tools' results, too: a model that knows nothing learns to copy from them
-    observed: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least("sft", self, steps=1, batch_size=1)
-        if not self.learning_rate > 0:
-            raise InputError(
-                f"config.sft.learning_rate is {self.learning_rate}; it must be above 0."
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,8 +170,8 @@ SECTIONS: dict[str, type] = {
     "runtime": RuntimeConfig,
 }
 FIELDS: dict[str, tuple[Any, str]] = {
-    "seed": (42, "of the shuffle, the policy's draws and random weights"),
-    "profile": (0, "steps traced into workdir/profile after the first two of a start, 0: none"),
+    "seed": SEED,
+    "profile": PROFILE,
     "stages": ((SFT, GRPO), "what is done, one after the other: sft, grpo, or both"),
 }
 # Fields that were added later, each with the value that holds for runs saved without it.
@@ -196,19 +186,10 @@ LATER_FIELDS: dict[str, Any] = {
     "optimizer.matrices": ADAM,
     "optimizer.muon_rate": 5.0,
 }
+LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS, LATER_FIELDS)
+load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.
-FREE_FIELDS = (
-    "train.log_every",
-    "train.eval_every",
-    "train.checkpoint_every",
-    "train.max_skipped_steps",
-    "eval.samples",
-    "eval.seed",
-    "tools.max_failed_share",
-    "llm.",
-    "runtime.",
-    "profile",
-)
+FREE_FIELDS = (*token_config.FREE_FIELDS, "tools.max_failed_share")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,22 +226,14 @@ class RlvrConfig:
         Raises:
             InputError: a field is unknown, or its value is wrong for any data.
         """
-        known = {*FIELDS, *SECTIONS, "system", "llm"}
-        if unknown := sorted(set(config) - known):
-            raise InputError(f"config.{unknown[0]} is unknown; there are {', '.join(known)}.")
+        parts = LAYOUT.parts(config)
         stages = tuple(config.stages)
         if not stages or stages not in (STAGES, STAGES[:1], STAGES[1:]):
             raise InputError(
                 f"config.stages is {', '.join(map(str, stages)) or 'empty'}; use sft, grpo, or "
                 "sft,grpo."
             )
-        parts: dict[str, Any] = {n: fill(kind, config[n], n) for n, kind in SECTIONS.items()}
         train, grpo = parts["train"], parts[GRPO]
-        if train.accumulation != 1:
-            raise InputError(
-                f"config.train.accumulation is {train.accumulation}; rows are computed in blocks "
-                "of config.model.block_tokens, which bound the memory: set it to 1."
-            )
         if GRPO in stages and not parts["sampling"].temperature:
             raise InputError(
                 "config.sampling.temperature is 0, so the episodes of a group would be alike; use "
@@ -289,55 +262,17 @@ class RlvrConfig:
             parts["optimizer"], total_steps=max(last, 1) * grpo.epochs
         )
         if GRPO in stages and parts["sampling"].engine == SERVER:
-            parts["llm"] = _llm(config, parts)
+            parts["llm"] = served_config(config, parts, parts["tools"].staleness + 2)
         return cls(
             seed=config.seed, profile=config.profile, stages=stages, sft_steps=first, **parts
         )
 
 
-def _llm(config: ConfigDict, parts: dict[str, Any]) -> ServedConfig:
-    """The section `llm`, which is read only if a server samples."""
-    model: LanguageModelConfig = parts["model"]
-    tools: ToolsConfig = parts["tools"]
-    needs = Needs(
-        rank=model.lora.rank,
-        versions=tools.staleness + 2,
-        room=parts["sampling"].room,
-    )
-    return ServedConfig.of(config.get("llm", ConfigDict()).to_dict(), needs)
-
-
-def load_config(path: Path) -> ConfigDict:
-    """Reads the config of a run; fields that did not exist when it was saved are added.
-
-    Raises:
-        InputError: the file is missing, or is not a JSON object.
-    """
-    saved = read_fields(path)
-    add_later_fields(saved, LATER_FIELDS)
-    return ConfigDict(saved)
-
-
 def default_config() -> ConfigDict:
     """RLVR's settings (github.com/bdsaglam/rlvr, its last commit) on questions made here."""
-    config = ConfigDict({"system": NAME})
-    for name, (value, _) in FIELDS.items():
-        config[name] = value
-    for name, kind in SECTIONS.items():
-        config[name] = section(kind)
-    config.llm = section(ServedConfig)
-    config.llm.server = section(ServerConfig, max_model_len=0)
-    config.train.update(steps=120, batch_size=8, accumulation=1)
+    config = LAYOUT.default()
+    config.train.update(steps=120, batch_size=8)
     config.train.update(eval_every=60, checkpoint_every=60, log_every=5)
     config.optimizer.update(learning_rate=1e-5, weight_decay=0.0, beta1=0.9, beta2=0.99, eps=1e-8)
     config.optimizer.update(clip_norm=0.1, schedule="constant", warmup_steps=10)
     return config
-
-
-def help_lines() -> list[tuple[str, Any, str]]:
-    """Name, default and comment of every field that a config can have."""
-    lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in FIELDS.items()]
-    for name, kind in SECTIONS.items():
-        lines += described(kind, name)
-    lines += described(ServedConfig, "llm") + described(ServerConfig, "llm.server")
-    return sorted(lines, key=lambda line: line[0].split("."))

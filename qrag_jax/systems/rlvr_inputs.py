@@ -35,8 +35,9 @@ from qrag_jax.rollouts.scripted_tokens import scripted_talk
 from qrag_jax.rollouts.token_episodes import Library, Speech
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.rlvr_config import BRIDGE, SFT, RlvrConfig
+from qrag_jax.systems.rlvr_config import SFT, RlvrConfig
 from qrag_jax.systems.rlvr_tools import open_library
+from qrag_jax.systems.token_config import BRIDGE
 
 _READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
 

@@ -233,8 +233,8 @@ def test_only_named_products_may_be_float32() -> None:
 def test_logits_of_all_tokens_are_found_in_a_program() -> None:
     sampled, vocab = SHAPE.sampled, 1000
     block = f"f32[{sampled},128]{{1,0}} fusion, bf16[{vocab},64]{{1,0}} parameter"
-    assert arrays_of_logits(block, vocab) == 0
-    assert arrays_of_logits(f"{block} f32[{sampled},{vocab}]{{1,0}} dot", vocab) == 1
+    assert arrays_of_logits(block, vocab, SHAPE) == 0
+    assert arrays_of_logits(f"{block} f32[{sampled},{vocab}]{{1,0}} dot", vocab, SHAPE) == 1
     row = {"program": TOKENS, "arrays_of_logits": 1, "logits": sampled * vocab}
     assert [case.holds for case in tokens_cases("a", row)] == [False]
     assert [case.holds for case in tokens_cases("a", row | {"arrays_of_logits": 0})] == [True]

@@ -1,0 +1,160 @@
+"""What the configs of all systems have whose policy is a language model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ml_collections import ConfigDict
+
+from qrag_jax.errors import InputError, check_least
+from qrag_jax.learners.token_config import SFTConfig
+from qrag_jax.llm.served_config import Needs, ServedConfig
+from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.runtime.config_fields import described, fill, section
+from qrag_jax.runtime.saved_config import add_later_fields, read_fields
+
+BRIDGE = "bridge"  # in place of data: questions that are made here
+SEED = (42, "of the shuffle, the policy's draws and random weights")
+PROFILE = (0, "steps traced into workdir/profile after the first two of a start, 0: none")
+# Fields that do not change what a run computes: a resumed run may have other values.
+FREE_FIELDS = (
+    "train.log_every",
+    "train.eval_every",
+    "train.checkpoint_every",
+    "train.max_skipped_steps",
+    "eval.samples",
+    "eval.seed",
+    "llm.",
+    "runtime.",
+    "profile",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigLayout:
+    """The parts of a system's config.
+
+    Attributes:
+        system: its name.
+        fields: those outside sections, with their defaults and comments.
+        sections: the dataclass of each.
+        later_fields: fields that were added later, each with the value that holds for runs saved
+            without it.
+    """
+
+    system: str
+    fields: Mapping[str, tuple[Any, str]]
+    sections: Mapping[str, type]
+    later_fields: Mapping[str, Any]
+
+    def default(self) -> ConfigDict:
+        """All fields with their defaults."""
+        config = ConfigDict({"system": self.system})
+        for name, (value, _) in self.fields.items():
+            config[name] = value
+        for name, kind in self.sections.items():
+            config[name] = section(kind)
+        config.llm = section(ServedConfig)
+        config.llm.server = section(ServerConfig, max_model_len=0)
+        config.train.accumulation = 1
+        return config
+
+    def load(self, path: Path) -> ConfigDict:
+        """Reads the config of a run; fields that did not exist when it was saved are added.
+
+        Raises:
+            InputError: the file is missing, or is not a JSON object.
+        """
+        saved = read_fields(path)
+        add_later_fields(saved, dict(self.later_fields))
+        return ConfigDict(saved)
+
+    def parts(self, config: ConfigDict) -> dict[str, Any]:
+        """The settings of each section.
+
+        Raises:
+            InputError: a field is unknown, or its value cannot be used.
+        """
+        known = {*self.fields, *self.sections, "system", "llm"}
+        if unknown := sorted(set(config) - known):
+            raise InputError(f"config.{unknown[0]} is unknown; there are {', '.join(known)}.")
+        found: dict[str, Any] = {
+            name: fill(kind, config[name], name) for name, kind in self.sections.items()
+        }
+        if found["train"].accumulation != 1:
+            raise InputError(
+                f"config.train.accumulation is {found['train'].accumulation}; rows are computed in "
+                "blocks of config.model.block_tokens, which bound the memory: set it to 1."
+            )
+        return found
+
+    def help_lines(self) -> list[tuple[str, Any, str]]:
+        """Name, default and comment of every field that a config can have."""
+        lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in self.fields.items()]
+        for name, kind in self.sections.items():
+            lines += described(kind, name)
+        lines += described(ServedConfig, "llm") + described(ServerConfig, "llm.server")
+        return sorted(lines, key=lambda line: line[0].split("."))
+
+
+def served_config(config: ConfigDict, parts: Mapping[str, Any], versions: int) -> ServedConfig:
+    """The section `llm`, which is read only if a server samples.
+
+    Args:
+        versions: of the weights that stay loaded.
+    """
+    needs = Needs(rank=parts["model"].lora.rank, versions=versions, room=parts["sampling"].room)
+    return ServedConfig.of(config.get("llm", ConfigDict()).to_dict(), needs)
+
+
+def check_named(questions: Any) -> None:
+    """Refuses a section `questions` whose `train` or `dev` is empty."""
+    for name in ("train", "dev"):
+        if not getattr(questions, name):
+            raise InputError(
+                f"config.questions.{name} is empty; use {BRIDGE!r}, or name parts of data as "
+                "path,config,split."
+            )
+
+
+def check_stage(name: str, stage: Any) -> None:
+    """Refuses a stage without steps, rows or learning."""
+    check_least(name, stage, steps=1, batch_size=1)
+    if not stage.learning_rate > 0:
+        raise InputError(
+            f"config.{name}.learning_rate is {stage.learning_rate}; it must be above 0."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StageSFTConfig(SFTConfig):
+    """Section `sft`: the policy imitates.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    SECTION: ClassVar[str] = "sft"
+    steps: int = 100  # optimizer steps of the stage
+    batch_size: int = 16  # rows of a step
+    learning_rate: float = 1e-3  # peak; its warm-up and decay are over the stage
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_stage(self.SECTION, self)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptConfig(StageSFTConfig):
+    """Section `script`: the policy imitates scripted demonstrations before it tries anything.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    SECTION: ClassVar[str] = "script"
+    # Imitate prompts and what is read, too: a model that knows nothing learns to copy from them
+    observed: bool = False
