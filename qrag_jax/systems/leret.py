@@ -393,8 +393,10 @@ class Leret:
         return asked | {"failed_tries": float(self.counts.failed)}
 
     def _names(self, numbers: Sequence[int]) -> list[str]:
-        every = [state for state, _ in self.inputs.demonstrated] or self.inputs.train
-        return [every[number].id for number in numbers]
+        script, before = self.inputs.script, max((self._step or 1) - 1, 0)
+        if script is not None and self.config.stage_at(before).kind == SCRIPT:
+            return [script.demonstrated[number][0].id for number in numbers]
+        return [self.inputs.train[number].id for number in numbers]
 
     @property
     def _advice(self) -> str:

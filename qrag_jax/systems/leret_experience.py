@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from qrag_jax.environments.query_writing.styles import Start, StyledPlay, draw_styles
+from qrag_jax.environments.query_writing.styles import StyledPlay
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.later_credit import credited
 from qrag_jax.feedback.pairs_report import check_found, check_pairs, report_of
@@ -40,7 +40,6 @@ from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.leret_config import PREFERENCE, SCRIPT, SFT, StagePlan
-from qrag_jax.systems.leret_inputs import search_by
 from qrag_jax.systems.leret_lessons import (
     PAIR,
     BestLesson,
@@ -141,17 +140,13 @@ class LessonExperience:
         system = self._system
         config, inputs = system.config, system.inputs
         size = config.script.batch_size
-        numbers, epochs = QuestionOrder(len(inputs.demonstrated), size, config.seed).at(number)
-        starts = [
-            Start(
-                *inputs.demonstrated[each],
-                draw_styles(config.styles, config.seed, number * size + n, config.writing.hops),
-            )
-            for n, each in enumerate(map(int, numbers))
-        ]
+        assert inputs.script is not None  # the config has this stage
+        many = len(inputs.script.demonstrated)
+        numbers, epochs = QuestionOrder(many, size, config.seed).at(number)
+        starts = inputs.script.starts(config, [*map(int, numbers)], number * size)
         segments: list[Segment] = []
         for hops in self._styled.play(starts):
-            for episode in styled_episodes(hops, inputs.agent.prompt, inputs.speech):
+            for episode in styled_episodes(hops, inputs.script.prompt, inputs.speech):
                 shown = all_sampled(episode) if config.script.observed else episode
                 segments += shown.segments
         self.samples = np.stack([numbers, epochs], axis=1)
@@ -160,9 +155,9 @@ class LessonExperience:
 
     @cached_property
     def _styled(self) -> StyledPlay:
-        config, inputs = self._system.config, self._system.inputs
-        search = search_by(inputs.library, config.writing.k, inputs.train[0])
-        return StyledPlay(search, config.writing.order, config.styles.most_words)
+        script = self._system.inputs.script
+        assert script is not None
+        return script.play(self._system.config)
 
     def _imitated(self, stage: StagePlan, lessons: Lessons, number: int) -> Any:
         room = self._system.config.sampling.room

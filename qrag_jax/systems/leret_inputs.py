@@ -16,16 +16,11 @@ from qrag_jax.data.query_questions import of_bridge, read_query_questions, unsee
 from qrag_jax.data.tokens import default_cache
 from qrag_jax.environments.query_writing.agent import QueryAgent
 from qrag_jax.environments.query_writing.prompt import QueryPrompt
-from qrag_jax.environments.query_writing.state import Pool, QueryState
+from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.environments.query_writing.styles import (
-    Start,
-    StyledPlay,
-    draw_styles,
     style_variants,
 )
-from qrag_jax.environments.tools.episode import Look
 from qrag_jax.errors import InputError
-from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.scaffolds import scaffold_of
@@ -36,11 +31,11 @@ from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.leret_config import SCRIPT, STYLED, LeretConfig
+from qrag_jax.systems.leret_script import Script, load_script
 from qrag_jax.systems.query_search import open_query_search
 from qrag_jax.systems.token_config import BRIDGE
 
 CORPUS = "search"  # of pooled passages, in the run's folder
-_READ_FOR_TOKENIZER = 300  # demonstrations on which a tiny model's tokenizer is trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +48,7 @@ class Inputs:
         library: what is searched.
         speech: between text and ids.
         train, dev: the questions, as states of the first hop.
-        demonstrated: questions of the corpus, and what a script knows of them: the training ones
-            first; () if there is no script. They are more than those that are tried, because a
-            model that sees few names often learns them by heart, and not to copy.
+        script: what is demonstrated; None: nothing is.
         data: content keys.
     """
 
@@ -65,7 +58,7 @@ class Inputs:
     speech: Speech
     train: Sequence[QueryState]
     dev: Sequence[QueryState]
-    demonstrated: Sequence[tuple[QueryState, BridgeQuestion]]
+    script: Script | None
     data: dict[str, str]
 
 
@@ -102,16 +95,16 @@ def load_inputs(
         pages = None if config.search.index else _pages(config, train, dev)
     library = open_query_search(config.search, pages, pool or workdir / CORPUS)
     states = _states(config, train, library) if trains else []
-    demonstrated = _demonstrated(config, made, library) if is_made and trains else []
+    script = load_script(config, made, library, workdir) if is_made and trains else None
     agent = QueryAgent(_prompt(config), config.writing.k, config.writing.stop)
 
     def texts() -> Iterator[str]:
-        if not is_made:
+        if script is None:
             raise InputError(
                 "config.model.path is empty: a tiny model is made for the questions 'bridge' only; "
                 "name a chat model's folder or hub name."
             )
-        return _demonstrated_texts(config, agent, library, demonstrated)
+        return script.texts(config)
 
     model = prepare_language_model(
         config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
@@ -128,7 +121,7 @@ def load_inputs(
         speech=speech,
         train=states,
         dev=[dev_states[number] for number in shown],
-        demonstrated=demonstrated if SCRIPT in config.stages else (),
+        script=script if SCRIPT in config.stages else None,
         data={
             "questions": fingerprint(states),
             "model": model_digest(model.folder, default_cache(), log),
@@ -136,15 +129,6 @@ def load_inputs(
             "corpus": library.corpus.digest,
         },
     )
-
-
-def search_by(library: CorpusLibrary, k: int, state: QueryState):
-    """Queries → what each finds, for scripts; `state` is any question's."""
-
-    def search(queries: Sequence[str]) -> list[Pool | Failure]:
-        return library.look([(state, Look(query, k)) for query in queries])
-
-    return search
 
 
 def _dev(config: LeretConfig) -> list[QueryQuestion]:
@@ -190,37 +174,10 @@ def _states(
     return list(found.states)
 
 
-def _demonstrated(
-    config: LeretConfig, made: Sequence[BridgeQuestion], library: CorpusLibrary
-) -> list[tuple[QueryState, BridgeQuestion]]:
-    by_id = {each.id: each for each in made}
-    states = _states(config, [*map(of_bridge, made)], library)
-    return [(state, by_id[state.id]) for state in states]
-
-
 def _prompt(config: LeretConfig) -> QueryPrompt:
     tries = config.tries
     variants = style_variants() if tries.ways == STYLED else ()
     return QueryPrompt(prompts.load(config.writing.prompt), variants, config.writing.passage_words)
-
-
-def _demonstrated_texts(
-    config: LeretConfig,
-    agent: QueryAgent,
-    library: CorpusLibrary,
-    demonstrated: Sequence[tuple[QueryState, BridgeQuestion]],
-) -> Iterator[str]:
-    """The texts of demonstrations, prompts included."""
-    starts = [
-        Start(state, question, draw_styles(config.styles, config.seed, n, config.writing.hops))
-        for n, (state, question) in enumerate(demonstrated[:_READ_FOR_TOKENIZER])
-    ]
-    search = search_by(library, config.writing.k, starts[0].state)
-    play = StyledPlay(search, config.writing.order, config.styles.most_words)
-    for hops in play.play(starts):
-        for hop in hops:
-            yield from (text for _, text in agent.prompt.messages(hop.state))
-            yield hop.query
 
 
 def _speech(config: LeretConfig, model: FirstLanguageModel) -> Speech:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,9 @@ from qrag_jax.environments.tools.episode import Look, Said, Speak
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.scripted_tokens import Talk, encoded
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
+from qrag_jax.runtime.run import Run
+from qrag_jax.systems import leret
+from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import default_config
 
 SCRIPT_STEPS, SFT_STEPS, PAIR_STEPS = 12, 2, 2
@@ -41,6 +46,13 @@ def small(**fields: Any) -> ConfigDict:
         {name.replace("__", "."): value for name, value in fields.items()}
     )
     return config
+
+
+@contextlib.contextmanager
+def opened(config: ConfigDict, workdir: Path) -> Iterator[Leret]:
+    """The system of a run in `workdir`."""
+    with Run.open(workdir, 0.0) as run, leret.open_system(config, run) as system:
+        yield system
 
 
 def said(
