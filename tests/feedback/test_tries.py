@@ -63,7 +63,7 @@ def test_names_of_a_try() -> None:
         ({"log_probs": (-1.0,)}, "2 tokens and 1 log-probabilities"),
         ({"outcome": "done"}, "does not end by 'done'"),
         ({"finish": "eos"}, "ends by stop or length, not 'eos'"),
-        ({"outcome": "too_long"}, "ended by 'too_long' has no reward"),
+        ({"outcome": "query_too_long"}, "ended by 'query_too_long' has no reward"),
         ({"outcome": "connection"}, "ended by 'connection' has no reward"),
         ({"reward": float("nan")}, "the reward of a try is nan"),
     ],

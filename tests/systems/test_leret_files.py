@@ -36,7 +36,7 @@ def corpus(tmp_path: Path) -> StoredCorpus:
 
 def hop(query: str, pool: tuple[str, ...], *found: tuple[str, float], recall: float = 0.5) -> Hop:
     scores = {"recall": recall, "ap": recall / 2, "all_gold": 0.0}
-    return Hop(query, "searched" if query else "empty", pool, scores, found=found)
+    return Hop(query, "searched" if query else "no_query", pool, scores, found=found)
 
 
 def test_a_record_has_each_hop_and_the_pool(corpus: StoredCorpus, tmp_path: Path) -> None:

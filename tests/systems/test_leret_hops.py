@@ -99,7 +99,7 @@ def test_nothing_is_found_without_a_query_and_the_next_hop_asks_again(speech: Sp
     play, asked = model(speech, ["", "fails", "broken"], ["ada berg", "oslo", "oslo"])
     first, second = PLAYER.by_model([STATE] * 3, play, stream=1)
     assert pools(first) == [[], [], []]
-    assert [row.made.outcome for row in first if row.made] == ["empty", "timeout", "timeout"]
+    assert [row.made.outcome for row in first if row.made] == ["no_query", "timeout", "timeout"]
     assert [row.scores["recall"] for row in first] == [0, 0, 0]
     assert pools(second) == [["a", "c"], ["b", "a"], ["b", "a"]]
     assert [start.task.hop for start in asked[1]] == [2, 2, 2]  # type: ignore[attr-defined]

@@ -16,7 +16,12 @@ from qrag_jax.environments.tools.episode import Closed, Document, ToolTask
 BY_PASSAGE, BY_TITLE = KEYS = ("passage", "title")
 BY_HOP, BY_SCORE = ORDERS = ("hop", "score")
 # What a try came to. Only a query that was searched for, or a wish to stop, is scored.
-SEARCHED, STOPPED, EMPTY, TOO_LONG = OUTCOMES = ("searched", "stopped", "empty", "too_long")
+SEARCHED, STOPPED, EMPTY, TOO_LONG = OUTCOMES = (
+    "searched",
+    "stopped",
+    "no_query",  # an LLM call may fail as "empty" and "too_long"; these are no failures of a call
+    "query_too_long",
+)
 
 Pool = tuple[Document, ...]
 
