@@ -16,12 +16,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks.equal_updates import Learned, equality_cases
 from benchmarks.measure import interleave, ratio
 from benchmarks.report import Case
 from benchmarks.tokens import (
     BLOCK,
-    EQUAL_GRADIENT,
-    EQUAL_LOSS,
     RATE,
     ROUNDS,
     Size,
@@ -125,30 +124,12 @@ def pair_cases(size: PairSize) -> Iterator[Case]:
 
         passes = BlockPasses(policy, PairLoss(CONFIG))
         gradient, sums = jax.jit(passes.gradient)(params, None, *episodes)
-        loss = float(sums.loss / sums.weight)
         of_ours = tensors_from_params(
             table, jax.tree.map(lambda leaf: np.asarray(leaf / sums.weight), gradient)
         )
-        expected, of_theirs = theirs.gradient(inputs, CONFIG)
-        apart = abs(loss - expected) / max(1.0, abs(expected))
-        yield Case(
-            f"{title}: difference of the losses, beside theirs where that is above 1",
-            apart,
-            "share",
-            target=f"<= {EQUAL_LOSS:g}",
-            holds=apart <= EQUAL_LOSS,
-            details={"ours": loss, "TRL": expected},
-        )
-        largest = max(float(np.abs(each).max()) for each in of_theirs.values())
-        apart = max(float(np.abs(of_ours[n] - g).max()) for n, g in of_theirs.items()) / largest
-        yield Case(
-            f"{title}: largest difference of the gradients, beside the largest",
-            apart,
-            "share",
-            target=f"<= {EQUAL_GRADIENT:g}",
-            holds=apart <= EQUAL_GRADIENT,
-        )
-        del gradient, of_ours, of_theirs
+        learned = Learned(float(sums.loss / sums.weight), of_ours)
+        yield from equality_cases(title, learned, Learned(*theirs.gradient(inputs, CONFIG)), "TRL")
+        del gradient, of_ours, learned
 
         update: Any = make_preference_update(policy)
         state = first_state(policy.shardings, parts, params, 0)

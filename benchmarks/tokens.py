@@ -22,6 +22,7 @@ import numpy as np
 import optax
 
 from benchmarks import token_serving
+from benchmarks.equal_updates import Learned, equality_cases
 from benchmarks.kept_runs import Kept
 from benchmarks.measure import interleave, peak_growth, ratio
 from benchmarks.report import Case
@@ -41,7 +42,6 @@ from qrag_jax.runtime.mesh import make_mesh
 
 TEMPERATURE, RATE, BLOCK, ROUNDS = 0.9, 1e-5, 2048, 5
 UPDATE, SAMPLER, OVERLAP, HANDOVER = "update", "sampler", "overlap", "handover"
-EQUAL_LOSS, EQUAL_GRADIENT = 1e-5, 1e-4
 LARGE, FEW_ROUNDS = 50_000, 2  # a vocabulary so large takes long
 
 
@@ -164,29 +164,12 @@ def update_cases(size: Size) -> Iterator[Case]:
         title = f"GRPO update, decoder of {size.layers} × 192, vocabulary {size.vocab:,}"
 
         gradient, sums = jax.jit(TokenPasses(policy).gradient)(params, None, episodes.blocks, given)
-        expected, of_theirs = theirs.gradient(inputs)
         of_ours = tensors_from_params(
             table_of("qwen3"), jax.tree.map(lambda leaf: np.asarray(leaf / divisor), gradient)
         )
-        largest = max(float(np.abs(each).max()) for each in of_theirs.values())
-        apart = max(float(np.abs(of_ours[n] - g).max()) for n, g in of_theirs.items()) / largest
-        loss = float(sums.loss / divisor)
-        yield Case(
-            f"{title}: difference of the losses",
-            abs(loss - expected),
-            "nats",
-            target=f"<= {EQUAL_LOSS:g}",
-            holds=abs(loss - expected) <= EQUAL_LOSS,
-            details={"ours": loss, "TRL": expected},
-        )
-        yield Case(
-            f"{title}: largest difference of the gradients, beside the largest",
-            apart,
-            "share",
-            target=f"<= {EQUAL_GRADIENT:g}",
-            holds=apart <= EQUAL_GRADIENT,
-        )
-        del gradient, of_ours, of_theirs
+        learned = Learned(float(sums.loss / divisor), of_ours)
+        yield from equality_cases(title, learned, Learned(*theirs.gradient(inputs)), "TRL")
+        del gradient, of_ours, learned
 
         update: Any = make_token_update(policy)
         state = first_state(policy.shardings, parts, params, 0)

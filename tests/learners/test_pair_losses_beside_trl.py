@@ -17,7 +17,8 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.tokens import EQUAL_GRADIENT, EQUAL_LOSS, Size, decoder, policy_of
+from benchmarks.equal_updates import EQUAL_GRADIENT, EQUAL_LOSS
+from benchmarks.tokens import Size, decoder, policy_of
 from qrag_jax.learners.pair_losses import PairLoss, PairSums
 from qrag_jax.learners.preference_config import PreferenceConfig
 from qrag_jax.learners.preference_update import pair_episodes, row_log_probs

@@ -34,7 +34,8 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.tokens import EQUAL_GRADIENT, EQUAL_LOSS, TEMPERATURE, decoder, policy_of
+from benchmarks.equal_updates import EQUAL_GRADIENT, EQUAL_LOSS
+from benchmarks.tokens import TEMPERATURE, decoder, policy_of
 from qrag_jax.algorithms.policy_gradient import AGGREGATIONS
 from qrag_jax.learners.token_config import RATIOS, SEQUENCE, TokenGRPOConfig
 from qrag_jax.learners.token_losses import PerToken, Sums
