@@ -47,8 +47,6 @@ def get_config(arg: str = "quick") -> ConfigDict:
 
 def _made_here(config: ConfigDict) -> None:
     """Minutes on two cores: the tiny model, whole weights."""
-    # Each demonstration is of another question: of names that come again a model learns no copying.
-    config.questions.bridge_script = 12000
     config.search.update(k1=0.9, b=0.4, stemmer="", stop_words="", gold_by="passage")
     config.writing.update(prompt="bare_query", query_tokens=80)
     config.styles.most_words = 16
@@ -56,7 +54,7 @@ def _made_here(config: ConfigDict) -> None:
     config.sampling.update(temperature=1.0, room=512, chunk=64)
     config.script.update(steps=1500, batch_size=8, learning_rate=2e-3, observed=True)
     config.sft.update(steps=40, batch_size=16, learning_rate=3e-4)
-    config.preference.update(steps=200, batch_size=16, learning_rate=5e-5)
+    config.preference.update(steps=160, batch_size=16, learning_rate=5e-5)
     config.optimizer.update(beta2=0.98, matrices="muon")
     config.train.update(eval_every=10**6, checkpoint_every=100, log_every=20)
 
@@ -64,7 +62,7 @@ def _made_here(config: ConfigDict) -> None:
 def _tiny(config: ConfigDict) -> None:
     """A minute, to see that all of it runs; it learns hardly anything."""
     config.model.tiny.update(layers=2, hidden=64, heads=2, key_heads=1, intermediate=128, vocab=600)
-    config.questions.update(bridge_train=24, bridge_dev=8, bridge_corpus=24, bridge_script=40)
+    config.questions.update(bridge_train=24, bridge_dev=8, bridge_corpus=24)
     config.writing.update(passage_words=10, query_tokens=48)
     config.styles.most_words = 8
     config.sampling.room = 256

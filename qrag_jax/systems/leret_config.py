@@ -57,11 +57,9 @@ class QuestionsConfig:
     bridge_dev: int = 300  # number of questions to evaluate on that are made
     bridge_seed: int = 0  # of these
     bridge_corpus: int = 2000  # the passages of so many training questions are searched
-    # Further questions that the script demonstrates, over passages of their own; 0: the corpus's
-    bridge_script: int = 0
 
     def __post_init__(self) -> None:
-        made = {"bridge_train": 1, "bridge_dev": 1, "bridge_seed": 0, "bridge_script": 0}
+        made = {"bridge_train": 1, "bridge_dev": 1, "bridge_seed": 0}
         check_least("questions", self, **made, bridge_corpus=self.bridge_train, most=0)
         check_named(self)
 
@@ -203,7 +201,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     ),
 }
 # Fields that were added later, each with the value that holds for runs saved without it.
-LATER_FIELDS: dict[str, Any] = {"questions.bridge_script": 0}
+LATER_FIELDS: dict[str, Any] = {}
 LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS, LATER_FIELDS)
 load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.

@@ -31,7 +31,7 @@ from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.leret_config import SCRIPT, STYLED, LeretConfig
-from qrag_jax.systems.leret_script import Script, load_script
+from qrag_jax.systems.leret_script import Script, script_of
 from qrag_jax.systems.query_search import open_query_search
 from qrag_jax.systems.token_config import BRIDGE
 
@@ -95,7 +95,7 @@ def load_inputs(
         pages = None if config.search.index else _pages(config, train, dev)
     library = open_query_search(config.search, pages, pool or workdir / CORPUS)
     states = _states(config, train, library) if trains else []
-    script = load_script(config, made, library, workdir) if is_made and trains else None
+    script = script_of(config, made, library) if is_made and trains else None
     agent = QueryAgent(_prompt(config), config.writing.k, config.writing.stop)
 
     def texts() -> Iterator[str]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from qrag_jax.data.generators.bridge_world import BridgeQuestion, bridge_question
+from qrag_jax.data.generators.bridge_world import BridgeQuestion
 from qrag_jax.data.query_questions import of_bridge
 from qrag_jax.environments.query_writing.prompt import QueryPrompt
 from qrag_jax.environments.query_writing.state import Pool, QueryState
@@ -22,9 +21,7 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.query_states import states_on
 from qrag_jax.systems.leret_config import LeretConfig
-from qrag_jax.systems.query_search import open_query_search
 
-CORPUS = "script"  # of further questions' passages, in the run's folder
 _READ_FOR_TOKENIZER = 300  # demonstrations on which a tiny model's tokenizer is trained
 
 
@@ -34,8 +31,9 @@ class Script:
 
     Attributes:
         library: what their queries search.
-        demonstrated: the questions, and what the script knows of them. They are more than those
-            that are tried: a model that sees few names often learns them by heart, and not to copy.
+        demonstrated: the questions, and what the script knows of them: all of the corpus, so more
+            than those that are tried, because a model that sees few names often learns them by
+            heart, and not to copy. (To see none twice was worse: names were copied later.)
         prompt: the bare one and those with the marks of the styles, whatever tries are asked by.
     """
 
@@ -65,24 +63,10 @@ class Script:
                 yield hop.query
 
 
-def load_script(
-    config: LeretConfig, made: Sequence[BridgeQuestion], library: CorpusLibrary, workdir: Path
+def script_of(
+    config: LeretConfig, made: Sequence[BridgeQuestion], library: CorpusLibrary
 ) -> Script:
-    """The questions that are demonstrated: those of the corpus, or further ones.
-
-    Args:
-        made: the training questions whose passages `library` has.
-        workdir: the run's, where passages of further questions are kept.
-
-    Raises:
-        InputError: the folder has passages of other questions.
-    """
-    asked = config.questions
-    if asked.bridge_script:
-        numbers = range(asked.bridge_corpus, asked.bridge_corpus + asked.bridge_script)
-        made = [bridge_question(asked.bridge_seed, "train", number) for number in numbers]
-        pages = (page for each in made for page in of_bridge(each).passages)
-        library = open_query_search(config.search, pages, workdir / CORPUS)
+    """Demonstrations of these questions, whose passages `library` has."""
     by_id = {each.id: each for each in made}
     states = states_on([*map(of_bridge, made)], library.corpus, config.search.gold_by).states
     words = config.writing.passage_words

@@ -11,46 +11,35 @@ import pytest
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.leret_experience import LessonExperience
 from qrag_jax.systems.leret_script import Script
-from tests.systems.query_play import opened, small
-
-OTHER = 5
+from tests.systems.query_play import SCRIPT_STEPS, opened, small
 
 
-def script_of(system) -> Script:
+def demonstrations(system) -> Script:
     script = system.inputs.script
     assert script is not None
     return script
 
 
-def test_demonstrations_are_of_the_corpus_if_not_told_else(tmp_path: Path) -> None:
+def test_demonstrations_are_of_the_corpus(tmp_path: Path) -> None:
     with opened(small(), tmp_path / "run") as system:
-        script = script_of(system)
+        script = demonstrations(system)
         assert script.library is system.inputs.library
         demonstrated = [state.id for state, _ in script.demonstrated]
         assert demonstrated == [state.id for state in system.inputs.train]
 
 
-def test_demonstrations_of_further_questions(tmp_path: Path) -> None:
-    with opened(small(questions__bridge_script=OTHER), tmp_path / "run") as system:
-        script, tried = script_of(system), {state.id for state in system.inputs.train}
-        assert len(script.demonstrated) == OTHER
-        assert not {state.id for state, _ in script.demonstrated} & tried
-        assert not {state.id for state, _ in script.demonstrated} & {
-            state.id for state in system.inputs.dev
-        }
-        # Their passages are a corpus of their own: what is tried does not find them.
-        gold = [page for state, _ in script.demonstrated for page in state.pages]
-        assert (script.library.corpus.numbers(gold) >= 0).all()
-        assert (system.inputs.library.corpus.numbers(gold) < 0).all()
-        # Each batch has the demonstrations of its numbers, and is the same again.
-        experience = LessonExperience(system, 0)
-        state = system.first_state()
+def test_a_batch_has_the_demonstrations_of_its_numbers(tmp_path: Path) -> None:
+    with opened(small(questions__bridge_corpus=8), tmp_path / "run") as system:
+        script, tried = demonstrations(system), {state.id for state in system.inputs.train}
+        assert len(script.demonstrated) == 8 > len(tried)
+        experience, state = LessonExperience(system, 0), system.first_state()
         first = experience.next(state, 0, StopSignal())
         numbers = experience.samples[:, 0]
-        assert set(numbers) <= set(range(OTHER))
         again = LessonExperience(system, 0).next(state, 0, StopSignal())
         np.testing.assert_array_equal(first.blocks.tokens, again.blocks.tokens)
         assert system._names(numbers) == [script.demonstrated[n][0].id for n in numbers]
+        system._step = SCRIPT_STEPS + 1  # the stage is over: numbers are of what is tried
+        assert system._names([0]) == [system.inputs.train[0].id]
         texts = [*script.texts(system.config)]
         asked = {question.question for _, question in script.demonstrated}
         assert all(any(each in text for text in texts) for each in asked)
@@ -77,7 +66,7 @@ def test_a_run_without_the_stage_demonstrates_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", [0, 7])
 def test_draws_depend_on_the_number_of_a_demonstration(tmp_path: Path, first: int) -> None:
     with opened(small(styles__marked=0.5), tmp_path / "run") as system:
-        script = script_of(system)
+        script = demonstrations(system)
         every = script.starts(system.config, [0, 1, 2] * 4, 0)
         some = script.starts(system.config, ([0, 1, 2] * 4)[first : first + 3], first)
         assert some == every[first : first + 3]
