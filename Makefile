@@ -15,7 +15,7 @@ EVAL_ARGS ?=
 # runs/NAME or runs/NAME-VARIANT of CONFIG=configs/NAME.py:VARIANT, as train.py has it.
 WORKDIR ?= runs/$(subst :,-,$(subst .py,,$(notdir $(CONFIG))))
 
-.PHONY: install train llm test test-slow test-sidecar gpu tpu sidecar sidecar-cpu lint clean
+.PHONY: install train llm test test-long test-slow test-sidecar gpu tpu sidecar sidecar-cpu lint clean
 
 install: $(VENV)/.installed
 
@@ -48,10 +48,12 @@ $(VENV)/.installed-llm: pyproject.toml requirements.txt | $(VENV)/.installed
 # Should a worker crash, the other ends the tests: after a new one, xdist would wait for ever.
 QUICK_TO_COMPILE := --xla_cpu_use_fusion_emitters=false
 
-test: $(VENV)/.installed-test
+test: WHICH := not long and not slow and not sidecar
+test-long: WHICH := long and not slow and not sidecar
+test test-long: $(VENV)/.installed-test
 	export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS='$(QUICK_TO_COMPILE)'; \
 	$(PY) -c 'import jax; jax.devices("cpu")' 2> /dev/null || unset XLA_FLAGS; \
-	$(PY) -m pytest -n 2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
+	$(PY) -m pytest -n 2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 -m '$(WHICH)'
 
 test-slow: $(VENV)/.installed-test
 	$(PY) -m pytest -m slow

@@ -18,6 +18,8 @@ from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.towers_export import scaled_norm
 from tests.entry_points import Commands, losses, refusal, saved_state
 
+pytestmark = pytest.mark.long
+
 TINY = (
     "--config=configs/hotpotqa.py:tiny",
     "--config.train.steps=3",

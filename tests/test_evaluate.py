@@ -16,6 +16,8 @@ from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.runtime import locks
 from tests.entry_points import SHARED, STEPS, Commands, refusal
 
+pytestmark = pytest.mark.long
+
 SAMPLES = 16  # what the shared run's data hold for evaluation
 FIELDS = [
     *("id", "question", "answer", "sf_idx", "pred_idx", "q_values", "sf_texts", "pred_texts"),

@@ -17,6 +17,8 @@ from qrag_jax.runtime.locks import log_locks
 from tests.data.generators.test_noise import shelf
 from tests.entry_points import Commands, refusal
 
+pytestmark = pytest.mark.long
+
 CHUNKS, SAMPLES = 20, 16  # what the tiny run is trained and scored on
 LENGTHS = {12: 16, CHUNKS: 16, 300: 3}
 

@@ -27,6 +27,8 @@ from qrag_jax.systems.q_rag_config import QRagConfig
 from tests.entry_points import SAMPLES, Commands, log_rows, refusal
 from tests.systems.parts import chunks_of, opened
 
+pytestmark = pytest.mark.long
+
 sentence_transformers = pytest.importorskip("sentence_transformers")
 huggingface_hub = pytest.importorskip("huggingface_hub")
 

@@ -27,6 +27,8 @@ from tests import hub_server
 from tests.entry_points import FLOAT32, SAMPLES, Commands, log_rows, refusal
 from tests.systems.parts import chunks_of, opened
 
+pytestmark = pytest.mark.long
+
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
 TOLERANCE = 1e-5

@@ -17,6 +17,8 @@ from tests.retrieval.qdrant_stand_in import Asked, StandIn, running
 from tests.serving.served import serving
 from tests.systems.corpora import write_corpus_file, write_tower
 
+pytestmark = pytest.mark.long
+
 COUNT, BATCH = 60, 5
 SMALL = f"--qdrant_settings=batch={BATCH},workers=2,pause=0,attempts=2"
 

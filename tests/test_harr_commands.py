@@ -21,6 +21,8 @@ from tests.entry_points import Commands, losses, metric_lines, refusal, saved_st
 from tests.llm.model_server import Call, ModelServer, Reply
 from tests.systems.knowing_model import KnowingModel
 
+pytestmark = pytest.mark.long
+
 TINY = (
     "--config=configs/harr_grpo.py:tiny",
     "--config.train.log_every=1",

@@ -18,6 +18,8 @@ from tests.entry_points import ROOT, Commands, refusal
 from tests.systems.corpora import tree, write_corpus_file, write_tower
 from tests.test_index import finished_parts
 
+pytestmark = pytest.mark.long
+
 COUNT, PART = 203, 8  # 26 parts, the last one of 3 passages
 LIMIT = 200  # seconds
 

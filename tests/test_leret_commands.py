@@ -14,6 +14,8 @@ import pytest
 
 from tests.entry_points import Commands, losses, metric_lines, refusal, saved_state
 
+pytestmark = pytest.mark.long
+
 SCRIPT, SFT, PAIRS = 12, 2, 2
 STEPS = SCRIPT + 2 * (SFT + PAIRS)
 TINY = (

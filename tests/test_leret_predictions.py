@@ -17,6 +17,8 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from tests.entry_points import Commands, refusal
 from tests.llm.model_server import Call, ModelServer, Reply
 
+pytestmark = pytest.mark.long
+
 TINY = (
     "--config=configs/leret.py:tiny",
     "--config.model.tiny.layers=1",

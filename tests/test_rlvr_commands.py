@@ -10,6 +10,8 @@ import pytest
 
 from tests.entry_points import Commands, losses, metric_lines, saved_state
 
+pytestmark = pytest.mark.long
+
 TINY = (
     "--config=configs/rlvr.py:tiny",
     "--config.model.tiny.layers=1",

@@ -18,6 +18,8 @@ from qrag_jax.systems.rlvr_config import load_config
 from qrag_jax.systems.rlvr_scoring import PlayOptions, score_language_model
 from tests.entry_points import Commands, refusal
 
+pytestmark = pytest.mark.long
+
 TINY = (
     "--config=configs/rlvr.py:tiny",
     "--config.model.tiny.layers=1",

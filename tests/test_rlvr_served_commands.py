@@ -8,11 +8,14 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from qrag_jax.rollouts.token_sampler import SamplingConfig
 from tests.entry_points import Commands, losses, metric_lines, saved_state
 from tests.rollouts.calling_model import write_calling_model
 from tests.rollouts.policy_server import PolicyServer
+
+pytestmark = pytest.mark.long
 
 STEPS, KILLS = 5, 2
 TRAINING = (

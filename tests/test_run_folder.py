@@ -22,6 +22,8 @@ from tests.entry_points import CHECKPOINT_EVERY, SHARED, STEPS, Commands, refusa
 from tests.runtime.test_checkpoints import flip_a_bit
 from tests.test_train_faults import assert_same_run
 
+pytestmark = pytest.mark.long
+
 BEFORE_LAST = STEPS - CHECKPOINT_EVERY
 
 

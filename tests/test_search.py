@@ -18,6 +18,8 @@ from tests.serving.served import started
 from tests.systems.corpora import write_corpus_file, write_tower
 from tests.systems.parts import chunks_of
 
+pytestmark = pytest.mark.long
+
 COUNT = 40
 
 

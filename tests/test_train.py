@@ -30,6 +30,8 @@ from tests.entry_points import (
 )
 from tests.systems.parts import samples_of
 
+pytestmark = pytest.mark.long
+
 PER_STEP = {
     *("loss", "mean_q", "mean_target", "td_error", "entropy", "return", "fact_em", "grad_norm"),
     *("learning_rate", "alpha", "padding_share", "env_steps"),

@@ -25,6 +25,8 @@ from tests.entry_points import (
     saved_state,
 )
 
+pytestmark = pytest.mark.long
+
 POLL = 0.002  # seconds; a step takes some 30 ms
 
 

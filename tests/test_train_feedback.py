@@ -22,6 +22,8 @@ from tests.entry_points import Commands, losses, metric_lines, saved_state
 from tests.llm.model_server import Call, ModelServer, Reply
 from tests.systems.parts import samples_of
 
+pytestmark = pytest.mark.long
+
 STEPS = 8
 FIELDS = (
     "--config=configs/hotpotqa.py:tiny",

@@ -17,6 +17,8 @@ from qrag_jax.metrics.retrieval_log import Row
 from tests.entry_points import Commands, refusal
 from tests.retrieval_logs import STEPS, played_rows, write_log
 
+pytestmark = pytest.mark.long
+
 RULES = ["no_stopping", *(f"budget_{n}" for n in range(1, STEPS + 1)), "threshold", "early_stop"]
 
 

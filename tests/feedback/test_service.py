@@ -35,6 +35,8 @@ from tests.entry_points import Commands, refusal
 from tests.llm.model_server import ModelServer
 from tests.llm.stand_in import StandIn, model_folder, running, stand_in, wait_until
 
+pytestmark = pytest.mark.long
+
 __all__ = ["model_folder", "stand_in"]
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 

@@ -26,6 +26,8 @@ from tests.rollouts.play_setup import (
     target,
 )
 
+pytestmark = pytest.mark.long
+
 DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), ALPHA)
 BATCH = episodes(0)
 

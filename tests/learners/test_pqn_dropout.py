@@ -22,6 +22,8 @@ from tests.rollouts.play_setup import (
     jitted_rollout,
 )
 
+pytestmark = pytest.mark.long
+
 RATE = 0.4
 KEY = jax.random.key(3)
 KEYS = jax.random.split(jax.random.key(7), EPISODES)

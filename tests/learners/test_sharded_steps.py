@@ -30,6 +30,8 @@ from tests.learners.sharded_steps import (
     skipped_step,
 )
 
+pytestmark = pytest.mark.long
+
 FSDP8 = Case(1, 8, 1)
 
 

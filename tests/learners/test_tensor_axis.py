@@ -23,6 +23,8 @@ from tests.learners.sharded_steps import (
 )
 from tests.learners.test_sharded_steps import check_equal, check_moments, each
 
+pytestmark = pytest.mark.long
+
 every_case = each(TENSOR_CASES, SLOW_TENSOR_CASES)
 
 

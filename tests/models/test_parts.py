@@ -34,6 +34,8 @@ from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
 from tests.devices import mesh_of
 from tests.models.gradients import check_gradients
 
+pytestmark = pytest.mark.long
+
 KEY = jax.random.key(5)
 RNG = np.random.default_rng(0)
 COUNT = 24  # rows; some are absent, some equal, and all devices have rows of other lengths

@@ -19,6 +19,8 @@ from qrag_jax.models.pretrained import LoadedEncoder, with_new_adapters
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES
 from tests.models.gradients import check_gradients
 
+pytestmark = pytest.mark.long
+
 KEY = jax.random.key(5)
 RNG = np.random.default_rng(0)
 ROWS = TokenRows(

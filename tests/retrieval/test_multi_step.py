@@ -36,6 +36,8 @@ from tests.rollouts.test_beam_search import (
     ways,
 )
 
+pytestmark = pytest.mark.long
+
 
 @functools.cache
 def towers_of(seed: int) -> Towers:

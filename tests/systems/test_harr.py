@@ -20,6 +20,8 @@ from qrag_jax.systems import harr
 from qrag_jax.systems.harr import Harr
 from qrag_jax.systems.harr_config import HarrConfig, default_config, with_scratch
 
+pytestmark = pytest.mark.long
+
 MEMBERS = 4
 
 

@@ -26,6 +26,8 @@ from tests.llm.model_server import ModelServer, Reply
 from tests.systems.knowing_model import KnowingModel
 from tests.systems.test_harr import MEMBERS, NewRun, small
 
+pytestmark = pytest.mark.long
+
 STOP = StopSignal()
 
 

@@ -31,6 +31,8 @@ from qrag_jax.systems.leret_experience import LessonExperience
 from qrag_jax.systems.leret_tries import Iteration, TryMaker, digest_of_weights
 from tests.systems.query_play import PAIR_STEPS, SCRIPT_STEPS, SFT_STEPS, opened, small
 
+pytestmark = pytest.mark.long
+
 FIRST_SFT, FIRST_PAIRS = SCRIPT_STEPS, SCRIPT_STEPS + SFT_STEPS
 PERIOD = SFT_STEPS + PAIR_STEPS
 STOP = StopSignal()

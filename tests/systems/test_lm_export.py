@@ -15,6 +15,8 @@ from qrag_jax.systems.lm_export import export_language_model
 from qrag_jax.systems.rlvr_config import load_config
 from tests.entry_points import Commands, refusal
 
+pytestmark = pytest.mark.long
+
 SMALL = (
     "--config=configs/rlvr.py:tiny",
     "--config.model.tiny.layers=1",

@@ -13,6 +13,8 @@ from qrag_jax.runtime import step_time
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import q_rag
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("mesh", [(2, 1, 1), pytest.param((1, 2, 2), marks=pytest.mark.slow)])
 def test_every_loop_is_known(mesh: tuple[int, int, int], tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from qrag_jax.systems.mined_negatives import FOUND, by_rank, may_be_good, with_n
 from tests.entry_points import SHARED, Commands, refusal
 from tests.systems.corpora import write_tower
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("bm25s")
 
 CITIES = ("Oslo", "Rome", "Lima", "Cairo", "Quito", "Delhi", "Paris", "Accra", "Tunis", "Dakar")

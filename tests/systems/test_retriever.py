@@ -37,6 +37,8 @@ from tests.entry_points import ROOT, Commands, log_rows
 from tests.systems.parts import chunks_of
 from tests.test_export_retriever import Search
 
+pytestmark = pytest.mark.long
+
 for library in ("sentence_transformers", "faiss", "qdrant_client"):
     pytest.importorskip(library)
 

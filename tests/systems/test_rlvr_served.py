@@ -29,6 +29,8 @@ from tests.rollouts.calling_model import write_calling_model
 from tests.rollouts.policy_server import PolicyServer
 from tests.systems.test_rlvr import MEMBERS, small
 
+pytestmark = pytest.mark.long
+
 STEPS, BATCH = 4, 2
 RANK = 4
 

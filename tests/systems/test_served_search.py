@@ -26,6 +26,8 @@ from qrag_jax.systems.served_search import ServedSearch
 from tests.serving.small_index import words_index
 from tests.systems.corpora import records, write_corpus_file, write_tower
 
+pytestmark = pytest.mark.long
+
 COUNT = 40
 
 
