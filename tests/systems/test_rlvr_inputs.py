@@ -34,3 +34,10 @@ def test_every_part_of_a_task_counts() -> None:
     }
     assert len(found) == 8
     assert fingerprint(list(TASKS)) in found
+
+
+def test_it_stays_that_of_earlier_runs() -> None:
+    # Taken from the code before documents had scores: a run of then goes on now.
+    assert fingerprint(TASKS) == "f5abe477aa331619"
+    scored = tuple(each._replace(score=1.0) for each in TASKS[1].documents)
+    assert fingerprint(changed(documents=scored)) == "f5abe477aa331619"
