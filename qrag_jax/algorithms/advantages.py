@@ -149,6 +149,45 @@ def gae(
     return advantages, jnp.where(valid, advantages + values, 0.0)
 
 
+def packed_gae(
+    rewards: jax.Array,
+    values: jax.Array,
+    valid: jax.Array,
+    ends: jax.Array,
+    discounts: tuple[float, float],
+) -> tuple[jax.Array, jax.Array]:
+    """As `gae`, of episodes that lie one after the other in a row: all at once, in log2(T) steps.
+
+    Args:
+        rewards, values, valid: `[N, T]`; the value is that of the state acted in.
+        ends: `[N, T]` bool, the last valid action of each episode. Nothing crosses it.
+        discounts: γ and λ.
+
+    Returns:
+        the advantages, and the returns that values are regressed on: advantages + values; `[N, T]`.
+    """
+    gamma, lambda_ = discounts
+    rewards, values = (jnp.where(valid, each, 0.0) for each in (rewards, values))
+    goes_on = jnp.where(ends, 0.0, 1.0)
+    # What is seen from an action on: the value of the next valid one, itself included.
+    seen = _backward(jnp.where(valid, 0.0, 1.0), values)
+    after = jnp.pad(seen[:, 1:], ((0, 0), (0, 1))) * goes_on
+    errors = jnp.where(valid, rewards + gamma * after - values, 0.0)
+    factors = jnp.where(valid, gamma * lambda_ * goes_on, 1.0)
+    advantages = jnp.where(valid, _backward(factors, errors), 0.0)
+    return advantages, jnp.where(valid, advantages + values, 0.0)
+
+
+def _backward(factors: jax.Array, terms: jax.Array) -> jax.Array:
+    """x with `x[t] = factors[t] · x[t + 1] + terms[t]`, and 0 behind the end of the last axis."""
+
+    def joined(later: tuple[jax.Array, jax.Array], earlier: tuple[jax.Array, jax.Array]):
+        return earlier[0] * later[0], earlier[0] * later[1] + earlier[1]
+
+    last = factors.ndim - 1
+    return jax.lax.associative_scan(joined, (factors, terms), reverse=True, axis=last)[1]
+
+
 def whitened(advantages: jax.Array, valid: jax.Array) -> jax.Array:
     """Mean 0 and variance 1 (n − 1 degrees of freedom) over all valid actions, of any shape."""
     count = valid.sum().astype(jnp.float32)

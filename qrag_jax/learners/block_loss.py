@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from qrag_jax.models.compute.ragged import TokenCount
-from qrag_jax.policies.tokens import TokenScores
 from qrag_jax.rollouts.token_blocks import TokenBlocks
 
 
@@ -29,13 +28,11 @@ Summed = TypeVar("Summed", bound=BlockSums, covariant=True)
 class BlockLoss(Protocol[Given, Summed]):
     """The loss of one block."""
 
-    def __call__(
-        self, scores: TokenScores, block: TokenBlocks, given: Given
-    ) -> tuple[jax.Array, Summed]:
+    def __call__(self, scores: Any, block: TokenBlocks, given: Given) -> tuple[jax.Array, Summed]:
         """The summed loss, of which the gradient is taken, and the sums.
 
         Args:
-            scores: `[S]`, of the sampled tokens of the block.
+            scores: `[S]`, what is read of the sampled tokens of the block (`learners.readouts`).
             block: without the axis of blocks.
             given: what the block is learned with; a pytree of arrays.
         """

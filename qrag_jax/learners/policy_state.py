@@ -18,7 +18,7 @@ class Critic(NamedTuple):
     """What estimates the return of a state: a tower of its own and a linear map of its embedding.
 
     Attributes:
-        tower: parameters of one tower, or its adapters.
+        tower: parameters of one tower, or its adapters; {} if the map is of the policy's tower.
         weights: float32 `[D]`, zeros at first.
         bias: float32 scalar.
     """
@@ -40,6 +40,7 @@ class PolicyState(NamedTuple):
         step: optimizer steps done, skipped ones too, int32.
         env_steps: actions learned from, searches or tokens, int32.
         key: PRNG key of the run, constant.
+        kl_weight: of an adaptive KL, float32 scalar; None: there is none.
     """
 
     params: Params
@@ -50,6 +51,7 @@ class PolicyState(NamedTuple):
     step: jax.Array
     env_steps: jax.Array
     key: jax.Array
+    kl_weight: jax.Array | None = None
 
 
 class Parts(NamedTuple):
@@ -60,19 +62,24 @@ class Parts(NamedTuple):
         critic_optimizer: None: there is no critic.
         keeps_reference: whether the first parameters are kept, for a KL to them.
         width: D, of what the critic's linear map takes.
+        own_tower: whether the critic has a tower of its own, which begins as a copy.
+        kl_weight: with which an adaptive KL begins; None: there is none.
     """
 
     optimizer: optax.GradientTransformation
     critic_optimizer: optax.GradientTransformation | None
     keeps_reference: bool
     width: int
+    own_tower: bool = True
+    kl_weight: float | None = None
 
     def build(self, params: Params, key: jax.Array) -> PolicyState:
         """The first state."""
         critic = critic_opt_state = None
         if self.critic_optimizer is not None:
             weights, bias = jnp.zeros(self.width, jnp.float32), jnp.zeros((), jnp.float32)
-            critic = Critic(jax.tree.map(jnp.copy, params), weights, bias)
+            tower = jax.tree.map(jnp.copy, params) if self.own_tower else {}
+            critic = Critic(tower, weights, bias)
             critic_opt_state = self.critic_optimizer.init(critic)
         return PolicyState(
             params=params,
@@ -83,6 +90,7 @@ class Parts(NamedTuple):
             step=jnp.zeros((), jnp.int32),
             env_steps=jnp.zeros((), jnp.int32),
             key=key,
+            kl_weight=None if self.kl_weight is None else jnp.float32(self.kl_weight),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ class Sums(NamedTuple):
         )
 
 
-class _Losses(NamedTuple):
+class TokenLosses(NamedTuple):
     """Of each sampled token `[S]`.
 
     each: the losses.
@@ -95,8 +95,8 @@ class ImitationLoss:
     ) -> tuple[jax.Array, Sums]:
         """The summed loss of one block, and the sums."""
         new = scores.log_probs
-        losses = _Losses(-new, new, jax.lax.stop_gradient(new), jnp.zeros_like(new))
-        return _summed(losses, scores, block, given)
+        losses = TokenLosses(-new, new, jax.lax.stop_gradient(new), jnp.zeros_like(new))
+        return summed(losses, scores, block, given)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,19 +119,29 @@ class GrpoLoss:
         surrogate = clipped_weight if config.ratio == CISPO else clipped
         losses = surrogate(ratios, old, given.advantages, clip)
         losses = losses * sampler_weights(old, block.sampler, config.sampler_cap)
-        each = _Losses(losses + config.beta * kl, ratios, old, kl)
-        return _summed(each, scores, block, given, clip=clip, cap=config.sampler_cap)
+        each = TokenLosses(losses + config.beta * kl, ratios, old, kl)
+        return summed(each, scores, block, given, clip=clip, cap=config.sampler_cap)
 
 
-def _summed(
-    losses: _Losses,
+class Weighed(Protocol):
+    """What is read here of what each token is learned with: see `PerToken`."""
+
+    @property
+    def advantages(self) -> jax.Array: ...
+    @property
+    def weight(self) -> jax.Array: ...
+
+
+def summed(
+    losses: TokenLosses,
     scores: TokenScores,
     block: TokenBlocks,
-    given: PerToken,
+    given: Weighed,
     *,
     clip: Clip = USUAL,
     cap: float = 1.0,
 ) -> tuple[jax.Array, Sums]:
+    """The weighed loss of one block, and the sums."""
     loss, valid = weighted_sum(losses.each, given.weight), given.weight > 0
     # What is clipped is of the ratios that the loss has; a KL is of tokens.
     away = departure(losses.ratios, losses.old, given.advantages, valid, clip)

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from qrag_jax.learners.block_loss import BlockLoss, BlockSums
 from qrag_jax.learners.policy_state import PolicyState
+from qrag_jax.learners.readouts import Readout, ReadTokens
 from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.token_losses import GrpoLoss, ImitationLoss, PerToken, Sums
 from qrag_jax.models.compute.group import Group, add_to_rows, look_up
@@ -29,7 +30,7 @@ from qrag_jax.models.compute.row_sums import take_rows
 from qrag_jax.models.compute.sharing import RowLengths, shared_layout
 from qrag_jax.models.trunks.qwen3 import HEAD
 from qrag_jax.models.trunks.trunk import WORDS, Params, Trunk
-from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
+from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts.token_blocks import TokenBlocks
 from qrag_jax.runtime.mesh import AXES
 from qrag_jax.runtime.sharding import specs_of, sum_over_data
@@ -54,6 +55,8 @@ class TokenPolicy(Generic[Config]):
         schedule: optimizer step → learning rate.
         base_shardings: where the frozen base of adapters lives; None if all weights are trained.
         lora_scale: factor on the product of an adapter's two matrices.
+        critic_optimizer: of PPO's critic; None: there is no critic.
+        rests_until: the policy learns nothing before this update, in which its critic warms up.
     """
 
     mesh: Mesh
@@ -66,6 +69,8 @@ class TokenPolicy(Generic[Config]):
     schedule: optax.Schedule
     base_shardings: Params | None = None
     lora_scale: float = 1.0
+    critic_optimizer: optax.GradientTransformation | None = None
+    rests_until: int = 0
 
     def __post_init__(self) -> None:
         group = Group.of(self.mesh)
@@ -83,36 +88,84 @@ class TokenPolicy(Generic[Config]):
         return self.config.epochs == 1
 
 
+class Learned(NamedTuple):
+    """What a pass has gradients of.
+
+    Attributes:
+        params: of the model, or its adapters.
+        further: what the language model does not have, such as the linear map of a critic; it is
+            the same on every device. () if there is nothing.
+    """
+
+    params: Params
+    further: Any = ()
+
+
 _Used = tuple[Params, jax.Array, jax.Array]  # prepared parameters, words `[T, H]`, head
 
 
 class BlockPasses(Generic[Given, Summed]):
-    """Forward and backward passes over the mesh, of a loss of blocks."""
+    """Forward and backward passes over the mesh, of a loss of blocks.
 
-    def __init__(self, policy: TokenPolicy, loss: BlockLoss[Given, Summed]) -> None:
+    Args:
+        read: what the loss is of; None: the scores of the sampled tokens.
+        shardings: of the model's parameters; None: those of the policy.
+    """
+
+    def __init__(
+        self,
+        policy: TokenPolicy,
+        loss: BlockLoss[Given, Summed],
+        read: Readout[Any] | None = None,
+        shardings: Any = None,
+    ) -> None:
         self.policy, self.loss = policy, loss
-        self._params = specs_of(policy.shardings.params)
+        self.read = read or ReadTokens(policy.vocabulary)
+        self._params = specs_of(policy.shardings.params if shardings is None else shardings)
         self._base = specs_of(policy.base_shardings)
 
     def gradient(
         self, params: Params, base: Params | None, blocks: TokenBlocks, given: Given
     ) -> tuple[Params, Summed]:
         """The gradient of the summed loss, and the sums."""
+        gradient, sums = self.gradients(Learned(params), base, blocks, given)
+        return gradient.params, sums
 
-        def on_device(params: Params, base, blocks, given):
+    def gradients(
+        self, learned: Learned, base: Params | None, blocks: TokenBlocks, given: Given
+    ) -> tuple[Learned, Summed]:
+        """The gradients of the summed loss, and the sums."""
+
+        def on_device(learned: Learned, base, blocks, given):
+            params, further = learned
             whole = params if base is None else Adapted(base, params)
             pull = self._to_all if base is None else self._to_adapters
-            gradient, sums = pull(whole, blocks, given)
-            return sum_over_data(gradient, self._params), sums.over(ROW_AXES)
+            (gradient, of_further), sums = pull(whole, further, blocks, given)
+            # Devices along `tensor` compute the same rows, and may differ in the last bits.
+            of_further = jax.lax.pmean(jax.lax.psum(of_further, ROW_AXES), AXES[2])
+            gradient = sum_over_data(gradient, self._params)
+            return Learned(gradient, of_further), sums.over(ROW_AXES)
 
-        out = self._params, PartitionSpec()
-        return self._mapped(on_device, out)(params, base, blocks, given)
+        of_learned = self._of(learned)
+        return self._mapped(on_device, of_learned, (of_learned, PartitionSpec()))(
+            learned, base, blocks, given
+        )
 
     def log_probs(self, params: Params, base: Params | None, blocks: TokenBlocks) -> jax.Array:
         """Log-probabilities `[B, S]` of the sampled tokens."""
+        return self.found(Learned(params), base, blocks, lambda scores: scores.log_probs)
 
-        def on_device(params: Params, base, blocks, _):
-            trunk = self.policy.trunk
+    def found(
+        self,
+        learned: Learned,
+        base: Params | None,
+        blocks: TokenBlocks,
+        pick: Callable[[Any], jax.Array] = lambda scores: scores,
+    ) -> jax.Array:
+        """What is read of the sampled tokens, float32 `[B, S]`; `pick` takes a part of it."""
+
+        def on_device(learned: Learned, base, blocks, _):
+            trunk, (params, further) = self.policy.trunk, learned
             whole = self._attached(params if base is None else Adapted(base, params))
             prepared = trunk.prepare(trunk.for_use(whole), trunk.precision.products)
             table = prepared[WORDS]
@@ -121,21 +174,27 @@ class BlockPasses(Generic[Given, Summed]):
             def one(number: jax.Array, found: jax.Array) -> jax.Array:
                 block = _at(blocks, number)
                 words = look_up(trunk.group, table, block.tokens, trunk.config.hidden_size)
-                scores = self._scores((prepared, words, head), block)
-                return found.at[number].set(scores.log_probs)
+                scores = self._scores((prepared, words, head), further, block)
+                return found.at[number].set(pick(scores))
 
             nothing = jnp.zeros(blocks.target.shape, jnp.float32)
             return jax.lax.fori_loop(0, _number(blocks), one, nothing)
 
         by_block = PartitionSpec(ROW_AXES)
-        return self._mapped(on_device, by_block)(params, base, blocks, blocks.valid)
+        return self._mapped(on_device, self._of(learned), by_block)(
+            learned, base, blocks, blocks.valid
+        )
 
-    def _mapped(self, on_device: Callable[..., Any], out: Any) -> Any:
+    def _of(self, learned: Learned) -> Any:
+        """The specs of what is learned."""
+        return Learned(self._params, jax.tree.map(lambda _: PartitionSpec(), learned.further))
+
+    def _mapped(self, on_device: Callable[..., Any], own: Any, out: Any) -> Any:
         by_block = PartitionSpec(ROW_AXES)
         return jax.shard_map(
             on_device,
             mesh=self.policy.mesh,
-            in_specs=(self._params, self._base, by_block, by_block),
+            in_specs=(own, self._base, by_block, by_block),
             out_specs=out,
             check_vma=False,
         )
@@ -146,19 +205,23 @@ class BlockPasses(Generic[Given, Summed]):
             return attach(params, self.policy.lora_scale)
         return dict(params)
 
-    def _scores(self, used: _Used, block: TokenBlocks) -> TokenScores:
+    def _scores(self, used: _Used, further: Any, block: TokenBlocks) -> Any:
         prepared, words, head = used
         longest = RowLengths(*block.room.shape[:-1])
         layout = shared_layout(block.shared, block.lengths, len(block.tokens), longest)
         hidden = jnp.asarray(self.policy.trunk.apply({"params": prepared}, words, layout))
         before = take_rows(hidden, block.place)
-        return token_scores(self.policy.vocabulary, before, head, block.target)
+        return self.read(before, head, further, block.target)
 
-    def _loss(self, used: _Used, block: TokenBlocks, given: Given) -> tuple[jax.Array, Summed]:
+    def _loss(
+        self, used: _Used, further: Any, block: TokenBlocks, given: Given
+    ) -> tuple[jax.Array, Summed]:
         """The summed loss of one block, and the sums."""
-        return self.loss(self._scores(used, block), block, given)
+        return self.loss(self._scores(used, further, block), block, given)
 
-    def _to_all(self, params: Params, blocks: TokenBlocks, given: Given) -> tuple[Params, Summed]:
+    def _to_all(
+        self, params: Params, further: Any, blocks: TokenBlocks, given: Given
+    ) -> tuple[Learned, Summed]:
         """The gradient with respect to all parameters."""
         trunk = self.policy.trunk
         group, width = trunk.group, trunk.config.hidden_size
@@ -170,26 +233,29 @@ class BlockPasses(Generic[Given, Summed]):
         def one(block: TokenBlocks, given: Given, total: Any) -> tuple[Any, Summed]:
             words = look_up(group, table, block.tokens, width)
             of_loss = partial(self._loss, block=block, given=given)
-            _, back, sums = jax.vjp(of_loss, (prepared, words, head), has_aux=True)
-            ((gradient, of_words, of_head),) = back(jnp.float32(1.0))
-            of_layers, of_table, of_own = total
+            _, back, sums = jax.vjp(of_loss, (prepared, words, head), further, has_aux=True)
+            (gradient, of_words, of_head), more = back(jnp.float32(1.0))
+            of_layers, of_table, of_own, of_further = total
             of_table = add_to_rows(group, of_table, block.tokens, of_words.astype(jnp.float32))
             if own_head is None:
                 of_table += of_head
             else:
                 of_own += of_head
-            return (jax.tree.map(jnp.add, of_layers, gradient), of_table, of_own), sums
+            of_layers = jax.tree.map(jnp.add, of_layers, gradient)
+            of_further = jax.tree.map(jnp.add, of_further, more)
+            return (of_layers, of_table, of_own, of_further), sums
 
         zeros = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (prepared, table, own_head)
+            lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (prepared, table, own_head, further)
         )
-        (of_layers, of_table, of_own), sums = _summed(one, zeros, blocks, given)
+        (of_layers, of_table, of_own, of_further), sums = _summed(one, zeros, blocks, given)
         of_tables = {WORDS: of_table} | ({} if own_head is None else {HEAD: of_own})
-        return to_stored(trunk.as_stored(of_layers | of_tables))[0], sums
+        gradient = to_stored(trunk.as_stored(of_layers | of_tables))[0]
+        return Learned(gradient, of_further), sums
 
     def _to_adapters(
-        self, params: Adapted, blocks: TokenBlocks, given: Given
-    ) -> tuple[Params, Summed]:
+        self, params: Adapted, further: Any, blocks: TokenBlocks, given: Given
+    ) -> tuple[Learned, Summed]:
         """The gradient with respect to adapters; the base is a constant."""
         trunk = self.policy.trunk
 
@@ -204,16 +270,16 @@ class BlockPasses(Generic[Given, Summed]):
         def one(block: TokenBlocks, given: Given, total: Any) -> tuple[Any, Summed]:
             words = look_up(trunk.group, table, block.tokens, trunk.config.hidden_size)
 
-            def of_loss(prepared: Params) -> tuple[jax.Array, Summed]:
+            def of_loss(prepared: Params, further: Any) -> tuple[jax.Array, Summed]:
                 used = unflatten_dict(frozen | prepared), words, head
-                return self._loss(used, block, given)
+                return self._loss(used, further, block, given)
 
-            _, back, sums = jax.vjp(of_loss, prepared, has_aux=True)
-            return jax.tree.map(jnp.add, total, back(jnp.float32(1.0))[0]), sums
+            _, back, sums = jax.vjp(of_loss, prepared, further, has_aux=True)
+            return jax.tree.map(jnp.add, total, back(jnp.float32(1.0))), sums
 
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), prepared)
-        gradient, sums = _summed(one, zeros, blocks, given)
-        return to_stored(gradient)[0], sums
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (prepared, further))
+        (gradient, of_further), sums = _summed(one, zeros, blocks, given)
+        return Learned(to_stored(gradient)[0], of_further), sums
 
 
 class TokenPasses(BlockPasses[PerToken, Sums]):

@@ -21,9 +21,17 @@ Update = Callable[..., tuple[PolicyState, Metrics]]  # (state, episodes), then a
 
 
 def learn(
-    policy: TokenPolicy, state: PolicyState, gradient: Params, loss: jax.Array
+    policy: TokenPolicy,
+    state: PolicyState,
+    gradient: Params,
+    loss: jax.Array,
+    *,
+    awake: jax.Array | bool = True,
 ) -> tuple[PolicyState, jax.Array, jax.Array]:
     """One optimizer step; nothing is learned if the loss or the gradient is not finite.
+
+    Args:
+        awake: else nothing is learned either.
 
     Returns:
         the state, whose counts are the old ones; the gradient's norm; whether both were finite.
@@ -31,7 +39,7 @@ def learn(
     norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     params, opt_state = optimizer_step(
-        state.params, state.opt_state, gradient, policy.optimizer, finite
+        state.params, state.opt_state, gradient, policy.optimizer, finite & awake
     )
     return state._replace(params=params, opt_state=opt_state), norm, finite
 

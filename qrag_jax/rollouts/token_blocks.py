@@ -142,11 +142,17 @@ def choose_shape(
 
 
 def token_blocks(
-    batch: TokenBatch, shape: BlockShape, devices: int = 1, *, whole: bool = False
+    batch: TokenBatch,
+    shape: BlockShape,
+    devices: int = 1,
+    *,
+    whole: bool = False,
+    least: int = 0,
 ) -> TokenBlocks:
     """All rows that have a sampled token, in as many blocks on every device.
 
     Args:
+        least: blocks on all devices, at least.
         whole: a group, of as many neighbouring episodes as the shape has members, is one of the
             block's groups, its rows in their order: for losses that are not of single rows.
 
@@ -159,7 +165,7 @@ def token_blocks(
     blocks = _packed_whole(groups, shape) if whole else _packed(groups, shape)
     # A program is compiled for few numbers of blocks; it does not compute the empty ones.
     number = devices * _FEWEST
-    while number < len(blocks):
+    while number < max(len(blocks), least):
         number *= _TIMES_MORE
     # Dealt out one by one, the fullest first, so that no device has more than its share.
     order = np.arange(number).reshape(-1, devices).T.reshape(-1)

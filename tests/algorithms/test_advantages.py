@@ -13,6 +13,7 @@ from qrag_jax.algorithms.advantages import (
     gae,
     group_advantages,
     mixed_advantages,
+    packed_gae,
     returns_to_go,
     step_advantages,
     varies,
@@ -169,3 +170,44 @@ def test_whitened() -> None:
     assert found[valid].mean() == pytest.approx(0.0, abs=1e-5)
     assert found[valid].std(ddof=1) == pytest.approx(1.0, abs=1e-5)
     assert (found[~valid] == 0).all()
+
+
+def test_packed_gae_is_that_of_each_episode_alone() -> None:
+    """Episodes one after the other in a row, with masked stretches in and between them."""
+    draw = np.random.default_rng(5)
+    width, discounts = 64, (0.97, 0.8)
+    valid, ends = np.zeros((3, width), bool), np.zeros((3, width), bool)
+    episodes = []
+    for row in range(3):
+        start = 0
+        while start < width - 6:
+            length = int(draw.integers(1, 12))
+            places = np.arange(start, min(start + length, width))
+            chosen = places[draw.random(len(places)) < 0.7]
+            if len(chosen):
+                valid[row, chosen] = True
+                ends[row, chosen[-1]] = True
+                episodes.append((row, chosen))
+            start += length
+    rewards = draw.normal(size=valid.shape).astype(np.float32)
+    values = draw.normal(size=valid.shape).astype(np.float32)
+    rewards[~valid] = values[~valid] = np.nan  # nothing of these is read
+    advantages, returns = map(np.asarray, packed_gae(rewards, values, valid, ends, discounts))
+    assert len(episodes) > 10
+    for row, chosen in episodes:
+        own = rewards[row, chosen][None], values[row, chosen][None]
+        alone = gae(*map(jnp.asarray, own), jnp.ones((1, len(chosen)), bool), *discounts)
+        np.testing.assert_allclose(advantages[row, chosen], alone[0][0], atol=1e-5)
+        np.testing.assert_allclose(returns[row, chosen], alone[1][0], atol=1e-5)
+    assert not advantages[~valid].any()
+    assert not returns[~valid].any()
+
+
+def test_packed_gae_of_1_and_1_is_the_reward_to_go() -> None:
+    rewards = np.array([[1.0, 2.0, 4.0, 8.0, 16.0]], np.float32)
+    values = np.array([[0.5, 0.0, 0.0, 3.0, 0.0]], np.float32)
+    valid = np.array([[True, True, False, True, True]])
+    ends = np.array([[False, True, False, False, True]])
+    advantages, returns = packed_gae(rewards, values, valid, ends, (1.0, 1.0))
+    np.testing.assert_allclose(returns, [[3.0, 2.0, 0.0, 24.0, 16.0]])
+    np.testing.assert_allclose(advantages, [[2.5, 2.0, 0.0, 21.0, 16.0]])

@@ -1,0 +1,340 @@
+"""PPO of a token policy with a critic: blocks of sampled tokens and rewards become ONE update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from qrag_jax.algorithms.advantages import packed_gae, whitened
+from qrag_jax.algorithms.policy_gradient import kl_k1
+from qrag_jax.learners.policy_state import Critic, PolicyState
+from qrag_jax.learners.ppo_config import NONE, REWARD, TRUNK, TokenPPOConfig
+from qrag_jax.learners.ppo_losses import PerAction, PpoLoss, TrunkLoss, ValueLoss
+from qrag_jax.learners.readouts import ReadBoth, ReadValues, ValueHead
+from qrag_jax.learners.state import optimizer_step
+from qrag_jax.learners.token_losses import Sums
+from qrag_jax.learners.token_policy import ROW_AXES, BlockPasses, Learned, TokenPolicy
+from qrag_jax.learners.token_step import Metrics, Update, counted, jitted, learn
+from qrag_jax.models.compute.ragged import TokenCount
+from qrag_jax.models.trunks.trunk import Params
+from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks
+
+_MOST_ERROR = 0.2  # of an adaptive KL, as a share of what it aims at, that counts
+
+
+class PpoEpisodes(NamedTuple):
+    """What an update takes.
+
+    Attributes:
+        blocks: rows of tokens, `[M, B, …]` for M minibatches; split over the devices along B.
+        ends: bool `[M, B, S]`, the last token of each episode that is learned from.
+        rewards: float32 `[N, K]`.
+        scored: bool `[N]`.
+    """
+
+    blocks: TokenBlocks
+    ends: jax.Array
+    rewards: jax.Array
+    scored: jax.Array
+
+
+def ppo_episodes(
+    policy: TokenPolicy[TokenPPOConfig], batch: TokenBatch, shape: BlockShape
+) -> PpoEpisodes:
+    """The episodes of a batch that something can be learned from, in blocks.
+
+    Minibatches are neighbouring episodes, as many in each; whoever makes batches shuffles them.
+
+    Raises:
+        ValueError: the minibatches do not divide the episodes, or one that is learned from has two
+            rows, whose tokens would have no common order.
+    """
+    config, learned = policy.config, batch.loss_mask
+    number = len(batch.scored)
+    if number % config.minibatches:
+        raise ValueError(f"{number} episodes are no {config.minibatches} equal minibatches")
+    rows = np.bincount(batch.episode, learned.any(axis=1), number + 1)[:-1]
+    if rows.max(initial=0) > 1:
+        raise ValueError(f"episode {rows.argmax()} has {rows.max():.0f} rows; PPO's have one")
+    part = batch.episode // (number // config.minibatches)
+    is_row = np.asarray(learned.any(axis=1))
+
+    def made(least: int) -> list[TokenBlocks]:
+        found = []
+        for each in range(config.minibatches):
+            own = batch.log_prob_mask & (is_row & (part == each))[:, None]
+            masked = batch._replace(log_prob_mask=own)
+            found.append(token_blocks(masked, shape, policy.row_devices, least=least))
+        return found
+
+    found = made(0)
+    sizes = [len(blocks.tokens) for blocks in found]
+    if min(sizes) < max(sizes):
+        found = made(max(sizes))
+    together: Any = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+    given: Any = batch.rewards.astype(np.float32), batch.scored
+    return PpoEpisodes(together, _ends(together), *given)
+
+
+def _ends(blocks: TokenBlocks) -> Any:
+    """The last learned token of each row; those of a row lie one after the other."""
+    learned, row = np.asarray(blocks.learned), np.asarray(blocks.row)
+    ends = np.zeros(learned.shape, bool)
+    for place in np.ndindex(learned.shape[:-1]):
+        at = np.flatnonzero(learned[place])
+        of = row[place][at]
+        is_last = np.append(of[1:] != of[:-1], True)[: len(at)]
+        ends[place][at[is_last]] = True
+    return ends
+
+
+def ppo_shardings(mesh: Mesh) -> Any:
+    """Where the episodes of an update live: a `PpoEpisodes` of a sharding for each field."""
+    replicated: Any = NamedSharding(mesh, PartitionSpec())
+    by_block: Any = NamedSharding(mesh, PartitionSpec(None, ROW_AXES))
+    return PpoEpisodes(by_block, by_block, replicated, replicated)
+
+
+def make_ppo_update(policy: TokenPolicy[TokenPPOConfig]) -> Update:
+    """Makes the jitted `(state, PpoEpisodes) → (state, metrics)`; the state is donated.
+
+    With adapters it is `(state, PpoEpisodes, base)`. Losses are means over the learned tokens of a
+    minibatch, on any mesh and in any blocks. Log-probabilities, values and advantages before the
+    update are those of the whole batch, computed before its first step. A step whose loss or
+    gradient is not finite learns nothing. Before update `policy.rests_until` the critic alone
+    learns.
+
+    Metrics are float32 scalars: `loss`, `value_loss`, `entropy` (NaN where nothing is learned
+    from), `grad_norm`, `critic_grad_norm`, `learning_rate`, `tokens` (that are learned from),
+    `padding_share`, `skipped` and `env_steps`; `return`, `advantage` (mean absolute, before they
+    are whitened), `unscored_share` of episodes, `explained_variance` of the returns, `kl` to the
+    reference in nats a token and `kl_weight`; `clip_fraction`, `kl_old`, `largest_ratio`; and of
+    the sampler `sampler_kl`, `sampler_largest_ratio`, `sampler_truncated` and `sampler_effective`.
+    """
+    config, passes = policy.config, _Passes(policy)
+
+    def update(state: PolicyState, episodes: PpoEpisodes, base: Params | None = None):
+        given, metrics = _prepared(passes, state, episodes, base)
+        awake = state.step >= policy.rests_until
+
+        def step(state: PolicyState, number: jax.Array | int):
+            blocks, own = jax.tree.map(lambda leaf: leaf[number], (episodes.blocks, given))
+            return _stepped(passes, state, (base, awake), blocks, own)
+
+        if config.updates_per_batch == 1:
+            state, found = step(state, 0)
+            found = jax.tree.map(lambda leaf: leaf[None], found)
+        else:
+            order = jnp.tile(jnp.arange(config.minibatches), config.epochs)
+            state, found = jax.lax.scan(step, state, order)
+        sums, tokens = found.sums, jnp.maximum(found.sums.departure.actions.sum(), 1.0)
+        first = jax.tree.map(lambda leaf: leaf[: config.minibatches], sums)
+        in_first = first.departure.actions.sum()
+        if config.kl and config.kl_in != REWARD:
+            metrics["kl"] = first.reference_kl.sum() / jnp.maximum(in_first, 1.0)
+        state = _weighed_anew(config, state, episodes, metrics["kl"] * in_first)
+        correction = jax.tree.map(lambda leaf: leaf.sum(), first.correction)
+        count = found.tokens
+        metrics |= {
+            "loss": found.loss.mean(),
+            "value_loss": found.value_loss.mean(),
+            "entropy": first.entropy.sum() / in_first,
+            "grad_norm": found.norm.mean(),
+            "critic_grad_norm": found.critic_norm.mean(),
+            "skipped": 1.0 - found.finite.astype(jnp.float32).min(),
+            "learning_rate": policy.schedule(state.step * config.updates_per_batch),
+            "tokens": in_first,
+            "padding_share": 1.0 - count.real.sum() / jnp.maximum(count.computed.sum(), 1.0),
+            "clip_fraction": sums.departure.clipped.sum() / tokens,
+            "kl_old": sums.departure.kl.sum() / tokens,
+            "largest_ratio": sums.departure.largest.max(),
+            "sampler_kl": correction.kl / jnp.maximum(in_first, 1.0),
+            "sampler_largest_ratio": first.correction.largest.max(),
+            "sampler_truncated": correction.truncated / jnp.maximum(in_first, 1.0),
+            "sampler_effective": correction.effective_share(),
+        }
+        return counted(state, in_first, metrics)
+
+    return jitted(policy, update, ppo_shardings(policy.mesh))
+
+
+class _Step(NamedTuple):
+    """What one optimizer step tells; scalars."""
+
+    sums: Sums
+    loss: jax.Array
+    value_loss: jax.Array
+    norm: jax.Array
+    critic_norm: jax.Array
+    finite: jax.Array
+    tokens: TokenCount
+
+
+class _Passes:
+    """The passes of policy and critic."""
+
+    def __init__(self, policy: TokenPolicy[TokenPPOConfig]) -> None:
+        self.policy, config = policy, policy.config
+        self.of_policy = BlockPasses(policy, PpoLoss(config))
+        if config.critic == TRUNK:
+            self.of_both = BlockPasses(policy, TrunkLoss(config), ReadBoth(policy.vocabulary))
+        elif config.critic != NONE:
+            self.of_critic = BlockPasses(
+                policy,
+                ValueLoss(config.value_clip),
+                ReadValues(),
+                policy.shardings.critic.tower,  # type: ignore[union-attr]
+            )
+
+    def values(self, state: PolicyState, base: Params | None, blocks: TokenBlocks) -> jax.Array:
+        """The critic's values `[B, S]`; 0 without one."""
+        if state.critic is None:
+            return jnp.zeros(blocks.target.shape, jnp.float32)
+        head = ValueHead(state.critic.weights, state.critic.bias)
+        if self.policy.config.critic == TRUNK:
+            learned = Learned(state.params, head)
+            return self.of_both.found(learned, base, blocks, lambda each: each.values)
+        return self.of_critic.found(Learned(state.critic.tower, head), base, blocks)
+
+
+def _prepared(
+    passes: _Passes, state: PolicyState, episodes: PpoEpisodes, base: Params | None
+) -> tuple[PerAction, Metrics]:
+    """All that is known before the first step, `[M, B, S]`, and metrics."""
+    policy, blocks = passes.policy, episodes.blocks
+    config = policy.config
+    rewards, scored = jnp.asarray(episodes.rewards), jnp.asarray(episodes.scored)
+    valid = blocks.learned & (blocks.episode < len(scored))
+    tokens = jnp.maximum(valid.sum().astype(jnp.float32), 1.0)
+    nothing = jnp.zeros(blocks.target.shape, jnp.float32)
+
+    def each(read: Callable[[TokenBlocks], jax.Array]) -> jax.Array:
+        if config.minibatches == 1:
+            return read(jax.tree.map(lambda leaf: leaf[0], blocks))[None]
+        return jax.lax.map(read, blocks)
+
+    old = reference = nothing
+    if config.kl:
+        assert state.reference is not None
+        reference = each(lambda b: passes.of_policy.log_probs(state.reference, base, b))
+    if config.updates_per_batch > 1 or (config.kl and config.kl_in == REWARD):
+        old = each(lambda b: passes.of_policy.log_probs(state.params, base, b))
+    value = each(lambda b: passes.values(state, base, b))
+    weights = jnp.asarray(policy.weights, jnp.float32)
+    # A sum, not a matrix product: a GPU would round the factors of that.
+    totals = jnp.where(scored, (rewards * weights[None]).sum(axis=1), 0.0)
+    of_episode = totals[jnp.minimum(blocks.episode, len(scored) - 1)]
+    by_token = jnp.where(episodes.ends & valid, of_episode, 0.0)
+    kl_weight = jnp.float32(config.kl) if state.kl_weight is None else state.kl_weight
+    kl = nothing
+    if config.kl and config.kl_in == REWARD:
+        kl = jnp.where(valid, kl_k1(old, reference), 0.0)
+        by_token -= kl_weight * kl
+    flat = (-1, by_token.shape[-1])
+    advantages, returns = (
+        found.reshape(by_token.shape)
+        for found in packed_gae(
+            by_token.reshape(flat),
+            value.reshape(flat),
+            valid.reshape(flat),
+            episodes.ends.reshape(flat),
+            (config.gamma, config.lambda_),
+        )
+    )
+    present = jnp.maximum(scored.sum().astype(jnp.float32), 1.0)
+    error = jnp.where(valid, returns - value, 0.0)
+    spread = jnp.where(valid, jnp.square(returns - returns.sum() / tokens), 0.0).sum()
+    metrics = {
+        "return": totals.sum() / present,
+        "unscored_share": 1.0 - scored.astype(jnp.float32).mean(),
+        "advantage": jnp.abs(advantages).sum() / tokens,
+        "explained_variance": 1.0 - jnp.square(error).sum() / jnp.maximum(spread, 1e-8),
+        "kl": kl.sum() / tokens,
+        "kl_weight": kl_weight,
+    }
+    given = PerAction(
+        old=old,
+        reference=reference,
+        kl_weight=jnp.broadcast_to(kl_weight, nothing.shape),
+        advantages=whitened(advantages, valid) if config.whiten else advantages,
+        weight=valid.astype(jnp.float32),
+        value=value,
+        returns=returns,
+    )
+    return given, metrics
+
+
+def _stepped(
+    passes: _Passes,
+    state: PolicyState,
+    known: tuple[Params | None, jax.Array],
+    blocks: TokenBlocks,
+    given: PerAction,
+) -> tuple[PolicyState, _Step]:
+    """One optimizer step on a minibatch; `known` are the base, and whether the policy is awake."""
+    policy, config, (base, awake) = passes.policy, passes.policy.config, known
+    divisor = jnp.maximum((given.weight > 0).sum().astype(jnp.float32), 1.0)
+
+    def mean(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf / divisor, tree)
+
+    of_critic: Critic | None = None
+    value_loss = critic_norm = jnp.zeros((), jnp.float32)
+    critic = state.critic
+    if config.critic == TRUNK:
+        assert critic is not None
+        head = ValueHead(critic.weights, critic.bias)
+        learned = Learned(state.params, head)
+        found, both = passes.of_both.gradients(learned, base, blocks, given)
+        gradient, sums, tokens = found.params, both.policy, both.policy.tokens
+        of_critic, value_loss = Critic({}, *found.further), both.critic.loss
+    else:
+        gradient, sums = passes.of_policy.gradient(state.params, base, blocks, given)
+        tokens = sums.tokens
+        if critic is not None:
+            head = ValueHead(critic.weights, critic.bias)
+            learned = Learned(critic.tower, head)
+            found, of_values = passes.of_critic.gradients(learned, base, blocks, given)
+            of_critic, value_loss = Critic(found.params, *found.further), of_values.loss
+            tokens = TokenCount.total([tokens, of_values.tokens])
+    # A loss that is not finite must stop both, so it is in both of their checks.
+    total = sums.loss + value_loss
+    state, norm, finite = learn(policy, state, mean(gradient), total, awake=awake)
+    if of_critic is not None:
+        assert policy.critic_optimizer is not None
+        of_critic = mean(of_critic)
+        critic_norm = optax.tree.norm(of_critic)
+        finite &= jnp.isfinite(critic_norm)
+        critic, critic_opt_state = optimizer_step(
+            critic,
+            state.critic_opt_state,
+            of_critic,
+            policy.critic_optimizer,
+            jnp.isfinite(critic_norm) & jnp.isfinite(total),
+        )
+        state = state._replace(critic=critic, critic_opt_state=critic_opt_state)
+    told = _Step(sums, sums.loss / divisor, value_loss / divisor, norm, critic_norm, finite, tokens)
+    return state, told
+
+
+def _weighed_anew(
+    config: TokenPPOConfig, state: PolicyState, episodes: PpoEpisodes, kl: jax.Array
+) -> PolicyState:
+    """The state with the next weight of an adaptive KL (Ziegler et al., section 2.2).
+
+    Args:
+        kl: summed over the batch, in nats.
+    """
+    if state.kl_weight is None:
+        return state
+    number = jnp.asarray(episodes.scored).sum().astype(jnp.float32)
+    error = kl / jnp.maximum(number, 1.0) / config.kl_target - 1.0
+    error = jnp.where(number > 0, jnp.clip(error, -_MOST_ERROR, _MOST_ERROR), 0.0)
+    return state._replace(kl_weight=state.kl_weight * (1.0 + error * number / config.kl_horizon))
