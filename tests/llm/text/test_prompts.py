@@ -30,6 +30,11 @@ AGENTS = {
 }
 # The prompts of query writers, which have the two slots of one that asks for an answer.
 WRITERS = ("query_writing", "bare_query")
+# Those of query rewriters, whose one slot is the query.
+REWRITERS = (
+    *(f"rewrite_{each}" for each in ("bm25", "boolean", "dense", "pico", "plain")),
+    "bare_rewrite",
+)
 
 
 def text_of(messages: Messages) -> str:
@@ -45,6 +50,7 @@ def test_every_prompt_has_its_golden_text() -> None:
         *(f"babilong_qa{n}" for n in range(1, 6)),
         *AGENTS,
         *WRITERS,
+        *REWRITERS,
     }
 
 
@@ -55,10 +61,12 @@ def test_golden(name: str) -> None:
         filled = load(name).fill(texts)
     elif name in AGENTS:
         filled = load(name).fill({"question": QUESTION, **AGENTS[name]})
+    elif name in REWRITERS:
+        filled = load(name).fill({"query": QUESTION})
     else:
         filled = load(name).with_chunks(QUESTION, CHUNKS)
     assert text_of(filled) == (GOLDEN / f"{name}.txt").read_text()
-    of_calls = "rlvr_tools", "bare_question", *WRITERS
+    of_calls = "rlvr_tools", "bare_question", *WRITERS, *REWRITERS
     final = name not in ("rag_planner", "rag_qa", "rag_steps", "rag_search_r1", *of_calls)
     assert ("Final answer: " in filled[0][1]) == final
 

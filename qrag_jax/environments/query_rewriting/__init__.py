@@ -1,0 +1,1 @@
+"""DeepRetrieval's environment: one query in, one rewritten query out."""

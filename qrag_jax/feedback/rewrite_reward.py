@@ -1,0 +1,176 @@
+"""What a rewritten query is worth: a measure of what it finds, less that of the original query.
+
+| measure | its name where it is told | what |
+|---|---|---|
+| `ndcg` | `ndcg@k` | see `found_scores` |
+| `recall` | `recall@k` | see `found_scores` |
+| `rr` | `rr@k` | reciprocal rank of the first relevant document |
+| `answer_rank` | `answer_rr@k` | reciprocal rank of the first document with an answer string |
+
+With `gain`, the default, the reward is this measure less the same one of the original query, at the
+same k: to echo the query earns exactly 0, and what makes it worse earns less than 0.
+
+An output without a query that the search can read is worth what a query is that finds nothing: 0,
+and less the original's measure with `gain`. So it is never worth more than any query that was
+searched for, and it costs most where the original was good. It is worth no less, either: format and
+length are told alone, so that a reward which grows cannot be one of them. Where the original finds
+nothing, an output without a query earns 0 as the echo does; then only queries that find something
+stand out. The presets of `rewrite_tiers` are rewards as others have them, with their formats.
+
+A search that failed ended in no `Rewritten` but in `Failed`, and has no reward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from qrag_jax.environments.query_rewriting.output import REWRITTEN, UNREADABLE
+from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
+from qrag_jax.environments.tools.episode import Document
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.feedback import found_scores
+from qrag_jax.feedback.rewrite_tiers import TIERS, Judged
+from qrag_jax.metrics.answers import normalise
+
+NDCG, RECALL, RR, ANSWER_RANK = MEASURES = ("ndcg", "recall", "rr", "answer_rank")
+_OF_GRADES = {
+    NDCG: found_scores.ndcg,
+    RECALL: found_scores.recall,
+    RR: found_scores.reciprocal_rank,
+}
+_TOLD = {ANSWER_RANK: "answer_rr"}
+_SECTION = "reward"
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteRewardConfig:
+    """Section `reward`: what a rewritten query is worth.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    # Of what the query finds: ndcg, recall, rr (1 / place of the first relevant document) or
+    # answer_rank (1 / place of the first document that has an answer in it)
+    measure: str = NDCG
+    k: int = 100  # K, the places that count in training; evaluation has its own
+    gain: bool = True  # less the original query's measure, so that to echo it earns 0
+    # Rewards as DeepRetrieval (engines, qa, ir) or its remake (remake) has them, with format terms
+    # and without gain; "": the measure itself
+    tiers: str = ""
+
+    def __post_init__(self) -> None:
+        check_known(_SECTION, self, "measure", MEASURES)
+        check_least(_SECTION, self, k=1)
+        if not self.tiers:
+            return
+        if self.tiers not in TIERS:
+            raise InputError(
+                f"config.{_SECTION}.tiers is {self.tiers!r}; use one of {', '.join(TIERS)}, or "
+                "leave it empty."
+            )
+        if self.gain:
+            raise InputError(
+                f"config.{_SECTION}.tiers is {self.tiers!r} and config.{_SECTION}.gain is True, "
+                "but tiers are of the query alone; set gain to False, or leave tiers empty."
+            )
+        if self.measure != TIERS[self.tiers].measure:
+            raise InputError(
+                f"config.{_SECTION}.tiers is {self.tiers!r}, whose measure is "
+                f"{TIERS[self.tiers].measure}, and config.{_SECTION}.measure is {self.measure}; "
+                "set it to that."
+            )
+
+    @property
+    def name(self) -> str:
+        """The measure's own name, such as "ndcg@100"."""
+        return f"{_TOLD.get(self.measure, self.measure)}@{self.k}"
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteReward:
+    """Rewards episodes.
+
+    Attributes:
+        config: which reward.
+    """
+
+    config: RewriteRewardConfig
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all parts."""
+        return ("reward", self.config.name, "gain", "format", "words")
+
+    def check(self, task: RewriteTask) -> None:
+        """Refuses a task that cannot be rewarded.
+
+        Raises:
+            InputError: it has no answer with a word in it, or no graded document, which the
+                measure needs.
+        """
+        measure = self.config.measure
+        if measure == ANSWER_RANK:
+            if not any(map(normalise, task.answers)):
+                raise InputError(
+                    f"the query {task.id!r} has no answer, which config.{_SECTION}.measure "
+                    f"{measure} needs; give answers, or use {', '.join(_OF_GRADES)}."
+                )
+        elif not task.grades:
+            raise InputError(
+                f"the query {task.id!r} has no relevant document, which config.{_SECTION}.measure "
+                f"{measure} needs; leave the query out, or use {ANSWER_RANK} if it has answers."
+            )
+
+    def measure(self, task: RewriteTask, found: Sequence[Document]) -> float:
+        """The measure of documents, best first, in [0, 1]; also that of the original query's.
+
+        Raises:
+            InputError: as for `check`.
+        """
+        self.check(task)
+        k = self.config.k
+        if self.config.measure == ANSWER_RANK:
+            place = found_scores.answer_place((each.text for each in found[:k]), task.answers)
+            return 1 / place if place else 0.0
+        ranking = [each.id for each in found[:k]]
+        return _OF_GRADES[self.config.measure](ranking, dict(task.grades), k)
+
+    def of(self, task: RewriteTask, ended: Rewritten, original: float) -> dict[str, float]:
+        """Each of `names` of one episode.
+
+        - `reward`: what is learned from;
+        - the measure by its own name, in [0, 1];
+        - `gain`: the measure less `original`, whether or not it is the reward;
+        - `format`: 1 if a query could be read from the output, even one that the search cannot
+          read; else 0;
+        - `words`: of the query.
+
+        Args:
+            task: what was asked.
+            ended: how the episode ended.
+            original: `measure` of what the original query finds in the same collection.
+
+        Raises:
+            InputError: as for `check`.
+            ValueError: `original` is not in [0, 1].
+        """
+        if not (math.isfinite(original) and 0 <= original <= 1):
+            raise ValueError(f"a measure is in [0, 1], not {original}")
+        searched = ended.outcome == REWRITTEN
+        query = ended.answer if ended.outcome in (REWRITTEN, UNREADABLE) else ""
+        value = self.measure(task, ended.found if searched else ())
+        gain = value - original
+        if self.config.tiers:
+            reward = TIERS[self.config.tiers].reward(Judged(query, searched, value))
+        else:
+            reward = gain if self.config.gain else value
+        return {
+            "reward": reward,
+            self.config.name: value,
+            "gain": gain,
+            "format": float(bool(query)),
+            "words": float(len(query.split())),
+        }

@@ -1,0 +1,79 @@
+"""Scores of what a query found: trec_eval's numbers, and the place of an answer."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from qrag_jax.feedback.found_scores import (
+    answer_place,
+    has_answer,
+    ndcg,
+    recall,
+    reciprocal_rank,
+)
+from qrag_jax.metrics.ranking import ranking_columns
+
+GRADES = {"a": 3, "b": 1, "c": 2}
+
+
+def test_scores_by_hand() -> None:
+    """Relevant documents at the places 2 and 4; the first three of the best are 3, 2, 1."""
+    ranking = ["x", "b", "y", "a", "z"]
+    best = 3 + 2 / math.log2(3) + 1 / 2
+    assert ndcg(ranking, GRADES, 5) == pytest.approx((1 / math.log2(3) + 3 / math.log2(5)) / best)
+    assert ndcg(ranking, GRADES, 2) == pytest.approx(1 / math.log2(3) / (3 + 2 / math.log2(3)))
+    assert recall(ranking, GRADES, 5) == pytest.approx(2 / 3)
+    assert recall(ranking, GRADES, 3) == pytest.approx(1 / 3)
+    assert reciprocal_rank(ranking, GRADES, 5) == 1 / 2
+    assert reciprocal_rank(ranking, GRADES, 1) == 0.0
+    assert ndcg(["a", "c", "b"], GRADES, 3) == 1.0
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 10, 100])
+def test_scores_are_trec_evals(k: int) -> None:
+    draw = random.Random(k)
+    documents = [f"d{number}" for number in range(30)]
+    qrels, rankings = {}, {}
+    for number in range(80):
+        relevant = draw.sample(documents, draw.randint(1, 12))
+        qrels[f"q{number}"] = {each: draw.randint(1, 4) for each in relevant}
+        rankings[f"q{number}"] = draw.sample(documents, draw.randint(0, 30))
+    names = f"ndcg@{k}", f"recall@{k}", f"rr@{k}"
+    columns = ranking_columns(rankings, qrels, names)
+    for name, score in zip(names, (ndcg, recall, reciprocal_rank), strict=True):
+        for query, grades in qrels.items():
+            own = score(rankings[query], grades, k)
+            assert own == pytest.approx(columns[name][query], rel=0, abs=1e-9)
+        assert len(set(columns[name].values())) > 1
+
+
+def test_a_document_counts_at_its_first_place() -> None:
+    assert ndcg(["a", "a", "a"], {"a": 2, "b": 2}, 3) == ndcg(["a", "x"], {"a": 2, "b": 2}, 3)
+    assert recall(["a", "a", "b"], {"a": 1, "b": 1}, 2) == 0.5
+
+
+def test_without_a_relevant_document_there_is_no_score() -> None:
+    for score in (ndcg, recall, reciprocal_rank):
+        with pytest.raises(ValueError, match="one relevant document at least"):
+            score(["a"], {}, 1)
+        with pytest.raises(ValueError, match="of grade 1 on"):
+            score(["a"], {"a": 1, "b": 0}, 1)
+        with pytest.raises(ValueError, match="place 1 at least, not 0"):
+            score(["a"], {"a": 1}, 0)
+
+
+def test_the_place_of_an_answer() -> None:
+    texts = ["It was a party.", "# Oslo\nThe capital of Norway", "The U.S.A.\nis large", "art"]
+    assert answer_place(texts, ["Oslo"]) == 2
+    assert answer_place(texts, ["capital  of the Norway!"]) == 2
+    assert answer_place(texts, ["USA", "Bergen"]) == 3
+    assert answer_place(texts, ["USA", "oslo"]) == 2
+    assert answer_place(texts, ["art"]) == 4  # as a word, not in "party"
+    assert answer_place(texts, ["Bergen"]) == 0
+    assert answer_place(texts, []) == answer_place([], ["Oslo"]) == 0
+    assert answer_place(texts, ["the", "?"]) == 0  # they have no words
+    assert has_answer(texts[1], ["norway"])
+    assert not has_answer(texts[0], ["art"])
