@@ -1,6 +1,7 @@
 """Reads questions that are named as `path,config,split;path,config,split`.
 
-This is how RLVR names its data. A path is a file or folder of this machine, or else a data set of
+This is how RLVR names its data. Judged queries have no configuration: `path,split;path,split`. A
+path is a file or folder of this machine, or else a data set of
 the Hugging Face hub. The split may have a slice as the library `datasets` writes it, such as
 train[:16], train[10:20], train[-5:] or train[10%:20%].
 """
@@ -26,7 +27,7 @@ _SPLIT = re.compile(r"(\w+(?:\.\w+)*)(\[(-?\d+%?)?:(-?\d+%?)?\])?")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 # Names of a split → ours, by which files are found.
 _SPLITS: dict[str, Split] = {"train": "train", "dev": "dev", "validation": "dev"}
-_FORM = "write path,config,split, and a semicolon between parts"
+WITH_CONFIG, WITHOUT = "path,config,split", "path,split"  # forms of a part
 
 
 class TitledSample(NamedTuple):
@@ -52,7 +53,8 @@ class DatasetPart:
 
     Attributes:
         path: a file or folder, or a name on the hub.
-        config: the data set's configuration; for files, it may name their source.
+        config: the data set's configuration; for files, it may name their source. "" if parts have
+            none.
         split: the name of the split, without the slice.
         bounds: the slice's own text, such as "[:16]"; "" for all records.
     """
@@ -82,23 +84,28 @@ class DatasetPart:
         return range(start, stop)
 
 
-def parse_parts(text: str) -> tuple[DatasetPart, ...]:
+def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
     """The parts of a dataset string, such as "bdsaglam/musique,answerable,train[:256]".
+
+    Args:
+        text: the parts, with semicolons between them.
+        form: of a part, `WITH_CONFIG` or `WITHOUT`.
 
     Raises:
         InputError: it is not of this form; the message names the part.
     """
+    fix = f"write {form}, and a semicolon between parts"
     if not text.strip():
-        raise InputError(f"the dataset string is empty; {_FORM}.")
+        raise InputError(f"the dataset string is empty; {fix}.")
+    names = form.split(",")
     parts = []
     for part in text.split(";"):
         fields = [field.strip() for field in part.split(",")]
-        if len(fields) != 3 or not fields[0]:
+        if len(fields) != len(names) or not fields[0]:
             raise InputError(
-                f"the part {part.strip()!r} of the dataset string has not the form "
-                f"path,config,split; {_FORM}."
+                f"the part {part.strip()!r} of the dataset string has not the form {form}; {fix}."
             )
-        path, config, split = fields
+        path, *between, split = fields
         found = _SPLIT.fullmatch(split)
         if not found:
             raise InputError(
@@ -113,7 +120,7 @@ def parse_parts(text: str) -> tuple[DatasetPart, ...]:
                 f"the slice {split!r} of the dataset string mixes percents with numbers, or has "
                 "more than 100 %; write one such as train[:16] or train[10%:20%]."
             )
-        parts.append(DatasetPart(path, config, found[1], found[2] or ""))
+        parts.append(DatasetPart(path, "".join(between), found[1], found[2] or ""))
     return tuple(parts)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from datasets.arrow_reader import ReadInstruction
 
-from qrag_jax.data.dataset_parts import DatasetPart, parse_parts, read_part
+from qrag_jax.data.dataset_parts import WITHOUT, DatasetPart, parse_parts, read_part
 from qrag_jax.data.sources import hotpotqa, musique
 from qrag_jax.errors import InputError
 from tests.data.real_data import real
@@ -35,6 +35,16 @@ def test_a_string_of_several_parts() -> None:
         DatasetPart("bdsaglam/musique", "answerable", "train", "[:256]"),
         DatasetPart("bdsaglam/musique-mini", "", "validation"),
     )
+
+
+def test_parts_without_a_configuration() -> None:
+    assert parse_parts("ir/scifact,dev; rows.jsonl , train[:16]", WITHOUT) == (
+        DatasetPart("ir/scifact", "", "dev"),
+        DatasetPart("rows.jsonl", "", "train", "[:16]"),
+    )
+    for text in ("a,b,train", "a", ""):
+        with pytest.raises(InputError, match="write path,split, and a semicolon between parts"):
+            parse_parts(text, WITHOUT)
 
 
 @pytest.mark.parametrize(

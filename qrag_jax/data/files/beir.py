@@ -51,6 +51,12 @@ def read_documents(folder: Path) -> Iterator[Document]:
         yield Document(name, text, title, further | metadata)
 
 
+def is_collection(folder: Path) -> bool:
+    """Whether a folder has queries or judgements of BEIR's layout, so that it should be one."""
+    names = ("queries*.jsonl", "queries*.jsonl.gz", "qrels*.tsv", "qrels*.tsv.gz", "qrels/*.tsv*")
+    return any(next(folder.glob(name), None) is not None for name in names)
+
+
 def read_queries(folder: Path, split: str = "") -> dict[str, str]:
     """The queries' texts by `_id`: those of the split if it has a file of its own, else all.
 
@@ -58,9 +64,8 @@ def read_queries(folder: Path, split: str = "") -> dict[str, str]:
         InputError: the folder has no queries, a line is not a query or has no text, or two queries
             have one name; names file and line.
     """
-    names = [f"queries_{split}.jsonl"] if split else []
     queries: dict[str, str] = {}
-    for where, record in read_records(_one_of(folder, [*names, "queries.jsonl"])):
+    for where, record in read_records(queries_path(folder, split)):
         name, text = _text(where, record, "_id"), _text(where, record, "text")
         if not text.strip():
             raise InputError(f"{where}: the query {name} has no text; write one, or drop the line")
@@ -68,6 +73,16 @@ def read_queries(folder: Path, split: str = "") -> dict[str, str]:
             raise InputError(f"{where}: there is a query {name} before; give each its own '_id'")
         queries[name] = text
     return queries
+
+
+def queries_path(folder: Path, split: str = "") -> Path:
+    """The file with the queries of a split if it has its own, else the one with those of all.
+
+    Raises:
+        InputError: there is none.
+    """
+    names = [f"queries_{split}.jsonl"] if split else []
+    return _one_of(folder, [*names, "queries.jsonl"])
 
 
 def qrels_path(folder: Path, split: str) -> Path:

@@ -1,8 +1,9 @@
 """Reads corpora of passages: JSON lines, Parquet, BEIR's layout, and `contents` as FlashRAG has it.
 
 Records may have any field names. By itself a reader finds `id`, `title` and `text`; BEIR's `_id`;
-and the form of the corpus wiki18_100w (FlashRAG, arXiv 2405.13576; Search-R1, arXiv 2503.09516):
-`id` and `contents`, which is a title in double quotes on a line of its own, then the text.
+`doc_id`, as remakes of DeepRetrieval have it, whose corpora are JSON lists; and the form of the
+corpus wiki18_100w (FlashRAG, arXiv 2405.13576; Search-R1, arXiv 2503.09516): `id` and `contents`,
+which is a title in double quotes on a line of its own, then the text.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from qrag_jax.errors import InputError
 
 PARQUET = ".parquet"
 SUFFIXES = (*RECORD_SUFFIXES, PARQUET)
-NAMES, TITLES, TEXTS = ("_id", "id"), ("title",), ("text", CONTENTS := "contents")
+NAMES, TITLES, TEXTS = ("_id", "id", "doc_id"), ("title",), ("text", CONTENTS := "contents")
 METADATA = "metadata"  # a field of this name that holds an object is spread out
 ALL = "*"
 _ROWS = 1024  # of a Parquet file in memory at a time

@@ -112,8 +112,7 @@ def bridge_question(
     Raises:
         InputError: an argument is outside its range.
     """
-    config = SyntheticConfig(hops=(2,), comparison=0.0, chunks=passages, seed=seed)
-    puzzle = puzzle_at(config, split, index)
+    puzzle = bridge_puzzle(seed, split, index, passages)
     first, second = puzzle.chain
     return BridgeQuestion(
         id=f"{SOURCE}-{split}-{seed}-{index}",
@@ -122,9 +121,20 @@ def bridge_question(
         bridge=puzzle.passages[second].entity.title,
         relations=_relation_words(puzzle),
         answer=puzzle.answer,
-        passages=tuple(_told(i, passage, puzzle) for i, passage in enumerate(puzzle.passages)),
+        passages=told_passages(puzzle),
         chain=(first, second),
     )
+
+
+def bridge_puzzle(seed: int, split: Split, index: int, passages: int = PASSAGES) -> Puzzle:
+    """What `bridge_question` is made of; its arguments, and what it raises, are the same."""
+    config = SyntheticConfig(hops=(2,), comparison=0.0, chunks=passages, seed=seed)
+    return puzzle_at(config, split, index)
+
+
+def told_passages(puzzle: Puzzle) -> tuple[BridgePassage, ...]:
+    """The passages of a puzzle of two hops, in its order."""
+    return tuple(_told(i, passage, puzzle) for i, passage in enumerate(puzzle.passages))
 
 
 def _told(number: int, passage: Passage, puzzle: Puzzle) -> BridgePassage:

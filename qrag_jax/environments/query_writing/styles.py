@@ -20,6 +20,7 @@ from qrag_jax.data.generators.bridge_world import BridgeQuestion
 from qrag_jax.data.generators.invented_names import Draw
 from qrag_jax.environments.query_writing.prompt import Variant
 from qrag_jax.environments.query_writing.state import BY_HOP, Pool, QueryState, grown
+from qrag_jax.environments.shares import check_shares, drawn
 from qrag_jax.errors import InputError, check_least
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
@@ -27,8 +28,6 @@ from qrag_jax.llm.text.prompts import one_line
 QUESTION, ENTITY, PASSAGE, BRIDGE = STYLES = ("question", "entity", "passage", "bridge")
 _SECTION = "styles"
 _STREAM = 3  # of `Draw`; 0 and 1 draw the questions of the two splits, 2 draws demonstrations
-_FINE = 1 << 53
-_BEYOND = 1e-6  # how far from 1 a sum of shares may be
 
 # Queries → what each finds, best first.
 Search = Callable[[Sequence[str]], Sequence[Pool | Failure]]
@@ -54,13 +53,8 @@ class StylesConfig:
     most_words: int = 24  # of a query with a passage; the rest of the passage is left out
 
     def __post_init__(self) -> None:
-        check_least(_SECTION, self, **dict.fromkeys((*STYLES, "marked"), 0.0), most_words=1)
-        total = sum(self.shares.values())
-        if not abs(total - 1) <= _BEYOND:
-            raise InputError(
-                f"config.{_SECTION}.{', '.join(STYLES[:-1])} and {STYLES[-1]} sum to {total:g}; "
-                "change them so that they sum to 1."
-            )
+        check_shares(_SECTION, self, STYLES)
+        check_least(_SECTION, self, marked=0.0, most_words=1)
         if not self.marked <= 1:
             raise InputError(f"config.{_SECTION}.marked is {self.marked}; use a share, 0 to 1.")
 
@@ -97,8 +91,8 @@ def draw_styles(config: StylesConfig, seed: int, index: int, hops: int) -> tuple
         hops: how many.
     """
     draw = Draw(seed, _STREAM, index)
-    drawn = [_drawn(config, draw) for _ in range(hops if config.mixed else 1)]
-    return tuple(drawn) if config.mixed else (drawn[0],) * hops
+    styles = [_drawn(config, draw) for _ in range(hops if config.mixed else 1)]
+    return tuple(styles) if config.mixed else (styles[0],) * hops
 
 
 def draw_style(config: StylesConfig, seed: int, index: int) -> Style:
@@ -107,15 +101,7 @@ def draw_style(config: StylesConfig, seed: int, index: int) -> Style:
 
 
 def _drawn(config: StylesConfig, draw: Draw) -> Style:
-    point = draw.below(_FINE) / _FINE
-    possible = [name for name, share in config.shares.items() if share > 0]
-    name = possible[-1]
-    for each in possible[:-1]:
-        point -= config.shares[each]
-        if point < 0:
-            name = each
-            break
-    return Style(name, draw.chance(config.marked))
+    return Style(drawn(config.shares, draw), draw.chance(config.marked))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

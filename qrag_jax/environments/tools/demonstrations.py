@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from qrag_jax.data.generators.bridge_world import BridgePassage, BridgeQuestion
 from qrag_jax.data.generators.invented_names import Draw
-from qrag_jax.errors import InputError, check_least
+from qrag_jax.environments.shares import check_shares, drawn
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 
 REASONING = "The passages say so."  # of every demonstration
 _SECTION = "demonstrations"
 _STREAM = 2  # of `Draw`; 0 and 1 draw the questions of the two splits
 _FINE = 1 << 53
-_BEYOND = 1e-6  # how far from 1 a sum of shares may be
 _SHOWN = re.compile(r"^Document ID: (.+)$", re.MULTILINE)
 
 
@@ -51,14 +50,7 @@ class DemonstrationsConfig:
 
     def __post_init__(self) -> None:
         for shares in self.decisions.values():
-            check_least(_SECTION, self, **dict.fromkeys(shares, 0.0))
-            total = sum(shares.values())
-            if not abs(total - 1) <= _BEYOND:
-                *most, last = shares
-                raise InputError(
-                    f"config.{_SECTION}.{', '.join(most)} and {last} sum to {total:g}; change them "
-                    "so that they sum to 1."
-                )
+            check_shares(_SECTION, self, shares)
 
     @property
     def decisions(self) -> dict[str, dict[str, float]]:
@@ -108,7 +100,7 @@ def draw_choices(config: DemonstrationsConfig, seed: int, index: int) -> Choices
         index: from 0; the episodes of one question have different ones.
     """
     draw = Draw(seed, _STREAM, index)
-    made = {name: _drawn(draw, shares) for name, shares in config.decisions.items()}
+    made = {name: drawn(shares, draw) for name, shares in config.decisions.items()}
     return Choices(**made, luck=draw.below(_FINE) / _FINE)
 
 
@@ -198,13 +190,3 @@ class Demonstration:
 def _said(result: Sequence[BridgePassage], hop: int) -> str:
     """What the best passage that says something for the hop's relation says; "": none does."""
     return next((passage.said[hop] for passage in result if passage.said[hop]), "")
-
-
-def _drawn(draw: Draw, shares: Mapping[str, float]) -> str:
-    point = draw.below(_FINE) / _FINE
-    possible = [name for name, share in shares.items() if share > 0]
-    for name in possible[:-1]:
-        point -= shares[name]
-        if point < 0:
-            return name
-    return possible[-1]

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.files.beir import Document, qrels_path, read_documents, read_queries
+from qrag_jax.data.files.beir import (
+    Document,
+    is_collection,
+    qrels_path,
+    queries_path,
+    read_documents,
+    read_queries,
+)
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.trec import read_qrels
 from tests.data.real_data import real
@@ -39,6 +46,20 @@ def test_a_splits_own_queries_go_before_all(tmp_path: Path) -> None:
     assert read_queries(tmp_path) == {"1": "one", "2": "two"}
     assert read_queries(tmp_path, "dev") == {"2": "two"}
     assert read_queries(tmp_path, "test") == {"1": "one", "2": "two"}
+
+
+def test_what_shows_that_a_folder_is_a_collection(tmp_path: Path) -> None:
+    write(tmp_path / "corpus.jsonl", {"_id": "1", "text": "one"})
+    write(tmp_path / "train.jsonl", {"query": "q"})
+    assert not is_collection(tmp_path)
+    for name in ("queries.jsonl", "queries_dev.jsonl.gz", "qrels_dev.tsv", "qrels/test.tsv.gz"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        assert is_collection(tmp_path)
+        path.unlink()
+    write(tmp_path / "queries.jsonl", {"_id": "1", "text": "one"})
+    assert queries_path(tmp_path, "dev") == queries_path(tmp_path) == tmp_path / "queries.jsonl"
 
 
 def test_judgements_are_found_in_both_places(tmp_path: Path) -> None:

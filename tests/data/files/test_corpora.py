@@ -87,6 +87,22 @@ def test_contents_of_wiki18_hold_the_title_in_quotes(tmp_path: Path) -> None:
     assert (whole.title, whole.text) == ("", record["contents"])
 
 
+@pytest.mark.parametrize("name", ["c.json", "c.jsonl"])
+def test_corpora_of_the_deepretrieval_remake(tmp_path: Path, name: str) -> None:
+    records: list[dict[str, Any]] = [
+        {"doc_id": "d1", "text": "first"},
+        {"doc_id": 2, "text": "t", "title": "T"},
+    ]
+    path = tmp_path / name
+    path.write_bytes(json.dumps(records).encode() if name == "c.json" else lines(records))
+    found = documents(path)
+    assert found[0] == Document("d1", "first", "", {})
+    assert (found[1].name, found[1].text) == ("2", "t")
+    # A document's own id goes before that of what it is a part of.
+    written(tmp_path / "parts.jsonl", [{"id": "a#1", "doc_id": "a", "text": "t"}])
+    assert documents(tmp_path / "parts.jsonl") == [Document("a#1", "t", "", {"doc_id": "a"})]
+
+
 def test_columns_of_other_names_and_ids_that_are_numbers(tmp_path: Path) -> None:
     path = written(tmp_path / "c.jsonl", [{"docid": 7, "head": "H", "body": "B", "text": "else"}])
     columns = Columns.parse("id=docid,title=head,text=body")
@@ -128,7 +144,7 @@ def test_records_are_refused_with_their_line(
 def test_a_first_record_without_the_columns_lists_what_is_there(tmp_path: Path) -> None:
     path = written(tmp_path / "c.jsonl", [{"docid": "1", "body": "b"}])
     told = message(path)
-    assert "no field '_id' or 'id', only 'docid', 'body'" in told
+    assert "no field '_id' or 'id' or 'doc_id', only 'docid', 'body'" in told
     assert "--columns=id=NAME" in told
     assert "no field 'txt'" in message(path, id="docid", text="txt")
 

@@ -1,0 +1,86 @@
+"""Sentences of corpora, and what is left of them when words are dropped at random.
+
+A language model that knows nothing learns from such pairs to copy words, and to leave some out.
+Reinforcement learning can then choose which. It needs no invented world, only texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from qrag_jax.data.generators.function_words import words_of
+from qrag_jax.data.generators.invented_names import Draw
+
+STREAM = 15  # of `Draw`, for the words that are dropped; lower ones draw questions and styles
+_END = re.compile(r"[.!?]['\")\]]*$")
+# Before the full stop of these, and of single letters, a sentence goes on.
+_SHORT = ("al", "approx", "cf", "dr", "e.g", "eq", "etc", "fig", "figs", "i.e", "mr", "mrs", "vs")
+
+
+def sentences_of(texts: Iterable[str], most_words: int, least_words: int) -> Iterator[str]:
+    """Yields the sentences of the texts that have a number of words within limits, in their order.
+
+    White space separates tokens. A sentence ends with a token at whose end is a full stop, question
+    mark or exclamation mark, perhaps before quotes or brackets, or with its text. A token that is a
+    single letter or one of a few short forms (`Fig.`, `e.g.`) before the full stop ends none.
+    The tokens of a sentence are joined by single blanks.
+
+    Args:
+        texts: such as the texts of a corpus; those of one document belong together.
+        most_words, least_words: limits of the words of a sentence; tokens without a letter or digit
+            do not count. `least_words` is 1 at least.
+
+    Raises:
+        ValueError: the limits hold no number of words.
+    """
+    if not 1 <= least_words <= most_words:
+        raise ValueError(f"there are no sentences of {least_words} to {most_words} words")
+    for text in texts:
+        for tokens in _split(text):
+            if least_words <= sum(map(_is_word, tokens)) <= most_words:
+                yield " ".join(tokens)
+
+
+def dropped(sentence: str, draw: Draw, share: float) -> str:
+    """The sentence without some of its tokens; the others keep their order.
+
+    Args:
+        sentence: its tokens are what white space separates.
+        draw: as many of its numbers are used as there are tokens, and one more if no word is left.
+        share: the probability with which each token is dropped. If no word would be left, one of
+            them, drawn uniformly, is all that is left.
+
+    Raises:
+        ValueError: the sentence has no word, or `share` is not from 0 to 1.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"words cannot be dropped with probability {share}")
+    tokens = sentence.split()
+    words = [token for token in tokens if _is_word(token)]
+    if not words:
+        raise ValueError(f"the sentence {sentence!r} has no word")
+    kept = [token for token in tokens if not draw.chance(share)]
+    return " ".join(kept) if any(map(_is_word, kept)) else draw.choice(words)
+
+
+def _is_word(token: str) -> bool:
+    return bool(words_of(token))
+
+
+def _split(text: str) -> Iterator[list[str]]:
+    tokens: list[str] = []
+    for token in text.split():
+        tokens.append(token)
+        if _ends(token):
+            yield tokens
+            tokens = []
+    if tokens:
+        yield tokens
+
+
+def _ends(token: str) -> bool:
+    if not _END.search(token):
+        return False
+    before = token.lstrip("'\"([").rstrip("'\")]").removesuffix(".").lower()
+    return before not in _SHORT and not (len(before) == 1 and before.isalpha())

@@ -1,0 +1,106 @@
+"""Reads judged queries of the usual formats, told apart by what is there.
+
+- A folder in BEIR's layout (`data.files.beir`), with the judgements of `metrics.trec`.
+- A file of rows (`data.files.judged_rows`), `.json` or `.jsonl`, gzip'd or not, or a folder with
+  such a file for each split.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qrag_jax.data.dataset_parts import WITHOUT, DatasetPart, parse_parts
+from qrag_jax.data.files import beir
+from qrag_jax.data.files.judged_rows import judged_row
+from qrag_jax.data.files.records import read_records, split_files
+from qrag_jax.data.judged_query import JudgedQuery
+from qrag_jax.data.sources.registry import ReadReport
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.trec import read_qrels
+
+NO_DOCUMENT, NO_TEXT = "queries without a relevant document", "judged queries without a text"
+
+
+def read_judged_queries(text: str) -> tuple[list[JudgedQuery], list[ReadReport]]:
+    """The queries of a dataset string, and for each part the report of what was skipped.
+
+    Skipped are queries without a relevant document, and judgements of queries that have no text. A
+    slice is of all queries of the part, whether they are skipped or not.
+
+    Args:
+        text: `path,split;path,split`, see `data.dataset_parts`. A path is a file or a folder of
+            this machine; of a file, the split may only give a slice, such as train[:100].
+
+    Raises:
+        InputError: the string or a part cannot be read, a query is not of its form, no query of a
+            part is usable, or two queries have the same id.
+    """
+    found: dict[str, JudgedQuery] = {}
+    reports = []
+    for part in parse_parts(text, WITHOUT):
+        read, report = _read(part)
+        reports.append(report)
+        for each in read:
+            if each.id in found:
+                raise InputError(
+                    f"the query {each.id!r} is there twice; name parts of data that do not overlap."
+                )
+            found[each.id] = each
+    return [*found.values()], reports
+
+
+def _read(part: DatasetPart) -> tuple[list[JudgedQuery], ReadReport]:
+    path = Path(part.path).expanduser()
+    folder = path.is_dir() and beir.is_collection(path)
+    files, read = _collection(path, part.split) if folder else _rows(path, part.split)
+    if part.bounds:
+        read = [read[place] for place in part.of(len(read))]
+    report = ReadReport(part.path, tuple(map(str, files)), read=len(read))
+    kept = []
+    for where, query in read:
+        if not query.grades:
+            report.skip(NO_DOCUMENT, where)
+        elif not query.text:
+            report.skip(NO_TEXT, where)
+        else:
+            kept.append(query)
+    report.kept = len(kept)
+    if not kept:
+        raise InputError(
+            f"{part.path} has no usable query among {report.read} (skipped: {report.losses()}); "
+            "give the judgements of these queries."
+        )
+    return kept, report
+
+
+Placed = list[tuple[str, JudgedQuery]]  # (where it is, the query)
+
+
+def _collection(folder: Path, split: str) -> tuple[list[Path], Placed]:
+    """The queries of a split: those of its own file, and those that are judged."""
+    queries, judgements = beir.queries_path(folder, split), beir.qrels_path(folder, split)
+    texts, qrels = beir.read_queries(folder, split), read_qrels(judgements)
+    own = queries.name.startswith(f"queries_{split}.")
+    read: Placed = []
+    for name in dict.fromkeys([*(texts if own else ()), *qrels]):
+        judged = qrels.get(name, {})
+        grades = tuple((each, grade) for each, grade in judged.items() if grade >= 1)
+        where = f"{queries.name}: {name}"
+        read.append((where, JudgedQuery(name, texts.get(name, "").strip(), grades)))
+    return [queries, judgements], read
+
+
+def _rows(path: Path, split: str) -> tuple[list[Path], Placed]:
+    files = split_files(path, split, (f"{split}.jsonl",))
+    read: Placed = []
+    seen: set[str] = set()
+    for file in files:
+        for where, row in read_records(file):
+            query = judged_row(where, row)
+            if query.id in seen:
+                raise InputError(
+                    f"{where}: there is a query {query.id!r} before; give each its own 'id'."
+                )
+            seen.add(query.id)
+            read.append((where, query))
+    return files, read

@@ -1,0 +1,94 @@
+"""Sentences of corpora, and what is left when words are dropped."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+from qrag_jax.data.files.corpora import read_corpus
+from qrag_jax.data.generators.dropped_words import STREAM, dropped, sentences_of
+from qrag_jax.data.generators.invented_names import Draw
+from tests.data.real_data import real
+
+SENTENCE = "the flow of a gas in a long pipe , as seen here ."
+GOLDEN = ["the gas long pipe , as .", "a gas in long pipe seen .", "of in a long , as seen"]
+
+
+def every(text: str) -> list[str]:
+    return list(sentences_of([text], 100, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("It rains. Is it wet? Yes!  So", ["It rains.", "Is it wet?", "Yes!", "So"]),
+        ("one  flow .\ntwo flows .", ["one flow .", "two flows ."]),
+        ('He said "it rains." (It did.) Then', ['He said "it rains."', "(It did.)", "Then"]),
+        ("As J. Berg et al. show (e.g. in Fig. 3) it holds.",) * 2,
+        ("It is 3.5 m long, i.e. short", ["It is 3.5 m long, i.e. short"]),
+        ("Vitamin A? B! Type 2. End", ["Vitamin A?", "B!", "Type 2.", "End"]),
+        ("", []),
+        (" . ? ", []),
+    ],
+)
+def test_where_sentences_end(text: str, sentences: list[str] | str) -> None:
+    assert every(text) == ([sentences] if isinstance(sentences, str) else sentences)
+
+
+def test_sentences_have_words_within_the_limits() -> None:
+    texts = ["One. One two . One two three - ! One two three four", "a b"]
+    assert list(sentences_of(texts, 3, 2)) == ["One two .", "One two three - !", "a b"]
+    assert list(sentences_of(texts, 1, 1)) == ["One."]
+    for most, least in ((1, 2), (3, 0)):
+        with pytest.raises(ValueError, match=f"no sentences of {least} to {most} words"):
+            list(sentences_of(texts, most, least))
+
+
+def test_golden_drops() -> None:
+    found = [dropped(SENTENCE, Draw(0, STREAM, index), 0.5) for index in range(3)]
+    assert found == GOLDEN
+    assert found == [dropped(SENTENCE, Draw(0, STREAM, index), 0.5) for index in range(3)]
+
+
+def test_what_is_left_is_a_part_in_the_same_order() -> None:
+    for index in range(200):
+        left = dropped(SENTENCE, Draw(1, STREAM, index), 0.8).split()
+        tokens = iter(SENTENCE.split())
+        assert all(token in tokens for token in left)  # takes from the iterator
+        assert re.search(r"\w", " ".join(left))
+
+
+def test_each_token_is_dropped_with_the_share() -> None:
+    sentence, draws, share = " ".join(f"w{n}" for n in range(20)), 500, 0.25
+    left = [dropped(sentence, Draw(0, STREAM, index), share).split() for index in range(draws)]
+    sigma = math.sqrt(draws * share * (1 - share))
+    for token in sentence.split():
+        missing = sum(token not in each for each in left)
+        assert abs(missing - draws * share) < 4 * sigma, token
+
+
+def test_one_word_is_always_left() -> None:
+    assert dropped(SENTENCE, Draw(0, STREAM, 0), 0.0) == SENTENCE
+    left = [dropped("- a b , c .", Draw(0, STREAM, index), 1.0) for index in range(300)]
+    assert set(left) == {"a", "b", "c"}
+    assert all(60 < left.count(word) < 140 for word in "abc")
+    for sentence, share in (("- .", 0.5), ("", 0.0)):
+        with pytest.raises(ValueError, match="has no word"):
+            dropped(sentence, Draw(0, STREAM, 0), share)
+    for share in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="cannot be dropped with probability"):
+            dropped(SENTENCE, Draw(0, STREAM, 0), share)
+
+
+@pytest.mark.parametrize("name", ["scifact", "cranfield"])
+def test_sentences_of_real_collections(name: str) -> None:
+    texts = [read.document.text for read in read_corpus(real(f"ir/{name}"))][:300]
+    sentences = list(sentences_of(texts, 25, 5))
+    assert len(sentences) > 700
+    joined = {" ".join(text.split()) for text in texts}
+    for sentence in sentences[:50]:
+        assert any(sentence in text for text in joined)
+    ended = sum(sentence.endswith((".", "?", "!")) for sentence in sentences)
+    assert ended >= 0.95 * len(sentences)
