@@ -1,0 +1,196 @@
+"""A real HTTP server on this machine that answers, or misbehaves, as a test wants it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.server
+import json
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from qrag_jax.retrieval.remote_engines.config import RemoteEngineConfig
+
+KEY = "0123456789abcdef0123456789abcdef0123"  # as long as NCBI's
+
+
+class Call(NamedTuple):
+    """A request.
+
+    nth: number of the request among those with the same fields, from 0.
+    fields: of the URL or the form, read by the rules of forms.
+    target: path and query as they came.
+    """
+
+    nth: int
+    method: str
+    target: str
+    fields: Mapping[str, str]
+    headers: Mapping[str, str]
+
+    @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+    @property
+    def query(self) -> str:
+        return self.fields.get("term", self.fields.get("query.term", ""))
+
+
+@dataclasses.dataclass(frozen=True)
+class Say:
+    """An answer.
+
+    Attributes:
+        body: of the answer; what is no text is sent as JSON.
+        missing: bytes that are announced and never sent.
+        drip: seconds before each byte of the body.
+        drop: the connection is closed without an answer.
+    """
+
+    body: Any = ""
+    status: int = 200
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    missing: int = 0
+    drip: float = 0.0
+    drop: bool = False
+
+
+Script = Callable[[Call], Say]
+
+
+@dataclasses.dataclass
+class Scripted:
+    """The server.
+
+    Attributes:
+        url: where it is.
+        script: makes the answers; it is called by several threads.
+        calls: the requests so far.
+    """
+
+    script: Script
+    url: str = ""
+    calls: list[Call] = dataclasses.field(default_factory=list)
+
+    @property
+    def queries(self) -> list[str]:
+        return [call.query for call in self.calls]
+
+
+@contextlib.contextmanager
+def serving(script: Script) -> Iterator[Scripted]:
+    """A server that answers while the block runs."""
+    scripted, lock = Scripted(script), threading.Lock()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def _serve(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+            form = body if self.command == "POST" else urllib.parse.urlsplit(self.path).query
+            pairs = urllib.parse.parse_qsl(form, keep_blank_values=True, strict_parsing=bool(form))
+            fields = dict(pairs)
+            assert len(fields) == len(pairs)  # no field comes twice
+            with lock:
+                nth = sum(call.fields == fields for call in scripted.calls)
+                call = Call(nth, self.command, self.path, fields, self.headers)
+                scripted.calls.append(call)
+            self._say(scripted.script(call))
+
+        do_GET = do_POST = _serve
+
+        def _say(self, say: Say) -> None:
+            if say.drop:
+                return
+            text = say.body if isinstance(say.body, str) else json.dumps(say.body)
+            data = text.encode()
+            with contextlib.suppress(ConnectionError):  # the client may be gone
+                self.send_response(say.status)
+                self.send_header("Content-Length", str(len(data) + say.missing))
+                for name, value in say.headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                for byte in data if say.drip else ():
+                    time.sleep(say.drip)
+                    self.wfile.write(bytes([byte]))
+                if not say.drip:
+                    self.wfile.write(data)
+
+        def log_message(self, *arguments: Any) -> None:
+            """Says nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    scripted.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield scripted
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class FakeClock:
+    """A clock that only sleeping moves; `slept` are the pauses."""
+
+    def __init__(self) -> None:
+        self.time, self.slept = 1000.0, list[float]()
+        self._lock = threading.Lock()
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        with self._lock:
+            self.time += seconds
+            self.slept.append(seconds)
+
+
+def quick(url: str, **settings: Any) -> RemoteEngineConfig:
+    """Settings with short pauses for the server at a URL."""
+    defaults: dict[str, Any] = {
+        "url": url,
+        "requests_per_second": 10_000.0,
+        "pause": 0.001,
+        "timeout": 5.0,
+    }
+    return RemoteEngineConfig(**defaults | settings)
+
+
+def pubmed_says(ids: Sequence[str], count: int | None = None, **more: Any) -> Say:
+    """As ESearch does."""
+    result = {"count": str(len(ids) if count is None else count), "idlist": list(ids), **more}
+    return Say({"header": {"type": "esearch", "version": "0.3"}, "esearchresult": result})
+
+
+def pubmed_error(text: str) -> Say:
+    """As ESearch does."""
+    return Say({"header": {"type": "esearch", "version": "0.3"}, "esearchresult": {"ERROR": text}})
+
+
+# What ESearch says both in an outage and where parentheses stay open.
+BACKEND = (
+    "Search Backend failed: An error occurred while processing request. Status: 500. Source: "
+    "/api/search/ Details: Search is temporarily unavailable. Please try again later."
+)
+
+
+def study(number: str, began: str = "2001-02-03") -> dict[str, Any]:
+    """As the registry has it; began "": the date is not known."""
+    status = {"startDateStruct": {"date": began}} if began else {}
+    section = {"identificationModule": {"nctId": number}, "statusModule": status}
+    return {"protocolSection": section}
+
+
+def trials_say(studies: Sequence[Mapping[str, Any]], following: str = "") -> Say:
+    """As the registry does."""
+    more = {"nextPageToken": following} if following else {}
+    return Say({"studies": list(studies), **more})
+
+
+def by(query: str, its: Script, others: Script) -> Script:
+    """A script for this query, and another one for the others."""
+    return lambda call: (its if call.query == query else others)(call)
