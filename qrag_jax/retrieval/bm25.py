@@ -21,7 +21,7 @@ import functools
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +138,18 @@ class Words:
 
     def __call__(self, text: str) -> list[str]:
         """The words of a text in order; stop words are left out before words are stemmed."""
-        words = self._find(text.lower() if self._lower else text)
-        words = [word for word in words if word not in self._stop]
+        words = [form for form in self.forms(text) if form not in self._stop]
         return self._stemmer.stemWords(words) if self._stemmer else words
+
+    def forms(self, text: str) -> list[str]:
+        """All words of a text in order, as they stand there: not stemmed, and stop words, too."""
+        return self._find(text.lower() if self._lower else text)
+
+    def word(self, form: str) -> str | None:
+        """The word that one of `forms` counts as; None: it is a stop word."""
+        if form in self._stop:
+            return None
+        return self._stemmer.stemWord(form) if self._stemmer else form
 
 
 class BM25Index:
@@ -168,9 +177,10 @@ class BM25Index:
         config = config or BM25Config()
         library = _bm25s()
         known: dict[str, int] = {}
+        words = Words(config)
         passages = [
-            array.array("i", [known.setdefault(word, len(known)) for word in words])
-            for words in _words_of(corpus, config)
+            array.array("i", [known.setdefault(word, len(known)) for word in words(text)])
+            for text in texts_of(corpus)
         ]
         if not known:
             raise InputError(
@@ -232,6 +242,15 @@ class BM25Index:
         allowed = self.corpus.matching(where) if where else None
         return as_hits([self._row(words(text), k, allowed) for text in queries.texts], k)
 
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        """The words of the corpus, each with a number from 0 on."""
+        return self._scores.vocab_dict
+
+    def scores(self, words: Sequence[int]) -> np.ndarray:
+        """float32 `[passages]`: the scores of a query of these words, by their numbers."""
+        return self._scores.get_scores_from_ids(list(words))
+
     def save(self, folder: Path) -> None:
         """Writes the arrays as plain .npy files, the words and settings as JSON; no pickle.
 
@@ -255,18 +274,18 @@ class BM25Index:
         known = self._scores.get_tokens_ids(words)
         if not known:
             return Row(np.zeros(0, np.int64), np.zeros(0, np.float32))
-        scores = self._scores.get_scores_from_ids(known)
+        scores = self.scores(known)
         hit = scores > 0 if allowed is None else (scores > 0) & allowed
         numbers = np.flatnonzero(hit)
         return best(numbers, scores[numbers], k)
 
 
-def _words_of(corpus: Corpus, config: BM25Config) -> Iterator[list[str]]:
-    words = Words(config)
+def texts_of(corpus: Corpus) -> Iterator[str]:
+    """Titles and texts of all passages in order, a piece of the corpus at a time."""
     for start in range(0, len(corpus), _READ_AT_ONCE):
         numbers = range(start, min(start + _READ_AT_ONCE, len(corpus)))
         for passage in corpus.passages(numbers):
-            yield words(passage.whole)
+            yield passage.whole
 
 
 @functools.cache

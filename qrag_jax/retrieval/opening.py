@@ -13,6 +13,7 @@ from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Index
+from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.hybrid import FusedIndex
@@ -27,9 +28,12 @@ CORPUS = "corpus"
 # "exact": on jax's devices. "scan": NumPy on the host. "faiss": on processors.
 # "qdrant": a server, or its client library alone for small corpora.
 EXACT, SCAN, FAISS, QDRANT = OF_VECTORS = ("exact", "scan", "faiss", "qdrant")
-BM25, HYBRID = "bm25", "hybrid"  # words; words and vectors, fused by their ranks
-ENGINES = (*OF_VECTORS, BM25, HYBRID)
-_COMPARES = {BM25: "words", HYBRID: "words and vectors"}  # the others: vectors
+# Words; words and vectors, fused by their ranks; words with AND, OR, NOT and phrases.
+BM25, HYBRID, BOOLEAN = "bm25", "hybrid", "boolean"
+OF_WORDS = (BM25, BOOLEAN)
+ENGINES = (*OF_VECTORS, BM25, HYBRID, BOOLEAN)
+# The others: vectors.
+_COMPARES = {**dict.fromkeys(OF_WORDS, "words"), HYBRID: "words and vectors"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +121,13 @@ class IndexAt:
         if self.engine in OF_VECTORS:
             return self.open_vectors(encoder)
         corpus = StoredCorpus(self.folder / CORPUS)
+        if self.engine == BOOLEAN and self._has(BOOLEAN):
+            return BooleanIndex.open(self.folder / BOOLEAN, corpus)
         words = BM25Index.open(self.folder / BM25, corpus)
         if self.engine == BM25:
             return words
+        if self.engine == BOOLEAN:
+            return BooleanIndex.over(words)
         vectors = IndexAt(self.folder, EXACT).open_vectors(encoder)
         return FusedIndex([words, vectors])
 
@@ -156,6 +164,8 @@ class IndexAt:
         needs: Sequence[str] = {SCAN: [EXACT], HYBRID: [EXACT, BM25]}.get(engine, [engine])
         if engine == FAISS and not self._has(FAISS):
             needs = [EXACT]  # it is made in memory
+        if engine == BOOLEAN and not self._has(BOOLEAN):
+            needs = [BM25]  # as above
         return [name for name in needs if not self._has(name)]
 
     def _has(self, engine: str) -> bool:

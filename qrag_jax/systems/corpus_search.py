@@ -9,12 +9,13 @@ from typing import NamedTuple
 from qrag_jax.errors import InputError
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.opening import BM25, CORPUS, HYBRID, IndexAt
-from qrag_jax.retrieval.own_documents import GOLDEN, LEXICAL, SEMANTIC
+from qrag_jax.retrieval.opening import BM25, BOOLEAN, CORPUS, HYBRID, IndexAt
+from qrag_jax.retrieval.own_documents import GOLDEN, LEXICAL, RETRIEVERS, SEMANTIC
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.systems.plain_search import BY_VECTORS, BY_WORDS, PlainEncoder, open_plain
 
-_ENGINES = {BM25: BM25, LEXICAL: BM25, SEMANTIC: "", HYBRID: HYBRID}  # "": the usual of vectors
+# Retriever → engine; "": the usual of vectors.
+_ENGINES = {BM25: BM25, LEXICAL: BM25, SEMANTIC: "", HYBRID: HYBRID, BOOLEAN: BOOLEAN}
 
 
 class FieldNames(NamedTuple):
@@ -31,7 +32,7 @@ class CorpusSearch:
 
     Attributes:
         folder: of an index, as `qrag index` builds it.
-        retriever: golden, bm25 (lexical), semantic or hybrid.
+        retriever: golden, bm25 (lexical), semantic, hybrid or boolean.
         fields: where the config names these, for messages.
         encoder: folder or hub name of what embedded the passages; "": words are compared.
         question_prefix, passage_prefix: of the encoder; the latter as the index was built.
@@ -73,12 +74,14 @@ def open_corpus(search: CorpusSearch, clean: bool) -> CorpusLibrary:
     if search.retriever == GOLDEN:
         return CorpusLibrary(corpus, None, clean)
     if search.retriever not in _ENGINES:
+        # Boolean search is the query writers' alone.
+        both = (name for name in RETRIEVERS if name == GOLDEN or name in _ENGINES)
         raise InputError(
             f"the retriever {search.retriever!r} is for a question's own documents; with "
-            f"{search.fields.folder} use one of {', '.join((GOLDEN, *_ENGINES))}."
+            f"{search.fields.folder} use one of {', '.join(both)}."
         )
     engine, encoder = _ENGINES[search.retriever], None
-    if engine != BM25:
+    if engine not in BY_WORDS:
         if not search.encoder:
             raise InputError(
                 f"the retriever {search.retriever!r} compares vectors; name the encoder that "

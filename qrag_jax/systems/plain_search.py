@@ -9,12 +9,12 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.retrieval.opening import BM25, EXACT, FAISS, HYBRID, QDRANT, SCAN, IndexAt
+from qrag_jax.retrieval.opening import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
 from qrag_jax.retrieval.single_step import SingleStepSearch
 from qrag_jax.systems.passage_encoder import PassageEncoder
 
 BY_VECTORS = (EXACT, QDRANT, FAISS, SCAN, HYBRID)
-BY_WORDS = (BM25,)
+BY_WORDS = OF_WORDS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,9 +16,10 @@ from qrag_jax.environments.query_writing.state import BY_TITLE, KEYS
 from qrag_jax.errors import InputError, check_known
 from qrag_jax.retrieval import corpus, manifest
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, check_words
+from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import write_corpus
-from qrag_jax.retrieval.opening import BM25, CORPUS, HYBRID
+from qrag_jax.retrieval.opening import BM25, BOOLEAN, CORPUS, HYBRID, OF_WORDS
 from qrag_jax.retrieval.own_documents import SEMANTIC
 from qrag_jax.retrieval.pooled import pooled
 from qrag_jax.retrieval.protocol import Passage
@@ -30,7 +31,7 @@ from qrag_jax.systems.indexing import IndexSettings, index_corpus, vectors_are_f
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.plain_search import PlainEncoder
 
-ENGINES = (BM25, SEMANTIC, HYBRID)
+ENGINES = (BM25, SEMANTIC, HYBRID, BOOLEAN)
 _FIELDS = FieldNames("config.search.index", "config.search.engine", "config.search.encoder")
 _SHOWN = 12  # digits of a digest in messages
 
@@ -45,7 +46,9 @@ class SearchConfig:
 
     # Folder of an index (qrag index) that all questions search; "": their own passages, pooled
     index: str = ""
-    engine: str = BM25  # bm25 compares words, semantic vectors; hybrid fuses both by their ranks
+    # bm25 compares words, semantic vectors; hybrid fuses both by their ranks; boolean: words, with
+    # AND, OR, NOT, parentheses and "phrases" carried out
+    engine: str = BM25
     encoder: str = ""  # folder or hub name of what embeds for semantic and hybrid
     question_prefix: str = ""  # of that encoder: text before queries, such as "query: "
     passage_prefix: str = ""  # and before passages; of an index, as it was built
@@ -67,15 +70,15 @@ class SearchConfig:
                 f"config.search.max_missing_share is {self.max_missing_share}; use a share, 0 to 1."
             )
         check_words("search", self)
-        if self.engine != BM25 and not self.encoder:
+        if self.engine not in OF_WORDS and not self.encoder:
             raise InputError(
                 f"config.search.engine is {self.engine!r}, which compares vectors; name what "
                 "embeds in config.search.encoder, or use bm25."
             )
-        if self.engine == BM25 and self.encoder:
+        if self.engine in OF_WORDS and self.encoder:
             raise InputError(
-                f"config.search.encoder is {self.encoder}, but the engine bm25 compares words; "
-                "leave it empty, or use semantic or hybrid."
+                f"config.search.encoder is {self.encoder}, but the engine {self.engine} compares "
+                "words; leave it empty, or use semantic or hybrid."
             )
 
     @property
@@ -119,8 +122,8 @@ def open_query_search(
         passages = None if pages is None else pooled(pages)
         hosts.first_does(lambda: _store(passages, folder / CORPUS))
         if config.engine != SEMANTIC:
-            hosts.first_does(lambda: _index_words(config.words, folder))
-        if config.engine != BM25:
+            hosts.first_does(lambda: _index_words(config, folder))
+        if config.engine not in OF_WORDS:
             _index_vectors(search.plain_encoder, folder, stop)
     library = open_corpus(search, config.clean)
     library.corpus.check_content()
@@ -166,14 +169,18 @@ def _store(passages: Sequence[Passage] | None, folder: Path) -> None:
             )
 
 
-def _index_words(config: BM25Config, folder: Path) -> None:
+def _index_words(config: SearchConfig, folder: Path) -> None:
     stored = StoredCorpus(folder / CORPUS)
-    if not (folder / BM25 / manifest.NAME).exists():
-        BM25Index.build(stored, config).save(folder / BM25)
-    elif BM25Index.open(folder / BM25, stored).config != config:
+    kind: type[BM25Index | BooleanIndex] = BM25Index
+    own = folder / BM25
+    if config.engine == BOOLEAN:
+        kind, own = BooleanIndex, folder / BOOLEAN
+    if not (own / manifest.NAME).exists():
+        kind.build(stored, config.words).save(own)
+    elif kind.open(own, stored).config != config.words:
         raise InputError(
-            f"{folder / BM25} was built with other settings of BM25 than config.search has (k1, b, "
-            "stemmer, stop_words); give those, or another --workdir."
+            f"{own} was built with other settings of BM25 than config.search has (k1, b, stemmer, "
+            "stop_words); give those, or another --workdir."
         )
 
 

@@ -18,9 +18,10 @@ from qrag_jax.environments.query_writing.state import BY_PASSAGE, BY_TITLE, Quer
 from qrag_jax.environments.tools.episode import Document, Look
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
+from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.hybrid import FusedIndex
-from qrag_jax.retrieval.opening import BM25, CORPUS
+from qrag_jax.retrieval.opening import BM25, BOOLEAN, CORPUS
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.query_states import states_on
 from qrag_jax.systems import query_search
@@ -171,6 +172,47 @@ def test_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
     assert not (tmp_path / "search").exists()
 
 
+def titles(library: CorpusLibrary, query: str) -> set[str]:
+    return {each.title for each in found_by(library, query)}
+
+
+def test_boolean_queries_over_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.replace(QUICK, engine="boolean")
+    folder = tmp_path / "search"
+    library = open_query_search(config, SHORT, folder)
+    assert not (folder / BM25).exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(BooleanIndex, "build", None)  # nothing is built again
+        patch.setattr(BooleanIndex, "over", None)
+        again = open_query_search(config, None, folder)
+    for each in (library, again):
+        assert titles(each, "silver OR forest") == {"Lamp", "Piano"}
+        assert titles(each, "(silver OR forest) AND NOT lamp") == {"Piano"}
+        assert titles(each, '"silver river"') == {"Lamp"}
+        assert titles(each, '"river silver"') == titles(each, "silver AND") == set()
+    # Another engine's index lies beside it, and knows no operators.
+    words = open_query_search(QUICK, SHORT, folder)
+    assert titles(words, "silver AND NOT lamp") == {"Lamp"}
+    with pytest.raises(InputError, match=r"search/boolean was built with other settings of BM25"):
+        open_query_search(dataclasses.replace(config, b=0.5), SHORT, folder)
+
+
+def test_boolean_queries_over_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
+    """In memory, over its index of words: the folder stays as it is."""
+    config = SearchConfig(index=folders["both"], engine="boolean")
+    library = open_query_search(config, None, tmp_path / "search")
+    assert library.searched is not None
+    assert isinstance(library.searched.index, BooleanIndex)
+    assert titles(library, "rivers OR forest NOT piano") == {"Lamp"}
+    assert not (Path(folders["both"]) / BOOLEAN).exists()
+    vectors = tmp_path / "vectors"
+    shutil.copytree(folders["both"], vectors)
+    shutil.rmtree(vectors / BM25)
+    told = r"holds no finished index of bm25; build it there with qrag index --engine="
+    with pytest.raises(InputError, match=told):
+        open_query_search(SearchConfig(index=str(vectors), engine="boolean"), None, tmp_path / "s")
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
@@ -262,6 +304,10 @@ def test_questions_without_passages_need_an_index(tmp_path: Path) -> None:
         (
             {"encoder": "minilm"},
             "config.search.encoder is minilm, but the engine bm25 compares words; leave it empty",
+        ),
+        (
+            {"engine": "boolean", "encoder": "minilm"},
+            "config.search.encoder is minilm, but the engine boolean compares words; leave it",
         ),
         ({"gold_by": "id"}, "config.search.gold_by is 'id'; use one of passage, title."),
         ({"max_missing_share": 1.5}, "config.search.max_missing_share is 1.5; use a share"),
