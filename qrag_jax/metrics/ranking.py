@@ -100,6 +100,15 @@ def ranking_summary(
     }
 
 
+def cut_of(name: str) -> int | None:
+    """The k of a measure such as `ndcg@10`; None if it has none.
+
+    Raises:
+        InputError: the measure is unknown.
+    """
+    return _parsed(name)[1]
+
+
 def _parsed(name: str) -> tuple[str, int | None]:
     found = _NAME.fullmatch(name)
     if found is None or (found["k"] is None and found["kind"] in _NEEDS_K):

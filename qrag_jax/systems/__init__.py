@@ -32,6 +32,7 @@ SYSTEMS = {
     "harr": "qrag_jax.systems.harr",
     "rlvr": "qrag_jax.systems.rlvr",
     "leret": "qrag_jax.systems.leret",
+    "deepretrieval": "qrag_jax.systems.deepretrieval",
 }
 
 

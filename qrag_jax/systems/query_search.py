@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from qrag_jax.data.query_question import Page
@@ -110,6 +110,28 @@ def open_query_search(
         Stopped: a signal came; the same call goes on.
         OSError: the disk is full.
     """
+
+    def passages() -> Sequence[Passage] | None:
+        return None if pages is None else pooled(pages)
+
+    return open_passages(config, passages, folder, stop)
+
+
+def open_passages(
+    config: SearchConfig,
+    given: Callable[[], Sequence[Passage] | None],
+    folder: Path,
+    stop: StopSignal | None = None,
+) -> CorpusLibrary:
+    """As `open_query_search`, of passages that have names.
+
+    Args:
+        given: gives the passages, or None for those that the folder has. It is not called if the
+            config names an index.
+
+    Raises:
+        InputError, Stopped, OSError: as for `open_query_search`.
+    """
     search = CorpusSearch(
         folder=config.index or str(folder),
         retriever=config.engine,
@@ -119,7 +141,7 @@ def open_query_search(
         passage_prefix=config.passage_prefix,
     )
     if not config.index:
-        passages = None if pages is None else pooled(pages)
+        passages = given()
         hosts.first_does(lambda: _store(passages, folder / CORPUS))
         if config.engine != SEMANTIC:
             hosts.first_does(lambda: _index_words(config, folder))

@@ -1,0 +1,361 @@
+"""DeepRetrieval's config: its sections, and the dataclass of settings that is read from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from qrag_jax.data.generators.talkative import BLOCK, CLAUSES
+from qrag_jax.environments.query_rewriting.prompt import PromptKind, prompt_kind
+from qrag_jax.environments.query_rewriting.styles import RewriteStylesConfig
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.feedback.rewrite_guards import GuardsConfig
+from qrag_jax.feedback.rewrite_reward import RewriteRewardConfig
+from qrag_jax.learners.optimizers import OptimizerConfig
+from qrag_jax.learners.ppo_config import TokenPPOConfig
+from qrag_jax.learners.token_config import TokenGRPOConfig
+from qrag_jax.llm.served_config import ServedConfig
+from qrag_jax.metrics.ranking import cut_of
+from qrag_jax.models.first_language_model import LanguageModelConfig
+from qrag_jax.retrieval.opening import BOOLEAN
+from qrag_jax.retrieval.remote_engines.config import RemoteEngineConfig
+from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
+from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
+from qrag_jax.runtime.config_fields import internal
+from qrag_jax.runtime.runtime_config import RuntimeConfig
+from qrag_jax.runtime.train_config import TrainConfig
+from qrag_jax.systems import token_config
+from qrag_jax.systems.rewrite_search import REMOTE, RewriteSearchConfig
+from qrag_jax.systems.token_config import (
+    PROFILE,
+    SEED,
+    ConfigLayout,
+    ScriptConfig,
+    served_config,
+)
+
+NAME = "deepretrieval"
+TALKATIVE = "talkative"  # in place of data: queries that are made here
+SCRIPT, RL = STAGES = ("script", "rl")
+PPO, GRPO = ALGORITHMS = ("ppo", "grpo")
+
+
+@dataclasses.dataclass(frozen=True)
+class QueriesConfig:
+    """Section `queries`: what is rewritten.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    # Training queries: "talkative", made here; or parts of data, path,split;path,split: folders in
+    # BEIR's layout, each with a corpus of its own, or files of rows, which search `search.corpus`
+    train: str = TALKATIVE
+    dev: str = ""  # queries that choose the best checkpoint, likewise; "": some of the training's
+    test: str = TALKATIVE  # queries that `evaluate` scores, likewise; training never sees them
+    held_out: int = 100  # training queries that choose the best checkpoint where dev is ""
+    most: int = 0  # training queries, the first ones; 0: all
+    made_train: int = 600  # number of training queries that are made
+    made_test: int = 300  # number of test queries that are made
+    made_seed: int = 0  # of these
+    made_corpus: int = 1600  # the passages of so many training questions are searched
+    clauses: int = 2  # about somebody else, in each query that is made
+
+    def __post_init__(self) -> None:
+        least = {"held_out": 1, "most": 0, "made_train": 1, "made_test": 1, "made_seed": 0}
+        check_least("queries", self, **least, made_corpus=self.made_train)
+        for name in ("train", "test"):
+            if not getattr(self, name):
+                raise InputError(
+                    f"config.queries.{name} is empty; use {TALKATIVE!r}, or name parts of data as "
+                    "path,split."
+                )
+        if self.made_corpus % BLOCK:
+            raise InputError(
+                f"config.queries.made_corpus is {self.made_corpus}; it must be a multiple of "
+                f"{BLOCK}, within which queries mention one another's persons."
+            )
+        if self.clauses not in CLAUSES:
+            raise InputError(
+                f"config.queries.clauses is {self.clauses}; use {CLAUSES[0]} to {CLAUSES[-1]}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class WritingConfig:
+    """Section `writing`: how a query is asked for.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    # rewrite_pico, rewrite_bm25, rewrite_boolean, rewrite_dense, rewrite_plain or bare_rewrite
+    # (nothing but the query); or a file .txt of your own
+    prompt: str = "bare_rewrite"
+    form: str = ""  # of the output, for your own file: tagged (think, answer, JSON) or bare
+    boolean: bool = False  # your own file asks for Boolean queries
+    query_tokens: int = 256  # tokens that an output may have, its thinking included
+
+    def __post_init__(self) -> None:
+        check_least("writing", self, query_tokens=2)
+        self.kind  # noqa: B018 – refused here, before anything is read
+
+    @property
+    def kind(self) -> PromptKind:
+        """What the prompt asks for."""
+        return prompt_kind(self.prompt, self.form, boolean=self.boolean)
+
+
+@dataclasses.dataclass(frozen=True)
+class DroppedConfig:
+    """Section `dropped`: demonstrations for data: sentences of the corpora, with words left out.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    share: float = 0.25  # probability with which a word is left out
+    least_words: int = 4  # of a sentence
+    most_words: int = 30
+
+    def __post_init__(self) -> None:
+        check_least("dropped", self, least_words=1, most_words=self.least_words)
+        if not 0 <= self.share < 1:
+            raise InputError(
+                f"config.dropped.share is {self.share}; use a probability, 0 to less than 1."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    """Section `rollout`: how episodes are played.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    attempts: int = 2  # an episode that fails is played again, so often in all
+    max_failed_share: float = 0.5  # of a batch's episodes; above it the run pauses, and plays again
+    # An output that was cut off: masked (it trains nothing) or scored as it is
+    truncated: str = SCORED
+    # K: updates between playing a batch and learning from it. 0: strictly on-policy
+    staleness: int = 0
+
+    def __post_init__(self) -> None:
+        check_least("rollout", self, attempts=1, staleness=0)
+        check_known("rollout", self, "truncated", TREATMENTS)
+        if not 0 <= self.max_failed_share <= 1:
+            raise InputError(
+                f"config.rollout.max_failed_share is {self.max_failed_share}; use a share, 0 to 1."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """Section `eval`.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    samples: int = 300  # fixed queries scored during training, 0: all
+    greedy: bool = True  # the likeliest tokens; False: sampled as in training
+    # Of rankings, as metrics/ranking.py has them; their K is not the K of the reward
+    measures: tuple[str, ...] = ("ndcg@10", "recall@100", "rr@10")
+    best_by: str = "ndcg@10"  # the measure that chooses the best checkpoint
+    seed: int = 42  # draws the scored queries
+
+    def __post_init__(self) -> None:
+        check_least("eval", self, samples=0)
+        if not self.measures:
+            raise InputError("config.eval.measures is empty; name one, such as ndcg@10.")
+        for name in self.measures:
+            cut_of(name)
+        check_known("eval", self, "best_by", self.measures)
+
+    @property
+    def depth(self) -> int:
+        """Documents of a ranking that the measures need."""
+        cuts = [cut_of(name) for name in self.measures]
+        return max(cut or _WHOLE for cut in cuts)
+
+
+_WHOLE = 1000  # documents of a ranking whose measure has no cut, as in TREC
+
+SECTIONS: dict[str, type] = {
+    "model": LanguageModelConfig,
+    "queries": QueriesConfig,
+    "search": RewriteSearchConfig,
+    "engine": RemoteEngineConfig,
+    "writing": WritingConfig,
+    "reward": RewriteRewardConfig,
+    "guards": GuardsConfig,
+    "rollout": RolloutConfig,
+    "sampling": SamplingConfig,
+    "styles": RewriteStylesConfig,
+    "dropped": DroppedConfig,
+    SCRIPT: ScriptConfig,
+    PPO: TokenPPOConfig,
+    GRPO: TokenGRPOConfig,
+    "optimizer": OptimizerConfig,
+    "train": TrainConfig,
+    "eval": EvalConfig,
+    "runtime": RuntimeConfig,
+}
+FIELDS: dict[str, tuple[Any, str]] = {
+    "seed": SEED,
+    "profile": PROFILE,
+    "stages": (
+        STAGES,
+        "script: imitate scripted rewritings; then rl: learn from what queries find; or one of "
+        "them",
+    ),
+    "algorithm": (PPO, "of the stage rl: ppo, with a critic, or grpo, with groups"),
+}
+# Fields that were added later, each with the value that holds for runs saved without it.
+LATER_FIELDS: dict[str, Any] = {}
+LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS, LATER_FIELDS)
+load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
+# Fields that do not change what a run computes: a resumed run may have other values.
+FREE_FIELDS = (*token_config.FREE_FIELDS, "rollout.max_failed_share", "queries.test", "engine.")
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteConfig:
+    """The settings of a config, one dataclass for each section.
+
+    Attributes:
+        llm: of the server that samples; None if the device does, or nothing is sampled.
+        first_steps: steps of the stage `script`.
+    """
+
+    seed: int
+    profile: int
+    stages: tuple[str, ...]
+    algorithm: str
+    model: LanguageModelConfig
+    queries: QueriesConfig
+    search: RewriteSearchConfig
+    engine: RemoteEngineConfig
+    writing: WritingConfig
+    reward: RewriteRewardConfig
+    guards: GuardsConfig
+    rollout: RolloutConfig
+    sampling: SamplingConfig
+    styles: RewriteStylesConfig
+    dropped: DroppedConfig
+    script: ScriptConfig
+    ppo: TokenPPOConfig
+    grpo: TokenGRPOConfig
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    eval: EvalConfig
+    runtime: RuntimeConfig
+    llm: ServedConfig | None = None
+    first_steps: int = internal(0)
+
+    @classmethod
+    def of(cls, config: ConfigDict) -> RewriteConfig:
+        """Reads the settings of a config.
+
+        Raises:
+            InputError: a field is unknown, or its value is wrong for any data.
+        """
+        parts = LAYOUT.parts(config)
+        stages = tuple(config.stages)
+        if stages not in (STAGES, STAGES[:1], STAGES[1:]):
+            raise InputError(
+                f"config.stages is {', '.join(map(str, stages)) or 'empty'}; use script, rl, or "
+                "script,rl."
+            )
+        if config.algorithm not in ALGORITHMS:
+            raise InputError(
+                f"config.algorithm is {config.algorithm!r}; use {' or '.join(ALGORITHMS)}."
+            )
+        train, rule = parts["train"], parts[config.algorithm]
+        if RL in stages:
+            _check_learning(config.algorithm, parts)
+        first = parts[SCRIPT].steps if SCRIPT in stages else 0
+        last = train.steps if RL in stages else 0
+        per_batch = rule.updates_per_batch if config.algorithm == PPO else rule.epochs
+        parts["train"] = dataclasses.replace(train, steps=first + last)
+        parts["optimizer"] = dataclasses.replace(
+            parts["optimizer"], total_steps=max(last, 1) * per_batch
+        )
+        if RL in stages and parts["sampling"].engine == SERVER:
+            parts["llm"] = served_config(config, parts, parts["rollout"].staleness + 2)
+        return cls(
+            seed=config.seed,
+            profile=config.profile,
+            stages=stages,
+            algorithm=config.algorithm,
+            first_steps=first,
+            **parts,
+        )
+
+    @property
+    def rule(self) -> TokenPPOConfig | TokenGRPOConfig:
+        """The constants of the algorithm."""
+        return self.ppo if self.algorithm == PPO else self.grpo
+
+    @property
+    def groups(self) -> int:
+        """Queries of a batch of the stage `rl`, each with the algorithm's `members`."""
+        return self.train.batch_size // self.rule.members
+
+
+def _check_learning(algorithm: str, parts: dict[str, Any]) -> None:
+    """Refuses sections that do not go together in the stage `rl`."""
+    rule, sampling, batch = parts[algorithm], parts["sampling"], parts["train"].batch_size
+    writing, guards, reward = parts["writing"], parts["guards"], parts["reward"]
+    if not sampling.temperature:
+        raise InputError(
+            "config.sampling.temperature is 0, so nothing new would be tried; use a number above "
+            "0, such as 1."
+        )
+    if batch % rule.members:
+        raise InputError(
+            f"config.train.batch_size is {batch} episodes, which are no groups of "
+            f"config.{algorithm}.members, {rule.members}; use a multiple of it."
+        )
+    if algorithm == PPO and (batch < rule.minibatches or batch % rule.minibatches):
+        raise InputError(
+            f"config.ppo.minibatches is {rule.minibatches}, which does not divide the "
+            f"{batch} episodes of config.train.batch_size; use a divisor of it."
+        )
+    if algorithm == GRPO and rule.longest < writing.query_tokens:
+        raise InputError(
+            f"config.grpo.longest is {rule.longest}, less than an output may have "
+            f"(config.writing.query_tokens is {writing.query_tokens}); raise it."
+        )
+    weight = rule.kl if algorithm == PPO else rule.beta
+    if guards.max_kl and not weight:
+        field = "ppo.kl" if algorithm == PPO else "grpo.beta"
+        raise InputError(
+            f"config.guards.max_kl is {guards.max_kl}, and no KL is measured, because "
+            f"config.{field} is 0; set that above 0, such as 0.001, or the limit to 0."
+        )
+    executed = parts["search"].engine == BOOLEAN or parts["search"].engine == REMOTE
+    if writing.kind.boolean and not executed:
+        raise InputError(
+            f"config.writing.prompt {writing.prompt} asks for Boolean queries, and "
+            f"config.search.engine {parts['search'].engine} reads them as words; use "
+            f"{BOOLEAN!r} or {REMOTE!r}, or another prompt."
+        )
+    if reward.measure == "answer_rank" and parts["search"].engine == REMOTE:
+        raise InputError(
+            "config.reward.measure is 'answer_rank', which reads documents, and config.search."
+            f"engine {REMOTE!r} gives ids alone; use ndcg, recall or rr."
+        )
+
+
+def default_config() -> ConfigDict:
+    """DeepRetrieval's settings (arXiv 2503.00223) on queries made here."""
+    config = LAYOUT.default()
+    config.train.update(steps=200, batch_size=64)
+    config.train.update(eval_every=50, checkpoint_every=50, log_every=5)
+    config.optimizer.update(learning_rate=1e-6, weight_decay=0.0, beta1=0.9, beta2=0.999, eps=1e-8)
+    config.optimizer.update(clip_norm=1.0, schedule="constant", warmup_steps=0)
+    return config

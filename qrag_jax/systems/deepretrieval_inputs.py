@@ -1,0 +1,366 @@
+"""Reads and checks the queries, the corpora and the model of a DeepRetrieval run."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from jax.sharding import Mesh
+
+from qrag_jax.data.dataset_parts import WITHOUT, parse_parts
+from qrag_jax.data.files import beir
+from qrag_jax.data.generators.talkative import BLOCK, TalkativeQuestion, talkative_question
+from qrag_jax.data.judged_query import JudgedQuery, check_in_corpus
+from qrag_jax.data.tokens import default_cache
+from qrag_jax.environments.query_rewriting.agent import RewriteAgent, any_query
+from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
+from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.rewrite_reward import RewriteReward
+from qrag_jax.llm.server.model_digest import model_digest
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.scaffolds import scaffold_of
+from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
+from qrag_jax.retrieval.boolean_query import BooleanError, parse_boolean
+from qrag_jax.retrieval.judged_queries import read_judged_queries
+from qrag_jax.retrieval.opening import BOOLEAN
+from qrag_jax.retrieval.protocol import Passage
+from qrag_jax.rollouts.kept_results import KeptResults
+from qrag_jax.rollouts.token_episodes import Speech
+from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.run import log
+from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
+from qrag_jax.systems.rewrite_script import RewriteScript, script_of_questions, script_of_texts
+from qrag_jax.systems.rewrite_search import (
+    REMOTE,
+    Collections,
+    SearchLibrary,
+    ids_in,
+    open_collections,
+    open_remote,
+    passages_of,
+)
+
+SEARCH = "search"  # corpora and indexes, in the run's folder
+_MADE = "made"  # the collection of queries that are made here
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a run reads.
+
+    Attributes:
+        model: what is trained.
+        agent: the environment, which finds as many documents as rewards need.
+        library: what is searched; it keeps results.
+        speech: between text and ids.
+        train, dev, test: the queries; dev chooses the best checkpoint, test is for `evaluate`.
+        script: what is demonstrated; None: nothing is.
+        data: content keys.
+    """
+
+    model: FirstLanguageModel
+    agent: RewriteAgent
+    library: KeptResults
+    speech: Speech
+    train: Sequence[RewriteTask]
+    dev: Sequence[RewriteTask]
+    test: Sequence[RewriteTask]
+    script: RewriteScript | None
+    data: dict[str, str]
+
+
+def load_inputs(
+    config: RewriteConfig, workdir: Path, mesh: Mesh, *, test: str | None = None
+) -> Inputs:
+    """Reads the queries, writes or opens the corpora, prepares the model.
+
+    Args:
+        test: in place of `config.queries.test`; None: the test queries are not read.
+
+    Raises:
+        InputError: the data, a corpus or the model cannot be used, or do not fit the config.
+    """
+    queries, made = config.queries, _Made(config)
+    train, dev = _split(config, made)
+    tested = [] if test is None else _read(test, made.test)
+    named = {each.collection for each in (*train, *dev, *tested)}
+    library, told = _opened(config, made, named, workdir / SEARCH)
+    train, dev, tested = (_on_corpus(config, each, library) for each in (train, dev, tested))
+    train = _unseen(train, (*dev, *tested))
+    train = train[: queries.most] if queries.most else train
+    reward = RewriteReward(config.reward)
+    for each in (*train, *dev):
+        reward.check(each)
+    kept = KeptResults(library, config.search.kept)
+    agent = agent_of(config, config.reward.k)
+    script = _script(config, made, library)
+
+    def texts() -> Iterator[str]:
+        if script is None:
+            raise InputError(
+                "config.model.path is empty: a tiny model is made for the stage script only; name "
+                "a chat model's folder or hub name, or add the stage."
+            )
+        return script.texts(config, agent)
+
+    model = prepare_language_model(
+        config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
+    )
+    speech = _speech(config, model)
+    _check_prompts(config, agent, speech, (*train, *dev, *tested))
+    order = np.random.default_rng(config.eval.seed).permutation(len(dev))
+    shown = sorted(order[: config.eval.samples or len(dev)].tolist())
+    return Inputs(
+        model=model,
+        agent=agent,
+        library=kept,
+        speech=speech,
+        train=train,
+        dev=[dev[number] for number in shown],
+        test=tested,
+        script=script if SCRIPT in config.stages else None,
+        data={
+            "queries": fingerprint(train),
+            "model": model_digest(model.folder, default_cache(), log),
+            "prompt": agent.prompt.prompt.fingerprint,
+            "search": told,
+        },
+    )
+
+
+def agent_of(config: RewriteConfig, k: int) -> RewriteAgent:
+    """The environment, where a query finds k documents."""
+    prompt = RewritePrompt(prompts.load(config.writing.prompt))
+    readable = _is_boolean if config.search.engine == BOOLEAN else any_query
+    return RewriteAgent(prompt, config.writing.kind.form, k, readable)
+
+
+def _is_boolean(query: str) -> bool:
+    try:
+        parse_boolean(query)
+    except BooleanError:
+        return False
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """The queries that are made here; those of the test are of another world, as are dev's."""
+
+    config: RewriteConfig
+
+    def questions(self) -> list[TalkativeQuestion]:
+        """Training questions: all whose passages are searched."""
+        queries = self.config.queries
+        return [self._one("train", number) for number in range(queries.made_corpus)]
+
+    @property
+    def train(self) -> list[JudgedQuery]:
+        return [each.judged for each in self.questions()[: self.config.queries.made_train]]
+
+    @property
+    def dev(self) -> list[JudgedQuery]:
+        return [each.judged for each in self._others()[1]]
+
+    @property
+    def test(self) -> list[JudgedQuery]:
+        return [each.judged for each in self._others()[0]]
+
+    def passages(self) -> Iterator[Passage]:
+        """Those of all questions, and of all in the blocks of the others."""
+        test, dev = self._others()
+        more = -(len(test) + len(dev)) % BLOCK
+        last = len(test) + len(dev)
+        filled = [self._one("dev", last + number) for number in range(more)]
+        for each in (*self.questions(), *test, *dev, *filled):
+            yield from (Passage(*document) for document in each.documents)
+
+    def _others(self) -> tuple[list[TalkativeQuestion], list[TalkativeQuestion]]:
+        queries = self.config.queries
+        count = queries.made_test + queries.held_out
+        made = [self._one("dev", number) for number in range(count)]
+        return made[: queries.made_test], made[queries.made_test :]
+
+    def _one(self, split: str, number: int) -> TalkativeQuestion:
+        queries = self.config.queries
+        return talkative_question(queries.made_seed, split, number, queries.clauses)  # type: ignore[arg-type]
+
+
+def _split(config: RewriteConfig, made: _Made) -> tuple[list[RewriteTask], list[RewriteTask]]:
+    """Training queries, and those that choose the best checkpoint."""
+    queries = config.queries
+    train = _read(queries.train, made.train)
+    if queries.dev:
+        return train, _read(queries.dev, made.dev)
+    if queries.train == TALKATIVE:
+        return train, _read(TALKATIVE, made.dev)
+    if len(train) <= queries.held_out:
+        raise InputError(
+            f"config.queries.train has {len(train)} queries, of which config.queries.held_out, "
+            f"{queries.held_out}, would be held out, so none is left; lower it, or name others in "
+            "config.queries.dev."
+        )
+    order = np.random.default_rng(config.seed).permutation(len(train))
+    held = set(order[: queries.held_out].tolist())
+    return (
+        [each for number, each in enumerate(train) if number not in held],
+        [each for number, each in enumerate(train) if number in held],
+    )
+
+
+def _read(text: str, made: Sequence[JudgedQuery]) -> list[RewriteTask]:
+    """The tasks of a dataset string, part by part: ids need be unique within a part alone."""
+    if text == TALKATIVE:
+        return [_task(each, _MADE) for each in made]
+    found = []
+    for part in parse_parts(text, WITHOUT):
+        read, reports = read_judged_queries(f"{part.path},{part.split}{part.bounds}")
+        for report in reports:
+            log(report.summary())
+        folder = Path(part.path).expanduser()
+        name = folder.resolve().name if beir.is_collection(folder) else ""
+        found += [_task(each, name) for each in read]
+    return found
+
+
+def _task(query: JudgedQuery, collection: str) -> RewriteTask:
+    return RewriteTask.judged(
+        query.id,
+        query.text,
+        dict(query.grades),
+        answers=query.answers,
+        collection=collection,
+        until=query.until,
+    )
+
+
+def _opened(
+    config: RewriteConfig, made: _Made, named: set[str], folder: Path
+) -> tuple[SearchLibrary, str]:
+    """What is searched, and its digest."""
+    search = config.search
+    if search.engine == REMOTE:
+        if _MADE in named:
+            raise InputError(
+                f"config.search.engine is {REMOTE!r}, which does not know the queries "
+                f"{TALKATIVE!r}; name data in config.queries."
+            )
+        remote = open_remote(config.engine)
+        return remote, remote.engine.digest
+    paths = _folders(config)
+    wanted: dict[str, Callable[[], Iterable[Passage]]] = {}
+    for name in sorted(named):
+        if name == _MADE:
+            wanted[name] = made.passages
+        elif name:
+            wanted[name] = partial(passages_of, paths[name])
+        elif not search.corpus and not search.index:
+            raise InputError(
+                "queries in files of rows bring no documents; name the corpus that they are about "
+                "in config.search.corpus or config.search.index."
+            )
+        else:
+            wanted[name] = partial(passages_of, search.corpus)
+    found = open_collections(search, wanted, folder)
+    digests = "\0".join(f"{n} {each.corpus.digest}" for n, each in found.by_name.items())
+    return found, hashlib.sha256(digests.encode()).hexdigest()[:16]
+
+
+def _folders(config: RewriteConfig) -> dict[str, str]:
+    """The folders of collections by their names."""
+    queries, found = config.queries, dict[str, str]()
+    for text in (queries.train, queries.dev, queries.test):
+        if text in ("", TALKATIVE):
+            continue
+        for part in parse_parts(text, WITHOUT):
+            folder = Path(part.path).expanduser()
+            if not beir.is_collection(folder):
+                continue
+            name = folder.resolve().name
+            if found.setdefault(name, part.path) != part.path:
+                raise InputError(
+                    f"{found[name]} and {part.path} are collections of one name, {name}; rename "
+                    "a folder."
+                )
+    return found
+
+
+def _on_corpus(
+    config: RewriteConfig, tasks: Sequence[RewriteTask], library: SearchLibrary
+) -> list[RewriteTask]:
+    """The tasks of which their collection has a relevant document."""
+    if not isinstance(library, Collections):
+        return [*tasks]
+    kept: list[RewriteTask] = []
+    for name in dict.fromkeys(each.collection for each in tasks):
+        own = {each.id: each for each in tasks if each.collection == name}
+        judged = [JudgedQuery(each.id, each.question, each.grades) for each in own.values()]
+        needed = (document for each in judged for document, _ in each.grades)
+        known = ids_in(library.by_name[name].corpus, needed)
+        found = check_in_corpus(judged, known, config.search.max_missing_share)
+        if found.summary:
+            log(f"{name or 'queries'}: {found.summary}")
+        kept += [own[each.id] for each in found.queries]
+    return kept
+
+
+def _unseen(train: Sequence[RewriteTask], others: Sequence[RewriteTask]) -> list[RewriteTask]:
+    """The training queries that are not evaluated on, by collection and text."""
+    asked = {(each.collection, each.question) for each in others}
+    kept = [each for each in train if (each.collection, each.question) not in asked]
+    if train and not kept:
+        raise InputError(
+            "config.queries.train has no query that config.queries.dev or test has not, so none is "
+            "left to train on; name other parts."
+        )
+    return kept
+
+
+def _script(config: RewriteConfig, made: _Made, library: SearchLibrary) -> RewriteScript | None:
+    if config.queries.train == TALKATIVE:
+        return script_of_questions(made.questions())
+    if SCRIPT not in config.stages or not isinstance(library, Collections):
+        return None
+    texts = {
+        name: (passage.whole for passage in each.corpus) for name, each in library.by_name.items()
+    }
+    return script_of_texts(config.dropped, texts)
+
+
+def _speech(config: RewriteConfig, model: FirstLanguageModel) -> Speech:
+    thinking = {"": None, "on": True, "off": False}[config.model.thinking]
+    loaded, room = model.loaded, config.sampling.room
+    if room > loaded.model.max_positions:
+        raise InputError(
+            f"config.sampling.room is {room}, but {model.folder} has "
+            f"{loaded.model.max_positions} positions; lower it."
+        )
+    scaffold = scaffold_of(loaded.tokenizer, thinking=thinking)
+    return Speech(loaded.tokenizer, scaffold, config.writing.query_tokens, room)
+
+
+def _check_prompts(
+    config: RewriteConfig, agent: RewriteAgent, speech: Speech, tasks: Sequence[RewriteTask]
+) -> None:
+    longest = max(tasks, key=lambda task: len(task.question))
+    tokens = len(speech.scaffold.opening(agent.prompt.messages(longest)))
+    if tokens + config.writing.query_tokens > config.sampling.room:
+        raise InputError(
+            f"the prompt of query {longest.id!r} has {tokens} tokens, an output may have "
+            f"{config.writing.query_tokens} (config.writing.query_tokens), and "
+            f"config.sampling.room is {config.sampling.room}; raise the room."
+        )
+
+
+def fingerprint(tasks: Sequence[RewriteTask]) -> str:
+    """A digest of the queries and their judgements."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        told = task.collection, task.id, task.question, task.grades, task.answers, task.until
+        digest.update(f"{told}\0".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,93 @@
+"""What is demonstrated before a query rewriter learns from searches.
+
+Queries that are made here are rewritten in scripted styles. Of other data, sentences of the corpora
+are the queries, and what is left when words are dropped is the rewriting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from qrag_jax.data.generators.dropped_words import STREAM, dropped, sentences_of
+from qrag_jax.data.generators.invented_names import Draw
+from qrag_jax.data.generators.talkative import TalkativeQuestion
+from qrag_jax.environments.query_rewriting.agent import RewriteAgent
+from qrag_jax.environments.query_rewriting.styles import draw_rewriting
+from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from qrag_jax.systems.deepretrieval_config import DroppedConfig, RewriteConfig
+
+_READ_FOR_TOKENIZER = 2000  # demonstrations on which a tiny model's tokenizer is trained
+
+
+@dataclasses.dataclass(frozen=True)
+class Demonstrated:
+    """One rewriting to imitate.
+
+    Attributes:
+        task: what is asked; of a sentence, no document is relevant.
+        query: what is imitated.
+    """
+
+    task: RewriteTask
+    query: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteScript:
+    """Demonstrations before they are drawn.
+
+    Attributes:
+        given: queries of which the script knows all, or sentences.
+    """
+
+    given: Sequence[TalkativeQuestion | str]
+
+    def at(self, config: RewriteConfig, number: int, index: int) -> Demonstrated:
+        """Demonstration `index`, of query `number`; it depends on the arguments only."""
+        one = self.given[number]
+        if isinstance(one, str):
+            draw = Draw(config.seed, STREAM, index)
+            task = RewriteTask(id=f"sentence-{number}", question=one, answers=())
+            return Demonstrated(task, dropped(one, draw, config.dropped.share))
+        query = draw_rewriting(config.styles, config.seed, index, one).query
+        judged = one.judged
+        task = RewriteTask.judged(judged.id, judged.text, dict(judged.grades))
+        return Demonstrated(task, query)
+
+    def texts(self, config: RewriteConfig, agent: RewriteAgent) -> Iterator[str]:
+        """The texts of some demonstrations, prompts included; they are spread over all."""
+        step = max(len(self.given) // _READ_FOR_TOKENIZER, 1)
+        for number in range(0, len(self.given), step):
+            shown = self.at(config, number, number)
+            yield from (text for _, text in agent.prompt.messages(shown.task))
+            yield shown.query
+
+
+def script_of_questions(questions: Sequence[TalkativeQuestion]) -> RewriteScript:
+    """Demonstrations of queries that are made here."""
+    return RewriteScript(questions)
+
+
+def script_of_texts(config: DroppedConfig, texts: Mapping[str, Iterable[str]]) -> RewriteScript:
+    """Demonstrations of the sentences of corpora.
+
+    Args:
+        texts: by collection.
+
+    Raises:
+        InputError: no text has a sentence of a fitting length.
+    """
+    sentences: dict[str, None] = {}
+    for each in texts.values():
+        sentences |= dict.fromkeys(sentences_of(each, config.most_words, config.least_words))
+    if not sentences:
+        raise InputError(
+            f"no corpus has a sentence of {config.least_words} to {config.most_words} words, of "
+            "which demonstrations would be; change config.dropped.least_words and most_words."
+        )
+    return RewriteScript([*sentences])
