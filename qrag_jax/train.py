@@ -23,6 +23,7 @@ from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.runtime import commandline, whole_files
 from qrag_jax.runtime.checkpoints import SaveError
 from qrag_jax.runtime.dry_run import program_lines
+from qrag_jax.runtime.ended import EndedEarly
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.output import end_process
 from qrag_jax.runtime.run import Run, log
@@ -90,15 +91,17 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
                             last = step == steps
                             run.save_if_worth(step, state, experience.position(), last=last)
                 step_log.finish()
-            except (Stopped, FeedbackLost, NotFinite) as why:
+            except (Stopped, FeedbackLost, NotFinite, EndedEarly) as why:
                 ended = step_log.finish_after(why)
             failed = isinstance(ended, NotFinite)
             run.save_at_end(step, state, experience.position(), failed=failed)
-        if ended is not None and not isinstance(ended, Stopped):
+        if ended is not None and not isinstance(ended, Stopped | EndedEarly):
             raise ended
         run.write_last_files()
-        if ended is not None:
+        if isinstance(ended, Stopped):
             return _stopped(stop, step)
+        if ended is not None:
+            log(f"ended at step {step}: {ended}")
         return _done(run)
 
 

@@ -18,25 +18,19 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
-from qrag_jax.environments.tools.episode import Document, Look
+from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.evaluators.rewrite_scores import RewriteScores
 from qrag_jax.evaluators.training_scores import Evaluation
-from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES, guard_measures
-from qrag_jax.feedback.rewrite_reward import RewriteReward
 from qrag_jax.learners import placement
 from qrag_jax.learners.policy_state import PolicyState, first_state, state_shapes
 from qrag_jax.learners.ppo_update import ppo_episodes, ppo_shardings
 from qrag_jax.learners.token_update import episode_shardings, token_episodes
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text.prompts import one_line
-from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
+from qrag_jax.rollouts.agent_experience import Playing, QuestionOrder
 from qrag_jax.rollouts.experience import Experience
-from qrag_jax.rollouts.scripted_tokens import Talk, all_sampled, encoded
 from qrag_jax.rollouts.token_blocks import choose_shape
-from qrag_jax.rollouts.token_episodes import TokenCounts, TokenEpisode, facts_of
-from qrag_jax.rollouts.token_sampler import STOP
-from qrag_jax.rollouts.trajectories import DONE, BatchRules, TokenTrajectory, Turn, token_batch
+from qrag_jax.rollouts.token_episodes import TokenCounts, TokenEpisode
+from qrag_jax.rollouts.trajectories import BatchRules, TokenTrajectory, token_batch
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
@@ -52,15 +46,15 @@ from qrag_jax.systems.deepretrieval_config import (
     RewriteConfig,
     load_config,
 )
+from qrag_jax.systems.deepretrieval_episodes import REWARD, SCRIPTED, RewriteEpisodes, longest
 from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
 from qrag_jax.systems.deepretrieval_stages import Stage, stages_of
 from qrag_jax.systems.episode_player import EpisodePlayer, PlayRules, Scene
+from qrag_jax.systems.rewrite_guard import GuardedExperience, RewriteGuard
 from qrag_jax.systems.rlvr_stages import StagedOrder
 from qrag_jax.systems.served_policy import ServedPolicy, Versioned
 
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-_SCRIPTED = "scripted"  # among the facts of a demonstration
-_REWARD = "reward"
 EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 _CHECKED = 8  # prompts by which a server that samples is checked
 
@@ -104,6 +98,8 @@ def open_system(
             found.inputs,
             placed=found.placed,
             keep=found.keep,
+            kept=found.kept,
+            last=found.last,
             served=found.served,
         )
 
@@ -115,6 +111,7 @@ class DeepRetrieval:
     Attributes:
         placed: else the mesh's devices are described, and only shapes are made.
         keep: saves the parameters at the end of a stage, with the steps done until then.
+        kept, last: see `token_system.Opened`.
         served: what samples the episodes that are learned from; None: the device.
     """
 
@@ -123,6 +120,8 @@ class DeepRetrieval:
     inputs: Inputs
     placed: bool = True
     keep: Callable[[int, Any], None] = lambda step, params: None
+    kept: Callable[[int, Any], Any | None] = lambda step, template: None
+    last: Callable[[Any], tuple[Any, int] | None] = lambda template: None
     served: ServedPolicy | None = None
 
     def __post_init__(self) -> None:
@@ -133,8 +132,8 @@ class DeepRetrieval:
         self.counts = TokenCounts()
         self._step: int | None = None  # of the next update
         self._shape: dict[str, float] = {}  # of the queries of the last batch
-        self._original: dict[tuple[str, str], float] = {}  # measures by collection and query
-        self.reward = RewriteReward(config.reward)
+        self.episodes = RewriteEpisodes(config, inputs)
+        self.guard = RewriteGuard(config.guards)
         told = []
         if SCRIPT in config.stages:
             told.append(
@@ -178,8 +177,14 @@ class DeepRetrieval:
             staleness=config.rollout.staleness,
             steps=config.train.steps,
         )
-        done, pending = run.progress.batches or 0, run.progress.pending
-        return AgentExperience(self._order, playing, self._counted, done, pending=pending)
+        return GuardedExperience(
+            self._order,
+            playing,
+            self._counted,
+            self.guard,
+            position=run.progress.batches,
+            pending=run.progress.pending,
+        )
 
     def update(self, state: PolicyState, episodes: Any) -> tuple[PolicyState, Any]:
         """See `System`."""
@@ -188,9 +193,26 @@ class DeepRetrieval:
         if step == stage.first > 0:
             self.keep(step, state.params)
             state = stage.begin(state)
+        if self.guard.back:
+            state, self.guard.back = self._stepped_back(state, stage), False
         self._step = step + 1
         with jax.transfer_guard("disallow"):
-            return stage.update(state, episodes, *self.base)
+            state, metrics = stage.update(state, episodes, *self.base)
+        if stage.kind == RL and self.guard.metrics:
+            found = {name: metrics[name] for name in self.guard.metrics if name in metrics}
+            self.guard.look(self._shape | jax.device_get(found))
+        return state, metrics
+
+    def _stepped_back(self, state: PolicyState, stage: Stage) -> PolicyState:
+        """The state of the last checkpoint, or of the stage's start; its counts go on."""
+        found = self.last(state)
+        if found is not None and found[1] > stage.first:
+            return found[0]._replace(step=state.step, env_steps=state.env_steps)
+        params = self.kept(stage.first, state.params) if stage.first else None
+        if params is None:
+            trained = self.inputs.model.trained
+            params = placement.place(trained, self.param_shardings)
+        return stage.begin(state._replace(params=params))
 
     def evaluate(self, state: PolicyState, step: int, stop: StopSignal) -> Evaluation:
         """See `System`."""
@@ -263,111 +285,19 @@ class DeepRetrieval:
     ) -> list[TokenTrajectory]:
         """See `agent_experience.Playing`."""
         if step < self.config.first_steps:
-            return self._imitated(numbers, step)
+            return self.episodes.imitated(numbers, step)
         members, tasks = self.config.rule.members, [self.inputs.train[n] for n in numbers]
         starts = self.player.starts(tasks, members, step)
         is_served = isinstance(params, Versioned)
         play = self.player.on_server if is_served else self.player.on_device
         episodes = play(params, starts, stop)
-        originals = self._originals(tasks)
-        shapes, found = [], []
-        for place, episode in enumerate(episodes):
-            task, number = tasks[place // members], numbers[place // members]
-            original = originals[place // members]
-            found.append(self._trajectory(episode, (number, place % members), task, original))
-            ended = episode.ended
-            if isinstance(ended, Rewritten) and ended.answer:
-                shapes.append(guard_measures(task.question, ended.answer, task.answers))
-        self._shape = {
-            name: float(np.mean([each[name] for each in shapes])) if shapes else float("nan")
-            for name in GUARD_MEASURES
-        } | _parts_of(found)
-        return found
-
-    def _imitated(self, numbers: Sequence[int], step: int) -> list[TokenTrajectory]:
-        config, inputs, found = self.config, self.inputs, []
-        assert inputs.script is not None
-        for place, number in enumerate(numbers):
-            shown = inputs.script.at(config, number, step * config.script.batch_size + place)
-            talk = Talk(
-                Rewritten(answer=shown.query),
-                ((inputs.agent.prompt.messages(shown.task), shown.query),),
-            )
-            episode = encoded(talk, inputs.speech)
-            if config.script.observed:
-                episode = all_sampled(episode)
-            found.append(
-                TokenTrajectory(
-                    question=number,
-                    member=0,
-                    attempt=1,
-                    segments=episode.segments,
-                    status=DONE,
-                    parts={_REWARD: 0.0},
-                    facts={_SCRIPTED: True},
-                )
-            )
-        return found
-
-    def _trajectory(
-        self,
-        episode: TokenEpisode,
-        of: tuple[int, int],
-        task: RewriteTask,
-        original: float | Failure,
-    ) -> TokenTrajectory:
-        """A played episode with the parts of its reward; none if it, or the original, failed.
-
-        Args:
-            of: numbers of its query, and of it among the episodes of this query.
-        """
-        ended, status, parts = episode.ended, episode.status, {}
-        if isinstance(original, Failure):
-            status = original.cause
-        elif isinstance(ended, Rewritten):
-            parts = self.reward.of(task, ended, original)
-        return TokenTrajectory(
-            question=of[0],
-            member=of[1],
-            attempt=episode.attempts,
-            segments=episode.segments,
-            status=status,
-            parts=parts,
-            facts=facts_of(ended),
-        )
-
-    def _originals(self, tasks: Sequence[RewriteTask]) -> list[float | Failure]:
-        """The measure of what each task's original query finds; a search is done once."""
-        new = {(each.collection, each.id): each for each in tasks}
-        new = {key: each for key, each in new.items() if key not in self._original}
-        failed: dict[tuple[str, str], Failure] = {}
-        for _ in range(self.config.rollout.attempts):
-            if not new:
-                break
-            results = self.searched([*new.values()], self.config.reward.k)
-            for key, found in zip([*new], results, strict=True):
-                if isinstance(found, Failure):
-                    failed[key] = found
-                else:
-                    self._original[key] = self.reward.measure(new.pop(key), found)
-        keys = [(each.collection, each.id) for each in tasks]
-        return [self._original[key] if key in self._original else failed[key] for key in keys]
-
-    def searched(
-        self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str] | None = None
-    ) -> list[tuple[Document, ...] | Failure]:
-        """What queries find, best first.
-
-        Args:
-            queries: None: the original ones.
-        """
-        given = [each.question for each in tasks] if queries is None else queries
-        looks = [Look(one_line(query), k) for query in given]
-        return self.inputs.library.look([*zip(tasks, looks, strict=True)])
+        return self.episodes.trajectories(episodes, numbers)
 
     def _batch(self, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the devices."""
-        scripted = _SCRIPTED in trajectories[0].facts
+        scripted = SCRIPTED in trajectories[0].facts
+        if not scripted:
+            self._shape = self.episodes.shape_of(trajectories)
         is_ppo = not scripted and self.config.algorithm == PPO
         placed = ppo_shardings(self.mesh) if is_ppo else episode_shardings(self.mesh)
         return jax.device_put(self._arrays(trajectories), placed)
@@ -375,11 +305,11 @@ class DeepRetrieval:
     def _arrays(self, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the host."""
         config = self.config
-        scripted = _SCRIPTED in trajectories[0].facts
+        scripted = SCRIPTED in trajectories[0].facts
         policy = self.stages[0 if scripted else -1].policy
         rules = BatchRules(
             members=policy.config.members,
-            parts=(_REWARD,),
+            parts=(REWARD,),
             truncated=config.rollout.truncated,
             longest=config.sampling.room,
         )
@@ -432,34 +362,17 @@ class DeepRetrieval:
 
         def originals(stop: StopSignal) -> list[tuple[str, ...]]:
             stop.check()
-            found = self.searched(tasks, config.eval.depth)
+            found = self.episodes.searched(tasks, config.eval.depth)
             return [() if isinstance(e, Failure) else tuple(d.id for d in e) for e in found]
 
         return RewriteScores(tasks, play, originals, config.eval.measures, config.eval.best_by)
 
     def _batch_of_longest(self, stage: Stage) -> Any:
         """Shapes of a batch whose rows are as long as they may be."""
-        config, members = self.config, stage.policy.config.members
         scripted = stage.kind == SCRIPT
-        groups = config.script.batch_size if scripted else config.groups
-        after = config.writing.query_tokens
-        ids, log_probs = np.zeros(after, np.int32), np.zeros(after, np.float32)
-        before = np.zeros(config.sampling.room - after, np.int32)
-        episodes = self._arrays(
-            [
-                TokenTrajectory(
-                    question=group,
-                    member=member,
-                    attempt=1,
-                    segments=((Turn(before, ids, log_probs, STOP),),),
-                    status=DONE,
-                    parts={_REWARD: float(member)},
-                    facts={_SCRIPTED: True} if scripted else {},
-                )
-                for group in range(groups)
-                for member in range(members)
-            ]
-        )
+        groups = self.config.script.batch_size if scripted else self.config.groups
+        members = stage.policy.config.members
+        episodes = self._arrays(longest(self.config, groups, members, scripted=scripted))
         # Shapes alone: the devices of a dry run may be described ones.
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), episodes)
 
@@ -485,10 +398,3 @@ class DeepRetrieval:
     def _advice(self) -> str:
         rate = self.config.optimizer.learning_rate
         return f"a lower --config.optimizer.learning_rate (it is {rate:g}), or "
-
-
-def _parts_of(trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
-    """Means of the parts of rewards but the reward itself, over the episodes that have them."""
-    rows = [each.parts for each in trajectories if each.parts]
-    names = [name for name in (rows[0] if rows else {}) if name != _REWARD]
-    return {f"train/{name}": float(np.mean([row[name] for row in rows])) for name in names}

@@ -219,7 +219,13 @@ LATER_FIELDS: dict[str, Any] = {}
 LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS, LATER_FIELDS)
 load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.
-FREE_FIELDS = (*token_config.FREE_FIELDS, "rollout.max_failed_share", "queries.test", "engine.")
+FREE_FIELDS = (
+    *token_config.FREE_FIELDS,
+    "rollout.max_failed_share",
+    "queries.test",
+    "engine.",
+    "guards.",
+)
 
 
 @dataclasses.dataclass(frozen=True)

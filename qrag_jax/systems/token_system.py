@@ -61,6 +61,8 @@ class Opened(Generic[Inputs]):
         workdir: the run's folder.
         placed: else the mesh's devices are described, and only shapes are made.
         keep: saves the parameters at the end of a stage, with the steps done until then.
+        kept: what `keep` saved of a step, given a tree of shapes; None: it is not there.
+        last: the state of the newest checkpoint and its step, given a tree of shapes.
         served: what samples the episodes that are learned from; None: the device.
     """
 
@@ -69,6 +71,8 @@ class Opened(Generic[Inputs]):
     workdir: Path
     placed: bool = True
     keep: Callable[[int, Any], None] = lambda step, params: None
+    kept: Callable[[int, Any], Any | None] = lambda step, template: None
+    last: Callable[[Any], tuple[Any, int] | None] = lambda template: None
     served: ServedPolicy | None = None
 
 
@@ -126,6 +130,17 @@ def opened(
     def keep(step: int, params: Any) -> None:
         run.checkpoints.save_stage(step, params)
 
+    def kept(step: int, template: Any) -> Any | None:
+        run.checkpoints.wait()
+        return run.checkpoints.restore_params_of(step, template)
+
+    def last(template: Any) -> tuple[Any, int] | None:
+        run.checkpoints.wait()
+        if run.checkpoints.last_step() is None:
+            return None
+        found = run.checkpoints.restore_last(template)
+        return found.state, found.step
+
     with contextlib.ExitStack() as stack:
         served = None
         if config.llm is not None and not dry:
@@ -135,4 +150,13 @@ def opened(
                 open_served(settings, inputs.model, inputs.speech, run.workdir)
             )
         placed = devices is None
-        yield Opened(mesh, inputs, run.workdir, placed=placed, keep=keep, served=served)
+        yield Opened(
+            mesh,
+            inputs,
+            run.workdir,
+            placed=placed,
+            keep=keep,
+            kept=kept,
+            last=last,
+            served=served,
+        )

@@ -1,0 +1,177 @@
+"""What a query rewriter learns from: demonstrations, and played episodes with their rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
+from qrag_jax.environments.tools.episode import Document, Look
+from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES, guard_measures
+from qrag_jax.feedback.rewrite_reward import RewriteReward
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.prompts import one_line
+from qrag_jax.rollouts.scripted_tokens import Talk, all_sampled, encoded
+from qrag_jax.rollouts.token_episodes import TokenEpisode, facts_of
+from qrag_jax.rollouts.token_sampler import STOP
+from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory, Turn
+from qrag_jax.systems.deepretrieval_config import RewriteConfig
+from qrag_jax.systems.deepretrieval_inputs import Inputs
+
+SCRIPTED = "scripted"  # among the facts of a demonstration
+REWARD = "reward"
+
+
+class RewriteEpisodes:
+    """Makes trajectories of the queries of a run."""
+
+    def __init__(self, config: RewriteConfig, inputs: Inputs) -> None:
+        self.reward = RewriteReward(config.reward)
+        self._config, self._inputs = config, inputs
+        self._original: dict[tuple[str, str], float] = {}  # measures by collection and query
+
+    def imitated(self, numbers: Sequence[int], step: int) -> list[TokenTrajectory]:
+        """The demonstrations of a step of the stage script, of these queries."""
+        config, inputs, found = self._config, self._inputs, []
+        assert inputs.script is not None
+        for place, number in enumerate(numbers):
+            shown = inputs.script.at(config, number, step * config.script.batch_size + place)
+            talk = Talk(
+                Rewritten(answer=shown.query),
+                ((inputs.agent.prompt.messages(shown.task), shown.query),),
+            )
+            episode = encoded(talk, inputs.speech)
+            if config.script.observed:
+                episode = all_sampled(episode)
+            found.append(
+                TokenTrajectory(
+                    question=number,
+                    member=0,
+                    attempt=1,
+                    segments=episode.segments,
+                    status=DONE,
+                    parts={REWARD: 0.0},
+                    facts={SCRIPTED: True},
+                )
+            )
+        return found
+
+    def trajectories(
+        self, episodes: Sequence[TokenEpisode], numbers: Sequence[int]
+    ) -> list[TokenTrajectory]:
+        """Played episodes with their rewards.
+
+        Args:
+            episodes: as many of each query, which are neighbours.
+            numbers: of the training queries.
+        """
+        members = len(episodes) // max(len(numbers), 1)
+        tasks = [self._inputs.train[number] for number in numbers]
+        originals = self.originals(tasks)
+        return [
+            self.trajectory(
+                episode,
+                (numbers[place // members], place % members),
+                tasks[place // members],
+                originals[place // members],
+            )
+            for place, episode in enumerate(episodes)
+        ]
+
+    def trajectory(
+        self,
+        episode: TokenEpisode,
+        of: tuple[int, int],
+        task: RewriteTask,
+        original: float | Failure,
+    ) -> TokenTrajectory:
+        """A played episode with the parts of its reward; none if it, or the original, failed.
+
+        Args:
+            of: numbers of its query, and of it among the episodes of this query.
+        """
+        ended, status, parts = episode.ended, episode.status, {}
+        if isinstance(original, Failure):
+            status = original.cause
+        elif isinstance(ended, Rewritten):
+            parts = self.reward.of(task, ended, original)
+        return TokenTrajectory(
+            question=of[0],
+            member=of[1],
+            attempt=episode.attempts,
+            segments=episode.segments,
+            status=status,
+            parts=parts,
+            facts=facts_of(ended),
+        )
+
+    def originals(self, tasks: Sequence[RewriteTask]) -> list[float | Failure]:
+        """The measure of what each task's original query finds; a search is done once."""
+        new = {(each.collection, each.id): each for each in tasks}
+        new = {key: each for key, each in new.items() if key not in self._original}
+        failed: dict[tuple[str, str], Failure] = {}
+        for _ in range(self._config.rollout.attempts):
+            if not new:
+                break
+            results = self.searched([*new.values()], self._config.reward.k)
+            for key, found in zip([*new], results, strict=True):
+                if isinstance(found, Failure):
+                    failed[key] = found
+                else:
+                    self._original[key] = self.reward.measure(new.pop(key), found)
+        keys = [(each.collection, each.id) for each in tasks]
+        return [self._original[key] if key in self._original else failed[key] for key in keys]
+
+    def searched(
+        self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str] | None = None
+    ) -> list[tuple[Document, ...] | Failure]:
+        """What queries find, best first.
+
+        Args:
+            queries: None: the original ones.
+        """
+        given = [each.question for each in tasks] if queries is None else queries
+        looks = [Look(one_line(query), k) for query in given]
+        return self._inputs.library.look([*zip(tasks, looks, strict=True)])
+
+    def shape_of(self, trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
+        """Means of the guards' measures of the queries, and of the parts of rewards."""
+        shapes = []
+        for each in trajectories:
+            if query := each.facts.get("answer"):
+                task = self._inputs.train[each.question]
+                shapes.append(guard_measures(task.question, query, task.answers))
+        return {
+            name: float(np.mean([each[name] for each in shapes])) if shapes else float("nan")
+            for name in GUARD_MEASURES
+        } | _parts_of(trajectories)
+
+
+def longest(
+    config: RewriteConfig, groups: int, members: int, *, scripted: bool
+) -> list[TokenTrajectory]:
+    """A batch whose rows are as long as they may be."""
+    after = config.writing.query_tokens
+    ids, log_probs = np.zeros(after, np.int32), np.zeros(after, np.float32)
+    before = np.zeros(config.sampling.room - after, np.int32)
+    return [
+        TokenTrajectory(
+            question=group,
+            member=member,
+            attempt=1,
+            segments=((Turn(before, ids, log_probs, STOP),),),
+            status=DONE,
+            parts={REWARD: float(member)},
+            facts={SCRIPTED: True} if scripted else {},
+        )
+        for group in range(groups)
+        for member in range(members)
+    ]
+
+
+def _parts_of(trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
+    """Means of the parts of rewards but the reward itself, over the episodes that have them."""
+    rows = [each.parts for each in trajectories if each.parts]
+    names = [name for name in (rows[0] if rows else {}) if name != REWARD]
+    return {f"train/{name}": float(np.mean([row[name] for row in rows])) for name in names}
