@@ -11,9 +11,12 @@ from qrag_jax.errors import InputError
 
 SUITES = (
     *("encoders", "estimate", "gpu", "harr", "learn", "leret", "long", "memory", "published"),
-    *("retrieval", "rlvr", "sidecar", "speed", "tokens"),
+    *("retrieval", "rewrite", "rlvr", "sidecar", "speed", "tokens"),
 )
-IN_PARTS = ("gpu", "gpu --run", "harr", "learn", "leret", "long", "retrieval", "rlvr", "tokens")
+IN_PARTS = (
+    *("gpu", "gpu --run", "harr", "learn", "leret", "long", "retrieval", "rewrite", "rlvr"),
+    "tokens",
+)
 
 
 def main() -> int:
@@ -24,7 +27,7 @@ def main() -> int:
     parser.add_argument(
         "--only",
         default="",
-        help="parts of the suites harr, learn, leret, long, retrieval, rlvr and tokens and of gpu "
+        help="parts of the suites harr, learn, leret, long, retrieval, rewrite, rlvr and tokens and of gpu "
         "--run, with commas between; results are kept, so parts can be run one by one and the "
         "whole suite at last; of the suite gpu, rows in whose names (h100/MiniLM/full/1x8x1/"
         "update) one of these regular expressions is found",

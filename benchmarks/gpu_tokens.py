@@ -2,7 +2,8 @@
 
 GRPO's update has one block of 16,384 tokens a device: a group of episodes with a prompt in common,
 half of whose own tokens are sampled. IPO's has 16 pairs of queries in such a block, each pair with
-a prompt in common. More blocks take the same memory and as many times longer.
+a prompt in common; PPO's, of policy and critic, 16 rewritten queries, half of whose tokens are
+prompts. More blocks take the same memory and as many times longer.
 Sampling has eight prompts a device, and eight turns of each side by side.
 """
 
@@ -23,6 +24,8 @@ from benchmarks.report import Case
 from qrag_jax.learners import placement
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.policy_state import Parts, state_shapes, state_shardings
+from qrag_jax.learners.ppo_config import TokenPPOConfig
+from qrag_jax.learners.ppo_update import make_ppo_update, ppo_episodes, ppo_shardings
 from qrag_jax.learners.preference_config import PreferenceConfig
 from qrag_jax.learners.preference_update import MEMBERS as PAIR
 from qrag_jax.learners.preference_update import (
@@ -58,15 +61,17 @@ from qrag_jax.rollouts.trajectories import (
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.platform import Platform
 
-TOKENS, PAIRS, SAMPLING = PROGRAMS = "tokens", "pairs", "sampling"
-UPDATES = TOKENS, PAIRS
+TOKENS, PAIRS, REWRITES, SAMPLING = PROGRAMS = "tokens", "pairs", "rewrites", "sampling"
+UPDATES = TOKENS, PAIRS, REWRITES
 MEMBERS, BLOCK, PROMPT, OWN = 8, 16384, 2048, 1536
 SHAPE = BlockShape(BLOCK, PROMPT + OWN, 1, MEMBERS, MEMBERS * OWN // 2, PROMPT, OWN)
 QUESTIONS, ASKED, QUERY = 16, 864, 80  # pairs of a block, and the tokens of prompt and query
 PAIR_SHAPE = BlockShape(
     BLOCK, ASKED + QUERY, QUESTIONS, PAIR, QUESTIONS * PAIR * QUERY, ASKED, QUERY
 )
-SHAPES = {TOKENS: SHAPE, PAIRS: PAIR_SHAPE}
+REWRITTEN, HALF = 16, 512  # queries of a block; tokens of a prompt, and of an output
+REWRITE_SHAPE = BlockShape(BLOCK, 2 * HALF, REWRITTEN, 1, REWRITTEN * HALF)
+SHAPES = {TOKENS: SHAPE, PAIRS: PAIR_SHAPE, REWRITES: REWRITE_SHAPE}
 ROOM, CHUNK = 4096, 512  # of sampling
 TEMPERATURE = 0.5
 _ARRAY = re.compile(r"\b(?:f32|bf16|f16|s32|u32|pred)\[([\d,]+)\]")
@@ -128,22 +133,29 @@ def tokens_program(model: LanguageModelSize, mesh: Mesh, lora: bool, name: str) 
         base = [placement.shapes_on(params, base_shardings)]
         params = _adapter_shapes(model, trunk)
     optimizer = OptimizerConfig()
-    parts = Parts(make_optimizer(optimizer), None, False, model.config.hidden_size)
+    critic = make_optimizer(optimizer) if name == REWRITES else None
+    width = model.config.hidden_size
+    parts = Parts(make_optimizer(optimizer), critic, name == REWRITES, width)
     shardings = state_shardings(mesh, rules, parts, params)
     if name == SAMPLING:
         own = placement.shapes_on(params, shardings.params)
         return _sampling(trunk, Adapted(base[0], own) if lora else own, mesh)
-    algorithm: Any = TokenGRPOConfig(members=MEMBERS) if name == TOKENS else PreferenceConfig()
+    algorithms: dict[str, Any] = {
+        TOKENS: TokenGRPOConfig(members=MEMBERS),
+        PAIRS: PreferenceConfig(),
+        REWRITES: TokenPPOConfig(),
+    }
     policy: TokenPolicy[Any] = TokenPolicy(
         mesh=mesh,
         shardings=shardings,
         trunk=trunk,
         vocabulary=Vocabulary(TEMPERATURE, products=jnp.dtype(jnp.bfloat16)),
-        config=algorithm,
+        config=algorithms[name],
         weights=(1.0,),
         optimizer=parts.optimizer,
         schedule=learning_rate_schedule(optimizer),
         base_shardings=base_shardings,
+        critic_optimizer=critic,
     )
     state = placement.shapes_on(state_shapes(parts, params), shardings)
     rows = int(mesh.shape["data"] * mesh.shape["fsdp"])
@@ -153,6 +165,12 @@ def tokens_program(model: LanguageModelSize, mesh: Mesh, lora: bool, name: str) 
         pairs = pair_episodes(policy, _pairs(count), PAIR_SHAPE, none, ones)
         of_pairs = placement.shapes_on(pairs, jax.tree.map(lambda _: pair_shardings(mesh), pairs))
         return Program(PAIRS, make_preference_update(policy), (state, of_pairs, *base))
+    if name == REWRITES:
+        rewrites = ppo_episodes(policy, _rewrites(REWRITTEN * rows), REWRITE_SHAPE)
+        of_ppo = ppo_shardings(mesh)
+        split = of_ppo._replace(blocks=jax.tree.map(lambda _: of_ppo.blocks, rewrites.blocks))
+        shown: Any = placement.shapes_on(rewrites, split)
+        return Program(REWRITES, make_ppo_update(policy), (state, shown, *base))
     episodes = token_episodes(policy, _batch(rows), SHAPE)
     by_block, replicated, *_ = episode_shardings(mesh)
     where = jax.tree.map(lambda _: replicated, episodes)
@@ -193,6 +211,17 @@ def _batch(groups: int) -> Any:
         for member in range(MEMBERS)
     ]
     return token_batch(trajectories, BatchRules(MEMBERS, ("reward",), SCORED, PROMPT + OWN))
+
+
+def _rewrites(count: int) -> Any:
+    """Outputs, each behind a prompt of its own."""
+    ids, log_probs = np.zeros(HALF, np.int32), np.zeros(HALF, np.float32)
+    turn = Turn(ids, ids, log_probs, "stop")
+    trajectories = [
+        TokenTrajectory(number, 0, 1, ((turn,),), DONE, {"reward": float(number % 2)})
+        for number in range(count)
+    ]
+    return token_batch(trajectories, BatchRules(1, ("reward",), SCORED, 2 * HALF))
 
 
 def _pairs(count: int) -> Any:

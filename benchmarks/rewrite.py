@@ -1,0 +1,172 @@
+"""Measures DeepRetrieval: its embedded defaults, PPO beside GRPO, and the update beside torch's.
+
+Part `quick-SEED` trains configs/deepretrieval.py:quick by the command and scores 300 unseen queries;
+`grpo-SEED` is the same by GRPO, of as many episodes. Part `ir-SEED` trains `:ir` on SciFact's
+training queries and scores four collections of the folder QRAG_DATA (default ../shared/data).
+`smol` trains `:smol` (SmolLM2) on the same; it takes about an hour, so it runs if it is named alone.
+`update` is PPO's update beside torch's (`rewrite_update`). Runs and results are kept in
+runs/benchmarks/rewrite by version of the code; `--only=PART` runs one part, such as quick-42.
+`--quick` trains a smaller `:tiny`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import rewrite_update
+from benchmarks.kept_runs import Kept, Part, command, train
+from benchmarks.report import Case, markdown
+from benchmarks.retrieval_cases.multi_step import DATA
+
+SEEDS = (42, 43, 44)
+UPDATE, QUICK, GRPO, IR, SMOL = "update", "quick", "grpo", "ir", "smol"
+COLLECTIONS = ("scifact", "cranfield", "cisi", "cacm")
+BY, POOLED = "ndcg@10", "all"
+LEAST_GAIN, MOST_MINUTES = 0.20, 20
+SCRIPT, ORIGINAL, CONTENT, EXPANDED = "script", "original", "content words", "expanded"
+TINY = (
+    *("--config.model.tiny.layers=1", "--config.model.tiny.copies=False"),
+    *("--config.model.tiny.hidden=32", "--config.model.tiny.intermediate=32"),
+    *("--config.script.steps=50", "--config.script.learning_rate=1e-2"),
+    *("--config.train.steps=2", "--config.optimizer.matrices=adam"),
+)
+
+
+def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
+    """All cases of the suite; for the full suite, those of its finished parts.
+
+    Raises:
+        InputError: PyTorch or data are missing, or `only` names an unknown part.
+    """
+    if quick:
+        # Of the commands below, which are not timed; jax read its own when it was imported.
+        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        with tempfile.TemporaryDirectory() as folder:
+            result = whole(Path(folder), "tiny", 42, TINY)
+        return [*rewrite_update.cases(rewrite_update.QUICK), *cases("tiny", result, asked=False)]
+    kept = Kept.of("rewrite")
+    parts: dict[str, Part] = {UPDATE: _update}
+    for seed in SEEDS:
+        parts[f"{QUICK}-{seed}"] = partial(whole, kept.runs / f"{QUICK}-{seed}", QUICK, seed)
+        by_groups = ("--config.algorithm=grpo",)
+        name = f"{GRPO}-{seed}"
+        parts[name] = partial(whole, kept.runs / name, QUICK, seed, by_groups)
+        parts[f"{IR}-{seed}"] = partial(whole, kept.runs / f"{IR}-{seed}", IR, seed, _collections())
+    every = [*parts]
+    parts[SMOL] = partial(whole, kept.runs / SMOL, SMOL, SEEDS[0], _collections())
+    results = kept.finish(parts, only or every)
+    found = [Case(**case) for part in results.values() for case in part.get("cases", [])]
+    for name, part in results.items():
+        if "scores" in part and not name.startswith(SMOL):
+            found += cases(name, part, asked=name.startswith((QUICK, IR)))
+    kept.write_tables(results, "Means and 95 % intervals over the queries.", tables(results))
+    return found
+
+
+def _update() -> dict[str, Any]:
+    found = rewrite_update.cases(rewrite_update.PpoSize())
+    return {"cases": [dataclasses.asdict(case) for case in found]}
+
+
+def _collections() -> tuple[str, ...]:
+    folder = DATA / "ir"
+    tested = ";".join(f"{folder / name},dev" for name in COLLECTIONS)
+    return (
+        f"--config.queries.train={folder / COLLECTIONS[0]},train",
+        f"--config.queries.test={tested}",
+    )
+
+
+def whole(workdir: Path, variant: str, seed: int, flags: Sequence[str] = ()) -> dict[str, Any]:
+    """A training from its beginning, and its scores."""
+    began = time.monotonic()
+    train(workdir, f"configs/deepretrieval.py:{variant}", f"--config.seed={seed}", *flags)
+    minutes = (time.monotonic() - began) / 60
+    command("qrag_jax.evaluate", f"--workdir={workdir}", "--checkpoint=last")
+    summary = json.loads((workdir / "eval" / "summary.json").read_text())
+    names = ("scores", "gains", "main", "notes")
+    return {name: summary[name] for name in names} | {"minutes": minutes}
+
+
+# ---------------------------------------------------------------- cases and tables
+
+
+def row_of(part: Mapping[str, Any], beginning: str) -> str | None:
+    """What a way is called in the summary; None: there is no such way."""
+    return next((told for told in part["scores"] if told.startswith(beginning)), None)
+
+
+def cases(name: str, part: Mapping[str, Any], *, asked: bool) -> list[Case]:
+    """What the training adds to its script, to the originals and to the simple ways."""
+    found = []
+    main = part["scores"][part["main"]][POOLED][BY]
+    real = name.startswith(IR)
+    for way in (SCRIPT, ORIGINAL) if real else (SCRIPT, ORIGINAL, CONTENT, EXPANDED):
+        told = row_of(part, way)
+        if told is None:
+            continue
+        other, gain = part["scores"][told][POOLED][BY], part["gains"][told][POOLED][BY]
+        if real and way == ORIGINAL:
+            target, holds = "the paired interval above 0", gain["low"] > 0
+        elif way == SCRIPT and not real:
+            target = f">= {LEAST_GAIN}, the two intervals apart"
+            holds = gain["mean"] >= LEAST_GAIN and main["low"] > other["high"]
+        else:
+            target, holds = "the two intervals apart", main["low"] > other["high"]
+        found.append(
+            Case(
+                f"{name}: {BY}, the end - {told}",
+                gain["mean"],
+                "nDCG",
+                target=target if asked else None,
+                holds=holds if asked else None,
+                details={
+                    "the end": _cell(main),
+                    told: _cell(other),
+                    "paired": _cell(gain),
+                },
+            )
+        )
+    limit = MOST_MINUTES
+    return [
+        *found,
+        Case(
+            f"{name}: training",
+            part["minutes"],
+            "min",
+            target=f"<= {limit}" if asked else None,
+            holds=part["minutes"] <= limit if asked else None,
+        ),
+    ]
+
+
+def tables(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The tables of the trainings: each way by collection."""
+    found = []
+    for name, part in results.items():
+        if "scores" not in part:
+            continue
+        collections = [*next(iter(part["scores"].values()))]
+        rows = [
+            (
+                f"**{told}**" if told == part["main"] else told,
+                *(_cell(each[collection][BY]) for collection in collections),
+            )
+            for told, each in part["scores"].items()
+        ]
+        table = markdown(("queries by", *(f"{each}: {BY}" for each in collections)), rows)
+        notes = "".join(f"\n- {note}" for note in part["notes"])
+        found.append(f"{name}, {part['minutes']:.1f} minutes:\n\n{table}{notes}")
+    return found
+
+
+def _cell(found: Mapping[str, float]) -> str:
+    return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
