@@ -27,9 +27,9 @@ def main() -> int:
     parser.add_argument(
         "--only",
         default="",
-        help="parts of the suites harr, learn, leret, long, retrieval, rewrite, rlvr and tokens and of gpu "
-        "--run, with commas between; results are kept, so parts can be run one by one and the "
-        "whole suite at last; of the suite gpu, rows in whose names (h100/MiniLM/full/1x8x1/"
+        help="parts of the suites harr, learn, leret, long, retrieval, rewrite, rlvr, tokens and "
+        "of gpu --run, with commas between; results are kept, so parts can be run one by one and "
+        "the whole suite at last; of the suite gpu, rows in whose names (h100/MiniLM/full/1x8x1/"
         "update) one of these regular expressions is found",
     )
     parser.add_argument(

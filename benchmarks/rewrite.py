@@ -1,12 +1,12 @@
 """Measures DeepRetrieval: its embedded defaults, PPO beside GRPO, and the update beside torch's.
 
-Part `quick-SEED` trains configs/deepretrieval.py:quick by the command and scores 300 unseen queries;
-`grpo-SEED` is the same by GRPO, of as many episodes. Part `ir-SEED` trains `:ir` on SciFact's
-training queries and scores four collections of the folder QRAG_DATA (default ../shared/data).
-`smol` trains `:smol` (SmolLM2) on the same; it takes about an hour, so it runs if it is named alone.
-`update` is PPO's update beside torch's (`rewrite_update`). Runs and results are kept in
-runs/benchmarks/rewrite by version of the code; `--only=PART` runs one part, such as quick-42.
-`--quick` trains a smaller `:tiny`.
+Part `quick-SEED` trains configs/deepretrieval.py:quick by the command and scores 300 unseen
+queries; `grpo-SEED` is the same by GRPO, of as many episodes. Part `ir-SEED` trains `:ir` on
+SciFact's training queries and scores four collections of the folder QRAG_DATA (default
+../shared/data). `smol` trains `:smol` (SmolLM2) on the same; it takes about an hour, so it runs if
+it is named alone. `update` is PPO's update beside torch's (`rewrite_update`). Runs and results are
+kept in runs/benchmarks/rewrite by version of the code; `--only=PART` runs one part, such as
+quick-42. `--quick` trains a smaller `:tiny`.
 """
 
 from __future__ import annotations
