@@ -29,7 +29,7 @@ class RewriteScores:
     Attributes:
         tasks: the queries.
         play: plays all of them once.
-        originals: searches the original queries; asked once.
+        originals: searches the original queries; asked in each evaluation.
         measures: of rankings, see `metrics.ranking`.
         best_by: the measure that chooses the best checkpoint.
     """
@@ -101,8 +101,9 @@ def means(columns: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def shape_of_queries(
     tasks: Sequence[RewriteTask], episodes: Sequence[TokenEpisode]
 ) -> dict[str, float]:
-    """Means over the episodes that did not fail: `format` (share with a query that was searched
-    for), `sampled_tokens`, and over those with a query `GUARD_MEASURES`; and `failed_share`.
+    """Means over the episodes that did not fail: `format` (share with a query, even one that the
+    search cannot read, as in the reward), `sampled_tokens`, and over those with a query
+    `GUARD_MEASURES`; and `failed_share`.
     """
     rows: list[dict[str, float]] = []
     searched = []
