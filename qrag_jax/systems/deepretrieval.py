@@ -291,7 +291,8 @@ class DeepRetrieval:
         is_served = isinstance(params, Versioned)
         play = self.player.on_server if is_served else self.player.on_device
         episodes = play(params, starts, stop)
-        return self.episodes.trajectories(episodes, numbers)
+        patience = self.player.patience(stop, Failure)
+        return self.episodes.trajectories(episodes, numbers, patience)
 
     def _batch(self, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the devices."""
@@ -362,7 +363,8 @@ class DeepRetrieval:
 
         def originals(stop: StopSignal) -> list[tuple[str, ...]]:
             stop.check()
-            found = self.episodes.searched(tasks, config.eval.depth)
+            patience = self.player.patience(stop, Failure)
+            found = self.episodes.originals.found(tasks, config.eval.depth, patience)
             return [() if isinstance(e, Failure) else tuple(d.id for d in e) for e in found]
 
         return RewriteScores(tasks, play, originals, config.eval.measures, config.eval.best_by)

@@ -280,6 +280,11 @@ class RewriteConfig:
             raise InputError(
                 f"config.algorithm is {config.algorithm!r}; use {' or '.join(ALGORITHMS)}."
             )
+        if SCRIPT in stages and parts["search"].engine == REMOTE:
+            raise InputError(
+                f"config.stages has {SCRIPT}, whose demonstrations are of texts that are searched, "
+                f"and config.search.engine {REMOTE!r} gives ids alone; set config.stages to {RL}."
+            )
         train, rule = parts["train"], parts[config.algorithm]
         if RL in stages:
             _check_learning(config.algorithm, parts)

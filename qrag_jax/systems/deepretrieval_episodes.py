@@ -12,12 +12,14 @@ from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES, guard_measures
 from qrag_jax.feedback.rewrite_reward import RewriteReward
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
+from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.rollouts.scripted_tokens import Talk, all_sampled, encoded
 from qrag_jax.rollouts.token_episodes import TokenEpisode, facts_of
 from qrag_jax.rollouts.token_sampler import STOP
 from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory, Turn
 from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import Inputs
+from qrag_jax.systems.rewrite_originals import OriginalQueries
 
 SCRIPTED = "scripted"  # among the facts of a demonstration
 REWARD = "reward"
@@ -29,7 +31,7 @@ class RewriteEpisodes:
     def __init__(self, config: RewriteConfig, inputs: Inputs) -> None:
         self.reward = RewriteReward(config.reward)
         self._config, self._inputs = config, inputs
-        self._original: dict[tuple[str, str], float] = {}  # measures by collection and query
+        self.originals = OriginalQueries(self.searched, self.reward, config.rollout.attempts)
 
     def imitated(self, numbers: Sequence[int], step: int) -> list[TokenTrajectory]:
         """The demonstrations of a step of the stage script, of these queries."""
@@ -58,17 +60,21 @@ class RewriteEpisodes:
         return found
 
     def trajectories(
-        self, episodes: Sequence[TokenEpisode], numbers: Sequence[int]
+        self, episodes: Sequence[TokenEpisode], numbers: Sequence[int], patience: Patience
     ) -> list[TokenTrajectory]:
         """Played episodes with their rewards.
 
         Args:
             episodes: as many of each query, which are neighbours.
             numbers: of the training queries.
+            patience: with searches of original queries; its `broken` is `Failure`.
+
+        Raises:
+            Stopped, FeedbackLost: as for `Patience.play`.
         """
         members = len(episodes) // max(len(numbers), 1)
         tasks = [self._inputs.train[number] for number in numbers]
-        originals = self.originals(tasks)
+        originals = self.originals.measures(tasks, patience)
         return [
             self.trajectory(
                 episode,
@@ -105,23 +111,6 @@ class RewriteEpisodes:
             parts=parts,
             facts=facts_of(ended),
         )
-
-    def originals(self, tasks: Sequence[RewriteTask]) -> list[float | Failure]:
-        """The measure of what each task's original query finds; a search is done once."""
-        new = {(each.collection, each.id): each for each in tasks}
-        new = {key: each for key, each in new.items() if key not in self._original}
-        failed: dict[tuple[str, str], Failure] = {}
-        for _ in range(self._config.rollout.attempts):
-            if not new:
-                break
-            results = self.searched([*new.values()], self._config.reward.k)
-            for key, found in zip([*new], results, strict=True):
-                if isinstance(found, Failure):
-                    failed[key] = found
-                else:
-                    self._original[key] = self.reward.measure(new.pop(key), found)
-        keys = [(each.collection, each.id) for each in tasks]
-        return [self._original[key] if key in self._original else failed[key] for key in keys]
 
     def searched(
         self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str] | None = None

@@ -36,6 +36,7 @@ from qrag_jax.runtime.run import log
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
 from qrag_jax.systems.rewrite_script import RewriteScript, script_of_questions, script_of_texts
 from qrag_jax.systems.rewrite_search import (
+    OWN,
     REMOTE,
     Collections,
     SearchLibrary,
@@ -89,7 +90,8 @@ def load_inputs(
     train, dev = _split(config, made)
     tested = [] if test is None else _read(test, made.test)
     named = {each.collection for each in (*train, *dev, *tested)}
-    library, told = _opened(config, made, named, workdir / SEARCH)
+    folders = _folders((queries.train, queries.dev, test or ""))
+    library, told = _opened(config, made, (named, folders), workdir / SEARCH)
     train, dev, tested = (_on_corpus(config, each, library) for each in (train, dev, tested))
     train = _unseen(train, (*dev, *tested))
     train = train[: queries.most] if queries.most else train
@@ -240,10 +242,14 @@ def _task(query: JudgedQuery, collection: str) -> RewriteTask:
 
 
 def _opened(
-    config: RewriteConfig, made: _Made, named: set[str], folder: Path
+    config: RewriteConfig, made: _Made, given: tuple[set[str], dict[str, str]], folder: Path
 ) -> tuple[SearchLibrary, str]:
-    """What is searched, and its digest."""
-    search = config.search
+    """What is searched, and its digest.
+
+    Args:
+        given: names of collections, and the folders of those that have one.
+    """
+    search, (named, paths) = config.search, given
     if search.engine == REMOTE:
         if _MADE in named:
             raise InputError(
@@ -252,7 +258,6 @@ def _opened(
             )
         remote = open_remote(config.engine)
         return remote, remote.engine.digest
-    paths = _folders(config)
     wanted: dict[str, Callable[[], Iterable[Passage]]] = {}
     for name in sorted(named):
         if name == _MADE:
@@ -271,10 +276,14 @@ def _opened(
     return found, hashlib.sha256(digests.encode()).hexdigest()[:16]
 
 
-def _folders(config: RewriteConfig) -> dict[str, str]:
-    """The folders of collections by their names."""
-    queries, found = config.queries, dict[str, str]()
-    for text in (queries.train, queries.dev, queries.test):
+def _folders(texts: Sequence[str]) -> dict[str, str]:
+    """The folders of collections by their names.
+
+    Args:
+        texts: dataset strings; "" names nothing.
+    """
+    found = dict[str, str]()
+    for text in texts:
         if text in ("", TALKATIVE):
             continue
         for part in parse_parts(text, WITHOUT):
@@ -282,10 +291,15 @@ def _folders(config: RewriteConfig) -> dict[str, str]:
             if not beir.is_collection(folder):
                 continue
             name = folder.resolve().name
-            if found.setdefault(name, part.path) != part.path:
+            if name in (_MADE, OWN):
                 raise InputError(
-                    f"{found[name]} and {part.path} are collections of one name, {name}; rename "
-                    "a folder."
+                    f"{part.path} is a collection of the name {name}, which other passages of a "
+                    "run have; rename the folder."
+                )
+            first = found.setdefault(name, part.path)
+            if Path(first).expanduser().resolve() != folder.resolve():
+                raise InputError(
+                    f"{first} and {part.path} are collections of one name, {name}; rename a folder."
                 )
     return found
 
@@ -298,14 +312,15 @@ def _on_corpus(
         return [*tasks]
     kept: list[RewriteTask] = []
     for name in dict.fromkeys(each.collection for each in tasks):
-        own = {each.id: each for each in tasks if each.collection == name}
-        judged = [JudgedQuery(each.id, each.question, each.grades) for each in own.values()]
+        own = [each for each in tasks if each.collection == name]
+        judged = [JudgedQuery(each.id, each.question, each.grades) for each in own]
         needed = (document for each in judged for document, _ in each.grades)
         known = ids_in(library.by_name[name].corpus, needed)
         found = check_in_corpus(judged, known, config.search.max_missing_share)
         if found.summary:
             log(f"{name or 'queries'}: {found.summary}")
-        kept += [own[each.id] for each in found.queries]
+        there = {id(each) for each in found.queries}  # query ids of two parts may be alike
+        kept += [task for task, each in zip(own, judged, strict=True) if id(each) in there]
     return kept
 
 

@@ -125,7 +125,7 @@ class EpisodePlayer:
         whole = params if self.base is None else Adapted(self.base, params)
         sampler = RoundSampler(self._samplers[greedy], whole)
         rollout = self._rollout(sampler, stop, library, agent)
-        return self._patience(stop).play(starts, rollout.play)
+        return self.patience(stop).play(starts, rollout.play)
 
     def on_server(
         self,
@@ -154,7 +154,17 @@ class EpisodePlayer:
             served.bring_back(sampler, stop)
             return rollout.play(starts)
 
-        return self._patience(watch).play(starts, play)
+        return self.patience(watch).play(starts, play)
+
+    def patience(self, stop: Checks, broken: type = Failed) -> Patience:
+        """What plays again while too many are broken.
+
+        Args:
+            broken: the class of what an `ended` is if it broke.
+        """
+        rules = self.rules
+        advice = _ADVICE.format(section=rules.section)
+        return Patience(rules.max_failed_share, stop, log, broken=broken, advice=advice)
 
     def _rollout(
         self,
@@ -168,11 +178,6 @@ class EpisodePlayer:
         rollout = TokenRollout(plays, sampler, tools, speech, stop=stop, attempts=attempts)
         rollout.counts = self.counts
         return rollout
-
-    def _patience(self, stop: Checks) -> Patience:
-        rules = self.rules
-        advice = _ADVICE.format(section=rules.section)
-        return Patience(rules.max_failed_share, stop, log, broken=Failed, advice=advice)
 
     @cached_property
     def _samplers(self) -> dict[bool, DeviceSampler]:

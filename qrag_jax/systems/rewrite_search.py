@@ -26,6 +26,7 @@ from qrag_jax.systems.query_search import SearchConfig, open_passages
 
 REMOTE = "remote"
 ENGINES = (*query_search.ENGINES, REMOTE)
+OWN = "own"  # folder of the collection without a name, which files of rows search
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +160,7 @@ def open_collections(
     found = {}
     for name, passages in wanted.items():
         index = config.index if not name else ""
-        own = folder / (name or "own")
+        own = folder / (name or OWN)
         found[name] = open_passages(config.of_index(index), partial(_listed, passages), own, stop)
     return Collections(found)
 
