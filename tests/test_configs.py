@@ -34,7 +34,8 @@ from tests.systems.parts import prepared
 EVERY = sorted(
     path.stem for path in (ROOT / "configs").glob("*.py") if not path.stem.startswith("common")
 )
-NAMES = [name for name in EVERY if not name.startswith(("harr", "rlvr", "leret"))]  # of Q-RAG
+OTHERS = ("harr", "rlvr", "leret", "deepretrieval")
+NAMES = [name for name in EVERY if not name.startswith(OTHERS)]  # of Q-RAG
 
 # Variants that are other ones' shorter names.
 SHORT = {
@@ -308,3 +309,16 @@ def test_every_variant_of_leret_builds() -> None:
         assert config.is_locked
     assert len({config.to_json() for config in built.values()}) == len(built)
     assert module("leret").get_config().to_json() == built["quick"].to_json()
+
+
+def test_every_variant_of_deepretrieval_builds() -> None:
+    names = variants("deepretrieval")[1:]
+    assert names == ["quick", "tiny", "ir", "smol", "beir", "pubmed", "remake"]
+    built = {name: module("deepretrieval").get_config(name) for name in names}
+    for config in built.values():
+        for field in ("train", "test"):  # real data are the user's to name
+            config.queries[field] = config.queries[field] or "some/folder,train"
+        systems.check(config)
+        assert config.is_locked
+    assert len({config.to_json() for config in built.values()}) == len(built)
+    assert module("deepretrieval").get_config().to_json() == built["quick"].to_json()
