@@ -56,7 +56,7 @@ def _made_here(config: ConfigDict) -> None:
     config.train.update(eval_every=10**6, checkpoint_every=50, log_every=10)
     config.optimizer.update(learning_rate=2e-4, schedule="linear", warmup_steps=5, beta2=0.98)
     config.optimizer.matrices = "muon"
-    config.eval.samples = 100
+    config.eval.update(samples=100, greedy=False)
 
 
 def _tiny(config: ConfigDict) -> None:

@@ -26,6 +26,8 @@ from qrag_jax.rollouts.token_blocks import choose_shape
 from qrag_jax.runtime.mesh import make_mesh
 from tests.learners.ppo_batches import ppo_batch
 
+pytestmark = pytest.mark.long
+
 RATE = 0.25
 SIZE = Size(vocab=300, layers=2)
 

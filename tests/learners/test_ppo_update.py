@@ -29,6 +29,8 @@ from tests.learners.ppo_batches import LENGTH, ppo_batch
 from tests.learners.token_updates import CONFIG, TEMPERATURE, adapters, log_probs, model
 from tests.rollouts.token_rows import VOCAB
 
+pytestmark = pytest.mark.long
+
 RATE, CRITIC_RATE = 0.5, 0.02
 SHAPE = BlockShape(tokens=80, length=LENGTH, groups=3, members=1, sampled=64)
 PLAIN = TokenPPOConfig(kl=0.0, entropy=0.0, whiten=False, sampler_cap=1e9)
