@@ -1,0 +1,394 @@
+"""What a DeepRetrieval run reads: queries, what they search, what is demonstrated, and refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.environments.tools.episode import Look
+from qrag_jax.errors import InputError
+from qrag_jax.systems.deepretrieval_config import RewriteConfig
+from qrag_jax.systems.deepretrieval_inputs import Inputs, fingerprint, load_inputs
+from qrag_jax.systems.rewrite_search import Collections
+from tests.retrieval.remote_engines.scripted import pubmed_says, serving
+from tests.systems.collections_maker import (
+    Judged,
+    write_collection,
+    write_documents,
+    write_lines,
+    write_rows,
+)
+from tests.systems.rewrite_play import small
+
+pytestmark = pytest.mark.long
+
+WORDS = ("river", "stone", "lamp", "winter", "clock", "garden", "paper", "morning")
+TEXTS = {f"d{n}": f"the {word} is long and it has a {word} too" for n, word in enumerate(WORDS)}
+
+
+def judged(first: int, count: int, more: str = "") -> Judged:
+    """Queries of which one document each is relevant."""
+    return {
+        f"q{n}": (f"where is number {n}{more}?", {f"d{n % len(TEXTS)}": 1})
+        for n in range(first, first + count)
+    }
+
+
+def loaded(workdir: Path, test: str | None = None, **fields: Any) -> Inputs:
+    mesh = jax.make_mesh((1, 1), ("data", "model"), devices=jax.devices()[:1])
+    return load_inputs(RewriteConfig.of(small(**fields)), workdir, mesh, test=test)
+
+
+def texts_of(tasks: Sequence[RewriteTask]) -> set[str]:
+    return {each.question for each in tasks}
+
+
+@pytest.fixture
+def north(tmp_path: Path) -> Path:
+    splits = {"train": judged(0, 12), "test": judged(20, 4)}
+    return write_collection(tmp_path / "north", TEXTS, splits)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    return loaded(tmp_path_factory.mktemp("made"), test="talkative")
+
+
+Load = Callable[..., Inputs]
+
+
+@pytest.fixture(scope="module")
+def load(made: Inputs) -> Load:
+    """Loads with the model of `made`, which spares to train a tokenizer."""
+    return partial(loaded, model__path=str(made.model.folder))
+
+
+# ---------------------------------------------------------------- queries that are made here
+
+
+def test_made_queries_do_not_overlap(made: Inputs) -> None:
+    assert [len(each) for each in (made.train, made.dev, made.test)] == [6, 3, 4]
+    ids = [{each.id for each in part} for part in (made.train, made.dev, made.test)]
+    texts = [texts_of(part) for part in (made.train, made.dev, made.test)]
+    for parts in (ids, texts):
+        assert len(set.union(*parts)) == 6 + 3 + 4
+
+
+def test_worlds_of_training_and_evaluation_differ(made: Inputs) -> None:
+    # The generator's own test shows that its splits share no invented word.
+    assert {each.id.split("-")[1] for each in made.train} == {"train"}
+    assert {each.id.split("-")[1] for each in (*made.dev, *made.test)} == {"dev"}
+    script = made.script
+    assert script is not None
+    known = {each.entity for each in script.given}  # type: ignore[union-attr]
+    asked = " ".join(each.question for each in (*made.dev, *made.test))
+    assert len(known) > 20
+    assert not [name for name in known if name in asked]
+
+
+def test_every_gold_passage_is_in_the_corpus_and_has_the_answer(made: Inputs) -> None:
+    library = made.library._library
+    assert isinstance(library, Collections)
+    (corpus,) = [each.corpus for each in library.by_name.values()]
+    # Whole blocks: 25 training questions, and 25 of the other world.
+    assert len(corpus) == 2 * 25 * 10
+    for task in (*made.train, *made.dev, *made.test):
+        (gold,) = library.by_name[task.collection].named(task, task.gold)
+        assert gold.is_supporting
+        assert task.answers[0] in gold.text
+        (found,) = made.library.look([(task, Look(gold.title, 500))])
+        assert task.gold[0] in [each.id for each in found]  # type: ignore[union-attr]
+
+
+def test_the_test_is_read_if_it_is_asked_for(load: Load, tmp_path: Path, made: Inputs) -> None:
+    inputs = load(tmp_path)
+    assert inputs.test == []
+    assert inputs.train == made.train
+    assert inputs.data["queries"] == made.data["queries"] == fingerprint(made.train)
+
+
+def test_another_seed_makes_other_queries(load: Load, tmp_path: Path, made: Inputs) -> None:
+    other = load(tmp_path, queries__made_seed=1)
+    assert not texts_of(other.train) & texts_of(made.train)
+    assert other.data["search"] != made.data["search"]
+
+
+def test_dev_queries_that_are_scored_are_drawn_by_a_seed(
+    load: Load, tmp_path: Path, made: Inputs
+) -> None:
+    some = [load(tmp_path, eval__samples=2, eval__seed=seed).dev for seed in (1, 1, 3)]
+    assert all(len(each) == 2 and texts_of(each) < texts_of(made.dev) for each in some)
+    assert some[0] == some[1] != some[2]
+
+
+# ---------------------------------------------------------------- data
+
+
+def test_queries_are_held_out_by_a_seed(load: Load, tmp_path: Path, north: Path) -> None:
+    data = {"queries__train": f"{north},train", "queries__held_out": 5}
+    one, again, other = (
+        load(tmp_path / name, seed=seed, **data) for name, seed in (("1", 1), ("2", 1), ("3", 2))
+    )
+    every = {text for text, _ in judged(0, 12).values()}
+    for each in (one, again, other):
+        assert [len(each.train), len(each.dev)] == [7, 5]
+        assert texts_of(each.train) | texts_of(each.dev) == every
+    assert (one.train, one.dev) == (again.train, again.dev)
+    assert one.dev != other.dev
+
+
+def test_training_queries_that_are_in_the_test_are_left_out(
+    load: Load, tmp_path: Path, north: Path
+) -> None:
+    both = {"train": judged(0, 12), "test": {**judged(20, 2), **judged(3, 2)}}
+    south = write_collection(tmp_path / "south", TEXTS, both)
+    data = {"queries__train": f"{south},train", "queries__dev": f"{south},train[:2]"}
+    inputs = load(tmp_path / "run", test=f"{south},test", **data)
+    assert texts_of(inputs.train) == {f"where is number {n}?" for n in (2, *range(5, 12))}
+    # The same words ask another collection for something else.
+    apart = load(tmp_path / "apart", test=f"{north},train", **data)
+    assert len(apart.train) == 10
+    with pytest.raises(
+        InputError, match=r"config\.queries\.train has no query that config.queries"
+    ):
+        load(tmp_path / "none", test=f"{south},train", **data)
+
+
+def test_the_first_training_queries(load: Load, tmp_path: Path, north: Path) -> None:
+    data = {"queries__train": f"{north},train", "queries__dev": f"{north},test"}
+    inputs = load(tmp_path / "run", queries__most=3, **data)
+    assert [each.id for each in inputs.train] == ["q0", "q1", "q2"]
+    assert [each.id for each in inputs.dev] == ["q20", "q21", "q22", "q23"]
+
+
+def test_queries_of_documents_that_the_corpus_lacks(
+    load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost: Judged = {"lost": ("who is lost?", {"d99": 1}), "half": ("half?", {"d0": 1, "d98": 2})}
+    folder = write_collection(
+        tmp_path / "south", TEXTS, {"train": {**judged(0, 6), **lost}, "test": judged(20, 4)}
+    )
+    data = {"queries__train": f"{folder},train", "queries__dev": f"{folder},test"}
+    inputs = load(tmp_path / "run", search__max_missing_share=0.125, **data)
+    assert [each.id for each in inputs.train] == [*judged(0, 6), "half"]
+    # What the corpus lacks counts as not found.
+    assert dict(inputs.train[-1].grades) == {"d0": 1, "d98": 2}
+    said = capsys.readouterr().out
+    assert "south: 1 of 8 queries left out, of which the corpus has no relevant document" in said
+    assert "the corpus lacks 1 of the 7 documents" in said
+    with pytest.raises(InputError, match=r"of 1 of 8 queries \(the first is 'lost', with document"):
+        load(tmp_path / "strict", search__max_missing_share=0.1, **data)
+
+
+def test_judgements_of_another_collection_are_refused(
+    load: Load, tmp_path: Path, north: Path
+) -> None:
+    other: Judged = {f"q{n}": (f"number {n}?", {f"e{n}": 1}) for n in range(4)}
+    some: Judged = {**other, "q9": ("number 9?", {"d1": 1})}
+    folder = write_collection(tmp_path / "south", TEXTS, {"other": other, "some": some})
+    dev = {"queries__dev": f"{north},test"}
+    with pytest.raises(InputError, match="the corpus has no document, or none of those that are j"):
+        load(tmp_path / "run", queries__train=f"{folder},other", **dev)
+    said = r"no relevant document of 4 of 5 queries \(the first is 'q0', .* of another collection"
+    with pytest.raises(InputError, match=said):
+        load(tmp_path / "run", queries__train=f"{folder},some", **dev)
+
+
+def test_an_empty_corpus_is_refused(load: Load, tmp_path: Path) -> None:
+    folder = write_collection(tmp_path / "south", {}, {"train": judged(0, 6)})
+    data = {"queries__train": f"{folder},train", "queries__held_out": 1}
+    with pytest.raises(InputError, match=r"corpus\.jsonl is empty; it should hold one record"):
+        load(tmp_path / "run", **data)
+
+
+def test_collections_search_apart_whatever_their_ids(
+    load: Load, tmp_path: Path, north: Path
+) -> None:
+    texts = {name: text.replace("long", "short") for name, text in TEXTS.items()}
+    south = write_collection(tmp_path / "south", texts, {"train": judged(0, 12, " there")})
+    inputs = load(
+        tmp_path / "run",
+        queries__train=f"{north},train;{south},train",
+        queries__dev=f"{north},test",
+    )
+    assert [each.collection for each in inputs.train] == ["north"] * 12 + ["south"] * 12
+    asked = [(each, Look("short", 50)) for each in (inputs.train[0], inputs.train[-1])]
+    found = inputs.library.look(asked)
+    assert [len(each) for each in found] == [0, len(TEXTS)]  # type: ignore[arg-type]
+    assert sorted(p.name for p in (tmp_path / "run" / "search").iterdir()) == ["north", "south"]
+
+
+def test_two_folders_of_one_name_are_refused(load: Load, tmp_path: Path, north: Path) -> None:
+    other = write_collection(tmp_path / "other" / "north", TEXTS, {"train": judged(0, 6)})
+    with pytest.raises(InputError, match="are collections of one name, north; rename a folder"):
+        load(tmp_path / "run", queries__train=f"{north},train;{other},train")
+    # One folder may be written in two ways.
+    data = {"queries__train": f"{north},train", "queries__dev": f"{north}/../north,test"}
+    assert len(load(tmp_path / "run", **data).train) == 12
+
+
+@pytest.mark.parametrize("name", ["made", "own"])
+def test_names_that_a_run_has_itself_are_refused(load: Load, tmp_path: Path, name: str) -> None:
+    folder = write_collection(tmp_path / name, TEXTS, {"train": judged(0, 12)})
+    with pytest.raises(InputError, match=f"is a collection of the name {name}, .* rename the fol"):
+        load(tmp_path / "run", queries__train=f"{folder},train", queries__held_out=1)
+
+
+def test_a_test_in_place_of_the_configs_has_a_corpus_of_its_own(
+    load: Load, tmp_path: Path, north: Path
+) -> None:
+    inputs = load(tmp_path / "run", test=f"{north},test")
+    assert {each.collection for each in inputs.test} == {"north"}
+    (found,) = inputs.library.look([(inputs.test[0], Look("river", 5))])
+    assert [each.id for each in found] == ["d0"]  # type: ignore[union-attr]
+
+
+def test_rows_of_two_files_may_have_one_id(load: Load, tmp_path: Path) -> None:
+    one = write_rows(tmp_path / "a.jsonl", [(f"{n}", f"first {n}", [f"d{n}"]) for n in range(4)])
+    two = write_rows(tmp_path / "b.jsonl", [(f"{n}", f"second {n}", ["d7"]) for n in range(4)])
+    corpus = write_documents(tmp_path / "corpus.jsonl", TEXTS)
+    inputs = load(
+        tmp_path / "run",
+        queries__train=f"{one},train;{two},train",
+        queries__dev=f"{two},train[:1]",
+        search__corpus=str(corpus),
+    )
+    asked = [f"first {n}" for n in range(4)] + [f"second {n}" for n in range(1, 4)]
+    assert [each.question for each in inputs.train] == asked
+    assert {each.collection for each in inputs.train} == {""}
+
+
+def test_rows_without_a_corpus_are_refused(load: Load, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "a.jsonl", [(f"{n}", f"first {n}", ["d1"]) for n in range(4)])
+    said = (
+        "queries in files of rows bring no documents; name the corpus that they are about in "
+        "config.search.corpus or config.search.index."
+    )
+    with pytest.raises(InputError, match=re.escape(said)):
+        load(tmp_path / "run", queries__train=f"{rows},train", queries__held_out=1)
+
+
+def test_too_few_queries_to_hold_some_out(load: Load, tmp_path: Path, north: Path) -> None:
+    data = {"queries__train": f"{north},train", "queries__held_out": 12}
+    with pytest.raises(InputError, match=r"12 queries, of which config\.queries\.held_out, 12, w"):
+        load(tmp_path / "run", **data)
+
+
+def test_a_reward_by_answers_needs_queries_that_have_some(
+    load: Load, tmp_path: Path, north: Path
+) -> None:
+    data = {"queries__train": f"{north},train", "reward__measure": "answer_rank"}
+    with pytest.raises(
+        InputError, match=r"the query .* has no answer, which config\.reward\.measure answer_r"
+    ):
+        load(tmp_path / "run", queries__held_out=1, **data)
+
+
+# ---------------------------------------------------------------- model and prompts
+
+
+def test_a_prompt_that_is_too_long_for_the_room(load: Load, tmp_path: Path, north: Path) -> None:
+    long: Judged = {"long": ("where " * 300 + "?", {"d1": 1})}
+    splits = {"train": {**judged(0, 6), **long}}
+    folder = write_collection(tmp_path / "south", TEXTS, splits)
+    said = r"the prompt of query 'long' has \d+ tokens, an output may have 24 .*room is 448; raise"
+    with pytest.raises(InputError, match=said):
+        load(tmp_path / "run", queries__train=f"{folder},train", queries__held_out=2)
+    said = r"config\.sampling\.room is 600, but .* has 512 positions; lower it"
+    with pytest.raises(InputError, match=said):
+        load(tmp_path / "far", sampling__room=600)
+
+
+def test_a_model_must_be_named_where_nothing_is_demonstrated(tmp_path: Path, north: Path) -> None:
+    data = {"queries__train": f"{north},train", "queries__held_out": 2, "stages": ("rl",)}
+    with pytest.raises(InputError, match=r"config\.model\.path is empty: a tiny model is made for"):
+        loaded(tmp_path / "run", **data)
+
+
+def test_a_service_has_no_queries_that_are_made_here_and_is_not_asked(
+    load: Load, tmp_path: Path
+) -> None:
+    remote = {"search__engine": "remote", "stages": ("rl",)}
+    with pytest.raises(InputError, match="'remote', which does not know the queries 'talkative'"):
+        load(tmp_path / "made", **remote)
+    rows = write_rows(tmp_path / "a.jsonl", [(f"{n}", f"first {n}", ["17"]) for n in range(4)])
+    data = {"queries__train": f"{rows},train", "queries__held_out": 2}
+    model = load(tmp_path / "model").model.folder
+    with serving(lambda call: pubmed_says(["17"])) as server:
+        url = {"engine__url": server.url, "model__path": str(model)}
+        inputs = load(tmp_path / "run", **remote, **data, **url)
+        assert not server.calls
+        assert server.url in inputs.data["search"]
+        (found,) = inputs.library.look([(inputs.train[0], Look("a", 5))])
+        assert [each.is_supporting for each in found] == [True]  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------- demonstrations
+
+
+def test_made_queries_are_demonstrated_by_those_of_the_corpus(made: Inputs) -> None:
+    script = made.script
+    assert script is not None
+    assert len(script.given) == 25
+    config = RewriteConfig.of(small())
+    shown = [script.at(config, n, n) for n in range(25)]
+    assert [each.task.question for each in shown[:6]] == [each.question for each in made.train]
+    for each in shown:
+        asked = set(re.findall(r"\w+", each.task.question.casefold()))
+        assert set(re.findall(r"\w+", each.query.casefold())) <= asked
+    assert shown == [script.at(config, n, n) for n in range(25)]
+    others = [script.at(config, 0, index).query for index in range(40)]
+    assert len(set(others)) > 1
+
+
+def test_sentences_of_the_corpora_are_demonstrated_for_data(tmp_path: Path, north: Path) -> None:
+    data = {"queries__train": f"{north},train", "queries__held_out": 2}
+    script = loaded(tmp_path / "run", **data).script
+    assert script is not None
+    assert set(script.given) == set(TEXTS.values())
+    config = RewriteConfig.of(small(dropped__share=0.5))
+    for index in range(20):
+        shown = script.at(config, 3, index)
+        words, left = shown.task.question.split(), iter(shown.task.question.split())
+        assert all(word in left for word in shown.query.split())  # in their order
+        assert 0 < len(shown.query.split()) <= len(words)
+        assert shown.task.grades == ()
+    alone = loaded(
+        tmp_path / "alone", **data, model__path=str(tmp_path / "run/model"), stages=("rl",)
+    )
+    assert alone.script is None
+    short = {"d0": "two words"}
+    folder = write_collection(
+        tmp_path / "short", short, {"train": {"a": ("b", {"d0": 1}), "c": ("d", {"d0": 1})}}
+    )
+    with pytest.raises(InputError, match="no corpus has a sentence of 4 to 30 words"):
+        loaded(tmp_path / "none", queries__train=f"{folder},train", queries__held_out=1)
+
+
+def test_every_part_of_a_query_counts_for_the_digest(made: Inputs) -> None:
+    first, second, *rest = made.train
+    others = [
+        dataclasses.replace(second, question="Who?"),
+        dataclasses.replace(second, answers=("1931",)),
+        dataclasses.replace(second, collection="x"),
+        dataclasses.replace(second, until="2001-02-03"),
+        dataclasses.replace(second, id="x"),
+        RewriteTask.judged(second.id, second.question, {second.gold[0]: 2}, answers=second.answers),
+    ]
+    lists = [[first, second, *rest], [second, first, *rest], [first, second]]
+    lists += [[first, other, *rest] for other in others]
+    assert len({fingerprint(each) for each in lists}) == len(lists)
+
+
+def test_rows_with_an_odd_line_are_named(load: Load, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"query": "a", "relevant_doc_ids": ["d1"]}, {}])
+    with pytest.raises(InputError, match=r"a\.jsonl:2: there is neither a field 'query' nor"):
+        load(tmp_path / "run", queries__train=f"{path},train", queries__held_out=1)
