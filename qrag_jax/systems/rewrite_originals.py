@@ -48,6 +48,8 @@ class OriginalQueries:
         Raises:
             Stopped, FeedbackLost: as for `Patience.play`.
         """
+        if not tasks:
+            return []
         played = patience.play(tasks, lambda some: [*map(_Search, self._searched(some, k))])
         return [each.ended for each in played]
 
