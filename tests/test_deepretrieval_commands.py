@@ -126,7 +126,7 @@ def test_every_way_trains(way: str, commands: Commands, run: Path, tmp_path: Pat
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
         assert np.isfinite(line["train/loss"])
-        assert ("train/value_loss" in line) == (way in ("trunk", "adapters"))
+        assert bool(line.get("train/value_loss")) == (way in ("trunk", "adapters"))
     names = saved_state(workdir, 2)
     assert any("critic" in name for name in names) == (way in ("trunk", "adapters"))
     assert any("critic/tower" in name for name in names) == (way == "adapters")
