@@ -91,7 +91,8 @@ def load_inputs(
     tested = [] if test is None else _read(test, made.test)
     named = {each.collection for each in (*train, *dev, *tested)}
     folders = _folders((queries.train, queries.dev, test or ""))
-    library, told = _opened(config, made, (named, folders), workdir / SEARCH)
+    library = _opened(config, made, (named, folders), workdir / SEARCH)
+    told = _digest(library, {each.collection for each in (*train, *dev)})
     train, dev, tested = (_on_corpus(config, each, library) for each in (train, dev, tested))
     train = _unseen(train, (*dev, *tested))
     train = train[: queries.most] if queries.most else train
@@ -243,8 +244,8 @@ def _task(query: JudgedQuery, collection: str) -> RewriteTask:
 
 def _opened(
     config: RewriteConfig, made: _Made, given: tuple[set[str], dict[str, str]], folder: Path
-) -> tuple[SearchLibrary, str]:
-    """What is searched, and its digest.
+) -> SearchLibrary:
+    """What is searched.
 
     Args:
         given: names of collections, and the folders of those that have one.
@@ -256,8 +257,7 @@ def _opened(
                 f"config.search.engine is {REMOTE!r}, which does not know the queries "
                 f"{TALKATIVE!r}; name data in config.queries."
             )
-        remote = open_remote(config.engine)
-        return remote, remote.engine.digest
+        return open_remote(config.engine)
     wanted: dict[str, Callable[[], Iterable[Passage]]] = {}
     for name in sorted(named):
         if name == _MADE:
@@ -271,9 +271,15 @@ def _opened(
             )
         else:
             wanted[name] = partial(passages_of, search.corpus)
-    found = open_collections(search, wanted, folder)
-    digests = "\0".join(f"{n} {each.corpus.digest}" for n, each in found.by_name.items())
-    return found, hashlib.sha256(digests.encode()).hexdigest()[:16]
+    return open_collections(search, wanted, folder)
+
+
+def _digest(library: SearchLibrary, names: set[str]) -> str:
+    """Of what training searches; the test, which may change, may have a collection of its own."""
+    if not isinstance(library, Collections):
+        return library.engine.digest
+    found = (f"{name} {library.by_name[name].corpus.digest}" for name in sorted(names))
+    return hashlib.sha256("\0".join(found).encode()).hexdigest()[:16]
 
 
 def _folders(texts: Sequence[str]) -> dict[str, str]:

@@ -238,6 +238,19 @@ def test_a_batch_teaches_what_its_rewards_say(system: DeepRetrieval) -> None:
     assert float(fewer["return"]) == pytest.approx(np.mean(rewards[:3]), abs=1e-5)
 
 
+def test_a_batch_in_which_all_failed_teaches_nothing(system: DeepRetrieval) -> None:
+    given = learnable(system, ["the the", "of", "winter", "and"])
+    lost = [dataclasses.replace(each, parts={}, status="server") for each in given]
+    system._step = SCRIPT_STEPS + 1
+    state = system.first_state()
+    before = jax.device_get(state)
+    state, metrics = system.update(state, system._batch(lost))
+    assert float(metrics["tokens"]) == 0
+    after = jax.device_get(state)
+    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
+    jax.tree.map(np.testing.assert_array_equal, after.critic, before.critic)
+
+
 def test_the_measures_of_a_batch(system: DeepRetrieval) -> None:
     given = played(system, SCRIPT_STEPS)
     counted = system._counted()

@@ -251,6 +251,20 @@ def test_a_test_in_place_of_the_configs_has_a_corpus_of_its_own(
     assert [each.id for each in found] == ["d0"]  # type: ignore[union-attr]
 
 
+def test_another_test_changes_nothing_that_training_reads(
+    load: Load, tmp_path: Path, north: Path
+) -> None:
+    south = write_collection(tmp_path / "south", TEXTS, {"test": judged(40, 3)})
+    data = {"queries__train": f"{north},train", "queries__dev": f"{north},test"}
+    found = [load(tmp_path / "run", test=test, **data) for test in (None, f"{south},test")]
+    assert found[0].data == found[1].data
+    assert len(found[1].test) == 3
+    texts = {**TEXTS, "d9": "a new one"}
+    changed = write_collection(tmp_path / "new" / "north", texts, {"train": judged(0, 12)})
+    data = {"queries__train": f"{changed},train", "queries__held_out": 1}
+    assert load(tmp_path / "other", **data).data["search"] != found[0].data["search"]
+
+
 def test_rows_of_two_files_may_have_one_id(load: Load, tmp_path: Path) -> None:
     one = write_rows(tmp_path / "a.jsonl", [(f"{n}", f"first {n}", [f"d{n}"]) for n in range(4)])
     two = write_rows(tmp_path / "b.jsonl", [(f"{n}", f"second {n}", ["d7"]) for n in range(4)])
