@@ -348,14 +348,20 @@ def _check_learning(algorithm: str, parts: dict[str, Any]) -> None:
             f"config.guards.max_kl is {guards.max_kl}, and no KL is measured, because "
             f"config.{field} is 0; set that above 0, such as 0.001, or the limit to 0."
         )
-    executed = parts["search"].engine == BOOLEAN or parts["search"].engine == REMOTE
+    remote, most = parts["search"].engine == REMOTE, parts["engine"].most
+    if remote and reward.k > most:
+        raise InputError(
+            f"config.reward.k is {reward.k}, and a search gives {most} documents at most "
+            "(config.engine.most); lower the former, or raise the latter."
+        )
+    executed = remote or parts["search"].engine == BOOLEAN
     if writing.kind.boolean and not executed:
         raise InputError(
             f"config.writing.prompt {writing.prompt} asks for Boolean queries, and "
             f"config.search.engine {parts['search'].engine} reads them as words; use "
             f"{BOOLEAN!r} or {REMOTE!r}, or another prompt."
         )
-    if reward.measure == "answer_rank" and parts["search"].engine == REMOTE:
+    if reward.measure == "answer_rank" and remote:
         raise InputError(
             "config.reward.measure is 'answer_rank', which reads documents, and config.search."
             f"engine {REMOTE!r} gives ids alone; use ndcg, recall or rr."

@@ -368,14 +368,22 @@ def _speech(config: RewriteConfig, model: FirstLanguageModel) -> Speech:
 def _check_prompts(
     config: RewriteConfig, agent: RewriteAgent, speech: Speech, tasks: Sequence[RewriteTask]
 ) -> None:
-    longest = max(tasks, key=lambda task: len(task.question))
-    tokens = len(speech.scaffold.opening(agent.prompt.messages(longest)))
-    if tokens + config.writing.query_tokens > config.sampling.room:
-        raise InputError(
-            f"the prompt of query {longest.id!r} has {tokens} tokens, an output may have "
-            f"{config.writing.query_tokens} (config.writing.query_tokens), and "
-            f"config.sampling.room is {config.sampling.room}; raise the room."
-        )
+    def tokens_of(task: RewriteTask) -> int:
+        return len(speech.scaffold.opening(agent.prompt.messages(task)))
+
+    def size(task: RewriteTask) -> int:
+        return len(task.question.encode())
+
+    most = config.sampling.room - config.writing.query_tokens
+    around = tokens_of(min(tasks, key=size))
+    for task in tasks:
+        # A token has a byte at least, so most queries need not be encoded.
+        if around + size(task) > most and (tokens := tokens_of(task)) > most:
+            raise InputError(
+                f"the prompt of query {task.id!r} has {tokens} tokens, an output may have "
+                f"{config.writing.query_tokens} (config.writing.query_tokens), and "
+                f"config.sampling.room is {config.sampling.room}; raise the room."
+            )
 
 
 def fingerprint(tasks: Sequence[RewriteTask]) -> str:

@@ -139,7 +139,7 @@ def test_those_used_longest_ago_go_first() -> None:
 def test_a_call_that_asks_for_more_than_is_kept_is_answered_whole() -> None:
     shelf, kept = kept_by(1)
     found = kept.look([(ADA, Look(query, 1)) for query in "abcab"])
-    assert [each[0].title for each in found] == [*"abcab"]  # type: ignore[index,union-attr]
+    assert [each[0].title for each in found] == [*"abcab"]  # type: ignore[index]
     assert shelf.queries == [*"abc"]
     one(kept, "b", k=1)
     assert shelf.queries == [*"abc"]  # the one that was used last

@@ -210,6 +210,11 @@ def test_boolean_prompts_are_for_what_obeys_them(prompt: str, engine: str) -> No
             "config.reward.measure is 'answer_rank', which reads documents, and config.search."
             "engine 'remote' gives ids alone; use ndcg, recall or rr.",
         ),
+        (
+            {"stages": ("rl",), "search.engine": "remote", "reward.k": 3001},
+            "config.reward.k is 3001, and a search gives 3000 documents at most "
+            "(config.engine.most); lower the former, or raise the latter.",
+        ),
         ({"train.accumulation": 2}, "config.train.accumulation is 2; rows are computed in blocks"),
         ({"model.thinking": "maybe"}, "config.model.thinking is 'maybe'; use on, off or nothing."),
         ({"guards.action": "pray"}, "config.guards.action is 'pray'; use one of stop, step_back"),

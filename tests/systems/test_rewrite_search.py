@@ -114,7 +114,7 @@ def test_an_index_serves_rows_and_collections_have_their_own(
     def never() -> Any:
         raise AssertionError("an index needs no passages")
 
-    wanted = {"": never, "south": partial(passages_of, str(both["south"]))}
+    wanted: dict[str, Any] = {"": never, "south": partial(passages_of, str(both["south"]))}
     library = open_collections(config, wanted, tmp_path / "search")
     assert ids(library, task(""), "bear") == ["d2"]
     assert ids(library, task("south"), "bear") == ["d4"]
