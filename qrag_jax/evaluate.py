@@ -1,7 +1,7 @@
 """Scores a trained retriever: python -m qrag_jax.evaluate --workdir=runs/hotpotqa
 
-Runs of agents (HARR), of language models with tools (RLVR) and of query writers (LeReT) are scored
-by the same command.
+Runs of agents (HARR), of language models with tools (RLVR), of query writers (LeReT) and of query
+rewriters (DeepRetrieval) are scored by the same command.
 
 Any field of the run's config can be overridden, for example
 `--config.data.path=FOLDER --out=OTHER` to score other data. Priority: command line, then the file
@@ -24,7 +24,15 @@ from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.systems import harr_config, leret_config, older_runs, rlvr_config, run_flags
+from qrag_jax.systems import (
+    deepretrieval_config,
+    harr_config,
+    leret_config,
+    older_runs,
+    rlvr_config,
+    run_flags,
+)
+from qrag_jax.systems.deepretrieval_scoring import RewriteOptions, score_rewriter
 from qrag_jax.systems.harr_scoring import AgentOptions, score_agent
 from qrag_jax.systems.leret_scoring import HopOptions, score_query_writer
 from qrag_jax.systems.rlvr_scoring import PlayOptions, score_language_model
@@ -41,6 +49,8 @@ SAMPLED = flags.DEFINE_integer(
 )
 RETRIEVERS = flags.DEFINE_list("retrievers", [], "Of RLVR: bm25,golden,…; default the run's own.")
 RESTART = flags.DEFINE_bool("restart", False, "Throw partial logs away instead of resuming them.")
+WRITERS = leret_config.NAME, deepretrieval_config.NAME
+OTHERS = harr_config.NAME, rlvr_config.NAME, *WRITERS
 
 
 def main() -> int:
@@ -49,9 +59,9 @@ def main() -> int:
     system = config.get("system")
     if RETRIEVERS.value and system != rlvr_config.NAME:
         raise InputError(f"--retrievers is for runs of {rlvr_config.NAME}; leave it out.")
-    if SAMPLED.value and system == leret_config.NAME:
+    if SAMPLED.value and system in WRITERS:
         raise InputError("--sampled is for runs of agents; leave it out.")
-    if system in (harr_config.NAME, rlvr_config.NAME, leret_config.NAME):
+    if system in OTHERS:
         return _score_episodes(workdir, config)
     if SAMPLED.value:
         raise InputError("--sampled is for runs of agents; leave it out.")
@@ -80,9 +90,12 @@ def _score_episodes(workdir: Path, config: ConfigDict) -> int:
     }
     with commandline.writing(OUT.value or workdir / "eval", "--out"):
         try:
-            if config.system == leret_config.NAME:
+            if config.system in WRITERS:
                 del how["sampled"]
+            if config.system == leret_config.NAME:
                 score_query_writer(workdir, config, HopOptions(**how))
+            elif config.system == deepretrieval_config.NAME:
+                score_rewriter(workdir, config, RewriteOptions(**how))
             elif config.system == rlvr_config.NAME:
                 retrievers = tuple(RETRIEVERS.value)
                 score_language_model(workdir, config, PlayOptions(retrievers=retrievers, **how))
@@ -100,8 +113,7 @@ def _score_episodes(workdir: Path, config: ConfigDict) -> int:
 
 def define_flags(argv: Sequence[str]) -> None:
     """Defines the flags that a run's config gives."""
-    others = harr_config.NAME, rlvr_config.NAME, leret_config.NAME
-    run_flags.define(argv, (run_flags.Q_RAG, *others))
+    run_flags.define(argv, (run_flags.Q_RAG, *OTHERS))
 
 
 if __name__ == "__main__":

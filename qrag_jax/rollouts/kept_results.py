@@ -44,13 +44,14 @@ class KeptResults:
         most: results that are kept.
 
     Attributes:
+        library: what is searched.
         asked, searched: searches that were asked for, and those that the library did.
         failed: those of the latter that failed.
     """
 
     def __init__(self, library: NamedLibrary, most: int) -> None:
         self.asked = self.searched = self.failed = 0
-        self._library, self._most = library, most
+        self.library, self._most = library, most
         self._kept: OrderedDict[_Key, _Found] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -60,7 +61,7 @@ class KeptResults:
         with self._lock:
             known = {key: self._kept[key] for key in keys if key in self._kept}
         new = {key: pair for key, pair in zip(keys, asked, strict=True) if key not in known}
-        results = self._library.look([*new.values()]) if new else []
+        results = self.library.look([*new.values()]) if new else []
         failures: dict[_Key, Failure] = {}
         for key, result in zip(new, results, strict=True):
             if isinstance(result, Failure):
@@ -84,10 +85,10 @@ class KeptResults:
 
     def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
         """As the library has it."""
-        return self._library.open(task, step)
+        return self.library.open(task, step)
 
     def _key(self, task: ToolTask, step: Look) -> _Key:
-        return self._library.digest(task), one_line(step.query), step.most
+        return self.library.digest(task), one_line(step.query), step.most
 
 
 def _documents(task: ToolTask, found: _Found) -> tuple[Document, ...]:

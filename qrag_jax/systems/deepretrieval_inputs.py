@@ -76,22 +76,31 @@ class Inputs:
 
 
 def load_inputs(
-    config: RewriteConfig, workdir: Path, mesh: Mesh, *, test: str | None = None
+    config: RewriteConfig,
+    workdir: Path,
+    mesh: Mesh,
+    *,
+    test: str | None = None,
+    trains: bool = True,
+    search: Path | None = None,
 ) -> Inputs:
     """Reads the queries, writes or opens the corpora, prepares the model.
 
     Args:
         test: in place of `config.queries.test`; None: the test queries are not read.
+        trains: else the run has a model already, and the queries of training and those that
+            choose the best checkpoint are not read, nor are their collections opened.
+        search: folder of corpora and indexes; None: the run's own.
 
     Raises:
         InputError: the data, a corpus or the model cannot be used, or do not fit the config.
     """
     queries, made = config.queries, _Made(config)
-    train, dev = _split(config, made)
+    train, dev = _split(config, made) if trains else ([], [])
     tested = [] if test is None else _read(test, made.test)
     named = {each.collection for each in (*train, *dev, *tested)}
     folders = _folders((queries.train, queries.dev, test or ""))
-    library = _opened(config, made, (named, folders), workdir / SEARCH)
+    library = _opened(config, made, (named, folders), search or workdir / SEARCH)
     told = _digest(library, {each.collection for each in (*train, *dev)})
     train, dev, tested = (_on_corpus(config, each, library) for each in (train, dev, tested))
     train = _unseen(train, (*dev, *tested))
@@ -101,21 +110,9 @@ def load_inputs(
         reward.check(each)
     kept = KeptResults(library, config.search.kept)
     agent = agent_of(config, config.reward.k)
-    script = _script(config, made, library)
-
-    def texts() -> Iterator[str]:
-        if script is None:
-            raise InputError(
-                "config.model.path is empty: a tiny model is made for the stage script only; name "
-                "a chat model's folder or hub name, or add the stage."
-            )
-        return script.texts(config, agent)
-
-    model = prepare_language_model(
-        config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
-    )
-    speech = _speech(config, model)
-    _check_prompts(config, agent, speech, (*train, *dev, *tested))
+    script = _script(config, made, library) if trains else None
+    model, speech = model_of(config, workdir, mesh, script)
+    check_prompts(config, agent, speech, (*train, *dev, *tested))
     order = np.random.default_rng(config.eval.seed).permutation(len(dev))
     shown = sorted(order[: config.eval.samples or len(dev)].tolist())
     return Inputs(
@@ -134,6 +131,32 @@ def load_inputs(
             "search": told,
         },
     )
+
+
+def model_of(
+    config: RewriteConfig, workdir: Path, mesh: Mesh, script: RewriteScript | None = None
+) -> tuple[FirstLanguageModel, Speech]:
+    """The model of the run in `workdir`, and how it speaks.
+
+    Args:
+        script: a tiny model that is not there yet is made for it.
+
+    Raises:
+        InputError: the model cannot be used, or there is neither a model nor a script.
+    """
+
+    def texts() -> Iterator[str]:
+        if script is None:
+            raise InputError(
+                "config.model.path is empty: a tiny model is made for the stage script only; name "
+                "a chat model's folder or hub name, or add the stage."
+            )
+        return script.texts(config, agent_of(config, config.reward.k))
+
+    model = prepare_language_model(
+        config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
+    )
+    return model, _speech(config, model)
 
 
 def agent_of(config: RewriteConfig, k: int) -> RewriteAgent:
@@ -365,9 +388,15 @@ def _speech(config: RewriteConfig, model: FirstLanguageModel) -> Speech:
     return Speech(loaded.tokenizer, scaffold, config.writing.query_tokens, room)
 
 
-def _check_prompts(
+def check_prompts(
     config: RewriteConfig, agent: RewriteAgent, speech: Speech, tasks: Sequence[RewriteTask]
 ) -> None:
+    """Refuses queries whose prompt leaves an output no room.
+
+    Raises:
+        InputError: there is such a query.
+    """
+
     def tokens_of(task: RewriteTask) -> int:
         return len(speech.scaffold.opening(agent.prompt.messages(task)))
 

@@ -14,11 +14,20 @@ from ml_collections import config_flags
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
-from qrag_jax.systems import harr_config, leret_config, older_runs, q_rag_config, rlvr_config
+from qrag_jax.systems import (
+    deepretrieval_config,
+    harr_config,
+    leret_config,
+    older_runs,
+    q_rag_config,
+    rlvr_config,
+)
 
 Q_RAG = "q_rag"
 # The other systems' configs, by the name in config.system.
-_CONFIGS: dict[str, Any] = {each.NAME: each for each in (harr_config, rlvr_config, leret_config)}
+_CONFIGS: dict[str, Any] = {
+    each.NAME: each for each in (harr_config, rlvr_config, leret_config, deepretrieval_config)
+}
 HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 
 

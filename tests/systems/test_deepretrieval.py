@@ -75,7 +75,7 @@ def learnable(system: DeepRetrieval, texts: list[str]) -> list[TokenTrajectory]:
         task = system.inputs.train[number]
         episode = written(system, task, text)
         original = original_of(system, task)
-        found.append(system._trajectory(episode, (number, place % members), task, original))
+        found.append(system.episodes.trajectory(episode, (number, place % members), task, original))
     return found
 
 
@@ -184,7 +184,7 @@ def test_a_query_is_worth_what_it_finds_less_what_the_original_finds(
     assert script is not None
     entity = script.given[0].entity  # type: ignore[union-attr]
     for text in (entity, task.question, "Trarb", "nothing of that"):
-        each = system._trajectory(written(system, task, text), (0, 0), task, original)
+        each = system.episodes.trajectory(written(system, task, text), (0, 0), task, original)
         (found,) = system.searched([task], k, [text])
         ranking = [one.id for one in found]  # type: ignore[union-attr]
         value = ndcg(ranking, dict(task.grades), k)
@@ -200,21 +200,21 @@ def test_a_query_is_worth_what_it_finds_less_what_the_original_finds(
 
 def test_what_cannot_be_read_costs_the_originals_measure(system: DeepRetrieval) -> None:
     task = system.inputs.train[0]
-    empty = system._trajectory(written(system, task, " ?! "), (0, 0), task, 0.625)
+    empty = system.episodes.trajectory(written(system, task, " ?! "), (0, 0), task, 0.625)
     assert (empty.status, empty.parts["reward"], empty.parts["format"]) == (DONE, -0.625, 0.0)
     ended = Rewritten(answer="", outcome=TOO_LONG, tally=ToolTally(turns=1, truncated=True))
-    cut = system._trajectory(TokenEpisode(ended, (), 1), (0, 0), task, 0.625)
+    cut = system.episodes.trajectory(TokenEpisode(ended, (), 1), (0, 0), task, 0.625)
     assert (cut.status, cut.parts["reward"]) == (TRUNCATED, -0.625)
 
 
 def test_what_failed_has_no_reward(system: DeepRetrieval) -> None:
     task = system.inputs.train[0]
-    failed = system._trajectory(
+    failed = system.episodes.trajectory(
         TokenEpisode(Failed("timeout", "no reply"), (), 2), (0, 0), task, 0.5
     )
     assert (failed.failed, failed.status, failed.parts, failed.attempt) == (True, "timeout", {}, 2)
     whole = written(system, task, "Trarb")
-    lost = system._trajectory(whole, (0, 0), task, DEAD)
+    lost = system.episodes.trajectory(whole, (0, 0), task, DEAD)
     assert (lost.failed, lost.status, lost.parts) == (True, "server", {})
 
 
