@@ -188,7 +188,7 @@ class Ways:
         for _ in range(rules.attempts):
             self.stop.check()
             again = [self.tasks[n] for n in failed], k, [queries[n] for n in failed]
-            for number, each in zip(failed, system.searched(*again), strict=True):
+            for number, each in zip(failed, system.episodes.searched(*again), strict=True):
                 found[number] = each
             failed = [n for n, each in enumerate(found) if isinstance(each, Failure)]
             if not failed:
