@@ -12,6 +12,12 @@ same command again to go on after a stop. `qrag evaluate` scores a run, `qrag an
 
 Of a query writer (LeReT), a line has the queries of a question, and its passages hop by hop.
 --records writes the same as LeReT's records, --preferences what an iteration's tries teach.
+
+    python -m qrag_jax.predict --workdir=runs/deepretrieval-quick --questions=queries.txt \
+        --out=rewritten.jsonl
+
+Of a query rewriter (DeepRetrieval), a line has the original query, what the model wrote, the query
+that was read from it and what that found, where the run has something to search.
 """
 
 from __future__ import annotations
@@ -27,10 +33,12 @@ from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.metrics.rewrite_log import RewriteRow
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped
-from qrag_jax.systems import leret_config, rlvr_config, run_flags
+from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, run_flags
+from qrag_jax.systems.deepretrieval_predict import open_rewriter, rewritten_lines
 from qrag_jax.systems.leret_files import write_iteration_preferences
 from qrag_jax.systems.leret_predict import open_hop_predictor, pool_beside
 from qrag_jax.systems.rlvr_predict import (
@@ -42,6 +50,8 @@ from qrag_jax.systems.rlvr_predict import (
 )
 
 EXAMPLE = "configs/rlvr.py:smol"
+WRITERS = leret_config.NAME, deepretrieval_config.NAME
+SYSTEMS = rlvr_config.NAME, *WRITERS
 SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to ask, 0 for all.", lower_bound=0)
 SAMPLED = flags.DEFINE_integer(
     "sampled",
@@ -50,7 +60,10 @@ SAMPLED = flags.DEFINE_integer(
     lower_bound=0,
 )
 QUESTIONS = flags.DEFINE_string(
-    "questions", None, "Questions: bridge, or path,config,split;…; default config.questions.dev."
+    "questions",
+    None,
+    "Questions: bridge, or path,config,split;…; default config.questions.dev. Of DeepRetrieval: "
+    "file of queries, .txt, .json or .jsonl; default config.queries.test.",
 )
 RETRIEVER = flags.DEFINE_string("retriever", None, "Default config.tools.retriever.")
 RECORDS = flags.DEFINE_string("records", None, "Of LeReT: file of its records, too: NAME.json.")
@@ -71,7 +84,7 @@ def define_flags(argv: Sequence[str]) -> None:
                 "--workdir has a config of its own; leave out --config=FILE, and change fields "
                 "with --config.FIELD=VALUE."
             )
-        run_flags.define(argv, (rlvr_config.NAME, leret_config.NAME), CHECKPOINTS)
+        run_flags.define(argv, SYSTEMS, CHECKPOINTS)
         return
     run_flags.define_experiment()
     flags.DEFINE_string("workdir", None, "Folder of a trained run, in place of --config.")
@@ -86,6 +99,8 @@ def main() -> int:
         raise InputError(f"--out={OUT.value} is not named as JSON lines; give a name.jsonl.")
     if workdir and config.system == leret_config.NAME:
         return _query_writer(workdir, config)
+    if workdir and config.system == deepretrieval_config.NAME:
+        return _rewriter(workdir, config)
     folder = workdir or _own_folder(Path(str(OUT.value)))
     options = PredictOptions(sampled=SAMPLED.value, restart=RESTART.value)
     retriever = config.tools.retriever
@@ -110,8 +125,6 @@ def main() -> int:
 
 def _query_writer(workdir: Path, config: ConfigDict) -> int:
     """The same for a run of LeReT."""
-    if SAMPLED.value or RETRIEVER.value:
-        raise InputError(f"--sampled and --retriever are for runs of {rlvr_config.NAME}.")
     if (PREFERENCES.value is None) != (ITERATION.value is None):
         raise InputError("--preferences=FILE and --iteration=N go together; give both.")
     if PREFERENCES.value:
@@ -137,6 +150,33 @@ def _query_writer(workdir: Path, config: ConfigDict) -> int:
     print(f"{questions} questions hop by hop, {weights.told}: {out}")
     if RECORDS.value:
         print(f"as LeReT's records: {RECORDS.value}")
+    return 0
+
+
+def _rewriter(workdir: Path, config: ConfigDict) -> int:
+    """The same for a run of DeepRetrieval."""
+    queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
+    given = Path(OUT.value) if OUT.value else None
+    with (
+        commandline.writing(given or workdir, "--out"),
+        open_rewriter(
+            config, workdir, queries=queries, samples=SAMPLES.value, out=given
+        ) as rewriter,
+    ):
+        weights = rewriter.weights(run_flags.checkpoint())
+        if weights is None:
+            raise _no_imitation(workdir)
+        out = given or workdir / "predictions" / f"{weights.name}.jsonl"
+        rows: list[RewriteRow] = []
+
+        def play() -> None:
+            rows.extend(rewriter.predict(weights, out, restart=RESTART.value))
+
+        if status := _played(out, play):
+            return status
+    print(f"{len(rows)} queries rewritten, {weights.told}: {out}")
+    for line in rewritten_lines(rows):
+        print(line)
     return 0
 
 
@@ -186,23 +226,25 @@ def _config(workdir: Path | None) -> ConfigDict:
         if not OUT.value:
             raise InputError("give the file to write, for example --out=predictions.jsonl.")
     system = config.get("system")
-    if not workdir and system == leret_config.NAME:
+    if not workdir and system in WRITERS:
         raise InputError(
             f"--config is an experiment of {system}, of which runs alone predict, since they have "
             "what is searched; give --workdir, and --checkpoint=first for the untrained model."
         )
-    if system not in (rlvr_config.NAME, leret_config.NAME):
+    if system not in SYSTEMS:
         raise InputError(
             f"--config is an experiment of {system}, whose policy is no language model; give one "
             f"of {rlvr_config.NAME}, for example --config={EXAMPLE}."
         )
-    if system == rlvr_config.NAME and (RECORDS.value or PREFERENCES.value or ITERATION.value):
+    if system in WRITERS and (SAMPLED.value or RETRIEVER.value):
+        raise InputError(f"--sampled and --retriever are for runs of {rlvr_config.NAME}.")
+    if system != leret_config.NAME and (RECORDS.value or PREFERENCES.value or ITERATION.value):
         raise InputError(
             f"--records, --preferences and --iteration are for runs of {leret_config.NAME}."
         )
     config = config.copy_and_resolve_references()
     config.eval.samples = SAMPLES.value
-    if QUESTIONS.value:
+    if QUESTIONS.value and system != deepretrieval_config.NAME:
         config.questions.dev = QUESTIONS.value
     if RETRIEVER.value and system == rlvr_config.NAME:
         config.tools.retriever = RETRIEVER.value

@@ -110,8 +110,8 @@ def _winner(ways: Mapping[str, WayScores], common: list[int], by: str) -> dict[s
     found: dict[str, Any] = {"by": by, "ways": first, "mean": best, "next": None, "lead": None}
     if others:
         found["next"] = max(others, key=lambda told: others[told])
-        pair = (ways[each].columns[by][common] for each in (first[0], found["next"]))
-        found["lead"] = _interval(*paired_interval(*pair))
+        one, other = (ways[each].columns[by][common] for each in (first[0], found["next"]))
+        found["lead"] = _interval(*paired_interval(one, other))
     return found
 
 

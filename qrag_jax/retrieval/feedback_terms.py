@@ -70,7 +70,7 @@ def passages_with(corpus: Corpus, wanted: AbstractSet[str], config: BM25Config) 
     """
     words, counts = Words(config), dict.fromkeys(wanted, 0)
     for text in texts_of(corpus):
-        for word in wanted.intersection(words(text)):
+        for word in wanted & {*words(text)}:
             counts[word] += 1
     return counts
 

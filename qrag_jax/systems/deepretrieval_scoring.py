@@ -37,11 +37,11 @@ from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import SEARCH, fingerprint, load_inputs
 from qrag_jax.systems.deepretrieval_ways import BEST, Way, Ways
 from qrag_jax.systems.own_questions import check_own_questions, of_others
+from qrag_jax.systems.rewrite_search import OWN
 
 SUMMARY, TABLE, RUNS, QRELS = "summary.json", "table.txt", "trec", "qrels.txt"
 OF_QUERIES = ("queries.", "search.")
 POOLED = "all collections"
-OWN = "own"  # what the collection without a name is called
 # Sections of the config that the play of given weights depends on.
 _OF_PLAY = ("model", "writing", "sampling", "seed")
 

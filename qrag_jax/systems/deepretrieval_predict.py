@@ -1,0 +1,254 @@
+"""Rewrites a file of queries by a DeepRetrieval run, and writes what each query found.
+
+Queries are played part by part, and the draws of a query depend on the numbers of its part and of
+its place there alone. So a file that was broken off goes on behind its last whole part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from qrag_jax.data.files.query_lists import read_query_list
+from qrag_jax.environments.query_rewriting.output import REWRITTEN
+from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.errors import InputError
+from qrag_jax.evaluators.rewrite_rows import played_row
+from qrag_jax.learners import placement
+from qrag_jax.metrics import agent_log, rewrite_log
+from qrag_jax.metrics.rewrite_log import RewriteRow
+from qrag_jax.models.first_language_model import FOLDER
+from qrag_jax.runtime import determinism
+from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.compilation import enable_persistent_cache
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.locks import log_locks
+from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.run import log as tell
+from qrag_jax.systems.deepretrieval import DeepRetrieval
+from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
+from qrag_jax.systems.deepretrieval_inputs import (
+    SEARCH,
+    agent_of,
+    fingerprint,
+    load_inputs,
+)
+from qrag_jax.systems.deepretrieval_listed import IfThere, listed_inputs
+from qrag_jax.systems.deepretrieval_scoring import OF_QUERIES, drawn
+from qrag_jax.systems.leret_tries import digest_of_weights
+from qrag_jax.systems.own_questions import of_others
+
+FIRST, IMITATED = "first", "sft"  # of a run's checkpoints, beside "best" and "last"
+KIND = "queries of a rewriter"  # in the record beside a file
+_PREDICTED = 2**30  # of the draws; each part has the next
+# Sections of the config that the play of given weights depends on.
+_OF_PLAY = ("model", "search", "writing", "sampling", "seed")
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteWeights:
+    """Weights that rewrite.
+
+    Attributes:
+        name: of the file that they write, such as "best-120".
+        told: what people are told of them.
+        params: on the mesh.
+    """
+
+    name: str
+    told: str
+    params: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewriter:
+    """Rewrites with the model of one run.
+
+    Attributes:
+        given: the config.
+        system: the run's.
+        tasks: the queries.
+        workdir: the run's folder.
+        stop: looked at between parts.
+    """
+
+    given: ConfigDict
+    system: DeepRetrieval
+    tasks: Sequence[RewriteTask]
+    workdir: Path
+    stop: StopSignal
+
+    def weights(self, which: str) -> RewriteWeights | None:
+        """The weights of "best", "last", "first" or "sft".
+
+        "sft" are those at the end of the script. None: nothing followed the script, or its end is
+        not kept.
+
+        Raises:
+            InputError: the run has no sound checkpoint.
+        """
+        system, config = self.system, self.system.config
+        trained, shardings = system.inputs.model.trained, system.param_shardings
+        if which == FIRST:
+            return RewriteWeights("untrained", "untrained", placement.place(trained, shardings))
+        template = placement.shapes_on(trained, shardings)
+        checkpoints = Checkpoints(self.workdir, read_only=True)
+        if which == IMITATED:
+            end = config.first_steps
+            both = {SCRIPT, RL} <= {*config.stages}
+            found = checkpoints.restore_params_of(end, template) if both else None
+            told = f"SFT alone, step {end}"
+            return None if found is None else RewriteWeights(f"sft-{end}", told, found)
+        params, step = checkpoints.restore_params(which, template)
+        return RewriteWeights(f"{which}-{step}", f"{which} checkpoint of step {step}", params)
+
+    def predict(
+        self, weights: RewriteWeights, log: Path, *, restart: bool = False
+    ) -> list[RewriteRow]:
+        """Rewrites all queries that the file lacks; returns all rows.
+
+        Args:
+            log: the file, `….jsonl`; what it was made with is kept beside it, as `….json`.
+            restart: throw the file away instead of going on with it.
+
+        Raises:
+            InputError: the file is of other settings, queries or weights.
+            Stopped: a signal came; the same call goes on with the file.
+            FeedbackLost: too many searches fail.
+        """
+        with log_locks(log):
+            agent_log.begin(log, self._record(weights), restart=restart)
+            return self._written(weights, log)
+
+    def _record(self, weights: RewriteWeights) -> dict[str, Any]:
+        """All that the rows depend on."""
+        inputs, every = self.system.inputs, json.loads(json.dumps(self.given.to_dict()))
+        return {
+            "kind": KIND,
+            "checkpoint": weights.told,
+            "queries": fingerprint(self.tasks),
+            "data": {name: inputs.data[name] for name in ("model", "prompt")},
+            "searched": sorted({inputs.library.library.digest(task) for task in self.tasks}),
+            "weights": digest_of_weights(weights.params),
+            "greedy": self.system.config.eval.greedy,
+            "depth": self.system.config.eval.depth,
+            **{name: every[name] for name in _OF_PLAY},
+        }
+
+    def _written(self, weights: RewriteWeights, log: Path) -> list[RewriteRow]:
+        asked, config = self.tasks, self.system.config
+        part = config.train.batch_size  # as many side by side as in training, whose memory suffices
+        rows = rewrite_log.read_parts(log, part, len(asked))
+        keys = [(task.collection, task.id) for task in asked]
+        if not rewrite_log.of_queries(rows, keys[: len(rows)]):
+            raise InputError(f"{log} has other queries; give --restart to throw it away.")
+        with tqdm(total=len(asked), initial=len(rows), unit="query", desc=log.stem) as bar:
+            while len(rows) < len(asked):
+                self.stop.check()
+                tasks = asked[len(rows) : len(rows) + part]
+                new = self._played(weights.params, tasks, _PREDICTED + len(rows) // part)
+                rewrite_log.append(log, new)
+                rows += new
+                bar.update(len(new))
+        return rows
+
+    def _played(self, params: Any, tasks: Sequence[RewriteTask], step: int) -> list[RewriteRow]:
+        system, config = self.system, self.system.config
+        episodes = system.player.on_device(
+            params,
+            system.player.starts(tasks, 1, step),
+            self.stop,
+            greedy=config.eval.greedy,
+            agent=agent_of(config, config.eval.depth),
+        )
+        library, speech = system.inputs.library.library, system.inputs.speech
+        rows = []
+        for task, episode in zip(tasks, episodes, strict=True):
+            row = played_row(task, episode, speech, config.writing.kind.form)
+            missing = isinstance(library, IfThere) and not library.has(task)
+            found = None if row.failed or missing else row.found
+            rows.append(dataclasses.replace(row, found=found))
+        return rows
+
+
+def rewritten_lines(rows: Sequence[RewriteRow]) -> list[str]:
+    """What people are told of finished rows: how many have no query, failed or searched nothing."""
+    unread = Counter(row.outcome for row in rows if row.outcome != REWRITTEN and not row.failed)
+    failed = sum(row.failed for row in rows)
+    unsearched = sum(row.found is None for row in rows) - failed
+    told = []
+    if unread:
+        parts = ", ".join(f"{count} {outcome}" for outcome, count in unread.most_common())
+        told.append(f"{sum(unread.values())} of them without a query to search for: {parts}")
+    if failed:
+        told.append(f"{failed} searches failed; what they would have found is not known")
+    if unsearched:
+        told.append(f"{unsearched} queries were not searched for: the run does not have their collection")
+    return told
+
+
+@contextlib.contextmanager
+def open_rewriter(
+    given: ConfigDict,
+    workdir: Path,
+    *,
+    queries: Path | None = None,
+    samples: int = 0,
+    out: Path | None = None,
+) -> Iterator[Rewriter]:
+    """Opens the model of a run, and the queries to rewrite.
+
+    Args:
+        given: the config.
+        workdir: the run's folder.
+        queries: a file of them, see `data.files.query_lists`; None: `config.queries.test`.
+        samples: so many of them; 0: all.
+        out: the file that is named for them; None: none is.
+
+    Raises:
+        InputError: the run, its model or the data cannot be used, or queries that are not the
+            run's own have no file that is named for them.
+    """
+    config = RewriteConfig.of(given)
+    if not config.model.path and not (workdir / FOLDER).exists():
+        raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
+    if queries is not None and out is None:
+        raise InputError(
+            "the queries of --questions are not the run's own; give the file to write, for example "
+            "--out=rewritten.jsonl."
+        )
+    search = _search_of(given, workdir, out) if queries is None else None
+    if told := determinism.ask(config.runtime.deterministic):
+        tell(told)
+    if os.access(workdir, os.W_OK):  # a read-only run is played without the cache
+        enable_persistent_cache(workdir / "compilation_cache")
+    mesh = make_mesh(config.runtime.mesh)
+    with StopSignal() as stop:
+        if queries is not None:
+            inputs = listed_inputs(config, workdir, mesh, read_query_list(queries))
+        else:
+            inputs = load_inputs(
+                config, workdir, mesh, test=config.queries.test, trains=False, search=search
+            )
+        tasks = drawn(inputs.test, samples, config.eval.seed)
+        yield Rewriter(given, DeepRetrieval(config, mesh, inputs), tasks, workdir, stop)
+
+
+def _search_of(given: ConfigDict, workdir: Path, out: Path | None) -> Path | None:
+    """The folder of the collections of other queries than the run's; None: the run's own."""
+    differing = of_others(workdir, given, OF_QUERIES)
+    if differing and out is None:
+        raise InputError(
+            f"what is rewritten is not the run's own (not as in its config: "
+            f"{', '.join(differing)}); give the file to write, for example --out=rewritten.jsonl."
+        )
+    return out.with_suffix(f".{SEARCH}") if differing and out else None

@@ -1,0 +1,83 @@
+"""Lists of queries without judgements: text, rows, BEIR's, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qrag_jax.data.files.query_lists import ListedQuery, read_query_list
+from qrag_jax.errors import InputError
+
+
+def rows(path: Path, *given: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    return path
+
+
+def test_a_query_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "asked.txt"
+    path.write_bytes("\ufeffwhere is  Oslo?\r\n\n  why \u2028 not?".encode())
+    assert read_query_list(path) == [
+        ListedQuery("1", "where is Oslo?"),
+        ListedQuery("3", "why not?"),
+    ]
+
+
+def test_rows(tmp_path: Path) -> None:
+    path = rows(
+        tmp_path / "asked.jsonl",
+        {"query": "a  query", "id": 7},
+        {"_id": "8", "text": "of BEIR", "metadata": {"x": 1}},
+        {"_id": "8", "text": "again", "collection": "two"},
+        {"id": "9", "pico": {"P": "adults", "O": "pain"}, "pub_date": "2019"},
+        {"id": "10", "query": "judged", "relevant_doc_ids": ["d"], "answers": None},
+    )
+    assert read_query_list(path) == [
+        ListedQuery("7", "a query"),
+        ListedQuery("8", "of BEIR"),
+        ListedQuery("8", "again", collection="two"),
+        ListedQuery("9", "Patient: adults; Outcome: pain", until="2019-12-31"),
+        ListedQuery("10", "judged"),
+    ]
+    packed = tmp_path / "asked.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert read_query_list(packed) == read_query_list(path)
+
+
+def test_rows_without_an_id_have_their_own(tmp_path: Path) -> None:
+    found = read_query_list(rows(tmp_path / "x.jsonl", {"query": "same"}, {"query": "same"}))
+    assert len({each.id for each in found}) == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"question": "x"}, r"x\.jsonl:2: there is no field 'query', 'pico' or 'text'; write"),
+        ({"query": " "}, r"x\.jsonl:2: field 'query' is"),
+        ({"text": 3}, r"x\.jsonl:2: field 'query' is 3"),
+        ({"query": "y", "collection": 3}, r"x\.jsonl:2: field 'collection' is 3; write its name"),
+        ({"query": "y", "id": "1"}, r"x\.jsonl:2: there is a query '1' before; give each its own"),
+    ],
+)
+def test_rows_that_are_refused(tmp_path: Path, row: dict[str, Any], told: str) -> None:
+    path = rows(tmp_path / "x.jsonl", {"query": "first", "id": "1"}, row)
+    with pytest.raises(InputError, match=told):
+        read_query_list(path)
+
+
+def test_files_that_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"asked\.tsv ends in none of \.txt, \.json"):
+        read_query_list(tmp_path / "asked.tsv")
+    with pytest.raises(InputError, match=r"asked\.txt cannot be read \(No such file"):
+        read_query_list(tmp_path / "asked.txt")
+    path = tmp_path / "asked.txt"
+    path.write_text("\n \n")
+    with pytest.raises(InputError, match=r"asked\.txt holds no query; write one a line"):
+        read_query_list(path)
+    path.write_bytes(b"good\n\xff\n")
+    with pytest.raises(InputError, match=r"asked\.txt:2: is not UTF-8"):
+        read_query_list(path)
