@@ -7,9 +7,12 @@ of the corpus and df those with w, the weight of w over the first documents D is
 
     sum over d in D of tf(w, d) / |d|, times ln((N + 1) / (df + 0.5))
 
-RM3 (Abdul-Jaleel et al., TREC 2004) mixes this with the original query, half and half. A bag of
-words cannot weigh a word, it can only repeat one. So the original query is repeated until it has as
-many words as there are terms, and each term is there once.
+RM3 (Abdul-Jaleel et al., TREC 2004) mixes this with the original query. A bag of words cannot weigh
+a word, it can only repeat one. So each term is there once, and the original query is repeated until
+it has three times as many words as there are terms: these are rare words, which BM25 weighs by
+their rarity once more. With as many words, twice and three times as many, nDCG@10 was 0.613, 0.669
+and 0.673 on 89 dev queries of SciFact (0.705 by the originals), and 0.480, 0.492 and 0.499 on 31 of
+Vaswani (0.482).
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from qrag_jax.retrieval.bm25 import BM25Config, Words, texts_of
 from qrag_jax.retrieval.protocol import Corpus
 
 DOCUMENTS, TERMS = 10, 12  # taken as relevant; added
+_KEPT = 3  # words of the original query for each term
 
 
 class Feedback(NamedTuple):
@@ -106,7 +110,7 @@ def expanded(original: str, terms: Sequence[str], *, boolean: bool = False) -> s
     if boolean:
         return any_of(original, " ".join(terms))
     own = one_line(original)
-    repeats = max(1, math.ceil(len(terms) / max(len(own.split()), 1)))
+    repeats = max(1, math.ceil(_KEPT * len(terms) / max(len(own.split()), 1)))
     return " ".join([*[own] * repeats, *terms])
 
 

@@ -192,7 +192,9 @@ def rewritten_lines(rows: Sequence[RewriteRow]) -> list[str]:
     if failed:
         told.append(f"{failed} searches failed; what they would have found is not known")
     if unsearched:
-        told.append(f"{unsearched} queries were not searched for: the run does not have their collection")
+        told.append(
+            f"{unsearched} queries were not searched for: the run does not have their collection"
+        )
     return told
 
 

@@ -68,11 +68,11 @@ def test_without_documents_there_are_no_terms(tmp_path: Path) -> None:
 
 def test_the_original_keeps_its_weight() -> None:
     terms = [f"t{n}" for n in range(12)]
-    assert expanded("two\nwords", terms).split() == ["two", "words"] * 6 + terms
+    assert expanded("two\nwords", terms).split() == ["two", "words"] * 18 + terms
     assert expanded("now five words are here", terms).split()[:-12] == (
-        ["now", "five", "words", "are", "here"] * 3
+        ["now", "five", "words", "are", "here"] * 8
     )
-    long = " ".join(f"w{n}" for n in range(20))
+    long = " ".join(f"w{n}" for n in range(40))
     assert expanded(long, terms) == f"{long} {' '.join(terms)}"
 
 

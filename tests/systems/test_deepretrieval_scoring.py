@@ -144,7 +144,7 @@ def test_queries_that_no_model_writes(scored: tuple[Path, str]) -> None:
         assert all(word in row.original for word in kept)
     for row in rewrite_log.read(folder / "expansion.jsonl"):
         words = row.original.split()
-        repeats = math.ceil(12 / len(words))
+        repeats = math.ceil(3 * 12 / len(words))
         assert row.query.split()[:-12] == words * repeats
         assert len({*row.query.split()[-12:]}) == 12
 
