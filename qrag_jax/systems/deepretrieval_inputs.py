@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 
 from qrag_jax.data.dataset_parts import WITHOUT, parse_parts
 from qrag_jax.data.files import beir
-from qrag_jax.data.generators.talkative import BLOCK, TalkativeQuestion, talkative_question
 from qrag_jax.data.judged_query import JudgedQuery, check_in_corpus
 from qrag_jax.data.tokens import default_cache
 from qrag_jax.environments.query_rewriting.agent import RewriteAgent, any_query
@@ -34,6 +33,7 @@ from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
+from qrag_jax.systems.made_queries import MadeQueries
 from qrag_jax.systems.rewrite_script import RewriteScript, script_of_questions, script_of_texts
 from qrag_jax.systems.rewrite_search import (
     OWN,
@@ -95,7 +95,7 @@ def load_inputs(
     Raises:
         InputError: the data, a corpus or the model cannot be used, or do not fit the config.
     """
-    queries, made = config.queries, _Made(config)
+    queries, made = config.queries, MadeQueries(config)
     train, dev = _split(config, made) if trains else ([], [])
     tested = [] if test is None else _read(test, made.test)
     named = {each.collection for each in (*train, *dev, *tested)}
@@ -174,50 +174,7 @@ def _is_boolean(query: str) -> bool:
     return True
 
 
-@dataclasses.dataclass(frozen=True)
-class _Made:
-    """The queries that are made here; those of the test are of another world, as are dev's."""
-
-    config: RewriteConfig
-
-    def questions(self) -> list[TalkativeQuestion]:
-        """Training questions: all whose passages are searched."""
-        queries = self.config.queries
-        return [self._one("train", number) for number in range(queries.made_corpus)]
-
-    @property
-    def train(self) -> list[JudgedQuery]:
-        return [each.judged for each in self.questions()[: self.config.queries.made_train]]
-
-    @property
-    def dev(self) -> list[JudgedQuery]:
-        return [each.judged for each in self._others()[1]]
-
-    @property
-    def test(self) -> list[JudgedQuery]:
-        return [each.judged for each in self._others()[0]]
-
-    def passages(self) -> Iterator[Passage]:
-        """Those of all questions, and of all in the blocks of the others."""
-        test, dev = self._others()
-        more = -(len(test) + len(dev)) % BLOCK
-        last = len(test) + len(dev)
-        filled = [self._one("dev", last + number) for number in range(more)]
-        for each in (*self.questions(), *test, *dev, *filled):
-            yield from (Passage(*document) for document in each.documents)
-
-    def _others(self) -> tuple[list[TalkativeQuestion], list[TalkativeQuestion]]:
-        queries = self.config.queries
-        count = queries.made_test + queries.held_out
-        made = [self._one("dev", number) for number in range(count)]
-        return made[: queries.made_test], made[queries.made_test :]
-
-    def _one(self, split: str, number: int) -> TalkativeQuestion:
-        queries = self.config.queries
-        return talkative_question(queries.made_seed, split, number, queries.clauses)  # type: ignore[arg-type]
-
-
-def _split(config: RewriteConfig, made: _Made) -> tuple[list[RewriteTask], list[RewriteTask]]:
+def _split(config: RewriteConfig, made: MadeQueries) -> tuple[list[RewriteTask], list[RewriteTask]]:
     """Training queries, and those that choose the best checkpoint."""
     queries = config.queries
     train = _read(queries.train, made.train)
@@ -239,10 +196,10 @@ def _split(config: RewriteConfig, made: _Made) -> tuple[list[RewriteTask], list[
     )
 
 
-def _read(text: str, made: Sequence[JudgedQuery]) -> list[RewriteTask]:
+def _read(text: str, made: Callable[[], list[JudgedQuery]]) -> list[RewriteTask]:
     """The tasks of a dataset string, part by part: ids need be unique within a part alone."""
     if text == TALKATIVE:
-        return [_task(each, _MADE) for each in made]
+        return [_task(each, _MADE) for each in made()]
     found = []
     for part in parse_parts(text, WITHOUT):
         read, reports = read_judged_queries(f"{part.path},{part.split}{part.bounds}")
@@ -266,7 +223,7 @@ def _task(query: JudgedQuery, collection: str) -> RewriteTask:
 
 
 def _opened(
-    config: RewriteConfig, made: _Made, given: tuple[set[str], dict[str, str]], folder: Path
+    config: RewriteConfig, made: MadeQueries, given: tuple[set[str], dict[str, str]], folder: Path
 ) -> SearchLibrary:
     """What is searched.
 
@@ -365,9 +322,11 @@ def _unseen(train: Sequence[RewriteTask], others: Sequence[RewriteTask]) -> list
     return kept
 
 
-def _script(config: RewriteConfig, made: _Made, library: SearchLibrary) -> RewriteScript | None:
+def _script(
+    config: RewriteConfig, made: MadeQueries, library: SearchLibrary
+) -> RewriteScript | None:
     if config.queries.train == TALKATIVE:
-        return script_of_questions(made.questions())
+        return script_of_questions(made.questions)
     if SCRIPT not in config.stages or not isinstance(library, Collections):
         return None
     texts = {

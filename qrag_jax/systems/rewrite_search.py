@@ -21,6 +21,7 @@ from qrag_jax.retrieval.remote_engines.engine import RemoteEngine
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.remote_library import RemoteLibrary
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.run import log
 from qrag_jax.systems import query_search
 from qrag_jax.systems.query_search import SearchConfig, open_passages
 
@@ -171,12 +172,22 @@ def _listed(given: Callable[[], Iterable[Passage]]) -> list[Passage]:
 
 
 def passages_of(path: str) -> Iterable[Passage]:
-    """The documents of a corpus file, or of a folder in BEIR's layout.
+    """The documents of a corpus file, or of a folder in BEIR's layout, without those of no word.
+
+    Old collections have some; no search could find them.
 
     Raises:
         InputError: it cannot be read; names file and line.
     """
-    return (Passage(*each.document) for each in read_corpus(Path(path).expanduser()))
+    empty = 0
+    for each in read_corpus(Path(path).expanduser()):
+        passage = Passage(*each.document)
+        if passage.whole:
+            yield passage
+        else:
+            empty += 1
+    if empty:
+        log(f"{path}: {empty} document(s) without title and text left out")
 
 
 def ids_in(corpus: StoredCorpus, ids: Iterable[str]) -> set[str]:

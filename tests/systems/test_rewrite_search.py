@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -193,3 +194,14 @@ def test_a_service_that_misbehaves_for_ever_is_a_failure_that_is_not_kept() -> N
 def test_fields_that_cannot_be_used(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         RewriteSearchConfig(**fields)
+
+
+def test_documents_without_a_word_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cranfield has one; no search could find it."""
+    path = tmp_path / "corpus.jsonl"
+    lines = [{"_id": "1", "title": "", "text": "a wing"}, {"_id": "2", "title": "", "text": ""}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [each.name for each in passages_of(str(path))] == ["1"]
+    assert "1 document(s) without title and text left out" in capsys.readouterr().out

@@ -107,7 +107,9 @@ def test_a_dry_run_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_an_unknown_system(tmp_path: Path) -> None:
-    known = r"config\.system is 'harp'; use one of q_rag, harr, rlvr, leret, line_fit"
+    known = (
+        r"config\.system is 'harp'; use one of q_rag, harr, rlvr, leret, deepretrieval, line_fit"
+    )
     with pytest.raises(InputError, match=known):
         train.train(ConfigDict({"system": "harp"}), tmp_path / "run")
     with pytest.raises(InputError, match=r"config\.system is ''; use one of"):
