@@ -29,9 +29,11 @@ from benchmarks.retrieval_cases.multi_step import DATA
 SEEDS = (42, 43, 44)
 UPDATE, QUICK, GRPO, IR, SMOL = "update", "quick", "grpo", "ir", "smol"
 COLLECTIONS = ("scifact", "cranfield", "cisi", "cacm")
-BY, POOLED = "ndcg@10", "all"
+BY, POOLED = "ndcg@10", "all of them"
 LEAST_GAIN, MOST_MINUTES = 0.20, 20
-SCRIPT, ORIGINAL, CONTENT, EXPANDED = "script", "original", "content words", "expanded"
+# How ways are called in the summary of `evaluate`.
+SCRIPT, ORIGINAL = "SFT alone", "original query"
+SIMPLE = ("without function words", "pseudo-relevance expansion")
 TINY = (
     *("--config.model.tiny.layers=1", "--config.model.tiny.copies=False"),
     *("--config.model.tiny.hidden=32", "--config.model.tiny.intermediate=32"),
@@ -65,7 +67,7 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     results = kept.finish(parts, only or every)
     found = [Case(**case) for part in results.values() for case in part.get("cases", [])]
     for name, part in results.items():
-        if "scores" in part and not name.startswith(SMOL):
+        if "pooled" in part and not name.startswith(SMOL):
             found += cases(name, part, asked=name.startswith((QUICK, IR)))
     kept.write_tables(results, "Means and 95 % intervals over the queries.", tables(results))
     return found
@@ -92,28 +94,24 @@ def whole(workdir: Path, variant: str, seed: int, flags: Sequence[str] = ()) -> 
     minutes = (time.monotonic() - began) / 60
     command("qrag_jax.evaluate", f"--workdir={workdir}", "--checkpoint=last")
     summary = json.loads((workdir / "eval" / "summary.json").read_text())
-    names = ("scores", "gains", "main", "notes")
+    names = ("pooled", "collections", "main", "notes")
     return {name: summary[name] for name in names} | {"minutes": minutes}
 
 
 # ---------------------------------------------------------------- cases and tables
 
 
-def row_of(part: Mapping[str, Any], beginning: str) -> str | None:
-    """What a way is called in the summary; None: there is no such way."""
-    return next((told for told in part["scores"] if told.startswith(beginning)), None)
-
-
 def cases(name: str, part: Mapping[str, Any], *, asked: bool) -> list[Case]:
     """What the training adds to its script, to the originals and to the simple ways."""
     found = []
-    main = part["scores"][part["main"]][POOLED][BY]
+    scores, gains = part["pooled"]["scores"], part["pooled"]["gains"]
+    main = scores[part["main"]][BY]
     real = name.startswith(IR)
-    for way in (SCRIPT, ORIGINAL) if real else (SCRIPT, ORIGINAL, CONTENT, EXPANDED):
-        told = row_of(part, way)
-        if told is None:
+    for told in scores:
+        way = next((w for w in (SCRIPT, ORIGINAL, *SIMPLE) if told.startswith(w)), None)
+        if way is None or told not in gains or (real and way in SIMPLE):
             continue
-        other, gain = part["scores"][told][POOLED][BY], part["gains"][told][POOLED][BY]
+        other, gain = scores[told][BY], gains[told][BY]
         if real and way == ORIGINAL:
             target, holds = "the paired interval above 0", gain["low"] > 0
         elif way == SCRIPT and not real:
@@ -152,17 +150,22 @@ def tables(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The tables of the trainings: each way by collection."""
     found = []
     for name, part in results.items():
-        if "scores" not in part:
+        if "pooled" not in part:
             continue
-        collections = [*next(iter(part["scores"].values()))]
+        every = dict(part["collections"])
+        if len(every) > 1:
+            every[POOLED] = part["pooled"]
         rows = [
             (
                 f"**{told}**" if told == part["main"] else told,
-                *(_cell(each[collection][BY]) for collection in collections),
+                *(
+                    _cell(each["scores"][told][BY]) if told in each["scores"] else ""
+                    for each in every.values()
+                ),
             )
-            for told, each in part["scores"].items()
+            for told in part["pooled"]["scores"]
         ]
-        table = markdown(("queries by", *(f"{each}: {BY}" for each in collections)), rows)
+        table = markdown(("queries by", *(f"{each}: {BY}" for each in every)), rows)
         notes = "".join(f"\n- {note}" for note in part["notes"])
         found.append(f"{name}, {part['minutes']:.1f} minutes:\n\n{table}{notes}")
     return found
