@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_scores import measured
 from qrag_jax.metrics.bootstrap import mean_interval, paired_interval
-from qrag_jax.metrics.rewrite_log import RewriteRow
 from qrag_jax.metrics.score_table import columns_text, interval_text
 
 

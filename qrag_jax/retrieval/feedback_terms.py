@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from qrag_jax.data.generators.function_words import words_of
+from qrag_jax.data.any_words import any_of
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.retrieval.bm25 import BM25Config, Words, texts_of
 from qrag_jax.retrieval.protocol import Corpus
@@ -112,9 +112,3 @@ def expanded(original: str, terms: Sequence[str], *, boolean: bool = False) -> s
     own = one_line(original)
     repeats = max(1, math.ceil(_KEPT * len(terms) / max(len(own.split()), 1)))
     return " ".join([*[own] * repeats, *terms])
-
-
-def any_of(*texts: str) -> str:
-    """A Boolean query for any of the words of the texts, without their marks and operators."""
-    # In lower case, since AND, OR and NOT are operators in upper case alone.
-    return " OR ".join(dict.fromkeys(word.lower() for text in texts for word in words_of(text)))

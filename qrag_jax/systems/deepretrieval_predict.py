@@ -22,10 +22,11 @@ from qrag_jax.data.files.query_lists import read_query_list
 from qrag_jax.environments.query_rewriting.output import REWRITTEN
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators import rewrite_log
+from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import played_row
 from qrag_jax.learners import placement
-from qrag_jax.metrics import agent_log, rewrite_log
-from qrag_jax.metrics.rewrite_log import RewriteRow
+from qrag_jax.metrics import agent_log
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints

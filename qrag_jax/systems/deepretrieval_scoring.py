@@ -20,11 +20,11 @@ from ml_collections import ConfigDict
 
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators import rewrite_comparison
+from qrag_jax.evaluators import rewrite_comparison, rewrite_log
 from qrag_jax.evaluators.rewrite_comparison import compared, way_scores
+from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import best_rows, shape_of_rows
-from qrag_jax.metrics import agent_log, rewrite_log, trec
-from qrag_jax.metrics.rewrite_log import RewriteRow
+from qrag_jax.metrics import agent_log, trec
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.compilation import enable_persistent_cache

@@ -18,12 +18,12 @@ from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
 from qrag_jax.environments.query_rewriting.pseudo_document import PROMPT, REPEATS, PassageAgent
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.tools.episode import Document
+from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import played_row, searched_row
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.learners import placement
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
-from qrag_jax.metrics.rewrite_log import RewriteRow
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.feedback_terms import (

@@ -7,8 +7,8 @@ import pytest
 
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.evaluators.rewrite_comparison import WayScores, compared, lines, way_scores
+from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import best_rows, shape_of_rows
-from qrag_jax.metrics.rewrite_log import RewriteRow
 
 ALL = np.arange(4)
 

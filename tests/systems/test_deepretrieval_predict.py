@@ -11,8 +11,8 @@ import pytest
 
 from qrag_jax.environments.query_rewriting.output import BARE, REWRITTEN, read_output
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import rewrite_log
-from qrag_jax.metrics.rewrite_log import RewriteRow
+from qrag_jax.evaluators import rewrite_log
+from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.single_step import SingleStepSearch

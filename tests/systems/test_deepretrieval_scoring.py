@@ -16,9 +16,10 @@ import pytest
 
 from qrag_jax.environments.query_rewriting.output import OUTCOMES, REWRITTEN
 from qrag_jax.environments.tools.episode import Document, Look, ToolTask
+from qrag_jax.evaluators import rewrite_log
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.metrics import rewrite_log, trec
+from qrag_jax.metrics import trec
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.rollouts.kept_results import KeptResults
 from qrag_jax.systems.deepretrieval_config import load_config

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from qrag_jax.data.any_words import any_of
 from qrag_jax.environments.query_rewriting.output import REWRITTEN
 from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
@@ -27,7 +28,6 @@ from qrag_jax.errors import check_least
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.llm.text.well_formed import well_formed
-from qrag_jax.retrieval.feedback_terms import any_of
 
 PROMPT = "write_passage"
 REPEATS = 5  # of the original query, in a search for words

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import rewrite_log
-from qrag_jax.metrics.rewrite_log import RewriteRow
+from qrag_jax.evaluators import rewrite_log
+from qrag_jax.evaluators.rewrite_log import RewriteRow
 
 ROWS = [
     RewriteRow(
