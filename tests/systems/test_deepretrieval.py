@@ -62,7 +62,7 @@ def written(system: DeepRetrieval, task: RewriteTask, text: str) -> TokenEpisode
 
 
 def original_of(system: DeepRetrieval, task: RewriteTask) -> float:
-    found = system.originals.measures([task], system.player.patience(STOP, Failure))[0]
+    found = system.episodes.originals.measures([task], system.player.patience(STOP, Failure))[0]
     assert not isinstance(found, Failure)
     return found
 
@@ -185,7 +185,7 @@ def test_a_query_is_worth_what_it_finds_less_what_the_original_finds(
     entity = script.given[0].entity  # type: ignore[union-attr]
     for text in (entity, task.question, "Trarb", "nothing of that"):
         each = system.episodes.trajectory(written(system, task, text), (0, 0), task, original)
-        (found,) = system.searched([task], k, [text])
+        (found,) = system.episodes.searched([task], k, [text])
         ranking = [one.id for one in found]  # type: ignore[union-attr]
         value = ndcg(ranking, dict(task.grades), k)
         assert each.parts[f"ndcg@{k}"] == pytest.approx(value)
@@ -253,6 +253,7 @@ def test_a_batch_in_which_all_failed_teaches_nothing(system: DeepRetrieval) -> N
 
 def test_the_measures_of_a_batch(system: DeepRetrieval) -> None:
     given = played(system, SCRIPT_STEPS)
+    system._batch(given)
     counted = system._counted()
     assert counted["train/ndcg@100"] == pytest.approx(
         np.mean([each.parts["ndcg@100"] for each in given])
@@ -273,7 +274,7 @@ def test_evaluation_and_programs(system: DeepRetrieval) -> None:
     found = system.evaluate(system.first_state(), 0, STOP)
     tasks = system.inputs.dev
     assert f"on {len(tasks)} queries" in found.line
-    hits = system.searched(tasks, 100)
+    hits = system.episodes.searched(tasks, 100)
     rankings = {f"{n}": [one.id for one in each] for n, each in enumerate(hits)}  # type: ignore[union-attr]
     qrels = {f"{n}": dict(each.grades) for n, each in enumerate(tasks)}
     for name, column in ranking_columns(rankings, qrels, system.config.eval.measures).items():

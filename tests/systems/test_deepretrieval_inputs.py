@@ -95,7 +95,7 @@ def test_worlds_of_training_and_evaluation_differ(made: Inputs) -> None:
 
 
 def test_every_gold_passage_is_in_the_corpus_and_has_the_answer(made: Inputs) -> None:
-    library = made.library._library
+    library = made.library.library
     assert isinstance(library, Collections)
     (corpus,) = [each.corpus for each in library.by_name.values()]
     # Whole blocks: 25 training questions, and 25 of the other world.
