@@ -140,7 +140,9 @@ def test_the_sampler_and_the_learner_agree(system: Rlvr) -> None:
     given = [_with_reward(each, each.member / 2) for each in played(system, SFT_STEPS)]
     _, metrics = system.update(system.first_state(), system._batch(given))
     assert float(metrics["sampler_kl"]) < 1e-6
-    assert abs(float(metrics["sampler_largest_ratio"]) - 1) < 1e-3
+    # A CPU with units for matrices has factors of bfloat16, by dtype=auto.
+    exact = system._stages[-1].policy.trunk.precision.products == np.float32
+    assert abs(float(metrics["sampler_largest_ratio"]) - 1) < (1e-3 if exact else 1e-2)
 
 
 def test_evaluation_and_programs(system: Rlvr) -> None:
