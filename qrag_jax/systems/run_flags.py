@@ -146,9 +146,10 @@ def define(
     path, file = Path(folder) / CONFIG_NAME, _argument(argv, "eval_config")
     system = read_fields(path).get("system", Q_RAG)
     if system not in systems:
+        *others, last = systems
+        known = f"{', '.join(others)} or {last}" if others else last
         raise InputError(
-            f"{folder} is a run of {system}, which this command cannot read; give a run of "
-            f"{' or '.join(systems)}."
+            f"{folder} is a run of {system}, which this command cannot read; give a run of {known}."
         )
     if system == Q_RAG:
         config = older_runs.load_config(path)
