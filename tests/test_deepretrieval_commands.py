@@ -259,3 +259,29 @@ def test_searches_that_fail_for_good_pause_the_run_until_it_is_stopped_and_goes_
         out = commands.succeed("train", *given, f"--workdir={workdir}")
     assert f"resumed {workdir} at step" in out
     check_same(workdir, whole, RL)
+
+
+def test_guards_step_back_and_end_a_run_that_goes_on_all_the_same(
+    commands: Commands, tmp_path: Path
+) -> None:
+    """Three steps back, then the end; with another action the same command goes on."""
+    workdir = tmp_path / "run"
+    guarded = (
+        *TINY,
+        "--config.train.steps=8",
+        "--config.train.checkpoint_every=2",
+        "--config.guards.min_entropy=100",
+        "--config.guards.patience=1",
+    )
+    back = "--config.guards.action=step_back"
+    told = commands.succeed("train", *guarded, back, f"--workdir={workdir}")
+    assert [f"{time} of 3 times" in told for time in (1, 2, 3)] == [True] * 3
+    assert f"ended at step {SCRIPT + 4}: the policy's entropy (entropy) is" in told
+    assert "was below config.guards.min_entropy, 100" in told
+    assert len(losses(workdir)) == SCRIPT + 4
+    told = commands.succeed(
+        "train", *guarded, "--config.guards.action=tell", f"--workdir={workdir}"
+    )
+    assert f"resumed {workdir} at step {SCRIPT + 4}" in told
+    assert told.count("guard: the policy's entropy") == 4
+    assert len(losses(workdir)) == SCRIPT + 8
