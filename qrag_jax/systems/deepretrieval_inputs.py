@@ -22,7 +22,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite_reward import RewriteReward
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
 from qrag_jax.retrieval.boolean_query import BooleanError, parse_boolean
 from qrag_jax.retrieval.judged_queries import read_judged_queries
@@ -45,6 +44,7 @@ from qrag_jax.systems.rewrite_search import (
     open_remote,
     passages_of,
 )
+from qrag_jax.systems.token_system import speech_of
 
 SEARCH = "search"  # corpora and indexes, in the run's folder
 _MADE = "made"  # the collection of queries that are made here
@@ -156,7 +156,7 @@ def model_of(
     model = prepare_language_model(
         config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
     )
-    return model, _speech(config, model)
+    return model, speech_of(config, model, config.writing.query_tokens)
 
 
 def agent_of(config: RewriteConfig, k: int) -> RewriteAgent:
@@ -333,18 +333,6 @@ def _script(
         name: (passage.whole for passage in each.corpus) for name, each in library.by_name.items()
     }
     return script_of_texts(config.dropped, texts)
-
-
-def _speech(config: RewriteConfig, model: FirstLanguageModel) -> Speech:
-    thinking = {"": None, "on": True, "off": False}[config.model.thinking]
-    loaded, room = model.loaded, config.sampling.room
-    if room > loaded.model.max_positions:
-        raise InputError(
-            f"config.sampling.room is {room}, but {model.folder} has "
-            f"{loaded.model.max_positions} positions; lower it."
-        )
-    scaffold = scaffold_of(loaded.tokenizer, thinking=thinking)
-    return Speech(loaded.tokenizer, scaffold, config.writing.query_tokens, room)
 
 
 def check_prompts(

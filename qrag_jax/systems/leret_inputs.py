@@ -23,7 +23,6 @@ from qrag_jax.environments.query_writing.styles import (
 from qrag_jax.errors import InputError
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.query_states import states_on
@@ -34,6 +33,7 @@ from qrag_jax.systems.leret_config import SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.leret_script import Script, script_of
 from qrag_jax.systems.query_search import open_query_search
 from qrag_jax.systems.token_config import BRIDGE
+from qrag_jax.systems.token_system import speech_of
 
 CORPUS = "search"  # of pooled passages, in the run's folder
 
@@ -109,7 +109,7 @@ def load_inputs(
     model = prepare_language_model(
         config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
     )
-    speech = _speech(config, model)
+    speech = speech_of(config, model, config.writing.query_tokens)
     dev_states = _states(config, dev, library)
     _check_prompts(config, agent, speech, (*states, *dev_states))
     order = np.random.default_rng(config.eval.seed).permutation(len(dev_states))
@@ -178,18 +178,6 @@ def _prompt(config: LeretConfig) -> QueryPrompt:
     tries = config.tries
     variants = style_variants() if tries.ways == STYLED else ()
     return QueryPrompt(prompts.load(config.writing.prompt), variants, config.writing.passage_words)
-
-
-def _speech(config: LeretConfig, model: FirstLanguageModel) -> Speech:
-    thinking = {"": None, "on": True, "off": False}[config.model.thinking]
-    loaded, room = model.loaded, config.sampling.room
-    if room > loaded.model.max_positions:
-        raise InputError(
-            f"config.sampling.room is {room}, but {model.folder} has "
-            f"{loaded.model.max_positions} positions; lower it."
-        )
-    scaffold = scaffold_of(loaded.tokenizer, thinking=thinking)
-    return Speech(loaded.tokenizer, scaffold, config.writing.query_tokens, room)
 
 
 def _check_prompts(

@@ -24,7 +24,6 @@ from qrag_jax.environments.tools.play import ToolAgent
 from qrag_jax.errors import InputError
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import BM25
@@ -38,6 +37,7 @@ from qrag_jax.runtime.run import log
 from qrag_jax.systems.rlvr_config import SFT, RlvrConfig
 from qrag_jax.systems.rlvr_tools import open_library
 from qrag_jax.systems.token_config import BRIDGE
+from qrag_jax.systems.token_system import speech_of
 
 _READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
 
@@ -110,7 +110,7 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
     model = prepare_language_model(
         config.model, workdir, texts, config.seed, platform=Platform.of(mesh)
     )
-    speech = _speech(config, model)
+    speech = speech_of(config, model, config.tools.turn_tokens)
     _check_prompts(config, agent, speech, (*train, *dev))
     order = np.random.default_rng(config.eval.seed).permutation(len(dev))
     shown = sorted(order[: config.eval.samples or len(dev)].tolist())
@@ -191,19 +191,6 @@ def _demonstrated_texts(
         for messages, said in scripted_talk(agent, bridge_task(question), script, library).turns:
             yield from (text for _, text in messages)
             yield said
-
-
-def _speech(config: RlvrConfig, model: FirstLanguageModel) -> Speech:
-    thinking = {"": None, "on": True, "off": False}[config.model.thinking]
-    loaded = model.loaded
-    scaffold = scaffold_of(loaded.tokenizer, thinking=thinking)
-    room, positions = config.sampling.room, loaded.model.max_positions
-    if room > positions:
-        raise InputError(
-            f"config.sampling.room is {room}, but {model.folder} has {positions} positions; lower "
-            "it."
-        )
-    return Speech(loaded.tokenizer, scaffold, config.tools.turn_tokens, room)
 
 
 def _check_prompts(

@@ -15,7 +15,9 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import leave_room
 from qrag_jax.llm.llm_config import LlmConfig
 from qrag_jax.llm.served_config import ServedConfig
+from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.first_language_model import FirstLanguageModel, LanguageModelConfig
+from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.rollouts.token_sampler import SamplingConfig
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.mesh import make_mesh
@@ -91,6 +93,25 @@ class Opening(Generic[Inputs]):
     save: Callable[[], None]
     alone: str
     staleness: int = 0
+
+
+def speech_of(config: TokenConfig, model: FirstLanguageModel, turn: int) -> Speech:
+    """Between the text and the ids of a model.
+
+    Args:
+        turn: most tokens that a turn may sample.
+
+    Raises:
+        InputError: the model has fewer positions than an episode may have tokens.
+    """
+    thinking = {"": None, "on": True, "off": False}[config.model.thinking]
+    loaded, room = model.loaded, config.sampling.room
+    if room > loaded.model.max_positions:
+        raise InputError(
+            f"config.sampling.room is {room}, but {model.folder} has "
+            f"{loaded.model.max_positions} positions; lower it."
+        )
+    return Speech(loaded.tokenizer, scaffold_of(loaded.tokenizer, thinking=thinking), turn, room)
 
 
 def before_devices(config: TokenConfig, *, dry: bool = False, described: bool = False) -> str:
