@@ -243,7 +243,7 @@ def open_rewriter(
                 config, workdir, mesh, test=config.queries.test, trains=False, search=search
             )
         tasks = drawn(inputs.test, samples, config.eval.seed)
-        yield Rewriter(given, DeepRetrieval(config, mesh, inputs), tasks, workdir, stop)
+        yield Rewriter(given, DeepRetrieval(config, mesh, inputs, workdir), tasks, workdir, stop)
 
 
 def _search_of(given: ConfigDict, workdir: Path, out: Path | None) -> Path | None:

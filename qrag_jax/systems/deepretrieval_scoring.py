@@ -237,4 +237,4 @@ def _opened(
         inputs = load_inputs(
             config, workdir, mesh, test=config.queries.test, trains=False, search=search
         )
-        yield DeepRetrieval(config, mesh, inputs), stop
+        yield DeepRetrieval(config, mesh, inputs, workdir), stop

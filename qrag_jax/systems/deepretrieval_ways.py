@@ -37,9 +37,10 @@ from qrag_jax.retrieval.opening import BOOLEAN, OF_WORDS
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.deepretrieval import EVALUATED, DeepRetrieval
+from qrag_jax.systems.deepretrieval import DeepRetrieval
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT
 from qrag_jax.systems.rewrite_search import Collections
+from qrag_jax.systems.token_system import EVALUATED
 
 DRAWS = 8
 BEST = f"best of {DRAWS} by the judgements, an oracle"
@@ -112,7 +113,7 @@ class Ways:
         return [
             Way(name, f"{checkpoint} checkpoint of step {step}", lambda: self._by(params)),
             Way(f"script-{end}", f"SFT alone, step {end}", imitated),
-            Way("untrained", "untrained", lambda: self._by(self._first)),
+            Way("untrained", "untrained", lambda: self._by(self.system.untrained)),
             Way(f"{name}-best-of-{DRAWS}", BEST, best, draws=DRAWS),
             Way("original", "original query", lambda: self._searched(None), by_model=False),
             Way(
@@ -124,11 +125,6 @@ class Ways:
             Way("expansion", "pseudo-relevance expansion", self._expansion, by_model=False),
             Way("passage", "pseudo-document by the untrained model", self._passages),
         ]
-
-    @property
-    def _first(self) -> Any:
-        """The untrained weights, on the mesh."""
-        return placement.place(self.system.inputs.model.trained, self.system.param_shardings)
 
     def _by(self, params: Any, draws: int = 1) -> list[RewriteRow]:
         """Rewritings by these weights; several draws are sampled."""
@@ -162,7 +158,7 @@ class Ways:
         )
         starts = system.player.starts(self.tasks, 1, EVALUATED)
         episodes = system.player.on_device(
-            self._first, starts, self.stop, greedy=config.eval.greedy, agent=agent
+            self.system.untrained, starts, self.stop, greedy=config.eval.greedy, agent=agent
         )
         return [played_row(t, e, speech) for t, e in zip(self.tasks, episodes, strict=True)]
 

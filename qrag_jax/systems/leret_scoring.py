@@ -34,11 +34,12 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.run import log as tell
 from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems.leret import EVALUATED, Leret
+from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT, LeretConfig
 from qrag_jax.systems.leret_hops import Rows
 from qrag_jax.systems.leret_inputs import CORPUS, fingerprint, load_inputs
 from qrag_jax.systems.own_questions import check_own_questions, of_others
+from qrag_jax.systems.token_system import EVALUATED
 
 SUMMARY = "summary.json"
 QUESTION, WITH_PASSAGE = "question", "question_and_passage"

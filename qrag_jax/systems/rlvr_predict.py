@@ -268,7 +268,7 @@ def open_player(given: ConfigDict, workdir: Path | None, folder: Path) -> Iterat
     with StopSignal() as stop:
         inputs = load_inputs(config, folder, mesh, trains=False)
         libraries: dict[str, Library] = {config.tools.retriever: inputs.library}
-        yield Player(given, Rlvr(config, mesh, inputs), workdir, stop, libraries)
+        yield Player(given, Rlvr(config, mesh, inputs, folder), workdir, stop, libraries)
 
 
 def _prediction(task: ToolTask, trajectory: TokenTrajectory, turns: list[dict]) -> Prediction:
