@@ -50,8 +50,9 @@ from qrag_jax.systems.leret_lessons import (
     lessons_of,
     pairs_batch,
 )
-from qrag_jax.systems.leret_tries import FOLDER, digest_of_weights
+from qrag_jax.systems.leret_tries import FOLDER
 from qrag_jax.systems.query_search import check_same_corpus
+from qrag_jax.systems.saved_token_run import digest_of_weights
 
 if TYPE_CHECKING:
     from qrag_jax.systems.leret import Leret

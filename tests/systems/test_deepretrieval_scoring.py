@@ -23,8 +23,9 @@ from qrag_jax.metrics import trec
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.rollouts.kept_results import KeptResults
 from qrag_jax.systems.deepretrieval_config import load_config
-from qrag_jax.systems.deepretrieval_scoring import RewriteOptions, score_rewriter
+from qrag_jax.systems.deepretrieval_scoring import score_rewriter
 from qrag_jax.systems.deepretrieval_ways import BEST, DRAWS
+from qrag_jax.systems.scored_ways import WayOptions
 from tests.entry_points import Commands, refusal
 from tests.systems.rewriting_run import QUERIES, SCRIPT, STEPS, collection, train
 
@@ -270,7 +271,7 @@ def test_a_failed_search_is_no_zero(
     failing(monkeypatch, [whole[2].original])
     out = tmp_path / "eval"
     config = load_config(run / "config.json")
-    found = score_rewriter(run, config, RewriteOptions("last", out=out))["pooled"]
+    found = score_rewriter(run, config, WayOptions("last", out=out))["pooled"]
     assert found["failed"]["original query"] == 1
     assert found["failed"]["without function words"] == 0
     assert (found["queries"], found["scored"]) == (QUERIES, QUERIES - 1)
@@ -299,5 +300,5 @@ def test_too_many_failed_searches(
     (out / "original.jsonl").unlink()
     config = load_config(run / "config.json")
     with pytest.raises(FeedbackLost, match="6 of 6 searches failed, for example: status 500; "):
-        score_rewriter(run, config, RewriteOptions("last", out=out))
+        score_rewriter(run, config, WayOptions("last", out=out))
     assert not (out / "original.jsonl").exists()

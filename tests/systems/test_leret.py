@@ -28,7 +28,8 @@ from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import PREFERENCE, SCRIPT, SFT
 from qrag_jax.systems.leret_experience import LessonExperience
-from qrag_jax.systems.leret_tries import Iteration, TryMaker, digest_of_weights
+from qrag_jax.systems.leret_tries import Iteration, TryMaker
+from qrag_jax.systems.saved_token_run import digest_of_weights
 from qrag_jax.systems.token_system import EVALUATED
 from tests.systems.query_play import PAIR_STEPS, SCRIPT_STEPS, SFT_STEPS, opened, small
 
