@@ -26,7 +26,6 @@ from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import BatchRules, TokenTrajectory, token_batch
-from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.step_log import Told
@@ -116,15 +115,6 @@ class DeepRetrieval(TokenSystem[RewriteConfig, Inputs]):
         if params is None:
             params = self.untrained
         return stage.begin(state._replace(params=params))
-
-    def programs(self) -> list[Program]:
-        """See `System`: the updates by one batch of the longest rows there may be."""
-        return [
-            self._program(
-                f"update by {type(stage.policy.config).__name__}", stage, self._longest(stage)
-            )
-            for stage in self.stages
-        ]
 
     @cached_property
     def stages(self) -> list[Stage]:

@@ -84,12 +84,13 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
         return LessonExperience(self, run.progress.batches or 0)
 
     def programs(self) -> list[Program]:
-        """See `System`: the updates by one batch of the longest rows there may be."""
-        experience = LessonExperience(self, 0)
-        return [
-            self._program(f"update of {kind}", self.stage(kind), experience.longest(kind))
-            for kind in dict.fromkeys(each.kind for each in self.stages)
-        ]
+        """See `TokenSystem`; the stages of a kind have one update."""
+        kinds = dict.fromkeys(each.kind for each in self.stages)
+        return [self._program(f"update of {kind}", self.stage(kind)) for kind in kinds]
+
+    def _longest(self, stage: Stage) -> Any:
+        """See `TokenSystem`."""
+        return LessonExperience(self, 0).longest(stage.kind)
 
     @cached_property
     def stages(self) -> list[Stage]:

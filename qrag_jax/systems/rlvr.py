@@ -39,7 +39,6 @@ from qrag_jax.rollouts.trajectories import (
     Turn,
     token_batch,
 )
-from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.step_log import Told
@@ -93,15 +92,6 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
         playing = playing_of(self, self._play, self._batch)
         done, pending = run.progress.batches or 0, run.progress.pending
         return AgentExperience(self._order, playing, self._counted, done, pending=pending)
-
-    def programs(self) -> list[Program]:
-        """See `System`: the updates by one batch of the longest rows there may be."""
-        return [
-            self._program(
-                f"update by {type(stage.policy.config).__name__}", stage, self._longest(stage)
-            )
-            for stage in self.stages
-        ]
 
     @cached_property
     def stages(self) -> list[Stage]:

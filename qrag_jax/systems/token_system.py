@@ -157,6 +157,10 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     def stages(self) -> Sequence[Stage]:
         """The stages, in their order; the first one begins with step 0."""
 
+    @abc.abstractmethod
+    def _longest(self, stage: Any) -> Any:
+        """A batch of a stage whose rows are as long as they may be."""
+
     @property
     @abc.abstractmethod
     def _scores(self) -> Scores:
@@ -230,10 +234,18 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         tokens = self.config.model.tokens(Platform.of(self.mesh))
         return choose_shape(batch, tokens, members, room=self.config.sampling.room, whole=whole)
 
-    def _program(self, name: str, stage: Stage, episodes: Any) -> Program:
-        """The update of a stage by a batch like this one, for a dry run."""
+    def programs(self) -> list[Program]:
+        """See `System`: the updates by one batch of the longest rows there may be."""
+        return [
+            self._program(f"update by {type(stage.policy.config).__name__}", stage)
+            for stage in self.stages
+        ]
+
+    def _program(self, name: str, stage: Stage) -> Program:
         # Shapes alone: the devices of a dry run may be described ones.
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), episodes)
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._longest(stage)
+        )
         state = state_shapes(stage.parts, self.inputs.model.trained)
         return Program(name, stage.update, (state, shapes, *self.base))
 
