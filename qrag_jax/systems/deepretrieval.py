@@ -155,8 +155,8 @@ class DeepRetrieval:
     def first_state(self) -> PolicyState:
         """See `System`."""
         stage = self.stages[0]
-        trained = self.inputs.model.trained
-        return first_state(stage.policy.shardings, stage.parts, trained, self.config.seed)
+        given = self.inputs.model.trained, self.config.seed, *self.base
+        return first_state(stage.policy.shardings, stage.parts, *given)
 
     @property
     def param_shardings(self) -> Any:
@@ -192,7 +192,7 @@ class DeepRetrieval:
         stage = next(each for each in reversed(self.stages) if each.first <= step)
         if step == stage.first > 0:
             self.keep(step, state.params)
-            state = stage.begin(state)
+            state = stage.begin(state, *self.base)
         if self.guard.back:
             state, self.guard.back = self._stepped_back(state, stage), False
         self._step = step + 1
@@ -212,7 +212,7 @@ class DeepRetrieval:
         if params is None:
             trained = self.inputs.model.trained
             params = placement.place(trained, self.param_shardings)
-        return stage.begin(state._replace(params=params))
+        return stage.begin(state._replace(params=params), *self.base)
 
     def evaluate(self, state: PolicyState, step: int, stop: StopSignal) -> Evaluation:
         """See `System`."""
@@ -220,9 +220,9 @@ class DeepRetrieval:
 
     def programs(self) -> list[Program]:
         """See `System`: the updates by one batch of the longest rows there may be."""
-        found = []
+        found, model = [], self.inputs.model
         for stage in self.stages:
-            state = state_shapes(stage.parts, self.inputs.model.trained)
+            state = state_shapes(stage.parts, model.trained, model.base)
             name = f"update by {type(stage.policy.config).__name__}"
             found.append(
                 Program(name, stage.update, (state, self._batch_of_longest(stage), *self.base))
