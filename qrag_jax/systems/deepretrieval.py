@@ -114,7 +114,7 @@ class DeepRetrieval(TokenSystem[RewriteConfig, Inputs]):
         params = self.kept(stage.first, state.params) if stage.first else None
         if params is None:
             params = self.untrained
-        return stage.begin(state._replace(params=params))
+        return stage.begin(state._replace(params=params), *self.base)
 
     @cached_property
     def stages(self) -> list[Stage]:

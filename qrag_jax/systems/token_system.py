@@ -89,7 +89,8 @@ class Stage(Protocol):
         policy: how it learns.
         update: the jitted update.
         parts: what its state is made of.
-        begin: state → the state with which it begins behind another stage.
+        begin: (state, base) → the state with which it begins behind another stage; without
+            adapters there is no base.
         first: its first step.
     """
 
@@ -170,8 +171,8 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
 
     def first_state(self) -> PolicyState:
         """See `System`."""
-        stage, trained = self.stages[0], self.inputs.model.trained
-        return first_state(stage.policy.shardings, stage.parts, trained, self.config.seed)
+        stage, given = self.stages[0], (self.inputs.model.trained, self.config.seed, *self.base)
+        return first_state(stage.policy.shardings, stage.parts, *given)
 
     @property
     def param_shardings(self) -> Any:
@@ -203,7 +204,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         stage = next(each for each in reversed(self.stages) if each.first <= step)
         if step == stage.first > 0:
             self.keep(step, state.params)
-            state = stage.begin(state)
+            state = stage.begin(state, *self.base)
         self._step = step + 1
         return stage, state
 
@@ -246,7 +247,8 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._longest(stage)
         )
-        state = state_shapes(stage.parts, self.inputs.model.trained)
+        model = self.inputs.model
+        state = state_shapes(stage.parts, model.trained, model.base)
         return Program(name, stage.update, (state, shapes, *self.base))
 
     # ---------------------------------------------------------------- play
