@@ -136,6 +136,18 @@ def test_what_the_models_write(scored: tuple[Path, str]) -> None:
     assert shapes[BEST]["sampled_tokens"] == pytest.approx(tokens)
 
 
+def test_an_export_has_the_scores(
+    scored: tuple[Path, str], commands: Commands, run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "exported"
+    commands.succeed("export", *of(run), f"--out={out}")
+    own = summary_of(scored[0])["collections"]["made"]["scores"][MAIN]
+    card = (out / "README.md").read_text()
+    assert "| collection | ndcg@10 | recall@100 | rr@10 |" in card
+    cells = [f"{own[name]['mean']:.3f}" for name in ("ndcg@10", "recall@100", "rr@10")]
+    assert f"| made, {QUERIES} queries | {' | '.join(cells)} |" in card
+
+
 def test_queries_that_no_model_writes(scored: tuple[Path, str]) -> None:
     folder, _ = scored
     for row in rewrite_log.read(folder / "original.jsonl"):
