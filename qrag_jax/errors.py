@@ -29,6 +29,18 @@ def check_least(section: str, settings: object, **least: float) -> None:
             raise InputError(f"config.{section}.{name} is {value}; it must be at least {low}.")
 
 
+def check_share(section: str, settings: object, *names: str) -> None:
+    """Refuses fields of `settings` that are no share, a number from 0 to 1.
+
+    Raises:
+        InputError: a field is none; the message names it.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if not 0 <= value <= 1:
+            raise InputError(f"config.{section}.{name} is {value}; use a share, 0 to 1.")
+
+
 def check_known(section: str, settings: object, name: str, known: Iterable[str]) -> None:
     """Refuses a name that is not one of `known`.
 

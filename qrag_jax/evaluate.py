@@ -32,11 +32,12 @@ from qrag_jax.systems import (
     rlvr_config,
     run_flags,
 )
-from qrag_jax.systems.deepretrieval_scoring import RewriteOptions, score_rewriter
+from qrag_jax.systems.deepretrieval_scoring import score_rewriter
 from qrag_jax.systems.harr_scoring import AgentOptions, score_agent
-from qrag_jax.systems.leret_scoring import HopOptions, score_query_writer
+from qrag_jax.systems.leret_scoring import score_query_writer
 from qrag_jax.systems.rlvr_scoring import PlayOptions, score_language_model
 from qrag_jax.systems.saved_run import SavedRun
+from qrag_jax.systems.scored_ways import WayOptions
 from qrag_jax.systems.scoring import ScoreOptions, check_own_data, score_run
 
 SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to score, 0 for all.", lower_bound=0)
@@ -93,9 +94,9 @@ def _score_episodes(workdir: Path, config: ConfigDict) -> int:
             if config.system in WRITERS:
                 del how["sampled"]
             if config.system == leret_config.NAME:
-                score_query_writer(workdir, config, HopOptions(**how))
+                score_query_writer(workdir, config, WayOptions(**how))
             elif config.system == deepretrieval_config.NAME:
-                score_rewriter(workdir, config, RewriteOptions(**how))
+                score_rewriter(workdir, config, WayOptions(**how))
             elif config.system == rlvr_config.NAME:
                 retrievers = tuple(RETRIEVERS.value)
                 score_language_model(workdir, config, PlayOptions(retrievers=retrievers, **how))

@@ -1,15 +1,16 @@
-"""Writes a run's two towers as sentence-transformers models, or its language model.
+"""Writes the models of a run: Q-RAG's two towers, or the language model of another system.
 
     python -m qrag_jax.export --workdir=RUN --out=FOLDER
 
-FOLDER/state embeds states (the question and the chunks taken so far), FOLDER/chunk embeds chunks.
-Both give the same vectors as in training. README.md says how the towers were trained and how to use
-them. For a run with LoRA, both have the adapters merged in; FOLDER/adapter-state and
-FOLDER/adapter-chunk hold the adapters alone, in PEFT's format. FOLDER/retriever.json holds all
-other settings that a search needs.
+Of a run of Q-RAG, these are models of sentence-transformers: FOLDER/state embeds states (the
+question and the chunks taken so far), FOLDER/chunk embeds chunks. Both give the same vectors as in
+training. README.md says how the towers were trained and how to use them. For a run with LoRA, both
+have the adapters merged in; FOLDER/adapter-state and FOLDER/adapter-chunk hold the adapters alone,
+in PEFT's format. FOLDER/retriever.json holds all other settings that a search needs.
 
-Of a run of RLVR, FOLDER is the trained language model, as transformers reads it, with its adapters
-merged in; FOLDER/adapter has these alone, in PEFT's format.
+Of a run of RLVR, LeReT or DeepRetrieval, FOLDER is the trained language model, as transformers
+reads it, with its adapters merged in; FOLDER/adapter has these alone, in PEFT's format. Its
+README.md says which prompt it wants. A critic is not exported.
 
     python -m qrag_jax.export --workdir=RUN --out=FOLDER --push=OWNER/NAME --private
 
@@ -26,8 +27,8 @@ from absl import flags
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.hub_push import HubTarget
 from qrag_jax.runtime import commandline
-from qrag_jax.systems import rlvr_config, run_flags
-from qrag_jax.systems.lm_export import export_language_model
+from qrag_jax.systems import run_flags
+from qrag_jax.systems.lm_export import EXPORTED, export_language_model
 from qrag_jax.systems.saved_run import SavedRun
 from qrag_jax.systems.towers_export import export
 
@@ -37,7 +38,7 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_string("out", None, "Folder to write; new or empty.")
     flags.DEFINE_string("push", None, "OWNER/NAME on the hub to push the folder to.")
     flags.DEFINE_bool("private", False, "With --push: only the owner may see it.")
-    run_flags.define(argv, (run_flags.Q_RAG, rlvr_config.NAME))
+    run_flags.define(argv, (run_flags.Q_RAG, *EXPORTED))
 
 
 def main() -> int:
@@ -49,7 +50,7 @@ def main() -> int:
         raise InputError("--private is given without --push; give --push=OWNER/NAME, too.")
     target = None if name is None else HubTarget.of(name, private=private)
     workdir, config = run_flags.workdir(), flags.FLAGS.config
-    if config.get("system") == rlvr_config.NAME:
+    if config.get("system") in EXPORTED:
         with commandline.writing(out, "--out"):
             export_language_model(workdir, config, run_flags.checkpoint(), out)
     else:

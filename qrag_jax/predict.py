@@ -41,13 +41,8 @@ from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, ru
 from qrag_jax.systems.deepretrieval_predict import open_rewriter, rewritten_lines
 from qrag_jax.systems.leret_files import write_iteration_preferences
 from qrag_jax.systems.leret_predict import open_hop_predictor, pool_beside
-from qrag_jax.systems.rlvr_predict import (
-    CHECKPOINTS,
-    FIRST,
-    PredictOptions,
-    Weights,
-    open_player,
-)
+from qrag_jax.systems.rlvr_predict import PredictOptions, open_player
+from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Weights
 
 EXAMPLE = "configs/rlvr.py:smol"
 WRITERS = leret_config.NAME, deepretrieval_config.NAME

@@ -85,12 +85,19 @@ def test_a_dry_run_names_the_update_of_each_stage(commands: Commands) -> None:
     assert "2 programs, each compiled once" in out
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_killed_and_gone_on(staleness: int, commands: Commands, run: Path, tmp_path: Path) -> None:
+COPY = ("--config.model.lora.rank=2", "--config.ppo.critic=copy")
+
+
+@pytest.mark.parametrize(
+    "fields", [(), ("--config.rollout.staleness=1",), COPY], ids=["strict", "stale", "copy"]
+)
+def test_killed_and_gone_on(
+    fields: tuple[str, ...], commands: Commands, run: Path, tmp_path: Path
+) -> None:
     """Killed in the stage of imitation and in that of PPO; the same to the last bit."""
-    given = (*TINY, f"--config.rollout.staleness={staleness}")
+    given = (*TINY, *fields)
     whole = run
-    if staleness:
+    if fields:
         whole = tmp_path / "whole"
         commands.succeed("train", *given, f"--workdir={whole}")
     workdir, told = tmp_path / "killed", ""
@@ -112,6 +119,7 @@ WAYS = {
     "none": ("--config.ppo.critic=none", "--config.ppo.critic_warmup=0"),
     "grpo": ("--config.algorithm=grpo", "--config.grpo.longest=32"),
     "adapters": ("--config.model.lora.rank=2", "--config.rollout.staleness=1"),
+    "copy": COPY,
 }
 
 
@@ -126,11 +134,14 @@ def test_every_way_trains(way: str, commands: Commands, run: Path, tmp_path: Pat
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
         assert np.isfinite(line["train/loss"])
-        assert bool(line.get("train/value_loss")) == (way in ("trunk", "adapters"))
+        assert bool(line.get("train/value_loss")) == (way in ("trunk", "adapters", "copy"))
     names = saved_state(workdir, 2)
-    assert any("critic" in name for name in names) == (way in ("trunk", "adapters"))
-    assert any("critic/tower" in name for name in names) == (way == "adapters")
-    assert any("lora_a" in name for name in names) == (way == "adapters")
+    assert any("critic" in name for name in names) == (way in ("trunk", "adapters", "copy"))
+    assert any("critic/tower" in name for name in names) == (way in ("adapters", "copy"))
+    assert any("lora_a" in name for name in names) == (way in ("adapters", "copy"))
+    of_critic = [name for name in names if name.startswith("critic/tower")]
+    assert any("kernel" in name for name in of_critic) == (way == "copy")
+    assert any("lora_a" in name for name in of_critic) == (way == "adapters")
 
 
 # ---------------------------------------------------------------- a service that misbehaves

@@ -185,6 +185,7 @@ def test_scores(commands: Commands, run: Path, tmp_path: Path) -> None:
 def test_other_commands_say_what_they_read(commands: Commands, run: Path, tmp_path: Path) -> None:
     told = refusal(commands.run("export", f"--workdir={run}", f"--out={tmp_path}/out"))
     assert f"{run} is a run of harr, which this command cannot read; give a run of " in told
+    assert told.endswith("give a run of q_rag, rlvr, leret or deepretrieval.")
 
 
 @pytest.mark.parametrize(

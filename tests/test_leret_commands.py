@@ -176,9 +176,22 @@ def test_other_questions(commands: Commands, run: Path, tmp_path: Path) -> None:
     assert "best of these prompts, by the gold pages" not in found["scores"]
 
 
-@pytest.mark.parametrize("command", ["export"])
-def test_who_cannot_read_it(commands: Commands, run: Path, command: str, tmp_path: Path) -> None:
-    told = refusal(commands.run(command, f"--workdir={run}", f"--out={tmp_path / 'x.jsonl'}"))
+def test_an_export_has_the_scores(
+    scored: tuple[Path, str], commands: Commands, run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "exported"
+    told = commands.succeed("export", f"--workdir={run}", "--checkpoint=last", f"--out={out}")
+    assert str(out / "model.safetensors") in told
+    name = f"last checkpoint of step {STEPS}"
+    own = json.loads((scored[0] / "summary.json").read_text())["scores"][name]
+    cells = [f"{own[f'hop2/{metric}']['mean']:.3f}" for metric in ("recall", "ap", "all_gold")]
+    card = (out / "README.md").read_text()
+    assert "| passages found | recall | ap | all_gold |" in card
+    assert f"| after hop 2, 4 questions | {' | '.join(cells)} |" in card
+
+
+def test_who_cannot_read_it(commands: Commands, run: Path) -> None:
+    told = refusal(commands.run("index", f"--workdir={run}"))
     assert "is a run of leret, which this command cannot read; give a run of" in told
 
 

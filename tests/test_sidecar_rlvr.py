@@ -178,7 +178,7 @@ def test_greedy_turns_are_those_of_the_device(server: Server, folder: Path, tmp_
         greedy = SamplingConfig(temperature=0.0, room=ROOM, chunk=64)
         own = dataclasses.replace(system.inputs.model.loaded.model, stop_ids=scaffold.stop_ids)
         device = DeviceSampler(own, greedy)
-        whole = Adapted(system._base[0], adapters)
+        whole = Adapted(system.base[0], adapters)
         openings = [system.inputs.agent.opening(task.question) for task in system.inputs.train]
         contexts = [np.array(scaffold.opening(each), np.int32) for each in openings]
         assert len({each.tobytes() for each in contexts}) == 64

@@ -63,27 +63,41 @@ class InCorpus(NamedTuple):
         return "; ".join(told)
 
 
+class Origin(NamedTuple):
+    """Where judged queries and their corpus are from, as sentences name it.
+
+    Attributes:
+        queries: the field of the queries, such as "config.queries.train".
+        corpus: the documents, such as "the corpus of data/scifact".
+        fix: what to do about a corpus that is not theirs, such as "give the corpus that they are
+            about in config.search.index".
+    """
+
+    queries: str
+    corpus: str
+    fix: str
+
+
 def check_in_corpus(
-    queries: Sequence[JudgedQuery], known_ids: AbstractSet[str], max_missing_share: float = 0.0
+    queries: Sequence[JudgedQuery],
+    known_ids: AbstractSet[str],
+    origin: Origin,
+    max_missing_share: float = 0.0,
 ) -> InCorpus:
     """Drops the queries of which the corpus has no relevant document, and refuses too many.
 
     Args:
         queries: see `JudgedQuery`.
         known_ids: ids of the corpus' documents; those of judged documents are enough.
+        origin: of queries and corpus.
         max_missing_share: of the queries, those that may be dropped.
 
     Raises:
-        InputError: there is no query, the corpus is empty, it has none of the relevant documents,
-            or more queries than `max_missing_share` would be dropped.
+        InputError: there is no query, the corpus has none of the relevant documents, or more
+            queries than `max_missing_share` would be dropped.
     """
     if not queries:
-        raise InputError("there is no judged query; name data that have some.")
-    if not known_ids:
-        raise InputError(
-            "the corpus has no document, or none of those that are judged; give the corpus that "
-            "the judgements are about in config.search.index."
-        )
+        raise InputError(f"{origin.queries} has no judged query; name data that have some.")
     kept: list[JudgedQuery] = []
     dropped: list[JudgedQuery] = []
     for each in queries:
@@ -93,10 +107,9 @@ def check_in_corpus(
         first = dropped[0]
         raising = f", or raise config.search.max_missing_share, {max_missing_share}"
         raise InputError(
-            f"the corpus has no relevant document of {len(dropped)} of {len(queries)} queries (the "
-            f"first is {first.id!r}{_such_as(first)}), so these seem to be judgements of "
-            "another collection; give the corpus that they are about in "
-            f"config.search.index{raising if kept else ''}."
+            f"{origin.queries}: {origin.corpus} has no relevant document of {len(dropped)} of "
+            f"{len(queries)} queries (the first is {first.id!r}{_such_as(first)}), so these seem "
+            f"to be judgements of another collection; {origin.fix}{raising if kept else ''}."
         )
     documents = {document for each in kept for document, _ in each.grades}
     lacking = sum(document not in known_ids for document in documents)

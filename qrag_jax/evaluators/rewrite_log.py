@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import CAUSES
-from qrag_jax.runtime import bounded_files
-from qrag_jax.runtime.whole_files import write_whole
-
-_FIX = "give --restart, or delete it"
+from qrag_jax.metrics.row_log import RowLog
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,84 +48,18 @@ class RewriteRow:
         return tuple(name for name, _ in self.found or ())
 
 
-def write(path: Path, rows: Iterable[RewriteRow], record: Mapping[str, Any]) -> None:
-    """Writes a whole log, and beside it what it depends on.
-
-    Raises:
-        OSError: a file cannot be written.
-    """
-    # The record first: a log without one is nobody's.
-    write_whole(path.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
-    write_whole(path, "".join(map(_line, rows)))
+def _row(saved: Any) -> RewriteRow:
+    found = saved["found"]
+    if found is not None:
+        saved["found"] = tuple((str(name), float(score)) for name, score in found)
+    return RewriteRow(**saved)
 
 
-def append(path: Path, rows: Iterable[RewriteRow]) -> None:
-    """Adds rows at the end of a log and waits until they are on disk.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(map(_line, rows)))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def read(path: Path) -> list[RewriteRow]:
-    """Reads a whole log.
-
-    Raises:
-        InputError: the file cannot be read, or a line is not a row; names file and line.
-    """
-    try:
-        with path.open("rb") as file:
-            return [
-                _row(line, f"{path}, line {number}")
-                for number, line in enumerate(bounded_files.lines(file, path, _FIX), start=1)
-            ]
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); {_FIX}.") from None
-
-
-def read_parts(path: Path, size: int, count: int) -> list[RewriteRow]:
-    """The rows of the whole parts of a log that may have been cut off; drops what is behind.
-
-    Args:
-        size: rows of a part.
-        count: rows of a finished log, whose last part may be smaller.
-
-    Raises:
-        InputError: a whole line is not a row; names file and line.
-    """
-    if not path.exists():
-        return []
-    rows, ends = list[RewriteRow](), [0]  # bytes up to the end of each line
-    with path.open("rb+") as file:
-        for number, line in enumerate(bounded_files.lines(file, path, _FIX), start=1):
-            if not line.endswith(b"\n"):
-                break
-            rows.append(_row(line, f"{path}, line {number}"))
-            ends.append(ends[-1] + len(line))
-        whole = len(rows) if len(rows) >= count else len(rows) // size * size
-        file.truncate(ends[whole])
-    return rows[:whole]
+LOG = RowLog(_row, "give --restart, or delete it")
+write, append = LOG.write, LOG.append
+read, read_parts = LOG.read, LOG.read_parts
 
 
 def of_queries(rows: Sequence[RewriteRow], keys: Sequence[tuple[str, str]]) -> bool:
     """Whether the rows are of these (collection, id) pairs, in this order."""
     return [(row.collection, row.id) for row in rows] == [*keys]
-
-
-def _line(row: RewriteRow) -> str:
-    return json.dumps(dataclasses.asdict(row), ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _row(line: bytes, place: str) -> RewriteRow:
-    try:
-        saved = json.loads(line)
-        found = saved["found"]
-        if found is not None:
-            saved["found"] = tuple((str(name), float(score)) for name, score in found)
-        return RewriteRow(**saved)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise InputError(f"{place}: is no row of this log; {_FIX}.") from None

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from qrag_jax.data.files.leret import Preference
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback.levels import by_level, in_order, level_of
 from qrag_jax.feedback.pool_scores import ALL_GOLD, RECALL
 from qrag_jax.feedback.seeded_draws import uniform
@@ -71,11 +71,7 @@ class PairsConfig:
             raise InputError(
                 f"config.pairs.least_gap is {self.least_gap}; it must be a finite number."
             )
-        for name in ("solved_share", "tied_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(
-                    f"config.pairs.{name} is {getattr(self, name)}; use a share, 0 to 1."
-                )
+        check_share("pairs", self, "solved_share", "tied_share")
         if not all(normalised_query(text) for text in self.degenerate):
             raise InputError(
                 "config.pairs.degenerate has an empty text, which is in every query; leave it out."

@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from qrag_jax.learners.placement import place
+from qrag_jax.learners.ppo_config import COPY, OWN, TRUNK
+from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.runtime.sharding import Rules, shardings_of
 
@@ -18,7 +21,8 @@ class Critic(NamedTuple):
     """What estimates the return of a state: a tower of its own and a linear map of its embedding.
 
     Attributes:
-        tower: parameters of one tower, or its adapters; {} if the map is of the policy's tower.
+        tower: parameters of one tower, or of adapters on the policy's base; {} if the map is of
+            the policy's tower.
         weights: float32 `[D]`, zeros at first.
         bias: float32 scalar.
     """
@@ -62,7 +66,8 @@ class Parts(NamedTuple):
         critic_optimizer: None: there is no critic.
         keeps_reference: whether the first parameters are kept, for a KL to them.
         width: D, of what the critic's linear map takes.
-        own_tower: whether the critic has a tower of its own, which begins as a copy.
+        critic: what it is, if there is one: of `ppo_config.CRITICS`.
+        lora_scale: factor on the product of an adapter's two matrices.
         kl_weight: with which an adaptive KL begins; None: there is none.
     """
 
@@ -70,16 +75,21 @@ class Parts(NamedTuple):
     critic_optimizer: optax.GradientTransformation | None
     keeps_reference: bool
     width: int
-    own_tower: bool = True
+    critic: str = OWN
+    lora_scale: float = 1.0
     kl_weight: float | None = None
 
-    def build(self, params: Params, key: jax.Array) -> PolicyState:
-        """The first state."""
+    def build(self, params: Params, key: jax.Array, base: Params | None = None) -> PolicyState:
+        """The first state.
+
+        Args:
+            params: of the tower, or its adapters.
+            base: what the adapters are on; None: all weights are trained.
+        """
         critic = critic_opt_state = None
         if self.critic_optimizer is not None:
             weights, bias = jnp.zeros(self.width, jnp.float32), jnp.zeros((), jnp.float32)
-            tower = jax.tree.map(jnp.copy, params) if self.own_tower else {}
-            critic = Critic(tower, weights, bias)
+            critic = Critic(self._tower(params, base), weights, bias)
             critic_opt_state = self.critic_optimizer.init(critic)
         return PolicyState(
             params=params,
@@ -93,36 +103,69 @@ class Parts(NamedTuple):
             kl_weight=None if self.kl_weight is None else jnp.float32(self.kl_weight),
         )
 
+    def _tower(self, params: Params, base: Params | None) -> Params:
+        """The critic's tower, which begins as the policy's; no array of it is the policy's own.
 
-def next_stage(parts: Parts, state: PolicyState) -> PolicyState:
+        The arrays of a state are donated to its updates. What was in two of its places, or in the
+        base, too, would be lost there.
+        """
+        if self.critic == TRUNK:
+            return {}
+        if self.critic == COPY and base is not None:
+            # Of float32 values in full: a GPU would round the factors.
+            with jax.default_matmul_precision("float32"):
+                params = merge(Adapted(base, params), self.lora_scale)
+        return jax.tree.map(jnp.copy, params)
+
+
+def next_stage(parts: Parts, state: PolicyState, base: Params | None = None) -> PolicyState:
     """The state with which a later stage of training begins: its moments are zero.
 
-    A KL is to the parameters of its start.
+    A KL is to the parameters of its start. A critic begins as the policy is then.
+
+    Args:
+        base: what the policy's adapters are on; None: all weights are trained.
     """
-    begun = parts.build(state.params, state.key)
+    begun = parts.build(state.params, state.key, base)
     return begun._replace(step=state.step, env_steps=state.env_steps)
 
 
-def state_shapes(parts: Parts, tower: Params) -> PolicyState:
-    """Shape and dtype of every array of the state, from arrays or shapes of the tower."""
+def state_shapes(parts: Parts, tower: Params, base: Params | None = None) -> PolicyState:
+    """Shape and dtype of every array of the state, from arrays or shapes of the tower.
+
+    Args:
+        tower: or its adapters; then
+        base: what these are on.
+    """
     key = jax.eval_shape(jax.random.key, 0)
-    return jax.eval_shape(parts.build, tower, key)
+    return jax.eval_shape(parts.build, tower, key, base)
 
 
-def state_shardings(mesh: Mesh, rules: Rules, parts: Parts, tower: Params) -> PolicyState:
-    """The sharding of every array of the state; moments, critic and reference follow the tower."""
-    state = state_shapes(parts, tower)
-    return shardings_of(mesh, rules, state, state.params)
+def state_shardings(
+    mesh: Mesh, rules: Rules, parts: Parts, tower: Params, base: Params | None = None
+) -> PolicyState:
+    """The sharding of every array of the state; moments, critic and reference follow the tower.
+
+    A critic that is trained whole beside adapters follows their base.
+    """
+    state = state_shapes(parts, tower, base)
+    named = state.params
+    if base is not None:
+        named = unflatten_dict(flatten_dict(base) | flatten_dict(named))
+    return shardings_of(mesh, rules, state, named)
 
 
-def first_state(shardings: PolicyState, parts: Parts, tower: Params, seed: int) -> PolicyState:
+def first_state(
+    shardings: PolicyState, parts: Parts, tower: Params, seed: int, base: Params | None = None
+) -> PolicyState:
     """The first state on the mesh; no device ever holds more than its part of an array.
 
     Args:
         tower: parameters of the tower, or of its adapters: host arrays, or `StoredLeaf`s.
+        base: what adapters are on, on the mesh; None: all weights are trained.
     """
 
-    def build(tower: Params) -> Any:
-        return parts.build(tower, jax.random.key(seed))
+    def build(tower: Params, base: Params | None) -> Any:
+        return parts.build(tower, jax.random.key(seed), base)
 
-    return jax.jit(build, out_shardings=shardings)(place(tower, shardings.params))
+    return jax.jit(build, out_shardings=shardings)(place(tower, shardings.params), base)

@@ -8,7 +8,7 @@ import math
 from qrag_jax.algorithms.policy_gradient import Clip
 from qrag_jax.errors import InputError, check_known, check_least
 
-OWN, TRUNK, NONE = CRITICS = ("own", "trunk", "none")
+OWN, COPY, TRUNK, NONE = CRITICS = ("own", "copy", "trunk", "none")
 REWARD, LOSS = KL_PLACES = ("reward", "loss")
 _SECTION = "ppo"
 
@@ -39,8 +39,9 @@ class TokenPPOConfig:
     kl_horizon: int = 10_000  # episodes in which an adaptive weight changes by a fifth, at most
     epochs: int = 1  # passes over one batch
     minibatches: int = 1  # parts of a batch, each with an optimizer step
-    # What estimates the return: own (the policy's model again, with adapters of its own or as a
-    # full copy, as the policy is trained), trunk (a linear map of the policy's) or none
+    # What estimates the return: own (the policy's model again, trained as the policy is: adapters
+    # of its own, or all weights), copy (all weights of that model, even where the policy is
+    # adapters), trunk (a linear map of the policy's) or none
     critic: str = OWN
     critic_learning_rate: float = 1e-5  # peak; warm-up and decay are those of the policy
     critic_warmup: int = 0  # first updates of the stage, in which only the critic learns

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from qrag_jax.algorithms.advantages import packed_gae, whitened
 from qrag_jax.algorithms.policy_gradient import kl_k1
 from qrag_jax.learners.policy_state import Critic, PolicyState
-from qrag_jax.learners.ppo_config import NONE, REWARD, TRUNK, TokenPPOConfig
+from qrag_jax.learners.ppo_config import COPY, NONE, REWARD, TRUNK, TokenPPOConfig
 from qrag_jax.learners.ppo_losses import PerAction, PpoLoss, TrunkLoss, ValueLoss
 from qrag_jax.learners.readouts import ReadBoth, ReadValues, ValueHead
 from qrag_jax.learners.state import optimizer_step
@@ -201,7 +201,12 @@ class _Passes:
         if self.policy.config.critic == TRUNK:
             learned = Learned(state.params, head)
             return self.of_both.found(learned, base, blocks, lambda each: each.values)
-        return self.of_critic.found(Learned(state.critic.tower, head), base, blocks)
+        learned = Learned(state.critic.tower, head)
+        return self.of_critic.found(learned, self.under_critic(base), blocks)
+
+    def under_critic(self, base: Params | None) -> Params | None:
+        """What the critic's tower is adapters on; None: it is all weights of a model."""
+        return None if self.policy.config.critic == COPY else base
 
 
 def _prepared(
@@ -301,7 +306,9 @@ def _stepped(
         if critic is not None:
             head = ValueHead(critic.weights, critic.bias)
             learned = Learned(critic.tower, head)
-            found, of_values = passes.of_critic.gradients(learned, base, blocks, given)
+            found, of_values = passes.of_critic.gradients(
+                learned, passes.under_critic(base), blocks, given
+            )
             of_critic, value_loss = Critic(found.params, *found.further), of_values.loss
             tokens = TokenCount.total([tokens, of_values.tokens])
     # A loss that is not finite must stop both, so it is in both of their checks.

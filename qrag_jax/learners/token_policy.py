@@ -110,6 +110,9 @@ class BlockPasses(Generic[Given, Summed]):
     Args:
         read: what the loss is of; None: the scores of the sampled tokens.
         shardings: of the model's parameters; None: those of the policy.
+
+    A pass takes the parameters of adapters with the base that they are on, or all weights with the
+    base None.
     """
 
     def __init__(
@@ -147,7 +150,8 @@ class BlockPasses(Generic[Given, Summed]):
             return Learned(gradient, of_further), sums.over(ROW_AXES)
 
         of_learned = self._of(learned)
-        return self._mapped(on_device, of_learned, (of_learned, PartitionSpec()))(
+        specs = of_learned, self._of_base(base)
+        return self._mapped(on_device, specs, (of_learned, PartitionSpec()))(
             learned, base, blocks, given
         )
 
@@ -180,8 +184,8 @@ class BlockPasses(Generic[Given, Summed]):
             nothing = jnp.zeros(blocks.target.shape, jnp.float32)
             return jax.lax.fori_loop(0, _number(blocks), one, nothing)
 
-        by_block = PartitionSpec(ROW_AXES)
-        return self._mapped(on_device, self._of(learned), by_block)(
+        specs = self._of(learned), self._of_base(base)
+        return self._mapped(on_device, specs, PartitionSpec(ROW_AXES))(
             learned, base, blocks, blocks.valid
         )
 
@@ -189,12 +193,15 @@ class BlockPasses(Generic[Given, Summed]):
         """The specs of what is learned."""
         return Learned(self._params, jax.tree.map(lambda _: PartitionSpec(), learned.further))
 
-    def _mapped(self, on_device: Callable[..., Any], own: Any, out: Any) -> Any:
+    def _of_base(self, base: Params | None) -> Any:
+        return None if base is None else self._base
+
+    def _mapped(self, on_device: Callable[..., Any], specs: tuple[Any, Any], out: Any) -> Any:
         by_block = PartitionSpec(ROW_AXES)
         return jax.shard_map(
             on_device,
             mesh=self.policy.mesh,
-            in_specs=(own, self._base, by_block, by_block),
+            in_specs=(*specs, by_block, by_block),
             out_specs=out,
             check_vma=False,
         )

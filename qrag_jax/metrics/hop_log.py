@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.bootstrap import mean_interval, paired_interval
+from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.metrics.score_table import columns_text, interval_text
 from qrag_jax.runtime import bounded_files
-from qrag_jax.runtime.whole_files import write_whole
 
 SHOWN = ("recall", "ap", "all_gold")
 _FIX = "delete it"
@@ -58,24 +57,27 @@ class Searched:
     hops: tuple[Hop, ...]
 
 
-def write(path: Path, rows: Iterable[Searched], record: Mapping[str, Any]) -> None:
-    """Writes a whole log, and beside it what it depends on."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The record first: a log without one is nobody's.
-    write_whole(path.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
-    write_whole(path, "".join(map(_line, rows)))
+def _row(saved: Any) -> Searched:
+    hops = tuple(
+        Hop(
+            **{
+                **hop,
+                "pool": tuple(hop["pool"]),
+                "found": tuple((name, score) for name, score in hop.get("found", ())),
+            }
+        )
+        for hop in saved["hops"]
+    )
+    texts = {name: tuple(saved[name]) for name in ("answers", "pages")}
+    return Searched(**{**saved, **texts, "hops": hops})
 
 
-def append(path: Path, rows: Iterable[Searched]) -> None:
-    """Adds rows at the end of a log and waits until they are on disk.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(map(_line, rows)))
-        file.flush()
-        os.fsync(file.fileno())
+LOG = RowLog(
+    _row,
+    _FIX,
+    lost="give a log of queries hop by hop, as `qrag predict` and `qrag evaluate` write it",
+)
+write, append, read_parts = LOG.write, LOG.append, LOG.read_parts
 
 
 def read(path: Path) -> list[Searched]:
@@ -85,44 +87,10 @@ def read(path: Path) -> list[Searched]:
         InputError: the file cannot be read or is empty, or a line is not a row; names file and
             line.
     """
-    try:
-        with path.open("rb") as file:
-            rows = [
-                _row(line, f"{path}, line {number}")
-                for number, line in enumerate(bounded_files.lines(file, path, _FIX), start=1)
-            ]
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}); give a log of queries hop by hop, as "
-            "`qrag predict` and `qrag evaluate` write it."
-        ) from None
+    rows = LOG.read(path)
     if not rows:
         raise InputError(f"{path} is empty; {_FIX}.")
     return rows
-
-
-def read_parts(path: Path, size: int, count: int) -> list[Searched]:
-    """The rows of the whole parts of a log that may have been cut off; drops what is behind.
-
-    Args:
-        size: rows of a part.
-        count: rows of a finished log, whose last part may be smaller.
-
-    Raises:
-        InputError: a whole line is not a row; names file and line.
-    """
-    if not path.exists():
-        return []
-    rows, ends = list[Searched](), [0]  # bytes up to the end of each line
-    with path.open("rb+") as file:
-        for number, line in enumerate(bounded_files.lines(file, path, _FIX), start=1):
-            if not line.endswith(b"\n"):
-                break
-            rows.append(_row(line, f"{path}, line {number}"))
-            ends.append(ends[-1] + len(line))
-        whole = len(rows) if len(rows) >= count else len(rows) // size * size
-        file.truncate(ends[whole])
-    return rows[:whole]
 
 
 def is_one(path: Path) -> bool:
@@ -151,29 +119,6 @@ def read_record(path: Path) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise InputError(f"{beside} is no JSON object; restore it, or write {path.name} again.")
     return record
-
-
-def _line(row: Searched) -> str:
-    return json.dumps(dataclasses.asdict(row), ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _row(line: bytes, place: str) -> Searched:
-    try:
-        saved = json.loads(line)
-        hops = tuple(
-            Hop(
-                **{
-                    **hop,
-                    "pool": tuple(hop["pool"]),
-                    "found": tuple((name, score) for name, score in hop.get("found", ())),
-                }
-            )
-            for hop in saved["hops"]
-        )
-        texts = {name: tuple(saved[name]) for name in ("answers", "pages")}
-        return Searched(**{**saved, **texts, "hops": hops})
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise InputError(f"{place}: is no row of this log; {_FIX}.") from None
 
 
 def column(rows: Sequence[Searched], hop: int, score: str) -> list[float]:

@@ -103,6 +103,11 @@ class FirstLanguageModel:
         return self.loaded.stored if self.adapters is None else self.adapters
 
     @property
+    def base(self) -> Params | None:
+        """What the adapters are on, in files or as arrays; None if the model itself is trained."""
+        return None if self.adapters is None else self.loaded.stored
+
+    @property
     def partition_rules(self) -> Rules:
         """How it is split over a mesh."""
         return self.loaded.partition_rules

@@ -176,13 +176,22 @@ class EvalConfig:
         check_known("eval", self, "best_by", self.measures)
 
     @property
+    def deepest(self) -> str:
+        """The measure that needs the most documents."""
+        return max(self.measures, key=_depth_of)
+
+    @property
     def depth(self) -> int:
         """Documents of a ranking that the measures need."""
-        cuts = [cut_of(name) for name in self.measures]
-        return max(cut or _WHOLE for cut in cuts)
+        return _depth_of(self.deepest)
 
 
 _WHOLE = 1000  # documents of a ranking whose measure has no cut, as in TREC
+
+
+def _depth_of(measure: str) -> int:
+    return cut_of(measure) or _WHOLE
+
 
 SECTIONS: dict[str, type] = {
     "model": LanguageModelConfig,
@@ -285,6 +294,8 @@ class RewriteConfig:
                 f"config.stages has {SCRIPT}, whose demonstrations are of texts that are searched, "
                 f"and config.search.engine {REMOTE!r} gives ids alone; set config.stages to {RL}."
             )
+        if parts["search"].engine == REMOTE:
+            _check_depths(parts["engine"], parts["reward"].k, parts["eval"])
         train, rule = parts["train"], parts[config.algorithm]
         if RL in stages:
             _check_learning(config.algorithm, parts)
@@ -315,6 +326,21 @@ class RewriteConfig:
     def groups(self) -> int:
         """Queries of a batch of the stage `rl`, each with the algorithm's `members`."""
         return self.train.batch_size // self.rule.members
+
+
+def _check_depths(engine: RemoteEngineConfig, k: int, evaluation: EvalConfig) -> None:
+    """Refuses depths that a service is not asked for; it would cut rankings without a word."""
+    given = f"a search gives {engine.most} documents at most (config.engine.most)"
+    if k > engine.most:
+        raise InputError(
+            f"config.reward.k is {k}, and {given}; lower the former, or raise the latter."
+        )
+    if evaluation.depth > engine.most:
+        kind = evaluation.deepest.partition("@")[0]
+        raise InputError(
+            f"config.eval.measures has {evaluation.deepest}, which needs {evaluation.depth} "
+            f"documents, and {given}; use {kind}@{engine.most} or less, or raise the latter."
+        )
 
 
 def _check_learning(algorithm: str, parts: dict[str, Any]) -> None:
@@ -348,12 +374,7 @@ def _check_learning(algorithm: str, parts: dict[str, Any]) -> None:
             f"config.guards.max_kl is {guards.max_kl}, and no KL is measured, because "
             f"config.{field} is 0; set that above 0, such as 0.001, or the limit to 0."
         )
-    remote, most = parts["search"].engine == REMOTE, parts["engine"].most
-    if remote and reward.k > most:
-        raise InputError(
-            f"config.reward.k is {reward.k}, and a search gives {most} documents at most "
-            "(config.engine.most); lower the former, or raise the latter."
-        )
+    remote = parts["search"].engine == REMOTE
     executed = remote or parts["search"].engine == BOOLEAN
     if writing.kind.boolean and not executed:
         raise InputError(

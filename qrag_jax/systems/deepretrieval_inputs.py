@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from qrag_jax.data.dataset_parts import WITHOUT, parse_parts
 from qrag_jax.data.files import beir
-from qrag_jax.data.judged_query import JudgedQuery, check_in_corpus
+from qrag_jax.data.judged_query import JudgedQuery
 from qrag_jax.data.tokens import default_cache
 from qrag_jax.environments.query_rewriting.agent import RewriteAgent, any_query
 from qrag_jax.environments.query_rewriting.prompt import RewritePrompt
@@ -32,6 +32,7 @@ from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
+from qrag_jax.systems.deepretrieval_judged import on_corpora
 from qrag_jax.systems.made_queries import MadeQueries
 from qrag_jax.systems.rewrite_script import RewriteScript, script_of_questions, script_of_texts
 from qrag_jax.systems.rewrite_search import (
@@ -39,12 +40,11 @@ from qrag_jax.systems.rewrite_search import (
     REMOTE,
     Collections,
     SearchLibrary,
-    ids_in,
     open_collections,
     open_remote,
     passages_of,
 )
-from qrag_jax.systems.token_system import speech_of
+from qrag_jax.systems.token_speech import speech_of
 
 SEARCH = "search"  # corpora and indexes, in the run's folder
 _MADE = "made"  # the collection of queries that are made here
@@ -102,7 +102,12 @@ def load_inputs(
     folders = _folders((queries.train, queries.dev, test or ""))
     library = _opened(config, made, (named, folders), search or workdir / SEARCH)
     told = _digest(library, {each.collection for each in (*train, *dev)})
-    train, dev, tested = (_on_corpus(config, each, library) for each in (train, dev, tested))
+    # Without a dev of its own, some of the training queries choose the best checkpoint.
+    named_by = ((train, "train"), (dev, "dev" if queries.dev else "train"), (tested, "test"))
+    train, dev, tested = (
+        on_corpora(tasks, f"config.queries.{name}", library, config.search, folders)
+        for tasks, name in named_by
+    )
     train = _unseen(train, (*dev, *tested))
     train = train[: queries.most] if queries.most else train
     reward = RewriteReward(config.reward)
@@ -288,26 +293,6 @@ def _folders(texts: Sequence[str]) -> dict[str, str]:
                     f"{first} and {part.path} are collections of one name, {name}; rename a folder."
                 )
     return found
-
-
-def _on_corpus(
-    config: RewriteConfig, tasks: Sequence[RewriteTask], library: SearchLibrary
-) -> list[RewriteTask]:
-    """The tasks of which their collection has a relevant document."""
-    if not isinstance(library, Collections):
-        return [*tasks]
-    kept: list[RewriteTask] = []
-    for name in dict.fromkeys(each.collection for each in tasks):
-        own = [each for each in tasks if each.collection == name]
-        judged = [JudgedQuery(each.id, each.question, each.grades) for each in own]
-        needed = (document for each in judged for document, _ in each.grades)
-        known = ids_in(library.by_name[name].corpus, needed)
-        found = check_in_corpus(judged, known, config.search.max_missing_share)
-        if found.summary:
-            log(f"{name or 'queries'}: {found.summary}")
-        there = {id(each) for each in found.queries}  # query ids of two parts may be alike
-        kept += [task for task, each in zip(own, judged, strict=True) if id(each) in there]
-    return kept
 
 
 def _unseen(train: Sequence[RewriteTask], others: Sequence[RewriteTask]) -> list[RewriteTask]:

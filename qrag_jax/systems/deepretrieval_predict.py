@@ -1,22 +1,16 @@
-"""Rewrites a file of queries by a DeepRetrieval run, and writes what each query found.
-
-Queries are played part by part, and the draws of a query depend on the numbers of its part and of
-its place there alone. So a file that was broken off goes on behind its last whole part.
-"""
+"""Rewrites a file of queries by a DeepRetrieval run, and writes what each query found."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from qrag_jax.data.files.query_lists import read_query_list
 from qrag_jax.environments.query_rewriting.output import REWRITTEN
@@ -25,16 +19,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators import rewrite_log
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import played_row
-from qrag_jax.learners import placement
-from qrag_jax.metrics import agent_log
-from qrag_jax.models.first_language_model import FOLDER
-from qrag_jax.runtime import determinism
-from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.compilation import enable_persistent_cache
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.locks import log_locks
-from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.runtime.run import log as tell
 from qrag_jax.systems.deepretrieval import DeepRetrieval
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import (
@@ -45,29 +30,20 @@ from qrag_jax.systems.deepretrieval_inputs import (
 )
 from qrag_jax.systems.deepretrieval_listed import IfThere, listed_inputs
 from qrag_jax.systems.deepretrieval_scoring import OF_QUERIES, drawn
-from qrag_jax.systems.leret_tries import digest_of_weights
 from qrag_jax.systems.own_questions import of_others
+from qrag_jax.systems.played_parts import PlayedParts
+from qrag_jax.systems.saved_token_run import (
+    FIRST,
+    IMITATED,
+    SavedWeights,
+    Weights,
+    digest_of_weights,
+    mesh_of_run,
+)
 
-FIRST, IMITATED = "first", "sft"  # of a run's checkpoints, beside "best" and "last"
 KIND = "queries of a rewriter"  # in the record beside a file
-_PREDICTED = 2**30  # of the draws; each part has the next
 # Sections of the config that the play of given weights depends on.
 _OF_PLAY = ("model", "search", "writing", "sampling", "seed")
-
-
-@dataclasses.dataclass(frozen=True)
-class RewriteWeights:
-    """Weights that rewrite.
-
-    Attributes:
-        name: of the file that they write, such as "best-120".
-        told: what people are told of them.
-        params: on the mesh.
-    """
-
-    name: str
-    told: str
-    params: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,17 +54,15 @@ class Rewriter:
         given: the config.
         system: the run's.
         tasks: the queries.
-        workdir: the run's folder.
         stop: looked at between parts.
     """
 
     given: ConfigDict
     system: DeepRetrieval
     tasks: Sequence[RewriteTask]
-    workdir: Path
     stop: StopSignal
 
-    def weights(self, which: str) -> RewriteWeights | None:
+    def weights(self, which: str) -> Weights | None:
         """The weights of "best", "last", "first" or "sft".
 
         "sft" are those at the end of the script. None: nothing followed the script, or its end is
@@ -97,24 +71,15 @@ class Rewriter:
         Raises:
             InputError: the run has no sound checkpoint.
         """
-        system, config = self.system, self.system.config
-        trained, shardings = system.inputs.model.trained, system.param_shardings
+        saved, config = SavedWeights(self.system), self.system.config
         if which == FIRST:
-            return RewriteWeights("untrained", "untrained", placement.place(trained, shardings))
-        template = placement.shapes_on(trained, shardings)
-        checkpoints = Checkpoints(self.workdir, read_only=True)
+            return saved.untrained()
         if which == IMITATED:
-            end = config.first_steps
             both = {SCRIPT, RL} <= {*config.stages}
-            found = checkpoints.restore_params_of(end, template) if both else None
-            told = f"SFT alone, step {end}"
-            return None if found is None else RewriteWeights(f"sft-{end}", told, found)
-        params, step = checkpoints.restore_params(which, template)
-        return RewriteWeights(f"{which}-{step}", f"{which} checkpoint of step {step}", params)
+            return saved.imitated(config.first_steps, "SFT alone") if both else None
+        return saved.checkpoint(which)
 
-    def predict(
-        self, weights: RewriteWeights, log: Path, *, restart: bool = False
-    ) -> list[RewriteRow]:
+    def predict(self, weights: Weights, log: Path, *, restart: bool = False) -> list[RewriteRow]:
         """Rewrites all queries that the file lacks; returns all rows.
 
         Args:
@@ -126,11 +91,17 @@ class Rewriter:
             Stopped: a signal came; the same call goes on with the file.
             FeedbackLost: too many searches fail.
         """
-        with log_locks(log):
-            agent_log.begin(log, self._record(weights), restart=restart)
-            return self._written(weights, log)
+        parts = PlayedParts(
+            rows=rewrite_log.LOG,
+            asked=self.tasks,
+            size=self.system.config.train.batch_size,  # as in training, whose memory suffices
+            play=lambda tasks, stream: self._played(weights.params, tasks, stream),
+            is_of=lambda row, task: (row.collection, row.id) == (task.collection, task.id),
+            names=("query", "queries"),
+        )
+        return parts.into(log, self._record(weights), self.stop, restart=restart)
 
-    def _record(self, weights: RewriteWeights) -> dict[str, Any]:
+    def _record(self, weights: Weights) -> dict[str, Any]:
         """All that the rows depend on."""
         inputs, every = self.system.inputs, json.loads(json.dumps(self.given.to_dict()))
         return {
@@ -145,28 +116,11 @@ class Rewriter:
             **{name: every[name] for name in _OF_PLAY},
         }
 
-    def _written(self, weights: RewriteWeights, log: Path) -> list[RewriteRow]:
-        asked, config = self.tasks, self.system.config
-        part = config.train.batch_size  # as many side by side as in training, whose memory suffices
-        rows = rewrite_log.read_parts(log, part, len(asked))
-        keys = [(task.collection, task.id) for task in asked]
-        if not rewrite_log.of_queries(rows, keys[: len(rows)]):
-            raise InputError(f"{log} has other queries; give --restart to throw it away.")
-        with tqdm(total=len(asked), initial=len(rows), unit="query", desc=log.stem) as bar:
-            while len(rows) < len(asked):
-                self.stop.check()
-                tasks = asked[len(rows) : len(rows) + part]
-                new = self._played(weights.params, tasks, _PREDICTED + len(rows) // part)
-                rewrite_log.append(log, new)
-                rows += new
-                bar.update(len(new))
-        return rows
-
-    def _played(self, params: Any, tasks: Sequence[RewriteTask], step: int) -> list[RewriteRow]:
+    def _played(self, params: Any, tasks: Sequence[RewriteTask], stream: int) -> list[RewriteRow]:
         system, config = self.system, self.system.config
         episodes = system.player.on_device(
             params,
-            system.player.starts(tasks, 1, step),
+            system.player.starts(tasks, 1, stream),
             self.stop,
             greedy=config.eval.greedy,
             agent=agent_of(config, config.eval.depth),
@@ -222,19 +176,13 @@ def open_rewriter(
             run's own have no file that is named for them.
     """
     config = RewriteConfig.of(given)
-    if not config.model.path and not (workdir / FOLDER).exists():
-        raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
     if queries is not None and out is None:
         raise InputError(
             "the queries of --questions are not the run's own; give the file to write, for example "
             "--out=rewritten.jsonl."
         )
     search = _search_of(given, workdir, out) if queries is None else None
-    if told := determinism.ask(config.runtime.deterministic):
-        tell(told)
-    if os.access(workdir, os.W_OK):  # a read-only run is played without the cache
-        enable_persistent_cache(workdir / "compilation_cache")
-    mesh = make_mesh(config.runtime.mesh)
+    mesh = mesh_of_run(config, workdir)
     with StopSignal() as stop:
         if queries is not None:
             inputs = listed_inputs(config, workdir, mesh, read_query_list(queries))
@@ -243,7 +191,7 @@ def open_rewriter(
                 config, workdir, mesh, test=config.queries.test, trains=False, search=search
             )
         tasks = drawn(inputs.test, samples, config.eval.seed)
-        yield Rewriter(given, DeepRetrieval(config, mesh, inputs), tasks, workdir, stop)
+        yield Rewriter(given, DeepRetrieval(config, mesh, inputs, workdir), tasks, stop)
 
 
 def _search_of(given: ConfigDict, workdir: Path, out: Path | None) -> Path | None:

@@ -8,7 +8,6 @@ the bootstrap; differences are paired by the queries.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,20 +23,17 @@ from qrag_jax.evaluators import rewrite_comparison, rewrite_log
 from qrag_jax.evaluators.rewrite_comparison import compared, way_scores
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import best_rows, shape_of_rows
-from qrag_jax.metrics import agent_log, trec
-from qrag_jax.models.first_language_model import FOLDER
-from qrag_jax.runtime import determinism
-from qrag_jax.runtime.compilation import enable_persistent_cache
+from qrag_jax.metrics import trec
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.runtime.run import log as tell
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.deepretrieval import DeepRetrieval
 from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import SEARCH, fingerprint, load_inputs
-from qrag_jax.systems.deepretrieval_ways import BEST, Way, Ways
-from qrag_jax.systems.own_questions import check_own_questions, of_others
+from qrag_jax.systems.deepretrieval_ways import BEST, Ways
+from qrag_jax.systems.own_questions import are_others
 from qrag_jax.systems.rewrite_search import OWN
+from qrag_jax.systems.saved_token_run import mesh_of_run
+from qrag_jax.systems.scored_ways import Way, WayLogs, WayOptions
 
 SUMMARY, TABLE, RUNS, QRELS = "summary.json", "table.txt", "trec", "qrels.txt"
 OF_QUERIES = ("queries.", "search.")
@@ -46,24 +42,7 @@ POOLED = "all collections"
 _OF_PLAY = ("model", "writing", "sampling", "seed")
 
 
-@dataclasses.dataclass(frozen=True)
-class RewriteOptions:
-    """What is scored, and where logs and scores are written.
-
-    Attributes:
-        checkpoint: "best" or "last".
-        samples: number of queries, 0 for all.
-        out: folder; None: `eval` in the run's folder.
-        restart: throw logs away.
-    """
-
-    checkpoint: str
-    samples: int = 0
-    out: Path | None = None
-    restart: bool = False
-
-
-def score_rewriter(workdir: Path, given: ConfigDict, options: RewriteOptions) -> dict[str, Any]:
+def score_rewriter(workdir: Path, given: ConfigDict, options: WayOptions) -> dict[str, Any]:
     """Scores the run's checkpoint on `config.queries.test`; returns the summary.
 
     Raises:
@@ -73,28 +52,19 @@ def score_rewriter(workdir: Path, given: ConfigDict, options: RewriteOptions) ->
         FeedbackLost: too many searches fail.
     """
     given = given.copy_and_resolve_references()
-    out, search = options.out or workdir / "eval", None
-    if not options.out:
-        check_own_questions(workdir, given, OF_QUERIES)
-    elif of_others(workdir, given, OF_QUERIES):
-        search = out / SEARCH
+    out = options.out or workdir / "eval"
+    others = are_others(workdir, given, OF_QUERIES, out=options.out)
+    search = out / SEARCH if others else None
     with _opened(given, workdir, search) as (system, stop):
         tasks = drawn(system.inputs.test, options.samples, system.config.eval.seed)
-        ways = Ways(system, tasks, workdir, stop).all(options.checkpoint)
-        rows, notes = dict[str, list[RewriteRow]](), list[str]()
-        for way in ways:
-            path = out / f"{way.name}.jsonl"
-            if options.restart:
-                path.unlink(missing_ok=True)
-            agent_log.refuse_other(path, record := _record(way, system, tasks, given))
-            if not path.exists():
-                stop.check()
-                played = way.play()
-                if isinstance(played, str):
-                    notes.append(f"{way.told} is not here: {played}")
-                    continue
-                rewrite_log.write(path, played, record)
-            rows[way.told] = _whole(path, tasks, way.draws)
+        ways = Ways(system, tasks, stop).all(options.checkpoint)
+        logs = WayLogs(
+            out,
+            rewrite_log.LOG,
+            read=lambda path, way: _whole(path, tasks, way.draws),
+            record=lambda way: _record(way, system, tasks, given),
+        )
+        rows, notes = logs.played(ways, stop, restart=options.restart)
         config = system.config
     if BEST in rows:
         rows[BEST] = best_rows(tasks, rows[BEST], config.eval.best_by)
@@ -129,7 +99,7 @@ def drawn(tasks: Sequence[RewriteTask], samples: int, seed: int) -> list[Rewrite
 
 
 def _record(
-    way: Way, system: DeepRetrieval, tasks: Sequence[RewriteTask], given: ConfigDict
+    way: Way[RewriteRow], system: DeepRetrieval, tasks: Sequence[RewriteTask], given: ConfigDict
 ) -> dict[str, Any]:
     """All that the rows of a way depend on."""
     data, every = system.inputs.data, json.loads(json.dumps(given.to_dict()))
@@ -227,14 +197,9 @@ def _opened(
     given: ConfigDict, workdir: Path, search: Path | None
 ) -> Iterator[tuple[DeepRetrieval, StopSignal]]:
     config = RewriteConfig.of(given)
-    if not config.model.path and not (workdir / FOLDER).exists():
-        raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
-    if told := determinism.ask(config.runtime.deterministic):
-        tell(told)
-    enable_persistent_cache(workdir / "compilation_cache")
-    mesh = make_mesh(config.runtime.mesh)
+    mesh = mesh_of_run(config, workdir)
     with StopSignal() as stop:
         inputs = load_inputs(
             config, workdir, mesh, test=config.queries.test, trains=False, search=search
         )
-        yield DeepRetrieval(config, mesh, inputs), stop
+        yield DeepRetrieval(config, mesh, inputs, workdir), stop

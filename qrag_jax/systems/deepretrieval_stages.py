@@ -17,7 +17,7 @@ from qrag_jax.learners.optimizers import (
     make_optimizer,
 )
 from qrag_jax.learners.policy_state import Parts, next_stage, state_shardings
-from qrag_jax.learners.ppo_config import NONE, OWN
+from qrag_jax.learners.ppo_config import NONE
 from qrag_jax.learners.ppo_update import make_ppo_update
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import make_token_update
@@ -36,7 +36,8 @@ class Stage(NamedTuple):
         policy: how it learns.
         update: the jitted update.
         parts: what its state is made of.
-        begin: state → the state with which it begins behind another stage.
+        begin: state → the state with which it begins behind another stage; of adapters it takes
+            their base, too.
         first: its first step.
     """
 
@@ -81,14 +82,14 @@ def _stage(
     per_batch = algorithm.updates_per_batch if kind == RL and ppo else algorithm.epochs
     schedule = learning_rate_schedule(optimizer)
     critic = _critic(config)
-    parts = _parts(config, make_optimizer(optimizer), critic, trunk.config.hidden_size)
+    parts = _parts(config, make_optimizer(optimizer), critic, model)
     rules = config.runtime.rules(model.partition_rules)
     of_base = None
-    if model.adapters is not None:
-        of_base = placement.base_shardings(mesh, rules, model.loaded.stored)
+    if model.base is not None:
+        of_base = placement.base_shardings(mesh, rules, model.base)
     policy: TokenPolicy[Any] = TokenPolicy(
         mesh=mesh,
-        shardings=state_shardings(mesh, rules, parts, model.trained),
+        shardings=state_shardings(mesh, rules, parts, model.trained, model.base),
         trunk=trunk,
         vocabulary=Vocabulary(
             config.sampling.temperature or 1.0, products=trunk.precision.products
@@ -98,7 +99,7 @@ def _stage(
         optimizer=parts.optimizer,
         schedule=lambda step: schedule(step - first * per_batch),
         base_shardings=of_base,
-        lora_scale=model.loaded.model.lora_scale,
+        lora_scale=parts.lora_scale,
         critic_optimizer=critic,
         rests_until=first + config.ppo.critic_warmup if kind == RL and ppo else 0,
     )
@@ -118,7 +119,7 @@ def _parts(
     config: RewriteConfig,
     optimizer: optax.GradientTransformation,
     critic: optax.GradientTransformation | None,
-    width: int,
+    model: FirstLanguageModel,
 ) -> Parts:
     """One state serves all stages, so all of them have a reference and a critic if one does."""
     ppo = config.algorithm == PPO
@@ -127,7 +128,8 @@ def _parts(
         optimizer,
         critic,
         keeps_reference=RL in config.stages and weight > 0,
-        width=width,
-        own_tower=config.ppo.critic == OWN,
+        width=model.loaded.model.trunk.config.hidden_size,
+        critic=config.ppo.critic,
+        lora_scale=model.loaded.model.lora_scale,
         kl_weight=config.ppo.kl if ppo and config.ppo.kl_target else None,
     )

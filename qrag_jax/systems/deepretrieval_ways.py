@@ -9,8 +9,7 @@ passage by the untrained model (`query_rewriting.pseudo_document`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from qrag_jax.data.generators.function_words import content_words
@@ -21,7 +20,6 @@ from qrag_jax.environments.tools.episode import Document
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.rewrite_rows import played_row, searched_row
 from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.learners import placement
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words
@@ -35,34 +33,17 @@ from qrag_jax.retrieval.feedback_terms import (
 )
 from qrag_jax.retrieval.opening import BOOLEAN, OF_WORDS
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
-from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.deepretrieval import EVALUATED, DeepRetrieval
+from qrag_jax.systems.deepretrieval import DeepRetrieval
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT
 from qrag_jax.systems.rewrite_search import Collections
+from qrag_jax.systems.saved_token_run import SavedWeights
+from qrag_jax.systems.scored_ways import NOT_KEPT, Way
+from qrag_jax.systems.token_system import EVALUATED
 
 DRAWS = 8
 BEST = f"best of {DRAWS} by the judgements, an oracle"
 _ROOM = 16  # tokens that a passage needs
-
-
-@dataclasses.dataclass(frozen=True)
-class Way:
-    """One way to write the queries.
-
-    Attributes:
-        name: of its log, such as "last-44".
-        told: what people are told of it.
-        play: plays the queries; a text says why the way is not here.
-        by_model: whether a model writes.
-        draws: rows of a query.
-    """
-
-    name: str
-    told: str
-    play: Callable[[], list[RewriteRow] | str]
-    by_model: bool = True
-    draws: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,16 +53,14 @@ class Ways:
     Attributes:
         system: the run's.
         tasks: the queries.
-        workdir: the run's folder.
         stop: looked at while they are played.
     """
 
     system: DeepRetrieval
     tasks: Sequence[RewriteTask]
-    workdir: Path
     stop: StopSignal
 
-    def all(self, checkpoint: str) -> list[Way]:
+    def all(self, checkpoint: str) -> list[Way[RewriteRow]]:
         """The ways, the run's own first.
 
         Args:
@@ -90,30 +69,27 @@ class Ways:
         Raises:
             InputError: the run has no sound checkpoint.
         """
-        system, config = self.system, self.system.config
-        template = placement.shapes_on(system.inputs.model.trained, system.param_shardings)
-        checkpoints = Checkpoints(self.workdir, read_only=True)
-        params, step = checkpoints.restore_params(checkpoint, template)
-        name, end = f"{checkpoint}-{step}", config.first_steps
+        config, saved = self.system.config, SavedWeights(self.system)
+        own, end = saved.checkpoint(checkpoint), config.first_steps
 
         def imitated() -> list[RewriteRow] | str:
             if not {SCRIPT, RL} <= {*config.stages}:
                 return f"the run has the stage {config.stages[0]} alone"
-            if step == end:
+            if own.step == end:
                 return f"the {checkpoint} checkpoint is that of its end"
-            kept = checkpoints.restore_params_of(end, template)
-            return "its weights are not kept" if kept is None else self._by(kept)
+            kept = saved.after(end)
+            return NOT_KEPT if kept is None else self._by(kept)
 
         def best() -> list[RewriteRow] | str:
             if not config.sampling.temperature:
                 return "config.sampling.temperature is 0, so all draws are the same"
-            return self._by(params, DRAWS)
+            return self._by(own.params, DRAWS)
 
         return [
-            Way(name, f"{checkpoint} checkpoint of step {step}", lambda: self._by(params)),
+            Way(own.name, own.told, lambda: self._by(own.params)),
             Way(f"script-{end}", f"SFT alone, step {end}", imitated),
-            Way("untrained", "untrained", lambda: self._by(self._first)),
-            Way(f"{name}-best-of-{DRAWS}", BEST, best, draws=DRAWS),
+            Way("untrained", "untrained", lambda: self._by(self.system.untrained)),
+            Way(f"{own.name}-best-of-{DRAWS}", BEST, best, draws=DRAWS),
             Way("original", "original query", lambda: self._searched(None), by_model=False),
             Way(
                 "content_words",
@@ -124,11 +100,6 @@ class Ways:
             Way("expansion", "pseudo-relevance expansion", self._expansion, by_model=False),
             Way("passage", "pseudo-document by the untrained model", self._passages),
         ]
-
-    @property
-    def _first(self) -> Any:
-        """The untrained weights, on the mesh."""
-        return placement.place(self.system.inputs.model.trained, self.system.param_shardings)
 
     def _by(self, params: Any, draws: int = 1) -> list[RewriteRow]:
         """Rewritings by these weights; several draws are sampled."""
@@ -162,7 +133,7 @@ class Ways:
         )
         starts = system.player.starts(self.tasks, 1, EVALUATED)
         episodes = system.player.on_device(
-            self._first, starts, self.stop, greedy=config.eval.greedy, agent=agent
+            self.system.untrained, starts, self.stop, greedy=config.eval.greedy, agent=agent
         )
         return [played_row(t, e, speech) for t, e in zip(self.tasks, episodes, strict=True)]
 

@@ -101,6 +101,26 @@ class EpisodePlayer:
             for member in range(members)
         ]
 
+    def play(
+        self,
+        weights: Params | Versioned,
+        starts: Sequence[TokenStart],
+        stop: StopSignal,
+        *,
+        agent: Agent | None = None,
+    ) -> list[TokenEpisode]:
+        """Plays episodes that are learned from, where such weights sample; tokens are drawn.
+
+        Args:
+            agent: the environment; None: that of the scene.
+
+        Raises:
+            Stopped, FeedbackLost, InputError: see `on_device` and `on_server`.
+        """
+        if isinstance(weights, Versioned):
+            return self.on_server(weights, starts, stop, agent=agent)
+        return self.on_device(weights, starts, stop, agent=agent)
+
     def on_device(
         self,
         params: Params,

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from qrag_jax.data.config import SYNTHETIC, DataConfig
 from qrag_jax.data.generators.synthetic import SyntheticConfig
 from qrag_jax.environments.rag.episode import Limits
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.evaluators.agents import BEST_BY
 from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture
 from qrag_jax.learners.optimizers import OptimizerConfig
@@ -78,10 +78,7 @@ class AgentConfig:
     def __post_init__(self) -> None:
         check_known("agent", self, "name", AGENTS)
         check_least("agent", self, staleness=0)
-        if not 0 <= self.max_broken_share <= 1:
-            raise InputError(
-                f"config.agent.max_broken_share is {self.max_broken_share}; use a share, 0 to 1."
-            )
+        check_share("agent", self, "max_broken_share")
         Limits(max_hops=self.max_hops, max_turns=self.max_turns)
         PlayConfig(self.attempts, self.gather)
 

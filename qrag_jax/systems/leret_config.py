@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from qrag_jax.environments.query_writing.few_shot import FewShotConfig
 from qrag_jax.environments.query_writing.state import BY_HOP, ORDERS
 from qrag_jax.environments.query_writing.styles import STYLES, StylesConfig
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback.next_states import NextStatesConfig
 from qrag_jax.feedback.pool_scores import POOL_SCORES, QueryRewardConfig
 from qrag_jax.feedback.preference_pairs import PairsConfig
@@ -112,10 +112,7 @@ class TriesConfig:
                 f"config.tries.prompts is {self.prompts}, and there are {len(STYLES)} styles; "
                 "lower it, or raise config.tries.samples."
             )
-        if not 0 <= self.max_failed_share <= 1:
-            raise InputError(
-                f"config.tries.max_failed_share is {self.max_failed_share}; use a share, 0 to 1."
-            )
+        check_share("tries", self, "max_failed_share")
         if self.asked * self.samples < 2:
             raise InputError(
                 "config.tries has one try a state, which can be compared with none; raise "

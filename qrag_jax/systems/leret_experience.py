@@ -25,17 +25,17 @@ from qrag_jax.feedback.preference_pairs import pairs_of
 from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.learners.policy_state import PolicyState
 from qrag_jax.learners.preference_update import pair_episodes, pair_shardings, row_log_probs
+from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import episode_shardings, token_episodes
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.scripted_tokens import all_sampled
 from qrag_jax.rollouts.styled_tokens import styled_episodes
 from qrag_jax.rollouts.token_batch import TokenBatch
-from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
+from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_sampler import STOP
 from qrag_jax.rollouts.trajectories import Segment, Turn
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.whole_files import write_whole
@@ -50,8 +50,9 @@ from qrag_jax.systems.leret_lessons import (
     lessons_of,
     pairs_batch,
 )
-from qrag_jax.systems.leret_tries import FOLDER, digest_of_weights
+from qrag_jax.systems.leret_tries import FOLDER
 from qrag_jax.systems.query_search import check_same_corpus
+from qrag_jax.systems.saved_token_run import digest_of_weights
 
 if TYPE_CHECKING:
     from qrag_jax.systems.leret import Leret
@@ -107,32 +108,28 @@ class LessonExperience:
         return self._system.counted()
 
     def longest(self, kind: str) -> Any:
-        """Shapes of a batch of a stage whose rows are as long as they may be."""
+        """A batch of a stage whose rows are as long as they may be."""
         config = self._system.config
         count, room = getattr(config, kind).batch_size, config.sampling.room
         query = np.zeros(config.writing.query_tokens, np.int32)
         opening = np.zeros(room - len(query), np.int32)
         segment: Segment = (Turn(opening, query, query.astype(np.float32), STOP),)
-        found: Any
         if kind == PREFERENCE:
             pairs = pairs_batch([PairLesson(segment, segment, 1.0, 0)] * count, room)
             zeros, ones = np.zeros(PAIR * count, np.float32), np.ones(count, np.float32)
             shape = self._shape_of(kind, pairs)
-            found = pair_episodes(self._learner(kind).policy, pairs, shape, zeros, ones)
-        else:
-            rows = imitation_batch([segment] * count, room)
-            shape = self._shape_of(kind, rows)
-            found = token_episodes(self._learner(kind).policy, rows, shape)
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), found)
+            return pair_episodes(self._policy(kind), pairs, shape, zeros, ones)
+        rows = imitation_batch([segment] * count, room)
+        return token_episodes(self._policy(kind), rows, self._shape_of(kind, rows))
 
     # ---------------------------------------------------------------- batches
 
-    def _learner(self, kind: str) -> Any:
-        return self._system.learner(kind)
+    def _policy(self, kind: str) -> TokenPolicy[Any]:
+        return self._system.stage(kind).policy
 
     def _on_devices(self, kind: str, batch: TokenBatch, shape: BlockShape) -> Any:
         mesh = self._system.mesh
-        episodes = token_episodes(self._learner(kind).policy, batch, shape)
+        episodes = token_episodes(self._policy(kind), batch, shape)
         return jax.device_put(episodes, episode_shardings(mesh))
 
     def _script(self, number: int) -> Any:
@@ -174,7 +171,7 @@ class LessonExperience:
         shape = self._shape_of_pairs(stage, lessons)
         reference = self._reference[stage.iteration].reshape(-1, PAIR)[numbers].reshape(-1)
         episodes = pair_episodes(
-            self._learner(PREFERENCE).policy,
+            self._policy(PREFERENCE),
             pairs_batch(chosen, room),
             shape,
             reference,
@@ -211,11 +208,8 @@ class LessonExperience:
         return self._shape(stage, lambda: pairs_batch(lessons.pairs + lessons.longest, room))
 
     def _shape_of(self, kind: str, batch: TokenBatch) -> BlockShape:
-        config = self._system.config
-        tokens = config.model.tokens(Platform.of(self._system.mesh))
         pairs = kind == PREFERENCE
-        members, room = PAIR if pairs else 1, config.sampling.room
-        return choose_shape(batch, tokens, members, room=room, whole=pairs)
+        return self._system.block_shape(batch, PAIR if pairs else 1, whole=pairs)
 
     # ---------------------------------------------------------------- lessons
 
@@ -340,7 +334,7 @@ class LessonExperience:
 
     @cached_property
     def _log_probs(self) -> Any:
-        return row_log_probs(self._learner(PREFERENCE).policy)
+        return row_log_probs(self._policy(PREFERENCE))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,65 +1,40 @@
-"""Plays questions by the query writer of a run, and writes what each hop found into a file.
-
-Questions are played part by part, and the draws of a question depend on the numbers of its part and
-of its place there alone. What is computed may depend on all of a part; so a file that was broken
-off goes on behind its last whole part.
-"""
+"""Plays questions by the query writer of a run, and writes what each hop found into a file."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from qrag_jax.data.files.leret import write_records
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import logged
-from qrag_jax.learners import placement
-from qrag_jax.metrics import agent_log, hop_log
+from qrag_jax.metrics import hop_log
 from qrag_jax.metrics.hop_log import Searched
-from qrag_jax.models.first_language_model import FOLDER
-from qrag_jax.runtime import determinism
-from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.compilation import enable_persistent_cache
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.locks import log_locks
-from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.runtime.run import log as tell
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import SFT, LeretConfig
 from qrag_jax.systems.leret_files import records_of
-from qrag_jax.systems.leret_inputs import CORPUS, fingerprint, load_inputs
-from qrag_jax.systems.leret_scoring import OF_QUESTIONS
-from qrag_jax.systems.leret_tries import digest_of_weights
+from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, fingerprint, load_inputs
 from qrag_jax.systems.own_questions import of_others
+from qrag_jax.systems.played_parts import PlayedParts
+from qrag_jax.systems.saved_token_run import (
+    FIRST,
+    IMITATED,
+    SavedWeights,
+    Weights,
+    digest_of_weights,
+    mesh_of_run,
+)
 
-FIRST, IMITATED = "first", "sft"  # of a run's checkpoints, beside "best" and "last"
 KIND = "hops of a query writer"  # in the record beside a file
-_PREDICTED = 2**30  # of the draws; each part has the next
 # Sections of the config that the play of given weights depends on.
 _OF_PLAY = ("model", "search", "writing", "sampling", "tries", "reward", "seed")
-
-
-@dataclasses.dataclass(frozen=True)
-class HopWeights:
-    """Weights that play.
-
-    Attributes:
-        name: of the file that they write, such as "best-120".
-        told: what people are told of them.
-        params: on the mesh.
-    """
-
-    name: str
-    told: str
-    params: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,16 +44,14 @@ class HopPredictor:
     Attributes:
         given: the config, with the questions that are asked.
         system: the run's.
-        workdir: the run's folder.
         stop: looked at between parts.
     """
 
     given: ConfigDict
     system: Leret
-    workdir: Path
     stop: StopSignal
 
-    def weights(self, which: str) -> HopWeights | None:
+    def weights(self, which: str) -> Weights | None:
         """The weights of "best", "last", "first" or "sft".
 
         "sft" are those at the end of the first stage of SFT. None: there was no such stage, or its
@@ -87,22 +60,16 @@ class HopPredictor:
         Raises:
             InputError: the run has no sound checkpoint.
         """
-        system = self.system
-        trained, shardings = system.inputs.model.trained, system.param_shardings
+        saved = SavedWeights(self.system)
         if which == FIRST:
-            return HopWeights("untrained", "untrained", placement.place(trained, shardings))
-        template = placement.shapes_on(trained, shardings)
-        checkpoints = Checkpoints(self.workdir, read_only=True)
+            return saved.untrained()
         if which == IMITATED:
-            ends = [each.first + each.steps for each in system.config.plan if each.kind == SFT]
-            found = checkpoints.restore_params_of(ends[0], template) if ends else None
-            if found is None:
-                return None
-            return HopWeights(f"sft-{ends[0]}", f"after sft, step {ends[0]}", found)
-        params, step = checkpoints.restore_params(which, template)
-        return HopWeights(f"{which}-{step}", f"{which} checkpoint of step {step}", params)
+            plan = self.system.config.plan
+            ends = [each.first + each.steps for each in plan if each.kind == SFT]
+            return saved.imitated(ends[0], "after sft") if ends else None
+        return saved.checkpoint(which)
 
-    def predict(self, weights: HopWeights, log: Path, *, restart: bool = False) -> list[Searched]:
+    def predict(self, weights: Weights, log: Path, *, restart: bool = False) -> list[Searched]:
         """Plays all questions that the file lacks; returns all rows.
 
         Args:
@@ -114,9 +81,18 @@ class HopPredictor:
             Stopped: a signal came; the same call goes on with the file.
             FeedbackLost: too many tries fail.
         """
-        with log_locks(log):
-            agent_log.begin(log, self._record(weights), restart=restart)
-            return self._written(weights, log)
+        system = self.system
+        config = system.config
+        play = system.by_device(weights.params, self.stop, greedy=config.eval.greedy)
+        parts = PlayedParts(
+            rows=hop_log.LOG,
+            asked=system.inputs.dev,
+            size=config.tries.questions,  # as many as in training, whose memory suffices
+            play=lambda states, stream: logged(states, system.hops.by_model(states, play, stream)),
+            is_of=lambda row, state: row.id == state.id,
+            names=("question", "questions"),
+        )
+        return parts.into(log, self._record(weights), self.stop, restart=restart)
 
     def write_records(self, rows: list[Searched], path: Path) -> None:
         """Writes the rows of all questions as LeReT's records; see `data.files.leret`.
@@ -127,7 +103,7 @@ class HopPredictor:
         inputs = self.system.inputs
         write_records(path, records_of(rows, inputs.dev, inputs.library.corpus))
 
-    def _record(self, weights: HopWeights) -> dict[str, Any]:
+    def _record(self, weights: Weights) -> dict[str, Any]:
         """All that the rows depend on."""
         inputs, every = self.system.inputs, json.loads(json.dumps(self.given.to_dict()))
         return {
@@ -139,25 +115,6 @@ class HopPredictor:
             "greedy": self.system.config.eval.greedy,
             **{name: every[name] for name in _OF_PLAY},
         }
-
-    def _written(self, weights: HopWeights, log: Path) -> list[Searched]:
-        system, asked = self.system, self.system.inputs.dev
-        config = system.config
-        part = config.tries.questions  # as many side by side as in training, whose memory suffices
-        play = system.by_device(weights.params, self.stop, greedy=config.eval.greedy)
-        rows = hop_log.read_parts(log, part, len(asked))
-        if [row.id for row in rows] != [state.id for state in asked[: len(rows)]]:
-            raise InputError(f"{log} has other questions; give --restart to throw it away.")
-        with tqdm(total=len(asked), initial=len(rows), unit="question", desc=log.stem) as bar:
-            while len(rows) < len(asked):
-                self.stop.check()
-                states = asked[len(rows) : len(rows) + part]
-                stream = _PREDICTED + len(rows) // part
-                new = logged(states, system.hops.by_model(states, play, stream))
-                hop_log.append(log, new)
-                rows += new
-                bar.update(len(new))
-        return rows
 
 
 def pool_beside(workdir: Path, given: ConfigDict, out: Path | None) -> Path | None:
@@ -194,13 +151,7 @@ def open_hop_predictor(
         InputError: the run, its model or the data cannot be used.
     """
     config = LeretConfig.of(given)
-    if not config.model.path and not (workdir / FOLDER).exists():
-        raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
-    if told := determinism.ask(config.runtime.deterministic):
-        tell(told)
-    if os.access(workdir, os.W_OK):  # a read-only run is played without the cache
-        enable_persistent_cache(workdir / "compilation_cache")
-    mesh = make_mesh(config.runtime.mesh)
+    mesh = mesh_of_run(config, workdir)
     with StopSignal() as stop:
         inputs = load_inputs(config, workdir, mesh, trains=trains, pool=pool)
-        yield HopPredictor(given, Leret(config, mesh, inputs, workdir), workdir, stop)
+        yield HopPredictor(given, Leret(config, mesh, inputs, workdir), stop)

@@ -8,11 +8,10 @@ best of these prompts for each question after the last hop, which nobody can kno
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import datetime
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,65 +19,30 @@ from ml_collections import ConfigDict
 
 from qrag_jax.environments.query_writing.few_shot_file import NAME, read_few_shot
 from qrag_jax.environments.query_writing.state import QueryState
-from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import logged
-from qrag_jax.learners import placement
 from qrag_jax.llm.text.prompts import one_line
-from qrag_jax.metrics import agent_log, hop_log
+from qrag_jax.metrics import hop_log
+from qrag_jax.metrics.hop_log import Searched
 from qrag_jax.metrics.score_table import interval_text
-from qrag_jax.models.first_language_model import FOLDER
-from qrag_jax.runtime import determinism
-from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.compilation import enable_persistent_cache
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.runtime.run import log as tell
 from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems.leret import EVALUATED, Leret
-from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT, LeretConfig
-from qrag_jax.systems.leret_hops import Rows
-from qrag_jax.systems.leret_inputs import CORPUS, fingerprint, load_inputs
-from qrag_jax.systems.own_questions import check_own_questions, of_others
+from qrag_jax.systems.leret import Leret
+from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT
+from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, fingerprint
+from qrag_jax.systems.leret_predict import open_hop_predictor
+from qrag_jax.systems.own_questions import are_others
+from qrag_jax.systems.saved_token_run import SavedWeights
+from qrag_jax.systems.scored_ways import NOT_KEPT, Way, WayLogs, WayOptions
+from qrag_jax.systems.token_system import EVALUATED
 
 SUMMARY = "summary.json"
 QUESTION, WITH_PASSAGE = "question", "question_and_passage"
-OF_QUESTIONS = ("questions.", "search.")
 _WORDS = 64  # of a query with a passage
 
-
-@dataclasses.dataclass(frozen=True)
-class HopOptions:
-    """What is scored, and where logs and scores are written.
-
-    Attributes:
-        checkpoint: "best" or "last".
-        samples: number of questions, 0 for all.
-        out: folder; None: `eval` in the run's folder.
-        restart: throw logs away.
-    """
-
-    checkpoint: str
-    samples: int = 0
-    out: Path | None = None
-    restart: bool = False
+Played = list[Searched] | str  # see `Way.play`
 
 
-@dataclasses.dataclass(frozen=True)
-class Way:
-    """One way to write the queries.
-
-    Attributes:
-        name: of its log, such as "last-2140".
-        told: what people are told of it.
-        play: plays the questions; None: the weights are not kept.
-    """
-
-    name: str
-    told: str
-    play: Callable[[], Rows | None]
-
-
-def score_query_writer(workdir: Path, given: ConfigDict, options: HopOptions) -> dict[str, Any]:
+def score_query_writer(workdir: Path, given: ConfigDict, options: WayOptions) -> dict[str, Any]:
     """Scores the run's checkpoint; returns the summary.
 
     Raises:
@@ -88,34 +52,26 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: HopOptions) ->
     """
     given = given.copy_and_resolve_references()
     given.eval.samples = options.samples
-    out, pool = options.out or workdir / "eval", None
-    if not options.out:
-        check_own_questions(workdir, given, OF_QUESTIONS)
-    elif of_others(workdir, given, OF_QUESTIONS):
-        pool = out / CORPUS
-    rows: dict[str, list[hop_log.Searched]] = {}
-    notes = []
-    with _opened(given, workdir, pool) as (system, stop):
-        main, ways = _ways(system, workdir, options.checkpoint, stop)
+    out = options.out or workdir / "eval"
+    others = are_others(workdir, given, OF_QUESTIONS, out=options.out)
+    pool = out / CORPUS if others else None
+    with open_hop_predictor(given, workdir, pool=pool) as predictor:
+        system, stop = predictor.system, predictor.stop
+        ways = _ways(system, options.checkpoint, stop)
         shown = system.inputs.dev
         asked = {"questions": fingerprint(shown), "corpus": system.inputs.data["corpus"]}
-        for way in ways:
-            path = out / f"{way.name}.jsonl"
-            record = {"way": way.name, **asked, **_settings(given)}
-            if options.restart:
-                path.unlink(missing_ok=True)
-            agent_log.refuse_other(path, record)
-            if not path.exists():
-                stop.check()
-                played = way.play()
-                if played is None:
-                    notes.append(f"{way.told} is not here: its weights are not kept")
-                    continue
-                hop_log.write(path, logged(shown, played), record)
-            rows[way.told] = hop_log.read(path)
+        settings = _settings(given)
+        logs = WayLogs(
+            out,
+            hop_log.LOG,
+            read=lambda path, way: hop_log.read(path),
+            record=lambda way: {"way": way.name, **asked, **settings},
+        )
+        rows, notes = logs.played(ways, stop, restart=options.restart)
         prompts = {told: rows[told] for told in rows if told.startswith("prompt ")}
         if len(prompts) > 1:
             rows["best of these prompts, by the gold pages"] = _best([*prompts.values()])
+    main = ways[0].told
     summaries = {told: hop_log.summary(each) for told, each in rows.items()}
     found = {
         "main": main,
@@ -138,41 +94,39 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: HopOptions) ->
     return found
 
 
-def _ways(system: Leret, workdir: Path, checkpoint: str, stop: StopSignal) -> tuple[str, list[Way]]:
-    """All ways; and what the first of them, the run's own, is called."""
+def _ways(system: Leret, checkpoint: str, stop: StopSignal) -> list[Way[Searched]]:
+    """All ways, the run's own first."""
     shown, hops, plan = system.inputs.dev, system.hops, system.config.plan
-    template = placement.shapes_on(system.inputs.model.trained, system.param_shardings)
-    checkpoints = Checkpoints(workdir, read_only=True)
-    params, step = checkpoints.restore_params(checkpoint, template)
+    saved = SavedWeights(system)
+    own = saved.checkpoint(checkpoint)
 
-    def by(weights: Callable[[], Any | None], variant: int = 0) -> Callable[[], Rows | None]:
+    def by(weights: Callable[[], Any | None], variant: int = 0) -> Callable[[], Played]:
         # Weights are read when they play, and then dropped: a large model has no room for all.
-        def play() -> Rows | None:
+        def play() -> Played:
             if (params := weights()) is None:
-                return None
+                return NOT_KEPT
             by_device = system.by_device(params, stop, greedy=system.config.eval.greedy)
-            return hops.by_model(shown, by_device, EVALUATED, variant)
+            return logged(shown, hops.by_model(shown, by_device, EVALUATED, variant))
 
         return play
 
-    def after(step: int) -> Callable[[], Any | None]:
-        return lambda: checkpoints.restore_params_of(step, template)
+    def by_rule(write: Callable[[QueryState], str]) -> Callable[[], Played]:
+        return lambda: logged(shown, hops.by_rule(shown, write))
 
     def first() -> Any:
-        return placement.place(system.inputs.model.trained, system.param_shardings)
+        return system.untrained
 
-    main = f"{checkpoint} checkpoint of step {step}"
-    ways = [Way(f"{checkpoint}-{step}", main, by(lambda: params))]
+    ways = [Way(own.name, own.told, by(lambda: own.params))]
     for stage in plan:
         end = stage.first + stage.steps
-        if end < step:
+        if end < own.step:
             of = f" of iteration {stage.iteration}" if stage.iteration else ""
             told = f"after {stage.kind}{of}, step {end}"
-            ways.append(Way(f"stage-{end}", told, by(after(end))))
+            ways.append(Way(f"stage-{end}", told, by(partial(saved.after, end))))
     ways.append(Way("untrained", "untrained", by(first)))
     if _has_prompts(system):
         prompt = system.prompt(None)
-        asked_by = after(plan[0].steps) if plan[0].kind == SCRIPT else first
+        asked_by = partial(saved.after, plan[0].steps) if plan[0].kind == SCRIPT else first
         ways += [
             Way(
                 f"prompt-{prompt.names[variant]}",
@@ -182,10 +136,12 @@ def _ways(system: Leret, workdir: Path, checkpoint: str, stop: StopSignal) -> tu
             for variant in system.variants
             if variant
         ]
-    ways.append(Way(QUESTION, "the question", lambda: hops.by_rule(shown, _question)))
     told = "the question and the first passage"
-    ways.append(Way(WITH_PASSAGE, told, lambda: hops.by_rule(shown, _with_passage)))
-    return main, ways
+    return [
+        *ways,
+        Way(QUESTION, "the question", by_rule(_question)),
+        Way(WITH_PASSAGE, told, by_rule(_with_passage)),
+    ]
 
 
 def _has_prompts(system: Leret) -> bool:
@@ -206,7 +162,7 @@ def _with_passage(state: QueryState) -> str:
     return " ".join(f"{state.question} {passage.lstrip('# ')}".split()[:_WORDS])
 
 
-def _best(ways: list[list[hop_log.Searched]]) -> list[hop_log.Searched]:
+def _best(ways: list[list[Searched]]) -> list[Searched]:
     """For each question the way that found most, by average precision after the last hop."""
     return [
         max(each, key=lambda row: row.hops[-1].scores["ap"]) for each in zip(*ways, strict=True)
@@ -218,19 +174,3 @@ def _settings(given: ConfigDict) -> dict[str, Any]:
     every = json.loads(json.dumps(given.to_dict()))
     of_play = ("model", "search", "writing", "sampling", "seed")
     return {name: every[name] for name in of_play} | {"greedy": every["eval"]["greedy"]}
-
-
-@contextlib.contextmanager
-def _opened(
-    given: ConfigDict, workdir: Path, pool: Path | None
-) -> Iterator[tuple[Leret, StopSignal]]:
-    config = LeretConfig.of(given)
-    if not config.model.path and not (workdir / FOLDER).exists():
-        raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
-    if told := determinism.ask(config.runtime.deterministic):
-        tell(told)
-    enable_persistent_cache(workdir / "compilation_cache")
-    mesh = make_mesh(config.runtime.mesh)
-    with StopSignal() as stop:
-        inputs = load_inputs(config, workdir, mesh, trains=False, pool=pool)
-        yield Leret(config, mesh, inputs, workdir), stop

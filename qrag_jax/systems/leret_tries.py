@@ -179,14 +179,6 @@ def _is_of(asked: Sequence[Asked], tries: Sequence[Try]) -> bool:
     return keys == [each.key for each in tries]
 
 
-def digest_of_weights(params: Any) -> str:
-    """A digest of parameters, to know them again."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(params):
-        digest.update(np.ascontiguousarray(np.asarray(leaf)).tobytes())
-    return digest.hexdigest()[:16]
-
-
 def digest_of(states: dict[StateKey, QueryState]) -> str:
     """A digest of states: questions and the ids of their pools."""
     digest = hashlib.sha256()

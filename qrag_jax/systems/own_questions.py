@@ -37,3 +37,18 @@ def check_own_questions(workdir: Path, given: ConfigDict, parts: Sequence[str]) 
             f"the questions are not the run's own (not as in its config: {', '.join(differing)}); "
             f"give --out=FOLDER for scores on others, since {workdir / 'eval'} is for its own."
         )
+
+
+def are_others(workdir: Path, given: ConfigDict, parts: Sequence[str], *, out: Path | None) -> bool:
+    """Whether other questions than the run's are scored; see `of_others`.
+
+    Args:
+        out: the folder that is named for the scores; None: none is.
+
+    Raises:
+        InputError: they are others, and no folder is named.
+    """
+    if out is None:
+        check_own_questions(workdir, given, parts)
+        return False
+    return bool(of_others(workdir, given, parts))

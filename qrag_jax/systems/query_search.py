@@ -13,7 +13,7 @@ from pathlib import Path
 
 from qrag_jax.data.query_question import Page
 from qrag_jax.environments.query_writing.state import BY_TITLE, KEYS
-from qrag_jax.errors import InputError, check_known
+from qrag_jax.errors import InputError, check_known, check_share
 from qrag_jax.retrieval import corpus, manifest
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, check_words
 from qrag_jax.retrieval.boolean_search import BooleanIndex
@@ -65,10 +65,7 @@ class SearchConfig:
     def __post_init__(self) -> None:
         check_known("search", self, "engine", ENGINES)
         check_known("search", self, "gold_by", KEYS)
-        if not 0 <= self.max_missing_share <= 1:
-            raise InputError(
-                f"config.search.max_missing_share is {self.max_missing_share}; use a share, 0 to 1."
-            )
+        check_share("search", self, "max_missing_share")
         check_words("search", self)
         if self.engine not in OF_WORDS and not self.encoder:
             raise InputError(

@@ -26,7 +26,6 @@ from qrag_jax.systems import query_search
 from qrag_jax.systems.query_search import SearchConfig, open_passages
 
 REMOTE = "remote"
-OWN = "own"  # what the collection without a name is called
 ENGINES = (*query_search.ENGINES, REMOTE)
 OWN = "own"  # folder of the collection without a name, which files of rows search
 

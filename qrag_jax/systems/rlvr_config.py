@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from qrag_jax.environments.tools.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.tools.documents import TasksConfig
 from qrag_jax.environments.tools.play import COMPLETE, RETRIEVE
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback.rubric import PARTS, Rubric, preset
 from qrag_jax.learners.optimizers import ADAM, OptimizerConfig
 from qrag_jax.learners.token_config import ALL, TokenGRPOConfig
@@ -95,10 +95,7 @@ class ToolsConfig:
         check_known("tools", self, "truncated", TREATMENTS)
         least = {"max_turns": 1, "top_n": 1, "turn_tokens": 1, "attempts": 1, "staleness": 0}
         check_least("tools", self, **least)
-        if not 0 <= self.max_failed_share <= 1:
-            raise InputError(
-                f"config.tools.max_failed_share is {self.max_failed_share}; use a share, 0 to 1."
-            )
+        check_share("tools", self, "max_failed_share")
 
 
 @dataclasses.dataclass(frozen=True)

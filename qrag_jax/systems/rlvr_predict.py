@@ -23,27 +23,20 @@ from tqdm import tqdm
 from qrag_jax.environments.tools.episode import ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.tool_scores import REWARD
-from qrag_jax.learners import placement
 from qrag_jax.metrics import agent_log, answer_log, predictions
 from qrag_jax.metrics.predictions import Prediction
-from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.rollouts.draw_keys import draw_keys
 from qrag_jax.rollouts.token_episodes import Library, Speech, TokenStart
 from qrag_jax.rollouts.trajectories import TokenTrajectory
-from qrag_jax.runtime import determinism
-from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.compilation import enable_persistent_cache
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import log_locks
-from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.runtime.run import log as tell
 from qrag_jax.systems.rlvr import Rlvr
 from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig
 from qrag_jax.systems.rlvr_inputs import fingerprint, load_inputs
 from qrag_jax.systems.rlvr_tools import open_library
+from qrag_jax.systems.saved_token_run import FIRST, IMITATED, SavedWeights, Weights, mesh_of_run
 
-BEST, LAST, FIRST, IMITATED = CHECKPOINTS = ("best", "last", "first", "sft")
 _PREDICTED = 2**31 - 4  # in place of a step's number: no step has it, and no evaluation
 # Sections of the config that episodes of given weights do not depend on. The questions have a
 # digest of their own.
@@ -64,28 +57,6 @@ class PredictOptions:
 
     sampled: int = 0
     restart: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Weights:
-    """Weights that play.
-
-    Attributes:
-        name: folder of what they predict, such as "best-120".
-        told: what people are told of them.
-        step: optimizer steps that they have learned for.
-        params: on the mesh.
-    """
-
-    name: str
-    told: str
-    step: int
-    params: Any
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether they have learned anything."""
-        return self.step > 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,21 +84,13 @@ class Player:
         Raises:
             InputError: the run has no sound checkpoint.
         """
-        template = placement.shapes_on(
-            self.system.inputs.model.trained, self.system.param_shardings
-        )
+        saved = SavedWeights(self.system)
         if which == FIRST or self.workdir is None:
-            first = placement.place(self.system.inputs.model.trained, self.system.param_shardings)
-            return Weights("untrained", "untrained", 0, first)
-        checkpoints = Checkpoints(self.workdir, read_only=True)
+            return saved.untrained()
         if which == IMITATED:
             step = self.imitation_ends
-            found = checkpoints.restore_params_of(step, template) if step else None
-            told = f"after imitation, step {step}"
-            return None if found is None else Weights(f"sft-{step}", told, step, found)
-        params, step = checkpoints.restore_params(which, template)
-        told = f"{which} checkpoint of step {step}"
-        return Weights(f"{which}-{step}", told, step, params)
+            return saved.imitated(step, "after imitation") if step else None
+        return saved.checkpoint(which)
 
     @property
     def imitation_ends(self) -> int:
@@ -258,17 +221,11 @@ def open_player(given: ConfigDict, workdir: Path | None, folder: Path) -> Iterat
         InputError: the run, its model or the data cannot be used.
     """
     config = RlvrConfig.of(given)
-    if workdir and not config.model.path and not (workdir / FOLDER).exists():
-        raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
-    if told := determinism.ask(config.runtime.deterministic):
-        tell(told)
-    if workdir and os.access(workdir, os.W_OK):  # a read-only run is scored without the cache
-        enable_persistent_cache(workdir / "compilation_cache")
-    mesh = make_mesh(config.runtime.mesh)
+    mesh = mesh_of_run(config, workdir)
     with StopSignal() as stop:
         inputs = load_inputs(config, folder, mesh, trains=False)
         libraries: dict[str, Library] = {config.tools.retriever: inputs.library}
-        yield Player(given, Rlvr(config, mesh, inputs), workdir, stop, libraries)
+        yield Player(given, Rlvr(config, mesh, inputs, folder), workdir, stop, libraries)
 
 
 def _prediction(task: ToolTask, trajectory: TokenTrajectory, turns: list[dict]) -> Prediction:

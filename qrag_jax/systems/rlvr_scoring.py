@@ -21,14 +21,8 @@ from qrag_jax.metrics.prediction_scores import ALL
 from qrag_jax.metrics.predictions import ScoredEpisode
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.own_questions import check_own_questions
-from qrag_jax.systems.rlvr_predict import (
-    FIRST,
-    IMITATED,
-    Player,
-    PredictOptions,
-    Weights,
-    open_player,
-)
+from qrag_jax.systems.rlvr_predict import Player, PredictOptions, open_player
+from qrag_jax.systems.saved_token_run import FIRST, IMITATED, Weights
 
 SUMMARY = "summary.json"
 # Names of the evaluation that RLVR's README plans, and ours.

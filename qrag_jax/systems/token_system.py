@@ -1,29 +1,40 @@
-"""Opens systems whose policy is a language model: data, mesh, and the server that samples."""
+"""What all systems share whose policy is a language model: its weights, its stages, its play."""
 
 from __future__ import annotations
 
-import contextlib
+import abc
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from qrag_jax.errors import InputError
-from qrag_jax.feedback.service import leave_room
-from qrag_jax.llm.llm_config import LlmConfig
+from qrag_jax.environments.tools.episode import Agent
+from qrag_jax.evaluators.training_scores import Evaluation
+from qrag_jax.learners import placement
+from qrag_jax.learners.optimizers import OptimizerConfig
+from qrag_jax.learners.policy_state import Parts, PolicyState, first_state, state_shapes
+from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.llm.served_config import ServedConfig
-from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.first_language_model import FirstLanguageModel, LanguageModelConfig
-from qrag_jax.rollouts.token_episodes import Speech
+from qrag_jax.rollouts.token_batch import TokenBatch
+from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
+from qrag_jax.rollouts.token_episodes import Library, Speech, TokenCounts
 from qrag_jax.rollouts.token_sampler import SamplingConfig
-from qrag_jax.runtime import determinism
-from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.runtime.run import Run
+from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.runtime_config import RuntimeConfig
-from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, open_served
+from qrag_jax.runtime.train_config import TrainConfig
+from qrag_jax.systems.episode_player import EpisodePlayer, PlayRules, Scene
+from qrag_jax.systems.served_policy import ServedPolicy, Versioned
+
+EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
+_copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
 
 class TokenConfig(Protocol):
@@ -34,6 +45,10 @@ class TokenConfig(Protocol):
     """
 
     @property
+    def seed(self) -> int: ...
+    @property
+    def profile(self) -> int: ...
+    @property
     def llm(self) -> ServedConfig | None: ...
     @property
     def runtime(self) -> RuntimeConfig: ...
@@ -41,23 +56,71 @@ class TokenConfig(Protocol):
     def model(self) -> LanguageModelConfig: ...
     @property
     def sampling(self) -> SamplingConfig: ...
+    @property
+    def optimizer(self) -> OptimizerConfig: ...
+    @property
+    def train(self) -> TrainConfig: ...
 
 
 class TokenInputs(Protocol):
-    """What is read here of a system's inputs."""
+    """What is read here of a system's inputs; see `Scene`.
+
+    Attributes:
+        data: content keys.
+    """
 
     @property
     def model(self) -> FirstLanguageModel: ...
     @property
-    def speech(self) -> Any: ...
+    def agent(self) -> Agent: ...
+    @property
+    def library(self) -> Library: ...
+    @property
+    def speech(self) -> Speech: ...
+    @property
+    def data(self) -> Mapping[str, str]: ...
 
 
+class Stage(Protocol):
+    """What is read here of a stage of training.
+
+    Attributes:
+        kind: names what is learned.
+        policy: how it learns.
+        update: the jitted update.
+        parts: what its state is made of.
+        begin: (state, base) → the state with which it begins behind another stage; without
+            adapters there is no base.
+        first: its first step.
+    """
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def policy(self) -> TokenPolicy[Any]: ...
+    @property
+    def update(self) -> Any: ...
+    @property
+    def parts(self) -> Parts: ...
+    @property
+    def begin(self) -> Any: ...
+    @property
+    def first(self) -> int: ...
+
+
+class Scores(Protocol):
+    """Scores the fixed questions of a training."""
+
+    def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation: ...
+
+
+Config = TypeVar("Config", bound=TokenConfig)
 Inputs = TypeVar("Inputs", bound=TokenInputs)
 
 
-@dataclasses.dataclass(frozen=True)
-class Opened(Generic[Inputs]):
-    """What a system plays and learns with.
+@dataclasses.dataclass
+class TokenSystem(abc.ABC, Generic[Config, Inputs]):
+    """See `systems.System`.
 
     Attributes:
         workdir: the run's folder.
@@ -68,6 +131,8 @@ class Opened(Generic[Inputs]):
         served: what samples the episodes that are learned from; None: the device.
     """
 
+    SECTION: ClassVar[str]  # of the config: how often and how patiently episodes are played
+    config: Config
     mesh: Mesh
     inputs: Inputs
     workdir: Path
@@ -77,107 +142,157 @@ class Opened(Generic[Inputs]):
     last: Callable[[Any], tuple[Any, int] | None] = lambda template: None
     served: ServedPolicy | None = None
 
+    def __post_init__(self) -> None:
+        self.train, self.profile = self.config.train, self.config.profile
+        self.data, self.provenance = self.inputs.data, dict[str, Any]()
+        self.counts = TokenCounts()
+        self._step: int | None = None  # of the next update
 
-@dataclasses.dataclass(frozen=True)
-class Opening(Generic[Inputs]):
-    """How a system is opened.
+    @classmethod
+    def staleness(cls, config: Config) -> int:
+        """K: updates between playing a batch and learning from it."""
+        return 0
 
-    Attributes:
-        load: of the mesh: reads data and model, and refuses those that cannot be used.
-        save: saves the config of a run that begins.
-        alone: what one host does, such as "episodes with tools are played".
-        staleness: updates between playing a batch and learning from it.
-    """
+    @property
+    @abc.abstractmethod
+    def stages(self) -> Sequence[Stage]:
+        """The stages, in their order; the first one begins with step 0."""
 
-    load: Callable[[Mesh], Inputs]
-    save: Callable[[], None]
-    alone: str
-    staleness: int = 0
+    @abc.abstractmethod
+    def _longest(self, stage: Any) -> Any:
+        """A batch of a stage whose rows are as long as they may be."""
 
+    @property
+    @abc.abstractmethod
+    def _scores(self) -> Scores:
+        """Scores parameters during the training."""
 
-def speech_of(config: TokenConfig, model: FirstLanguageModel, turn: int) -> Speech:
-    """Between the text and the ids of a model.
+    # ---------------------------------------------------------------- learning
 
-    Args:
-        turn: most tokens that a turn may sample.
+    def first_state(self) -> PolicyState:
+        """See `System`."""
+        stage, given = self.stages[0], (self.inputs.model.trained, self.config.seed, *self.base)
+        return first_state(stage.policy.shardings, stage.parts, *given)
 
-    Raises:
-        InputError: the model has fewer positions than an episode may have tokens.
-    """
-    thinking = {"": None, "on": True, "off": False}[config.model.thinking]
-    loaded, room = model.loaded, config.sampling.room
-    if room > loaded.model.max_positions:
-        raise InputError(
-            f"config.sampling.room is {room}, but {model.folder} has "
-            f"{loaded.model.max_positions} positions; lower it."
+    @property
+    def param_shardings(self) -> Any:
+        """Where the trained parameters lie."""
+        return self.stages[0].policy.shardings.params
+
+    @property
+    def untrained(self) -> Any:
+        """The parameters that training begins with, on the mesh."""
+        return placement.place(self.inputs.model.trained, self.param_shardings)
+
+    @cached_property
+    def base(self) -> tuple[Any, ...]:
+        """What adapters are on, as updates take it; () if all weights are trained."""
+        shardings = self.stages[0].policy.base_shardings
+        if shardings is None:
+            return ()
+        put = placement.place if self.placed else placement.shapes_on
+        return (put(self.inputs.model.loaded.stored, shardings),)
+
+    def update(self, state: PolicyState, episodes: Any) -> tuple[PolicyState, Any]:
+        """See `System`."""
+        stage, state = self._at_stage(state)
+        return self._learned(stage, state, episodes)
+
+    def _at_stage(self, state: PolicyState) -> tuple[Stage, PolicyState]:
+        """The stage of the next update, and the state, which begins anew with a later stage."""
+        step = self._updates(state)
+        stage = next(each for each in reversed(self.stages) if each.first <= step)
+        if step == stage.first > 0:
+            self.keep(step, state.params)
+            state = stage.begin(state, *self.base)
+        self._step = step + 1
+        return stage, state
+
+    def _learned(
+        self, stage: Stage, state: PolicyState, episodes: Any
+    ) -> tuple[PolicyState, dict[str, Any]]:
+        with jax.transfer_guard("disallow"):
+            return stage.update(state, episodes, *self.base)
+
+    def _updates(self, state: PolicyState) -> int:
+        """Updates that the state has seen; asked of the device once, which would wait each time."""
+        if self._step is None:
+            self._step = int(jax.device_get(state.step))
+        return self._step
+
+    @property
+    def _latest(self) -> int:
+        """The number of the latest step."""
+        return max((self._step or 1) - 1, 0)
+
+    def block_shape(self, batch: TokenBatch, members: int, *, whole: bool = False) -> BlockShape:
+        """The shape of the blocks in which the rows of a batch are computed.
+
+        Args:
+            members: rows of a group.
+            whole: see `choose_shape`.
+        """
+        tokens = self.config.model.tokens(Platform.of(self.mesh))
+        return choose_shape(batch, tokens, members, room=self.config.sampling.room, whole=whole)
+
+    def programs(self) -> list[Program]:
+        """See `System`: the updates by one batch of the longest rows there may be."""
+        return [
+            self._program(f"update by {type(stage.policy.config).__name__}", stage)
+            for stage in self.stages
+        ]
+
+    def _program(self, name: str, stage: Stage) -> Program:
+        # Shapes alone: the devices of a dry run may be described ones.
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._longest(stage)
         )
-    return Speech(loaded.tokenizer, scaffold_of(loaded.tokenizer, thinking=thinking), turn, room)
+        model = self.inputs.model
+        state = state_shapes(stage.parts, model.trained, model.base)
+        return Program(name, stage.update, (state, shapes, *self.base))
 
+    # ---------------------------------------------------------------- play
 
-def before_devices(config: TokenConfig, *, dry: bool = False, described: bool = False) -> str:
-    """Sets how much of a GPU's memory JAX takes, and that its programs are deterministic."""
-    if config.llm is not None and not dry:
-        leave_room(LlmConfig(url=config.llm.url, server=config.llm.server))
-    return determinism.ask(config.runtime.deterministic, described=described)
-
-
-@contextlib.contextmanager
-def opened(
-    config: TokenConfig,
-    run: Run,
-    opening: Opening[Inputs],
-    *,
-    dry: bool = False,
-    devices: Sequence[jax.Device] | None = None,
-) -> Iterator[Opened[Inputs]]:
-    """Opens what a system needs, and the server that samples if the config has one.
-
-    Args:
-        dry: nothing is sampled, so no server is started.
-        devices: of the mesh; None: all there are.
-
-    Raises:
-        InputError: there are several hosts, or the data or the model cannot be used.
-    """
-    if jax.process_count() > 1:
-        raise InputError(
-            f"there are {jax.process_count()} hosts, and {opening.alone} by one; start one process."
+    @cached_property
+    def player(self) -> EpisodePlayer:
+        """Plays episodes."""
+        config, inputs, section = self.config, self.inputs, getattr(self.config, self.SECTION)
+        rules = PlayRules(
+            seed=config.seed,
+            sampling=config.sampling,
+            attempts=section.attempts,
+            max_failed_share=section.max_failed_share,
+            section=self.SECTION,
         )
-    mesh = make_mesh(config.runtime.mesh, devices)
-    inputs = opening.load(mesh)
-    if not run.has_begun:
-        opening.save()
+        scene = Scene(inputs.model.loaded, inputs.agent, inputs.library, inputs.speech)
+        base = self.base[0] if self.base else None
+        return EpisodePlayer(rules, scene, self.mesh, base, self.served, self.counts)
 
-    def keep(step: int, params: Any) -> None:
-        run.checkpoints.save_stage(step, params)
+    def weights(self, state: PolicyState) -> Any:
+        """What plays: parameters, or a version of them for the server.
 
-    def kept(step: int, template: Any) -> Any | None:
-        run.checkpoints.wait()
-        return run.checkpoints.restore_params_of(step, template)
+        Parameters that play while there are updates are copied, since updates overwrite them.
+        """
+        params = _copied(state.params) if self.staleness(self.config) else state.params
+        return params if self.served is None else Versioned(params, self._updates(state))
 
-    def last(template: Any) -> tuple[Any, int] | None:
-        run.checkpoints.wait()
-        if run.checkpoints.last_step() is None:
-            return None
-        found = run.checkpoints.restore_last(template)
-        return found.state, found.step
+    def evaluate(self, state: PolicyState, step: int, stop: StopSignal) -> Evaluation:
+        """See `System`."""
+        return self._scores.evaluate(state.params, step, stop)
 
-    with contextlib.ExitStack() as stack:
-        served = None
-        if config.llm is not None and not dry:
-            sizes = config.model.lora.sizes
-            settings = ServedSettings(config.llm, config.sampling, sizes, opening.staleness)
-            served = stack.enter_context(
-                open_served(settings, inputs.model, inputs.speech, run.workdir)
-            )
-        placed = devices is None
-        yield Opened(
-            mesh,
-            inputs,
-            run.workdir,
-            placed=placed,
-            keep=keep,
-            kept=kept,
-            last=last,
-            served=served,
-        )
+    # ---------------------------------------------------------------- what is told
+
+    @property
+    def _where(self) -> str:
+        """Where the run computes and samples, for its line."""
+        served = ", sampled by vLLM" if self.served else ""
+        return f"on {self.mesh.size} {Platform.of(self.mesh).kind} device(s){served}"
+
+    def _of_server(self) -> dict[str, float]:
+        """What the server was asked, as metrics; {} if the device samples."""
+        return self.served.counts() if self.served is not None else {}
+
+    @property
+    def _advice(self) -> str:
+        rate = self.config.optimizer.learning_rate
+        return f"a lower --config.optimizer.learning_rate (it is {rate:g}), or "

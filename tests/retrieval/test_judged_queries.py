@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qrag_jax.data.files.corpora import read_corpus
-from qrag_jax.data.judged_query import JudgedQuery, check_in_corpus
+from qrag_jax.data.judged_query import JudgedQuery, Origin, check_in_corpus
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.judged_queries import NO_DOCUMENT, NO_TEXT, read_judged_queries
 from tests.data.real_data import real
@@ -154,12 +154,16 @@ def test_data_that_are_refused(
     assert "\n" not in str(caught.value)
 
 
+FROM = Origin("config.queries.train", "the corpus", "name another")
+
+
 @pytest.mark.parametrize(("name", "count"), [("scifact", 150), ("cranfield", 135)])
 def test_real_collections_and_their_corpora(name: str, count: int) -> None:
     folder = real(f"ir/{name}")
     queries, (report,) = read_judged_queries(f"{folder},dev")
     assert (len(queries), report.skipped) == (count, {})
-    found = check_in_corpus(queries, {read.document.name for read in read_corpus(folder)})
+    known = {read.document.name for read in read_corpus(folder)}
+    found = check_in_corpus(queries, known, FROM)
     assert (found.queries, found.summary) == (queries, "")
 
 
@@ -167,4 +171,4 @@ def test_judgements_of_another_real_collection_are_refused() -> None:
     queries, _ = read_judged_queries(f"{real('ir/scifact')},dev")
     known = {read.document.name for read in read_corpus(real("ir/cisi"))}
     with pytest.raises(InputError, match="seem to be judgements of another collection"):
-        check_in_corpus(queries, known, 0.5)
+        check_in_corpus(queries, known, FROM, 0.5)

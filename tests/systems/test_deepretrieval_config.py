@@ -215,15 +215,43 @@ def test_boolean_prompts_are_for_what_obeys_them(prompt: str, engine: str) -> No
             "config.reward.k is 3001, and a search gives 3000 documents at most "
             "(config.engine.most); lower the former, or raise the latter.",
         ),
+        (
+            {
+                "stages": ("rl",),
+                "search.engine": "remote",
+                "eval.measures": ("ndcg@10", "recall@3001", "rr"),
+            },
+            "config.eval.measures has recall@3001, which needs 3001 documents, and a search gives "
+            "3000 documents at most (config.engine.most); use recall@3000 or less, or raise the "
+            "latter.",
+        ),
+        (
+            {
+                "stages": ("rl",),
+                "search.engine": "remote",
+                "engine.most": 999,
+                "eval.measures": ("ndcg@10", "ap"),
+            },
+            "config.eval.measures has ap, which needs 1000 documents, and a search gives 999 "
+            "documents at most (config.engine.most); use ap@999 or less, or raise the latter.",
+        ),
         ({"train.accumulation": 2}, "config.train.accumulation is 2; rows are computed in blocks"),
         ({"model.thinking": "maybe"}, "config.model.thinking is 'maybe'; use on, off or nothing."),
         ({"guards.action": "pray"}, "config.guards.action is 'pray'; use one of stop, step_back"),
-        ({"ppo.critic": "wise"}, "config.ppo.critic is 'wise'; use one of own, trunk, none"),
+        ({"ppo.critic": "wise"}, "config.ppo.critic is 'wise'; use one of own, copy, trunk"),
     ],
 )
 def test_what_makes_no_sense_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=re.escape(said)):
         with_fields(fields)
+
+
+def test_a_service_may_be_asked_for_all_that_it_gives() -> None:
+    remote = {"stages": ("rl",), "search.engine": "remote", "eval.measures": ("ndcg@10", "rr")}
+    with_fields({**remote, "engine.most": 1000, "reward.k": 1000})
+    # A corpus of one's own is cut by nobody.
+    deep = ("ndcg@10", "recall@5000")
+    with_fields({"engine.most": 5, "reward.k": 4000, "eval.measures": deep})
 
 
 def test_rules_of_learning_do_not_bind_imitation_alone() -> None:

@@ -188,20 +188,6 @@ def test_queries_of_documents_that_the_corpus_lacks(
         load(tmp_path / "strict", search__max_missing_share=0.1, **data)
 
 
-def test_judgements_of_another_collection_are_refused(
-    load: Load, tmp_path: Path, north: Path
-) -> None:
-    other: Judged = {f"q{n}": (f"number {n}?", {f"e{n}": 1}) for n in range(4)}
-    some: Judged = {**other, "q9": ("number 9?", {"d1": 1})}
-    folder = write_collection(tmp_path / "south", TEXTS, {"other": other, "some": some})
-    dev = {"queries__dev": f"{north},test"}
-    with pytest.raises(InputError, match="the corpus has no document, or none of those that are j"):
-        load(tmp_path / "run", queries__train=f"{folder},other", **dev)
-    said = r"no relevant document of 4 of 5 queries \(the first is 'q0', .* of another collection"
-    with pytest.raises(InputError, match=said):
-        load(tmp_path / "run", queries__train=f"{folder},some", **dev)
-
-
 def test_an_empty_corpus_is_refused(load: Load, tmp_path: Path) -> None:
     folder = write_collection(tmp_path / "south", {}, {"train": judged(0, 6)})
     data = {"queries__train": f"{folder},train", "queries__held_out": 1}

@@ -23,8 +23,9 @@ from qrag_jax.metrics import trec
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.rollouts.kept_results import KeptResults
 from qrag_jax.systems.deepretrieval_config import load_config
-from qrag_jax.systems.deepretrieval_scoring import RewriteOptions, score_rewriter
+from qrag_jax.systems.deepretrieval_scoring import score_rewriter
 from qrag_jax.systems.deepretrieval_ways import BEST, DRAWS
+from qrag_jax.systems.scored_ways import WayOptions
 from tests.entry_points import Commands, refusal
 from tests.systems.rewriting_run import QUERIES, SCRIPT, STEPS, collection, train
 
@@ -133,6 +134,18 @@ def test_what_the_models_write(scored: tuple[Path, str]) -> None:
     assert any(row.found for row in draws)
     tokens = sum(row.sampled for row in draws) / QUERIES
     assert shapes[BEST]["sampled_tokens"] == pytest.approx(tokens)
+
+
+def test_an_export_has_the_scores(
+    scored: tuple[Path, str], commands: Commands, run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "exported"
+    commands.succeed("export", *of(run), f"--out={out}")
+    own = summary_of(scored[0])["collections"]["made"]["scores"][MAIN]
+    card = (out / "README.md").read_text()
+    assert "| collection | ndcg@10 | recall@100 | rr@10 |" in card
+    cells = [f"{own[name]['mean']:.3f}" for name in ("ndcg@10", "recall@100", "rr@10")]
+    assert f"| made, {QUERIES} queries | {' | '.join(cells)} |" in card
 
 
 def test_queries_that_no_model_writes(scored: tuple[Path, str]) -> None:
@@ -270,7 +283,7 @@ def test_a_failed_search_is_no_zero(
     failing(monkeypatch, [whole[2].original])
     out = tmp_path / "eval"
     config = load_config(run / "config.json")
-    found = score_rewriter(run, config, RewriteOptions("last", out=out))["pooled"]
+    found = score_rewriter(run, config, WayOptions("last", out=out))["pooled"]
     assert found["failed"]["original query"] == 1
     assert found["failed"]["without function words"] == 0
     assert (found["queries"], found["scored"]) == (QUERIES, QUERIES - 1)
@@ -299,5 +312,5 @@ def test_too_many_failed_searches(
     (out / "original.jsonl").unlink()
     config = load_config(run / "config.json")
     with pytest.raises(FeedbackLost, match="6 of 6 searches failed, for example: status 500; "):
-        score_rewriter(run, config, RewriteOptions("last", out=out))
+        score_rewriter(run, config, WayOptions("last", out=out))
     assert not (out / "original.jsonl").exists()

@@ -141,7 +141,7 @@ def test_the_sampler_and_the_learner_agree(system: Rlvr) -> None:
     _, metrics = system.update(system.first_state(), system._batch(given))
     assert float(metrics["sampler_kl"]) < 1e-6
     # A CPU with units for matrices has factors of bfloat16, by dtype=auto.
-    exact = system._stages[-1].policy.trunk.precision.products == np.float32
+    exact = system.stages[-1].policy.trunk.precision.products == np.float32
     assert abs(float(metrics["sampler_largest_ratio"]) - 1) < (1e-3 if exact else 1e-2)
 
 

@@ -198,7 +198,7 @@ def test_batches_in_flight_are_kept(server: PolicyServer, folder: Path, tmp_path
     asked = len(server.asked)
     server.forget()  # and the server was restarted meanwhile
     with opened(config, tmp_path / "run") as (system, run):
-        state = jax.device_put(kept, system._stages[0].policy.shardings)
+        state = jax.device_put(kept, system.stages[0].policy.shardings)
         run.progress.batches, run.progress.pending = batches, pending
         experience = system.experience(run, stop)
         for step in range(2, STEPS):

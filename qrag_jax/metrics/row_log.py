@@ -1,0 +1,103 @@
+"""Logs of one JSON line for each row of a dataclass, which grow part by part."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from qrag_jax.errors import InputError
+from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime.whole_files import write_whole
+
+Row = TypeVar("Row", bound=Any)  # a dataclass
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLog(Generic[Row]):
+    """Logs of one kind of rows.
+
+    Attributes:
+        row_of: the JSON of a line → its row; may raise ValueError, TypeError, KeyError or
+            AttributeError.
+        fix: what people should do with a damaged log.
+        lost: what they should do if there is no log to read; "": the same.
+    """
+
+    row_of: Callable[[Any], Row]
+    fix: str
+    lost: str = ""
+
+    def write(self, path: Path, rows: Iterable[Row], record: Mapping[str, Any]) -> None:
+        """Writes a whole log, and beside it what it depends on.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        # The record first: a log without one is nobody's.
+        write_whole(path.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
+        write_whole(path, "".join(map(_line, rows)))
+
+    def append(self, path: Path, rows: Iterable[Row]) -> None:
+        """Adds rows at the end of a log and waits until they are on disk.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(map(_line, rows)))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read(self, path: Path) -> list[Row]:
+        """Reads a whole log.
+
+        Raises:
+            InputError: the file cannot be read, or a line is not a row; names file and line.
+        """
+        try:
+            with path.open("rb") as file:
+                return [
+                    self._row(line, f"{path}, line {number}")
+                    for number, line in enumerate(bounded_files.lines(file, path, self.fix), 1)
+                ]
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be read ({error.strerror}); {self.lost or self.fix}."
+            ) from None
+
+    def read_parts(self, path: Path, size: int, count: int) -> list[Row]:
+        """The rows of the whole parts of a log that may have been cut off; drops what is behind.
+
+        Args:
+            size: rows of a part.
+            count: rows of a finished log, whose last part may be smaller.
+
+        Raises:
+            InputError: a whole line is not a row; names file and line.
+        """
+        if not path.exists():
+            return []
+        rows, ends = list[Row](), [0]  # bytes up to the end of each line
+        with path.open("rb+") as file:
+            for number, line in enumerate(bounded_files.lines(file, path, self.fix), start=1):
+                if not line.endswith(b"\n"):
+                    break
+                rows.append(self._row(line, f"{path}, line {number}"))
+                ends.append(ends[-1] + len(line))
+            whole = len(rows) if len(rows) >= count else len(rows) // size * size
+            file.truncate(ends[whole])
+        return rows[:whole]
+
+    def _row(self, line: bytes, place: str) -> Row:
+        try:
+            return self.row_of(json.loads(line))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise InputError(f"{place}: is no row of this log; {self.fix}.") from None
+
+
+def _line(row: Any) -> str:
+    return json.dumps(dataclasses.asdict(row), ensure_ascii=False, allow_nan=False) + "\n"

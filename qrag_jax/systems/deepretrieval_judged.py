@@ -1,0 +1,64 @@
+"""The queries of a DeepRetrieval run, on the documents that are searched for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from qrag_jax.data.judged_query import JudgedQuery, Origin, check_in_corpus
+from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.runtime.run import log
+from qrag_jax.systems.rewrite_search import (
+    Collections,
+    RewriteSearchConfig,
+    SearchLibrary,
+    ids_in,
+)
+
+
+def on_corpora(
+    tasks: Sequence[RewriteTask],
+    field: str,
+    library: SearchLibrary,
+    search: RewriteSearchConfig,
+    folders: Mapping[str, str],
+) -> list[RewriteTask]:
+    """The tasks of which their collection has a relevant document; a service is not asked.
+
+    Args:
+        field: that names the queries, such as "config.queries.train".
+        folders: of collections in BEIR's layout, by their names.
+
+    Raises:
+        InputError: a collection lacks the relevant documents of too many of its tasks.
+    """
+    if not isinstance(library, Collections):
+        return [*tasks]
+    kept: list[RewriteTask] = []
+    for name in dict.fromkeys(each.collection for each in tasks):
+        own = [each for each in tasks if each.collection == name]
+        if name and name not in folders:  # made here, with their passages
+            kept += own
+            continue
+        judged = [JudgedQuery(each.id, each.question, each.grades) for each in own]
+        needed = (document for each in judged for document, _ in each.grades)
+        known = ids_in(library.by_name[name].corpus, needed)
+        origin = _origin(field, search, folders.get(name, ""))
+        found = check_in_corpus(judged, known, origin, search.max_missing_share)
+        if found.summary:
+            log(f"{name or 'queries'}: {found.summary}")
+        there = {id(each) for each in found.queries}  # query ids of two parts may be alike
+        kept += [task for task, each in zip(own, judged, strict=True) if id(each) in there]
+    return kept
+
+
+def _origin(field: str, search: RewriteSearchConfig, folder: str) -> Origin:
+    """Of the queries of a folder in BEIR's layout; "": of those of files of rows."""
+    if folder:
+        return Origin(
+            field,
+            f"the corpus of {folder}",
+            f"put the corpus that they are about into that folder, or name another in {field}",
+        )
+    named = "config.search.index" if search.index else "config.search.corpus"
+    path = search.index or search.corpus
+    return Origin(field, f"{named}, {path},", f"give the corpus that they are about in {named}")

@@ -1,0 +1,90 @@
+"""The model card of an exported language model: what it is, how it scored, and how it is used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from qrag_jax.errors import InputError
+from qrag_jax.systems.exported_system import ExportedSystem
+from qrag_jax.systems.shown_paths import without_folders
+
+ADAPTER = "adapter"
+_SUMMARY = Path("eval") / "summary.json"
+
+
+def language_model_card(
+    system: ExportedSystem, workdir: Path, given: ConfigDict, checkpoint: str
+) -> str:
+    """The card as Markdown; it names no folder of the training machine.
+
+    Args:
+        workdir: the run's folder, with the summary of its scores if it was scored.
+        given: the run's config.
+        checkpoint: what the checkpoint is called, such as "best checkpoint of step 60".
+
+    Raises:
+        InputError: the run's summary is not one.
+    """
+    fields = _shown(system, given)
+    base = fields["model"]["path"] or "a tiny decoder, made for the run"
+    lines = [
+        f"# {workdir.resolve().name}",
+        "",
+        f"A language model that learned to {system.learned}, by qrag_jax ({system.title}): "
+        f"{checkpoint}. It started from {base}. It is an ordinary causal model of transformers, "
+        f"and `{ADAPTER}`, if it is here, holds its adapters alone, in PEFT's format.",
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        'model, tokenizer = (kind.from_pretrained("FOLDER") for kind in '
+        "(AutoModelForCausalLM, AutoTokenizer))",
+        "```",
+        "",
+        system.told(fields),
+        "",
+        *_scores(system, workdir, checkpoint),
+        "## Config",
+        "",
+        "```json",
+        json.dumps(fields, indent=2),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _shown(system: ExportedSystem, given: ConfigDict) -> dict[str, Any]:
+    """The fields of a config that anybody may see."""
+    fields = without_folders(given.to_dict())
+    for name in system.private:
+        section, _, field = name.partition(".")
+        fields[section].pop(field, None)
+    return fields
+
+
+def _scores(system: ExportedSystem, workdir: Path, checkpoint: str) -> list[str]:
+    """The scores of this checkpoint, if the run was scored."""
+    try:
+        summary = json.loads((workdir / _SUMMARY).read_bytes())
+        scores = system.scores(summary, checkpoint)
+        rows = [
+            f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means.values())} |"
+            for name, means in scores.items()
+        ]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{workdir / _SUMMARY} is not a summary of qrag_jax.evaluate ({error}); score the run "
+            "again, or delete it."
+        ) from None
+    if not rows:
+        return []
+    metrics = [*next(iter(scores.values()))]
+    head = [f"| {' | '.join([system.scored, *metrics])} |", "|---" * (len(metrics) + 1) + "|"]
+    return ["## Scores", "", *head, *rows, ""]

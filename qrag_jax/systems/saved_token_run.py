@@ -1,0 +1,117 @@
+"""A trained run of a language model, for the commands that play it: its mesh and its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from qrag_jax.errors import InputError
+from qrag_jax.learners import placement
+from qrag_jax.models.first_language_model import FOLDER
+from qrag_jax.runtime import determinism
+from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.compilation import enable_persistent_cache
+from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.run import log
+from qrag_jax.systems.token_system import TokenConfig, TokenSystem
+
+# Of a run's weights: its checkpoints, what training began with, what imitation ended with.
+BEST, LAST, FIRST, IMITATED = CHECKPOINTS = ("best", "last", "first", "sft")
+
+
+def mesh_of_run(config: TokenConfig, workdir: Path | None) -> Mesh:
+    """The mesh on which the model of a run plays; compiled programs are kept in the run's folder.
+
+    Args:
+        workdir: the run's folder; None: there is no run, and the config's own model plays.
+
+    Raises:
+        InputError: the folder holds no model.
+    """
+    if workdir and not config.model.path and not (workdir / FOLDER).exists():
+        raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
+    if told := determinism.ask(config.runtime.deterministic):
+        log(told)
+    if workdir and os.access(workdir, os.W_OK):  # a read-only run is played without the cache
+        enable_persistent_cache(workdir / "compilation_cache")
+    return make_mesh(config.runtime.mesh)
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Weights that play.
+
+    Attributes:
+        name: of what they write, such as "best-120".
+        told: what people are told of them.
+        step: updates that they have seen.
+        params: on the mesh.
+    """
+
+    name: str
+    told: str
+    step: int
+    params: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedWeights:
+    """The weights that a run keeps.
+
+    Attributes:
+        system: opened in the run's folder.
+    """
+
+    system: TokenSystem[Any, Any]
+
+    def untrained(self) -> Weights:
+        """Those that training began with."""
+        return Weights("untrained", "untrained", 0, self.system.untrained)
+
+    def checkpoint(self, which: str) -> Weights:
+        """Those of the "best" or the "last" checkpoint.
+
+        Raises:
+            InputError: the run has no sound one.
+        """
+        params, step = self._checkpoints.restore_params(which, self._template)
+        return Weights(f"{which}-{step}", f"{which} checkpoint of step {step}", step, params)
+
+    def after(self, step: int) -> Any | None:
+        """The parameters at the end of the stage of which this is the last step; None: not kept."""
+        return self._checkpoints.restore_params_of(step, self._template)
+
+    def imitated(self, step: int, told: str) -> Weights | None:
+        """Those at the end of imitation; None: they are not kept.
+
+        Args:
+            told: what they are after, such as "after imitation".
+        """
+        params = self.after(step)
+        if params is None:
+            return None
+        return Weights(f"sft-{step}", f"{told}, step {step}", step, params)
+
+    @cached_property
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.system.workdir, read_only=True)
+
+    @cached_property
+    def _template(self) -> Any:
+        return placement.shapes_on(self.system.inputs.model.trained, self.system.param_shardings)
+
+
+def digest_of_weights(params: Any) -> str:
+    """A digest of parameters, to know them again."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.ascontiguousarray(np.asarray(leaf)).tobytes())
+    return digest.hexdigest()[:16]

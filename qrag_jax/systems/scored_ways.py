@@ -1,0 +1,97 @@
+"""The ways that a run is compared with, each played once and kept in a log of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from qrag_jax.metrics import agent_log
+from qrag_jax.metrics.row_log import RowLog
+from qrag_jax.runtime.interrupt import StopSignal
+
+NOT_KEPT = "its weights are not kept"
+
+Row = TypeVar("Row")
+
+
+@dataclasses.dataclass(frozen=True)
+class WayOptions:
+    """What is scored, and where logs and scores are written.
+
+    Attributes:
+        checkpoint: "best" or "last".
+        samples: number of questions or queries, 0 for all.
+        out: folder; None: `eval` in the run's folder.
+        restart: throw logs away.
+    """
+
+    checkpoint: str
+    samples: int = 0
+    out: Path | None = None
+    restart: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Way(Generic[Row]):
+    """One way to write queries.
+
+    Attributes:
+        name: of its log, such as "last-2140".
+        told: what people are told of it.
+        play: plays what is asked; a text says why the way is not here.
+        by_model: whether a model writes.
+        draws: rows of each that is asked.
+    """
+
+    name: str
+    told: str
+    play: Callable[[], list[Row] | str]
+    by_model: bool = True
+    draws: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class WayLogs(Generic[Row]):
+    """The logs of the ways.
+
+    Attributes:
+        folder: that has them.
+        rows: writes them.
+        read: reads the log of a way, and refuses one of others than are asked.
+        record: all that the rows of a way depend on.
+    """
+
+    folder: Path
+    rows: RowLog[Row]
+    read: Callable[[Path, Way[Row]], list[Row]]
+    record: Callable[[Way[Row]], dict[str, Any]]
+
+    def played(
+        self, ways: Sequence[Way[Row]], stop: StopSignal, *, restart: bool
+    ) -> tuple[dict[str, list[Row]], list[str]]:
+        """The rows of each way by what it is called; and why ways are not here, a sentence each.
+
+        Args:
+            restart: throw logs away; else what has one is not played again.
+
+        Raises:
+            InputError: a log is of another record, or cannot be used.
+            Stopped: a signal came; logs that are finished stay.
+        """
+        rows, notes = dict[str, list[Row]](), list[str]()
+        for way in ways:
+            path, record = self.folder / f"{way.name}.jsonl", self.record(way)
+            if restart:
+                path.unlink(missing_ok=True)
+            agent_log.refuse_other(path, record)
+            if not path.exists():
+                stop.check()
+                found = way.play()
+                if isinstance(found, str):
+                    notes.append(f"{way.told} is not here: {found}")
+                    continue
+                self.rows.write(path, found, record)
+            rows[way.told] = self.read(path, way)
+        return rows, notes

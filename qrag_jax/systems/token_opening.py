@@ -1,0 +1,128 @@
+"""Opens systems whose policy is a language model: data, mesh, and the server that samples."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.service import leave_room
+from qrag_jax.llm.llm_config import LlmConfig
+from qrag_jax.runtime import determinism
+from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.run import Run
+from qrag_jax.runtime.saved_config import check_same_config, save_config
+from qrag_jax.systems.served_policy import ServedSettings, open_served
+from qrag_jax.systems.token_system import TokenSystem
+
+System = TypeVar("System", bound=TokenSystem[Any, Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class Opening(Generic[System]):
+    """How the runs of one system are opened; its methods are the functions of the system's module.
+
+    Attributes:
+        system: its class.
+        config: reads settings, and refuses those that are wrong for any data.
+        saved: reads the config of a run.
+        free: beginnings of names of fields that may change when a run goes on.
+        load: (settings, the run's folder, mesh) → data and model; refuses those that cannot be
+            used.
+        alone: what one host does, such as "episodes with tools are played".
+    """
+
+    system: type[System]
+    config: Callable[[ConfigDict], Any]
+    saved: Callable[[Path], ConfigDict]
+    free: tuple[str, ...]
+    load: Callable[[Any, Path, Mesh], Any]
+    alone: str
+
+    def check(self, given: ConfigDict) -> None:
+        """Refuses values that are wrong for any data.
+
+        Raises:
+            InputError: a field is unknown, or its value makes no sense.
+        """
+        self.config(given)
+
+    def before_devices(
+        self, given: ConfigDict, *, dry: bool = False, described: bool = False
+    ) -> str:
+        """Sets how much of a GPU's memory JAX takes, and that its programs are deterministic."""
+        config = self.config(given)
+        if config.llm is not None and not dry:
+            leave_room(LlmConfig(url=config.llm.url, server=config.llm.server))
+        return determinism.ask(config.runtime.deterministic, described=described)
+
+    @contextlib.contextmanager
+    def open_system(
+        self,
+        given: ConfigDict,
+        run: Run,
+        *,
+        dry: bool = False,
+        devices: Sequence[jax.Device] | None = None,
+    ) -> Iterator[System]:
+        """Opens the system, and the server that samples if the config has one; see `systems`.
+
+        Raises:
+            InputError: the run has another config, there are several hosts, or the data or the
+                model cannot be used.
+        """
+        if run.has_begun:
+            check_same_config(self.saved(run.config_path), given, self.free)
+        config = self.config(given)
+        if jax.process_count() > 1:
+            raise InputError(
+                f"there are {jax.process_count()} hosts, and {self.alone} by one; start one "
+                "process."
+            )
+        mesh = make_mesh(config.runtime.mesh, devices)
+        inputs = self.load(config, run.workdir, mesh)
+        if not run.has_begun:
+            save_config(given, run.config_path)
+
+        # The checkpoints are asked for when they are needed, and not made by a start that fails.
+        def keep(step: int, params: Any) -> None:
+            run.checkpoints.save_stage(step, params)
+
+        def kept(step: int, template: Any) -> Any | None:
+            run.checkpoints.wait()
+            return run.checkpoints.restore_params_of(step, template)
+
+        def last(template: Any) -> tuple[Any, int] | None:
+            run.checkpoints.wait()
+            if run.checkpoints.last_step() is None:
+                return None
+            found = run.checkpoints.restore_last(template)
+            return found.state, found.step
+
+        with contextlib.ExitStack() as stack:
+            served = None
+            if config.llm is not None and not dry:
+                staleness = self.system.staleness(config)
+                sizes = config.model.lora.sizes
+                settings = ServedSettings(config.llm, config.sampling, sizes, staleness)
+                served = stack.enter_context(
+                    open_served(settings, inputs.model, inputs.speech, run.workdir)
+                )
+            yield self.system(
+                config,
+                mesh,
+                inputs,
+                run.workdir,
+                placed=devices is None,
+                keep=keep,
+                kept=kept,
+                last=last,
+                served=served,
+            )

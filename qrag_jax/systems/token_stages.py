@@ -1,0 +1,79 @@
+"""Makes a stage of training of a language model: its policy, its state and its jitted update."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from qrag_jax.learners import placement
+from qrag_jax.learners.policy_state import Parts, next_stage, state_shardings
+from qrag_jax.learners.token_policy import TokenPolicy
+from qrag_jax.models.first_language_model import FirstLanguageModel
+from qrag_jax.policies.tokens import Vocabulary
+from qrag_jax.systems.token_system import TokenConfig
+
+
+class Stage(NamedTuple):
+    """One stage of training; see `token_system.Stage`."""
+
+    kind: str
+    policy: TokenPolicy[Any]
+    update: Any
+    parts: Parts
+    begin: Any
+    first: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageRules:
+    """How a stage learns.
+
+    Attributes:
+        kind: names what is learned.
+        algorithm: constants of it.
+        parts: what its state is made of.
+        weights: of the parts of an episode's reward.
+        schedule: optimizer step of the run → learning rate.
+        make_update: makes the jitted update of a policy.
+        first: its first step.
+    """
+
+    kind: str
+    algorithm: Any
+    parts: Parts
+    weights: tuple[float, ...]
+    schedule: Callable[[Any], Any]
+    make_update: Callable[[TokenPolicy[Any]], Any]
+    first: int
+
+
+def make_stage(
+    config: TokenConfig, mesh: Mesh, model: FirstLanguageModel, rules: StageRules
+) -> Stage:
+    """The stage of a run on a mesh."""
+    loaded, parts = model.loaded, rules.parts
+    trunk, partition = loaded.model.trunk, config.runtime.rules(model.partition_rules)
+    of_base = None
+    if model.adapters is not None:
+        of_base = placement.base_shardings(mesh, partition, loaded.stored)
+    policy: TokenPolicy[Any] = TokenPolicy(
+        mesh=mesh,
+        shardings=state_shardings(mesh, partition, parts, model.trained),
+        trunk=trunk,
+        vocabulary=Vocabulary(
+            config.sampling.temperature or 1.0, products=trunk.precision.products
+        ),
+        config=rules.algorithm,
+        weights=rules.weights,
+        optimizer=parts.optimizer,
+        schedule=rules.schedule,
+        base_shardings=of_base,
+        lora_scale=loaded.model.lora_scale,
+    )
+    begin = jax.jit(partial(next_stage, parts), out_shardings=policy.shardings)
+    return Stage(rules.kind, policy, rules.make_update(policy), parts, begin, rules.first)

@@ -1,0 +1,85 @@
+"""A small LeReT run that went through all stages, and what several tests ask of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from qrag_jax.feedback.tries import Try
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.systems.leret import Leret
+from qrag_jax.systems.leret_experience import LessonExperience
+from qrag_jax.systems.saved_token_run import digest_of_weights
+from tests.systems.query_play import PAIR_STEPS, SCRIPT_STEPS, SFT_STEPS, opened, small
+
+FIRST_SFT, FIRST_PAIRS = SCRIPT_STEPS, SCRIPT_STEPS + SFT_STEPS
+PERIOD = SFT_STEPS + PAIR_STEPS
+STOP = StopSignal()
+
+
+@dataclasses.dataclass
+class Trained:
+    """A run that went through all stages.
+
+    Attributes:
+        system: its.
+        states: the state before each step, on the host, and the last one.
+        batches: what each step learned from.
+        samples: the questions and epochs of each step.
+        metrics: of each step.
+    """
+
+    system: Leret
+    states: list[Any]
+    batches: list[Any]
+    samples: list[np.ndarray]
+    metrics: list[dict[str, float]]
+
+
+@contextlib.contextmanager
+def trained_run(workdir: Path) -> Iterator[Trained]:
+    """Trains it."""
+    with opened(small(), workdir) as system:
+        experience, state = LessonExperience(system, 0), system.first_state()
+        made = Trained(system, [], [], [], [])
+        for number in range(system.train.steps):
+            made.states.append(jax.device_get(state))
+            batch = experience.next(state, number, STOP)
+            made.batches.append(jax.device_get(batch))
+            made.samples.append(experience.samples)
+            state, metrics = system.update(state, batch)
+            made.metrics.append({name: float(value) for name, value in metrics.items()})
+        made.states.append(jax.device_get(state))
+        yield made
+
+
+def tries_of(system: Leret, iteration: int) -> list[Try]:
+    """The tries of an iteration, from their files."""
+    folder = system.workdir / "tries" / f"iteration-{iteration}"
+    rows = [
+        json.loads(line)
+        for hop in (1, 2)
+        for line in (folder / f"hop-{hop}.jsonl").read_text().splitlines()
+    ]
+    return [Try.from_json(row) for row in rows if "part" not in row]
+
+
+def weights_of(trained: Trained, step: int) -> str:
+    """The digest of the weights before a step."""
+    return digest_of_weights(trained.states[step].params)
+
+
+def again(trained: Trained, workdir: Path) -> LessonExperience:
+    """The experience of a run that was killed and goes on in a copy of its folder."""
+    shutil.copytree(trained.system.workdir, workdir, dirs_exist_ok=True)
+    system = dataclasses.replace(trained.system, workdir=workdir)
+    system._step = None
+    return LessonExperience(system, 0)

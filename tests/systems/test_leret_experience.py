@@ -1,0 +1,195 @@
+"""What LeReT learns from its tries: best queries, pairs, a reference; and from what is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.preference_pairs import PairsConfig, pairs_of
+from qrag_jax.feedback.tries import StateKey, Try
+from qrag_jax.systems.leret import Leret
+from qrag_jax.systems.leret_experience import LessonExperience
+from qrag_jax.systems.leret_tries import Iteration, TryMaker
+from tests.systems.leret_run import (
+    FIRST_PAIRS,
+    FIRST_SFT,
+    PERIOD,
+    STOP,
+    Trained,
+    again,
+    weights_of,
+)
+from tests.systems.query_play import PAIR_STEPS, SFT_STEPS
+
+pytestmark = pytest.mark.long
+
+
+def learned(trained: Trained, iteration: int) -> tuple[list[Any], Iteration]:
+    """The pairs and targets of all states, made anew."""
+    system = trained.system
+    step = FIRST_SFT + (iteration - 1) * PERIOD
+    found = system.tries.iteration(iteration, None, weights_of(trained, step), STOP)
+    by_state: dict[StateKey, list[Try]] = {}
+    for each in found.tries:
+        by_state.setdefault(each.at, []).append(each)
+    config = PairsConfig(degenerate=("[1]",))
+    return [pairs_of(own, config, (42, iteration)) for own in by_state.values()], found
+
+
+def bare(system: Leret, found: Iteration, at: StateKey) -> np.ndarray:
+    messages = system.inputs.agent.prompt.messages(found.states[at].asked_by(0))
+    return system.inputs.speech.scaffold.opening(messages)
+
+
+def rows_of(blocks: Any) -> list[list[int]]:
+    """The tokens of the rows of all blocks, shared ones included."""
+    rows = []
+    members = blocks.lengths.shape[1] // blocks.shared.shape[1]
+    for number in range(len(blocks.tokens)):
+        at = 0
+        for group, shared in enumerate(blocks.shared[number]):
+            prompt = blocks.tokens[number, at : at + shared].tolist()
+            at += shared
+            for length in blocks.lengths[number, group * members : (group + 1) * members]:
+                if length:
+                    own = blocks.tokens[number, at : at + length - shared].tolist()
+                    rows.append(prompt + own)
+                    at += length - shared
+    return rows
+
+
+@pytest.mark.parametrize("iteration", [1, 2])
+def test_the_best_queries_are_imitated_behind_the_bare_prompt(
+    trained: Trained, iteration: int
+) -> None:
+    states, found = learned(trained, iteration)
+    best = [
+        [*bare(trained.system, found, each.at), *each.queries[each.target].sampled]
+        for each in states
+        if each.target is not None
+    ]
+    assert best
+    first = FIRST_SFT + (iteration - 1) * PERIOD
+    shown = [row for n in range(SFT_STEPS) for row in rows_of(trained.batches[first + n].blocks)]
+    assert len(shown) == 4 * SFT_STEPS
+    assert all(row in best for row in shown)
+    ids = trained.batches[first].blocks
+    assert int(ids.learned.sum()) == sum(
+        len(row) - _prompt_length(row, best, trained, states, found) for row in rows_of(ids)
+    )
+
+
+def _prompt_length(row: Any, best: Any, trained: Trained, states: Any, found: Any) -> int:
+    place = best.index(row)
+    at = [each.at for each in states if each.target is not None][place]
+    return len(bare(trained.system, found, at))
+
+
+def test_pairs_have_the_winner_first_and_one_prompt(trained: Trained) -> None:
+    states, found = learned(trained, 1)
+    every = {
+        (
+            (*opening, *each.queries[pair.winner].sampled),
+            (*opening, *each.queries[pair.loser].sampled),
+        )
+        for each in states
+        if each.pairs
+        for opening in [bare(trained.system, found, each.at)]
+        for pair in each.pairs
+    }
+    rewards = {each.at: each for each in states}
+    assert all(
+        each.queries[pair.winner].reward > each.queries[pair.loser].reward
+        for each in rewards.values()
+        for pair in each.pairs
+    )
+    for number in range(FIRST_PAIRS, FIRST_PAIRS + PAIR_STEPS):
+        rows = [tuple(row) for row in rows_of(trained.batches[number].blocks)]
+        assert len(rows) == 2 * 4
+        assert set(zip(rows[::2], rows[1::2])) <= every
+
+
+def test_the_reference_is_the_log_probability_of_each_query(trained: Trained) -> None:
+    system, folder = trained.system, trained.system.workdir / "tries" / "iteration-1"
+    states, found = learned(trained, 1)
+    kept = json.loads((folder / "reference.json").read_text())["log_probs"]
+    params, expected = trained.states[FIRST_PAIRS].params, []
+    trunk = system.inputs.model.loaded.model
+    rows = [
+        (bare(system, found, each.at), each.queries[place].sampled)
+        for each in states
+        for pair in each.pairs
+        for place in pair[:2]
+    ]
+    width = max(len(opening) + len(query) for opening, query in rows)
+    tokens = np.zeros((len(rows), width), np.int32)
+    for row, (opening, query) in zip(tokens, rows, strict=True):
+        row[: len(opening) + len(query)] = [*opening, *query]
+    lengths = np.array([len(opening) + len(query) for opening, query in rows], np.int32)
+    logits = np.asarray(trunk.logits(params, jnp.asarray(tokens), jnp.asarray(lengths)))
+    for row, (opening, query) in zip(logits, rows, strict=True):
+        wanted = row[len(opening) - 1 : len(opening) + len(query) - 1].astype(np.float64)
+        wanted -= np.log(np.exp(wanted).sum(axis=1, keepdims=True))
+        expected.append(wanted[np.arange(len(query)), list(query)].sum())
+    assert len(kept) == len(expected) >= 2
+    np.testing.assert_allclose(kept, expected, atol=2e-3)
+    # The policy has not moved yet, so all margins are 0, and the loss is that of h = 0.
+    assert trained.metrics[FIRST_PAIRS]["margin"] == pytest.approx(0, abs=1e-3)
+    beta = system.config.preference.beta
+    assert trained.metrics[FIRST_PAIRS]["loss"] == pytest.approx((1 / (2 * beta)) ** 2, rel=1e-3)
+
+
+def test_a_resumed_run_learns_from_the_same(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TryMaker, "_starts", None)  # nothing is played again
+    monkeypatch.setattr(LessonExperience, "_log_probs", None)
+    for number in (FIRST_SFT + 1, FIRST_PAIRS, FIRST_PAIRS + PERIOD + 1):
+        experience = again(trained, tmp_path / str(number))
+        batch = experience.next(trained.states[number], number, STOP)
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(batch), trained.batches[number])
+        np.testing.assert_array_equal(experience.samples, trained.samples[number])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "number", "told"),
+    [
+        ("start.json", None, FIRST_SFT + 1, r"start\.json is missing or damaged; bring it back"),
+        ("start.json", "{", FIRST_SFT + 1, r"start\.json is missing or damaged; bring it back"),
+        ("start.json", '{"weights": "x"}', FIRST_SFT, "were made by other weights than those of"),
+        ("start.json", '{"weights": "x"}', FIRST_PAIRS, "another weights; bring that back, or br"),
+        ("reference.json", None, FIRST_PAIRS + 1, r"reference\.json is missing, damaged or of"),
+        ("reference.json", '{"log_probs": ["x"]}', FIRST_PAIRS + 1, "is missing, damaged or of"),
+        ("reference.json", "[1, 2", FIRST_PAIRS + 1, r"other pairs; bring it back, or begin a"),
+        ("hop-2.jsonl", None, FIRST_PAIRS, r"hop-2\.jsonl is missing; bring the file back, or beg"),
+    ],
+)
+def test_lost_files_are_named(
+    trained: Trained, tmp_path: Path, name: str, text: str | None, number: int, told: str
+) -> None:
+    experience = again(trained, tmp_path)
+    path = tmp_path / "tries" / "iteration-1" / name
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError, match=told):
+        experience.next(trained.states[number], number, STOP)
+
+
+def test_a_reference_that_is_damaged_at_the_start_is_made_again(
+    trained: Trained, tmp_path: Path
+) -> None:
+    experience = again(trained, tmp_path)
+    path = tmp_path / "tries" / "iteration-1" / "reference.json"
+    whole = path.read_text()
+    path.write_text(whole[:100])
+    state = jax.device_put(trained.states[FIRST_PAIRS])
+    experience.next(state, FIRST_PAIRS, STOP)
+    assert path.read_text() == whole
