@@ -28,6 +28,9 @@ from qrag_jax.learners.preference_update import pair_episodes, pair_shardings, r
 from qrag_jax.learners.token_update import episode_shardings, token_episodes
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.rollouts.agent_experience import QuestionOrder
+from qrag_jax.data.generators.invented_names import Draw
+from qrag_jax.data.generators.renamed import Renaming
+from qrag_jax.environments.query_writing.styles import renamed
 from qrag_jax.rollouts.scripted_tokens import all_sampled
 from qrag_jax.rollouts.styled_tokens import styled_episodes
 from qrag_jax.rollouts.token_batch import TokenBatch
@@ -145,7 +148,10 @@ class LessonExperience:
         numbers, epochs = QuestionOrder(many, size, config.seed).at(number)
         starts = inputs.script.starts(config, [*map(int, numbers)], number * size)
         segments: list[Segment] = []
-        for hops in self._styled.play(starts):
+        for index, hops in enumerate(self._styled.play(starts), number * size):
+            draw = Draw(config.seed, 77, index)
+            if draw.chance(config.styles.renamed):
+                hops = renamed(hops, Renaming(draw))
             for episode in styled_episodes(hops, inputs.script.prompt, inputs.speech):
                 shown = all_sampled(episode) if config.script.observed else episode
                 segments += shown.segments

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from qrag_jax.data.generators.bridge_world import BridgeQuestion
 from qrag_jax.data.generators.invented_names import Draw
+from qrag_jax.data.generators.renamed import Renaming
 from qrag_jax.environments.query_writing.prompt import Variant
 from qrag_jax.environments.query_writing.state import BY_HOP, Pool, QueryState, grown
 from qrag_jax.environments.shares import check_shares, drawn
@@ -47,21 +48,37 @@ class StylesConfig:
     # The name of the first entity; then that of the second one, if a passage that was found says it
     bridge: float = 0.25
     marked: float = 0.5  # share of demonstrated hops whose prompt has the mark of the style
+    # Share of the style bridge among marked hops, as it is the hardest to learn; the other styles
+    # share the rest as above
+    marked_bridge: float = 0.25
     # Each hop draws its own style, so that the bare prompt is the mixture in every state; False:
     # a demonstration keeps its first one
     mixed: bool = True
+    renamed: float = 0.0  # share of demonstrations whose invented words get other spellings
     most_words: int = 24  # of a query with a passage; the rest of the passage is left out
 
     def __post_init__(self) -> None:
         check_shares(_SECTION, self, STYLES)
-        check_least(_SECTION, self, marked=0.0, most_words=1)
-        if not self.marked <= 1:
-            raise InputError(f"config.{_SECTION}.marked is {self.marked}; use a share, 0 to 1.")
+        check_least(_SECTION, self, most_words=1)
+        for name in ("marked", "marked_bridge", "renamed"):
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                raise InputError(f"config.{_SECTION}.{name} is {share}; use a share, 0 to 1.")
 
     @property
     def shares(self) -> dict[str, float]:
         """The share of each style, in the order of `STYLES`."""
         return {name: getattr(self, name) for name in STYLES}
+
+    @property
+    def marked_shares(self) -> dict[str, float]:
+        """The share of each style among marked hops, in the order of `STYLES`."""
+        others = 1 - self.bridge
+        if not others:
+            return self.shares
+        scale = (1 - self.marked_bridge) / others
+        return {name: share * scale for name, share in self.shares.items()} | {
+            BRIDGE: self.marked_bridge
+        }
 
 
 class Style(NamedTuple):
@@ -101,7 +118,8 @@ def draw_style(config: StylesConfig, seed: int, index: int) -> Style:
 
 
 def _drawn(config: StylesConfig, draw: Draw) -> Style:
-    return Style(drawn(config.shares, draw), draw.chance(config.marked))
+    is_marked = draw.chance(config.marked)
+    return Style(drawn(config.marked_shares if is_marked else config.shares, draw), is_marked)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -205,3 +223,24 @@ class StyledPlay:
     def _query(self, start: Start) -> str:
         writer = StyledWriter(start.styles[0].name, self.most_words)
         return writer.query(start.state, start.question)
+
+
+def renamed(hops: Sequence[Written], renaming: Renaming) -> tuple[Written, ...]:
+    """A demonstration with other names: of its question, its passages and its queries."""
+
+    def pool(given: Pool) -> Pool:
+        return tuple(
+            each._replace(title=renaming.of(each.title), text=renaming.of(each.text))
+            for each in given
+        )
+
+    return tuple(
+        Written(
+            dataclasses.replace(
+                hop.state, question=renaming.of(hop.state.question), pool=pool(hop.state.pool)
+            ),
+            renaming.of(hop.query),
+            pool(hop.found),
+        )
+        for hop in hops
+    )
