@@ -50,6 +50,8 @@ def _made_here(config: ConfigDict) -> None:
     config.search.update(k1=0.9, b=0.4, stemmer="", stop_words="", gold_by="passage")
     config.writing.update(prompt="bare_query", query_tokens=80)
     config.styles.most_words = 16
+    # Without these, some seeds learn names by heart in place of the bridge.
+    config.styles.update(marked=0.6, marked_bridge=0.8, renamed=1.0)
     config.pairs.degenerate = ("[1]",)
     config.sampling.update(temperature=1.0, room=512, chunk=64)
     config.script.update(steps=1500, batch_size=8, learning_rate=2e-3, observed=True)

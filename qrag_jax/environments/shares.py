@@ -39,7 +39,16 @@ def drawn(shares: Mapping[str, float], draw: Draw) -> str:
         shares: name → share; `check_shares` has passed them.
         draw: one number of it is used.
     """
-    point = draw.below(_FINE) / _FINE
+    return name_at(shares, drawn_point(draw))
+
+
+def drawn_point(draw: Draw) -> float:
+    """A point in [0, 1), for `name_at`; one number of the draw is used."""
+    return draw.below(_FINE) / _FINE
+
+
+def name_at(shares: Mapping[str, float], point: float) -> str:
+    """The name whose part of [0, 1) has this point; the parts lie in the order of the names."""
     possible = [name for name, share in shares.items() if share > 0]
     for name in possible[:-1]:
         point -= shares[name]

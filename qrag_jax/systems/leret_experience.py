@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from qrag_jax.environments.query_writing.styles import StyledPlay
+from qrag_jax.environments.query_writing.styles import StyledPlay, draw_renamed
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.later_credit import credited
 from qrag_jax.feedback.pairs_report import check_found, check_pairs, report_of
@@ -142,8 +142,9 @@ class LessonExperience:
         numbers, epochs = QuestionOrder(many, size, config.seed).at(number)
         starts = inputs.script.starts(config, [*map(int, numbers)], number * size)
         segments: list[Segment] = []
-        for hops in self._styled.play(starts):
-            for episode in styled_episodes(hops, inputs.script.prompt, inputs.speech):
+        for index, hops in enumerate(self._styled.play(starts), number * size):
+            shown_hops = draw_renamed(config.styles, config.seed, index, hops)
+            for episode in styled_episodes(shown_hops, inputs.script.prompt, inputs.speech):
                 shown = all_sampled(episode) if config.script.observed else episode
                 segments += shown.segments
         self.samples = np.stack([numbers, epochs], axis=1)

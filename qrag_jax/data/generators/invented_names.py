@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -67,6 +68,11 @@ _BODIES = {
 }
 _SPACE = {n: int(np.prod([len(p) for p in body])) for n, body in _BODIES.items()}
 
+_SPELLED = {
+    n: re.compile("".join(f"({'|'.join(pieces)})" for pieces in (*body, _CODAS)))
+    for n, body in _BODIES.items()
+}
+
 
 def invented_word(draw: Draw, stream: int, syllables: int) -> str:
     """A capitalised, pronounceable word of split number `stream` (0 train, 1 dev).
@@ -80,3 +86,8 @@ def invented_word(draw: Draw, stream: int, syllables: int) -> str:
         places += place
     coda = 2 * draw.below(len(_CODAS) // 2) + (places + stream) % 2
     return ("".join(pieces) + _CODAS[coda]).capitalize()
+
+
+def invented_syllables(word: str) -> int:
+    """How many syllables an invented word of any split has; 0: `word` is not spelled as one."""
+    return next((n for n, spelled in _SPELLED.items() if spelled.fullmatch(word.lower())), 0)

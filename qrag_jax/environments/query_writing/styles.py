@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from qrag_jax.data.generators.bridge_world import BridgeQuestion
 from qrag_jax.data.generators.invented_names import Draw
+from qrag_jax.data.generators.renamed import Renaming
 from qrag_jax.environments.query_writing.prompt import Variant
 from qrag_jax.environments.query_writing.state import BY_HOP, Pool, QueryState, grown
-from qrag_jax.environments.shares import check_shares, drawn
+from qrag_jax.environments.shares import check_shares, drawn_point, name_at
 from qrag_jax.errors import InputError, check_least
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
@@ -28,6 +29,7 @@ from qrag_jax.llm.text.prompts import one_line
 QUESTION, ENTITY, PASSAGE, BRIDGE = STYLES = ("question", "entity", "passage", "bridge")
 _SECTION = "styles"
 _STREAM = 3  # of `Draw`; 0 and 1 draw the questions of the two splits, 2 draws demonstrations
+_RENAMING_STREAM = 5  # 4 draws few-shot prompts
 
 # Queries → what each finds, best first.
 Search = Callable[[Sequence[str]], Sequence[Pool | Failure]]
@@ -47,21 +49,37 @@ class StylesConfig:
     # The name of the first entity; then that of the second one, if a passage that was found says it
     bridge: float = 0.25
     marked: float = 0.5  # share of demonstrated hops whose prompt has the mark of the style
+    # Share of the style bridge among marked hops, because it is the hardest to learn; the other
+    # styles share the rest as above. 0: as much as in the other hops
+    marked_bridge: float = 0.0
     # Each hop draws its own style, so that the bare prompt is the mixture in every state; False:
     # a demonstration keeps its first one
     mixed: bool = True
+    # Share of demonstrations whose names are spelled anew, so that they are copied and not known
+    renamed: float = 0.0
     most_words: int = 24  # of a query with a passage; the rest of the passage is left out
 
     def __post_init__(self) -> None:
         check_shares(_SECTION, self, STYLES)
-        check_least(_SECTION, self, marked=0.0, most_words=1)
-        if not self.marked <= 1:
-            raise InputError(f"config.{_SECTION}.marked is {self.marked}; use a share, 0 to 1.")
+        check_least(_SECTION, self, most_words=1)
+        for name in ("marked", "marked_bridge", "renamed"):
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                raise InputError(f"config.{_SECTION}.{name} is {share}; use a share, 0 to 1.")
 
     @property
     def shares(self) -> dict[str, float]:
         """The share of each style, in the order of `STYLES`."""
         return {name: getattr(self, name) for name in STYLES}
+
+    @property
+    def marked_shares(self) -> dict[str, float]:
+        """The share of each style among marked hops, in the order of `STYLES`."""
+        others = 1 - self.bridge
+        if not (self.marked_bridge and others):
+            return self.shares
+        scale = (1 - self.marked_bridge) / others
+        scaled = {name: share * scale for name, share in self.shares.items()}
+        return scaled | {BRIDGE: self.marked_bridge}
 
 
 class Style(NamedTuple):
@@ -101,7 +119,8 @@ def draw_style(config: StylesConfig, seed: int, index: int) -> Style:
 
 
 def _drawn(config: StylesConfig, draw: Draw) -> Style:
-    return Style(drawn(config.shares, draw), draw.chance(config.marked))
+    point, marked = drawn_point(draw), draw.chance(config.marked)
+    return Style(name_at(config.marked_shares if marked else config.shares, point), marked)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -205,3 +224,28 @@ class StyledPlay:
     def _query(self, start: Start) -> str:
         writer = StyledWriter(start.styles[0].name, self.most_words)
         return writer.query(start.state, start.question)
+
+
+def draw_renamed(
+    config: StylesConfig, seed: int, index: int, hops: Sequence[Written]
+) -> tuple[Written, ...]:
+    """The hops of demonstration `index`, in its share of cases with names spelled anew.
+
+    The question, the passages and the queries have the same new names; ids stay.
+    """
+    draw = Draw(seed, _RENAMING_STREAM, index)
+    if not draw.chance(config.renamed):
+        return tuple(hops)
+    renaming = Renaming(draw)
+
+    def pool(given: Pool) -> Pool:
+        return tuple(
+            each._replace(title=renaming.of(each.title), text=renaming.of(each.text))
+            for each in given
+        )
+
+    def state(given: QueryState) -> QueryState:
+        question = renaming.of(given.question)
+        return dataclasses.replace(given, question=question, pool=pool(given.pool))
+
+    return tuple(Written(state(hop.state), renaming.of(hop.query), pool(hop.found)) for hop in hops)
