@@ -56,6 +56,23 @@ def test_marks_are_demonstrated_whatever_tries_are_asked_by(tmp_path: Path, ways
         assert system.variants == ((0,) if ways == "bare" else (1, 2))
 
 
+def test_names_are_spelled_anew_in_what_is_imitated(tmp_path: Path) -> None:
+    read = []
+    for renamed in (0.0, 1.0):
+        config = small(styles__renamed=renamed)
+        with opened(config, tmp_path / f"run{renamed}") as system:
+            experience, state = LessonExperience(system, 0), system.first_state()
+            blocks = jax.device_get(experience.next(state, 0, StopSignal())).blocks
+            script = demonstrations(system)
+            numbers = experience.samples[:, 0]
+            speech = system.inputs.speech
+            told = "".join(speech.text(row) for row in blocks.tokens)
+            questions = [script.demonstrated[n][1] for n in numbers]
+            read.append([each.entity in told for each in questions])
+    assert all(read[0])
+    assert not any(read[1])
+
+
 def test_a_run_without_the_stage_demonstrates_nothing(tmp_path: Path) -> None:
     config = small(stages=("sft", "preference"), tries__ways="bare")
     with opened(config, tmp_path / "run") as system:

@@ -23,6 +23,7 @@ from qrag_jax.environments.query_writing.styles import (
     StyledWriter,
     StylesConfig,
     Written,
+    draw_renamed,
     draw_style,
     draw_styles,
     style_variants,
@@ -187,6 +188,59 @@ def test_shares_are_met() -> None:
     assert abs(sum(of_bridge) / len(of_bridge) - 0.7) < 4 * math.sqrt(0.21 / len(of_bridge))
 
 
+def test_the_bridge_has_a_share_of_its_own_behind_marks() -> None:
+    config = StylesConfig(0.1, 0.2, 0.3, 0.4, marked=0.6, marked_bridge=0.8)
+    drawn = [draw_style(config, 0, index) for index in range(DRAWS)]
+    # Of the rest, 0.2, the other styles have what 0.1, 0.2 and 0.3 are of 0.6.
+    behind = {QUESTION: 0.2 / 6, ENTITY: 0.4 / 6, PASSAGE: 0.6 / 6, BRIDGE: 0.8}
+    for marked, wanted in ((True, behind), (False, config.shares)):
+        counts = Counter(each.name for each in drawn if each.marked is marked)
+        for name, share in wanted.items():
+            sigma = math.sqrt(counts.total() * share * (1 - share))
+            assert abs(counts[name] - counts.total() * share) < 4 * sigma, (marked, name)
+    same = [draw_style(dataclasses.replace(config, marked_bridge=0.4), 0, n) for n in range(200)]
+    assert same == [
+        draw_style(dataclasses.replace(config, marked_bridge=0), 0, n) for n in range(200)
+    ]
+    only = StylesConfig(question=0, entity=0, passage=0, bridge=1, marked=1, marked_bridge=0.5)
+    assert {draw_style(only, 3, index) for index in range(50)} == {Style(BRIDGE, True)}
+
+
+def test_a_demonstration_with_other_names_is_as_true(search: WorldSearch) -> None:
+    """What a style says with the new names, it says of a state with the new names."""
+    prompt, config = QueryPrompt(load("bare_query")), StylesConfig(renamed=1.0)
+    for style in STYLES:
+        for number, hops in enumerate(demonstrated(search, QUESTION, style)):
+            changed = draw_renamed(config, 0, number, hops)
+            assert len(changed) == len(hops)
+            for old, new in zip(hops, changed, strict=True):
+                assert new.query != old.query
+                assert new.state.question != old.state.question
+                kept = (new.state.id, new.state.variant, new.state.hop, new.state.pages)
+                assert kept == (old.state.id, old.state.variant, old.state.hop, old.state.pages)
+                assert [each.id for each in new.found] == [each.id for each in old.found]
+                ((_, before),) = prompt.messages(old.state)
+                ((_, after),) = prompt.messages(new.state)
+                # Words stand for each other one to one, in the prompt and in the query.
+                read = [*zip(f"{before} {old.query}".split(), f"{after} {new.query}".split())]
+                assert (
+                    len({*read}) == len({one for one, _ in read}) == len({two for _, two in read})
+                )
+            # What one hop found is what the next one shows, with the same names.
+            pool = grown(changed[0].state.pool, changed[0].found, "hop")
+            assert changed[1].state.pool == pool
+
+
+def test_names_change_in_their_share_of_demonstrations(search: WorldSearch) -> None:
+    hops = demonstrated(search, ENTITY, BRIDGE)[0]
+    drawn = [draw_renamed(StylesConfig(renamed=0.3), 0, index, hops) for index in range(400)]
+    changed = sum(each != hops for each in drawn)
+    assert abs(changed - 120) < 4 * math.sqrt(400 * 0.3 * 0.7)
+    assert drawn == [draw_renamed(StylesConfig(renamed=0.3), 0, n, hops) for n in range(400)]
+    assert len({each[0].query for each in drawn}) > 100  # other names each time
+    assert all(draw_renamed(StylesConfig(), 0, index, hops) == hops for index in range(50))
+
+
 def test_draws_depend_on_seed_and_index_only() -> None:
     config = StylesConfig()
     several = [draw_style(config, 0, index) for index in range(50)]
@@ -217,6 +271,8 @@ def test_hops_draw_their_styles_apart_or_together() -> None:
         ({"entity": math.nan}, "config.styles.entity is nan"),
         ({"entity": -0.25, "bridge": 0.75}, "config.styles.entity is -0.25; it must be at least 0"),
         ({"marked": 1.5}, "config.styles.marked is 1.5; use a share, 0 to 1."),
+        ({"marked_bridge": -0.1}, "config.styles.marked_bridge is -0.1; use a share, 0 to 1."),
+        ({"renamed": math.nan}, "config.styles.renamed is nan; use a share, 0 to 1."),
         ({"most_words": 0}, "config.styles.most_words is 0; it must be at least 1."),
     ],
 )
