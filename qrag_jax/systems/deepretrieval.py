@@ -40,10 +40,11 @@ from qrag_jax.systems.deepretrieval_config import (
 )
 from qrag_jax.systems.deepretrieval_episodes import REWARD, SCRIPTED, RewriteEpisodes, longest
 from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
-from qrag_jax.systems.deepretrieval_stages import Stage, stages_of
+from qrag_jax.systems.deepretrieval_stages import stages_of
 from qrag_jax.systems.played_batches import StagedOrder, check_server, playing_of
 from qrag_jax.systems.rewrite_guard import GuardedExperience, RewriteGuard
 from qrag_jax.systems.token_opening import Opening
+from qrag_jax.systems.token_stages import Stage
 from qrag_jax.systems.token_system import EVALUATED, TokenSystem
 
 

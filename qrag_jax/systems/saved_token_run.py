@@ -21,7 +21,8 @@ from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import enable_persistent_cache
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.token_system import TokenConfig, TokenSystem
+from qrag_jax.systems.token_config import TokenConfig
+from qrag_jax.systems.token_system import TokenSystem
 
 # Of a run's weights: its checkpoints, what training began with, what imitation ended with.
 BEST, LAST, FIRST, IMITATED = CHECKPOINTS = ("best", "last", "first", "sft")

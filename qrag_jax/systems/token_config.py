@@ -5,16 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError, check_least
+from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.token_config import SFTConfig
 from qrag_jax.llm.served_config import Needs, ServedConfig
 from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.models.first_language_model import LanguageModelConfig
+from qrag_jax.rollouts.token_sampler import SamplingConfig
 from qrag_jax.runtime.config_fields import described, fill, section
+from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.saved_config import add_later_fields, read_fields
+from qrag_jax.runtime.train_config import TrainConfig
 
 BRIDGE = "bridge"  # in place of data: questions that are made here
 SEED = (42, "of the shuffle, the policy's draws and random weights")
@@ -31,6 +36,31 @@ FREE_FIELDS = (
     "runtime.",
     "profile",
 )
+
+
+class TokenConfig(Protocol):
+    """What is read here of a config.
+
+    Attributes:
+        llm: of the server that samples; None: the device does.
+    """
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def profile(self) -> int: ...
+    @property
+    def llm(self) -> ServedConfig | None: ...
+    @property
+    def runtime(self) -> RuntimeConfig: ...
+    @property
+    def model(self) -> LanguageModelConfig: ...
+    @property
+    def sampling(self) -> SamplingConfig: ...
+    @property
+    def optimizer(self) -> OptimizerConfig: ...
+    @property
+    def train(self) -> TrainConfig: ...
 
 
 @dataclasses.dataclass(frozen=True)

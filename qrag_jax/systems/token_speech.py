@@ -6,7 +6,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.token_episodes import Speech
-from qrag_jax.systems.token_system import TokenConfig
+from qrag_jax.systems.token_config import TokenConfig
 
 
 def speech_of(config: TokenConfig, model: FirstLanguageModel, turn: int) -> Speech:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import optax
 from jax.sharding import Mesh
 
 from qrag_jax.learners import placement
@@ -15,11 +16,21 @@ from qrag_jax.learners.policy_state import Parts, next_stage, state_shardings
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.policies.tokens import Vocabulary
-from qrag_jax.systems.token_system import TokenConfig
+from qrag_jax.systems.token_config import TokenConfig
 
 
 class Stage(NamedTuple):
-    """One stage of training; see `token_system.Stage`."""
+    """One stage of training.
+
+    Attributes:
+        kind: names what is learned.
+        policy: how it learns.
+        update: the jitted update.
+        parts: what its state is made of.
+        begin: (state, base) → the state with which it begins behind another stage; without
+            adapters there is no base.
+        first: its first step.
+    """
 
     kind: str
     policy: TokenPolicy[Any]
@@ -41,6 +52,8 @@ class StageRules:
         schedule: optimizer step of the run → learning rate.
         make_update: makes the jitted update of a policy.
         first: its first step.
+        critic_optimizer: None: there is no critic.
+        rests_until: the step of the run before which the critic learns alone.
     """
 
     kind: str
@@ -50,6 +63,8 @@ class StageRules:
     schedule: Callable[[Any], Any]
     make_update: Callable[[TokenPolicy[Any]], Any]
     first: int
+    critic_optimizer: optax.GradientTransformation | None = None
+    rests_until: int = 0
 
 
 def make_stage(
@@ -59,11 +74,11 @@ def make_stage(
     loaded, parts = model.loaded, rules.parts
     trunk, partition = loaded.model.trunk, config.runtime.rules(model.partition_rules)
     of_base = None
-    if model.adapters is not None:
-        of_base = placement.base_shardings(mesh, partition, loaded.stored)
+    if model.base is not None:
+        of_base = placement.base_shardings(mesh, partition, model.base)
     policy: TokenPolicy[Any] = TokenPolicy(
         mesh=mesh,
-        shardings=state_shardings(mesh, partition, parts, model.trained),
+        shardings=state_shardings(mesh, partition, parts, model.trained, model.base),
         trunk=trunk,
         vocabulary=Vocabulary(
             config.sampling.temperature or 1.0, products=trunk.precision.products
@@ -74,6 +89,8 @@ def make_stage(
         schedule=rules.schedule,
         base_shardings=of_base,
         lora_scale=loaded.model.lora_scale,
+        critic_optimizer=rules.critic_optimizer,
+        rests_until=rules.rests_until,
     )
     begin = jax.jit(partial(next_stage, parts), out_shardings=policy.shardings)
     return Stage(rules.kind, policy, rules.make_update(policy), parts, begin, rules.first)

@@ -16,50 +16,21 @@ from jax.sharding import Mesh
 from qrag_jax.environments.tools.episode import Agent
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.learners import placement
-from qrag_jax.learners.optimizers import OptimizerConfig
-from qrag_jax.learners.policy_state import Parts, PolicyState, first_state, state_shapes
-from qrag_jax.learners.token_policy import TokenPolicy
-from qrag_jax.llm.served_config import ServedConfig
-from qrag_jax.models.first_language_model import FirstLanguageModel, LanguageModelConfig
+from qrag_jax.learners.policy_state import PolicyState, first_state, state_shapes
+from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
 from qrag_jax.rollouts.token_episodes import Library, Speech, TokenCounts
-from qrag_jax.rollouts.token_sampler import SamplingConfig
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.runtime_config import RuntimeConfig
-from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.systems.episode_player import EpisodePlayer, PlayRules, Scene
 from qrag_jax.systems.served_policy import ServedPolicy, Versioned
+from qrag_jax.systems.token_config import TokenConfig
+from qrag_jax.systems.token_stages import Stage
 
 EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-
-
-class TokenConfig(Protocol):
-    """What is read here of a config.
-
-    Attributes:
-        llm: of the server that samples; None: the device does.
-    """
-
-    @property
-    def seed(self) -> int: ...
-    @property
-    def profile(self) -> int: ...
-    @property
-    def llm(self) -> ServedConfig | None: ...
-    @property
-    def runtime(self) -> RuntimeConfig: ...
-    @property
-    def model(self) -> LanguageModelConfig: ...
-    @property
-    def sampling(self) -> SamplingConfig: ...
-    @property
-    def optimizer(self) -> OptimizerConfig: ...
-    @property
-    def train(self) -> TrainConfig: ...
 
 
 class TokenInputs(Protocol):
@@ -79,33 +50,6 @@ class TokenInputs(Protocol):
     def speech(self) -> Speech: ...
     @property
     def data(self) -> Mapping[str, str]: ...
-
-
-class Stage(Protocol):
-    """What is read here of a stage of training.
-
-    Attributes:
-        kind: names what is learned.
-        policy: how it learns.
-        update: the jitted update.
-        parts: what its state is made of.
-        begin: (state, base) → the state with which it begins behind another stage; without
-            adapters there is no base.
-        first: its first step.
-    """
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def policy(self) -> TokenPolicy[Any]: ...
-    @property
-    def update(self) -> Any: ...
-    @property
-    def parts(self) -> Parts: ...
-    @property
-    def begin(self) -> Any: ...
-    @property
-    def first(self) -> int: ...
 
 
 class Scores(Protocol):
