@@ -32,7 +32,7 @@ from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
-from qrag_jax.systems.deepretrieval_judged import on_corpora
+from qrag_jax.systems.deepretrieval_judged import check_depths, on_corpora
 from qrag_jax.systems.made_queries import MadeQueries
 from qrag_jax.systems.rewrite_script import RewriteScript, script_of_questions, script_of_texts
 from qrag_jax.systems.rewrite_search import (
@@ -108,6 +108,8 @@ def load_inputs(
         on_corpora(tasks, f"config.queries.{name}", library, config.search, folders)
         for tasks, name in named_by
     )
+    if trains:
+        check_depths(library, config.reward.k)
     train = _unseen(train, (*dev, *tested))
     train = train[: queries.most] if queries.most else train
     reward = RewriteReward(config.reward)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from qrag_jax.data.judged_query import JudgedQuery, Origin, check_in_corpus
 from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.errors import InputError
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.rewrite_search import (
     Collections,
@@ -49,6 +50,23 @@ def on_corpora(
         there = {id(each) for each in found.queries}  # query ids of two parts may be alike
         kept += [task for task, each in zip(own, judged, strict=True) if id(each) in there]
     return kept
+
+
+def check_depths(library: SearchLibrary, k: int) -> None:
+    """Refuses a K of training that no ranking can have; recall would count all that match.
+
+    Raises:
+        InputError: a collection has fewer than k documents.
+    """
+    if not isinstance(library, Collections):
+        return
+    for name, each in library.by_name.items():
+        if (many := len(each.corpus)) < k:
+            of = f"the corpus of {name}" if name else "the corpus"
+            raise InputError(
+                f"config.reward.k is {k}, but {of} has {many} document(s), so no ranking is that "
+                f"long; use {many} or less, or name a larger corpus."
+            )
 
 
 def _origin(field: str, search: RewriteSearchConfig, folder: str) -> Origin:

@@ -44,7 +44,8 @@ def judged(first: int, count: int, more: str = "") -> Judged:
 
 def loaded(workdir: Path, test: str | None = None, **fields: Any) -> Inputs:
     mesh = jax.make_mesh((1, 1), ("data", "model"), devices=jax.devices()[:1])
-    return load_inputs(RewriteConfig.of(small(**fields)), workdir, mesh, test=test)
+    config = RewriteConfig.of(small(**{"reward__k": len(WORDS)} | fields))
+    return load_inputs(config, workdir, mesh, test=test)
 
 
 def texts_of(tasks: Sequence[RewriteTask]) -> set[str]:
@@ -266,6 +267,23 @@ def test_rows_of_two_files_may_have_one_id(load: Load, tmp_path: Path) -> None:
     assert {each.collection for each in inputs.train} == {""}
 
 
+def test_a_k_above_the_corpus_is_refused(load: Load, north: Path, tmp_path: Path) -> None:
+    train = f"{north},train"
+    assert load(tmp_path / "run", queries__train=train, reward__k=8).train
+    told = (
+        "config.reward.k is 9, but the corpus of north has 8 document(s), so no ranking is that "
+        "long; use 8 or less, or name a larger corpus."
+    )
+    with pytest.raises(InputError, match=re.escape(told)):
+        load(tmp_path / "other", queries__train=train, reward__k=9)
+    # A search for evaluation gives all that match.
+    config = RewriteConfig.of(small(model__path=str(tmp_path), reward__k=9))
+    mesh = jax.make_mesh((1, 1), ("data", "model"), devices=jax.devices()[:1])
+    with pytest.raises(InputError) as caught:  # it comes as far as the model, which is not there
+        load_inputs(config, tmp_path / "third", mesh, test=f"{north},test", trains=False)
+    assert "reward.k" not in str(caught.value)
+
+
 def test_rows_without_a_corpus_are_refused(load: Load, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "a.jsonl", [(f"{n}", f"first {n}", ["d1"]) for n in range(4)])
     said = (
@@ -375,7 +393,9 @@ def test_sentences_of_the_corpora_are_demonstrated_for_data(tmp_path: Path, nort
         tmp_path / "short", short, {"train": {"a": ("b", {"d0": 1}), "c": ("d", {"d0": 1})}}
     )
     with pytest.raises(InputError, match="no corpus has a sentence of 4 to 30 words"):
-        loaded(tmp_path / "none", queries__train=f"{folder},train", queries__held_out=1)
+        loaded(
+            tmp_path / "none", reward__k=1, queries__train=f"{folder},train", queries__held_out=1
+        )
 
 
 def test_every_part_of_a_query_counts_for_the_digest(made: Inputs) -> None:
