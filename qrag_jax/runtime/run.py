@@ -21,7 +21,7 @@ from qrag_jax.runtime import leftovers, locks, whole_files
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
 from qrag_jax.runtime.curve import plot_curve
-from qrag_jax.runtime.saved_config import CONFIG_NAME, refuse_lost_config
+from qrag_jax.runtime.saved_config import CONFIG_NAME, has_begun, refuse_lost_config
 from qrag_jax.runtime.writers import METRICS_NAME, read_metrics
 
 
@@ -108,7 +108,7 @@ class Run:
     @property
     def has_begun(self) -> bool:
         """Whether the run has a config; if so, the files in its folder belong to it."""
-        return self.config_path.exists()
+        return has_begun(self.workdir)
 
     @property
     def seconds(self) -> float:

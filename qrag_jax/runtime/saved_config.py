@@ -15,6 +15,11 @@ from qrag_jax.runtime import whole_files
 CONFIG_NAME = "config.json"
 
 
+def has_begun(workdir: Path) -> bool:
+    """Whether a run's folder has its config; else what is there is of starts that were refused."""
+    return (workdir / CONFIG_NAME).exists()
+
+
 def save_config(config: ml_collections.ConfigDict, path: Path) -> None:
     """Writes the config as JSON, atomically; raises `OSError` if it cannot be written."""
     whole_files.write_whole(path, json.dumps(config.to_dict(), indent=2) + "\n")

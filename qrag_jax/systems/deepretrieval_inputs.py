@@ -31,6 +31,7 @@ from qrag_jax.rollouts.kept_results import KeptResults
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
+from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
 from qrag_jax.systems.deepretrieval_judged import check_depths, on_corpora
 from qrag_jax.systems.made_queries import MadeQueries
@@ -100,7 +101,8 @@ def load_inputs(
     tested = [] if test is None else _read(test, made.test)
     named = {each.collection for each in (*train, *dev, *tested)}
     folders = _folders((queries.train, queries.dev, test or ""))
-    library = _opened(config, made, (named, folders), search or workdir / SEARCH)
+    opened = partial(_opened, begun=search is not None or has_begun(workdir))
+    library = opened(config, made, (named, folders), search or workdir / SEARCH)
     told = _digest(library, {each.collection for each in (*train, *dev)})
     # Without a dev of its own, some of the training queries choose the best checkpoint.
     named_by = ((train, "train"), (dev, "dev" if queries.dev else "train"), (tested, "test"))
@@ -230,12 +232,18 @@ def _task(query: JudgedQuery, collection: str) -> RewriteTask:
 
 
 def _opened(
-    config: RewriteConfig, made: MadeQueries, given: tuple[set[str], dict[str, str]], folder: Path
+    config: RewriteConfig,
+    made: MadeQueries,
+    given: tuple[set[str], dict[str, str]],
+    folder: Path,
+    *,
+    begun: bool,
 ) -> SearchLibrary:
     """What is searched.
 
     Args:
         given: names of collections, and the folders of those that have one.
+        begun: see `query_search.open_query_search`.
     """
     search, (named, paths) = config.search, given
     if search.engine == REMOTE:
@@ -258,7 +266,7 @@ def _opened(
             )
         else:
             wanted[name] = partial(passages_of, search.corpus)
-    return open_collections(search, wanted, folder)
+    return open_collections(search, wanted, folder, begun=begun)
 
 
 def _digest(library: SearchLibrary, names: set[str]) -> str:

@@ -29,6 +29,7 @@ from qrag_jax.rollouts.query_states import states_on
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
+from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.systems.leret_config import SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.leret_script import Script, script_of
 from qrag_jax.systems.query_search import open_query_search
@@ -94,7 +95,8 @@ def load_inputs(
         train = unseen(tried, dev)
         train = train[: asked.most] if asked.most else train
         pages = None if config.search.index else _pages(config, train, dev)
-    library = open_query_search(config.search, pages, pool or workdir / CORPUS)
+    begun = pool is not None or has_begun(workdir)
+    library = open_query_search(config.search, pages, pool or workdir / CORPUS, begun=begun)
     states = _states(config, train, library) if trains else []
     script = script_of(config, made, library) if is_made and trains else None
     agent = QueryAgent(_prompt(config), config.writing.k, config.writing.stop)

@@ -26,6 +26,7 @@ from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.run import log
 from qrag_jax.systems.corpus_search import CorpusSearch, FieldNames, open_corpus
 from qrag_jax.systems.indexing import IndexSettings, index_corpus, vectors_are_finished
 from qrag_jax.systems.passage_encoder import PassageEncoder
@@ -89,6 +90,8 @@ def open_query_search(
     pages: Iterable[Page] | None,
     folder: Path,
     stop: StopSignal | None = None,
+    *,
+    begun: bool = True,
 ) -> CorpusLibrary:
     """Opens what is searched; the pool is written and indexed first, if it is not there.
 
@@ -99,10 +102,12 @@ def open_query_search(
             folder has. They are not read if the config names an index.
         folder: the pool's, in the run's folder.
         stop: checked while passages are embedded.
+        begun: the pool belongs to a run that has begun; else it is of a start that was refused,
+            and a pool that differs takes its place.
 
     Raises:
-        InputError: there is no passage, the folder has a pool of other passages or with other
-            settings of BM25, a file of the corpus has changed since it was written, or as
+        InputError: there is no passage, a run that has begun has a pool of other passages or with
+            other settings of BM25, a file of the corpus has changed since it was written, or as
             `corpus_search.open_corpus`.
         Stopped: a signal came; the same call goes on.
         OSError: the disk is full.
@@ -111,7 +116,7 @@ def open_query_search(
     def passages() -> Sequence[Passage] | None:
         return None if pages is None else pooled(pages)
 
-    return open_passages(config, passages, folder, stop)
+    return open_passages(config, passages, folder, stop, begun=begun)
 
 
 def open_passages(
@@ -119,6 +124,8 @@ def open_passages(
     given: Callable[[], Sequence[Passage] | None],
     folder: Path,
     stop: StopSignal | None = None,
+    *,
+    begun: bool = True,
 ) -> CorpusLibrary:
     """As `open_query_search`, of passages that have names.
 
@@ -139,9 +146,9 @@ def open_passages(
     )
     if not config.index:
         passages = given()
-        hosts.first_does(lambda: _store(passages, folder / CORPUS))
+        hosts.first_does(lambda: _store(passages, folder, begun=begun))
         if config.engine != SEMANTIC:
-            hosts.first_does(lambda: _index_words(config, folder))
+            hosts.first_does(lambda: _index_words(config, folder, begun=begun))
         if config.engine not in OF_WORDS:
             _index_vectors(search.plain_encoder, folder, stop)
     library = open_corpus(search, config.clean)
@@ -167,40 +174,50 @@ def check_same_corpus(old: str, new: str) -> None:
         )
 
 
-def _store(passages: Sequence[Passage] | None, folder: Path) -> None:
-    if not (folder / corpus.NAME).exists():
-        if passages is None:
-            raise InputError(f"{folder} has no pooled passages; train there first.")
-        if not passages:
-            raise InputError(
-                "the questions bring no passages to be pooled; name an index to search in "
-                "config.search.index."
-            )
-        shutil.rmtree(folder, ignore_errors=True)  # it is not finished
-        write_corpus(folder, passages)
-    elif passages is not None:
-        stored = StoredCorpus(folder)
-        if len(stored) != len(passages) or any(a != b for a, b in zip(stored, passages)):
-            raise InputError(
-                f"{folder} holds other passages than the questions bring now, so what was found "
-                "before cannot be compared; give the data that the run began with, or another "
-                "--workdir."
-            )
+def _store(passages: Sequence[Passage] | None, folder: Path, *, begun: bool) -> None:
+    own = folder / CORPUS
+    there = (own / corpus.NAME).exists()
+    if there and (passages is None or _same(StoredCorpus(own), passages)):
+        return
+    if there and begun:
+        raise InputError(
+            f"{own} holds other passages than the questions bring now, so what was found before "
+            "cannot be compared; give the data that the run began with, or another --workdir."
+        )
+    if passages is None:
+        raise InputError(f"{own} has no pooled passages; train there first.")
+    if not passages:
+        raise InputError(
+            "the questions bring no passages to be pooled; name an index to search in "
+            "config.search.index."
+        )
+    if there:
+        log(f"{folder} is of a start that was refused and had other passages; it is made anew")
+        shutil.rmtree(folder)  # with its indexes
+    shutil.rmtree(own, ignore_errors=True)  # it is not finished
+    write_corpus(own, passages)
 
 
-def _index_words(config: SearchConfig, folder: Path) -> None:
+def _same(stored: StoredCorpus, passages: Sequence[Passage]) -> bool:
+    return len(stored) == len(passages) and all(a == b for a, b in zip(stored, passages))
+
+
+def _index_words(config: SearchConfig, folder: Path, *, begun: bool) -> None:
     stored = StoredCorpus(folder / CORPUS)
     kind: type[BM25Index | BooleanIndex] = BM25Index
     own = folder / BM25
     if config.engine == BOOLEAN:
         kind, own = BooleanIndex, folder / BOOLEAN
-    if not (own / manifest.NAME).exists():
-        kind.build(stored, config.words).save(own)
-    elif kind.open(own, stored).config != config.words:
-        raise InputError(
-            f"{own} was built with other settings of BM25 than config.search has (k1, b, stemmer, "
-            "stop_words); give those, or another --workdir."
-        )
+    if (own / manifest.NAME).exists():
+        if kind.open(own, stored).config == config.words:
+            return
+        if begun:
+            raise InputError(
+                f"{own} was built with other settings of BM25 than config.search has (k1, b, "
+                "stemmer, stop_words); give those, or another --workdir."
+            )
+        shutil.rmtree(own)
+    kind.build(stored, config.words).save(own)
 
 
 def _index_vectors(encoder: PlainEncoder, folder: Path, stop: StopSignal | None) -> None:

@@ -147,6 +147,8 @@ def open_collections(
     wanted: Mapping[str, Callable[[], Iterable[Passage]]],
     folder: Path,
     stop: StopSignal | None = None,
+    *,
+    begun: bool = True,
 ) -> Collections:
     """Opens the collections; those that are not indexed yet are indexed in the run's folder.
 
@@ -154,6 +156,7 @@ def open_collections(
         wanted: name → its passages, read if they are not there; of the name "" if the config names
             an index, that is opened.
         folder: for corpora and indexes, one folder for each name.
+        stop, begun: see `query_search.open_query_search`.
 
     Raises:
         InputError, Stopped, OSError: as for `query_search.open_query_search`.
@@ -162,7 +165,8 @@ def open_collections(
     for name, passages in wanted.items():
         index = config.index if not name else ""
         own = folder / (name or OWN)
-        found[name] = open_passages(config.of_index(index), partial(_listed, passages), own, stop)
+        listed, of_index = partial(_listed, passages), config.of_index(index)
+        found[name] = open_passages(of_index, listed, own, stop, begun=begun)
     return Collections(found)
 
 

@@ -15,6 +15,7 @@ import pytest
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.tools.episode import Look
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.saved_config import CONFIG_NAME, save_config
 from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import Inputs, fingerprint, load_inputs
 from qrag_jax.systems.rewrite_search import Collections
@@ -282,6 +283,23 @@ def test_a_k_above_the_corpus_is_refused(load: Load, north: Path, tmp_path: Path
     with pytest.raises(InputError) as caught:  # it comes as far as the model, which is not there
         load_inputs(config, tmp_path / "third", mesh, test=f"{north},test", trains=False)
     assert "reward.k" not in str(caught.value)
+
+
+def test_another_collection_takes_the_place_of_one_that_was_refused(
+    load: Load, north: Path, tmp_path: Path
+) -> None:
+    others = {name: text.replace("long", "short") for name, text in TEXTS.items()}
+    south = write_collection(tmp_path / "south" / "north", others, {"train": judged(0, 12)})
+    run = tmp_path / "run"
+    with pytest.raises(InputError, match=r"config\.reward\.k is 9"):
+        load(run, queries__train=f"{north},train", reward__k=9)
+    inputs = load(run, queries__train=f"{south},train")
+    (found,) = inputs.library.look([(inputs.train[0], Look("short", 50))])
+    assert len(found) == len(TEXTS)
+    # The run has begun: what it has found belongs to this collection.
+    save_config(small(), run / CONFIG_NAME)
+    with pytest.raises(InputError, match="holds other passages"):
+        load(run, queries__train=f"{north},train")
 
 
 def test_rows_without_a_corpus_are_refused(load: Load, tmp_path: Path) -> None:

@@ -147,6 +147,26 @@ def test_a_pool_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert found_by(again, "river stone") == found_by(first, "river stone")
 
 
+def test_the_pool_of_a_refused_start_gives_way_to_another(tmp_path: Path) -> None:
+    folder = tmp_path / "search"
+    first = open_query_search(QUICK, PAGES[:9], folder).corpus.digest
+    # The same passages are kept, with their indexes.
+    (folder / "mark").touch()
+    assert open_query_search(QUICK, PAGES[:9], folder, begun=False).corpus.digest == first
+    assert (folder / "mark").exists()
+    library = open_query_search(QUICK, PAGES, folder, begun=False)
+    whole = open_query_search(QUICK, PAGES, tmp_path / "whole")
+    assert library.corpus.digest == whole.corpus.digest != first
+    assert not (folder / "mark").exists()
+    assert found_by(library, "river stone") == found_by(whole, "river stone")
+    # Other words: the index is built anew, the passages stay.
+    stemmed = open_query_search(SearchConfig(), PAGES, folder, begun=False)
+    assert stemmed.corpus.digest == whole.corpus.digest
+    assert len(found_by(stemmed, "rivers")) == 4
+    with pytest.raises(InputError, match="holds other passages"):
+        open_query_search(SearchConfig(), PAGES[:9], folder)
+
+
 def test_a_pool_that_was_not_finished_is_written_again(tmp_path: Path) -> None:
     whole = open_query_search(QUICK, PAGES, tmp_path / "whole")
     folder = tmp_path / "search"
