@@ -48,5 +48,5 @@ DEEPRETRIEVAL = ExportedSystem(
     told=_told,
     scored="collection",
     scores=_scores,
-    private=("engine.email",),
+    private=("engine.email", "engine.url", "llm.url"),
 )

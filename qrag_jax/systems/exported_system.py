@@ -40,7 +40,7 @@ class ExportedSystem:
         scores: the content of `eval/summary.json` and the name of a checkpoint → the scores of this
             checkpoint, {} if there are none; raises KeyError, TypeError or AttributeError if the
             content is no summary.
-        private: fields, as SECTION.FIELD, that a card does not show.
+        private: fields, as SECTION.FIELD, that a card does not show: persons and addresses.
     """
 
     name: str
@@ -50,4 +50,4 @@ class ExportedSystem:
     told: Callable[[Fields], str]
     scored: str
     scores: Callable[[Fields, str], Scores]
-    private: tuple[str, ...] = ()
+    private: tuple[str, ...] = ("llm.url",)

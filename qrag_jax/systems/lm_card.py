@@ -63,7 +63,7 @@ def _shown(system: ExportedSystem, given: ConfigDict) -> dict[str, Any]:
     fields = without_folders(given.to_dict())
     for name in system.private:
         section, _, field = name.partition(".")
-        fields[section].pop(field, None)
+        fields.get(section, {}).pop(field, None)
     return fields
 
 

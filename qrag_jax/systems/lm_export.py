@@ -19,6 +19,7 @@ from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.run import log
 from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.runtime.whole_files import check_is_free, whole_folder, write_whole
 from qrag_jax.systems.deepretrieval_export import DEEPRETRIEVAL
@@ -51,6 +52,11 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
     config = system.read(given)
     model = _model(config, workdir)
     params, step = _trained(config, model, workdir, which)
+    if not step:
+        log(
+            f"the {which} checkpoint is of step 0, so this is the model as it was before training; "
+            "--checkpoint=last exports the newest one"
+        )
     card = language_model_card(system, workdir, given, f"{which} checkpoint of step {step}")
     sizes, whole = config.model.lora.sizes, params
     if sizes is not None:

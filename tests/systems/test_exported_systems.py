@@ -136,18 +136,31 @@ def test_no_such_checkpoint(kept: Kept, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_model_from_before_training_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = query_play.small(**FLOAT32)
+    with Run.open(tmp_path / "run", 0.0) as run, leret.open_system(config, run) as system:
+        run.checkpoints.save_last(0, system.first_state(), {})
+        run.checkpoints.wait()
+    export_language_model(tmp_path / "run", config, "last", tmp_path / "out")
+    assert "the last checkpoint is of step 0, so this is the model as it" in capsys.readouterr().out
+
+
 def test_an_output_in_tags() -> None:
     config = default_config()
     config.stages = ("rl",)
     config.writing.update(prompt="/home/me/mine.txt", form="tagged")
     config.queries.train = "/home/me/scifact,train;/home/me/nfcorpus,train"
     config.model.path = "/home/me/models/chat"
+    config.engine.url = config.llm.url = "http://within.example.org:8000"
     card = language_model_card(DEEPRETRIEVAL, Path("runs/none"), config, "best")
     assert "`config.writing.prompt=mine.txt`, and its output is `<think>…</think><answer>" in card
     assert "trained on `config.queries.train=scifact,train;nfcorpus,train`" in card
     assert "It started from chat." in card
     assert HEAD in card
     assert "/home" not in card
+    assert "within.example.org" not in card
     for other in ({"ppo.critic": "none"}, {"stages": ("script",)}):
         config.update_from_flattened_dict(other)
         assert HEAD not in language_model_card(DEEPRETRIEVAL, Path("runs/none"), config, "best")
