@@ -2,7 +2,8 @@
 
 Part `quick-SEED` trains configs/leret.py:quick by the command and scores 300 questions of the
 unseen world hop by hop, at the end of each stage. Part `start` is its first stage alone, the
-imitation of scripts; the ablations (seed 42) go on from copies of it, each with one thing changed.
+imitation of scripts; the ablations (seed 42) go on from copies of it for one iteration, each with
+one thing changed, to be compared with the first iteration of quick-42.
 `pairs` is the update beside TRL's (`leret_pairs`), `vllm` the sampling by a server
 (`leret_serving`). `real` trains configs/leret.py:smol on 2WikiMultihopQA of the folder QRAG_DATA
 (default ../shared/data) and scores it over the open corpus; it takes more than an hour, so it runs
@@ -37,7 +38,7 @@ LEAST_GAIN, MOST_FALL, MOST_MINUTES = 0.25, 0.02, 20
 SCORES = ("recall", "ap", "all_gold")
 HOPS = 2
 SUMMED_BETA = 0.05  # β of IPO where log-probabilities are summed
-# What each ablation changes; all have four tries a state.
+# What each ablation changes; all have four tries a state, and one iteration.
 ABLATIONS: dict[str, dict[str, Any]] = {
     "pairs-all": {"pairs.pairing": "all"},
     "pairs-best": {"pairs.pairing": "best"},
@@ -144,7 +145,8 @@ def ablation(workdir: Path, begun: Path, changed: Mapping[str, Any]) -> dict[str
     """
     if not (begun / "eval" / "summary.json").exists():
         start(begun)
-    fields = {**changed, **adapted(changed, begun)}
+    told = {**changed, **adapted(changed, begun)}
+    fields = {"iterations": 1, **told}
     config = get_config(QUICK)
     config.update_from_flattened_dict({"seed": SEEDS[0], **fields})
     if not (workdir / CONFIG_NAME).exists():
@@ -154,7 +156,7 @@ def ablation(workdir: Path, begun: Path, changed: Mapping[str, Any]) -> dict[str
         shutil.copytree(begun, workdir, ignore=ignored, dirs_exist_ok=True)
         save_config(config, workdir / CONFIG_NAME)
     flags = [f"--config.{name}={value}" for name, value in fields.items()]
-    return whole(workdir, QUICK, SEEDS[0], flags) | {"changed": fields}
+    return whole(workdir, QUICK, SEEDS[0], flags) | {"changed": told}
 
 
 def adapted(changed: Mapping[str, Any], begun: Path) -> dict[str, Any]:
