@@ -20,7 +20,8 @@ from ml_collections import config_flags
 from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.runtime import commandline, whole_files
+from qrag_jax.runtime import commandline, hosts, whole_files
+from qrag_jax.runtime.agreed_stop import AgreedStop
 from qrag_jax.runtime.checkpoints import SaveError
 from qrag_jax.runtime.dry_run import program_lines
 from qrag_jax.runtime.ended import EndedEarly
@@ -34,14 +35,18 @@ from qrag_jax.systems import run_flags
 
 CONFIG = run_flags.define_experiment()
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; default runs/CONFIG-NAME.")
+HOSTS = flags.DEFINE_string("hosts", "", hosts.HELP)
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print what would run, with its memory, and end.")
 FOR = flags.DEFINE_string(
     "for", "", "With --dry_run: compile for devices that are not here, such as h100x8."
 )
 
 
-def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
+def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") -> int:
     """Runs or resumes the experiment in `workdir`; returns the exit status.
+
+    Args:
+        others: how this host finds the others (see `hosts.joined`); "": there are none.
 
     Raises:
         InputError: the config, the data, the encoder or the workdir cannot be used.
@@ -53,14 +58,18 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
     began = time.monotonic()
     systems.check(config)
     remark = systems.before_devices(config)
-    # ---- run folder (locked: one process per folder); then mesh, data, policy, feedback, update
-    with Run.open(workdir, began) as run, systems.open_system(config, run) as system:
+    with (
+        hosts.joined(others),
+        # ---- run folder (locked: one run per folder); then mesh, data, policy, feedback, update
+        Run.open(workdir, began) as run,
+        systems.open_system(config, run) as system,
+    ):
         if remark:
             log(remark)
         # ---- state: built in place, then restored if there is a checkpoint
         state = run.restore(system.first_state, system.data, system.provenance)
         steps, ended = system.train.steps, None
-        with StopSignal() as stop, contextlib.ExitStack() as stack:
+        with AgreedStop() as stop, contextlib.ExitStack() as stack:
             log(f"{system.line}; {workdir}")
             try:
                 # ---- experience: played in the update, K steps before it, or on the host
@@ -77,7 +86,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path) -> int:
                 step_log.restart_window()
                 # ---- the loop
                 while step < steps:
-                    stop.check()
+                    stop.before_step(step + 1)
                     with step_log.traced(step + 1):
                         episodes = experience.next(state, step, stop)
                         state, metrics = system.update(state, episodes)  # one program
@@ -193,11 +202,13 @@ def main() -> int:
         raise InputError(
             "--for compiles for other devices, which cannot train here; add --dry_run."
         )
+    if HOSTS.value and DRY_RUN.value:
+        raise InputError("--hosts trains on several hosts; leave it out with --dry_run.")
     if DRY_RUN.value:
         return dry_run(config, FOR.value)
     workdir = Path(WORKDIR.value) if WORKDIR.value else _default_workdir()
     try:
-        return train(config, workdir)
+        return train(config, workdir, HOSTS.value)
     except SaveError as error:
         end_process(f"error: {error}", 1)  # threads of a failed save never end
     except NotFinite as error:

@@ -139,18 +139,29 @@ def training_batches(
         shares.append(weights[name])
     mixed = datasets[0] if len(datasets) == 1 else grain.MapDataset.mix(datasets, shares)
     index, count = shard
-    batches = mixed[index::count].batch(batch_size, batch_fn=stack)
-    return read_ahead(batches, workers)
+    # Hosts take turns: their parts, one after the other, are the batch that one host would have.
+    parts = mixed.batch(batch_size, batch_fn=stack)[index::count]
+    return read_ahead(parts, workers)
 
 
 def evaluation_batches(
-    store: TokenStore, shape: EpisodeShape, batch_size: int, indices: Sequence[int]
+    store: TokenStore,
+    shape: EpisodeShape,
+    batch_size: int,
+    indices: Sequence[int],
+    shard: tuple[int, int] = (0, 1),
 ) -> Iterator[EpisodeBatch]:
-    """The episodes of `indices` in order; the last batch is filled up with empty rows."""
-    source = EpisodeSource(store, shape)
-    for start in range(0, len(indices), batch_size):
-        rows = [source[i] for i in indices[start : start + batch_size]]
-        rows += [empty_episode(shape)] * (batch_size - len(rows))
+    """The episodes of `indices` in order; the last batch is filled up with empty rows.
+
+    Args:
+        batch_size: episodes per batch on all hosts together.
+        shard: (index of this host, number of hosts); a host has its part of each batch.
+    """
+    source, (index, count) = EpisodeSource(store, shape), shard
+    size = batch_size // count
+    for start in range(index * size, len(indices) + index * size, batch_size):
+        rows = [source[i] for i in indices[start : start + size]]
+        rows += [empty_episode(shape)] * (size - len(rows))
         yield stack(rows)
 
 

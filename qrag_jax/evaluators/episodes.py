@@ -25,6 +25,7 @@ from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, rollout
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.gpu_options import compiler_options
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
@@ -160,7 +161,9 @@ class EpisodeEvaluator:
         """
         indices, size = self.indices[done:], self.batch_size
         running: tuple[Sequence[Sample], Episodes] | None = None
-        for number, batch in enumerate(evaluation_batches(self.store, self.shape, size, indices)):
+        shard = (jax.process_index(), jax.process_count()) if self.mesh.is_multi_process else (0, 1)
+        parts = evaluation_batches(self.store, self.shape, size, indices, shard)
+        for number, batch in enumerate(parts):
             episodes = self.play(params, shard_batch(self.mesh, batch))
             shown = [self.samples[i] for i in indices[number * size : (number + 1) * size]]
             # The device plays this batch while the host makes the rows of the previous one.
@@ -195,7 +198,7 @@ def mean_scores(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _both_rows(samples: Sequence[Sample], episodes: Episodes) -> tuple[list[Row], list[Row]]:
-    played = jax.device_get(episodes)
+    played = hosts.of_all(episodes)
     return _rows(samples, played.multi_step), _rows(samples, played.single_step)
 
 

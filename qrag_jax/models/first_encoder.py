@@ -25,6 +25,7 @@ from qrag_jax.models.pretrained import (
     with_new_adapters,
 )
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.leftovers import BUILDING_ENCODER
 from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 from qrag_jax.runtime.platform import Platform
@@ -64,8 +65,23 @@ def prepare_encoder(
         InputError: the encoder or the adapters cannot be found or used.
     """
     folder, settings = workdir / FOLDER, config.load_settings | {"platform": platform}
-    if is_kept and folder.exists():
-        return _kept_encoder(folder, settings)
+
+    def build() -> None:
+        if not is_kept or not folder.exists():
+            _build(config, folder, texts, seed, settings)
+
+    hosts.first_does(build)
+    return _kept_encoder(folder, settings)  # weights are read lazily, from this path
+
+
+def _build(
+    config: EncoderConfig,
+    folder: Path,
+    texts: Iterable[str],
+    seed: int,
+    settings: Mapping[str, Any],
+) -> None:
+    workdir = folder.parent
     shutil.rmtree(folder, ignore_errors=True)  # left by a start that was refused: never trained
     workdir.mkdir(parents=True, exist_ok=True)
     building = new_folder(workdir, BUILDING_ENCODER)
@@ -82,7 +98,6 @@ def prepare_encoder(
         building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return _kept_encoder(folder, settings)  # read again: weights are read lazily, from this path
 
 
 def origin(path: str, workdir: Path) -> str:

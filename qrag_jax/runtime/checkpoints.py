@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from qrag_jax.errors import InputError
@@ -252,7 +253,9 @@ class Checkpoints:
     ) -> None:
         if _on_cpu(tree):
             # Host views of CPU arrays share memory that the next step's donation overwrites.
-            tree = jax.device_put(tree, may_alias=False)
+            # `jax.device_put` copies no arrays that are split over hosts.
+            several = jax.process_count() > 1
+            tree = _copied(tree) if several else jax.device_put(tree, may_alias=False)
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(tree), extra=ocp.args.JsonSave(extra))
         try:
             manager.wait_until_finished()  # also for the earlier step's digests
@@ -369,6 +372,9 @@ def _check_shapes(folder: Path, template: Any, partial: bool) -> None:
             differing.append(f"{name} has shape {found}, not {shape}")
     if differing:
         raise _OtherShapes(", ".join(differing))
+
+
+_copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
 
 def _complete_steps(folder: Path) -> list[int]:

@@ -128,6 +128,13 @@ def any_of(flag: bool) -> bool:
     return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
 
 
+def of_all(tree: Any) -> Any:
+    """Arrays that are split over hosts, whole and on each host; all hosts call this together."""
+    if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
+        return jax.device_get(tree)
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
 def _settings(text: str) -> dict[str, Any]:
     """What JAX is told."""
     if text == AUTO:

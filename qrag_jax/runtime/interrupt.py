@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -33,7 +33,12 @@ class StopSignal:
         self._interrupts = 0
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> StopSignal:
+    @property
+    def signals(self) -> tuple[signal.Signals, ...]:
+        """Those that are caught."""
+        return _SIGNALS
+
+    def __enter__(self) -> Self:
         """Installs the handlers.
 
         Raises:
@@ -41,7 +46,7 @@ class StopSignal:
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("StopSignal works only in the main thread")
-        for number in _SIGNALS:
+        for number in self.signals:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue
             self._before[number] = signal.signal(number, self._handle)
@@ -69,6 +74,9 @@ class StopSignal:
         if not self.requested:
             self.requested = True
             self.name = signal.Signals(number).name
+        self._count_interrupt(number)
+
+    def _count_interrupt(self, number: int) -> None:
         if number == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 1:

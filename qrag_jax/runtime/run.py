@@ -17,7 +17,7 @@ import jax
 from tqdm import tqdm
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import leftovers, locks, whole_files
+from qrag_jax.runtime import hosts, leftovers, locks, whole_files
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
 from qrag_jax.runtime.curve import plot_curve
@@ -54,12 +54,14 @@ class Run:
     """A run that this process trains.
 
     Attributes:
+        has_begun: whether the run had a config when it was opened; if so, the files in its folder
+            belong to it.
         step: step of the checkpoint from which the run goes on, 0 for a new run.
         has_learned: whether a step has learned something since the last save.
     """
 
     def __init__(self, workdir: Path, began: float) -> None:
-        self.workdir = workdir
+        self.workdir, self.has_begun = workdir, has_begun(workdir)
         enable_persistent_cache(workdir / "compilation_cache")
         self.counter = CompilationCounter()
         self.progress = Progress()
@@ -87,11 +89,13 @@ class Run:
                 f"--workdir={workdir} cannot be made ({error.strerror}); give another folder."
             ) from None
         with contextlib.ExitStack() as stack:
-            if jax.process_index() == 0:  # the first host holds the lock
+
+            def take() -> None:  # the first host holds the lock, and the others wait for it
                 stack.enter_context(locks.run_lock(workdir))
-                if jax.process_count() == 1:  # else another host may be writing files
-                    leftovers.clean_run(workdir, log)
-                    leftovers.clean_weights(leftovers.MEMORY, log)
+                leftovers.clean_run(workdir, log)
+
+            hosts.first_does(take)
+            leftovers.clean_weights(leftovers.MEMORY, log)
             refuse_lost_config(workdir)
             yield cls(workdir, began)
 
@@ -105,10 +109,23 @@ class Run:
         """Where the run keeps its config."""
         return self.workdir / CONFIG_NAME
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether the run has a config; if so, the files in its folder belong to it."""
-        return has_begun(self.workdir)
+    def begin(self, write: Callable[[], None]) -> None:
+        """Lets the first host write the config of a new run, with what belongs to it.
+
+        It is written once: a later start that fails must not lose it. All hosts call this.
+
+        Raises:
+            InputError: this host does not see what the first one has written.
+            OSError: the disk is full.
+        """
+        if self.has_begun:
+            return
+        hosts.first_does(write)
+        if not has_begun(self.workdir):
+            raise InputError(
+                f"{self.workdir} lacks on this host what the first host has written there; give a "
+                "--workdir on a disk that all hosts share."
+            )
 
     @property
     def seconds(self) -> float:

@@ -84,17 +84,19 @@ class StepLog:
         self._run, self._train, self._experience, self._told = run, train, experience, told
         done = run.step
         self._profile = StepProfile(run.workdir / "profile", profile, done, log)
-        self._writer = MetricWriter(run.workdir, done or None)
-        hidden = jax.process_index() > 0
-        self._bar = tqdm(initial=done, total=train.steps, unit="step", disable=hidden)
+        first = jax.process_index() == 0  # of several hosts it alone writes
+        self._writer = MetricWriter(run.workdir, done or None) if first else None
+        self._bar = tqdm(initial=done, total=train.steps, unit="step", disable=not first)
         self._running: tuple[int, Metrics, np.ndarray] | None = None
         self._window = self._new_window()
         self._has_stepped = self._has_failed = False  # both in this start of the run
 
     def __enter__(self) -> StepLog:
         with contextlib.ExitStack() as stack:
-            for part in (self._writer, self._bar, self._profile):
-                stack.enter_context(part)
+            if self._writer is not None:
+                stack.enter_context(self._writer)
+            stack.enter_context(self._bar)
+            stack.enter_context(self._profile)
             self._stack = stack.pop_all()
         return self
 
@@ -170,7 +172,8 @@ class StepLog:
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Writes metrics that do not come from a step."""
-        self._writer.write(step, metrics)
+        if self._writer is not None:
+            self._writer.write(step, metrics)
 
     def _new_window(self) -> Window:
         return Window(waited=dict(self._experience.waited))

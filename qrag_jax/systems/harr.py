@@ -113,8 +113,7 @@ def open_system(
         with StopSignal() as stop:
             kept = run.has_begun
             inputs = load_inputs(config, run.workdir, mesh, stop, is_kept=kept, searches=not dry)
-        if not run.has_begun:
-            save_config(given, run.config_path)
+        run.begin(lambda: save_config(given, run.config_path))
         yield Harr(config, mesh, inputs, models, placed=devices is None)
 
 

@@ -87,9 +87,12 @@ def open_system(
             asked = ServiceConfig(config.reward, config.llm, never, config.seed, kept)
             service = stack.enter_context(open_service(asked, run.workdir, log))
         inputs = load_inputs(config, run, service, Platform.of(mesh))
-        if not run.has_begun:  # written once: a later start that fails must not lose the config
+
+        def write() -> None:
             book_record.write_books(run.workdir, config.data.backgrounds)
             save_config(older_runs.settled(given, inputs.encoder.encoder), run.config_path)
+
+        run.begin(write)
         yield QRag(config, mesh, inputs, service, placed=devices is None)
 
 

@@ -88,8 +88,7 @@ class Opening(Generic[System]):
             )
         mesh = make_mesh(config.runtime.mesh, devices)
         inputs = self.load(config, run.workdir, mesh)
-        if not run.has_begun:
-            save_config(given, run.config_path)
+        run.begin(lambda: save_config(given, run.config_path))
 
         # The checkpoints are asked for when they are needed, and not made by a start that fails.
         def keep(step: int, params: Any) -> None:
