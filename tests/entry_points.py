@@ -124,7 +124,10 @@ def saved_state(workdir: Path, step: int) -> dict[str, np.ndarray]:
     folder = workdir.absolute() / "checkpoints" / "last" / str(step) / "state"
     with warnings.catch_warnings(), ocp.PyTreeCheckpointer() as checkpointer:
         warnings.simplefilter("ignore")  # the state was saved on this machine
-        tree = checkpointer.restore(folder)
+        saved = checkpointer.metadata(folder).item_metadata.tree
+        # A run of other devices, or of several hosts, is read, too.
+        arrays = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
+        tree = checkpointer.restore(folder, restore_args=arrays)
     leaves = ocp.tree.to_flat_dict(tree, sep="/")
     leaves["key"] = jax.random.key_data(leaves["key"])
     return {name: np.asarray(leaf) for name, leaf in leaves.items()}

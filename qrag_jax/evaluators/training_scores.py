@@ -6,15 +6,17 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, mean_scores
 from qrag_jax.feedback.completion import EpisodeRewards
 from qrag_jax.feedback.language_model import Unscored
-from qrag_jax.feedback.service import Rewards
+from qrag_jax.feedback.service import FeedbackLost, Rewards
 from qrag_jax.metrics.retrieval_log import Row
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime import hosts
+from qrag_jax.runtime.interrupt import Stopped, StopSignal
 
 
 class Evaluation(NamedTuple):
@@ -93,23 +95,35 @@ class TrainingScores:
         )
 
     def _returns(self, rows: Sequence[Row], asks: Rewards, stop: StopSignal) -> dict[str, float]:
-        """Mean return over the questions that the model scored, and the share of the others."""
-        samples, size = self.episodes.shown, self.episodes.batch_size
-        taken = [self._actions(row, sample) for row, sample in zip(rows, samples, strict=True)]
+        """Mean return over the questions that the model scored, and the share of the others.
+
+        Of several hosts, each asks about its part of the questions.
+        """
+        index, count, size = jax.process_index(), jax.process_count(), self.episodes.batch_size
+        samples, shown = self.episodes.shown[index::count], rows[index::count]
+        taken = [self._actions(row, sample) for row, sample in zip(shown, samples, strict=True)]
         asked = [
             asks.begin(samples[start : start + size], taken[start : start + size])
-            for start in range(0, len(rows), size)
+            for start in range(0, len(shown), size)
         ]
         rewards: list[EpisodeRewards | Unscored] = []
-        for part in asked:
-            rewards += asks.wait(part, stop)
-        returns = [
-            sum(self.gamma**t * reward for t, reward in enumerate(episode.rewards))
-            for episode in rewards
-            if not isinstance(episode, Unscored)
-        ]
-        share = 1 - len(returns) / len(rewards)
-        return {"return": float(np.mean(returns)), "unscored_share": share}
+        failure: Exception | None = None
+        try:
+            for part in asked:
+                rewards += asks.wait(part, stop)
+        except (Stopped, FeedbackLost) as why:
+            failure = why
+        hosts.fail_together(failure, FeedbackLost)
+        returns = np.full(-(-len(rows) // count), np.nan)  # of as many questions on each host
+        for number, episode in enumerate(rewards):
+            if not isinstance(episode, Unscored):
+                each = (self.gamma**t * reward for t, reward in enumerate(episode.rewards))
+                returns[number] = sum(each)
+        # In the order of the questions, so that a mean does not depend on the number of hosts.
+        found = hosts.of_each(returns).T.reshape(-1)
+        found = found[~np.isnan(found)]
+        share = 1 - len(found) / len(rows)
+        return {"return": float(np.mean(found)), "unscored_share": share}
 
     def _actions(self, row: Row, sample: Sample) -> list[int]:
         """The actions of an episode: the chunks taken, and STOP if that ended the episode."""

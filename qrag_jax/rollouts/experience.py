@@ -19,15 +19,16 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.data.lazy_samples import drawn
 from qrag_jax.data.sample import Sample
+from qrag_jax.feedback.completion import EpisodeRewards
 from qrag_jax.feedback.language_model import Unscored
-from qrag_jax.feedback.service import Asked, Rewards
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.feedback.service import Asked, FeedbackLost, Rewards
+from qrag_jax.runtime import hosts
+from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import replicate, shard_batch
 
 
@@ -259,11 +260,7 @@ class Deferred:
             # Ask for the rewards of what was just played before waiting for the oldest batch.
             self._ask()
         assert oldest.asked is not None
-        before = time.monotonic()
-        try:
-            rewards = asking.rewards.wait(oldest.asked, stop)
-        finally:
-            self.waited["feedback"] += time.monotonic() - before
+        rewards = self._wait(oldest.asked, stop)
         shape = len(rewards), oldest.played.actions.shape[1]
         score, scored = np.zeros(shape, np.float32), np.zeros(shape, bool)
         for row, episode in enumerate(rewards):
@@ -274,6 +271,19 @@ class Deferred:
         self._queue.popleft()
         self._used, self.samples = oldest.behind, oldest.samples
         return ScoredEpisodes(oldest.batch, oldest.played, *scores)
+
+    def _wait(self, asked: Asked, stop: StopSignal) -> Sequence[EpisodeRewards | Unscored]:
+        """The rewards of this host's episodes; if one host gets none, none goes on."""
+        before, failure = time.monotonic(), None
+        rewards: Sequence[EpisodeRewards | Unscored] = ()
+        try:
+            rewards = self._asking.rewards.wait(asked, stop)
+        except (Stopped, FeedbackLost) as why:
+            failure = why
+        finally:
+            self.waited["feedback"] += time.monotonic() - before
+        hosts.fail_together(failure, FeedbackLost)
+        return rewards
 
     def prepare(self, state: Any) -> None:
         """See `Experience`; asks for the rewards of the batches played before the update."""
@@ -327,6 +337,4 @@ def _of_this_host(array: jax.Array) -> np.ndarray:
 
 
 def _of_all_hosts(array: jax.Array) -> np.ndarray:
-    if jax.process_count() == 1:
-        return np.asarray(array)
-    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    return np.asarray(hosts.of_all(array))

@@ -101,18 +101,34 @@ def first_does(do: Callable[[], None]) -> None:
             do()
         except Exception as error:
             failure = error
+    fail_together(failure, InputError)
+
+
+def fail_together(failure: Exception | None, other: type[Exception]) -> None:
+    """Lets all hosts fail if one of them has a failure; all hosts call this together.
+
+    Args:
+        failure: of this host; None: it has none.
+        other: what is raised where another host has a failure, with that one's sentence.
+
+    Raises:
+        Exception: the failure of this host, or `other`, or `Stopped` if another host has stopped.
+    """
+    if jax.process_count() == 1:
+        if failure is not None:
+            raise failure
+        return
     told = np.zeros(_LONGEST, np.uint8)
     kind = 0 if failure is None else 2 if isinstance(failure, Stopped) else 1
     text = str(failure).encode("utf-8", "replace")[: _LONGEST - 1]
     told[: len(text) + 1] = [kind, *text]
-    kind, *rest = multihost_utils.broadcast_one_to_all(told).tolist()
-    if not kind:
-        return
-    failure = failure or (Stopped if kind == 2 else InputError)(
-        bytes(rest).rstrip(b"\0").decode("utf-8", "replace")
-    )
-    failure.add_note(_ALL)
-    raise failure
+    for kind, *rest in multihost_utils.process_allgather(told).tolist():
+        if kind:
+            sentence = bytes(rest).rstrip(b"\0").decode("utf-8", "replace")
+            failure = failure or (Stopped if kind == 2 else other)(sentence)
+    if failure is not None:
+        failure.add_note(_ALL)
+        raise failure
 
 
 def together(what: str) -> None:
@@ -133,6 +149,15 @@ def of_all(tree: Any) -> Any:
     if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
         return jax.device_get(tree)
     return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def of_each(array: np.ndarray) -> np.ndarray:
+    """`[hosts, …]`, an array of each host, all of one shape; all hosts call this together."""
+    if jax.process_count() == 1:
+        return array[np.newaxis]
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)  # JAX would round doubles
+    found = np.ascontiguousarray(multihost_utils.process_allgather(raw))
+    return found.view(array.dtype).reshape(-1, *array.shape)
 
 
 def _settings(text: str) -> dict[str, Any]:

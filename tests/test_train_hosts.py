@@ -1,0 +1,146 @@
+"""The command `train` on several hosts: processes of this machine, which meet on localhost."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.devices import environment_of
+from tests.entry_points import FLOAT32, Commands, metric_lines, refusal, saved_state
+
+pytestmark = pytest.mark.long
+
+STEPS, EVERY, LIMIT = 20, 5, 200
+RUN = (
+    "--config=configs/quickstart.py:tiny",
+    f"--config.train.steps={STEPS}",
+    "--config.train.log_every=1",
+    f"--config.train.checkpoint_every={EVERY}",
+    "--config.train.eval_every=10",
+    FLOAT32,  # where blocks have other sizes, bfloat16 would round otherwise
+)
+# Rates, and how full blocks are, which depends on the number of devices.
+OF_LAYOUT = ("speed/", "train/padding_share")
+
+
+def free_address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def started(commands: Commands, hosts: int, *given: str, devices: int = 1) -> list[Any]:
+    """Starts the command on this many hosts."""
+    address = free_address()
+    environment = commands.environment | {
+        "XLA_FLAGS": environment_of(devices)["XLA_FLAGS"],
+    }
+    return [
+        commands.start("train", *RUN, *given, f"--hosts={address},{hosts},{n}", env=environment)
+        for n in range(hosts)
+    ]
+
+
+def ended(processes: Sequence[Any]) -> list[subprocess.CompletedProcess[str]]:
+    found = []
+    for process in processes:
+        out, error = process.communicate(timeout=LIMIT)
+        found.append(subprocess.CompletedProcess([], process.returncode, out, error))
+    return found
+
+
+def wait_for_step(workdir: Path, step: int, processes: Sequence[Any]) -> None:
+    until = time.monotonic() + LIMIT
+    while not any(line["step"] >= step for line in metric_lines(workdir) if "train/loss" in line):
+        for process in processes:
+            assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def same_run(workdir: Path, other: Path) -> None:
+    """The same steps once each, with the same numbers, and the same state."""
+    mine, theirs = (
+        # Each start tells how long it took.
+        [line for line in metric_lines(each) if "speed/time_to_first_step" not in line]
+        for each in (workdir, other)
+    )
+    assert [line["step"] for line in mine] == [line["step"] for line in theirs]
+    for one, two in zip(mine, theirs, strict=True):
+        for name in one:
+            if not name.startswith(OF_LAYOUT) and one[name] is not None:
+                np.testing.assert_allclose(one[name], two[name], atol=1e-5, err_msg=name)
+    state, wanted = saved_state(workdir, STEPS), saved_state(other, STEPS)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(state[name], array, atol=1e-5, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def alone(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one host."""
+    workdir = tmp_path_factory.mktemp("alone") / "run"
+    commands.succeed("train", *RUN, f"--workdir={workdir}")
+    return workdir
+
+
+def test_two_hosts_do_what_one_does(commands: Commands, alone: Path, tmp_path: Path) -> None:
+    workdir = tmp_path / "run"
+    first, second = ended(started(commands, 2, f"--workdir={workdir}"))
+    assert (first.returncode, second.returncode) == (0, 0), second.stderr[-3000:]
+    assert "step 20: fact EM" in first.stdout
+    assert "fact EM" not in second.stdout  # the first host alone tells
+    same_run(workdir, alone)
+    assert (workdir / "learning_curve.png").exists()
+    assert len([*(workdir / "tensorboard").iterdir()]) == 1
+    assert json.loads((workdir / "config.json").read_text())["seed"] == 42
+
+
+def test_a_signal_to_one_host_stops_both_and_one_goes_on(
+    commands: Commands, alone: Path, tmp_path: Path
+) -> None:
+    """Begun by two hosts, gone on with by one that has two devices, data order kept."""
+    workdir = tmp_path / "run"
+    processes = started(commands, 2, f"--workdir={workdir}")
+    wait_for_step(workdir, 3, processes)
+    processes[1].send_signal(signal.SIGTERM)
+    first, second = ended(processes)
+    stopped = 128 + signal.SIGTERM
+    if (first.returncode, second.returncode) != (0, 0):  # else it was too late
+        assert (first.returncode, second.returncode) == (stopped, stopped), second.stderr[-3000:]
+        assert "SIGTERM: stopped, saved at step" in first.stdout
+    environment = commands.environment | {"XLA_FLAGS": environment_of(2)["XLA_FLAGS"]}
+    commands.succeed("train", *RUN, f"--workdir={workdir}", env=environment)
+    same_run(workdir, alone)
+
+
+def test_a_host_that_dies_ends_the_others_and_both_go_on(
+    commands: Commands, alone: Path, tmp_path: Path
+) -> None:
+    workdir = tmp_path / "run"
+    processes = started(commands, 2, f"--workdir={workdir}")
+    wait_for_step(workdir, EVERY + 2, processes)
+    processes[1].kill()
+    before = time.monotonic()
+    first, _ = ended(processes)
+    assert time.monotonic() - before < 30
+    told = refusal(first, 1)
+    assert told.startswith("error: another host has ended")
+    assert {each.returncode for each in ended(started(commands, 2, f"--workdir={workdir}"))} == {0}
+    same_run(workdir, alone)
+
+
+def test_what_is_refused_is_refused_on_all_hosts(commands: Commands, tmp_path: Path) -> None:
+    bad = f"--workdir={tmp_path / 'bad'}", "--config.train.batch_size=15"
+    for each in ended(started(commands, 2, *bad)):
+        assert "config.train.batch_size is 15" in refusal(each)
+    dry = commands.run("train", *RUN, "--dry_run", "--hosts=127.0.0.1:1,2,0")
+    assert "leave it out with --dry_run" in refusal(dry)
