@@ -1,0 +1,56 @@
+"""Two hosts that fail, stop and tell each other numbers; one host alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.runtime import hosts
+from qrag_jax.runtime.agreed_stop import AgreedStop
+from qrag_jax.runtime.interrupt import Stopped
+from tests.devices import run_two_processes
+from tests.runtime.failing_hosts import LAST
+
+
+@pytest.mark.long
+def test_two_hosts_fail_and_stop_together(tmp_path: Path) -> None:
+    run_two_processes("tests.runtime.failing_hosts", str(tmp_path))
+    first, second = (json.loads((tmp_path / f"{n}.json").read_text()) for n in (0, 1))
+    for found in (first, second):
+        assert found["none"] == []
+        assert found["first"] == ["InputError", "no such file."]
+        assert found["lost"] == ["FeedbackLost", "the model is gone."]
+        assert found["stopped"] == ["Stopped", "SIGTERM"]
+        assert found["exact"] == [True, True]
+    # Each tells its own failure, if it has one.
+    assert [found["both"][1] for found in (first, second)] == ["host 0.", "host 1."]
+    assert 5 < first["step"] == second["step"] < LAST
+
+
+def test_one_host_is_alone() -> None:
+    hosts.fail_together(None, InputError)
+    with pytest.raises(FeedbackLost, match="gone"):
+        hosts.fail_together(FeedbackLost("gone"), InputError)
+    with pytest.raises(InputError, match="mine"):
+        hosts.first_does(lambda: hosts.fail_together(InputError("mine"), FeedbackLost))
+    rows = np.array([[0.1, np.nan]])
+    assert hosts.of_each(rows).tobytes() == rows.tobytes()
+    assert hosts.of_each(rows).shape == (1, 1, 2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_host_stops_at_once(number: signal.Signals) -> None:
+    with AgreedStop() as stop:
+        stop.before_step(1)
+        signal.raise_signal(number)
+        with pytest.raises(Stopped, match=number.name):
+            stop.check()
+        with pytest.raises(Stopped, match=number.name):
+            stop.before_step(2)
+    assert stop.name == number.name
