@@ -31,6 +31,7 @@ _PATIENCE = 300.0  # seconds until all hosts must be there
 _LONGER = 3600  # JAX's own patience, which ends after ours
 _LONGEST = 4096  # bytes of a sentence
 _ALL = "all hosts have failed together"
+_PEER = re.compile(r"\[([\w.:%-]+)\]:\d+")  # whom Gloo has lost
 _LOST = re.compile("gloo|nccl|coordination service", re.IGNORECASE)
 
 
@@ -77,9 +78,11 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
         # At its end a process waits for all others, which now wait for it.
         atexit.register(_end_now, 2 if isinstance(error, InputError) else 1)
         if isinstance(error, Exception) and _LOST.search(str(error)):
+            peer = _PEER.search(str(error))
+            named = f" ({peer[1]})" if peer else ""
             print(
-                "error: another host has ended, and may say why; give the same command on all "
-                "hosts to go on.",
+                f"error: another host{named} has ended, and may say why; give the same command on "
+                "all hosts to go on.",
                 file=sys.stderr,
             )
             raise SystemExit(1) from None
