@@ -14,10 +14,11 @@
 #   GRACE=N     seconds that the others get when one has failed; then they are killed
 #
 # With a language model beside the trainer, here on the last of three GPUs:
-#   launch/with_sidecar.sh --config.llm.server.model=Qwen/Qwen3-4B --config.llm.server.devices=2 -- \
-#     env CUDA_VISIBLE_DEVICES=0,1 launch/local.sh 2 python -m qrag_jax.train \
-#     --config=configs/babilong.py:qa1 --config.reward.name=babilong_em
-# With one on another machine: see launch/ssh.sh.
+#   launch/with_sidecar.sh --config.llm.server.model=Qwen/Qwen3-4B --config.llm.server.devices=2 \
+#     --config.llm.server.memory_share=0.9 -- env CUDA_VISIBLE_DEVICES=0,1 \
+#     launch/local.sh 2 python -m qrag_jax.train --config=configs/babilong.py:qa1 \
+#     --config.reward.name=babilong_em
+# With one on another machine: as at the end of launch/ssh.sh's remarks.
 set -euo pipefail
 # shellcheck source=launch/supervise.sh
 source "$(dirname "${BASH_SOURCE[0]}")/supervise.sh"

@@ -2,7 +2,7 @@
 # Trains with one process on each of several hosts, which it starts by ssh in this same folder:
 #   launch/ssh.sh HOSTS-FILE COMMAND…
 #   launch/ssh.sh hosts.txt .venv/bin/python -m qrag_jax.train --config=configs/hotpotqa.py \
-#     --workdir=/shared/runs/hotpotqa
+#     --config.train.accumulation=1 --workdir=/shared/runs/hotpotqa
 # HOSTS-FILE has a host a line, as ssh knows it (user@host, or a name of ~/.ssh/config); a second
 # word is its address for the other hosts, where that is another one. Lines that begin with # are
 # left out. This folder must be on each host, and --workdir on a disk that all of them share. ssh
@@ -20,11 +20,15 @@
 #   GRACE=N     seconds that the others get when one has failed; then they are killed
 # Variables such as CUDA_VISIBLE_DEVICES are not passed on; write env NAME=VALUE before the command.
 #
-# With a language model beside each host's trainer, here on the last of eight GPUs:
+# With a language model beside each host's trainer, here on four of eight GPUs; its log is each host's
+# own:
 #   launch/ssh.sh hosts.txt launch/with_sidecar.sh --config.llm.server.model=Qwen/Qwen3-4B \
-#     --config.llm.server.devices=7 -- env CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6 \
+#     --config.llm.server.devices=4,5,6,7 --config.llm.server.memory_share=0.9 \
+#     --config.llm.server.arguments="('--tensor-parallel-size', '4')" \
+#     --config.llm.server.log=/tmp/vllm.log -- env CUDA_VISIBLE_DEVICES=0,1,2,3 \
 #     .venv/bin/python -m qrag_jax.train --config=configs/babilong.py:qa1 \
-#     --config.reward.name=babilong_em --workdir=/shared/runs/babilong
+#     --config.reward.name=babilong_em --config.train.batch_size=16 \
+#     --config.train.accumulation=1 --workdir=/shared/runs/babilong
 # With one on a host of its own, start vLLM there, and name it in the command:
 #   VLLM_API_KEY=… .venv-vllm/bin/python -m vllm.entrypoints.openai.api_server --host 0.0.0.0 \
 #     --port 8100 --model Qwen/Qwen3-4B
