@@ -63,12 +63,12 @@ start_all() {
     if ((attempts > 0)); then
         count=${LEFT:-$count}
         if ((${#gpus[@]} > 0 && ${#gpus[@]} < count)); then
-            say "there are ${#gpus[@]} GPUs left, so as many processes"
+            say "GPUs left: ${#gpus[@]}; as many processes are started"
             count=${#gpus[@]}
         fi
     elif ((${#gpus[@]} > 0 && ${#gpus[@]} < count)); then
-        fail "$count processes need a GPU each, and there are ${#gpus[@]}; give fewer, or set" \
-            "JAX_PLATFORMS=cpu."
+        fail "$count processes need a GPU each, and the number of GPUs is ${#gpus[@]}; give fewer" \
+            "processes, or set JAX_PLATFORMS=cpu."
     fi
     attempts=$((attempts + 1))
     find_port
