@@ -55,8 +55,8 @@ def _made_here(config: ConfigDict) -> None:
     config.pairs.degenerate = ("[1]",)
     config.sampling.update(temperature=1.0, room=512, chunk=64)
     config.script.update(steps=1500, batch_size=8, learning_rate=2e-3, observed=True)
-    # About one epoch, as LeReT has it: more imitation leaves preferences less to add.
-    config.sft.update(steps=20, batch_size=16, learning_rate=3e-4)
+    # A part of an epoch; LeReT has a whole one. More imitation leaves preferences less to add.
+    config.sft.update(steps=10, batch_size=16, learning_rate=3e-4)
     config.preference.update(steps=160, batch_size=16, learning_rate=5e-5)
     config.optimizer.update(beta2=0.98, matrices="muon")
     config.train.update(eval_every=10**6, checkpoint_every=100, log_every=20)
