@@ -210,7 +210,7 @@ def _give_up(text: str, patience: float) -> None:
     end_process(
         f"error: --hosts={text}: not all hosts came within {patience:.0f} s; start the command on "
         "each, with the same address and count, and a number of its own.",
-        2,
+        1,  # no bad input: a launcher may try again
     )
 
 
