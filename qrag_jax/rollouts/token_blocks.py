@@ -17,6 +17,7 @@ from qrag_jax.rollouts.token_batch import TokenBatch
 
 _MULTIPLE = 8  # lengths of rows are multiples of it
 _ROWS = 2.0  # rows of a block, beside those that fill it if all are as long as the longest may be
+_COARSE, _FINE = 2, 8  # lengths that are told apart between one power of two and the next
 # Blocks of a device: there are programs for so many, and for 4, 16 … times more. Empty ones are not
 # computed, so only their transfer costs anything.
 _FEWEST, _TIMES_MORE = 16, 4
@@ -106,7 +107,9 @@ def choose_shape(
 
     Two lengths decide, each the next of 1 and 1.5 times a power of two: of what the rows of a group
     share, and of what the longest row has alone. The sampled places are a quarter, half, three
-    quarters or all of the tokens.
+    quarters or all of the tokens. With `whole` the lengths are told apart by eighths of a power of
+    two, and no more groups are computed than fill a block on average: all that is learned from is
+    known before, so one shape serves many updates.
 
     Args:
         tokens: places of a block, at most; more if the longest row needs more.
@@ -114,13 +117,15 @@ def choose_shape(
         room: tokens of the longest row there can be; None: not known.
         whole: whether every group must fit into a block, as `token_blocks` can keep it.
     """
+    steps = _FINE if whole else _COARSE
     used = np.flatnonzero(_is_used(batch))
     longest, common = int(batch.lengths[used].max(initial=1)), _common(batch)
     shared = max(common.values(), default=0)
     behind = max(
         (int(batch.lengths[row]) - common.get(int(batch.leader[row]), 0) for row in used), default=1
     )
-    prompt, own = _rung(max(shared, _LEAST_PROMPT)) if shared else 0, _rung(behind)
+    prompt = _rung(max(shared, _LEAST_PROMPT), steps) if shared else 0
+    own = _rung(behind, steps)
     most = -(-max(room or prompt + own, longest) // _MULTIPLE) * _MULTIPLE
     prompt, own, length = min(prompt, most), min(own, most), min(prompt + own, most)
     # Whole groups of the longest rows fill a block, if there is room for one.
@@ -133,6 +138,9 @@ def choose_shape(
     computed = sum(common.values()) + sum(
         int(batch.lengths[row]) - common.get(int(batch.leader[row]), 0) for row in used
     )
+    if whole:
+        mean = computed / max(len(np.unique(batch.episode[used] // members)), 1)
+        groups = min(groups, _rung(math.ceil(tokens / max(mean, 1)), _FINE, 1))
     share = math.ceil(4 * sampled.sum() / max(computed, 1)) / 4
     if whole:
         sampled = np.bincount(batch.episode[used] // members, sampled)
@@ -325,8 +333,8 @@ def _block(batch: TokenBatch, shape: BlockShape, pieces: list[_Piece]) -> TokenB
     return TokenBlocks(**made)  # type: ignore[arg-type]
 
 
-def _rung(number: int) -> int:
-    """The next of 1 and 1.5 times a power of two, as a multiple of 8."""
-    power = max(_MULTIPLE, 1 << max(0, number - 1).bit_length())
-    lower = 3 * power // 4
-    return lower if lower >= number and lower % _MULTIPLE == 0 else power
+def _rung(number: int, steps: int, multiple: int = _MULTIPLE) -> int:
+    """The next multiple that is one of `steps` numbers between two powers of two."""
+    power = max(multiple, 1 << max(0, number - 1).bit_length())
+    step = max(power // (2 * steps), multiple)
+    return -(-number // step) * step

@@ -80,6 +80,8 @@ class PromptMaker:
                 f"{self.config.candidates} prompts on {self.config.rank_questions} others"
             )
             made = dataclasses.replace(made, rounds=(*made.rounds, self._round(made, number, play)))
+            # A round that leaves no prompt is refused here, before it is kept: it can be mended.
+            kept_variants(made.rounds, self.bare, self.config.kept)
             write_few_shot(path, made)
         kept = kept_variants(made.rounds, self.bare, self.config.kept)
         made = dataclasses.replace(made, kept=tuple(each.name for each in kept))

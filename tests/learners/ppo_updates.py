@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+import pytest
 from jax.sharding import Mesh
 
 from qrag_jax.learners.policy_state import Parts, PolicyState, first_state, state_shardings
@@ -100,3 +101,14 @@ def assert_trees_close(ours: Any, theirs: Any, atol: float = 2e-5) -> None:
     """Every array of one tree is near that of the other."""
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(one, other, atol=atol)
+
+
+def assert_learns_alike(ours: Learning, theirs: Learning) -> None:
+    """Two steps have the same metrics, and end with the same parameters and critic."""
+    for seed in range(2):
+        mine, other = ours.step(batch_of(seed)), theirs.step(batch_of(seed))
+        for name, value in other.items():
+            if name != "padding_share":
+                assert mine[name] == pytest.approx(value, abs=2e-5, rel=1e-4), name
+    assert_trees_close(ours.state.params, theirs.state.params)
+    assert_trees_close(ours.state.critic, theirs.state.critic)

@@ -138,3 +138,17 @@ def test_a_later_round_is_played_by_the_best_prompt(speech: Speech, tmp_path: Pa
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"few_shot\.json cannot be read"):
         kept_prompts(tmp_path, BARE)
+
+
+class Silent(Model):
+    """Writes nothing where it is shown examples, so its tries are masked."""
+
+    def _query(self, prompt: QueryPrompt, state: Any) -> str:
+        return "" if prompt.variants else super()._query(prompt, state)
+
+
+def test_a_round_that_leaves_no_prompt_is_not_kept(speech: Speech, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="fewer than two different prompts"):
+        maker().prompts(tmp_path, Silent(speech))
+    assert not (tmp_path / "few_shot.json").exists()
+    assert len(maker().prompts(tmp_path, Model(speech))) == 2
