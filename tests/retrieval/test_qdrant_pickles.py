@@ -93,7 +93,7 @@ def test_what_is_no_point_is_refused(data: bytes | str | None, task: Task) -> No
 def test_a_table_that_may_change_between_two_looks_is_refused(task: Task, tmp_path: Path) -> None:
     data = pickle.dumps(Runs(tmp_path / "was run"))
     view = (
-        "CREATE VIEW points AS SELECT id, CASE WHEN random() % 2 THEN point "
+        "CREATE VIEW points AS SELECT id, CASE WHEN random() % 2 THEN point "  # noqa: S608
         f"ELSE x'{data.hex()}' END AS point FROM kept"
     )
     change(task.corpus.folder, ("ALTER TABLE points RENAME TO kept",), (view,))

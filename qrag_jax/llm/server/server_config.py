@@ -21,6 +21,9 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # Not passed on: with these variables vLLM's interpreter would use this environment's packages.
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+# Nor are secrets that the server has no use for: keys of other services, and what pip may have.
+_SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS)S?|(PIP|UV)_.*")
+_OF_THE_HUB = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +154,10 @@ class ServerConfig:
         return [*words, *self.arguments]
 
     def environment(self) -> dict[str, str]:
-        """The server's environment variables, including the API key."""
+        """The server's environment variables, including its API key but no other one.
+
+        A model of the hub gets the hub's token, too. Variables are known as secret by their names.
+        """
         own = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
         own["PYTHONUNBUFFERED"] = "1"
         if self.is_folder:
@@ -166,8 +172,10 @@ class ServerConfig:
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if name not in (*_NOT_INHERITED, "VLLM_API_KEY")
+            if name not in _NOT_INHERITED and not _SECRET.fullmatch(name.upper())
         }
+        if not self.is_folder:
+            inherited |= {name: os.environ[name] for name in _OF_THE_HUB if name in os.environ}
         key = {"VLLM_API_KEY": self.api_key()} if self.api_key_env else {}
         return inherited | own | key
 
