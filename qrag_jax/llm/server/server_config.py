@@ -23,7 +23,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 # Nor are secrets that the server has no use for: keys of other services, and what pip may have.
 _SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS)S?|(PIP|UV)_.*")
-_OF_THE_HUB = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+# For models of the hub alone; a proxy's address may have a password.
+_OF_THE_HUB = re.compile(r"HF_TOKEN|HUGGING_FACE_HUB_TOKEN|(HTTPS?|ALL)_PROXY")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +157,8 @@ class ServerConfig:
     def environment(self) -> dict[str, str]:
         """The server's environment variables, including its API key but no other one.
 
-        A model of the hub gets the hub's token, too. Variables are known as secret by their names.
+        For a model of the hub there are the hub's token and the proxies, too. Variables are known
+        as secret by their names.
         """
         own = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
         own["PYTHONUNBUFFERED"] = "1"
@@ -172,12 +174,15 @@ class ServerConfig:
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if name not in _NOT_INHERITED and not _SECRET.fullmatch(name.upper())
+            if name not in _NOT_INHERITED and self._may_have(name.upper())
         }
-        if not self.is_folder:
-            inherited |= {name: os.environ[name] for name in _OF_THE_HUB if name in os.environ}
         key = {"VLLM_API_KEY": self.api_key()} if self.api_key_env else {}
         return inherited | own | key
+
+    def _may_have(self, name: str) -> bool:
+        if _OF_THE_HUB.fullmatch(name):
+            return not self.is_folder
+        return not _SECRET.fullmatch(name)
 
 
 def interpreter(python: str) -> Path:
