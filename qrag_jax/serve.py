@@ -20,6 +20,7 @@ import sys
 from absl import flags
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm.server_url import is_local
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT
@@ -63,8 +64,8 @@ def _serve_http(search: ServedSearch, config: WorkerConfig, stop: StopSignal) ->
     with bound_socket(HOST.value, PORT.value, EXPOSE.value) as listening:
         counters = Measures(lambda: len(worker))
         worker = Worker(search.open, config, counters.batch)
-        app = make_app(worker, counters, TOPK.value)
         url, out = url_of(listening), sys.stdout
+        app = make_app(worker, counters, TOPK.value, only_here=is_local(url))
         # The one line on standard output, for scripts; what loading prints is for people.
         with contextlib.redirect_stdout(sys.stderr):
             serve_http(app, listening, worker, stop, lambda: print(url, file=out, flush=True))

@@ -114,6 +114,22 @@ def test_the_search_of_its_own(server: Served) -> None:
 # ---------------------------------------------------------------------- errors
 
 
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "10.0.0.1", "[::1", "a@b", ""])
+def test_a_page_whose_name_was_made_to_mean_this_machine_reads_nothing(
+    server: Served, host: str
+) -> None:
+    body = {"questions": ["all about stars"]}
+    answer = httpx.post(server.url + "/search", json=body, headers={"Host": host}, timeout=LIMIT)
+    assert (answer.status_code, answer.json().keys()) == (403, {"error"})
+    assert answer.json()["error"].startswith("the request names another machine (Host); ask by")
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:9000", "[::1]:80", "127.0.0.5"])
+def test_names_of_this_machine_are_good(server: Served, host: str) -> None:
+    answer = httpx.get(server.url + "/health", headers={"Host": host}, timeout=LIMIT)
+    assert answer.status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "told"),
     [

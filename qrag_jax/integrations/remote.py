@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import Endpoint
+from qrag_jax.llm.server_url import check_url
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.protocol import Where
 
@@ -29,16 +29,14 @@ class RemoteRetriever:
         timeout: seconds that a request may take.
 
     Raises:
-        InputError: the URL is none.
+        InputError: the URL is none, or has a password or more than server and path.
     """
 
     url: str
     timeout: float = 60.0
 
     def __post_init__(self) -> None:
-        parts = urllib.parse.urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise InputError(f"url is {self.url!r}; give one such as http://127.0.0.1:8000.")
+        check_url(self.url, "url", "http://127.0.0.1:8000", "")
 
     @overload
     def search(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too

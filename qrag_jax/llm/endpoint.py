@@ -7,6 +7,7 @@ import json
 import urllib.parse
 from typing import Any, NamedTuple
 
+from qrag_jax.llm.client.api_key import without_key
 from qrag_jax.llm.listener import NotOurs, OwnServer
 
 LONGEST_REPLY = 16 << 20  # bytes of a body; an answer with log-probabilities has a few thousand
@@ -18,7 +19,7 @@ class Reply(NamedTuple):
     Attributes:
         status: HTTP status; 0 if there is no usable reply: no connection, a timeout, a reply that
             is too long, or a request that cannot be sent.
-        text: the body, or the error if the status is 0.
+        text: the body, or the error if the status is 0; without the API key, should it repeat it.
     """
 
     status: int
@@ -47,7 +48,7 @@ class Endpoint:
     """
 
     def __init__(self, url: str, api_key: str = "", *, own: OwnServer | None = None) -> None:
-        self._url, self._own = url, own
+        self._url, self._own, self._key = url, own, api_key
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def get(self, path: str, timeout: float = 5.0) -> Reply:
@@ -85,9 +86,9 @@ class Endpoint:
             text = answer.read(LONGEST_REPLY + 1)
             if len(text) > LONGEST_REPLY:
                 return Reply(0, f"the reply is longer than {LONGEST_REPLY >> 20} MiB")
-            return Reply(answer.status, text.decode("utf-8", "replace"))
+            return Reply(answer.status, without_key(text.decode("utf-8", "replace"), self._key))
         except (OSError, http.client.HTTPException) as error:
-            return Reply(0, f"{type(error).__name__}: {error}")
+            return Reply(0, without_key(f"{type(error).__name__}: {error}", self._key))
         except ValueError:  # a malformed header; it may be the key, so it is not shown
             return Reply(0, "the request cannot be sent: its address or the API key is malformed")
         finally:

@@ -15,7 +15,7 @@ def check_url(url: str, field: str, example: str, key: str) -> urllib.parse.Spli
     Args:
         field: names the URL in errors.
         example: a URL that is usable.
-        key: what a key is given through, since it cannot be in the URL.
+        key: what a key is given through, since it cannot be in the URL; "": the server wants none.
 
     Raises:
         InputError: it is no such URL, or it has a password, a query or a fragment; the message
@@ -30,9 +30,8 @@ def check_url(url: str, field: str, example: str, key: str) -> urllib.parse.Spli
         # The part before an @ may be a password.
         raise InputError(f"{field} is {url.rpartition('@')[2]!r}; give a server such as {example}.")
     if "@" in parts.netloc or parts.query or parts.fragment:
-        raise InputError(
-            f"{field} has more than server and path ({parts.hostname}); give a key through {key}."
-        )
+        fix = f"give a key through {key}" if key else f"give only those, as in {example}"
+        raise InputError(f"{field} has more than server and path ({parts.hostname}); {fix}.")
     return parts
 
 

@@ -25,6 +25,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.retrieval.columns import Columns
 from qrag_jax.retrieval.protocol import NONE, Passage, Where
 from qrag_jax.runtime import whole_files
+from qrag_jax.runtime.file_names import check_links, is_plain, shown
 
 FORMAT = 1  # of all files of the folder
 LINES, INDEX = "passages.jsonl", "passages.index"
@@ -48,7 +49,7 @@ class StoredCorpus:
 
     Raises:
         InputError: the folder holds no finished corpus, or one of another version, or a file is
-            missing or cut short.
+            missing or cut short, or is a link out of the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -179,6 +180,7 @@ def _read_manifest(folder: Path) -> Mapping[str, Any]:
             f"{path} has the format {form!r} (field format), but this version reads {FORMAT}; "
             f"{again} with it."
         )
+    check_links(folder)
     check_sizes(folder, sizes, f"restore it from a backup, or {again}")
     return said
 
@@ -190,9 +192,14 @@ def check_sizes(folder: Path, sizes: Mapping[str, int], fix: str) -> None:
         fix: says in the error what the user can do.
 
     Raises:
-        InputError: a file is missing, or has another size.
+        InputError: a name leaves the folder, or a file is missing, or has another size.
     """
     for name, size in sizes.items():
+        if not is_plain(name):
+            raise InputError(
+                f"{folder} has a manifest that names the file {shown(name)}, which is no plain "
+                f"name of a file in this folder; {fix}."
+            )
         path = folder / name
         try:
             found = path.stat().st_size

@@ -15,6 +15,7 @@ from typing import Any
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.corpus import check_sizes
 from qrag_jax.runtime import whole_files
+from qrag_jax.runtime.file_names import check_links
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -86,7 +87,8 @@ def read_manifest(folder: Path, **wanted: str | int) -> Manifest:
         wanted: values that fields must have, such as `engine="exact"`.
 
     Raises:
-        InputError: it is missing or damaged, has an unknown format, or a field differs.
+        InputError: it is missing or damaged, has an unknown format, or a field differs; or the
+            folder has a link that leads out of it.
     """
     path = folder / NAME
     try:
@@ -115,6 +117,7 @@ def read_manifest(folder: Path, **wanted: str | int) -> Manifest:
             f"{path} has the unknown field {unknown[0]}; a later version wrote it: use that one, "
             f"or {_AGAIN}."
         )
+    check_links(folder)
     manifest = Manifest(**said)
     for name, value in wanted.items():
         if getattr(manifest, name) != value:
@@ -129,6 +132,6 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     """Compares the folder's files with the manifest.
 
     Raises:
-        InputError: a file is missing, or has another size.
+        InputError: a name leaves the folder, or a file is missing, or has another size.
     """
     check_sizes(folder, manifest.files, f"restore it from a backup, or {_AGAIN}")

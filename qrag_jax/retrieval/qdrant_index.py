@@ -13,7 +13,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.retrieval.manifest import Manifest, read_manifest, write_manifest
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where
 from qrag_jax.retrieval.qdrant_collection import Collection, Made, digest_of, said_of
-from qrag_jax.retrieval.qdrant_server import Connection, library
+from qrag_jax.retrieval.qdrant_server import Connection, check_named, library
 from qrag_jax.retrieval.qdrant_settings import QdrantLayout, QdrantSearch, QdrantServer
 from qrag_jax.retrieval.qdrant_upload import Progress, upload
 from qrag_jax.retrieval.ranking import check_k, ranked
@@ -38,8 +38,8 @@ class QdrantIndex:
     server: which of more than so many equal passages it gives, and, in a search by graph, which
     passages it looks at; `exact=True` leaves it only the former.
 
-    Without a server, the files in the folder `qdrant` are read by the library through pickle, so
-    open only folders that you trust.
+    Without a server, the library reads the files in the folder `qdrant` through pickle, after they
+    were found to hold nothing but points (see `qdrant_pickles`).
 
     Attributes:
         corpus: the passages.
@@ -125,19 +125,24 @@ class QdrantIndex:
         """The index of a folder.
 
         Args:
-            server: where the collection is now; None: where it was when the index was saved.
+            server: where the collection is now; None: where it was when the index was saved; if
+                that is another machine, no API key may be exported, which would go there.
             search: None: as it was saved.
             encoder: the digest that its vectors must be of; None: any.
             version: of the vectors that it must be built from; None: any.
 
         Raises:
             InputError: the folder's index is of another engine, corpus, encoder or version; the
-                collection is not there, is not that of the index, or lacks passages; or as `build`.
+                collection is not there, is not that of the index, or lacks passages; only the
+                folder names the server, and there is an API key; or as `build`.
         """
         asked = {"encoder": encoder, "version": version}
         given = {name: value for name, value in asked.items() if value is not None}
         said = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, **given).settings
-        connection = Connection(server or QdrantServer(**said["server"]), folder)
+        if server is None:
+            server = QdrantServer(**said["server"])
+            check_named(server)
+        connection = Connection(server, folder)
         collection = Collection(connection, said_of(said["made"]))
         collection.check()
         if (there := collection.count()) != len(corpus):

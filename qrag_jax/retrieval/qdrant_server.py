@@ -17,6 +17,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.client.api_key import read_key
 from qrag_jax.llm.server_url import is_local
 from qrag_jax.retrieval.libraries import engine_library
+from qrag_jax.retrieval.qdrant_pickles import check_storage
 from qrag_jax.retrieval.qdrant_settings import KEY_VARIABLE, QdrantServer
 
 STORAGE = "qdrant"  # folder of the library's own files, where there is no server
@@ -42,6 +43,22 @@ def library() -> Any:
     return engine_library("qdrant_client", "qdrant-client", "qdrant")
 
 
+def check_named(server: QdrantServer) -> None:
+    """Refuses to send the API key to another machine that only an index folder names.
+
+    The folder may be anyone's, and whoever wrote it would get the key.
+
+    Raises:
+        InputError: there is a key, or it cannot be one.
+    """
+    if server.url and not is_local(server.url) and _key():
+        raise InputError(
+            f"the index names the Qdrant server at {server.url}, and {KEY_VARIABLE} holds a key; "
+            "name the server yourself (--qdrant=URL, or server of the settings) if the key may go "
+            "there, or unset the variable."
+        )
+
+
 class Connection:
     """A collection of a server, or of the library's own files in a folder.
 
@@ -58,8 +75,8 @@ class Connection:
         what: names the collection in errors; without a key.
 
     Raises:
-        InputError: the library is not installed, the API key cannot be one, or another process has
-            the folder open.
+        InputError: the library is not installed, the API key cannot be one, another process has
+            the folder open, or its files are not the library's own (see `qdrant_pickles`).
     """
 
     def __init__(self, server: QdrantServer, folder: Path) -> None:
@@ -187,6 +204,7 @@ def _opened(path: Path) -> Any:
     with _opening:
         client = _open_clients.get(name)
         if client is None:
+            check_storage(path)
             try:
                 client = library().QdrantClient(path=name, force_disable_check_same_thread=True)
             except RuntimeError:

@@ -123,6 +123,7 @@ class CrossEncoderScorer:
                 device=device,
                 max_length=longest,
                 local_files_only=True,
+                trust_remote_code=False,
                 model_kwargs={"use_safetensors": True},
             )
         except (OSError, ValueError, RuntimeError) as error:

@@ -41,7 +41,11 @@ class TorchTower:
 
         try:
             self._model = sentence_transformers.SentenceTransformer(
-                str(folder), device=device or None, local_files_only=True
+                str(folder),
+                device=device or None,
+                local_files_only=True,
+                trust_remote_code=False,
+                model_kwargs={"use_safetensors": True},
             ).eval()
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             told = str(error).strip().split("\n")[0]

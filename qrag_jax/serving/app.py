@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm.server_url import is_local
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.serving import measures
 from qrag_jax.serving.bodies import Retrieve, Search, json_bytes, retrieved, sentence
@@ -34,6 +35,7 @@ from qrag_jax.serving.worker import (
 MAX_BODY = 8 * 2**20  # bytes
 RETRY_AFTER = "1"  # seconds
 ENDPOINTS = ("/retrieve", "/search", "/health", "/metrics")
+FOREIGN = "the request names another machine (Host); ask by 127.0.0.1 or localhost."
 _KINDS = {413: measures.TOO_LARGE, 503: measures.BUSY, 500: measures.INTERNAL}
 
 
@@ -41,16 +43,20 @@ class _Gone(Exception):
     """The client closed the connection."""
 
 
-def make_app(worker: Worker, counters: Measures, topk: int = USUAL_COUNT) -> FastAPI:
+def make_app(
+    worker: Worker, counters: Measures, topk: int = USUAL_COUNT, *, only_here: bool
+) -> FastAPI:
     """The application.
 
     Args:
         worker: answers the questions.
         counters: what is counted.
         topk: passages of a query to `/retrieve` that does not say how many.
+        only_here: requests must name this machine. Else a page in a browser of this machine could
+            read the corpus: its own name may be made to mean 127.0.0.1 (DNS rebinding).
     """
     app = FastAPI(title="qrag_jax", docs_url=None, redoc_url=None)
-    app.add_middleware(_Guard, counters=counters)
+    app.add_middleware(_Guard, counters=counters, only_here=only_here)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -182,11 +188,23 @@ def _error(status: int, told: str) -> Response:
     return _json({"error": told}, status)
 
 
-class _Guard:
-    """Counts requests, bounds their bodies, and makes an answer of what no handler caught."""
+def _names_this_machine(scope: Scope) -> bool:
+    """Whether the request's header Host is a name of this machine; browsers always send one."""
+    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    try:
+        return all(is_local(f"http://{host}") for host in hosts)
+    except ValueError:  # brackets that do not match
+        return False
 
-    def __init__(self, app: ASGIApp, counters: Measures) -> None:
-        self._app, self._counters = app, counters
+
+class _Guard:
+    """Counts requests, bounds their bodies, and makes an answer of what no handler caught.
+
+    It refuses requests by another machine's name, if it is told to.
+    """
+
+    def __init__(self, app: ASGIApp, counters: Measures, only_here: bool) -> None:
+        self._app, self._counters, self._only_here = app, counters, only_here
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -209,7 +227,10 @@ class _Guard:
             await send(message)
 
         try:
-            await self._app(scope, bounded, sent)
+            if self._only_here and not _names_this_machine(scope):
+                await _error(403, FOREIGN)(scope, receive, sent)
+            else:
+                await self._app(scope, bounded, sent)
         except Exception as error:
             if not isinstance(error, SearchFailed):
                 log_fault(error, f"{scope['method']} {endpoint}")

@@ -114,8 +114,11 @@ def test_what_the_server_refuses_is_its_sentence(remote: RemoteRetriever) -> Non
         assert str(caught.value).startswith(f"{remote.url}: ")
     with pytest.raises(InputError, match=r"questions\[1\]: the question is empty"):
         remote.search([QUESTION, " "])
-    with pytest.raises(InputError, match=r"url is '127\.0\.0\.1:8000'; give one such"):
+    with pytest.raises(InputError, match=r"url is '127\.0\.0\.1:8000'; give a server such"):
         RemoteRetriever("127.0.0.1:8000")
+    with pytest.raises(InputError, match=r"server and path \(a\.b\); give only") as refused:
+        RemoteRetriever("http://me:secret@a.b:8000")
+    assert "secret" not in str(refused.value)
 
 
 def test_no_server_or_another_one_is_one_sentence() -> None:

@@ -155,9 +155,22 @@ def _other_format(folder: Path) -> None:
     (folder / stored.NAME).write_text(json.dumps(said | {"format": 99}))
 
 
+def _link_out(folder: Path) -> None:
+    (folder / stored.LINES).rename(folder.parent / "mine.jsonl")
+    (folder / stored.LINES).symlink_to("../mine.jsonl")
+
+
+def _name_outside(folder: Path) -> None:
+    said = json.loads((folder / stored.NAME).read_bytes())
+    said["files"]["../mine"] = 1
+    (folder / stored.NAME).write_text(json.dumps(said))
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        (_link_out, r"passages.jsonl is a link out of .*put the file itself there"),
+        (_name_outside, r"names the file '\.\./mine', which is no plain name"),
         (_shorter(stored.LINES), "passages.jsonl is cut short: it has .* bytes instead of"),
         (_shorter(stored.INDEX), "passages.index is cut short"),
         (_shorter(stored.HASHES), "names.hashes is cut short"),
@@ -170,10 +183,11 @@ def _other_format(folder: Path) -> None:
 def test_what_is_not_whole_is_refused(
     spoil: Callable[[Path], None], message: str, tmp_path: Path
 ) -> None:
-    write_corpus(tmp_path, PASSAGES)
-    spoil(tmp_path)
+    folder = tmp_path / "corpus"
+    write_corpus(folder, PASSAGES)
+    spoil(folder)
     with pytest.raises(InputError, match=message):
-        StoredCorpus(tmp_path)
+        StoredCorpus(folder)
 
 
 def test_a_changed_byte_is_found(tmp_path: Path) -> None:

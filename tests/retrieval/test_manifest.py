@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,23 @@ def test_files_are_compared(tmp_path: Path) -> None:
             check_files(tmp_path, MANIFEST)
     (tmp_path / "vectors.1").write_bytes(bytes(60))
     check_files(tmp_path, MANIFEST)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a/b", "..", "", ".hidden", "a\\b"])
+def test_a_file_outside_the_folder_is_not_looked_at(name: str, tmp_path: Path) -> None:
+    """Not even its size is told."""
+    (tmp_path / "secret").write_bytes(b"x" * 60)
+    folder = tmp_path / "index"
+    write_manifest(folder, dataclasses.replace(MANIFEST, files={name: 60}))
+    with pytest.raises(InputError, match="no plain name of a file in this folder") as error:
+        check_files(folder, read_manifest(folder))
+    assert "bytes" not in str(error.value)
+
+
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"x" * 60)
+    folder = tmp_path / "index"
+    write_manifest(folder, MANIFEST)
+    (folder / "vectors.1").symlink_to("../secret")
+    with pytest.raises(InputError, match=r"vectors.1 is a link out of .*index, which is not"):
+        read_manifest(folder)

@@ -410,3 +410,28 @@ def test_settings_of_a_command_line_are_sorted() -> None:
     assert made.layout == QdrantLayout(shards=16)
     assert made.search == QdrantSearch(exact=True)
     assert QdrantTarget.parse("") == QdrantTarget()
+
+
+def test_the_key_goes_to_no_machine_that_a_folder_names(
+    tmp_path: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest may be anyone's, and its server would get the key with the first request."""
+    task = task_of(tmp_path, 20)
+    server.key = "right-0123"
+    monkeypatch.setenv("QDRANT_API_KEY", server.key)
+    with pytest.warns(UserWarning, match="insecure connection"):
+        built(task, at(server)).save(tmp_path)
+    with pytest.warns(UserWarning, match="insecure connection"):
+        found = QdrantIndex.open(tmp_path, task.corpus)  # this machine: as it was
+    same(found.search(task.queries, 5), searched(task, 5))
+    path, theirs = tmp_path / "manifest.json", "http://theirs.invalid:6333"
+    path.write_text(path.read_text().replace(server.url, theirs))
+    with pytest.raises(InputError, match=f"names the Qdrant server at {theirs}, and QDRANT_API"):
+        QdrantIndex.open(tmp_path, task.corpus)
+    with pytest.warns(UserWarning, match="insecure connection"):
+        found = QdrantIndex.open(tmp_path, task.corpus, server=at(server))
+    same(found.search(task.queries, 5), searched(task, 5))
+    monkeypatch.delenv("QDRANT_API_KEY")
+    path.write_text(path.read_text().replace('"attempts": 6', '"attempts": 1'))
+    with pytest.raises(InputError, match=r"theirs\.invalid:6333 does not answer"):
+        QdrantIndex.open(tmp_path, task.corpus)

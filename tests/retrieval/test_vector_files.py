@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval import vector_files
-from qrag_jax.retrieval.manifest import Manifest, read_manifest
+from qrag_jax.retrieval.manifest import Manifest, read_manifest, write_manifest
 from qrag_jax.retrieval.vector_files import (
     append_vectors,
     create_vectors,
@@ -145,3 +146,15 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"has 5 vectors, but .* append those beyond"):
             replace_vectors(tmp_path, start, rows(2))
     np.testing.assert_array_equal(content(tmp_path), rows(5))
+
+
+def test_files_outside_the_folder_are_not_mapped(tmp_path: Path) -> None:
+    create_vectors(tmp_path / "mine", MANIFEST)
+    append_vectors(tmp_path / "mine", rows(2))
+    create_vectors(tmp_path / "theirs", MANIFEST)
+    manifest = append_vectors(tmp_path / "theirs", rows(2, 1))
+    (name,) = manifest.files
+    stolen = dataclasses.replace(manifest, files={f"../mine/{name}": manifest.files[name]})
+    write_manifest(tmp_path / "theirs", stolen)
+    with pytest.raises(InputError, match="no plain name"):
+        open_vectors(tmp_path / "theirs")

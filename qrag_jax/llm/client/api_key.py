@@ -7,19 +7,23 @@ import re
 
 from qrag_jax.errors import InputError
 
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Many keys are letters and digits alone, some of them small; so a name with small letters is not
+# taken, and nothing else repeats what may be the key itself.
+VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
+BLOTTED = "[the API key]"
+_SHORTEST = 16  # a shorter one could be part of an honest answer
 
 
 def check_variable(name: str, field: str) -> None:
-    """Checks that `name` can be the name of an environment variable; "" means no variable.
+    """Checks that `name` can be an environment variable's, in capitals; "" means no variable.
 
     Raises:
         InputError: it cannot. The message names `field`, but not the value, which may be the key.
     """
     if name and not VARIABLE.fullmatch(name):
         raise InputError(
-            f"{field} is no name of an environment variable; export the key under a name such as "
-            "LLM_API_KEY and give that name."
+            f"{field} is no name of an environment variable in capital letters; export the key "
+            "under a name such as LLM_API_KEY and give that name."
         )
 
 
@@ -41,3 +45,11 @@ def read_key(name: str, field: str) -> str:
             "again."
         )
     return key
+
+
+def without_key(text: str, key: str) -> str:
+    """The text of an answer, in which a server repeats the key, without it.
+
+    A short key is left where it is: it could be a word of the answer.
+    """
+    return text.replace(key, BLOTTED) if len(key) >= _SHORTEST else text

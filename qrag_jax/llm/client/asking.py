@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import openai
 
+from qrag_jax.llm.client.api_key import BLOTTED, without_key
 from qrag_jax.llm.client.breaker import CircuitBreaker, Server
 from qrag_jax.llm.client.cache import AnswerCache
 from qrag_jax.llm.client.client_config import ClientConfig
@@ -319,10 +320,11 @@ class Asker:
         # model that is not the client's, no version is known.
         unsure = self.served is not served and self.served.model == served.model
         unsure |= isinstance(request, Sampling) and request.model not in ("", served.model)
+        text = without_key(text, self._key)
         return _Attempt(read_outcome(request, text, "" if unsure else served.version))
 
     def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "[the API key]") if self._key else text
+        return text.replace(self._key, BLOTTED) if self._key else text
 
     def _follow(self) -> None:
         """Uses the current URL of our own server: after a restart it may have another port."""

@@ -85,6 +85,7 @@ def connect(config: ClientConfig, key: str, own: OwnServer | None) -> openai.Asy
         limits=limits,
         timeout=timeout,
         trust_env=not config.is_local,
+        follow_redirects=False,  # prompts go to the server that was named, and to no other
         event_hooks={"request": [_Proof(own).begin] if own else [], "response": [_bound]},
     )
     api = openai.AsyncOpenAI(

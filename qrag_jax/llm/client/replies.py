@@ -133,6 +133,8 @@ def _ended_otherwise(reason: Any) -> Failure | None:
 
 def read_error(status: int, text: str) -> Failure:
     """The failure that an HTTP status of 300 or more stands for."""
+    if status < 400:
+        return Failure("request", f"HTTP {status}: a redirect is not followed; give its target")
     message = f"HTTP {status}: {_error_message(text)}"
     if status >= 500:
         return Failure("server", message)

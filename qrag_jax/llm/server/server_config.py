@@ -21,6 +21,10 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # Not passed on: with these variables vLLM's interpreter would use this environment's packages.
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+# Nor are secrets that the server has no use for: keys of other services, and what pip may have.
+_SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS)S?|(PIP|UV)_.*")
+# For models of the hub alone; a proxy's address may have a password.
+_OF_THE_HUB = re.compile(r"HF_TOKEN|HUGGING_FACE_HUB_TOKEN|(HTTPS?|ALL)_PROXY")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +155,11 @@ class ServerConfig:
         return [*words, *self.arguments]
 
     def environment(self) -> dict[str, str]:
-        """The server's environment variables, including the API key."""
+        """The server's environment variables, including its API key but no other one.
+
+        For a model of the hub there are the hub's token and the proxies, too. Variables are known
+        as secret by their names.
+        """
         own = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
         own["PYTHONUNBUFFERED"] = "1"
         if self.is_folder:
@@ -166,10 +174,15 @@ class ServerConfig:
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if name not in (*_NOT_INHERITED, "VLLM_API_KEY")
+            if name not in _NOT_INHERITED and self._may_have(name.upper())
         }
         key = {"VLLM_API_KEY": self.api_key()} if self.api_key_env else {}
         return inherited | own | key
+
+    def _may_have(self, name: str) -> bool:
+        if _OF_THE_HUB.fullmatch(name):
+            return not self.is_folder
+        return not _SECRET.fullmatch(name)
 
 
 def interpreter(python: str) -> Path:

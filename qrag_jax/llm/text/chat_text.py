@@ -27,7 +27,7 @@ def chat_tokenizer(tokenizer: str) -> Any:
     from transformers import AutoTokenizer  # slow to import, and seldom needed
 
     try:
-        loaded = AutoTokenizer.from_pretrained(tokenizer)
+        loaded = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise InputError(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.file_names import shown
 
 VOCABULARY_FILES = (  # a tokenizer needs one of them
     "tokenizer.json",
@@ -40,9 +41,7 @@ SENTENCE_TRANSFORMERS_FILES = (
 MODULE_FILES = ("config.json", "model.safetensors")  # of a sub-folder such as 1_Pooling
 MODULE_FOLDER = re.compile(r"[0-9]{1,3}_[A-Za-z][A-Za-z0-9_]{0,63}")  # as the library names them
 SNAPSHOTS, BLOBS, HUB_MODEL = "snapshots", "blobs", "models--"  # of the hub's cache
-MAX_NAME_BYTES = 255  # of a file's name, as on common file systems
 MAX_JSON_BYTES = 256 * 2**20
-MAX_SHOWN = 80  # characters of an untrusted name in a message
 
 
 class Module(NamedTuple):
@@ -80,19 +79,6 @@ def check_tokenizer_links(folder: Path) -> None:
     """Refuses tokenizer files that link out of the folder (see `inside`): libraries follow them."""
     for name in TOKENIZER_FILES:
         inside(folder, name)
-
-
-def is_plain(name: object) -> bool:
-    """Whether a name read from a file is a plain name in the same folder, on any system."""
-    if not isinstance(name, str) or not name or name.startswith(".") or not name.isprintable():
-        return False
-    return not set(name) & set('/\\:"<>|?*') and len(name.encode()) <= MAX_NAME_BYTES
-
-
-def shown(name: object) -> str:
-    """An untrusted name for a message: quoted, escaped, and cut after `MAX_SHOWN` characters."""
-    text = ascii(name)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text)} characters)"
 
 
 def read_modules(folder: Path) -> list[Module]:

@@ -84,7 +84,9 @@ def check_tokenizer(
     """
     from transformers import AutoTokenizer  # slow to import
 
-    written = AutoTokenizer.from_pretrained(folder, local_files_only=True, model_max_length=10**9)
+    written = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, model_max_length=10**9
+    )
     separator = token_name(tokenizer, tokenizer.sep_id)
     rows: list[tuple[str, ...]] = [*((text,) for text in PROBES), (LONG,)]
     rows.append((f"a {separator} b",) if plain else PROBES)

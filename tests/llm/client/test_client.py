@@ -286,15 +286,22 @@ def test_the_key_is_sent_and_nowhere_else(
     server.script = lambda call: (
         Reply(status=401, text=f"bad key: {call.headers['authorization']}")
         if call.prompt == "refuse"
+        else Reply(text=f"you sent {call.headers['authorization']}")
+        if call.prompt == "repeat"
         else Reply(drop=call.prompt == "drop")
     )
     path = tmp_path / "answers.sqlite"
     client = make_client(api_key_env="MY_LLM_KEY", cache=str(path), attempts=2, breaker_failures=9)
-    answer, refused, dropped = client.ask_blocking([chat("a"), chat("refuse"), chat("drop")])
+    answer, refused, dropped, repeated = client.ask_blocking(
+        [chat("a"), chat("refuse"), chat("drop"), chat("repeat")]
+    )
     assert server.calls[0].headers["authorization"] == f"Bearer {key}"
     assert isinstance(refused, Failure)
     assert "bad key: Bearer [the API key]" in refused.message
-    shown = [repr(x) for x in (client, client.config, client.counters(), answer, refused, dropped)]
+    assert isinstance(repeated, Answer)
+    assert repeated.text == "you sent Bearer [the API key]"
+    told = (client, client.config, client.counters(), answer, refused, dropped, repeated)
+    shown = [repr(x) for x in told]
     client.close()
     captured = capfd.readouterr()
     shown += [*said, caplog.text, captured.out, captured.err]
@@ -332,3 +339,15 @@ def test_a_listener_that_raises_does_not_stop_the_work(server: ModelServer) -> N
         assert eventually(lambda: client.counters().waited_seconds > 0)
         server.start()
         assert texts(future.result(30)) == ["echo: a"]
+
+
+def test_a_redirect_is_not_followed(make_client: MakeClient, server: ModelServer) -> None:
+    """Else a server could send prompts on to any other, such as one inside of a network."""
+    with ModelServer() as other:
+        target = f"{other.url}/chat/completions"
+        server.script = lambda call: Reply(status=307, headers={"location": target})
+        (outcome,) = make_client().ask_blocking([chat("a")])
+        assert other.calls == []
+    assert isinstance(outcome, Failure)
+    assert (outcome.cause, outcome.attempts) == ("request", 1)
+    assert outcome.message == "HTTP 307: a redirect is not followed; give its target"

@@ -66,7 +66,12 @@ def test_without_a_prefix_the_argument_is_named() -> None:
 
 
 def test_secrets_are_not_repeated() -> None:
-    for settings in ({"url": "http://user:secret@host/v1"}, {"api_key_env": "sk-secret"}):
+    for settings in (
+        {"url": "http://user:secret@host/v1"},
+        {"api_key_env": "sk-secret"},
+        {"api_key_env": "hf_secretAbC123"},  # as a variable could be called
+        {"api_key_env": "secret0123"},
+    ):
         with pytest.raises(InputError) as raised:
             config(**settings)
         assert "secret" not in str(raised.value)

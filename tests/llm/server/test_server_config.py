@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,29 @@ def test_the_key_comes_from_the_environment(
     # Somebody else's key is not handed on.
     monkeypatch.setenv("VLLM_API_KEY", "other")
     assert "VLLM_API_KEY" not in ServerConfig(str(model_folder)).environment()
+
+
+def test_the_server_gets_no_secret_that_it_does_not_need(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = {
+        *("OUR_KEY", "NCBI_API_KEY", "QDRANT_API_KEY", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY"),
+        *("GH_TOKEN", "Some_Password", "PIP_INDEX_URL", "GOOGLE_APPLICATION_CREDENTIALS"),
+    }
+    of_the_hub = {"HF_TOKEN", "https_proxy"}
+    for name in (*secrets, *of_the_hub):
+        monkeypatch.setenv(name, f"the secret of {name}")
+    needed = {"HF_HOME": "/models", "CUDA_HOME": "/cuda", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    for name, value in needed.items():
+        monkeypatch.setenv(name, value)
+    config = ServerConfig(str(model_folder), api_key_env="OUR_KEY")
+    monkeypatch.setenv("OUR_KEY", "abc")
+    given = config.environment()
+    assert not given.keys() & {*secrets, *of_the_hub}
+    assert given.items() >= {*needed.items(), ("VLLM_API_KEY", "abc"), ("PATH", os.environ["PATH"])}
+    of_hub = ServerConfig("org/name", api_key_env="OUR_KEY").environment()
+    assert not of_hub.keys() & secrets
+    assert of_hub.keys() >= of_the_hub  # gated models
 
 
 def test_a_header_that_cannot_be_sent_is_not_repeated() -> None:

@@ -11,11 +11,12 @@ import pytest
 
 from configs import hotpotqa
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.known_files import inside, is_plain, read_json, read_modules
+from qrag_jax.models.files.known_files import inside, read_json, read_modules
 from qrag_jax.models.files.model_folder import read_tensors
 from qrag_jax.models.files.sentence_transformers import read_published
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import load_encoder
+from qrag_jax.runtime.file_names import is_plain
 from qrag_jax.systems.q_rag_config import QRagConfig
 from tests.models.conftest import torch_bert, write_tokenizer
 

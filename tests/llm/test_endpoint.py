@@ -1,0 +1,28 @@
+"""What a server says of the API key, in an error or an answer, does not reach a message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from qrag_jax.llm.endpoint import Endpoint
+from tests.json_server import Call, listening
+
+KEY = "sk-of-a-test-0123456789"
+
+
+@pytest.mark.parametrize("status", [200, 401, 500])
+def test_a_key_that_is_repeated_is_blotted_out(status: int) -> None:
+    def repeats(call: Call) -> tuple[int, Any]:
+        return status, {"error": f"you sent {call.headers['Authorization']}", "path": call.path}
+
+    with listening(repeats) as url:
+        reply = Endpoint(url, KEY).get("/v1/models")
+    assert reply.json == {"error": "you sent Bearer [the API key]", "path": "/v1/models"}
+    assert KEY not in reply.reason
+
+
+def test_a_short_key_may_be_a_word_of_the_answer() -> None:
+    with listening(lambda call: (200, {"data": [{"id": "key-3"}]})) as url:
+        assert Endpoint(url, "key").model_names() == ("key-3",)

@@ -1,0 +1,147 @@
+"""Nothing that a user is given runs: what the source may not call, and folders that try."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.llm.text.chat_text import chat_tokenizer
+from tests.entry_points import ROOT
+
+# The only modules that know of pickle; each checks what it reads before, and says how.
+WITH_PICKLE = {
+    "models/files/pickle_scan.py",
+    "models/files/torch_checkpoint.py",
+    "retrieval/qdrant_pickles.py",
+}
+UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "shelve", "tarfile", "yaml"}
+UNSAFE_CALLS = {
+    *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "extract", "extractall"),
+    *("unpack_archive", "pickle.load", "pickle.loads", "torch.load", "exec_module"),
+}
+RUNS_REMOTE_CODE = ("from_pretrained", "CrossEncoder", "SentenceTransformer")
+FOR_ALL = ("0.0.0.0", "::")  # noqa: S104  (what must not be there)
+
+
+def named(function: ast.expr) -> str:
+    """`a.b` of a call `a.b(…)`, `.b` of one on anything else."""
+    if isinstance(function, ast.Name):
+        return function.id
+    if isinstance(function, ast.Attribute):
+        of = function.value
+        return f"{of.id}.{function.attr}" if isinstance(of, ast.Name) else f".{function.attr}"
+    return ""
+
+
+def keyword(call: ast.Call, name: str) -> object:
+    values = [k.value for k in call.keywords if k.arg == name]
+    return values[0].value if values and isinstance(values[0], ast.Constant) else None
+
+
+def wrong(source: str, module: str) -> Iterator[str]:
+    """What a module of the package may not do."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = {alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                names = {node.module or ""}
+            roots = {name.partition(".")[0] for name in names}
+            yield from sorted(roots & UNSAFE_MODULES)
+            if "pickle" in roots and module not in WITH_PICKLE:
+                yield "pickle"
+        elif isinstance(node, ast.Call):
+            name = named(node.func)
+            last = name.rpartition(".")[2]
+            if name in UNSAFE_CALLS or (last != name and last in ("extract", "extractall")):
+                yield name
+            if keyword(node, "shell") or keyword(node, "allow_pickle"):
+                yield f"{name} with shell or allow_pickle"
+            if last in RUNS_REMOTE_CODE and keyword(node, "trust_remote_code") is not False:
+                yield f"{name} without trust_remote_code=False"
+        elif isinstance(node, ast.Constant) and node.value in FOR_ALL:
+            yield f"the address {node.value}"
+
+
+def test_the_package_does_none_of_it() -> None:
+    folder = ROOT / "qrag_jax"
+    found = [
+        f"{path.relative_to(folder).as_posix()}: {what}"
+        for path in sorted(folder.rglob("*.py"))
+        for what in wrong(path.read_text(encoding="utf-8"), path.relative_to(folder).as_posix())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from joblib import load",
+        "eval('1')",
+        "import torch; torch.load('a')",
+        "np.load('a', allow_pickle=True)",
+        "subprocess.run('a', shell=True)",
+        "ZipFile('a').extractall('b')",
+        "archive.extract('b')",
+        "AutoTokenizer.from_pretrained('a')",
+        "AutoTokenizer.from_pretrained('a', trust_remote_code=True)",
+        "sentence_transformers.SentenceTransformer('a', trust_remote_code=given)",
+        "socket.bind(('0.0.0.0', 80))",
+    ],
+)
+def test_each_rule_finds_what_it_is_for(source: str) -> None:
+    assert list(wrong(source, "llm/a.py"))
+
+
+# ------------------------------------------------------------------ folders with code in them
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model's folder whose every config asks for the class of a file beside it."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    mark = tmp_path / "was run"
+    (folder / "theirs.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    auto = {"AutoConfig": "theirs.A", "AutoModel": "theirs.A", "AutoTokenizer": ["theirs.A", None]}
+    auto["AutoModelForSequenceClassification"] = "theirs.A"
+    (folder / "config.json").write_text(json.dumps({"model_type": "theirs", "auto_map": auto}))
+    tokenizer = {"tokenizer_class": "A", "auto_map": auto}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "theirs.A"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def a_user_who_says_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers asks whether to run the code, where it is told nothing."""
+    monkeypatch.setattr("builtins.input", lambda *words: "y")
+
+
+def test_a_tokenizer_of_a_folder_runs_no_code(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be loaded"):
+        chat_tokenizer(str(folder))
+    assert not (tmp_path / "was run").exists()
+
+
+@pytest.mark.long
+def test_models_of_a_folder_run_no_code(folder: Path, tmp_path: Path) -> None:
+    from qrag_jax.retrieval.scorers import CrossEncoderScorer
+    from qrag_jax.retrieval.torch_tower import TorchTower
+
+    with pytest.raises(InputError, match="cannot be loaded as a cross-encoder"):
+        CrossEncoderScorer(str(folder))
+    with pytest.raises(InputError, match="sentence-transformers cannot read the tower"):
+        TorchTower(folder, 0)
+    # The class of a file beside the folder's own ones, which is named in its list of modules alone.
+    config = {"model_type": "bert", "hidden_size": 8, "num_attention_heads": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="sentence-transformers cannot read the tower"):
+        TorchTower(folder, 0)
+    assert not (tmp_path / "was run").exists()

@@ -1,0 +1,188 @@
+"""Keys that a command reads are in no file, output or command line of it, whatever servers say."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from qrag_jax.llm import listener
+from tests.entry_points import Commands, metric_lines, refusal
+from tests.llm.model_server import Call, ModelServer, Reply
+from tests.llm.stand_in import StandIn, model_folder, running, stand_in, wait_until
+from tests.retrieval import qdrant_stand_in
+from tests.systems.corpora import write_corpus_file, write_tower
+
+pytestmark = pytest.mark.long
+
+__all__ = ["model_folder", "stand_in"]
+OURS = "OUR_LLM_KEY"
+STEPS = 2
+TRAINING = (
+    "--config=configs/hotpotqa.py:tiny",
+    f"--config.train.steps={STEPS}",
+    "--config.train.log_every=1",
+    f"--config.train.eval_every={STEPS}",
+    "--config.encoder.length_buckets=1",
+    "--config.encoder.block_sizes=1",
+    "--config.reward.name=answer_f1",
+    f"--config.llm.api_key_env={OURS}",
+)
+
+
+@pytest.fixture
+def planted() -> dict[str, str]:
+    """A key of its own for every variable that the code or a library of it reads."""
+    names = (OURS, "HF_TOKEN", "NCBI_API_KEY", "QDRANT_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY")
+    return {name: f"sk-{secrets.token_hex(16)}" for name in names}
+
+
+@pytest.fixture
+def environment(commands: Commands, planted: Mapping[str, str]) -> dict[str, str]:
+    """That of a command: the keys, and a proxy with a password."""
+    proxy = {"https_proxy": f"http://me:{planted['HF_TOKEN']}@127.0.0.1:9"}
+    return {**commands.environment, **planted, **proxy}
+
+
+def leaks(planted: Mapping[str, str], *places: Path, said: str = "") -> Iterator[str]:
+    """Where the keys are: in the names and bytes of files, and in what was said.
+
+    Bytes that are compressed are not seen: those are arrays of numbers (Orbax).
+    """
+    for name, key in planted.items():
+        if key in said:
+            yield f"{name} in the output"
+        for place in places:
+            assert place.is_dir()
+            for path in place.rglob("*"):
+                if key in str(path) or (path.is_file() and key.encode() in path.read_bytes()):
+                    yield f"{name} in {path}"
+
+
+def on_command_lines(planted: Mapping[str, str]) -> list[str]:
+    """The command lines, of any process, that have a key."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:  # it has ended
+            continue
+        if any(key.encode() in words for key in planted.values()):
+            found.append(words.decode())
+    return found
+
+
+def test_the_searches_find_a_leak(planted: dict[str, str], tmp_path: Path) -> None:
+    key = planted[OURS]
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "events").write_bytes(b"\0\xff" + key.encode())
+    assert list(leaks(planted, tmp_path)) == [f"{OURS} in {tmp_path / 'deep' / 'events'}"]
+    assert list(leaks(planted, said=f"it is {key}.")) == [f"{OURS} in the output"]
+    waits = [sys.executable, "-c", "input()", key]
+    with subprocess.Popen(waits, stdin=subprocess.PIPE) as child:
+        wait_until(lambda: len(on_command_lines(planted)) == 1)
+        child.communicate(b"\n")
+
+
+def test_a_training_with_a_server_that_repeats_the_key(
+    commands: Commands, planted: dict[str, str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    """It repeats it in answers, which are kept in the cache, and in errors, which are told."""
+    lines: list[str] = []
+
+    def repeats(call: Call) -> Reply:
+        if not lines:
+            lines.extend([*on_command_lines(planted), "looked"])
+        status = 200 if call.number % 2 else 401
+        return Reply(f"Final answer: {dict(call.headers)}", status=status)
+
+    workdir = tmp_path / "run"
+    with ModelServer(repeats) as server:
+        given = (f"--config.llm.url={server.url}", "--config.llm.model=tiny", "--verbosity=1")
+        arguments = (*TRAINING, *given, f"--workdir={workdir}")
+        ended = commands.run("train", *arguments, env=environment)
+        assert {call.headers["authorization"] for call in server.calls} == {
+            f"Bearer {planted[OURS]}"
+        }
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert lines == ["looked"]
+    last = metric_lines(workdir)[-1]
+    assert last["step"] == STEPS
+    (answers,) = workdir.rglob("*.sqlite")
+    assert b"[the API key]" in answers.read_bytes()  # so what it repeated came this far
+    cache = Path(environment["QRAG_CACHE"])
+    assert list(leaks(planted, workdir, cache, said=ended.stdout + ended.stderr)) == []
+
+
+def test_a_training_with_a_server_of_its_own(
+    commands: Commands,
+    planted: dict[str, str],
+    environment: dict[str, str],
+    stand_in: StandIn,
+    model_folder: Path,
+    tmp_path: Path,
+) -> None:
+    workdir = tmp_path / "run"
+    process = commands.start(
+        "train",
+        *TRAINING,
+        f"--config.llm.server.model={model_folder}",
+        f"--config.llm.server.python={stand_in.python}",
+        "--config.llm.server.max_model_len=0",  # no budget: the folder has no tokenizer
+        f"--workdir={workdir}",
+        env=environment,
+    )
+    assert process.stdout is not None
+    heard = ""
+    for line in process.stdout:
+        heard += line
+        if "vLLM serves little" in line:
+            break
+    assert on_command_lines(planted) == []
+    assert set(stand_in.pids()) & set(listener.family(process.pid))  # so they were looked at
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err[-3000:]
+    (start,) = stand_in.starts()
+    # The key of the server is the one that it shall ask for; it gets nothing else that is secret.
+    assert start["env"].pop("VLLM_API_KEY") == planted[OURS]
+    given = " ".join([*start["argv"], *start["env"].values()])
+    assert list(leaks(planted, said=given)) == []
+    assert (workdir / "vllm.log").stat().st_size
+    assert list(leaks(planted, workdir, said=heard + out + err)) == []
+    wait_until(lambda: not any(map(running, stand_in.pids())))
+
+
+def test_an_index_on_a_server_with_a_key(
+    commands: Commands, planted: dict[str, str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    source = write_corpus_file(tmp_path / "corpus.jsonl", 20)
+    tower, index = write_tower(tmp_path / "tower"), tmp_path / "index"
+    with qdrant_stand_in.running() as server:
+        server.key = planted["QDRANT_API_KEY"]
+        own = (f"--index={index}", f"--encoder={tower}")
+        make = (*own, f"--corpus={source}", f"--qdrant={server.url}")
+        made = commands.run("index", *make, env=environment)
+        assert made.returncode == 0, made.stderr[-3000:]
+        assert len(set(server.sent())) == 20
+        server.key = "another"
+        again = commands.run("search", *own, "--engine=qdrant", "a river", env=environment)
+        assert "refuses the API key" in refusal(again)
+    said = "".join([made.stdout, made.stderr, again.stdout, again.stderr])
+    assert list(leaks(planted, index, Path(environment["QRAG_CACHE"]), said=said)) == []
+
+
+def test_a_key_in_the_place_of_its_name_is_not_kept(
+    commands: Commands, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The user's shell has it; the run's folder and the output must not."""
+    key = f"hf_{secrets.token_hex(16)}"
+    given = (f"--config.llm.api_key_env={key}", "--config.llm.url=http://127.0.0.1:9/v1")
+    arguments = (*TRAINING, *given, "--config.llm.model=tiny", f"--workdir={tmp_path / 'run'}")
+    told = commands.run("train", *arguments, env=environment)
+    assert "is no name of an environment variable in capital letters" in refusal(told)
+    assert list(leaks({"the key": key}, tmp_path, said=told.stdout + told.stderr)) == []
