@@ -89,7 +89,7 @@ def _asked() -> list[Asked]:
 
 
 def read_questions(path: Path) -> Iterator[Asked]:
-    """The questions of a file, one a line: as they are, or JSON objects with a `question` or `text`.
+    """The questions of a file, one a line: as they are, or in JSON as `question` or `text`.
 
     Raises:
         InputError: the file cannot be read, or a line is a JSON object without a question.

@@ -147,8 +147,18 @@ def readers() -> list[FileReader]:
         ),
         _reader(
             "questions without a context",
-            {"dev.jsonl": _lines([{"id": "1", "question": "Who?", "answer": "Ada",
-                                   "supporting_facts": [["Ada Berg", 0]]}])},
+            {
+                "dev.jsonl": _lines(
+                    [
+                        {
+                            "id": "1",
+                            "question": "Who?",
+                            "answer": "Ada",
+                            "supporting_facts": [["Ada Berg", 0]],
+                        }
+                    ]
+                )
+            },
             lambda folder: read_query_questions(f"{folder / 'dev.jsonl'},default,dev"),
         ),
         _reader(

@@ -127,8 +127,11 @@ def _predictions(folder: Path) -> Sequence[Path]:
         "v1",
     )
     tally = dict.fromkeys(("turns", "searches", "malformed", "unknown_tool", "repeated"), 1)
-    facts = {"answer": "Oslo", "tally": tally | {"completed": True, "truncated": False},
-             "cited": ["d1"]}
+    facts = {
+        "answer": "Oslo",
+        "tally": tally | {"completed": True, "truncated": False},
+        "cited": ["d1"],
+    }
     parts = dict.fromkeys(predictions.OF_PARTS, 0.5)
     trajectory = TokenTrajectory(0, 0, 1, ((turn,),), "done", parts, facts).to_json()
     texts = {
@@ -139,9 +142,7 @@ def _predictions(folder: Path) -> Sequence[Path]:
         "sampled_tokens": ["c"],
     }
     rows = [
-        predictions.Prediction(
-            f"q{n}", "Where?", ["Oslo"], 2, 0, "Oslo", 0.5, [texts], trajectory
-        )
+        predictions.Prediction(f"q{n}", "Where?", ["Oslo"], 2, 0, "Oslo", 0.5, [texts], trajectory)
         for n in range(2)
     ]
     record = {"kind": predictions.KIND, "checkpoint": "best-1", "retriever": "x", "config": {}}
@@ -196,8 +197,11 @@ def _tries(folder: Path) -> Sequence[Path]:
 
 def _read_tries(folder: Path) -> Any:
     parts = _kept(folder).begin()
-    return [(sum(t.log_probs), t.key, t.reward, [*t.pool], dict(t.scores))
-            for part in parts for t in part]
+    return [
+        (sum(t.log_probs), t.key, t.reward, [*t.pool], dict(t.scores))
+        for part in parts
+        for t in part
+    ]
 
 
 def readers() -> list[FileReader]:

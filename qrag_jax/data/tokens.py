@@ -16,6 +16,8 @@ import tokenizers
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import bounded_json
+from qrag_jax.runtime.array_files import mapped_array
 from qrag_jax.runtime.whole_files import new_folder, reason, write_whole
 
 FORMAT = 1  # increase it when the meaning of the files below changes
@@ -291,11 +293,8 @@ def open_store(folder: Path) -> TokenStore:
     """
     names = ("tokens", "text_starts", "sample_starts", "support", "support_starts")
     try:
-        meta = json.loads((folder / "meta.json").read_bytes())
-        arrays = {
-            name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            for name in names
-        }
+        meta = bounded_json.load(folder / "meta.json")
+        arrays = {name: mapped_array(folder / f"{name}.npy") for name in names}
         store = TokenStore(**arrays, **meta, folder=folder)
         ends = [
             (store.text_starts, len(store.tokens)),

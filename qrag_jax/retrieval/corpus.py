@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,8 @@ import numpy as np
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.columns import Columns
 from qrag_jax.retrieval.protocol import NONE, Passage, Where
-from qrag_jax.runtime import whole_files
+from qrag_jax.runtime import bounded_files, bounded_json, whole_files
+from qrag_jax.runtime.typed_json import made
 
 FORMAT = 1  # of all files of the folder
 LINES, INDEX = "passages.jsonl", "passages.index"
@@ -33,6 +35,8 @@ NAME = "corpus.json"
 ENTRY = np.dtype([("end", "<u8"), ("name", "<u8")])  # of `INDEX`
 HASH, NUMBER = np.dtype("<u8"), np.dtype("<i8")
 _PIECE = 2**24
+_FILE_NAME = re.compile(r"[\w][\w.-]{0,200}(/[\w][\w.-]{0,200}){0,3}", re.ASCII)
+_AGAIN = "restore the file from a backup, or write the corpus again"
 
 
 class StoredCorpus:
@@ -58,6 +62,7 @@ class StoredCorpus:
         self._count: int = said["count"]
         self._lines = os.open(folder / LINES, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._lines)
+        self._size: int = said["files"][LINES]
         self._index = _mapped(folder / INDEX, ENTRY)
         self._hashes = _mapped(folder / HASHES, HASH)
         self._numbers = _mapped(folder / NUMBERS, NUMBER)
@@ -77,7 +82,7 @@ class StoredCorpus:
 
     def __iter__(self) -> Iterator[Passage]:
         with (self.folder / LINES).open("rb") as file:
-            for number, line in enumerate(file):
+            for number, line in enumerate(bounded_files.lines(file, self.folder / LINES, _AGAIN)):
                 yield self._parsed(number, line)
 
     def numbers(self, names: Sequence[str]) -> np.ndarray:
@@ -88,6 +93,8 @@ class StoredCorpus:
             at = int(first)
             while at < self._count and self._hashes[at] == wanted[place]:
                 number = int(self._numbers[at])
+                if not 0 <= number < self._count:
+                    raise InputError(f"{self.folder / NUMBERS} is damaged; {_AGAIN}.")
                 if self._passage(number).name == names[place]:
                     found[place] = number
                     break
@@ -125,17 +132,20 @@ class StoredCorpus:
         if not 0 <= number < self._count:
             raise IndexError(f"passage {number} of {self._count}")
         start = int(self._index[number - 1]["end"]) if number else 0
-        size = int(self._index[number]["end"]) - start
-        return self._parsed(number, os.pread(self._lines, max(size, 0), start))
+        end = int(self._index[number]["end"])
+        if not start <= end <= self._size:
+            raise InputError(f"{self.folder / INDEX}, passage {number}, is damaged; {_AGAIN}.")
+        return self._parsed(number, os.pread(self._lines, end - start, start))
 
     def _parsed(self, number: int, line: bytes) -> Passage:
         try:
             name, title, text, metadata = json.loads(line)
-        except ValueError:
-            raise InputError(
-                f"{self.folder / LINES}, passage {number}, is damaged; restore the file from a "
-                "backup, or write the corpus again."
-            ) from None
+            sound = all(type(each) is str for each in (name, title, text))
+            sound = sound and type(metadata) is dict
+        except (ValueError, TypeError, RecursionError):
+            sound = False
+        if not sound:
+            raise InputError(f"{self.folder / LINES}, passage {number}, is damaged; {_AGAIN}.")
         return Passage(name, text, title, metadata)
 
 
@@ -165,8 +175,10 @@ def _read_manifest(folder: Path) -> Mapping[str, Any]:
     path = folder / NAME
     again = "write the corpus again"
     try:
-        said = json.loads(path.read_bytes())
-        form, sizes, _, _ = said["format"], said["files"], said["count"], said["digest"]
+        said = bounded_json.load(path)
+        form, sizes = said["format"], made(dict[str, int], said["files"])
+        made(int, said["count"])
+        made(str, said["digest"])
     except OSError:
         raise InputError(
             f"{folder} holds no finished corpus: {NAME} is missing; finish writing it, or give a "
@@ -180,6 +192,12 @@ def _read_manifest(folder: Path) -> Mapping[str, Any]:
             f"{again} with it."
         )
     check_sizes(folder, sizes, f"restore it from a backup, or {again}")
+    counted = {INDEX: ENTRY, HASHES: HASH, NUMBERS: NUMBER}
+    if any(sizes.get(n) != said["count"] * kind.itemsize for n, kind in counted.items()):
+        raise InputError(
+            f"{path} counts {said['count']} passages (field count), which is not what its files "
+            f"hold; restore it from a backup, or {again}."
+        )
     return said
 
 
@@ -190,9 +208,11 @@ def check_sizes(folder: Path, sizes: Mapping[str, int], fix: str) -> None:
         fix: says in the error what the user can do.
 
     Raises:
-        InputError: a file is missing, or has another size.
+        InputError: a file is missing or has another size, or its name leads out of the folder.
     """
     for name, size in sizes.items():
+        if not _FILE_NAME.fullmatch(name) or ".." in name:
+            raise InputError(f"{folder} names the file {bounded_json.shown(name)}; {fix}.")
         path = folder / name
         try:
             found = path.stat().st_size

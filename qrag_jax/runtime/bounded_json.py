@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 64 * 2**20  # of a file that is read whole; notes and reports have a few kilobytes
+_PIECE = 2**24
 _LONGEST = 60  # characters of a value in a message
 
 
@@ -54,11 +55,14 @@ def load(path: Path, *, finite: bool = True, most: int = MAX_BYTES) -> Any:
         BadJSONError: it has more bytes, or what `parsed` refuses.
     """
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        data = b"" if size > most else file.read(most + 1)
-    if max(size, len(data)) > most:
+        size, pieces = os.fstat(file.fileno()).st_size, list[bytes]()
+        # In pieces, as a buffer of `most` bytes would be made before anything is read.
+        while size <= most and (piece := file.read(_PIECE)):
+            pieces.append(piece)
+            size = max(size, sum(map(len, pieces)))
+    if size > most:
         raise BadJSONError(f"it has more than {most >> 20} MiB")
-    return parsed(data, finite=finite)
+    return parsed(b"".join(pieces), finite=finite)
 
 
 def shown(value: Any) -> str:

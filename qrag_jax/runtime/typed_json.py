@@ -67,7 +67,8 @@ def _of(kind: Any, value: Any, place: str) -> Any:
         return tuple(_of(each, item, f"{place}[{n}]") for n, (each, item) in pairs)
     if origin in (list, tuple, collections.abc.Sequence):
         _kept(value, isinstance(value, list), "list", place)
-        items = [_of(inner[0], item, f"{place}[{n}]") for n, item in enumerate(value)]
+        kind_of = inner[0] if inner else Any
+        items = [_of(kind_of, item, f"{place}[{n}]") for n, item in enumerate(value)]
         return tuple(items) if origin is tuple else items
     if origin in (dict, collections.abc.Mapping):
         _kept(value, isinstance(value, dict), "object", place)

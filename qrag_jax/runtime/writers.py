@@ -134,10 +134,10 @@ def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             place = f"{path}, line {number}"
             try:
                 record = typed_json.made(dict[str, float | None], bounded_json.parsed(line))
+            except bounded_json.BadJSONError:
+                raise InputError(f"{place}: is not valid JSON; delete that line") from None
             except ValueError as error:
-                raise InputError(
-                    f"{place}: is no line of numbers ({error}); delete that line"
-                ) from None
+                raise InputError(f"{place}: has no numbers ({error}); delete that line") from None
             if not isinstance(record.get("step"), int):
                 raise InputError(f"{place}: field 'step' is not an integer; delete that line")
             yield line, record
