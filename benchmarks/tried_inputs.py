@@ -205,7 +205,9 @@ def _outcome(reader: Reader, read: Callable[[], Any]) -> tuple[str, str]:
         return REFUSED, str(error)
     except _TooLongError:
         return FAULT, f"more than {SECONDS:.0f} s"
-    except Exception as error:
+    except BaseException as error:  # of Rust's panics, too
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         last = traceback.extract_tb(error.__traceback__)
         ours = [frame for frame in last if "qrag_jax" in frame.filename]
         at = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"

@@ -7,13 +7,13 @@ The exception is the hub's cache: its links into the `blobs` of the same model a
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import bounded_json
 
 VOCABULARY_FILES = (  # a tokenizer needs one of them
     "tokenizer.json",
@@ -155,12 +155,12 @@ def read_json(path: Path, kind: type = dict) -> Any:
                 f"{path}: has more than {MAX_JSON_BYTES >> 20} MiB, which no such file needs; "
                 "download the model again."
             )
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = bounded_json.load(path, finite=False, most=MAX_JSON_BYTES)
     except FileNotFoundError as error:
         raise InputError(f"{path}: missing; give the folder of a Hugging Face model.") from error
     except InputError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path}: not readable as JSON ({error}).") from error
     if not isinstance(value, kind):
         wanted = "an object" if kind is dict else "an array"
