@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.mutations import FILE_MUTATIONS, Mutant, mutants, remove
+from benchmarks.mutations import FILE_MUTATIONS, HUGE, Mutant, mutants, remove
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 
@@ -32,6 +32,7 @@ class FileReader:
         read: reads what is in that folder, and uses what it read as the programs do.
         refusals: errors other than InputError that the reader documents for its callers.
         whole: whether the files as a whole are damaged, too: missing, a folder, huge, and so on.
+        mapped: whether its files are mapped, which takes addresses and no memory.
     """
 
     name: str
@@ -39,6 +40,7 @@ class FileReader:
     read: Callable[[Path], Any]
     refusals: tuple[type[Exception], ...] = ()
     whole: bool = True
+    mapped: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +120,9 @@ def try_reader(reader: Reader, folder: Path, count: int, seed: int = 0) -> Tried
         seed: of the inputs.
     """
     draw = random.Random(f"{seed} {reader.name}")
-    with _limited_memory():
-        if isinstance(reader, TextReader):
-            return _try_texts(reader, draw, count)
-        return _try_files(reader, folder, draw, count)
+    if isinstance(reader, TextReader):
+        return _try_texts(reader, draw, count)
+    return _try_files(reader, folder, draw, count)
 
 
 def _try_texts(reader: TextReader, draw: random.Random, count: int) -> Tried:
@@ -131,12 +132,13 @@ def _try_texts(reader: TextReader, draw: random.Random, count: int) -> Tried:
         if outcome != ACCEPTED:
             raise AssertionError(f"{reader.name}: the sound text is not accepted: {what}: {text}")
     each = -(-count // len(reader.samples))
-    for text in reader.samples:
-        name = "sample.json" if text.startswith(("{", "[")) else ""
-        for mutant in mutants(text.encode(), draw, each, name):
-            given = mutant.data.decode("utf-8", "replace")
-            outcome, what = _outcome(reader, lambda given=given: reader.read(given))
-            _note(tried, reader, mutant, outcome=outcome, what=what)
+    with _limited_memory():
+        for text in reader.samples:
+            name = "sample.json" if text.startswith(("{", "[")) else ""
+            for mutant in mutants(text.encode(), draw, each, name):
+                given = mutant.data.decode("utf-8", "replace")
+                outcome, what = _outcome(reader, lambda given=given: reader.read(given))
+                _note(tried, reader, mutant, outcome=outcome, what=what)
     return tried
 
 
@@ -149,6 +151,22 @@ def _try_files(reader: FileReader, folder: Path, draw: random.Random, count: int
     if outcome != ACCEPTED:
         raise AssertionError(f"{reader.name}: the sound files are not accepted: {what}")
     _restore(folder, kept)
+    # What is imported at the first reading is in memory by now.
+    with _limited_memory(HUGE if reader.mapped else 0):
+        _damage(tried, reader, folder, kept, draw=draw, files=files, count=count)
+    return tried
+
+
+def _damage(
+    tried: Tried,
+    reader: FileReader,
+    folder: Path,
+    kept: dict[Path, bytes],
+    *,
+    draw: random.Random,
+    files: Sequence[Path],
+    count: int,
+) -> None:
     each = -(-count // len(files))
     for path in files:
         for mutant in mutants(kept[path], draw, each, path.name):
@@ -163,7 +181,6 @@ def _try_files(reader: FileReader, folder: Path, draw: random.Random, count: int
             _note(tried, reader, Mutant(f"{path.name} is {how}", b""), outcome=outcome, what=what)
             remove(path)
             _restore(folder, kept)
-    return tried
 
 
 def _nothing_tried() -> Tried:
@@ -244,11 +261,11 @@ def _limited_time() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _limited_memory() -> Iterator[None]:
+def _limited_memory(further: int = 0) -> Iterator[None]:
     """A reader that wants more than `MEMORY` gets a MemoryError, which is a fault."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MEMORY
+    most = pages * resource.getpagesize() + MEMORY + further
     resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
     try:
         yield

@@ -17,7 +17,7 @@ from qrag_jax.llm.server import model_digest
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.files.model_folder import open_tensors, read_tensors
 from qrag_jax.models.files.sentence_transformers import write_modules
-from qrag_jax.models.files.shards import write_shards
+from qrag_jax.models.files.shards import Size, write_shards
 from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.files.torch_checkpoint import read_torch_file
 from qrag_jax.models.pretrained import (
@@ -97,7 +97,7 @@ def _load_adapters(folder: Path) -> Any:
 
 def _shards(folder: Path) -> Sequence[Path]:
     arrays = {name: np.ones((4, 4), np.float32) for name in ("a", "b", "c")}
-    sizes = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    sizes = {name: Size(array.shape, array.dtype) for name, array in arrays.items()}
     write_shards(folder, sizes, arrays.items(), 100)
     return [*sorted(folder.iterdir())]
 
@@ -123,9 +123,10 @@ def readers() -> list[FileReader]:
             "an encoder and its modules",
             _copied("encoder", *described, *modules),
             _load_encoder,
+            mapped=True,
         ),
-        FileReader("adapters", _adapters, _load_adapters),
-        FileReader("weights in shards", _shards, read_tensors),
+        FileReader("adapters", _adapters, _load_adapters, mapped=True),
+        FileReader("weights in shards", _shards, read_tensors, mapped=True),
         FileReader(
             "weights of PyTorch, a zip",
             functools.partial(_torch, as_zip=True),

@@ -19,6 +19,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.array_files import mapped_array
 from qrag_jax.runtime.fast_tokenizer import read_fast_tokenizer
+from qrag_jax.runtime.typed_json import made
 from qrag_jax.runtime.whole_files import new_folder, reason, write_whole
 
 FORMAT = 1  # increase it when the meaning of the files below changes
@@ -283,7 +284,7 @@ def open_store(folder: Path) -> TokenStore:
     """
     names = ("tokens", "text_starts", "sample_starts", "support", "support_starts")
     try:
-        meta = bounded_json.load(folder / "meta.json")
+        meta = made(dict[str, int], bounded_json.load(folder / "meta.json"))
         arrays = {name: mapped_array(folder / f"{name}.npy") for name in names}
         store = TokenStore(**arrays, **meta, folder=folder)
         ends = [
