@@ -16,7 +16,8 @@ from benchmarks.mutations import FILE_MUTATIONS, HUGE, Mutant, mutants, remove
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 
-SECONDS = 5.0  # for one input
+SECONDS = 5.0  # of the processor, for one input
+BLOCKED = 60.0  # seconds until a reader that uses no processor counts as one that waits for ever
 MEMORY = 2**30  # bytes of address space beyond what the process has
 _LONGEST = 2_500  # characters of a sentence
 ACCEPTED, REFUSED, FAULT = OUTCOMES = ("accepted", "refused", "fault")
@@ -128,7 +129,7 @@ def try_reader(reader: Reader, folder: Path, count: int, seed: int = 0) -> Tried
 def _try_texts(reader: TextReader, draw: random.Random, count: int) -> Tried:
     tried = _nothing_tried()
     for text in reader.samples:
-        outcome, what = _outcome(reader, lambda text=text: reader.read(text))
+        outcome, what = _outcome(reader, lambda text=text: reader.read(text), limited=False)
         if outcome != ACCEPTED:
             raise AssertionError(f"{reader.name}: the sound text is not accepted: {what}: {text}")
     each = -(-count // len(reader.samples))
@@ -147,7 +148,7 @@ def _try_files(reader: FileReader, folder: Path, draw: random.Random, count: int
     folder.mkdir(parents=True, exist_ok=True)
     files = [*reader.make(folder)]
     kept = {path: path.read_bytes() for path in _all_files(folder)}
-    outcome, what = _outcome(reader, lambda: reader.read(folder))
+    outcome, what = _outcome(reader, lambda: reader.read(folder), limited=False)
     if outcome != ACCEPTED:
         raise AssertionError(f"{reader.name}: the sound files are not accepted: {what}")
     _restore(folder, kept)
@@ -210,10 +211,14 @@ def _note(tried: Tried, reader: Reader, mutant: Mutant, *, outcome: str, what: s
         tried.faults.append(Fault(reader.name, mutant.how, what, example, len(mutant.data)))
 
 
-def _outcome(reader: Reader, read: Callable[[], Any]) -> tuple[str, str]:
-    """What a reader does with one input: one of `OUTCOMES`, and a line about it."""
+def _outcome(reader: Reader, read: Callable[[], Any], *, limited: bool = True) -> tuple[str, str]:
+    """What a reader does with one input: one of `OUTCOMES`, and a line about it.
+
+    Args:
+        limited: whether time is; not of the first reading, which imports.
+    """
     try:
-        with _limited_time():
+        with _limited_time() if limited else contextlib.nullcontext():
             found = read()
     except InputError as error:
         wrong = _wrong_with(str(error))
@@ -251,13 +256,19 @@ def _limited_time() -> Iterator[None]:
     def ring(number: int, frame: object) -> None:
         raise _TooLongError
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    clocks = (
+        (signal.SIGPROF, signal.ITIMER_PROF, SECONDS),
+        (signal.SIGALRM, signal.ITIMER_REAL, BLOCKED),
+    )
+    before = {number: signal.signal(number, ring) for number, _, _ in clocks}
+    for _, clock, seconds in clocks:
+        signal.setitimer(clock, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, clock, _ in clocks:
+            signal.setitimer(clock, 0)
+            signal.signal(number, before[number])
 
 
 @contextlib.contextmanager

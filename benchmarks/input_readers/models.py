@@ -141,5 +141,6 @@ def readers() -> list[FileReader]:
             "files of a model that is served",
             _copied("language model", "config.json"),
             lambda folder: model_digest.model_digest(folder),
+            whole=False,  # files of any size are hashed
         ),
     ]
