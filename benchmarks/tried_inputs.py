@@ -153,7 +153,7 @@ def _try_files(reader: FileReader, folder: Path, draw: random.Random, count: int
         raise AssertionError(f"{reader.name}: the sound files are not accepted: {what}")
     _restore(folder, kept)
     # What is imported at the first reading is in memory by now.
-    with _limited_memory(HUGE if reader.mapped else 0):
+    with _limited_memory(4 * HUGE if reader.mapped else 0):
         _damage(tried, reader, folder, kept, draw=draw, files=files, count=count)
     return tried
 

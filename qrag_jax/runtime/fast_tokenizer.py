@@ -44,6 +44,12 @@ def read_fast_tokenizer(folder: Path) -> Any:
         raise InputError(f"{folder}: the tokenizer cannot be read ({reason}).") from None
     if not getattr(found, "is_fast", False):
         raise InputError(f"{folder}: there is no fast tokenizer; add its tokenizer.json.")
+    longest = found.model_max_length
+    if isinstance(longest, bool) or not isinstance(longest, int | float) or not longest > 0:
+        raise InputError(
+            f"{folder / 'tokenizer_config.json'}: model_max_length is {longest!r:.60}; give a "
+            "number above 0, or leave it out."
+        )
     return found
 
 
