@@ -9,6 +9,7 @@ import resource
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,7 +130,7 @@ def try_reader(reader: Reader, folder: Path, count: int, seed: int = 0) -> Tried
 def _try_texts(reader: TextReader, draw: random.Random, count: int) -> Tried:
     tried = _nothing_tried()
     for text in reader.samples:
-        outcome, what = _outcome(reader, lambda text=text: reader.read(text), limited=False)
+        outcome, what = _outcome(reader, partial(reader.read, text), limited=False)
         if outcome != ACCEPTED:
             raise AssertionError(f"{reader.name}: the sound text is not accepted: {what}: {text}")
     each = -(-count // len(reader.samples))
@@ -138,7 +139,7 @@ def _try_texts(reader: TextReader, draw: random.Random, count: int) -> Tried:
             name = "sample.json" if text.startswith(("{", "[")) else ""
             for mutant in mutants(text.encode(), draw, each, name):
                 given = mutant.data.decode("utf-8", "replace")
-                outcome, what = _outcome(reader, lambda given=given: reader.read(given))
+                outcome, what = _outcome(reader, partial(reader.read, given))
                 _note(tried, reader, mutant, outcome=outcome, what=what)
     return tried
 
@@ -153,7 +154,7 @@ def _try_files(reader: FileReader, folder: Path, draw: random.Random, count: int
         raise AssertionError(f"{reader.name}: the sound files are not accepted: {what}")
     _restore(folder, kept)
     # What is imported at the first reading is in memory by now.
-    with _limited_memory(4 * HUGE if reader.mapped else 0):
+    with _limited_memory(HUGE if reader.mapped else 0):
         _damage(tried, reader, folder, kept, draw=draw, files=files, count=count)
     return tried
 
