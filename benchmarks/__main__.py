@@ -10,8 +10,8 @@ from benchmarks import report
 from qrag_jax.errors import InputError
 
 SUITES = (
-    *("encoders", "estimate", "gpu", "harr", "learn", "leret", "long", "memory", "published"),
-    *("retrieval", "rewrite", "rlvr", "sidecar", "speed", "tokens"),
+    *("encoders", "estimate", "gpu", "harr", "inputs", "learn", "leret", "long", "memory"),
+    *("published", "retrieval", "rewrite", "rlvr", "sidecar", "speed", "tokens"),
 )
 IN_PARTS = (
     *("gpu", "gpu --run", "harr", "learn", "leret", "long", "retrieval", "rewrite", "rlvr"),

@@ -82,13 +82,18 @@ def _asked() -> list[Asked]:
             raise InputError("a question is empty; ask something.")
         return [Asked("", question) for question in QUESTIONS]
     path = Path(QUERIES.value).expanduser()
-    found = list(_read(path))
+    found = list(read_questions(path))
     if not found:
         raise InputError(f"{path} holds no question; give one a line.")
     return found
 
 
-def _read(path: Path) -> Iterator[Asked]:
+def read_questions(path: Path) -> Iterator[Asked]:
+    """The questions of a file, one a line: as they are, or in JSON as `question` or `text`.
+
+    Raises:
+        InputError: the file cannot be read, or a line is a JSON object without a question.
+    """
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
             continue

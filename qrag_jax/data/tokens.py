@@ -16,6 +16,10 @@ import tokenizers
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import bounded_json
+from qrag_jax.runtime.array_files import mapped_array
+from qrag_jax.runtime.fast_tokenizer import read_fast_tokenizer
+from qrag_jax.runtime.typed_json import made
 from qrag_jax.runtime.whole_files import new_folder, reason, write_whole
 
 FORMAT = 1  # increase it when the meaning of the files below changes
@@ -54,18 +58,7 @@ class TextTokenizer:
                 padding token, neither [SEP] nor an end-of-text token, or no [CLS] although rows
                 begin with it.
         """
-        from transformers import AutoTokenizer  # slow to import, so only when a folder is read
-
-        try:
-            # By default transformers asks on the terminal whether to run the folder's own code.
-            auto = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = str(error).strip().split("\n")[0]
-            raise InputError(f"{folder}: the tokenizer cannot be read ({reason}).") from None
-        if not getattr(auto, "is_fast", False):
-            raise InputError(f"{folder}: there is no fast tokenizer; add its tokenizer.json.")
+        auto = read_fast_tokenizer(folder)
         backend = auto.backend_tokenizer
         special = {"cls_token": auto.cls_token_id} if opens_rows else {}
         special |= {"sep_token": auto.sep_token_id, "pad_token": auto.pad_token_id}
@@ -291,11 +284,8 @@ def open_store(folder: Path) -> TokenStore:
     """
     names = ("tokens", "text_starts", "sample_starts", "support", "support_starts")
     try:
-        meta = json.loads((folder / "meta.json").read_bytes())
-        arrays = {
-            name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            for name in names
-        }
+        meta = made(dict[str, int], bounded_json.load(folder / "meta.json"))
+        arrays = {name: mapped_array(folder / f"{name}.npy") for name in names}
         store = TokenStore(**arrays, **meta, folder=folder)
         ends = [
             (store.text_starts, len(store.tokens)),

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episode_page import EPISODES, Shown, page
 from qrag_jax.metrics import prediction_scores, predictions
+from qrag_jax.metrics.prediction_scores import SCORES
 from qrag_jax.metrics.predictions import ScoredEpisode
 from qrag_jax.rollouts.trajectories import MASKED
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.curve import plot_curve
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.runtime.typed_json import made
+from qrag_jax.runtime.whole_files import reason, write_whole
 from qrag_jax.runtime.writers import METRICS_NAME, read_metrics
 
 SUMMARY, TABLE = "summary.json", "table.txt"
@@ -51,7 +53,7 @@ def find(places: Sequence[Path]) -> Found:
         files = [place] if place.is_file() else sorted(place.rglob("*.json*"))
         own = (
             [file for file in files if predictions.read_record(file) is not None],
-            [file for file in files if file.name == SUMMARY and _scores(file)],
+            [file for file in files if file.name == SUMMARY and _summary(file)],
             [file for file in files if file.name == METRICS_NAME],
         )
         if not any(own):
@@ -60,8 +62,8 @@ def find(places: Sequence[Path]) -> Found:
                 "give a folder of `qrag train`, `qrag predict` or `qrag evaluate`."
             )
         for whole, part in zip(found, own):
-            known = {file.resolve() for file in whole}
-            whole += [file for file in part if file.resolve() not in known]
+            known = {os.path.realpath(file) for file in whole}
+            whole += [file for file in part if os.path.realpath(file) not in known]
     return Found(*map(tuple, found))
 
 
@@ -76,15 +78,13 @@ def table(found: Found) -> list[str]:
     groups: dict[str, dict[str, Any]] = {}  # what each is called → its scores by groups
     for file in found.predictions:
         record = predictions.read_record(file) or {}
-        label = f"{file}: {record['checkpoint']}, {record['retriever']}"
+        label = f"{file}: {record.get('checkpoint')}, {record.get('retriever')}"
         groups[label] = prediction_scores.summarised(predictions.read_scores(file))
-    here = {file.resolve() for file in found.predictions}
+    here = {os.path.realpath(file) for file in found.predictions}
     for file in found.summaries:
-        summary = json.loads(file.read_bytes())
-        for retriever, own in summary["scores"].items():
-            for told, scores in own.items():
-                if (file.parent / summary["files"][retriever][told]).resolve() not in here:
-                    groups[f"{file}: {told}, {retriever}"] = scores
+        for (retriever, told), (scores, path) in _summary(file).items():
+            if path not in here:
+                groups[f"{file}: {told}, {retriever}"] = scores
     base = os.path.commonpath([str(each.parent) for each in (*found.predictions, *found.summaries)])
     lines, after = [], []
     for label, scores in groups.items():
@@ -150,17 +150,69 @@ def write_pages(found: Found, out: Path, most: int) -> list[Path]:
 
 def _masks_truncated(file: Path) -> bool:
     record = predictions.read_record(file) or {}
-    return record.get("config", {}).get("tools", {}).get("truncated") == MASKED
+    config = record.get("config")
+    tools = config.get("tools") if isinstance(config, dict) else None
+    return isinstance(tools, dict) and tools.get("truncated") == MASKED
 
 
-def _scores(file: Path) -> dict[str, Any]:
-    """The scores of an evaluation with tools; {}: it is another one's summary."""
+class _Interval(NamedTuple):
+    """A mean with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+_Scores = dict[str, dict[str, _Interval | float]]  # by group, then by name
+_COUNTS = ("failed", "episodes")
+
+
+class _Summary(NamedTuple):
+    """What is shown of `summary.json`: by retriever, then by checkpoint."""
+
+    scores: dict[str, dict[str, _Scores]]
+    files: dict[str, dict[str, str]]
+
+
+def _summary(file: Path) -> dict[tuple[str, str], tuple[dict[str, Any], str]]:
+    """The scores of an evaluation with tools and its files; {}: it is another one's summary."""
     try:
-        summary = json.loads(file.read_bytes())
-    except (ValueError, RecursionError):
-        raise InputError(f"{file} is not JSON; give `qrag evaluate` again, or delete it.") from None
-    is_ours = isinstance(summary, dict) and {"scores", "files", "main"} <= summary.keys()
-    return summary["scores"] if is_ours else {}
+        summary = bounded_json.load(file, finite=False)
+        if not isinstance(summary, dict) or not {*_Summary._fields, "main"} <= summary.keys():
+            return {}
+        shown = made(_Summary, {name: summary[name] for name in _Summary._fields})
+        return {
+            (retriever, told): (
+                summary["scores"][retriever][told],
+                os.path.realpath(file.parent / shown.files[retriever][told]),
+            )
+            for retriever, own in shown.scores.items()
+            for told, groups in own.items()
+            if _are_whole(groups)
+        }
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{file} is no summary of an evaluation ({reason(error)}); give `qrag evaluate` "
+            "again, or delete it."
+        ) from None
+
+
+def _are_whole(groups: _Scores) -> bool:
+    """Whether the group of all is there, and all groups have what a table shows of them.
+
+    Raises:
+        ValueError: they have not.
+    """
+    for name, group in groups.items():
+        wrong = [each for each in _COUNTS if not isinstance(group.get(each), int | float)]
+        wrong += [e for e in SCORES if e in group and not isinstance(group[e], _Interval)]
+        votes = [each for each in group if "@" in each]
+        wrong += [each for each in votes if not isinstance(group[each], _Interval)]
+        if wrong:
+            raise ValueError(f"the group {bounded_json.shown(name)} has no usable {wrong[0]}")
+    if prediction_scores.ALL not in groups:
+        raise ValueError(f"there is no group {prediction_scores.ALL}")
+    return True
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from qrag_jax.llm.outcomes import CAUSES
 from qrag_jax.metrics.row_log import RowLog
@@ -48,14 +47,7 @@ class RewriteRow:
         return tuple(name for name, _ in self.found or ())
 
 
-def _row(saved: Any) -> RewriteRow:
-    found = saved["found"]
-    if found is not None:
-        saved["found"] = tuple((str(name), float(score)) for name, score in found)
-    return RewriteRow(**saved)
-
-
-LOG = RowLog(_row, "give --restart, or delete it")
+LOG = RowLog(RewriteRow, "give --restart, or delete it")
 write, append = LOG.write, LOG.append
 read, read_parts = LOG.read, LOG.read_parts
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from qrag_jax.environments.query_writing.state import OUTCOMES, SEARCHED, STOPPED
 from qrag_jax.llm.outcomes import CAUSES, ENDS
+from qrag_jax.runtime import typed_json
 
 
 class StateKey(NamedTuple):
@@ -134,7 +135,9 @@ class Try:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Try:
-        """Reads what `to_json` gave."""
-        tuples = {name: tuple(saved[name]) for name in ("sampled", "log_probs", "pool")}
-        found = tuple((doc_id, score) for doc_id, score in saved["found"])
-        return cls(**{**saved, **tuples, "found": found})
+        """Reads what `to_json` gave.
+
+        Raises:
+            ValueError: it is no try.
+        """
+        return typed_json.made(cls, saved)

@@ -11,7 +11,7 @@ from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.bootstrap import mean_interval
-from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime import bounded_files, bounded_json, typed_json
 from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.whole_files import write_whole
 
@@ -99,10 +99,10 @@ def read_partial(path: Path) -> list[AgentRow]:
     Raises:
         InputError: a whole line is not a row; names file and line.
     """
-    if not path.exists():
+    if (opened := bounded_files.to_append(path, _RESTART)) is None:
         return []
     rows: list[AgentRow] = []
-    with path.open("rb+") as file:
+    with opened as file:
         whole = 0
         for number, line in enumerate(bounded_files.lines(file, path, _RESTART), start=1):
             if not line.endswith(b"\n"):
@@ -115,11 +115,11 @@ def read_partial(path: Path) -> list[AgentRow]:
 
 def _row(line: bytes, where: str) -> AgentRow:
     try:
-        fields = json.loads(line)
-        fields["golds"], fields["searches"] = tuple(fields["golds"]), tuple(fields["searches"])
-        return AgentRow(**fields)
-    except (ValueError, TypeError, KeyError):
-        raise InputError(f"{where} is not a row of a log of episodes; {_RESTART}.") from None
+        return typed_json.made(AgentRow, bounded_json.parsed(line))
+    except ValueError as error:
+        raise InputError(
+            f"{where} is not a row of a log of episodes ({error}); {_RESTART}."
+        ) from None
 
 
 def summarised(rows: Sequence[AgentRow]) -> dict[str, Any]:

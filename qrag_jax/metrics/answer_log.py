@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime import bounded_files, bounded_json
 from qrag_jax.runtime.whole_files import write_whole
 
 _BEGIN_ANEW = "pass --restart, or delete the file, to begin anew"
@@ -121,9 +121,9 @@ def read_partial(path: Path, kind: type[Record]) -> list[Record]:
     Raises:
         InputError: a whole line is not a row of this kind; names file, line and field.
     """
-    if not path.exists():
+    if (opened := bounded_files.to_append(path, _BEGIN_ANEW)) is None:
         return []
-    with path.open("rb+") as file:
+    with opened as file:
         rows, whole = read_lines(file, path, kind, _BEGIN_ANEW)
         file.truncate(whole)
         file.flush()
@@ -169,8 +169,8 @@ def encoded(rows: Iterable[Any]) -> bytes:
 
 def _row(line: bytes, kind: type[Record], place: str, fix: str) -> Record:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = bounded_json.parsed(line)
+    except ValueError:
         raise InputError(f"{place}: is not valid JSON; {fix}") from None
     if not isinstance(record, dict):
         raise InputError(f"{place}: is not a JSON object; {fix}")

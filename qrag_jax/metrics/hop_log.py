@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.bootstrap import mean_interval, paired_interval
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.metrics.score_table import columns_text, interval_text
-from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime import bounded_files, bounded_json
 
 SHOWN = ("recall", "ap", "all_gold")
 _FIX = "delete it"
@@ -57,23 +56,8 @@ class Searched:
     hops: tuple[Hop, ...]
 
 
-def _row(saved: Any) -> Searched:
-    hops = tuple(
-        Hop(
-            **{
-                **hop,
-                "pool": tuple(hop["pool"]),
-                "found": tuple((name, score) for name, score in hop.get("found", ())),
-            }
-        )
-        for hop in saved["hops"]
-    )
-    texts = {name: tuple(saved[name]) for name in ("answers", "pages")}
-    return Searched(**{**saved, **texts, "hops": hops})
-
-
 LOG = RowLog(
-    _row,
+    Searched,
     _FIX,
     lost="give a log of queries hop by hop, as `qrag predict` and `qrag evaluate` write it",
 )
@@ -90,15 +74,26 @@ def read(path: Path) -> list[Searched]:
     rows = LOG.read(path)
     if not rows:
         raise InputError(f"{path} is empty; {_FIX}.")
+    shape = _shape(rows[0])
+    for number, row in enumerate(rows, 1):
+        if _shape(row) != shape or not row.hops:
+            raise InputError(
+                f"{path}, line {number}: has other hops or scores than line 1, or none; {_FIX}."
+            )
     return rows
+
+
+def _shape(row: Searched) -> list[set[str]]:
+    """The names of the scores after each hop, which all rows of a log share."""
+    return [{*hop.scores} for hop in row.hops]
 
 
 def is_one(path: Path) -> bool:
     """Whether a file is such a log, by its first line."""
     try:
         with path.open("rb") as file:
-            first = json.loads(next(bounded_files.lines(file, path, _FIX), b"null"))
-    except (OSError, ValueError, RecursionError, InputError):
+            first = bounded_json.parsed(next(bounded_files.lines(file, path, _FIX), b"null"))
+    except (OSError, ValueError):  # InputError is a ValueError, too
         return False
     return isinstance(first, dict) and {"id", "pages", "hops"} <= first.keys()
 
@@ -113,8 +108,8 @@ def read_record(path: Path) -> dict[str, Any]:
     if not beside.is_file():
         return {}
     try:
-        record = json.loads(beside.read_bytes())
-    except (ValueError, RecursionError):
+        record = bounded_json.load(beside, finite=False)
+    except (OSError, ValueError):
         record = None
     if not isinstance(record, dict):
         raise InputError(f"{beside} is no JSON object; restore it, or write {path.name} again.")

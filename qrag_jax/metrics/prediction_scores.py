@@ -16,12 +16,11 @@ from qrag_jax.metrics import answers
 from qrag_jax.metrics.agent_log import pass_at
 from qrag_jax.metrics.bootstrap import paired_interval
 from qrag_jax.metrics.facts import with_intervals
-from qrag_jax.metrics.predictions import ScoredEpisode
+from qrag_jax.metrics.predictions import OF_PARTS, ScoredEpisode
 from qrag_jax.metrics.score_table import columns_text, interval_text
 from qrag_jax.metrics.votes import numbers_of_draws, voted
 
 ALL = "all"
-OF_PARTS = ("em", "f1", "recall", "precision", "citation", "citation_precision", "format")
 SHARES = ("completed", "malformed", "truncated")
 SCORES = (*OF_PARTS, "reward", "weighted_em", "weighted_f1", *SHARES, "turns", "searches")
 _SHOWN = ("em", "f1", "recall", "precision", "citation", "reward")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime import bounded_files, bounded_json
 from qrag_jax.runtime.whole_files import write_whole
 
 
@@ -107,10 +107,10 @@ def read_partial(path: Path) -> list[Row]:
     Raises:
         InputError: a whole line is not a row of a retrieval log; names file, line and field.
     """
-    if not path.exists():
+    if (opened := bounded_files.to_append(path, _BEGIN_ANEW)) is None:
         return []
     rows: list[Row] = []
-    with path.open("rb+") as file:
+    with opened as file:
         whole = 0
         for number, line in enumerate(bounded_files.lines(file, path, _BEGIN_ANEW), start=1):
             if not line.endswith(b"\n"):
@@ -233,7 +233,7 @@ def check_meta(
     added = {key: value for key, value in _as_read(later or {}).items() if key in now}
     old, new = _leaves(added | then), _leaves(now)
     differing = [
-        f"{key} (was {json.dumps(old.get(key))}, now {json.dumps(new.get(key))})"
+        f"{key} (was {bounded_json.shown(old.get(key))}, now {bounded_json.shown(new.get(key))})"
         for key in sorted({*old, *new})
         if key not in old or key not in new or old[key] != new[key]
     ]
@@ -292,7 +292,9 @@ def _encode(row: Row) -> bytes:
 
 def _decode_meta(side: Path, fix: str) -> dict[str, Any]:
     try:
-        meta = json.loads(side.read_bytes())
+        meta = bounded_json.load(side, finite=False)
+    except OSError as error:
+        raise InputError(f"{side} cannot be read ({error.strerror}): {fix}") from None
     except ValueError as error:
         raise InputError(f"{side} is not valid JSON: {fix}") from error
     if not isinstance(meta, dict):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime import bounded_files, bounded_json, typed_json
 from qrag_jax.runtime.whole_files import write_whole
 
 Row = TypeVar("Row", bound=Any)  # a dataclass
@@ -21,13 +21,12 @@ class RowLog(Generic[Row]):
     """Logs of one kind of rows.
 
     Attributes:
-        row_of: the JSON of a line → its row; may raise ValueError, TypeError, KeyError or
-            AttributeError.
+        kind: the dataclass; its fields are annotated as `typed_json.made` knows them.
         fix: what people should do with a damaged log.
         lost: what they should do if there is no log to read; "": the same.
     """
 
-    row_of: Callable[[Any], Row]
+    kind: type[Row]
     fix: str
     lost: str = ""
 
@@ -79,10 +78,10 @@ class RowLog(Generic[Row]):
         Raises:
             InputError: a whole line is not a row; names file and line.
         """
-        if not path.exists():
+        if (opened := bounded_files.to_append(path, self.fix)) is None:
             return []
         rows, ends = list[Row](), [0]  # bytes up to the end of each line
-        with path.open("rb+") as file:
+        with opened as file:
             for number, line in enumerate(bounded_files.lines(file, path, self.fix), start=1):
                 if not line.endswith(b"\n"):
                     break
@@ -94,9 +93,9 @@ class RowLog(Generic[Row]):
 
     def _row(self, line: bytes, place: str) -> Row:
         try:
-            return self.row_of(json.loads(line))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise InputError(f"{place}: is no row of this log; {self.fix}.") from None
+            return typed_json.made(self.kind, bounded_json.parsed(line))
+        except ValueError as error:
+            raise InputError(f"{place}: is no row of this log ({error}); {self.fix}.") from None
 
 
 def _line(row: Any) -> str:

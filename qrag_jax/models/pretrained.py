@@ -29,6 +29,7 @@ from qrag_jax.models.trunks.gte import Gte, GteConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import LAYERS, REMAT_POLICIES, Params, Trunk, TrunkConfig
 from qrag_jax.models.trunks.xlm_roberta import ROBERTA_TABLE, XLM_ROBERTA_TABLE, XlmRobertaConfig
+from qrag_jax.runtime.config_fields import refusing_types
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.sharding import Rules
 
@@ -129,10 +130,12 @@ def family_of(model_config: Mapping[str, Any], where: str) -> Family:
         InputError: its model_type is not one of `FAMILIES`.
     """
     model_type = model_config.get("model_type", "bert")
-    if model_type not in FAMILIES:
-        classes = ", ".join(map(str, model_config.get("architectures") or ["no class named"]))
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        named = model_config.get("architectures")
+        classes = ", ".join(map(str, named)) if isinstance(named, list) and named else ""
         raise InputError(
-            f"{where}: the architecture {model_type!r} ({classes}) is not supported; use a folder "
+            f"{where}: the architecture {model_type!r:.60} ({classes or 'no class named':.100}) "
+            "is not supported; use a folder "
             f"whose model_type is one of {', '.join(FAMILIES)}."
         )
     return FAMILIES[model_type]
@@ -217,7 +220,8 @@ def load_encoder(
             f"config.encoder.dropout is {dropout} and attention_dropout {attention_dropout}, but "
             f"models of the type {family.table.model_type!r} have no dropout; set both to 0."
         )
-    config = family.read_config(model_config, where)
+    with refusing_types(where, "copy the model's own"):
+        config = family.read_config(model_config, where)
     if config.hidden_size % 2:
         raise InputError(
             f"{folder / 'config.json'}: hidden_size {config.hidden_size} is odd, but an embedding "

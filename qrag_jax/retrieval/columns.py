@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import whole_files
+from qrag_jax.runtime import bounded_files, bounded_json, whole_files
+from qrag_jax.runtime.typed_json import made
 
 FOLDER = "columns"
 FIELDS = "fields.json"  # in it: the names of all fields
@@ -102,9 +103,9 @@ class Columns:
         """The names of all fields; None: unknown."""
         if self._fields is None:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                said = json.loads((self._folder / FIELDS).read_bytes())
+                said = bounded_json.load(self._folder / FIELDS)
                 if said["corpus"] == self._digest:
-                    self._fields = set(said["fields"])
+                    self._fields = set(made(list[str], said["fields"]))
         return self._fields
 
     def _keep_names(self, names: set[str]) -> None:
@@ -123,13 +124,17 @@ class Columns:
         """The column if it is in the folder, whole and of this corpus."""
         stem = self._stem(field)
         try:
-            said = json.loads(stem.with_suffix(".json").read_bytes())
-            codes = np.fromfile(stem.with_suffix(".codes"), _CODE)
+            said = bounded_json.load(stem.with_suffix(".json"), most=bounded_files.MAX_WHOLE_BYTES)
+            values = made(list, said["values"])
             mine = said["field"] == field and said["corpus"] == self._digest
+            path = stem.with_suffix(".codes")
+            if not mine or path.stat().st_size != self._count * _CODE.itemsize:
+                return None
+            codes = np.fromfile(path, _CODE)
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        whole = len(codes) == self._count and codes.max(initial=ABSENT) < len(said["values"])
-        return Column(codes, said["values"]) if mine and whole else None
+        whole = codes.min(initial=0) >= ABSENT and codes.max(initial=ABSENT) < len(values)
+        return Column(codes, values) if whole else None
 
     def _stem(self, field: str) -> Path:
         data = field.encode("utf-8", "surrogatepass")

@@ -24,8 +24,9 @@ import numpy as np
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.columns import Columns
 from qrag_jax.retrieval.protocol import NONE, Passage, Where
-from qrag_jax.runtime import whole_files
-from qrag_jax.runtime.file_names import check_links, is_plain, shown
+from qrag_jax.runtime import bounded_files, bounded_json, whole_files
+from qrag_jax.runtime.file_names import check_links, is_plain
+from qrag_jax.runtime.typed_json import made
 
 FORMAT = 1  # of all files of the folder
 LINES, INDEX = "passages.jsonl", "passages.index"
@@ -34,6 +35,7 @@ NAME = "corpus.json"
 ENTRY = np.dtype([("end", "<u8"), ("name", "<u8")])  # of `INDEX`
 HASH, NUMBER = np.dtype("<u8"), np.dtype("<i8")
 _PIECE = 2**24
+_AGAIN = "restore the file from a backup, or write the corpus again"
 
 
 class StoredCorpus:
@@ -59,6 +61,7 @@ class StoredCorpus:
         self._count: int = said["count"]
         self._lines = os.open(folder / LINES, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._lines)
+        self._size: int = said["files"][LINES]
         self._index = _mapped(folder / INDEX, ENTRY)
         self._hashes = _mapped(folder / HASHES, HASH)
         self._numbers = _mapped(folder / NUMBERS, NUMBER)
@@ -78,7 +81,7 @@ class StoredCorpus:
 
     def __iter__(self) -> Iterator[Passage]:
         with (self.folder / LINES).open("rb") as file:
-            for number, line in enumerate(file):
+            for number, line in enumerate(bounded_files.lines(file, self.folder / LINES, _AGAIN)):
                 yield self._parsed(number, line)
 
     def numbers(self, names: Sequence[str]) -> np.ndarray:
@@ -89,6 +92,8 @@ class StoredCorpus:
             at = int(first)
             while at < self._count and self._hashes[at] == wanted[place]:
                 number = int(self._numbers[at])
+                if not 0 <= number < self._count:
+                    raise InputError(f"{self.folder / NUMBERS} is damaged; {_AGAIN}.")
                 if self._passage(number).name == names[place]:
                     found[place] = number
                     break
@@ -126,17 +131,20 @@ class StoredCorpus:
         if not 0 <= number < self._count:
             raise IndexError(f"passage {number} of {self._count}")
         start = int(self._index[number - 1]["end"]) if number else 0
-        size = int(self._index[number]["end"]) - start
-        return self._parsed(number, os.pread(self._lines, max(size, 0), start))
+        end = int(self._index[number]["end"])
+        if not start <= end <= self._size:
+            raise InputError(f"{self.folder / INDEX}, passage {number}, is damaged; {_AGAIN}.")
+        return self._parsed(number, os.pread(self._lines, end - start, start))
 
     def _parsed(self, number: int, line: bytes) -> Passage:
         try:
             name, title, text, metadata = json.loads(line)
-        except ValueError:
-            raise InputError(
-                f"{self.folder / LINES}, passage {number}, is damaged; restore the file from a "
-                "backup, or write the corpus again."
-            ) from None
+            sound = all(type(each) is str for each in (name, title, text))
+            sound = sound and type(metadata) is dict
+        except (ValueError, TypeError, RecursionError):
+            sound = False
+        if not sound:
+            raise InputError(f"{self.folder / LINES}, passage {number}, is damaged; {_AGAIN}.")
         return Passage(name, text, title, metadata)
 
 
@@ -166,8 +174,10 @@ def _read_manifest(folder: Path) -> Mapping[str, Any]:
     path = folder / NAME
     again = "write the corpus again"
     try:
-        said = json.loads(path.read_bytes())
-        form, sizes, _, _ = said["format"], said["files"], said["count"], said["digest"]
+        said = bounded_json.load(path)
+        form, sizes = said["format"], made(dict[str, int], said["files"])
+        made(int, said["count"])
+        made(str, said["digest"])
     except OSError:
         raise InputError(
             f"{folder} holds no finished corpus: {NAME} is missing; finish writing it, or give a "
@@ -182,6 +192,12 @@ def _read_manifest(folder: Path) -> Mapping[str, Any]:
         )
     check_links(folder)
     check_sizes(folder, sizes, f"restore it from a backup, or {again}")
+    counted = {INDEX: ENTRY, HASHES: HASH, NUMBERS: NUMBER}
+    if any(sizes.get(n) != said["count"] * kind.itemsize for n, kind in counted.items()):
+        raise InputError(
+            f"{path} counts {said['count']} passages (field count), which is not what its files "
+            f"hold; restore it from a backup, or {again}."
+        )
     return said
 
 
@@ -197,8 +213,8 @@ def check_sizes(folder: Path, sizes: Mapping[str, int], fix: str) -> None:
     for name, size in sizes.items():
         if not is_plain(name):
             raise InputError(
-                f"{folder} has a manifest that names the file {shown(name)}, which is no plain "
-                f"name of a file in this folder; {fix}."
+                f"{folder} has a manifest that names the file {bounded_json.shown(name)}, which is "
+                f"no plain name of a file in this folder; {fix}."
             )
         path = folder / name
         try:

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -26,7 +27,8 @@ from qrag_jax.retrieval.corpus import (
     write_manifest,
 )
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.runtime import locks, whole_files
+from qrag_jax.runtime import bounded_json, locks, whole_files
+from qrag_jax.runtime.typed_json import made
 
 PROGRESS = "progress.json"  # how much of the files is known to be on disk
 KEEP_EVERY = 100_000  # passages from one note of the progress to the next
@@ -60,7 +62,7 @@ class CorpusWriter:
                 )
             self._count, self._end = self._durable()
             for name, size in ((LINES, self._end), (INDEX, self._count * ENTRY.itemsize)):
-                with (folder / name).open("ab") as file:
+                with _appended(folder / name) as file:
                     if file.tell() < size:
                         raise InputError(
                             f"{folder / name} is cut short: {PROGRESS} says it has {size:,} bytes; "
@@ -131,6 +133,7 @@ class CorpusWriter:
             raise InputError(f"{self.folder} has no passage; a corpus holds one at least.")
         self._keep()
         index = np.memmap(self.folder / INDEX, ENTRY, "r")
+        self._check_ends(index["end"])
         hashes = np.array(index["name"])
         order = np.argsort(hashes, kind="stable")
         hashes = hashes[order]
@@ -164,11 +167,14 @@ class CorpusWriter:
 
     def _durable(self) -> tuple[int, int]:
         try:
-            said = json.loads((self.folder / PROGRESS).read_bytes())
-            return int(said["count"]), int(said["bytes"])
+            said = bounded_json.load(self.folder / PROGRESS)
+            count, size = made(int, said["count"]), made(int, said["bytes"])
+            if min(count, size) < 0:
+                raise ValueError(f"{count} passages of {size} bytes")
+            return count, size
         except FileNotFoundError:
             return 0, 0
-        except (ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError):
             raise InputError(
                 f"{self.folder / PROGRESS} is damaged; delete the folder and write it again."
             ) from None
@@ -181,6 +187,12 @@ class CorpusWriter:
             os.fsync(file.fileno())
         said = {"count": self._count, "bytes": self._end}
         whole_files.write_whole(self.folder / PROGRESS, json.dumps(said))
+
+    def _check_ends(self, ends: np.ndarray) -> None:
+        if len(ends) != self._count or ends[-1] != self._end or (ends[1:] < ends[:-1]).any():
+            raise InputError(
+                f"{self.folder / INDEX} is damaged; delete the folder and write it again."
+            )
 
     def _duplicates(
         self, ends: np.ndarray, hashes: np.ndarray, order: np.ndarray
@@ -201,7 +213,25 @@ class CorpusWriter:
         start = int(ends[number - 1]) if number else 0
         with (self.folder / LINES).open("rb") as file:
             file.seek(start)
-            return json.loads(file.read(int(ends[number]) - start))[0]
+            data = file.read(int(ends[number]) - start)
+        try:
+            return made(str, bounded_json.parsed(data, finite=False)[0])
+        except (ValueError, TypeError, LookupError):
+            raise InputError(
+                f"{self.folder / LINES}, passage {number}, is damaged; delete the folder and write "
+                "it again."
+            ) from None
+
+
+def _appended(path: Path) -> BinaryIO:
+    try:
+        return path.open("ab")
+    except OSError as error:
+        if whole_files.disk_is_full(error):
+            raise
+        raise InputError(
+            f"{path} cannot be written ({error.strerror}); delete the folder, or give another."
+        ) from None
 
 
 def write_corpus(folder: Path, passages: Iterable[Passage]) -> StoredCorpus:

@@ -16,6 +16,9 @@ from qrag_jax.retrieval.libraries import engine_library
 from qrag_jax.retrieval.vectors import checked
 from qrag_jax.runtime import whole_files
 
+# How files begin, and bytes before the vectors: kind, width, count, two fillers, metric and a mark.
+_FLAT, _MAPS = (b"IxFI", b"IxF2", b"IxFl"), (b"IxMp", b"IxM2")
+_HEADER = 4 + 4 + 8 + 8 + 8 + 1 + 4
 _KINDS = "write an IndexFlatIP, alone or in an IndexIDMap"
 
 
@@ -111,9 +114,13 @@ def read_flat(path: Path) -> FlatFile:
     if not path.is_file():
         raise InputError(f"{path} does not exist; give an index file of faiss.")
     try:
+        _check_sizes(path)
         index = faiss.read_index(str(path))
-    except RuntimeError as error:
-        why = str(error).strip().splitlines()[-1].partition("Error: ")[2] or "no reason given"
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); write it again.") from None
+    except (RuntimeError, MemoryError) as error:
+        lines = str(error).strip().splitlines() or [""]
+        why = lines[-1].partition("Error: ")[2] or "no reason given"
         raise InputError(
             f"{path} is no index of faiss, or cut short ({why[:120]}); write it again."
         ) from None
@@ -134,3 +141,31 @@ def read_flat(path: Path) -> FlatFile:
     if index.ntotal:
         checked(index.reconstruct_n(0, index.ntotal), str(path))
     return FlatFile(index, ids, whole)
+
+
+def _check_sizes(path: Path) -> None:
+    """Refuses a flat index that says it has more vectors or ids than the file has bytes.
+
+    faiss makes room for as many as the file says, before it reads them.
+
+    Raises:
+        InputError: the file is cut short or damaged.
+        OSError: it cannot be read.
+    """
+    whole, at = path.stat().st_size, 0
+    with path.open("rb") as file:
+        kind = file.read(4)
+        at = _HEADER if kind in _MAPS else 0
+        file.seek(at)
+        if file.read(4) not in _FLAT:  # faiss itself looks after the sizes of other kinds
+            return
+        for width in (4, 8) if kind in _MAPS else (4,):  # vectors, then ids
+            at += _HEADER if width == 4 else 0
+            file.seek(at)
+            count = int.from_bytes(file.read(8), "little")
+            at += 8 + count * width
+            if at > whole:
+                raise InputError(
+                    f"{path} is no index of faiss, or cut short (it has {whole:,} bytes instead of "
+                    f"{at:,}); write it again."
+                )

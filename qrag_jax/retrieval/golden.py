@@ -13,6 +13,9 @@ from qrag_jax.retrieval.manifest import Manifest, check_files, read_manifest
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where
 from qrag_jax.retrieval.ranking import Row, as_hits, check_k
 from qrag_jax.retrieval.saving import finish, replaced_files
+from qrag_jax.runtime import bounded_files, bounded_json
+from qrag_jax.runtime.typed_json import made
+from qrag_jax.runtime.whole_files import reason
 
 ENGINE = "golden"
 GOLD = "gold.json"
@@ -82,11 +85,12 @@ class GoldenIndex:
         manifest = read_manifest(folder, engine=ENGINE, corpus=corpus.digest)
         check_files(folder, manifest)
         try:
-            return cls(corpus, json.loads((folder / GOLD).read_bytes()))
-        except (ValueError, TypeError, AttributeError, OSError) as error:
+            said = bounded_json.load(folder / GOLD, most=bounded_files.MAX_WHOLE_BYTES)
+            return cls(corpus, made(dict[str, list[int]], said))
+        except (ValueError, OSError) as error:
             raise InputError(
-                f"{folder / GOLD} is damaged ({error}); restore it from a backup, or save the "
-                "questions again."
+                f"{folder / GOLD} is damaged ({reason(error)}); restore it from a backup, or save "
+                "the questions again."
             ) from None
 
     def save(self, folder: Path) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.retrieval.manifest import NAME, Manifest, read_manifest
+from qrag_jax.retrieval.manifest import NAME, Manifest, read_manifest, settings_as
 from qrag_jax.retrieval.protocol import Corpus, Hits, Index, Queries, Where
 from qrag_jax.retrieval.ranking import Row, as_hits, best, check_k, found
 from qrag_jax.retrieval.saving import finish, replaced_files
@@ -123,15 +123,8 @@ class FusedIndex:
                 number of engines, or an engine cannot be opened.
         """
         settings = read_manifest(folder, engine=ENGINE, corpus=corpus.digest).settings
-        try:
-            kept = dict(settings["fusion"])
-            config = FusionConfig(**kept | {"weights": tuple(kept["weights"])})
-            count = int(settings["engines"])
-        except (TypeError, KeyError, ValueError) as error:
-            raise InputError(
-                f"{folder / NAME} has settings that cannot be used ({error}); restore it from a "
-                "backup, or save the engines again."
-            ) from None
+        config = settings_as(FusionConfig, settings.get("fusion"), folder)
+        count = settings_as(int, settings.get("engines"), folder)
         if count != len(openers):
             raise InputError(
                 f"{folder} holds {count} engines, and {len(openers)} are opened; name each of them."

@@ -10,12 +10,13 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.corpus import check_sizes
-from qrag_jax.runtime import whole_files
+from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.file_names import check_links
+from qrag_jax.runtime.typed_json import made
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -52,6 +53,8 @@ class Manifest:
     files: Mapping[str, int] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+
+Settings = TypeVar("Settings")  # a dataclass
 
 _KINDS = {
     field.name: {"int": int, "str": str}.get(str(field.type), dict)
@@ -92,7 +95,7 @@ def read_manifest(folder: Path, **wanted: str | int) -> Manifest:
     """
     path = folder / NAME
     try:
-        said = json.loads(path.read_bytes())
+        said = bounded_json.load(path)
         form = said.pop("format")
     except OSError:
         raise InputError(
@@ -103,29 +106,50 @@ def read_manifest(folder: Path, **wanted: str | int) -> Manifest:
         raise InputError(f"{path} is damaged; restore it from a backup, or {_AGAIN}.") from None
     if form != FORMAT:
         raise InputError(
-            f"{path} has the format {form!r} (field format), but this version reads {FORMAT}; "
+            f"{path} has the format {form!r:.60} (field format), but this version reads {FORMAT}; "
             f"{_AGAIN} with it."
         )
     for name, kind in _KINDS.items():
         if type(said.get(name)) is not kind:
             raise InputError(
-                f"{path} has {said.get(name)!r} in the field {name}; restore it from a backup, or "
-                f"{_AGAIN}."
+                f"{path} has {said.get(name)!r:.60} in the field {name}; restore it from a backup, "
+                f"or {_AGAIN}."
             )
+    if any(type(size) is not int for size in said["files"].values()):
+        raise InputError(
+            f"{path} has sizes that are no numbers in the field files; restore it from a backup, "
+            f"or {_AGAIN}."
+        )
     if unknown := sorted(said.keys() - _KINDS.keys()):
         raise InputError(
-            f"{path} has the unknown field {unknown[0]}; a later version wrote it: use that one, "
-            f"or {_AGAIN}."
+            f"{path} has the unknown field {bounded_json.shown(unknown[0])[1:-1]}; a later version "
+            f"wrote it: use that one, or {_AGAIN}."
         )
     check_links(folder)
     manifest = Manifest(**said)
     for name, value in wanted.items():
-        if getattr(manifest, name) != value:
+        found = getattr(manifest, name)
+        if found != value:
             raise InputError(
-                f"{path} has {getattr(manifest, name)!r} in the field {name}, but {value!r} is "
+                f"{path} has {found!r:.100} in the field {name}, but {value!r} is "
                 f"asked for; {_FIXES[name]}."
             )
     return manifest
+
+
+def settings_as(kind: type[Settings], settings: Any, folder: Path) -> Settings:
+    """Settings of an engine in a manifest, as a dataclass that checks them.
+
+    Raises:
+        InputError: they cannot be used; names the folder's manifest.
+    """
+    try:
+        return made(kind, settings)
+    except ValueError as error:
+        raise InputError(
+            f"{folder / NAME} has settings that cannot be used ({error}); restore it from a "
+            f"backup, or {_AGAIN}."
+        ) from None
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -243,8 +242,3 @@ def _with_one_of_each(terms: list[list[str]]) -> Any:
             for each in terms
         ]
     )
-
-
-def said_of(made: Mapping[str, Any]) -> Made:
-    """What `dataclasses.asdict` made of a `Made`."""
-    return Made(**{**made, "layout": QdrantLayout(**made["layout"])})

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.manifest import Manifest, read_manifest, write_manifest
+from qrag_jax.retrieval.manifest import Manifest, read_manifest, settings_as, write_manifest
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where
-from qrag_jax.retrieval.qdrant_collection import Collection, Made, digest_of, said_of
+from qrag_jax.retrieval.qdrant_collection import Collection, Made, digest_of
 from qrag_jax.retrieval.qdrant_server import Connection, check_named, library
 from qrag_jax.retrieval.qdrant_settings import QdrantLayout, QdrantSearch, QdrantServer
 from qrag_jax.retrieval.qdrant_upload import Progress, upload
@@ -140,17 +140,23 @@ class QdrantIndex:
         given = {name: value for name, value in asked.items() if value is not None}
         said = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, **given).settings
         if server is None:
-            server = QdrantServer(**said["server"])
+            server = settings_as(QdrantServer, said.get("server"), folder)
             check_named(server)
+        search = search or settings_as(QdrantSearch, said.get("search"), folder)
         connection = Connection(server, folder)
-        collection = Collection(connection, said_of(said["made"]))
+        collection = Collection(connection, settings_as(Made, said.get("made"), folder))
         collection.check()
         if (there := collection.count()) != len(corpus):
             raise InputError(
                 f"{connection.what} has {there} of {len(corpus)} passages; build the index again, "
                 "which sends those that are missing."
             )
-        return cls(corpus, collection, folder, search or QdrantSearch(**said["search"]))
+        return cls(
+            corpus,
+            collection,
+            folder,
+            search,
+        )
 
     @property
     def indexed(self) -> bool:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.file_names import check_links, is_plain, shown
+from qrag_jax.runtime.bounded_json import shown
+from qrag_jax.runtime.file_names import check_links, is_plain
 
 _COLLECTIONS, _SETTINGS, _TABLE = "collection", "meta.json", "storage.sqlite"
 # As the library makes it. A view or a generated column could give another pickle when it is read

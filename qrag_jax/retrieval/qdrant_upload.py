@@ -13,7 +13,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.retrieval.protocol import Corpus
 from qrag_jax.retrieval.qdrant_collection import Collection
 from qrag_jax.retrieval.vectors import Vectors, check_finite
-from qrag_jax.runtime import whole_files
+from qrag_jax.runtime import bounded_json, whole_files
+from qrag_jax.runtime.typed_json import made
 
 NAME = "qdrant_progress.json"  # is there while passages are missing
 
@@ -39,8 +40,9 @@ class Progress:
         }
         self.batch, self._first, self._ahead = server.batch, 0, set[int]()
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            said = json.loads(self._path.read_bytes())
-            batch, first, ahead = int(said["batch"]), int(said["first"]), set(said["ahead"])
+            said = bounded_json.load(self._path)
+            batch, first = made(int, said["batch"]), made(int, said["first"])
+            ahead = set(made(list[int], said["ahead"]))
             if said["of"] == self._of and batch > 0 and first >= 0:
                 self.batch, self._first, self._ahead = batch, first, ahead
 

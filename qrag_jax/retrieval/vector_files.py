@@ -135,6 +135,11 @@ def set_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _mapped(folder: Path, manifest: Manifest) -> Vectors:
+    if manifest.dtype not in DTYPES or manifest.width < 1:
+        raise InputError(
+            f"{folder / 'manifest.json'} has vectors of width {manifest.width} and dtype "
+            f"{manifest.dtype!r:.60}; restore it from a backup, or build the index again."
+        )
     dtype, width = DTYPES[manifest.dtype], manifest.width
     if manifest.count * width * dtype.itemsize != sum(manifest.files.values()):
         raise InputError(

@@ -21,7 +21,8 @@ from qrag_jax.retrieval import manifest as manifests
 from qrag_jax.retrieval.manifest import Manifest
 from qrag_jax.retrieval.vector_files import PREFIX
 from qrag_jax.retrieval.vectors import DTYPES, check_finite
-from qrag_jax.runtime import whole_files
+from qrag_jax.runtime import bounded_json, whole_files
+from qrag_jax.runtime.typed_json import made
 
 NAME = "building.json"
 NOTE = ".json"  # suffix of a part's note
@@ -87,9 +88,9 @@ class VectorParts:
             whole_files.write_whole(path, json.dumps(wanted, indent=1) + "\n")
             return
         try:
-            found = json.loads(path.read_bytes())
+            found = bounded_json.load(path)
             other = next((name for name in wanted if found.get(name) != wanted[name]), None)
-        except (ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError):
             raise InputError(f"{path} is damaged; delete {self.folder} to begin again.") from None
         if other is not None:
             raise InputError(
@@ -104,9 +105,9 @@ class VectorParts:
         for number in self.numbers:
             path = self._path(number)
             try:
-                note = PartNote(**json.loads(self._note(number).read_bytes()))
+                note = made(PartNote, bounded_json.load(self._note(number)))
                 size = path.stat().st_size
-            except (OSError, ValueError, TypeError):
+            except (OSError, ValueError):
                 continue
             if note.passages == len(self.passages(number)) and size == self._size(number):
                 found[number] = note

@@ -19,6 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from qrag_jax.retrieval.bm25 import BM25Index, Words, texts_of
+from qrag_jax.runtime import bounded_files, bounded_json
+from qrag_jax.runtime.array_files import mapped_array
+from qrag_jax.runtime.typed_json import made
 
 FORMS = "forms.json"
 _ARRAYS = {"ends": np.int64, "passages": np.int32, "places": np.int32, "words": np.int32}
@@ -131,11 +134,9 @@ class WordPlaces:
             OSError: a file is missing.
             ValueError: a file is damaged, or they do not belong together.
         """
-        arrays = {
-            name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            for name in _ARRAYS
-        }
-        forms = json.loads((folder / FORMS).read_bytes())
+        arrays = {name: mapped_array(folder / f"{name}.npy") for name in _ARRAYS}
+        said = bounded_json.load(folder / FORMS, most=bounded_files.MAX_WHOLE_BYTES)
+        forms = made(list[str], said)
         sizes = {"ends": words + 1, "words": len(forms)}
         sizes["passages"] = sizes["places"] = int(arrays["ends"][-1])
         for name, dtype in _ARRAYS.items():

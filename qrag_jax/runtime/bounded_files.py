@@ -39,6 +39,23 @@ def lines(file: BinaryIO, path: Path, fix: str) -> Iterator[bytes]:
         yield line
 
 
+def to_append(path: Path, fix: str) -> BinaryIO | None:
+    """A log that grows, open to be read and cut; None if there is none yet.
+
+    Args:
+        fix: says in the error what the user can do.
+
+    Raises:
+        InputError: there is something that cannot be opened, such as a folder.
+    """
+    if not path.exists():
+        return None
+    try:
+        return path.open("rb+")
+    except OSError as error:
+        raise InputError(f"{path} cannot be opened ({error.strerror}); {fix}.") from None
+
+
 def whole(file: BinaryIO, path: Path) -> bytes:
     """The whole content of an open file, unpacked.
 
@@ -53,13 +70,16 @@ def whole(file: BinaryIO, path: Path) -> bytes:
     most = MAX_WHOLE_BYTES
     if path.name.endswith(".gz"):
         most = min(most, max(MAX_LINE_BYTES, MAX_EXPANSION * path.stat().st_size))
+    told = (
+        f"{path} has more than {most >> 20} MiB unpacked, too much to read whole; write it as "
+        "several files, records as .jsonl, one a line"
+    )
+    if path.stat().st_size > most:  # nothing of it is read then
+        raise InputError(told)
     pieces, total = [], 0
     while piece := file.read(_PIECE):
         total += len(piece)
         if total > most:
-            raise InputError(
-                f"{path} has more than {most >> 20} MiB unpacked, too much to read whole; write it "
-                "as several files, records as .jsonl, one a line"
-            )
+            raise InputError(told)
         pieces.append(piece)
     return b"".join(pieces)

@@ -6,6 +6,7 @@ behind it or on the lines above it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -13,16 +14,25 @@ import io
 import tokenize
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.whole_files import reason
 
 T = TypeVar("T")
 _INTERNAL = "internal"
+_FIX = "compare it with --help, or restore it from a backup"
+_NAMES = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    type(None): "None",
+}
 
 
 def internal(default: Any = None, *, factory: Callable[[], Any] | None = None) -> Any:
@@ -36,6 +46,28 @@ def internal(default: Any = None, *, factory: Callable[[], Any] | None = None) -
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+@contextlib.contextmanager
+def refusing_types(what: object, fix: str = _FIX) -> Iterator[None]:
+    """A block, or a decorated function, that reads a config, whose values may be of any type.
+
+    Args:
+        what: what is read, such as the path of a file.
+        fix: says in the error what the user can do.
+
+    Raises:
+        InputError: in the place of the errors that values of wrong types, and missing sections,
+            lead to.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except (TypeError, AttributeError, LookupError, ValueError, ArithmeticError) as error:
+        raise InputError(
+            f"{what} lacks a field or has a value of the wrong type ({reason(error)}); {fix}."
+        ) from error
 
 
 def fields_of(settings: type) -> list[dataclasses.Field]:
@@ -77,10 +109,12 @@ def fill(settings: type[T], given: Mapping[str, Any], place: str) -> T:
     Raises:
         InputError: a field is unknown, or the dataclass refuses a value.
     """
+    if not isinstance(given, Mapping | ConfigDict):
+        raise InputError(f"config.{place} is {_told(given)}, no section; give its fields.")
     known = {field.name for field in fields_of(settings)}
     if unknown := sorted(set(given) - known):
         names = ", ".join(sorted(known))
-        raise InputError(f"config.{place}.{unknown[0]} is unknown; there are {names}.")
+        raise InputError(f"config.{place}.{_told(unknown[0])} is unknown; there are {names}.")
     types_of = typing.get_type_hints(settings)
     values: dict[str, Any] = {}
     for name, value in given.items():
@@ -88,8 +122,28 @@ def fill(settings: type[T], given: Mapping[str, Any], place: str) -> T:
         if nested is not None and value is not None:
             assert isinstance(nested, type)
             value = fill(nested, value, f"{place}.{name}")
+        elif not _is_one_of(_kinds(types_of[name]), value):
+            wanted = " or ".join(_NAMES[kind] for kind in _kinds(types_of[name]))
+            raise InputError(f"config.{place}.{name} is {_told(value)}; give {wanted}.")
         values[name] = _tuples(value)
     return settings(**values)
+
+
+def _is_one_of(kinds: tuple[Any, ...], value: Any) -> bool:
+    """Whether a value is of one of these types; of others than the simple ones that is not asked.
+
+    Whole numbers are numbers, and True and False are whole numbers, as for Python.
+    """
+    if not {*kinds} <= _NAMES.keys():
+        return True
+    return isinstance(value, kinds) or (float in kinds and isinstance(value, int))
+
+
+def _told(value: Any) -> str:
+    """The value or name in one short line."""
+    given = value.to_dict() if isinstance(value, ConfigDict) else value
+    plain_name = isinstance(given, str) and given.isidentifier()
+    return (given if plain_name else repr(given))[:60]
 
 
 def plain(settings: Any) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import json
 import os
 from pathlib import Path
 
-from qrag_jax.runtime import whole_files
+from qrag_jax.runtime import bounded_json, whole_files
+from qrag_jax.runtime.typed_json import made
 
 NAME = "digests.json"
 # Orbax writes these files into a step's folder when it moves the step to its place, that is after
@@ -44,7 +45,7 @@ def has_digests(folder: Path) -> bool:
     if (folder / NAME).exists():
         return True
     try:
-        metadata = json.loads((folder / STEP_METADATA).read_bytes())
+        metadata = bounded_json.load(folder / STEP_METADATA, finite=False)
         return bool((metadata.get("custom_metadata") or {}).get(MARK))
     except (OSError, ValueError, AttributeError):
         return True
@@ -56,13 +57,12 @@ def damage(folder: Path) -> str:
     Up to four files are read at once.
     """
     try:
-        json.loads((folder / STEP_METADATA).read_bytes())
+        bounded_json.load(folder / STEP_METADATA, finite=False)
     except (OSError, ValueError):
         return f"file {STEP_METADATA} cannot be read"
     try:
-        noted = json.loads((folder / NAME).read_bytes())
-        expected = {str(name): (int(size), str(digest)) for name, (size, digest) in noted.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        expected = made(dict[str, tuple[int, str]], bounded_json.load(folder / NAME))
+    except (OSError, ValueError):
         return f"file {NAME} cannot be read"
     try:
         sizes = _sizes(folder)

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import bounded_files
 from qrag_jax.runtime.whole_files import reason, write_whole
 
 _SUFFIX = ".rows"
@@ -115,8 +116,9 @@ class EmbeddingFiles:
         size = self._digest_bytes
         for path in sorted(self._folder.glob("*" + _SUFFIX)):
             try:
-                data = path.read_bytes()
-            except FileNotFoundError:  # it was broken, and another process has deleted it
+                large = path.stat().st_size > bounded_files.MAX_WHOLE_BYTES
+                data = b"" if large else path.read_bytes()  # nothing is none of them
+            except OSError:  # it was broken, and another process has deleted it; or no file
                 continue
             count, rest = divmod(len(data), size + 4 * self._width)
             if rest or _name(data) != path.name:

@@ -8,7 +8,6 @@ from pathlib import Path
 from qrag_jax.errors import InputError
 
 MAX_NAME_BYTES = 255  # of a file's name, as on common file systems
-MAX_SHOWN = 80  # characters of an untrusted name in a message
 
 
 def is_plain(name: object) -> bool:
@@ -16,12 +15,6 @@ def is_plain(name: object) -> bool:
     if not isinstance(name, str) or not name or name.startswith(".") or not name.isprintable():
         return False
     return not set(name) & set('/\\:"<>|?*') and len(name.encode()) <= MAX_NAME_BYTES
-
-
-def shown(name: object) -> str:
-    """An untrusted name for a message: quoted, escaped, and cut after `MAX_SHOWN` characters."""
-    text = ascii(name)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text)} characters)"
 
 
 def check_links(folder: Path) -> None:

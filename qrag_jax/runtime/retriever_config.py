@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.digests import sha256
 from qrag_jax.runtime.whole_files import reason, write_whole
 
@@ -228,17 +229,13 @@ class RetrieverConfig:
         """
         path = folder / NAME
         try:
-            if path.stat().st_size > MAX_BYTES:
-                raise InputError(f"{path}: has more than {MAX_BYTES >> 20} MiB; {EXPORT}.")
-            fields = json.loads(path.read_bytes())
-        except InputError:
-            raise
+            fields = bounded_json.load(path, most=MAX_BYTES)
         except OSError as error:
             raise InputError(
                 f"{path}: cannot be read ({reason(error)}); give a folder that qrag_jax.export "
                 "wrote."
             ) from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise InputError(f"{path}: not readable as JSON ({reason(error)}); {EXPORT}.") from None
         return cls.of(fields, str(path))
 

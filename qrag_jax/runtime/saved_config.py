@@ -10,7 +10,7 @@ from typing import Any
 import ml_collections
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import whole_files
+from qrag_jax.runtime import bounded_json, whole_files
 
 CONFIG_NAME = "config.json"
 
@@ -61,11 +61,16 @@ def read_fields(path: Path) -> dict[str, Any]:
         InputError: the file is missing or is not a JSON object.
     """
     try:
-        saved = _tuples(json.loads(path.read_bytes()))
+        saved = _tuples(bounded_json.load(path, finite=False))
     except FileNotFoundError:
         refuse_lost_config(path.parent)
         raise InputError(
             f"{path} does not exist; --workdir must be the folder of a run that was trained."
+        ) from None
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); restore it from a backup, or give another "
+            "--workdir."
         ) from None
     except (ValueError, RecursionError) as error:
         raise InputError(
@@ -91,7 +96,7 @@ def check_same_config(
     """
     old, new = flat(saved.to_dict()), flat(given.to_dict())
     different = [
-        f"config.{name}: the run has {old.get(name)!r}, given is {new.get(name)!r}"
+        f"config.{name}: the run has {old.get(name)!r:.200}, given is {new.get(name)!r:.200}"
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name) and not name.startswith(free)
     ]

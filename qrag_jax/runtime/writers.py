@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, SupportsFloat
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime import bounded_files, bounded_json, typed_json
 from qrag_jax.runtime.whole_files import replacing
 
 METRICS_NAME = "metrics.jsonl"
@@ -133,10 +133,12 @@ def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 return
             place = f"{path}, line {number}"
             try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{place}: is not valid JSON; delete that line") from error
-            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                record = typed_json.made(dict[str, float | None], bounded_json.parsed(line))
+            except bounded_json.BadJSONError:
+                raise InputError(f"{place}: is not valid JSON; delete that line") from None
+            except ValueError as error:
+                raise InputError(f"{place}: has no numbers ({error}); delete that line") from None
+            if not isinstance(record.get("step"), int):
                 raise InputError(f"{place}: field 'step' is not an integer; delete that line")
             yield line, record
 

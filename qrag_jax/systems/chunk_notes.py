@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.whole_files import write_whole
 
 NOTE = "chunk_tower.json"
@@ -36,7 +37,7 @@ def noted(index: Path, encoder: str) -> str:
     A note on other vectors, which were in the folder before, is not read.
     """
     try:
-        said = json.loads((index / NOTE).read_bytes())
+        said = bounded_json.load(index / NOTE)
         return str(said["chunk_tower"]) if said["encoder"] == encoder else ""
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -18,7 +18,7 @@ from qrag_jax.retrieval import corpus
 from qrag_jax.retrieval.corpus_writer import CorpusWriter
 from qrag_jax.retrieval.opening import CORPUS
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.runtime import leftovers, whole_files
+from qrag_jax.runtime import bounded_json, leftovers, whole_files
 from qrag_jax.runtime.interrupt import StopSignal
 
 SOURCE = "source.json"  # in the index's folder: which files the corpus was read from
@@ -117,6 +117,6 @@ def store_corpus(source: CorpusSource | None, out: Path, stop: StopSignal) -> No
 
 def _read(record: Path) -> Any:
     try:
-        return json.loads(record.read_bytes())
+        return bounded_json.load(record, finite=False)
     except ValueError:
         return None

@@ -23,7 +23,7 @@ from qrag_jax.retrieval.opening import BOOLEAN
 from qrag_jax.retrieval.remote_engines.config import RemoteEngineConfig
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
-from qrag_jax.runtime.config_fields import internal
+from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.systems import token_config
@@ -272,6 +272,7 @@ class RewriteConfig:
     first_steps: int = internal(0)
 
     @classmethod
+    @refusing_types("the config")
     def of(cls, config: ConfigDict) -> RewriteConfig:
         """Reads the settings of a config.
 

@@ -23,7 +23,7 @@ from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.scratch import ScratchConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.agents import PlayConfig
-from qrag_jax.runtime.config_fields import described, fill, section
+from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.saved_config import add_later_fields, read_fields
 from qrag_jax.runtime.train_config import TrainConfig
@@ -240,6 +240,7 @@ class HarrConfig:
     llm: LlmConfig | None = None
 
     @classmethod
+    @refusing_types("the config")
     def of(cls, config: ConfigDict) -> HarrConfig:
         """Reads the settings of a config.
 
@@ -251,7 +252,7 @@ class HarrConfig:
             raise InputError(f"config.algorithm is {name!r}; use {' or '.join(ALGORITHMS)}.")
         known = {*FIELDS, *SECTIONS, name, "system", "data", "llm"}
         if unknown := sorted(set(config) - known):
-            raise InputError(f"config.{unknown[0]} is unknown; there are {', '.join(known)}.")
+            raise InputError(f"config.{unknown[0]!s:.60} is unknown; there are {', '.join(known)}.")
         parts: dict[str, Any] = {n: fill(kind, config[n], n) for n, kind in SECTIONS.items()}
         algorithm: Any = fill(OF_ALGORITHM[name], config.get(name, {}), name)
         train = parts["train"]
@@ -297,8 +298,9 @@ def load_config(path: Path) -> ConfigDict:
         InputError: the file is missing, or is not a JSON object.
     """
     saved = read_fields(path)
-    add_later_fields(saved, LATER_FIELDS)
-    return ConfigDict(saved)
+    with refusing_types(path):
+        add_later_fields(saved, LATER_FIELDS)
+        return ConfigDict(saved)
 
 
 def _llm(config: ConfigDict, agent: AgentConfig, rewards: Mixture) -> LlmConfig | None:

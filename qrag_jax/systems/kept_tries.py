@@ -15,8 +15,9 @@ from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.tries import Try
-from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime import bounded_files, bounded_json
 from qrag_jax.runtime.saved_config import read_fields
+from qrag_jax.runtime.typed_json import made
 from qrag_jax.runtime.whole_files import write_whole
 
 _FIX = "delete the file, and its tries are made again"
@@ -83,7 +84,9 @@ class KeptTries:
         """The whole parts; drops what is behind them."""
         parts, part = list[list[Try]](), list[Try]()
         end = place = 0
-        with self.path.open("rb+") as file:
+        if (opened := bounded_files.to_append(self.path, self.fix)) is None:
+            return parts
+        with opened as file:
             for number, line in enumerate(bounded_files.lines(file, self.path, self.fix), start=1):
                 if not line.endswith(b"\n"):
                     break
@@ -104,7 +107,11 @@ class KeptTries:
 
     def _row(self, line: bytes, number: int) -> Try | int:
         try:
-            found = json.loads(line)
-            return found["part"] if "part" in found else Try.from_json(found)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise InputError(f"{self.path}, line {number}: is no try; {self.fix}.") from None
+            found = bounded_json.parsed(line)
+            if isinstance(found, dict) and "part" in found:
+                return made(int, found["part"])
+            return Try.from_json(found)
+        except ValueError as error:
+            raise InputError(
+                f"{self.path}, line {number}: is no try ({error}); {self.fix}."
+            ) from None

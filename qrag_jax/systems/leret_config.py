@@ -19,7 +19,7 @@ from qrag_jax.learners.preference_config import PreferenceConfig
 from qrag_jax.llm.served_config import ServedConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
-from qrag_jax.runtime.config_fields import internal
+from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.systems import token_config
@@ -239,6 +239,7 @@ class LeretConfig:
     plan: tuple[StagePlan, ...] = internal(())
 
     @classmethod
+    @refusing_types("the config")
     def of(cls, config: ConfigDict) -> LeretConfig:
         """Reads the settings of a config.
 

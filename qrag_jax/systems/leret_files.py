@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import run_lock
+from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_tries import FOLDER
 
@@ -123,7 +123,7 @@ def write_iteration_preferences(system: Leret, iteration: int, path: Path) -> Wr
         if not all(map(Path.exists, (started, started.with_name("hop-1.jsonl")))):
             refused()
         prompt = system.prompt(None)
-        weights = json.loads(started.read_text())["weights"]
+        weights = read_fields(started).get("weights")
         found = system.tries.iteration(iteration, refused, weights, StopSignal())
     by_state: dict[StateKey, list[Try]] = {}
     for each in credited(found.tries, found.grown_from, config.reward):

@@ -9,6 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import bounded_json
 from qrag_jax.systems.exported_system import ExportedSystem
 from qrag_jax.systems.shown_paths import without_folders
 
@@ -70,7 +71,7 @@ def _shown(system: ExportedSystem, given: ConfigDict) -> dict[str, Any]:
 def _scores(system: ExportedSystem, workdir: Path, checkpoint: str) -> list[str]:
     """The scores of this checkpoint, if the run was scored."""
     try:
-        summary = json.loads((workdir / _SUMMARY).read_bytes())
+        summary = bounded_json.load(workdir / _SUMMARY, finite=False)
         scores = system.scores(summary, checkpoint)
         rows = [
             f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means.values())} |"
@@ -78,7 +79,7 @@ def _scores(system: ExportedSystem, workdir: Path, checkpoint: str) -> list[str]
         ]
     except FileNotFoundError:
         return []
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(
             f"{workdir / _SUMMARY} is not a summary of qrag_jax.evaluate ({error}); score the run "
             "again, or delete it."

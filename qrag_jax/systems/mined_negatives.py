@@ -96,23 +96,23 @@ def _kept(
     searched = [config.search, str(config.count), str(config.skip)]
     about = [corpus.digest, fingerprint(samples), *searched]
     if run.has_begun:
-        numbers, told = _read(path)
+        numbers, told = read_found(path)
         if told != about:
             raise InputError(
                 f"{run.workdir} was trained with passages of another corpus, or for other "
                 "questions or settings of config.data.negatives; give those, or another --workdir."
             )
         return numbers
-    if jax.process_index() == 0 and not (path.is_file() and _read(path)[1] == about):
+    if jax.process_index() == 0 and not (path.is_file() and read_found(path)[1] == about):
         found = np.array(list(_found(config, corpus, samples)), np.int64)
         with replacing(path) as file:
             np.savez(file, numbers=found, about=np.array(about))
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("negatives were found")
-    return _read(path)[0]
+    return read_found(path)[0]
 
 
-def _read(path: Path) -> tuple[np.ndarray, list[str]]:
+def read_found(path: Path) -> tuple[np.ndarray, list[str]]:
     """What was found, and for what."""
     try:
         with np.load(path) as file:

@@ -16,6 +16,7 @@ from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import UNNORMALISED_SCALE, family_of
+from qrag_jax.runtime.config_fields import refusing_types
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import add_later_fields, check_same_config, read_fields
 from qrag_jax.systems.data_section import source_section
@@ -102,13 +103,14 @@ def load_config(path: Path) -> ml_collections.ConfigDict:
             f"{path} has no section {missing[0]}, so it is not the config of a run; give the "
             "folder of a training."
         )
-    for name in REMOVED_FIELDS:
-        part, _, field = name.partition(".")
-        saved.get(part, {}).pop(field, None)
-    add_later_fields(saved, LATER_FIELDS)
-    _put_under_sources(saved["data"])
-    _fill_older_run(saved, path.parent / FOLDER)
-    return prune(complete(ml_collections.ConfigDict(saved)))
+    with refusing_types(path):
+        for name in REMOVED_FIELDS:
+            part, _, field = name.partition(".")
+            saved.get(part, {}).pop(field, None)
+        add_later_fields(saved, LATER_FIELDS)
+        _put_under_sources(saved["data"])
+        _fill_older_run(saved, path.parent / FOLDER)
+        return prune(complete(ml_collections.ConfigDict(saved)))
 
 
 def resume_config(given: ml_collections.ConfigDict, run: Run) -> None:

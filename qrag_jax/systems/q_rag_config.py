@@ -26,7 +26,7 @@ from qrag_jax.policies.soft_q import SoftQConfig
 from qrag_jax.retrieval.chunk_positions import NO_POSITIONS
 from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
-from qrag_jax.runtime.config_fields import described, fill, section
+from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
@@ -80,6 +80,7 @@ class QRagConfig:
     llm: LlmConfig | None = None
 
     @classmethod
+    @refusing_types("the config")
     def of(cls, config: ConfigDict, *, scoring: bool = False) -> QRagConfig:
         """Reads the settings of a config.
 
@@ -91,7 +92,7 @@ class QRagConfig:
         """
         known = {*FIELDS, *SECTIONS, "system", "data", "reward", "llm"}
         if unknown := sorted(set(config) - known):
-            raise InputError(f"config.{unknown[0]} is unknown; there are {', '.join(known)}.")
+            raise InputError(f"config.{unknown[0]!s:.60} is unknown; there are {', '.join(known)}.")
         parts: dict[str, Any] = {
             name: fill(kind, config[name], name) for name, kind in SECTIONS.items()
         }

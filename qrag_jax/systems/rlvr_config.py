@@ -20,7 +20,7 @@ from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.retrieval.own_documents import RETRIEVERS
 from qrag_jax.rollouts.token_sampler import DEVICE, SERVER, SamplingConfig
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
-from qrag_jax.runtime.config_fields import internal
+from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.systems import token_config
@@ -217,6 +217,7 @@ class RlvrConfig:
     sft_steps: int = internal(0)
 
     @classmethod
+    @refusing_types("the config")
     def of(cls, config: ConfigDict) -> RlvrConfig:
         """Reads the settings of a config.
 

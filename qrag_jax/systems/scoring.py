@@ -28,10 +28,12 @@ from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.limits import check_fit
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.saved_config import flat
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.runtime.typed_json import made
+from qrag_jax.runtime.whole_files import reason, write_whole
 from qrag_jax.systems.saved_run import SavedRun
 
 SUMMARY = "summary.json"  # in the run's folder: scores on the run's own evaluation data
@@ -128,7 +130,7 @@ def score_run(run: SavedRun, options: ScoreOptions) -> dict[str, Any]:
         played[PLANNED] = _search(scene, trained, out / label, retriever)
     summary |= compared(played, in_full=config.rollout.never_terminate)
     summary["samples"] = len(scene.evaluator.indices)
-    summary["seconds"] = _training_seconds(workdir)
+    summary["seconds"] = training_seconds(workdir)
     path = out / (Path(retrieval_log.log_name(config.eval.seed)).stem + "_summary.json")
     # With --out, the summary in the run's folder stays as it is.
     for target in (path,) if options.out else (path, workdir / SUMMARY):
@@ -226,6 +228,16 @@ def _search(scene: Scene, params: Params, folder: Path, retriever: Retriever) ->
     return beam.SearchLog(searcher, run.player, log, meta).play(shown, restart=scene.restart)[0]
 
 
-def _training_seconds(workdir: Path) -> float | None:
+def training_seconds(workdir: Path) -> float | None:
+    """How long the run was trained; None: nobody knows.
+
+    Raises:
+        InputError: the note on it is damaged.
+    """
     path = workdir / "training.json"
-    return json.loads(path.read_text())["seconds"] if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return made(dict[str, float], bounded_json.load(path))["seconds"]
+    except (OSError, ValueError, LookupError) as error:
+        raise InputError(f"{path} is damaged ({reason(error)}); delete it.") from None

@@ -16,7 +16,7 @@ from qrag_jax.llm.served_config import Needs, ServedConfig
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.token_sampler import SamplingConfig
-from qrag_jax.runtime.config_fields import described, fill, section
+from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.saved_config import add_later_fields, read_fields
 from qrag_jax.runtime.train_config import TrainConfig
@@ -99,8 +99,9 @@ class ConfigLayout:
             InputError: the file is missing, or is not a JSON object.
         """
         saved = read_fields(path)
-        add_later_fields(saved, dict(self.later_fields))
-        return ConfigDict(saved)
+        with refusing_types(path):
+            add_later_fields(saved, dict(self.later_fields))
+            return ConfigDict(saved)
 
     def parts(self, config: ConfigDict) -> dict[str, Any]:
         """The settings of each section.
@@ -110,7 +111,7 @@ class ConfigLayout:
         """
         known = {*self.fields, *self.sections, "system", "llm"}
         if unknown := sorted(set(config) - known):
-            raise InputError(f"config.{unknown[0]} is unknown; there are {', '.join(known)}.")
+            raise InputError(f"config.{unknown[0]!s:.60} is unknown; there are {', '.join(known)}.")
         found: dict[str, Any] = {
             name: fill(kind, config[name], name) for name, kind in self.sections.items()
         }

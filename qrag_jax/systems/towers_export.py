@@ -13,10 +13,9 @@ Normalised vectors lose a factor in the norm; theirs stays a module of its own.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -41,16 +40,18 @@ from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, family_of, save_adapters
 from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.rollouts.chunks import CHUNK, STATE
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime import retriever_config as retriever_file
 from qrag_jax.runtime.digests import sha256
 from qrag_jax.runtime.retriever_config import RetrieverConfig
-from qrag_jax.runtime.saved_config import CONFIG_NAME
+from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
+from qrag_jax.runtime.typed_json import made
 from qrag_jax.runtime.whole_files import check_is_free, reason, whole_folder, write_whole
 from qrag_jax.systems import model_card
 from qrag_jax.systems.older_runs import load_config
 from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.saved_run import SavedRun
-from qrag_jax.systems.scoring import SUMMARY, checkpoint_label
+from qrag_jax.systems.scoring import SUMMARY, checkpoint_label, training_seconds
 from qrag_jax.systems.shown_paths import without_folders
 
 CARD = "README.md"
@@ -173,7 +174,14 @@ def export(run: SavedRun, which: str, out: Path) -> None:
     params, step = run.trained(which)
     both = towers(run.loaded, run.config)
     threshold = stop_threshold(run, checkpoint_label(which, step), params)
-    card = model_card.card(_facts(run, which, step, both, threshold))
+    facts = _facts(run, which, step, both, threshold)
+    try:
+        card = model_card.card(facts)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"{run.workdir / SUMMARY} is not a summary of qrag_jax.evaluate ({reason(error)}); "
+            "score the run again, or delete it."
+        ) from error
     with whole_folder(out) as building:
         for tower in both:
             write_tower(run.loaded, tower, params, building / tower.name)
@@ -203,8 +211,8 @@ def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float
         return given
     path = run.workdir / "eval" / label / REPORT
     try:
-        report = json.loads(path.read_bytes())
-        threshold = float(report["threshold"])
+        report = bounded_json.load(path)
+        threshold = made(float, report["threshold"])
         weights = report["provenance"].get("weights")
     except FileNotFoundError:
         return None
@@ -290,10 +298,8 @@ def _facts(
 ) -> model_card.Facts:
     encoder, tokenizer = run.loaded.encoder, run.loaded.tokenizer
     summary = run.workdir / SUMMARY
-    training = run.workdir / "training.json"
-    scores: dict[str, Any] = json.loads(summary.read_text()) if summary.exists() else {}
+    scores = read_fields(summary) if summary.exists() else {}
     saved = load_config(run.workdir / CONFIG_NAME)  # `run.config` may have other data
-    seconds = json.loads(training.read_text())["seconds"] if training.exists() else None
     return model_card.Facts(
         name=run.workdir.resolve().name,
         config=run.config,
@@ -301,7 +307,7 @@ def _facts(
         base_model=_base_model(run),
         checkpoint=which,
         step=step,
-        seconds=seconds,
+        seconds=training_seconds(run.workdir),
         scored=QRagConfig.of(saved, scoring=True).dev_data,
         summary=scores,
         pooling=encoder.pooling,

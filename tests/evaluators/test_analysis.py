@@ -160,7 +160,7 @@ def analysed(place: Path, out: Path) -> None:
         ("mine.jsonl", "{}\n", r"mine\.jsonl, line 1: field 'answers' is missing"),
         ("mine.jsonl", "no\n", r"mine\.jsonl, line 1: is not valid JSON"),
         ("mine.json", "no", r"mine\.json, which says what mine\.jsonl was made with, cannot"),
-        ("summary.json", "no", r"summary\.json is not JSON"),
+        ("summary.json", "no", r"summary\.json is no summary"),
         ("metrics.jsonl", "no\n", r"metrics\.jsonl, line 1: is not valid JSON"),
     ],
 )

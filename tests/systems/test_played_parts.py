@@ -41,7 +41,7 @@ class Player:
 
 def parts(play: Any, asked: Sequence[str] = ASKED) -> PlayedParts[str, Played]:
     return PlayedParts(
-        rows=RowLog(lambda saved: Played(**saved), "mend it"),
+        rows=RowLog(Played, "mend it"),
         asked=asked,
         size=SIZE,
         play=play,

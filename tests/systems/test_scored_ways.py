@@ -29,7 +29,7 @@ def way(name: str, calls: list[str], found: str = "") -> Way[Scored]:
 
 
 def logs(folder: Path, settings: str = "ours") -> WayLogs[Scored]:
-    rows: RowLog[Scored] = RowLog(lambda saved: Scored(**saved), "mend it")
+    rows: RowLog[Scored] = RowLog(Scored, "mend it")
 
     def read(path: Path, way: Way[Scored]) -> list[Scored]:
         return rows.read(path)

@@ -23,6 +23,8 @@ FOLDER = "babi"  # name of the stories' folder in a parent folder that sources s
 # and 10k sets only the `en-valid` forms have a validation part.
 PARTS: dict[str, tuple[str, ...]] = {"train": ("train",), "dev": ("valid", "dev", "test")}
 
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Story:
@@ -98,7 +100,7 @@ def _stories(path: Path) -> Iterator[Story]:
             continue
         where = f"{path}, line {number}"
         id_text, _, text = line.strip(" ").partition(" ")
-        if not id_text.isdecimal() or not text.strip():
+        if not _NUMBER.fullmatch(id_text) or not text.strip():
             raise InputError(f"{where}, is not a number and a text; start it with its story's id.")
         this = int(id_text)
         if this == 1:
@@ -133,7 +135,7 @@ def _story(where: str, text: str, facts: tuple[str, ...], places: dict[int, int]
         )
     support = []
     for id_text in named:
-        place = places.get(int(id_text)) if id_text.isdecimal() else None
+        place = places.get(int(id_text)) if _NUMBER.fullmatch(id_text) else None
         if place is None:
             raise InputError(
                 f"{where}, names the supporting id {id_text}, which is no statement before it in "

@@ -14,10 +14,10 @@ from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime.bounded_json import shown
 
 # How values begin that Python writes and JSON does not know.
 _PYTHON = re.compile(r"""[bru]?'|[bru]"|\(|[a-zA-Z_.]+\(|(?:True|False|None)\b""")
-_LONGEST = 60  # characters of a value in a message
 
 
 def load(path: Path) -> Any:
@@ -113,12 +113,6 @@ def number_of(place: str, value: Mapping[str, Any], name: str) -> float:
     if not (type(given) is int or (type(given) is float and math.isfinite(given))):
         raise InputError(f"{place} has {name} {shown(given)}, no finite number; write one.")
     return given
-
-
-def shown(value: Any) -> str:
-    """The value, cut short, as it may stand in a message."""
-    text = json.dumps(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from pathlib import Path
 from qrag_jax.data.generators.books import Book
 from qrag_jax.data.generators.noise import NoiseConfig, books_of
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import bounded_json
+from qrag_jax.runtime.typed_json import made
 from qrag_jax.runtime.whole_files import reason, write_whole
 
 NAME = "books.json"  # in the run's folder
@@ -72,14 +74,11 @@ def _digests(books: Sequence[Book]) -> dict[str, str]:
 
 def _read(path: Path) -> Mapping[str, Mapping[str, str]]:
     try:
-        found = json.loads(path.read_bytes())
-        if all(isinstance(digest, str) for books in found.values() for digest in books.values()):
-            return found
+        return made(dict[str, dict[str, str]], bounded_json.load(path))
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({reason(error)}); make it readable, or restore it from a "
             "backup."
         ) from None
-    except (ValueError, RecursionError, AttributeError):
-        pass
-    raise InputError(f"{path} is broken; restore it from a backup, or train anew.")
+    except ValueError:
+        raise InputError(f"{path} is broken; restore it from a backup, or train anew.") from None

@@ -16,6 +16,7 @@ from typing import Any
 from qrag_jax.environments.query_writing.few_shot import Candidate, Ranked, Solved
 from qrag_jax.environments.query_writing.prompt import Example, Variant
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.whole_files import write_whole
 
 FORMAT = 1
@@ -82,27 +83,28 @@ def read_few_shot(path: Path, template: str) -> FewShotPrompts:
         InputError: the file is missing or damaged, or its prompts are of another template.
     """
     try:
-        said = json.loads(path.read_bytes())
+        said = bounded_json.load(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); give another one.") from None
     except ValueError:
         raise _damaged(path, "it is no JSON") from None
     if isinstance(said, dict) and said.get("format") != FORMAT:
         raise InputError(
-            f"{path} has the format {said.get('format')!r} (field format), and this version reads "
-            f"{FORMAT}; make the prompts again."
+            f"{path} has the format {said.get('format')!r:.60} (field format), and this version "
+            f"reads {FORMAT}; make the prompts again."
         )
     whole = _checked(said, "file", path)
     if whole["template"] != template:
         raise InputError(
             f"{path} has examples for another prompt than the one in use (fingerprints "
-            f"{whole['template']} and {template}); give that one, or make the prompts again."
+            f"{whole['template']:.60} and {template}); give that one, or make the prompts again."
         )
     rounds = tuple(
         tuple(_prompt(each, path) for each in _listed(one, path)) for one in whole["rounds"]
     )
     names = [each.candidate.name for one in rounds for each in one]
-    if len(set(names)) < len(names) or not {*map(str, whole["kept"])} <= set(names):
+    kept_texts = all(isinstance(each, str) for each in whole["kept"])
+    if len(set(names)) < len(names) or not kept_texts or not {*whole["kept"]} <= set(names):
         raise _damaged(path, "the names of its prompts do not fit")
     return FewShotPrompts(template, rounds, tuple(whole["kept"]))
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.whole_files import write_whole
 
 # What a server reads: weights, and the files of the model, the tokenizer and the chat template.
@@ -152,7 +153,7 @@ def _kept(path: Path, cache: Path | None) -> str:
     if cache is None:
         return ""
     with contextlib.suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
-        note = json.loads(_note(path, cache).read_text())
+        note = bounded_json.load(_note(path, cache))
         digest = note.pop("sha256")
         if note == _state(path, path) and len(bytes.fromhex(digest)) == 32:
             return str(digest)

@@ -17,7 +17,6 @@ It needs a server started with `config.llm.server.publish`. How vLLM reports ver
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -35,8 +34,9 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import Endpoint, Reply
 from qrag_jax.llm.listener import OwnServer
 from qrag_jax.llm.server.server_config import ServerConfig
-from qrag_jax.runtime import whole_files
+from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.leftovers import MEMORY, weights_folder
+from qrag_jax.runtime.typed_json import made
 
 VERSION = re.compile(r"[\w.-]+")
 # If a model's head is tied to its word embeddings, vLLM's reload on CPU does not renew the head,
@@ -347,10 +347,9 @@ def _rank(path: Path) -> int:
         InputError: the file cannot be read, or gives none.
     """
     try:
-        fields = json.loads(path.read_text())
-        return max(
-            int(rank) for rank in (fields["r"], *(fields.get("rank_pattern") or {}).values())
-        )
+        fields = bounded_json.load(path)
+        ranks = (fields["r"], *(fields.get("rank_pattern") or {}).values())
+        return max(made(int, rank) for rank in ranks)
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path}: the adapter's rank r cannot be read ({type(error).__name__}: {error}); give "

@@ -7,20 +7,25 @@ from collections.abc import Collection
 from typing import Any
 
 _DECODER = json.JSONDecoder()
+_MOST_DEEP = 20
 
 
 def last_object(text: str, names: Collection[str]) -> dict[str, Any] | None:
     """The last JSON object in the text that has all these names; None if there is none.
 
     Objects inside of other objects do not count. Code fences and words around it do not matter.
+    After a few objects that are nested too deep, the rest of the text is not looked at: each of a
+    long row of open braces would be tried.
     """
-    found, start = None, text.find("{")
-    while start >= 0:
+    found, start, deep = None, text.find("{"), 0
+    while start >= 0 and deep < _MOST_DEEP:
         end = start + 1
         try:
             value, end = _DECODER.raw_decode(text, start)
-        except (ValueError, RecursionError):
+        except ValueError:
             value = None
+        except RecursionError:
+            value, deep = None, deep + 1
         if isinstance(value, dict) and value.keys() >= set(names):
             found = value
         start = text.find("{", end)

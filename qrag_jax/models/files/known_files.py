@@ -7,14 +7,13 @@ The exception is the hub's cache: its links into the `blobs` of the same model a
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.file_names import shown
+from qrag_jax.runtime import bounded_json
 
 VOCABULARY_FILES = (  # a tokenizer needs one of them
     "tokenizer.json",
@@ -99,8 +98,8 @@ def read_modules(folder: Path) -> list[Module]:
         plain = isinstance(name, str) and MODULE_FOLDER.fullmatch(name)
         if not plain and not (name == "" and number == 0):
             raise InputError(
-                f"{path}: the path {shown(name)} of entry {number} is not the name of a sub-folder "
-                'such as "1_Pooling"; a model of sentence-transformers has no other.'
+                f"{path}: the path {bounded_json.shown(name)} of entry {number} is not the name of "
+                'a sub-folder such as "1_Pooling"; a model of sentence-transformers has no other.'
             )
         modules.append(Module(str(entry["type"]).rpartition(".")[2], name))
     return modules
@@ -141,12 +140,12 @@ def read_json(path: Path, kind: type = dict) -> Any:
                 f"{path}: has more than {MAX_JSON_BYTES >> 20} MiB, which no such file needs; "
                 "download the model again."
             )
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = bounded_json.load(path, finite=False, most=MAX_JSON_BYTES)
     except FileNotFoundError as error:
         raise InputError(f"{path}: missing; give the folder of a Hugging Face model.") from error
     except InputError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path}: not readable as JSON ({error}).") from error
     if not isinstance(value, kind):
         wanted = "an object" if kind is dict else "an array"

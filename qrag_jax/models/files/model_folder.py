@@ -27,7 +27,8 @@ from qrag_jax.models.files.shards import (
 )
 from qrag_jax.models.files.stored_tensors import Tensor, open_safetensors
 from qrag_jax.models.files.torch_checkpoint import read_torch_file
-from qrag_jax.runtime.file_names import is_plain, shown
+from qrag_jax.runtime.bounded_json import shown
+from qrag_jax.runtime.file_names import is_plain
 from qrag_jax.runtime.whole_files import write_whole
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

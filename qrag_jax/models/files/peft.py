@@ -154,7 +154,9 @@ def _read_config(path: Path, model_type: str) -> LoraConfig:
     """Reads the sizes, without targets; refuses unsupported computations and other base types."""
     config = read_json(path)
     if config.get("peft_type") != "LORA":
-        raise InputError(f"{path}: peft_type is {config.get('peft_type')!r}; give LORA adapters.")
+        raise InputError(
+            f"{path}: peft_type is {config.get('peft_type')!r:.60}; give LORA adapters."
+        )
     asked = [n for n in UNSUPPORTED if config.get(n) not in EMPTY and config[n] is not False]
     if config.get("bias", "none") != "none":
         asked.append("bias")
@@ -162,22 +164,26 @@ def _read_config(path: Path, model_type: str) -> LoraConfig:
         asked.append("init_lora_weights")
     if asked:
         raise InputError(
-            f"{path}: {asked[0]} is {config[asked[0]]!r}, which is not supported; give adapters "
-            "trained without."
+            f"{path}: {asked[0]} is {config[asked[0]]!r:.60}, which is not supported; give "
+            "adapters trained without."
         )
-    library = (config.get("auto_mapping") or {}).get("parent_library") or ""
+    mapping = config.get("auto_mapping")
+    library = mapping.get("parent_library") if isinstance(mapping, dict) else None
+    library = library if isinstance(library, str) else ""
     of_type = library.removeprefix(LIBRARY).partition(".")[0].replace("_", "-")
     if library.startswith(LIBRARY) and of_type != model_type:
         raise InputError(
-            f"{path}: made for another base, since it names {of_type!r} and this encoder's "
+            f"{path}: made for another base, since it names {of_type!r:.60} and this encoder's "
             f"model_type is {model_type!r}; give adapters of this encoder."
         )
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or not alpha > 0:
-        raise InputError(f"{path}: r {rank!r} or lora_alpha {alpha!r} is no number above 0.")
+    if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float) or not alpha > 0:
+        raise InputError(
+            f"{path}: r {rank!r:.60} or lora_alpha {alpha!r:.60} is no number above 0."
+        )
     dropout = config.get("lora_dropout") or 0.0
     if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise InputError(f"{path}: lora_dropout {dropout!r} is no number from 0 to below 1.")
+        raise InputError(f"{path}: lora_dropout {dropout!r:.60} is no number from 0 to below 1.")
     return LoraConfig(rank, float(alpha), dropout=float(dropout))
 
 

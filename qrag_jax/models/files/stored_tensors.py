@@ -73,7 +73,7 @@ def open_safetensors(path: Path) -> dict[str, FileTensor]:
                 shape = tuple(part.get_shape())
                 found[name] = FileTensor(path, name, DTYPES[part.get_dtype()], shape)
         return found
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, MemoryError) as error:  # the last: it cannot be mapped
         raise InputError(
             f"{path}: not a readable safetensors file ({error}); download it again."
         ) from error

@@ -12,6 +12,7 @@ than compiling.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, ClassVar, Protocol, Self
@@ -30,6 +31,7 @@ from qrag_jax.models.compute.prefetch import Fixed, Passing, pass_through
 
 Params = Any  # a pytree of arrays
 WORDS = "word_embeddings"  # leaf of a trunk's parameters: the word table, [V, H]
+LAYERS_FIELD, MOST_LAYERS, MOST_SIZE = "num_hidden_layers", 10_000, 2**31
 LAYERS = "layers"  # subtree whose leaves have a leading axis with one entry per layer
 OTHER_SIZES = ("head_dim", "max_position_embeddings")  # sizes with a default, in `config.json`
 
@@ -75,8 +77,23 @@ def given_fields(cls: type, config: Mapping[str, Any], where: str) -> dict[str, 
         size = given.get(name, 1)
         if type(size) is not int or size < 1:
             raise InputError(
-                f"{where}: {name} is {size!r}; it must be a whole number of at least 1, so copy it "
-                "from the model's own config.json."
+                f"{where}: {name} is {size!r:.60}; it must be a whole number of at least 1, so "
+                "copy it from the model's own config.json."
+            )
+        if size > (MOST_LAYERS if name == LAYERS_FIELD else MOST_SIZE):
+            raise InputError(
+                f"{where}: {name} is {size:.3g}, which no model has; download it again."
+            )
+    for field in fields:
+        if field.name not in given or isinstance(field.default, tuple):
+            continue
+        kind = type(field.default)
+        kinds = (int, float) if kind is float else (kind,)
+        value = given[field.name]
+        is_one = field.default in (None, dataclasses.MISSING) or type(value) in kinds
+        if not is_one or (type(value) is float and not math.isfinite(value)):
+            raise InputError(
+                f"{where}: {field.name} is {value!r:.60}; give a value such as {field.default!r}."
             )
     return given
 

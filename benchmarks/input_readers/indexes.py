@@ -1,0 +1,197 @@
+"""Readers of corpora and indexes: manifests, vectors, words, columns, and what is unfinished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.tried_inputs import FileReader
+from qrag_jax.retrieval import faiss_files, opening
+from qrag_jax.retrieval.bm25 import BM25Index
+from qrag_jax.retrieval.boolean_search import BooleanIndex
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.corpus_writer import CorpusWriter, write_corpus
+from qrag_jax.retrieval.exact import ExactIndex
+from qrag_jax.retrieval.faiss_index import FaissIndex
+from qrag_jax.retrieval.golden import GoldenIndex
+from qrag_jax.retrieval.hybrid import FusedIndex, FusionConfig
+from qrag_jax.retrieval.manifest import Manifest
+from qrag_jax.retrieval.opening import IndexAt
+from qrag_jax.retrieval.protocol import Index, Passage, Queries
+from qrag_jax.retrieval.scan import ScanIndex
+from qrag_jax.retrieval.vector_parts import PartNote, VectorParts
+from qrag_jax.systems import chunk_notes
+
+_TEXTS = (
+    "Oslo is the capital of Norway.",
+    "Norway is a country in Europe.",
+    "Ada Berg was born in Oslo.",
+    "The fjord of Oslo is long.",
+)
+_PASSAGES = [Passage(f"p{n}", text, "", {"page": n % 2}) for n, text in enumerate(_TEXTS)]
+_WIDTH = 4
+
+
+def _vectors() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(len(_TEXTS), _WIDTH)).astype(np.float32)
+
+
+def _queries() -> Queries:
+    return Queries(["oslo norway", "ada"], _vectors()[:2])
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files that an engine has written; locks are empty."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [path for path in found if path.stat().st_size]
+
+
+def _corpus(folder: Path) -> StoredCorpus:
+    return write_corpus(folder / opening.CORPUS, _PASSAGES)
+
+
+def _stored(folder: Path) -> Sequence[Path]:
+    _corpus(folder).matching({"page": 1})
+    return _files(folder)
+
+
+def _read_stored(folder: Path) -> None:
+    corpus = StoredCorpus(folder / opening.CORPUS)
+    corpus.passages(range(len(corpus)))
+    corpus.numbers([f"p{n}" for n in range(5)])
+    list(corpus)
+    corpus.matching({"page": 1})
+    corpus.check_content()
+
+
+def _unfinished(folder: Path) -> Sequence[Path]:
+    with CorpusWriter(folder / "c") as writer:
+        for passage in _PASSAGES[:2]:
+            writer.add(passage)
+    return _files(folder)
+
+
+def _finish(folder: Path) -> None:
+    with CorpusWriter(folder / "c") as writer:
+        for passage in _PASSAGES[len(writer) :]:
+            writer.add(passage)
+        writer.finish()
+
+
+def _engine(make: Callable[[StoredCorpus], Index], engine: str) -> Callable[[Path], Sequence[Path]]:
+    """Writes a corpus and an engine's index of it; the engine's files are damaged."""
+
+    def write(folder: Path) -> Sequence[Path]:
+        make(_corpus(folder)).save(folder / engine)
+        return _files(folder / engine)
+
+    return write
+
+
+def _search(engine: str) -> Callable[[Path], None]:
+    def search(folder: Path) -> None:
+        index = IndexAt(folder, engine).settled((engine,), "give another").open()
+        index.search(_queries(), 3)
+        index.search(_queries(), 3, {"page": 1})
+
+    return search
+
+
+def _fused(corpus: StoredCorpus) -> Index:
+    words = BM25Index.build(corpus)
+    return FusedIndex([words, GoldenIndex(corpus, {"ada": [2]})], FusionConfig(weights=(1.0, 2.0)))
+
+
+def _search_fused(folder: Path) -> None:
+    corpus = StoredCorpus(folder / opening.CORPUS)
+    openers = (BM25Index.open, GoldenIndex.open)
+    FusedIndex.open(folder / "fused", corpus, openers).search(_queries(), 3)
+
+
+def _search_golden(folder: Path) -> None:
+    corpus = StoredCorpus(folder / opening.CORPUS)
+    GoldenIndex.open(folder / "golden", corpus).search(_queries(), 3)
+
+
+def _flat(folder: Path) -> Sequence[Path]:
+    faiss_files.write_flat(folder / "flat.faiss", _vectors(), np.arange(4))
+    return _files(folder)
+
+
+def _read_flat(folder: Path) -> Any:
+    return faiss_files.read_flat(folder / "flat.faiss").vectors.sum()
+
+
+def _parts(folder: Path) -> VectorParts:
+    made_of = {"encoder": "abc", "corpus": "def"}
+    return VectorParts(folder / "parts", made_of, len(_TEXTS), 2, _WIDTH, "float32")
+
+
+def _write_parts(folder: Path) -> Sequence[Path]:
+    parts = _parts(folder)
+    parts.begin()
+    for number in parts.numbers:
+        rows = parts.passages(number)
+        parts.write(number, _vectors()[rows.start : rows.stop], PartNote(len(rows), 10, 0))
+    return _files(folder)
+
+
+def _finish_parts(folder: Path) -> None:
+    parts = _parts(folder)
+    parts.begin()
+    found = parts.finished()
+    sum(note.tokens + note.cut for note in found.values())
+    if len(found) == len(parts.numbers):
+        parts.finish(Manifest(opening.EXACT, "def", 4, "abc", _WIDTH, "float32"))
+
+
+def _note(folder: Path) -> Sequence[Path]:
+    chunk_notes.write_note(folder, "abc", "def")
+    return _files(folder)
+
+
+def readers() -> list[FileReader]:
+    """The readers of this module."""
+    return [
+        FileReader("a stored corpus", _stored, _read_stored),
+        FileReader("a corpus that is not finished", _unfinished, _finish),
+        FileReader(
+            "exact vectors",
+            _engine(lambda corpus: ExactIndex(corpus, _vectors()), opening.EXACT),
+            _search(opening.EXACT),
+        ),
+        FileReader(
+            "vectors that are scanned",
+            _engine(lambda corpus: ScanIndex(corpus, _vectors(), "abc"), opening.EXACT),
+            _search(opening.SCAN),
+        ),
+        FileReader(
+            "an index of words",
+            _engine(BM25Index.build, opening.BM25),
+            _search(opening.BM25),
+        ),
+        FileReader(
+            "an index of word places",
+            _engine(BooleanIndex.build, opening.BOOLEAN),
+            _search(opening.BOOLEAN),
+        ),
+        FileReader(
+            "an index of faiss",
+            _engine(lambda corpus: FaissIndex(corpus, _vectors(), "abc"), opening.FAISS),
+            _search(opening.FAISS),
+        ),
+        FileReader("a flat file of faiss", _flat, _read_flat),
+        FileReader("fused engines", _engine(_fused, "fused"), _search_fused),
+        FileReader(
+            "gold passages",
+            _engine(lambda corpus: GoldenIndex(corpus, {"ada": [2], "oslo": [0, 1]}), "golden"),
+            _search_golden,
+        ),
+        FileReader("parts of vectors", _write_parts, _finish_parts),
+        FileReader(
+            "a note on an exported tower", _note, lambda folder: chunk_notes.noted(folder, "abc")
+        ),
+    ]
