@@ -117,11 +117,13 @@ class DroppedConfig:
     """
 
     share: float = 0.25  # probability with which a word is left out
-    least_words: int = 4  # of a sentence
+    least_words: int = 4  # of a demonstration
     most_words: int = 30
+    # Of single sentences, of two neighbours, and so on up to so many. Long queries need long ones
+    together: int = 1
 
     def __post_init__(self) -> None:
-        check_least("dropped", self, least_words=1, most_words=self.least_words)
+        check_least("dropped", self, least_words=1, most_words=self.least_words, together=1)
         if not 0 <= self.share < 1:
             raise InputError(
                 f"config.dropped.share is {self.share}; use a probability, 0 to less than 1."
@@ -224,7 +226,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "algorithm": (PPO, "of the stage rl: ppo, with a critic, or grpo, with groups"),
 }
 # Fields that were added later, each with the value that holds for runs saved without it.
-LATER_FIELDS: dict[str, Any] = {}
+LATER_FIELDS: dict[str, Any] = {"dropped.together": 1}
 LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS, LATER_FIELDS)
 load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.

@@ -83,8 +83,11 @@ def script_of_texts(config: DroppedConfig, texts: Mapping[str, Iterable[str]]) -
         InputError: no text has a sentence of a fitting length.
     """
     sentences: dict[str, None] = {}
+    limits = config.most_words, config.least_words
     for each in texts.values():
-        sentences |= dict.fromkeys(sentences_of(each, config.most_words, config.least_words))
+        known = [*each]
+        for together in range(1, config.together + 1):
+            sentences |= dict.fromkeys(sentences_of(known, *limits, together))
     if not sentences:
         raise InputError(
             f"no corpus has a sentence of {config.least_words} to {config.most_words} words, of "

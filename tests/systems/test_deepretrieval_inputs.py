@@ -16,8 +16,9 @@ from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.tools.episode import Look
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.saved_config import CONFIG_NAME, save_config
-from qrag_jax.systems.deepretrieval_config import RewriteConfig
+from qrag_jax.systems.deepretrieval_config import DroppedConfig, RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import Inputs, fingerprint, load_inputs
+from qrag_jax.systems.rewrite_script import script_of_texts
 from qrag_jax.systems.rewrite_search import Collections
 from tests.retrieval.remote_engines.scripted import pubmed_says, serving
 from tests.systems.collections_maker import (
@@ -402,6 +403,8 @@ def test_sentences_of_the_corpora_are_demonstrated_for_data(tmp_path: Path, nort
         assert all(word in left for word in shown.query.split())  # in their order
         assert 0 < len(shown.query.split()) <= len(words)
         assert shown.task.grades == ()
+    paired = script_of_texts(DroppedConfig(together=2), {"x": ["One or two. Three or four. Five."]})
+    assert paired.given == ["One or two. Three or four."]
     alone = loaded(
         tmp_path / "alone", **data, model__path=str(tmp_path / "run/model"), stages=("rl",)
     )

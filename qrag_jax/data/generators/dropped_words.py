@@ -18,7 +18,9 @@ _END = re.compile(r"[.!?]['\")\]]*$")
 _SHORT = ("al", "approx", "cf", "dr", "e.g", "eq", "etc", "fig", "figs", "i.e", "mr", "mrs", "vs")
 
 
-def sentences_of(texts: Iterable[str], most_words: int, least_words: int) -> Iterator[str]:
+def sentences_of(
+    texts: Iterable[str], most_words: int, least_words: int, together: int = 1
+) -> Iterator[str]:
     """Yields the sentences of the texts that have a number of words within limits, in their order.
 
     White space separates tokens. A sentence ends with a token at whose end is a full stop, question
@@ -30,14 +32,20 @@ def sentences_of(texts: Iterable[str], most_words: int, least_words: int) -> Ite
         texts: such as the texts of a corpus; those of one document belong together.
         most_words, least_words: limits of the words of a sentence; tokens without a letter or digit
             do not count. `least_words` is 1 at least.
+        together: so many neighbours of one text are one sentence here; those left at its end none.
 
     Raises:
-        ValueError: the limits hold no number of words.
+        ValueError: the limits hold no number of words, or `together` is below 1.
     """
     if not 1 <= least_words <= most_words:
         raise ValueError(f"there are no sentences of {least_words} to {most_words} words")
+    if together < 1:
+        raise ValueError(f"{together} sentences cannot be together")
     for text in texts:
-        for tokens in _split(text):
+        split = iter(_split(text))
+        # One iterator taken several times gives its neighbours.
+        for neighbours in zip(*[split] * together, strict=False):
+            tokens = [token for each in neighbours for token in each]
             if least_words <= sum(map(_is_word, tokens)) <= most_words:
                 yield " ".join(tokens)
 

@@ -46,6 +46,15 @@ def test_sentences_have_words_within_the_limits() -> None:
             list(sentences_of(texts, most, least))
 
 
+def test_neighbours_together_are_one_sentence() -> None:
+    texts = ["One. Two two. Three. Four. Five.", "Six! Seven?"]
+    assert list(sentences_of(texts, 9, 1, 2)) == ["One. Two two.", "Three. Four.", "Six! Seven?"]
+    assert list(sentences_of(texts, 2, 1, 2)) == ["Three. Four.", "Six! Seven?"]
+    assert list(sentences_of(texts, 9, 1, 5)) == ["One. Two two. Three. Four. Five."]
+    with pytest.raises(ValueError, match="0 sentences cannot be together"):
+        list(sentences_of(texts, 9, 1, 0))
+
+
 def test_golden_drops() -> None:
     found = [dropped(SENTENCE, Draw(0, STREAM, index), 0.5) for index in range(3)]
     assert found == GOLDEN
