@@ -125,7 +125,7 @@ def _post(path: str) -> Callable[[str], Any]:
 
         from qrag_jax.serving.app import make_app
 
-        transport = httpx.ASGITransport(make_app(_worker()[0], Measures(lambda: 0)))
+        transport = httpx.ASGITransport(make_app(_worker()[0], Measures(lambda: 0), only_here=True))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             headers = {"Content-Type": "application/json"}
             body = text.encode("utf-8", "surrogatepass")

@@ -285,8 +285,8 @@ def open_store(folder: Path) -> TokenStore:
     names = ("tokens", "text_starts", "sample_starts", "support", "support_starts")
     try:
         meta = made(dict[str, int], bounded_json.load(folder / "meta.json"))
-        arrays = {name: mapped_array(folder / f"{name}.npy") for name in names}
-        store = TokenStore(**arrays, **meta, folder=folder)
+        arrays: dict[str, Any] = {name: mapped_array(folder / f"{name}.npy") for name in names}
+        store = TokenStore(**arrays | meta, folder=folder)
         ends = [
             (store.text_starts, len(store.tokens)),
             (store.sample_starts, len(store.text_starts) - 1),

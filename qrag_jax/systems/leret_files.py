@@ -123,7 +123,7 @@ def write_iteration_preferences(system: Leret, iteration: int, path: Path) -> Wr
         if not all(map(Path.exists, (started, started.with_name("hop-1.jsonl")))):
             refused()
         prompt = system.prompt(None)
-        weights = read_fields(started).get("weights")
+        weights = str(read_fields(started).get("weights"))
         found = system.tries.iteration(iteration, refused, weights, StopSignal())
     by_state: dict[StateKey, list[Try]] = {}
     for each in credited(found.tries, found.grown_from, config.reward):
