@@ -20,11 +20,11 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import flags
 
-from qrag_jax.data.files.text_files import read_text
+from qrag_jax.data.files.asked_questions import Asked, read_questions
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.opening import IndexAt
@@ -67,13 +67,6 @@ QUESTIONS: list[str] = []  # the words that are no flags
 Search = Callable[[Sequence[str]], list[list[Hit]]]
 
 
-class Asked(NamedTuple):
-    """A question and its id; "": it has none."""
-
-    id: str
-    question: str
-
-
 def _asked() -> list[Asked]:
     if bool(QUESTIONS) == bool(QUERIES.value):
         raise InputError('give questions in quotes, such as "who wrote it?", or --queries=FILE.')
@@ -86,31 +79,6 @@ def _asked() -> list[Asked]:
     if not found:
         raise InputError(f"{path} holds no question; give one a line.")
     return found
-
-
-def read_questions(path: Path) -> Iterator[Asked]:
-    """The questions of a file, one a line: as they are, or in JSON as `question` or `text`.
-
-    Raises:
-        InputError: the file cannot be read, or a line is a JSON object without a question.
-    """
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        if not line.lstrip().startswith("{"):
-            yield Asked("", line.strip())
-            continue
-        try:
-            record = json.loads(line)
-            question = record["question"] if "question" in record else record["text"]
-        except (ValueError, KeyError):
-            question = None
-        if not isinstance(question, str) or not question.strip():
-            raise InputError(
-                f'{path}, line {number}: is no JSON object with a text in the field "question" or '
-                '"text"; write one, or the question alone.'
-            )
-        yield Asked(str(record.get("id", record.get("_id", ""))), question)
 
 
 def _where() -> dict[str, list[Any]] | None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tried_inputs import FileReader
-from qrag_jax import search
 from qrag_jax.data.files import babi, beir, corpora, leret, query_lists, records
+from qrag_jax.data.files.asked_questions import read_questions
 from qrag_jax.data.files.text_files import read_text
 from qrag_jax.data.query_questions import read_query_questions
 from qrag_jax.data.sources.registry import SOURCES, load_samples
@@ -206,7 +206,7 @@ def readers() -> list[FileReader]:
         _reader(
             "questions of qrag search",
             {"asked.txt": b'{"id": 1, "question": "Where?"}\nWho is king?\n{"text": "What?"}\n'},
-            lambda folder: list(search.read_questions(folder / "asked.txt")),
+            lambda folder: list(read_questions(folder / "asked.txt")),
         ),
         _reader("qrels, BEIR", {"q.tsv": qrels}, lambda folder: trec.read_qrels(folder / "q.tsv")),
         _reader(

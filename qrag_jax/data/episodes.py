@@ -14,6 +14,7 @@ from qrag_jax.data.worker_process import read_ahead
 from qrag_jax.errors import InputError
 
 PADDING_SAMPLE = -1
+_ENDLESS = 2**48  # episodes of a training
 
 
 class EpisodeBatch(NamedTuple):
@@ -135,7 +136,9 @@ def training_batches(
         # An episode depends only on its position, so it is the same in every thread and process.
         dataset = grain.MapDataset.range(len(store)).map_with_index(source.at)
         before += len(store)
-        datasets.append(dataset.seed(seed + number).shuffle().repeat())
+        # Grain's own endless number of epochs overflows where a batch is one episode.
+        endless = dataset.seed(seed + number).shuffle().repeat(_ENDLESS // len(store) + 1)
+        datasets.append(endless)
         shares.append(weights[name])
     mixed = datasets[0] if len(datasets) == 1 else grain.MapDataset.mix(datasets, shares)
     index, count = shard

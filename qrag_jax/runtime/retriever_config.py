@@ -229,7 +229,7 @@ class RetrieverConfig:
         """
         path = folder / NAME
         try:
-            fields = bounded_json.load(path, most=MAX_BYTES)
+            fields = bounded_json.load(path, finite=False, most=MAX_BYTES)  # `of` names the field
         except OSError as error:
             raise InputError(
                 f"{path}: cannot be read ({reason(error)}); give a folder that qrag_jax.export "

@@ -102,7 +102,7 @@ def test_wrong_settings_are_one_sentence(
         ({"index": "my-index"}, "cannot be read .*folder.*; give url"),
         ({"folder": str(tmp_path)}, "holds no retriever"),
         ({"folder": str(exported), "settings": {"backend": "numpy"}}, "backend is 'numpy'"),
-        ({"url": "8000"}, "url is '8000'; give one such as"),
+        ({"url": "8000"}, "url is '8000'; give a server such as"),
     ):
         with pytest.raises(InputError, match=told):
             QRagRetriever(place).warm_up()

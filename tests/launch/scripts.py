@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ hosts=${*: -1}
 number=${hosts##*,}
 sleeping=
 trap 'echo "stopped $number"; kill $sleeping; exit 143' TERM
+trap 'echo "stopped $number"; kill $sleeping; exit 130' INT
 [[ $what != deaf ]] || trap '' TERM
 echo "peer $number ${CUDA_VISIBLE_DEVICES-none}$(printf " '%s'" "$@")"
 case $what in
@@ -71,7 +73,13 @@ def start(
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=_not_ignored,
     )
+
+
+def _not_ignored() -> None:
+    """A shell starts commands in the background without SIGINT, which no script can trap then."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 OURS = {"CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "RESTARTS", "LEFT", "GRACE", "PORT"}

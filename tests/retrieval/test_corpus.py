@@ -170,7 +170,7 @@ def _name_outside(folder: Path) -> None:
     ("spoil", "message"),
     [
         (_link_out, r"passages.jsonl is a link out of .*put the file itself there"),
-        (_name_outside, r"names the file '\.\./mine', which is no plain name"),
+        (_name_outside, r'names the file "\.\./mine", which is no plain name'),
         (_shorter(stored.LINES), "passages.jsonl is cut short: it has .* bytes instead of"),
         (_shorter(stored.INDEX), "passages.index is cut short"),
         (_shorter(stored.HASHES), "names.hashes is cut short"),

@@ -103,7 +103,7 @@ def test_a_table_that_may_change_between_two_looks_is_refused(task: Task, tmp_pa
 @pytest.mark.parametrize(
     ("collections", "message"),
     [
-        ({"../../../theirs": {}}, r"the name '\.\./\.\./\.\./theirs', which leaves the folder"),
+        ({"../../../theirs": {}}, r'the name "\.\./\.\./\.\./theirs", which leaves the folder'),
         ({"/theirs": {}}, "which leaves the folder"),
         (3, "meta.json is damaged"),
     ],

@@ -83,7 +83,7 @@ def read_few_shot(path: Path, template: str) -> FewShotPrompts:
         InputError: the file is missing or damaged, or its prompts are of another template.
     """
     try:
-        said = bounded_json.load(path)
+        said = bounded_json.load(path, finite=False)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); give another one.") from None
     except ValueError:

@@ -113,10 +113,10 @@ def test_absolute_path_of_a_module_is_refused(model: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", ["Pooling", "Dense", "LSTM"])
 def test_other_modules_are_read_by_the_same_rule(kind: str, model: Path) -> None:
     write_modules(model, "../.ssh", kind)
-    with pytest.raises(InputError, match=r"modules\.json: the path '\.\./\.ssh'"):
+    with pytest.raises(InputError, match=r'modules\.json: the path "\.\./\.ssh"'):
         read_published(model)
     write_modules(model, "", kind)
-    with pytest.raises(InputError, match=r"modules\.json: the path ''"):
+    with pytest.raises(InputError, match=r'modules\.json: the path ""'):
         read_published(model)
 
 
