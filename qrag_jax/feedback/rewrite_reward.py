@@ -12,10 +12,15 @@ same k: to echo the query earns exactly 0, and what makes it worse earns less th
 
 An output without a query that the search can read is worth what a query is that finds nothing: 0,
 and less the original's measure with `gain`. So it is never worth more than any query that was
-searched for, and it costs most where the original was good. It is worth no less, either: format and
-length are told alone, so that a reward which grows cannot be one of them. Where the original finds
-nothing, an output without a query earns 0 as the echo does; then only queries that find something
-stand out. The presets of `rewrite_tiers` are rewards as others have them, with their formats.
+searched for, and it costs most where the original was good. It is worth no less, either: format is
+told alone, and so is length unless it costs, so that a reward which grows is no other than what is
+found. Where the original finds nothing, an output without a query earns 0 as the echo does; then
+only queries that find something stand out. The presets of `rewrite_tiers` are rewards as others
+have them, with their formats.
+
+A config may ask for a cost of length. It is in the reward alone: the measure and its gain are told
+without it, and so is everything that `evaluate` scores. An output without a query pays it like the
+echo, so that it stays worth no more.
 
 A search that failed ended in no `Rewritten` but in `Failed`, and has no reward.
 """
@@ -60,12 +65,22 @@ class RewriteRewardConfig:
     # Rewards as DeepRetrieval (engines, qa, ir) or its remake (remake) has them, with format terms
     # and without gain; "": the measure itself
     tiers: str = ""
+    # Taken from the reward of a query as long as the original, of others by their words: a tie
+    # between two queries goes to the shorter one. Most words change a ranking too little to be told
+    # from chance by the judged queries alone
+    length_cost: float = 0.0
 
     def __post_init__(self) -> None:
         check_known(_SECTION, self, "measure", MEASURES)
-        check_least(_SECTION, self, k=1)
+        check_least(_SECTION, self, k=1, length_cost=0)
         if not self.tiers:
             return
+        if self.length_cost:
+            raise InputError(
+                f"config.{_SECTION}.tiers is {self.tiers!r} and config.{_SECTION}.length_cost is "
+                f"{self.length_cost}, but tiers are rewards as they were published; set one of "
+                "them."
+            )
         if self.tiers not in TIERS:
             raise InputError(
                 f"config.{_SECTION}.tiers is {self.tiers!r}; use one of {', '.join(TIERS)}, or "
@@ -167,6 +182,7 @@ class RewriteReward:
             reward = TIERS[self.config.tiers].reward(Judged(query, searched, value))
         else:
             reward = gain if self.config.gain else value
+            reward -= self.config.length_cost * _length(query, task.question)
         return {
             "reward": reward,
             self.config.name: value,
@@ -174,3 +190,8 @@ class RewriteReward:
             "format": float(bool(query)),
             "words": float(len(query.split())),
         }
+
+
+def _length(query: str, original: str) -> float:
+    """Words of a query, in those of the original; of none, 1."""
+    return len(query.split()) / max(len(original.split()), 1) if query else 1.0

@@ -49,6 +49,18 @@ def test_gain_by_hand() -> None:
     assert (plain["reward"], plain["gain"], plain["recall@2"]) == (0.5, -0.5, 0.5)
 
 
+def test_the_cost_of_length_by_hand() -> None:
+    each, free = reward("recall", k=2, length_cost=0.3), reward("recall", k=2)
+    found = documents("x", "b", "a")
+    for query, cost in (("Oslo", 0.1), ("capital of Norway", 0.3), ("a b c d e f", 0.6)):
+        ended = Rewritten(query, found=found)
+        paid, given = each.of(TASK, ended, 0.2), free.of(TASK, ended, 0.2)
+        assert paid.pop("reward") == pytest.approx(given.pop("reward") - cost)
+        assert paid == given  # nothing else knows of it
+    nothing = Rewritten("", outcome=NO_QUERY)
+    assert each.of(TASK, nothing, 0.2)["reward"] == pytest.approx(-0.2 - 0.3)
+
+
 @pytest.mark.parametrize("measure", MEASURES)
 def test_an_echo_earns_exactly_nothing(measure: str) -> None:
     each, draw = reward(measure, k=7), random.Random(0)
@@ -148,6 +160,8 @@ def test_presets_without_a_query(tiers: str, none: float, unreadable: float) -> 
         ({"measure": "mrr"}, "config.reward.measure is 'mrr'; use one of ndcg, recall, rr, answer"),
         ({"k": 0}, "config.reward.k is 0; it must be at least 1"),
         ({"tiers": "bm25"}, "config.reward.tiers is 'bm25'; use one of engines, qa, ir, remake"),
+        ({"tiers": "ir", "gain": False, "length_cost": 0.1}, "length_cost is 0.1, but tiers are"),
+        ({"length_cost": -0.1}, "config.reward.length_cost is -0.1"),
         ({"tiers": "ir"}, "config.reward.tiers is 'ir' and config.reward.gain is True"),
         (
             {"tiers": "engines", "gain": False},
