@@ -3,10 +3,13 @@
 Part `quick-SEED` trains configs/deepretrieval.py:quick by the command and scores 300 unseen
 queries; `grpo-SEED` is the same by GRPO, of as many episodes. Part `ir-SEED` trains `:ir` on
 SciFact's training queries and scores four collections of the folder QRAG_DATA (default
-../shared/data). `smol` trains `:smol` (SmolLM2) on the same; it takes about an hour, so it runs if
-it is named alone. `update` is PPO's update beside torch's (`rewrite_update`). Runs and results are
-kept in runs/benchmarks/rewrite by version of the code; `--only=PART` runs one part, such as
-quick-42. `--quick` trains a smaller `:tiny`.
+../shared/data): as it samples, which is how it learns, beside its script; and greedily, which is
+how it would be used, beside the original queries. Greedy decoding drops no word that its script
+drops with a probability below one half, so it hides what the script is like. `smol` trains `:smol`
+(SmolLM2) on the same; it takes about an hour, so it runs if it is named alone. `update` is PPO's
+update beside torch's (`rewrite_update`). Runs and results are kept in runs/benchmarks/rewrite by
+version of the code; `--only=PART` runs one part, such as quick-42. `--quick` trains a smaller
+`:tiny`.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from benchmarks.retrieval_cases.multi_step import DATA
 SEEDS = (42, 43, 44)
 UPDATE, QUICK, GRPO, IR, SMOL = "update", "quick", "grpo", "ir", "smol"
 COLLECTIONS = ("scifact", "cranfield", "cisi", "cacm")
-BY, POOLED = "ndcg@10", "all of them"
+BY, POOLED, SAMPLED = "ndcg@10", "all of them", "sampled"
 LEAST_GAIN, MOST_MINUTES = 0.20, 20
 # How ways are called in the summary of `evaluate`.
 SCRIPT, ORIGINAL = "SFT alone", "original query"
@@ -93,9 +96,20 @@ def whole(workdir: Path, variant: str, seed: int, flags: Sequence[str] = ()) -> 
     train(workdir, f"configs/deepretrieval.py:{variant}", f"--config.seed={seed}", *flags)
     minutes = (time.monotonic() - began) / 60
     command("qrag_jax.evaluate", f"--workdir={workdir}", "--checkpoint=last")
-    summary = json.loads((workdir / "eval" / "summary.json").read_text())
+    summary = _summary(workdir / "eval")
     names = ("pooled", "collections", "main", "notes")
-    return {name: summary[name] for name in names} | {"minutes": minutes}
+    result = {name: summary[name] for name in names} | {"minutes": minutes}
+    if variant == IR:
+        out, sampled = workdir / "sampled", "--config.eval.greedy=False"
+        flags = (f"--workdir={workdir}", "--checkpoint=last", sampled, f"--out={out}")
+        command("qrag_jax.evaluate", *flags)
+        result[SAMPLED] = _summary(out)["pooled"]
+    return result
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
 
 
 # ---------------------------------------------------------------- cases and tables
@@ -104,13 +118,14 @@ def whole(workdir: Path, variant: str, seed: int, flags: Sequence[str] = ()) -> 
 def cases(name: str, part: Mapping[str, Any], *, asked: bool) -> list[Case]:
     """What the training adds to its script, to the originals and to the simple ways."""
     found = []
-    scores, gains = part["pooled"]["scores"], part["pooled"]["gains"]
-    main = scores[part["main"]][BY]
     real = name.startswith(IR)
-    for told in scores:
+    for told in part["pooled"]["scores"]:
         way = next((w for w in (SCRIPT, ORIGINAL, *SIMPLE) if told.startswith(w)), None)
+        pooled = part[SAMPLED] if real and way == SCRIPT else part["pooled"]
+        scores, gains = pooled["scores"], pooled["gains"]
         if way is None or told not in gains or (real and way in SIMPLE):
             continue
+        main, how = scores[part["main"]][BY], ", as sampled" if pooled is part.get(SAMPLED) else ""
         other, gain = scores[told][BY], gains[told][BY]
         if real and way == ORIGINAL:
             target, holds = "the paired interval above 0", gain["low"] > 0
@@ -121,7 +136,7 @@ def cases(name: str, part: Mapping[str, Any], *, asked: bool) -> list[Case]:
             target, holds = "the two intervals apart", main["low"] > other["high"]
         found.append(
             Case(
-                f"{name}: {BY}, the end - {told}",
+                f"{name}: {BY}{how}, the end - {told}",
                 gain["mean"],
                 "nDCG",
                 target=target if asked else None,
@@ -155,6 +170,8 @@ def tables(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
         every = dict(part["collections"])
         if len(every) > 1:
             every[POOLED] = part["pooled"]
+        if SAMPLED in part:
+            every["as sampled"] = {"scores": part[SAMPLED]["scores"]}
         rows = [
             (
                 f"**{told}**" if told == part["main"] else told,

@@ -82,7 +82,7 @@ def _ir(config: ConfigDict) -> None:
     config.sampling.room = 1024
     config.dropped.update(together=5, most_words=150)
     config.script.update(steps=1500, batch_size=8, observed=False)
-    config.reward.length_cost = 0.1
+    config.reward.length_cost = 0.05
     config.grpo.longest = 384
     config.eval.greedy = True
 
