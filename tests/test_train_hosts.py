@@ -28,8 +28,17 @@ RUN = (
     "--config.train.eval_every=10",
     FLOAT32,  # where blocks have other sizes, bfloat16 would round otherwise
 )
-# Rates, and how full blocks are, which depends on the number of devices.
-OF_LAYOUT = ("speed/", "train/padding_share")
+# Agents play on each host alone; here they follow the data's own decompositions.
+AGENTS = (
+    "--config=configs/harr_grpo.py:tiny",
+    "--config.train.steps=6",
+    "--config.train.log_every=1",
+    "--config.train.checkpoint_every=3",
+    "--config.train.eval_every=3",
+    FLOAT32,
+)
+# Rates, and how full blocks and batches of searches are, which depends on the number of devices.
+OF_LAYOUT = ("speed/", "train/padding_share", "searches_per_batch")
 
 
 def free_address() -> str:
@@ -38,14 +47,16 @@ def free_address() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
-def started(commands: Commands, hosts: int, *given: str, devices: int = 1) -> list[Any]:
+def started(
+    commands: Commands, hosts: int, *given: str, devices: int = 1, run: Sequence[str] = RUN
+) -> list[Any]:
     """Starts the command on this many hosts."""
     address = free_address()
     environment = commands.environment | {
         "XLA_FLAGS": environment_of(devices)["XLA_FLAGS"],
     }
     return [
-        commands.start("train", *RUN, *given, f"--hosts={address},{hosts},{n}", env=environment)
+        commands.start("train", *run, *given, f"--hosts={address},{hosts},{n}", env=environment)
         for n in range(hosts)
     ]
 
@@ -67,7 +78,7 @@ def wait_for_step(workdir: Path, step: int, processes: Sequence[Any]) -> None:
         time.sleep(0.05)
 
 
-def same_run(workdir: Path, other: Path) -> None:
+def same_run(workdir: Path, other: Path, steps: int = STEPS) -> None:
     """The same steps once each, with the same numbers, and the same state."""
     mine, theirs = (
         # Each start tells how long it took.
@@ -79,7 +90,7 @@ def same_run(workdir: Path, other: Path) -> None:
         for name in one:
             if not name.startswith(OF_LAYOUT) and one[name] is not None:
                 np.testing.assert_allclose(one[name], two[name], atol=1e-5, err_msg=name)
-    state, wanted = saved_state(workdir, STEPS), saved_state(other, STEPS)
+    state, wanted = saved_state(workdir, steps), saved_state(other, steps)
     for name, array in wanted.items():
         np.testing.assert_allclose(state[name], array, atol=1e-5, err_msg=name)
 
@@ -136,6 +147,17 @@ def test_a_host_that_dies_ends_the_others_and_both_go_on(
     assert told.startswith("error: another host (127.0.0.1) has ended")
     assert {each.returncode for each in ended(started(commands, 2, f"--workdir={workdir}"))} == {0}
     same_run(workdir, alone)
+
+
+@pytest.mark.parametrize("given", [(), ("--config.encoder.lora.rank=4",)])
+def test_agents_of_two_hosts_play_what_one_plays(
+    commands: Commands, tmp_path: Path, given: tuple[str, ...]
+) -> None:
+    alone, workdir = tmp_path / "alone", tmp_path / "run"
+    commands.succeed("train", *AGENTS, *given, f"--workdir={alone}")
+    both = ended(started(commands, 2, *given, f"--workdir={workdir}", run=AGENTS))
+    assert [each.returncode for each in both] == [0, 0], both[1].stderr[-3000:]
+    same_run(workdir, alone, 6)
 
 
 def test_what_is_refused_is_refused_on_all_hosts(commands: Commands, tmp_path: Path) -> None:

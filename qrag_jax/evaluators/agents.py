@@ -6,28 +6,33 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from qrag_jax.environments.rag.episode import Broken
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.rag import Gold
+from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.metrics import answers, hops
 from qrag_jax.rollouts.agents import Episode
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime import hosts
+from qrag_jax.runtime.interrupt import Stopped, StopSignal
 
 BEST_BY = ("f1", "em", "recall")
 
-# (parameters, signal) → an episode for each question, in order.
-PlayAll = Callable[[Any, StopSignal], Sequence[Episode]]
+# (parameters, places of the questions, signal) → an episode for each of them, in order.
+PlayAll = Callable[[Any, Sequence[int], StopSignal], Sequence[Episode]]
+
+_COLUMNS = ("em", "f1", "recall", "hops", "broken")
 
 
 @dataclasses.dataclass(frozen=True)
 class AgentScores:
-    """Scores fixed questions.
+    """Scores fixed questions; of several hosts, each plays its part of them.
 
     Attributes:
         golds: what is right for each question.
-        play: plays all of them once.
+        play: plays questions once.
         best_by: the score that chooses the best checkpoint.
     """
 
@@ -36,12 +41,13 @@ class AgentScores:
     best_by: str
 
     def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
-        """Plays and scores the questions.
+        """Plays and scores the questions; all hosts call this together.
 
         Raises:
-            Stopped: the run is told to stop.
+            Stopped: the run is told to stop, on this host or another.
+            FeedbackLost: the language model of a host is gone.
         """
-        scores = scored(self.golds, self.play(params, stop))
+        scores = means(self._rows(params, stop))
         broken = f", {share:.0%} broken" if (share := scores["broken_share"]) else ""
         found = f", recall {scores['recall']:.3f}" if "recall" in scores else ""
         line = (
@@ -56,26 +62,48 @@ class AgentScores:
             scores=scores,
         )
 
+    def _rows(self, params: Any, stop: StopSignal) -> np.ndarray:
+        """See `score_rows`, of all questions in their order."""
+        index, count = jax.process_index(), jax.process_count()
+        own = range(len(self.golds))[index::count]
+        rows = np.full((-(-len(self.golds) // count), len(_COLUMNS)), np.nan)
+        failure: Exception | None = None
+        try:
+            played = self.play(params, own, stop)
+            rows[: len(own)] = score_rows([self.golds[place] for place in own], played)
+        except (Stopped, FeedbackLost) as why:
+            failure = why
+        hosts.fail_together(failure, FeedbackLost)
+        every = hosts.of_each(rows).transpose(1, 0, 2).reshape(-1, len(_COLUMNS))
+        return every[: len(self.golds)]
 
-def scored(golds: Sequence[Gold], episodes: Sequence[Episode]) -> dict[str, float]:
-    """Means over the questions.
 
-    An episode that broke has no answer; its searches count. EM and F1 are means over the answered
-    questions, `recall` (of gold passages) over those that have gold passages.
+def score_rows(golds: Sequence[Gold], episodes: Sequence[Episode]) -> np.ndarray:
+    """float64 `[questions, 5]`: EM, F1, recall of gold passages, searches, whether it broke.
+
+    An episode that broke has no answer, so its EM and F1 are NaN; its searches count. The recall of
+    a question without gold passages is NaN.
     """
-    em_f1, recalls, searches, broken = [], [], [], 0
-    for gold, episode in zip(golds, episodes, strict=True):
+    rows = np.full((len(golds), len(_COLUMNS)), np.nan)
+    for row, gold, episode in zip(rows, golds, episodes, strict=True):
         names = [each.names for each in episode.searches]
-        searches.append(len(names))
+        row[3:] = len(names), isinstance(episode.ended, Broken)
         if gold.relevant:
-            recalls.append(hops.recall(gold.relevant, names))
-        if isinstance(episode.ended, Broken):
-            broken += 1
-            continue
-        answer = episode.ended.answer
-        em_f1.append(answers.score(gold.rule, gold.id, gold.question, answer, gold.answers))
-    means = np.mean(em_f1, axis=0) if em_f1 else (0.0, 0.0)
-    scores = {"em": float(means[0]), "f1": float(means[1]), "hops": float(np.mean(searches))}
-    if recalls:
-        scores["recall"] = float(np.mean(recalls))
-    return scores | {"broken_share": broken / len(golds)}
+            row[2] = hops.recall(gold.relevant, names)
+        if not isinstance(episode.ended, Broken):
+            answer = episode.ended.answer
+            row[:2] = answers.score(gold.rule, gold.id, gold.question, answer, gold.answers)
+    return rows
+
+
+def means(rows: np.ndarray) -> dict[str, float]:
+    """Means over the questions of `score_rows`, each over those that have such a score.
+
+    `recall` is missing if no question has gold passages; `em` and `f1` are 0 if none was answered.
+    """
+    found = {}
+    for name, column in zip(_COLUMNS, rows.T, strict=True):
+        known = column[~np.isnan(column)]
+        if len(known) or name != "recall":
+            found[name] = float(known.mean()) if len(known) else 0.0
+    return found | {"broken_share": found.pop("broken")}

@@ -23,6 +23,7 @@ import grain
 import numpy as np
 
 from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 
 _LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
@@ -121,15 +122,19 @@ class AgentExperience:
         """See `Experience`.
 
         Raises:
-            Stopped: the run is told to stop; nothing of the batch is learned from.
+            Stopped: the run is told to stop, on this host or another; nothing of the batch is
+                learned from.
+            FeedbackLost: the language model of a host is gone.
         """
-        stop.check()
         numbers, epochs = self._order.at(self._batches)
-        before = time.monotonic()
+        before, failure, episodes = time.monotonic(), None, list[Any]()
         try:
             episodes = self._played(state, number, stop)
+        except (Stopped, FeedbackLost) as why:
+            failure = why
         finally:
             self.waited["play"] += time.monotonic() - before
+        hosts.fail_together(failure, FeedbackLost)
         self._batches += 1
         self.samples = np.stack([numbers, epochs], axis=1)
         return self._playing.batch(episodes)
@@ -157,6 +162,7 @@ class AgentExperience:
 
     def _played(self, state: Any, number: int, stop: StopSignal) -> list[Any]:
         """The episodes that step `number` learns from; begins to play those of later steps."""
+        stop.check()
         playing = self._playing
         if not playing.staleness:
             own = self._order.at(self._batches).numbers.tolist()

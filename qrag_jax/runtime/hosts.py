@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import re
 import socket
@@ -19,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.interrupt import Stopped
@@ -152,6 +154,27 @@ def of_all(tree: Any) -> Any:
     if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
         return jax.device_get(tree)
     return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def copied(tree: Any, shardings: Any) -> Any:
+    """Arrays of all hosts' devices, whole, on those of this host; all hosts call this together.
+
+    Args:
+        tree: arrays on one mesh.
+        shardings: where each goes, on this host.
+    """
+
+    def put(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+        return jax.device_put(leaf.addressable_data(0), sharding)
+
+    whole = _gathered(jax.tree.leaves(tree)[0].sharding.mesh)(tree)
+    return jax.tree.map(put, whole, shardings)
+
+
+@functools.cache
+def _gathered(mesh: Mesh) -> Callable[[Any], Any]:
+    """Gives each device whole arrays."""
+    return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def of_each(array: np.ndarray) -> np.ndarray:

@@ -49,10 +49,10 @@ from qrag_jax.rollouts.kept_searches import restored, saved
 from qrag_jax.rollouts.mesh_tower import MeshTower
 from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.rollouts.pool_search import Ask, Found, PoolSearch, QueryRows
-from qrag_jax.runtime import determinism
+from qrag_jax.runtime import determinism, hosts
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import make_mesh, shard_batch
+from qrag_jax.runtime.mesh import host_mesh, make_mesh, shard_batch
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import check_same_config, save_config
@@ -97,6 +97,13 @@ def open_system(
         check_same_config(load_config(run.config_path), given, FREE_FIELDS)
     config = HarrConfig.of(given)
     mesh = make_mesh(config.runtime.mesh, devices)
+    own = mesh if devices is not None else host_mesh(config.runtime.mesh)
+    if own.is_multi_process:
+        raise InputError(
+            f"config.runtime.mesh is {config.runtime.mesh}, which splits the encoder over several "
+            "hosts, and agents play on each host alone; use sizes of fsdp and tensor whose product "
+            f"divides a host's {jax.local_device_count()} devices."
+        )
     if config.agent.staleness and jax.process_count() > 1:
         raise InputError(
             f"config.agent.staleness is {config.agent.staleness}, and there are "
@@ -112,9 +119,9 @@ def open_system(
         models = None if dry else stack.enter_context(open_models(config, run.workdir))
         with StopSignal() as stop:
             kept = run.has_begun
-            inputs = load_inputs(config, run.workdir, mesh, stop, is_kept=kept, searches=not dry)
+            inputs = load_inputs(config, run.workdir, own, stop, is_kept=kept, searches=not dry)
         run.begin(lambda: save_config(given, run.config_path))
-        yield Harr(config, mesh, inputs, models, placed=devices is None)
+        yield Harr(config, mesh, inputs, models, placed=devices is None, own=own)
 
 
 @dataclasses.dataclass
@@ -124,6 +131,7 @@ class Harr:
     Attributes:
         models: what the agent and the rewards ask; None: nothing will be played.
         placed: else the mesh's devices are described, and only shapes are made.
+        own: of this host's devices, which play without the other hosts; None: there is one host.
     """
 
     config: HarrConfig
@@ -131,6 +139,7 @@ class Harr:
     inputs: Inputs
     models: HarrModels | None = None
     placed: bool = True
+    own: Mesh | None = None
 
     def __post_init__(self) -> None:
         # Programs that send between devices must begin in the same order on all of them, also those
@@ -168,7 +177,7 @@ class Harr:
             batch=self._batch,
             save=saved,
             restore=lambda kept: restored(kept, self.inputs.index.vectors),
-            params=lambda state: _copied(state.params) if stale else state.params,
+            params=lambda state: _copied(state.params) if stale else self._here(state.params),
             staleness=stale,
             steps=config.train.steps,
         )
@@ -189,7 +198,7 @@ class Harr:
 
     def evaluate(self, state: PolicyState, step: int, stop: StopSignal) -> Evaluation:
         """See `System`."""
-        return self._scores.evaluate(state.params, step, stop)
+        return self._scores.evaluate(self._here(state.params), step, stop)
 
     def programs(self) -> list[Program]:
         """See `System`."""
@@ -277,12 +286,10 @@ class Harr:
     @cached_property
     def _tower(self) -> MeshTower:
         """The query encoder's programs; `_search` gives it the parameters."""
-        of_params = self.learner.shardings.params
-        if self.learner.base_shardings is not None:
-            of_params = Adapted(self.learner.base_shardings, of_params)
+        of_params, of_base = self._playing
         return MeshTower(
-            self.mesh,
-            of_params,
+            self._own,
+            of_params if of_base is None else Adapted(of_base, of_params),
             self.inputs.encoder.encoder,
             None,
             number=None,
@@ -290,7 +297,7 @@ class Harr:
         )
 
     def _search(self, params: Any, *, is_greedy: bool) -> PoolSearch:
-        whole = Adapted(self._base[0], params) if self._base else params
+        whole = params if self._playing_base is None else Adapted(self._playing_base, params)
         return PoolSearch(
             self._tower.with_params(whole),
             self.inputs.index,
@@ -299,6 +306,32 @@ class Harr:
             self.config.policy,
             is_greedy,
         )
+
+    @property
+    def _own(self) -> Mesh:
+        return self.own or self.mesh
+
+    @cached_property
+    def _playing(self) -> tuple[Any, Any]:
+        """Where parameters, and a base, live that play."""
+        if self._own is self.mesh:
+            return self.learner.shardings.params, self.learner.base_shardings
+        loaded = self.inputs.encoder
+        rules = self.config.runtime.rules(loaded.partition_rules)
+        state = state_shardings(self._own, rules, self._parts, loaded.trained)
+        if loaded.adapters is None:
+            return state.params, None
+        return state.params, placement.base_shardings(self._own, rules, loaded.stored)
+
+    @cached_property
+    def _playing_base(self) -> Any:
+        if self._own is self.mesh or self._playing[1] is None:
+            return self._base[0] if self._base else None
+        return placement.place(self.inputs.encoder.stored, self._playing[1])
+
+    def _here(self, params: Any) -> Any:
+        """Parameters of training where they play; all hosts call this together."""
+        return params if self._own is self.mesh else hosts.copied(params, self._playing[0])
 
     def rollout(self, params: Any, stop: StopSignal, *, is_greedy: bool = False) -> AgentRollout:
         """Plays episodes by these parameters."""
@@ -356,17 +389,25 @@ class Harr:
         """Plays the groups of these questions; see `agent_experience.Playing`."""
         members = self.config.algorithm.members
         asked = [self.inputs.train[each] for each in numbers]
-        starts = self.starts(asked, members, number)
+        starts = self.starts(asked, members, number, jax.process_index() * len(asked))
         played = self.play(params, starts, stop)
         golds = [each.gold for each in asked for _ in range(members)]
         return self.rewards.rewarded(golds, played, self.watch(stop))
 
-    def starts(self, asked: Sequence[Asked], members: int, number: int) -> list[Start]:
-        """Episodes whose draws depend on the step, the place in the batch and the member alone."""
+    def starts(
+        self, asked: Sequence[Asked], members: int, number: int, first: int = 0, apart: int = 1
+    ) -> list[Start]:
+        """Episodes whose draws depend on the step, the place in the batch and the member alone.
+
+        Args:
+            first, apart: places of the questions in the batch of all hosts: the first, and from
+                one to the next.
+        """
         key = jax.random.fold_in(jax.random.key(self.config.seed), number)
-        first = jax.process_index() * len(asked) * members
-        keys = jax.random.split(key, first + len(asked) * members)[first:]
-        data = np.asarray(jax.random.key_data(keys))
+        last = first + apart * max(len(asked) - 1, 0)
+        keys = jax.random.split(key, (last + 1) * members)
+        every = np.asarray(jax.random.key_data(keys)).reshape(last + 1, members, -1)
+        data = every[first::apart][: len(asked)].reshape(len(asked) * members, -1)
         return [
             Start(Task(each.gold.id, each.gold.question), place, data[place * members + member])
             for place, each in enumerate(asked)
@@ -377,17 +418,21 @@ class Harr:
     def _scores(self) -> AgentScores:
         asked = self.inputs.dev
 
-        def play(params: Any, stop: StopSignal) -> list[Episode]:
-            starts = self.starts(asked, 1, _EVALUATED)
+        def play(params: Any, places: Sequence[int], stop: StopSignal) -> list[Episode]:
+            own = [asked[place] for place in places]
+            starts = self.starts(own, 1, _EVALUATED, jax.process_index(), jax.process_count())
             return self.play(params, starts, stop, is_greedy=True)
 
         return AgentScores([each.gold for each in asked], play, self.config.eval.best_by)
 
     def _counted(self) -> dict[str, float]:
+        """The language model's counts are of this host's client, all others of all hosts."""
         counts, asked = self.counts, self.models.counts() if self.models is not None else {}
+        own = np.array([counts.searches, counts.batches, counts.broken], np.float64)
+        searches, batches, broken = hosts.of_each(own).sum(axis=0).tolist()
         return asked | {
-            "searches_per_batch": counts.searches / max(counts.batches, 1),
-            "broken_episodes": float(counts.broken),
+            "searches_per_batch": searches / max(batches, 1),
+            "broken_episodes": broken,
         }
 
     def _names(self, numbers: Sequence[int]) -> list[str]:

@@ -21,6 +21,7 @@ from qrag_jax.models.first_encoder import FOLDER, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.gold_names import names_of
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
@@ -86,6 +87,7 @@ def load_inputs(
 
     Args:
         workdir: the run's folder.
+        mesh: embeds the corpus and searches it; of several hosts, that of this one's devices.
         is_kept: the run has begun; the encoder in its folder is used as it is.
         searches: whether anything will be searched; else the corpus is not read.
 
@@ -180,12 +182,7 @@ def _index(
     source = Path(config.corpus.path).expanduser() if config.corpus.path else None
     if source is None:
         source = workdir / PASSAGES
-        if not source.exists():
-            lines = (
-                json.dumps({"id": str(number), "text": text}, ensure_ascii=False)
-                for number, text in enumerate(questions.passages())
-            )
-            write_whole(source, "\n".join(lines) + "\n")
+        hosts.first_does(lambda: _write_passages(questions, source))
     encoder = PassageEncoder.of_folder(
         str(workdir / FOLDER),
         dataclasses.replace(config.encoder, path=str(workdir / FOLDER)),
@@ -194,6 +191,15 @@ def _index(
     )
     indexed = index_corpus(source, folder, encoder, stop=stop)
     return ExactIndex.open(indexed.folder, indexed.corpus, mesh, encoder=encoder.digest())
+
+
+def _write_passages(questions: RagQuestions, path: Path) -> None:
+    if not path.exists():
+        lines = (
+            json.dumps({"id": str(number), "text": text}, ensure_ascii=False)
+            for number, text in enumerate(questions.passages())
+        )
+        write_whole(path, "\n".join(lines) + "\n")
 
 
 def _golds(config: HarrConfig, questions: RagQuestions, index: ExactIndex | None) -> list[Gold]:
