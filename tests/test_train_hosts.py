@@ -161,10 +161,11 @@ def test_agents_of_two_hosts_play_what_one_plays(
     commands: Commands, tmp_path: Path, given: tuple[str, ...]
 ) -> None:
     alone, workdir = tmp_path / "alone", tmp_path / "run"
-    commands.succeed("train", *AGENTS, *given, f"--workdir={alone}")
+    run = (*given, *AGENTS)
+    commands.succeed("train", *run, f"--workdir={alone}")
     lines = [line for line in metric_lines(alone) if "train/grad_norm" in line]
     assert all(line["train/grad_norm"] > 0 for line in lines)
-    both = ended(started(commands, 2, *given, f"--workdir={workdir}", run=AGENTS))
+    both = ended(started(commands, 2, f"--workdir={workdir}", run=run))
     assert [each.returncode for each in both] == [0, 0], both[1].stderr[-3000:]
     same_run(workdir, alone, 6)
 
