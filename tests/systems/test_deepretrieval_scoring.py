@@ -199,7 +199,7 @@ def test_what_is_refused(
     with (out / "original.jsonl").open("a") as file:
         file.write('{"id": "x"}\n')
     told = refusal(commands.run("evaluate", *of(run), f"--out={out}"))
-    assert f"original.jsonl, line {QUERIES + 1}: is no row of this log; give --restart" in told
+    assert f"original.jsonl, line {QUERIES + 1}: is no row of this log (the field" in told
     whole = (scored[0] / "original.jsonl").read_text().splitlines(keepends=True)
     (out / "original.jsonl").write_text("".join(whole[1:]))
     told = refusal(commands.run("evaluate", *of(run), f"--out={out}"))

@@ -77,7 +77,7 @@ def test_the_programs_of_a_dry_run(trained: Trained) -> None:
         "update of preference",
     ]
     blocks = programs[2].arguments[1].blocks
-    assert blocks.room.shape[1:3] == (256, 256)
+    assert blocks.room.shape[1:3] == (256, 224)
     for each in programs:
         state, metrics = jax.eval_shape(each.function, *each.arguments)
         assert {"loss", "skipped"} <= metrics.keys()
