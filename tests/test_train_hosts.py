@@ -174,5 +174,8 @@ def test_what_is_refused_is_refused_on_all_hosts(commands: Commands, tmp_path: P
     bad = f"--workdir={tmp_path / 'bad'}", "--config.train.batch_size=15"
     for each in ended(started(commands, 2, *bad)):
         assert "config.train.batch_size is 15" in refusal(each)
+    split = "--config=configs/harr_grpo.py:tiny", "--config.runtime.mesh=(1,2,1)"
+    for each in ended(started(commands, 2, f"--workdir={tmp_path / 'split'}", run=split)):
+        assert "splits the encoder over several hosts, and agents play on" in refusal(each)
     dry = commands.run("train", *RUN, "--dry_run", "--hosts=127.0.0.1:1,2,0")
     assert "leave it out with --dry_run" in refusal(dry)

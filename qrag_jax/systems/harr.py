@@ -102,7 +102,7 @@ def open_system(
         raise InputError(
             f"config.runtime.mesh is {config.runtime.mesh}, which splits the encoder over several "
             "hosts, and agents play on each host alone; use sizes of fsdp and tensor whose product "
-            f"divides a host's {jax.local_device_count()} devices."
+            f"divides the number of a host's devices, {jax.local_device_count()}."
         )
     if config.agent.staleness and jax.process_count() > 1:
         raise InputError(
