@@ -20,6 +20,7 @@ from tests.entry_points import FLOAT32, Commands, metric_lines, refusal, saved_s
 pytestmark = pytest.mark.long
 
 STEPS, EVERY, LIMIT = 20, 5, 200
+AGENT_STEPS = 6
 RUN = (
     "--config=configs/quickstart.py:tiny",
     f"--config.train.steps={STEPS}",
@@ -30,7 +31,7 @@ RUN = (
 )
 # Agents play on each host alone; here they follow the data's own decompositions.
 AGENTS = (
-    "--config.train.steps=6",
+    f"--config.train.steps={AGENT_STEPS}",
     "--config.train.batch_size=12",
     "--config.train.log_every=1",
     "--config.optimizer.learning_rate=1e-4",  # rewards stay different, so that there is a gradient
@@ -79,6 +80,20 @@ def wait_for_step(workdir: Path, step: int, processes: Sequence[Any]) -> None:
         time.sleep(0.05)
 
 
+def stop_together(processes: Sequence[Any]) -> None:
+    """A signal to the second host stops both, and the run is saved."""
+    processes[1].send_signal(signal.SIGTERM)
+    both = ended(processes)
+    if [each.returncode for each in both] != [0, 0]:  # else it was too late
+        assert [each.returncode for each in both] == [128 + signal.SIGTERM] * 2, errors_of(both)
+        assert "SIGTERM: stopped, saved at step" in both[0].stdout
+
+
+def errors_of(processes: Sequence[subprocess.CompletedProcess[str]]) -> str:
+    """What they said, behind a failed assertion."""
+    return "\n====\n".join(each.stderr[-5000:] for each in processes)
+
+
 def same_run(workdir: Path, other: Path, steps: int = STEPS) -> None:
     """The same steps once each, with the same numbers, and the same state."""
     mine, theirs = (
@@ -106,8 +121,8 @@ def alone(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_hosts_do_what_one_does(commands: Commands, alone: Path, tmp_path: Path) -> None:
     workdir = tmp_path / "run"
-    first, second = ended(started(commands, 2, f"--workdir={workdir}"))
-    assert (first.returncode, second.returncode) == (0, 0), second.stderr[-3000:]
+    first, second = both = ended(started(commands, 2, f"--workdir={workdir}"))
+    assert (first.returncode, second.returncode) == (0, 0), errors_of(both)
     assert "step 20: fact EM" in first.stdout
     assert "fact EM" not in second.stdout  # the first host alone tells
     same_run(workdir, alone)
@@ -123,12 +138,7 @@ def test_a_signal_to_one_host_stops_both_and_one_goes_on(
     workdir = tmp_path / "run"
     processes = started(commands, 2, f"--workdir={workdir}")
     wait_for_step(workdir, 3, processes)
-    processes[1].send_signal(signal.SIGTERM)
-    first, second = ended(processes)
-    stopped = 128 + signal.SIGTERM
-    if (first.returncode, second.returncode) != (0, 0):  # else it was too late
-        assert (first.returncode, second.returncode) == (stopped, stopped), second.stderr[-3000:]
-        assert "SIGTERM: stopped, saved at step" in first.stdout
+    stop_together(processes)
     environment = commands.environment | {"XLA_FLAGS": environment_of(2)["XLA_FLAGS"]}
     commands.succeed("train", *RUN, f"--workdir={workdir}", env=environment)
     same_run(workdir, alone)
@@ -151,23 +161,27 @@ def test_a_host_that_dies_ends_the_others_and_both_go_on(
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "is_stopped"),
     [
-        ("--config=configs/harr_grpo.py:tiny",),
-        ("--config=configs/harr_ppo.py:tiny", "--config.encoder.lora.rank=4"),
+        (("--config=configs/harr_grpo.py:tiny",), True),
+        (("--config=configs/harr_ppo.py:tiny", "--config.encoder.lora.rank=4"), False),
     ],
 )
 def test_agents_of_two_hosts_play_what_one_plays(
-    commands: Commands, tmp_path: Path, given: tuple[str, ...]
+    commands: Commands, tmp_path: Path, given: tuple[str, ...], is_stopped: bool
 ) -> None:
     alone, workdir = tmp_path / "alone", tmp_path / "run"
     run = (*given, *AGENTS)
     commands.succeed("train", *run, f"--workdir={alone}")
     lines = [line for line in metric_lines(alone) if "train/grad_norm" in line]
     assert all(line["train/grad_norm"] > 0 for line in lines)
+    if is_stopped:
+        processes = started(commands, 2, f"--workdir={workdir}", run=run)
+        wait_for_step(workdir, 1, processes)
+        stop_together(processes)
     both = ended(started(commands, 2, f"--workdir={workdir}", run=run))
-    assert [each.returncode for each in both] == [0, 0], both[1].stderr[-3000:]
-    same_run(workdir, alone, 6)
+    assert [each.returncode for each in both] == [0, 0], errors_of(both)
+    same_run(workdir, alone, AGENT_STEPS)
 
 
 def test_what_is_refused_is_refused_on_all_hosts(commands: Commands, tmp_path: Path) -> None:

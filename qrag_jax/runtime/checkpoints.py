@@ -310,6 +310,10 @@ def _manager(writer: _DigestWriter, keep: int, *, read_only: bool) -> ocp.Checkp
             create=True,
             enable_async_checkpointing=True,
             async_options=ocp.options.AsyncOptions(post_finalization_callback=writer),
+            # Several hosts that save one step to two folders wait at barriers of different names.
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                barrier_sync_key_prefix=writer.folder.name
+            ),
             lightweight_initialize=True,  # metadata of steps may be damaged
         )
     return ocp.CheckpointManager(writer.folder, options=options)

@@ -50,6 +50,7 @@ from qrag_jax.rollouts.mesh_tower import MeshTower
 from qrag_jax.rollouts.patient_play import Patience
 from qrag_jax.rollouts.pool_search import Ask, Found, PoolSearch, QueryRows
 from qrag_jax.runtime import determinism, hosts
+from qrag_jax.runtime.agreed_stop import AgreedStop
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, shard_batch
@@ -117,7 +118,7 @@ def open_system(
     with contextlib.ExitStack() as stack:
         # The server starts while the data are read and the corpus is embedded.
         models = None if dry else stack.enter_context(open_models(config, run.workdir))
-        with StopSignal() as stop:
+        with AgreedStop() as stop:
             kept = run.has_begun
             inputs = load_inputs(config, run.workdir, own, stop, is_kept=kept, searches=not dry)
         run.begin(lambda: save_config(given, run.config_path))
