@@ -1,8 +1,9 @@
 """Samples tokens on the device that trains: prompts are read in parts, then a token at a time.
 
 Rows of one call are drawn beside each other until the last one has ended. Equal prompts, such as
-those of a group, are read once. A draw depends on the row's key and the token's position, so it
-is the same whatever else is in the call.
+those of a group, are read once, and so is a long prefix that prompts share, such as instructions or
+examples. A draw depends on the row's key and the token's position, so it is the same whatever else
+is in the call.
 
 Of several devices each has rows of its own, and all parameters in the form in which they are used.
 None waits for another while it draws.
@@ -26,6 +27,7 @@ from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.heads.language_model import LanguageModel
 from qrag_jax.models.trunks.qwen3_cache import Cache, empty_cache, extend
 from qrag_jax.models.trunks.trunk import WORDS, Params
+from qrag_jax.rollouts.shared_prefixes import shared_prefixes
 from qrag_jax.rollouts.token_sampler import (
     LENGTH,
     STOP,
@@ -38,6 +40,7 @@ from qrag_jax.runtime.mesh import AXES
 
 _FEWEST = 4  # rows that are computed, at least
 _STEP = 4  # there are programs for so many rows, and for so many times fewer
+_PREFIXES = 4  # of a device's prompts, at most
 
 
 class DeviceSampler:
@@ -65,9 +68,13 @@ class DeviceSampler:
     def given(self, rows: int, prompts: int) -> Given:
         """What the program is given for so many rows and prompts in all, each of them empty."""
         width = self.config.chunk * math.ceil(self.config.room / self.config.chunk)
+        prefixes = self.devices * min(max(prompts // self.devices // _STEP, 1), _PREFIXES)
         return Given(
+            prefixes=np.zeros((prefixes, width), np.int32),
+            prefix_lengths=np.zeros(prefixes, np.int32),
             tokens=np.zeros((prompts, width), np.int32),
             lengths=np.zeros(prompts, np.int32),
+            prefix_of=np.zeros(prompts, np.int32),
             source=np.zeros(rows, np.int32),
             most=np.zeros(rows, np.int32),
             keys=np.zeros((rows, 2), np.uint32),
@@ -83,23 +90,23 @@ class DeviceSampler:
             ValueError: a context is empty, or has no room for a token behind it.
         """
         asked = rooms(requests, self.config.room)
-        found: list[Sampled] = []
+        # Equal prompts lie side by side, and those that share a prefix.
+        order = sorted(range(len(requests)), key=lambda number: requests[number].ids.tobytes())
+        found = dict[int, Sampled]()
         most = self.config.rows * self.devices
-        for first in range(0, len(requests), most):
-            part = slice(first, first + most)
-            found += self._side_by_side(params, requests[part], asked[part])
-        return found
+        for first in range(0, len(order), most):
+            part = order[first : first + most]
+            own = self._side_by_side(
+                params, [requests[number] for number in part], [asked[number] for number in part]
+            )
+            found |= zip(part, own, strict=True)
+        return [found[number] for number in range(len(requests))]
 
     def _side_by_side(
         self, params: Params | Adapted, requests: Sequence[SampleRequest], asked: Sequence[int]
     ) -> list[Sampled]:
-        # Requests with one prompt lie side by side, so that few devices read it.
-        by_prompt: dict[bytes, list[int]] = {}
-        for number, request in enumerate(requests):
-            by_prompt.setdefault(request.ids.tobytes(), []).append(number)
-        order = [number for members in by_prompt.values() for number in members]
-        size = math.ceil(len(order) / self.devices)
-        shares = [order[size * n : size * (n + 1)] for n in range(self.devices)]
+        size = math.ceil(len(requests) / self.devices)
+        shares = [range(len(requests))[size * n : size * (n + 1)] for n in range(self.devices)]
         prompts = [{requests[n].ids.tobytes(): requests[n].ids for n in own} for own in shares]
         # Few shapes, which depend on the config alone and on numbers of rows.
         rows = _tier(size, self.config.rows)
@@ -109,10 +116,7 @@ class DeviceSampler:
         row_of = {}
         for device, own in enumerate(shares):
             places = {prompt: n for n, prompt in enumerate(prompts[device])}
-            for prompt, n in places.items():
-                ids = prompts[device][prompt]
-                at = device * count + n
-                given.tokens[at, : len(ids)], given.lengths[at] = ids, len(ids)
+            self._put_prompts(given, device, [*prompts[device].values()])
             for row, number in enumerate(own, device * rows):
                 given.source[row] = places[requests[number].ids.tobytes()]
                 given.most[row], given.keys[row] = asked[number], requests[number].key
@@ -125,6 +129,22 @@ class DeviceSampler:
             finish = STOP if drawn.stopped[row] else LENGTH
             found.append(Sampled(drawn.ids[row, :end], drawn.log_probs[row, :end], finish))
         return found
+
+    def _put_prompts(self, given: Given, device: int, prompts: Sequence[np.ndarray]) -> None:
+        """Puts different, sorted prompts, and what they share, where a device reads them."""
+        at = device * len(given.lengths) // self.devices
+        most, left = len(given.prefix_lengths) // self.devices, prompts
+        runs = shared_prefixes(prompts, most, self.config.chunk)
+        for run, (number, prefix) in enumerate(runs):
+            own = device * most + run
+            members, left = left[:number], left[number:]
+            given.prefixes[own, :prefix] = members[0][:prefix]
+            given.prefix_lengths[own] = prefix
+            for prompt in members:
+                rest = prompt[prefix:]
+                given.tokens[at, : len(rest)], given.lengths[at] = rest, len(rest)
+                given.prefix_of[at] = run
+                at += 1
 
 
 class RoundSampler:
@@ -152,14 +172,19 @@ class RoundSampler:
 
 
 class Given(NamedTuple):
-    """U prompts and B rows.
+    """G prefixes, U prompts and B rows.
 
-    tokens `[U, P]` and lengths `[U]`, 0 for no prompt; source `[B]`, the prompt of a row among its
-    device's; most `[B]`, 0 for no row; keys uint32 `[B, 2]`.
+    prefixes `[G, P]` and prefix_lengths `[G]`, 0 for none; tokens `[U, P]` and lengths `[U]`, of
+    what follows the prefix in a prompt, 0 for no prompt; prefix_of `[U]`, a prompt's prefix among
+    its device's; source `[B]`, the prompt of a row, likewise; most `[B]`, 0 for no row; keys uint32
+    `[B, 2]`.
     """
 
+    prefixes: Any
+    prefix_lengths: Any
     tokens: Any
     lengths: Any
+    prefix_of: Any
     source: Any
     most: Any
     keys: Any
@@ -250,19 +275,26 @@ def _read(
 ) -> tuple[Cache, jax.Array]:
     """The cache of all prompts, and the hidden states `[U, H]` of their last tokens."""
     trunk, chunk = model.trunk, config.chunk
-    count = len(given.tokens)
 
-    def part(number: Any, carry: tuple[Cache, jax.Array]) -> tuple[Cache, jax.Array]:
-        cache, last = carry
-        tokens = jax.lax.dynamic_slice_in_dim(given.tokens, number * chunk, chunk, 1)
-        counts = jnp.clip(given.lengths - number * chunk, 0, chunk)
-        hidden, cache = extend(trunk, prepared, prepared[WORDS][tokens], counts, cache)
-        own = jnp.take_along_axis(hidden, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
-        return cache, jnp.where((counts > 0)[:, None], own, last)
+    def read(cache: Cache, tokens: jax.Array, lengths: jax.Array) -> tuple[Cache, jax.Array]:
+        """Appends tokens `[n, P]` to a cache of n rows, a part at a time."""
 
-    last = jnp.zeros((count, trunk.config.hidden_size), trunk.precision.activations)
-    parts = (given.lengths.max() + chunk - 1) // chunk
-    return jax.lax.fori_loop(0, parts, part, (empty_cache(trunk, count, config.room), last))
+        def part(number: Any, carry: tuple[Cache, jax.Array]) -> tuple[Cache, jax.Array]:
+            cache, last = carry
+            own = jax.lax.dynamic_slice_in_dim(tokens, number * chunk, chunk, 1)
+            counts = jnp.clip(lengths - number * chunk, 0, chunk)
+            hidden, cache = extend(trunk, prepared, prepared[WORDS][own], counts, cache)
+            ends = jnp.maximum(counts - 1, 0)[:, None, None]
+            new = jnp.take_along_axis(hidden, ends, axis=1)[:, 0]
+            return cache, jnp.where((counts > 0)[:, None], new, last)
+
+        nothing = jnp.zeros((len(tokens), trunk.config.hidden_size), trunk.precision.activations)
+        parts = (lengths.max() + chunk - 1) // chunk
+        return jax.lax.fori_loop(0, parts, part, (cache, nothing))
+
+    empty = empty_cache(trunk, len(given.prefixes), config.room)
+    shared, _ = read(empty, given.prefixes, given.prefix_lengths)
+    return read(shared.rows(given.prefix_of), given.tokens, given.lengths)
 
 
 def _draw(

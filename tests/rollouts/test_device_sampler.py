@@ -22,6 +22,7 @@ from qrag_jax.models.pretrained_lm import load_language_model
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.qwen3_weights import PARTITION_RULES
 from qrag_jax.rollouts.device_sampler import DeviceSampler
+from qrag_jax.rollouts.shared_prefixes import shared_prefixes
 from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.sharding import shardings_of
@@ -137,6 +138,25 @@ def test_a_draw_does_not_depend_on_its_neighbours() -> None:
     if begun.finish == "length":
         (rest,) = sampler.sample(params, [longer])
         np.testing.assert_array_equal(np.append(begun.ids, rest.ids), together[0].ids)
+
+
+def test_prompts_that_share_prefixes_draw_what_each_draws_alone() -> None:
+    model, params = tiny(stop_ids=(2,))
+    config = SamplingConfig(temperature=1.0, room=48, chunk=4)
+    one, other, *own = requests((21, 18, *(1 + n % 5 for n in range(14))), 12, TINY.vocab_size)
+    given = [
+        request._replace(ids=np.concatenate([(one, other)[n % 2].ids, request.ids]))
+        for n, request in enumerate(own)
+    ]
+    ids = sorted((each.ids for each in given), key=lambda each: each.tobytes())
+    runs = shared_prefixes(ids, 4, config.chunk)
+    assert sorted(runs) == [(7, 18), (7, 21)]
+    sampler = DeviceSampler(model, config)
+    for request, sampled in zip(given, sampler.sample(params, given), strict=True):
+        (alone,) = sampler.sample(params, [request])
+        np.testing.assert_array_equal(alone.ids, sampled.ids)
+        again = own_log_probs(model, params, request, sampled, 1.0)
+        np.testing.assert_allclose(sampled.log_probs, again, atol=1e-4)
 
 
 @pytest.mark.parametrize("scanned", [False, True])
