@@ -39,8 +39,27 @@ AGENTS = (
     "--config.policy.passages=8",
     FLOAT32,
 )
-# Rates, and how full blocks and batches of searches are, which depends on the number of devices.
-OF_LAYOUT = ("speed/", "train/padding_share", "searches_per_batch")
+# Token systems: a tiny model, a step or two of each stage.
+TOKENS = (
+    "--config.train.log_every=1",
+    "--config.train.eval_every=100",
+    "--config.model.dtype=float32",
+)
+RLVR = ("--config=configs/rlvr.py:tiny", "--config.sft.steps=2", *TOKENS)
+REWRITER = (
+    *("--config=configs/deepretrieval.py:tiny", "--config.script.steps=2", *TOKENS),
+    *("--config.queries.made_train=12", "--config.queries.made_corpus=12"),
+)
+WRITER = (
+    *("--config=configs/leret.py:tiny", "--config.script.steps=10", *TOKENS),
+    *("--config.iterations=1", "--config.model.lora.rank=4", "--config.tries.samples=2"),
+)
+# Rates, and how full blocks and batches of searches are, which depends on the number of devices;
+# what hosts search for themselves; and at first two policies are one, and neither is better.
+OF_LAYOUT = (
+    *("speed/", "train/padding_share", "searches_per_batch", "turns_per_batch"),
+    *("searches", "kept_search_share", "train/accuracy"),
+)
 
 
 def free_address() -> str:
@@ -184,6 +203,28 @@ def test_agents_of_two_hosts_play_what_one_plays(
     same_run(workdir, alone, AGENT_STEPS)
 
 
+@pytest.mark.parametrize(
+    ("run", "steps", "is_stopped"),
+    [
+        pytest.param(RLVR, 6, True, id="rlvr"),
+        pytest.param(REWRITER, 6, False, id="deepretrieval"),
+        pytest.param(WRITER, 16, False, id="leret with adapters"),
+    ],
+)
+def test_language_models_of_two_hosts_play_what_one_plays(
+    commands: Commands, tmp_path: Path, run: tuple[str, ...], steps: int, is_stopped: bool
+) -> None:
+    alone, workdir = tmp_path / "alone", tmp_path / "run"
+    commands.succeed("train", *run, f"--workdir={alone}")
+    if is_stopped:
+        processes = started(commands, 2, f"--workdir={workdir}", run=run)
+        wait_for_step(workdir, 1, processes)
+        stop_together(processes)
+    both = ended(started(commands, 2, f"--workdir={workdir}", run=run))
+    assert [each.returncode for each in both] == [0, 0], errors_of(both)
+    same_run(workdir, alone, steps)
+
+
 def test_what_is_refused_is_refused_on_all_hosts(commands: Commands, tmp_path: Path) -> None:
     bad = f"--workdir={tmp_path / 'bad'}", "--config.train.batch_size=15"
     for each in ended(started(commands, 2, *bad)):
@@ -191,5 +232,11 @@ def test_what_is_refused_is_refused_on_all_hosts(commands: Commands, tmp_path: P
     split = "--config=configs/harr_grpo.py:tiny", "--config.runtime.mesh=(1,2,1)"
     for each in ended(started(commands, 2, f"--workdir={tmp_path / 'split'}", run=split)):
         assert "splits the encoder over several hosts, and agents play on" in refusal(each)
+    ahead = *RLVR, "--config.tools.staleness=1"
+    for each in ended(started(commands, 2, f"--workdir={tmp_path / 'ahead'}", run=ahead)):
+        assert "the staleness is 1, and there are 2 hosts" in refusal(each)
+    web = *REWRITER, "--config.search.engine=remote"
+    for each in ended(started(commands, 2, f"--workdir={tmp_path / 'web'}", run=web)):
+        assert "which each of 2 hosts would ask" in refusal(each)
     dry = commands.run("train", *RUN, "--dry_run", "--hosts=127.0.0.1:1,2,0")
     assert "leave it out with --dry_run" in refusal(dry)

@@ -19,6 +19,7 @@ from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks
 from qrag_jax.runtime.gpu_options import compiler_options
+from qrag_jax.runtime.mesh import put_whole
 
 MEMBERS = 2  # rows of a pair: the winner, then the loser
 
@@ -166,7 +167,8 @@ def row_log_probs(policy: TokenPolicy[PreferenceConfig]) -> RowLogProbs:
     def of_rows(params: Params, batch: TokenBatch, shape: BlockShape, *base: Params) -> np.ndarray:
         batch = batch._replace(log_prob_mask=batch.loss_mask)
         blocks = token_blocks(batch, shape, policy.row_devices)
-        found = np.asarray(program(params, blocks, *base))[blocks.valid]
+        found = np.asarray(program(params, put_whole(blocks, pair_shardings(mesh)), *base))
+        found = found[blocks.valid]
         episode, number = blocks.episode[blocks.valid], len(batch.scored)
         total: np.ndarray = np.bincount(episode, found, number)
         if policy.config.averaged:

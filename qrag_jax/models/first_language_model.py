@@ -18,6 +18,7 @@ from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model, table_of
 from qrag_jax.models.smollm2 import find_smollm2
 from qrag_jax.models.trunks.trunk import Params
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.sharding import Rules
 
@@ -143,7 +144,7 @@ def prepare_language_model(
     else:
         folder = workdir / FOLDER
         if not (folder / "config.json").exists():
-            write_tiny_lm(folder, texts(), config.tiny, seed=seed)
+            hosts.first_does(lambda: write_tiny_lm(folder, texts(), config.tiny, seed=seed))
     settings: dict[str, Any] = {"activations": config.activations, "platform": platform}
     loaded = load_language_model(folder, config.dtype, config.remat, **settings)
     sizes, adapters = config.lora.sizes, None

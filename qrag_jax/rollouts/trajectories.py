@@ -50,6 +50,40 @@ class Turn:
 Segment = tuple[Turn, ...]
 
 
+def segments_to_json(segments: Sequence[Segment]) -> list[Any]:
+    """Segments as JSON values; `segments_from_json` reads them, to the last bit."""
+    return [
+        [
+            {
+                "observed": turn.observed.tolist(),
+                "sampled": turn.sampled.tolist(),
+                "log_probs": turn.log_probs.tolist(),  # a float32 is exact as a float64
+                "finish": turn.finish,
+                "version": turn.version,
+            }
+            for turn in segment
+        ]
+        for segment in segments
+    ]
+
+
+def segments_from_json(saved: Sequence[Any]) -> tuple[Segment, ...]:
+    """Reads what `segments_to_json` gave."""
+    return tuple(
+        tuple(
+            Turn(
+                np.array(turn["observed"], np.int32),
+                np.array(turn["sampled"], np.int32),
+                np.array(turn["log_probs"], np.float32),
+                turn["finish"],
+                turn["version"],
+            )
+            for turn in segment
+        )
+        for segment in saved
+    )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenTrajectory:
     """One episode.
@@ -86,24 +120,11 @@ class TokenTrajectory:
 
     def to_json(self) -> dict[str, Any]:
         """The trajectory as JSON values; `from_json` reads it, to the last bit."""
-        segments = [
-            [
-                {
-                    "observed": turn.observed.tolist(),
-                    "sampled": turn.sampled.tolist(),
-                    "log_probs": turn.log_probs.tolist(),  # a float32 is exact as a float64
-                    "finish": turn.finish,
-                    "version": turn.version,
-                }
-                for turn in segment
-            ]
-            for segment in self.segments
-        ]
         return {
             "question": self.question,
             "member": self.member,
             "attempt": self.attempt,
-            "segments": segments,
+            "segments": segments_to_json(self.segments),
             "status": self.status,
             "parts": dict(self.parts),
             "facts": dict(self.facts),
@@ -112,20 +133,7 @@ class TokenTrajectory:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> TokenTrajectory:
         """Reads what `to_json` gave."""
-        segments = tuple(
-            tuple(
-                Turn(
-                    np.array(turn["observed"], np.int32),
-                    np.array(turn["sampled"], np.int32),
-                    np.array(turn["log_probs"], np.float32),
-                    turn["finish"],
-                    turn["version"],
-                )
-                for turn in segment
-            )
-            for segment in saved["segments"]
-        )
-        return cls(**{**saved, "segments": segments})
+        return cls(**{**saved, "segments": segments_from_json(saved["segments"])})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -186,6 +186,18 @@ def of_each(array: np.ndarray) -> np.ndarray:
     return found.view(array.dtype).reshape(-1, *array.shape)
 
 
+def texts_of_each(text: str) -> list[str]:
+    """A text of each host, in their order; all hosts call this together."""
+    own = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+    lengths = of_each(np.array(len(own))).tolist()
+    padded = np.zeros(max(lengths), np.uint8)
+    padded[: len(own)] = own
+    return [
+        row[:length].tobytes().decode("utf-8", "surrogatepass")
+        for row, length in zip(of_each(padded), lengths, strict=True)
+    ]
+
+
 def _settings(text: str) -> dict[str, Any]:
     """What JAX is told."""
     if text == AUTO:

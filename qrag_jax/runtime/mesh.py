@@ -67,6 +67,24 @@ def replicate(mesh: Mesh, tree: Any) -> Any:
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
 
 
+def put_whole(tree: Any, shardings: Any) -> Any:
+    """Places host arrays that every host has whole, and alike; each device gets its part.
+
+    Args:
+        shardings: a tree whose leaves are for whole branches of the other one.
+    """
+
+    def put(sharding: NamedSharding, branch: Any) -> Any:
+        if sharding.is_fully_addressable:
+            return jax.device_put(branch, sharding)
+        return jax.tree.map(
+            lambda leaf: jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__),
+            branch,
+        )
+
+    return jax.tree.map(put, shardings, tree)
+
+
 def shard_batch(mesh: Mesh, batch: Any) -> Any:
     """Splits a batch of host arrays over the mesh; each of its hosts gives its own episodes."""
     sharding = NamedSharding(mesh, PartitionSpec(AXES))

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.environments.query_rewriting.task import RewriteTask
+from qrag_jax.errors import InputError
 from qrag_jax.evaluators.rewrite_scores import RewriteScores
 from qrag_jax.learners.policy_state import PolicyState
 from qrag_jax.learners.ppo_update import ppo_episodes, ppo_shardings
@@ -26,7 +27,9 @@ from qrag_jax.rollouts.agent_experience import QuestionOrder
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import BatchRules, TokenTrajectory, token_batch
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems import token_system
@@ -43,6 +46,7 @@ from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
 from qrag_jax.systems.deepretrieval_stages import stages_of
 from qrag_jax.systems.played_batches import StagedOrder, check_server, playing_of
 from qrag_jax.systems.rewrite_guard import GuardedExperience, RewriteGuard
+from qrag_jax.systems.rewrite_search import REMOTE
 from qrag_jax.systems.token_opening import Opening
 from qrag_jax.systems.token_stages import Stage
 from qrag_jax.systems.token_system import EVALUATED, TokenSystem
@@ -154,7 +158,7 @@ class DeepRetrieval(TokenSystem[RewriteConfig, Inputs]):
             self._shape = self.episodes.shape_of(trajectories)
         is_ppo = not scripted and self.config.algorithm == PPO
         placed = ppo_shardings(self.mesh) if is_ppo else episode_shardings(self.mesh)
-        return jax.device_put(self._arrays(trajectories), placed)
+        return put_whole(self._arrays(trajectories), placed)
 
     def _arrays(self, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the host."""
@@ -214,14 +218,16 @@ class DeepRetrieval(TokenSystem[RewriteConfig, Inputs]):
         return self._arrays(longest(self.config, groups, members, scripted=scripted))
 
     def _counted(self) -> dict[str, float]:
-        counts, library = self.counts, self.inputs.library
+        library = self.inputs.library
+        own = np.array([library.searched, library.asked])
+        searched, asked = hosts.of_each(own).sum(axis=0).tolist()
         return (
             self._of_server()
             | {name: value for name, value in self._shape.items() if not np.isnan(value)}
             | {
-                "failed_episodes": float(counts.failed),
-                "searches": float(library.searched),
-                "kept_search_share": 1.0 - library.searched / max(library.asked, 1),
+                "failed_episodes": float(self.counted().failed),
+                "searches": float(searched),
+                "kept_search_share": 1.0 - searched / max(asked, 1),
             }
         )
 
@@ -232,6 +238,11 @@ class DeepRetrieval(TokenSystem[RewriteConfig, Inputs]):
 
 
 def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> Inputs:
+    if config.search.engine == REMOTE and jax.process_count() > 1:
+        raise InputError(
+            f"config.search.engine is {REMOTE!r}, which each of {jax.process_count()} hosts would "
+            "ask for the original queries; start one process."
+        )
     return load_inputs(config, workdir, mesh, test=config.queries.test)
 
 
@@ -241,6 +252,5 @@ OPENING = Opening(
     saved=load_config,
     free=FREE_FIELDS,
     load=_load,
-    alone="queries are rewritten",
 )
 check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system

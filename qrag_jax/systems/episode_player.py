@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import jax
@@ -17,6 +17,7 @@ from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.agents import Checks
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.patient_play import Patience
+from qrag_jax.rollouts.shared_play import played_by_all
 from qrag_jax.rollouts.token_episodes import (
     Library,
     Sampler,
@@ -78,10 +79,11 @@ class EpisodePlayer:
     """Plays lists of episodes until few of them have failed.
 
     Attributes:
-        mesh: where the parameters are; each device samples rows of its own.
-        base: of adapters, on the devices; None: all weights are trained.
+        mesh: where parameters play, devices of this host; each samples rows of its own.
+        base: of adapters, on these; None: all weights are trained.
         served: what samples episodes that are learned from; None: the device.
-        counts: over all that was played.
+        counts: over all that was played on this host.
+        here: brings parameters of training to the mesh; all hosts call it together.
     """
 
     rules: PlayRules
@@ -90,6 +92,7 @@ class EpisodePlayer:
     base: Params | None
     served: ServedPolicy | None = None
     counts: TokenCounts = dataclasses.field(default_factory=TokenCounts)
+    here: Callable[[Params], Params] = lambda params: params
 
     def starts(self, tasks: Sequence[ToolTask], members: int, step: int) -> list[TokenStart]:
         """Episodes whose draws depend on the step, the place in the batch and the member alone."""
@@ -131,7 +134,7 @@ class EpisodePlayer:
         library: Library | None = None,
         agent: Agent | None = None,
     ) -> list[TokenEpisode]:
-        """Plays by these parameters.
+        """Plays by these parameters; of several hosts, each plays a part, and has all episodes.
 
         Args:
             greedy: the likeliest tokens; else they are drawn.
@@ -142,10 +145,11 @@ class EpisodePlayer:
             Stopped: the run is told to stop.
             FeedbackLost: too many episodes would fail again.
         """
-        whole = params if self.base is None else Adapted(self.base, params)
+        here = self.here(params)
+        whole = here if self.base is None else Adapted(self.base, here)
         sampler = RoundSampler(self._samplers[greedy], whole)
         rollout = self._rollout(sampler, stop, library, agent)
-        return self.patience(stop).play(starts, rollout.play)
+        return played_by_all(starts, lambda own: self.patience(stop).play(own, rollout.play))
 
     def on_server(
         self,

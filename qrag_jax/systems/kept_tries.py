@@ -15,7 +15,7 @@ from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.tries import Try
-from qrag_jax.runtime import bounded_files, bounded_json
+from qrag_jax.runtime import bounded_files, bounded_json, hosts
 from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.typed_json import made
 from qrag_jax.runtime.whole_files import write_whole
@@ -64,16 +64,23 @@ class KeptTries:
                     f"or {self.fix}."
                 )
             return self._read()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(beside, json.dumps(self.record, indent=2) + "\n")
+
+        def write() -> None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(beside, json.dumps(self.record, indent=2) + "\n")
+
+        hosts.first_does(write)
         return []
 
     def append(self, part: Sequence[Try]) -> None:
-        """Adds a part, and waits until it is on disk.
+        """Adds a part, and waits until it is on disk; of several hosts the first one writes it.
 
         Raises:
             OSError: the file cannot be written.
         """
+        hosts.first_does(lambda: self._append(part))
+
+    def _append(self, part: Sequence[Try]) -> None:
         lines = [json.dumps(each.to_json(), allow_nan=False) for each in part]
         with self.path.open("a", encoding="utf-8") as file:
             file.write("".join(f"{line}\n" for line in [*lines, json.dumps({"part": len(part)})]))

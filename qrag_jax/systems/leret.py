@@ -243,9 +243,9 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
 
         return QueryScores(play, config.eval.best_by)
 
-    def counted(self) -> dict[str, float]:
+    def told_counts(self) -> dict[str, float]:
         """What the tries of this start of the run needed."""
-        return self._of_server() | {"failed_tries": float(self.counts.failed)}
+        return self._of_server() | {"failed_tries": float(self.counted().failed)}
 
     def _names(self, numbers: Sequence[int]) -> list[str]:
         script = self.inputs.script
@@ -264,6 +264,5 @@ OPENING = Opening(
     saved=load_config,
     free=FREE_FIELDS,
     load=load_inputs,
-    alone="tries are made",
 )
 check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system

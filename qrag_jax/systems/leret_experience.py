@@ -14,7 +14,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from qrag_jax.environments.query_writing.styles import StyledPlay, draw_renamed
@@ -35,7 +34,9 @@ from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_sampler import STOP
 from qrag_jax.rollouts.trajectories import Segment, Turn
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.whole_files import write_whole
@@ -105,7 +106,7 @@ class LessonExperience:
 
     def counts(self) -> dict[str, float]:
         """See `Experience`."""
-        return self._system.counted()
+        return self._system.told_counts()
 
     def longest(self, kind: str) -> Any:
         """A batch of a stage whose rows are as long as they may be."""
@@ -130,7 +131,7 @@ class LessonExperience:
     def _on_devices(self, kind: str, batch: TokenBatch, shape: BlockShape) -> Any:
         mesh = self._system.mesh
         episodes = token_episodes(self._policy(kind), batch, shape)
-        return jax.device_put(episodes, episode_shardings(mesh))
+        return put_whole(episodes, episode_shardings(mesh))
 
     def _script(self, number: int) -> Any:
         """Demonstrations of the styles, all their hops."""
@@ -178,7 +179,7 @@ class LessonExperience:
             reference,
             np.array([pair.weight for pair in chosen], np.float32),
         )
-        return jax.device_put(episodes, pair_shardings(system.mesh))
+        return put_whole(episodes, pair_shardings(system.mesh))
 
     def _drawn(
         self, stage: StagePlan, every: Sequence[BestLesson | PairLesson], number: int
@@ -258,8 +259,7 @@ class LessonExperience:
             "too_long": lessons.too_long,
             "prompts": [prompt.names[variant] for variant in system.variants],
         }
-        self._folder(iteration).mkdir(parents=True, exist_ok=True)
-        write_whole(self._folder(iteration) / _REPORT, json.dumps(told, indent=1) + "\n")
+        _write(self._folder(iteration) / _REPORT, json.dumps(told, indent=1) + "\n")
         log(
             f"iteration {iteration}: {report.pairs} pairs and {report.targets} best queries of "
             f"{report.total} states ({report.share('paired'):.0%} have pairs), "
@@ -286,14 +286,13 @@ class LessonExperience:
             if not isinstance(kept, str):
                 raise InputError(f"{path} is missing or damaged; {_LOST}.")
             return kept, False
-        own = digest_of_weights(state.params)
+        own = digest_of_weights(hosts.of_all(state.params))
         if kept not in (None, own):
             raise InputError(
                 f"the tries in {path.parent} were made by other weights than those of step {number}"
                 "; delete the folder, and they are made again."
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"step": number, "weights": own}) + "\n")
+        _write(path, json.dumps({"step": number, "weights": own}) + "\n")
         return own, True
 
     def _of_reference(
@@ -330,12 +329,22 @@ class LessonExperience:
             parts.append(self._log_probs(state.params, batch, shape, *self._system.base))
         found = np.concatenate(parts)
         said = {"pairs": digest, "log_probs": found.tolist()}
-        write_whole(path, json.dumps(said) + "\n")
+        _write(path, json.dumps(said) + "\n")
         return found
 
     @cached_property
     def _log_probs(self) -> Any:
         return row_log_probs(self._policy(PREFERENCE))
+
+
+def _write(path: Path, text: str) -> None:
+    """Lets the first host write a file; the others wait."""
+
+    def write() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+
+    hosts.first_does(write)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import HopRow
 from qrag_jax.feedback.pool_scores import AP
 from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.leret_hops import HopPlayer
 
@@ -82,10 +83,10 @@ class PromptMaker:
             made = dataclasses.replace(made, rounds=(*made.rounds, self._round(made, number, play)))
             # A round that leaves no prompt is refused here, before it is kept: it can be mended.
             kept_variants(made.rounds, self.bare, self.config.kept)
-            write_few_shot(path, made)
+            _write(path, made)
         kept = kept_variants(made.rounds, self.bare, self.config.kept)
         made = dataclasses.replace(made, kept=tuple(each.name for each in kept))
-        write_few_shot(path, made)
+        _write(path, made)
         scores = {each.candidate.name: each.score for one in made.rounds for each in one}
         told = ", ".join(f"{name} ({scores[name]:.3f})" for name in made.kept)
         log(f"prompts with examples by mean AP on questions held out: {told}")
@@ -115,6 +116,10 @@ class PromptMaker:
         states = [self.questions[place] for place in places]
         rows = self.hops.by_model(states, by_prompt, stream, len(variants))
         return [row for hop in rows for row in hop if row.made is not None]
+
+
+def _write(path: Path, made: FewShotPrompts) -> None:
+    hosts.first_does(lambda: write_few_shot(path, made))
 
 
 def kept_prompts(workdir: Path, bare: QueryPrompt) -> tuple[Variant, ...]:

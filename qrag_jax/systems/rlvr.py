@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
-import jax
 import numpy as np
 
 from qrag_jax.environments.tools.bridge_tasks import bridge_task
@@ -40,6 +39,7 @@ from qrag_jax.rollouts.trajectories import (
     token_batch,
 )
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.played_batches import StagedOrder, check_server, playing_of
@@ -167,7 +167,7 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
 
     def _batch(self, trajectories: Sequence[TokenTrajectory]) -> TokenEpisodes:
         """What an update takes, on the devices."""
-        return jax.device_put(self._arrays(trajectories), episode_shardings(self.mesh))
+        return put_whole(self._arrays(trajectories), episode_shardings(self.mesh))
 
     def _arrays(self, trajectories: Sequence[TokenTrajectory]) -> TokenEpisodes:
         """What an update takes, on the host."""
@@ -221,7 +221,7 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
         )
 
     def _counted(self) -> dict[str, float]:
-        counts = self.counts
+        counts = self.counted()
         return self._of_server() | {
             "turns_per_batch": counts.turns / max(counts.batches, 1),
             "failed_episodes": float(counts.failed),
@@ -237,6 +237,5 @@ OPENING = Opening(
     saved=load_config,
     free=FREE_FIELDS,
     load=load_inputs,
-    alone="episodes with tools are played",
 )
 check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system

@@ -15,11 +15,13 @@ from ml_collections import ConfigDict
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import leave_room
 from qrag_jax.llm.llm_config import LlmConfig
+from qrag_jax.rollouts.token_sampler import DEVICE
 from qrag_jax.runtime import determinism
-from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.mesh import host_mesh, make_mesh
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import check_same_config, save_config
 from qrag_jax.systems.served_policy import ServedSettings, open_served
+from qrag_jax.systems.token_config import TokenConfig
 from qrag_jax.systems.token_system import TokenSystem
 
 System = TypeVar("System", bound=TokenSystem[Any, Any])
@@ -34,9 +36,8 @@ class Opening(Generic[System]):
         config: reads settings, and refuses those that are wrong for any data.
         saved: reads the config of a run.
         free: beginnings of names of fields that may change when a run goes on.
-        load: (settings, the run's folder, mesh) → data and model; refuses those that cannot be
-            used.
-        alone: what one host does, such as "episodes with tools are played".
+        load: (settings, the run's folder, a mesh of this host) → data and model; refuses those that
+            cannot be used.
     """
 
     system: type[System]
@@ -44,7 +45,6 @@ class Opening(Generic[System]):
     saved: Callable[[Path], ConfigDict]
     free: tuple[str, ...]
     load: Callable[[Any, Path, Mesh], Any]
-    alone: str
 
     def check(self, given: ConfigDict) -> None:
         """Refuses values that are wrong for any data.
@@ -75,19 +75,16 @@ class Opening(Generic[System]):
         """Opens the system, and the server that samples if the config has one; see `systems`.
 
         Raises:
-            InputError: the run has another config, there are several hosts, or the data or the
-                model cannot be used.
+            InputError: the run has another config, several hosts cannot do what the config says,
+                or the data or the model cannot be used.
         """
         if run.has_begun:
             check_same_config(self.saved(run.config_path), given, self.free)
         config = self.config(given)
-        if jax.process_count() > 1:
-            raise InputError(
-                f"there are {jax.process_count()} hosts, and {self.alone} by one; start one "
-                "process."
-            )
         mesh = make_mesh(config.runtime.mesh, devices)
-        inputs = self.load(config, run.workdir, mesh)
+        own = mesh if devices is not None else host_mesh(config.runtime.mesh)
+        _check_hosts(config, own, self.system.staleness(config))
+        inputs = self.load(config, run.workdir, own)
         run.begin(lambda: save_config(given, run.config_path))
 
         # The checkpoints are asked for when they are needed, and not made by a start that fails.
@@ -124,4 +121,33 @@ class Opening(Generic[System]):
                 kept=kept,
                 last=last,
                 served=served,
+                own=own,
             )
+
+
+def _check_hosts(config: TokenConfig, own: Mesh, staleness: int) -> None:
+    """Refuses what several hosts cannot do.
+
+    Args:
+        own: devices that play.
+        staleness: see `TokenSystem.staleness`.
+    """
+    count = jax.process_count()
+    if count == 1:
+        return
+    if own.is_multi_process:
+        raise InputError(
+            f"config.runtime.mesh is {config.runtime.mesh}, which splits the model over several "
+            "hosts, and episodes are played on each host alone; use sizes of fsdp and tensor whose "
+            f"product divides the number of a host's devices, {jax.local_device_count()}."
+        )
+    if config.llm is not None:
+        raise InputError(
+            f"config.sampling.engine is {config.sampling.engine!r}, which one host asks, and there "
+            f"are {count}; set it to {DEVICE!r}."
+        )
+    if staleness:
+        raise InputError(
+            f"the staleness is {staleness}, and there are {count} hosts; batches in flight are "
+            "kept by one host: set it to 0."
+        )

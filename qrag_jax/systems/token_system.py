@@ -5,12 +5,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.environments.tools.episode import Agent
@@ -21,9 +22,11 @@ from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.token_batch import TokenBatch
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
 from qrag_jax.rollouts.token_episodes import Library, Speech, TokenCounts
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.systems.episode_player import EpisodePlayer, PlayRules, Scene
 from qrag_jax.systems.served_policy import ServedPolicy, Versioned
 from qrag_jax.systems.token_config import TokenConfig
@@ -73,6 +76,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         kept: what `keep` saved of a step, given a tree of shapes; None: it is not there.
         last: the state of the newest checkpoint and its step, given a tree of shapes.
         served: what samples the episodes that are learned from; None: the device.
+        own: of this host's devices, which play without the other hosts; None: there is one host.
     """
 
     SECTION: ClassVar[str]  # of the config: how often and how patiently episodes are played
@@ -85,6 +89,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     kept: Callable[[int, Any], Any | None] = lambda step, template: None
     last: Callable[[Any], tuple[Any, int] | None] = lambda template: None
     served: ServedPolicy | None = None
+    own: Mesh | None = None
 
     def __post_init__(self) -> None:
         self.train, self.profile = self.config.train, self.config.profile
@@ -210,7 +215,16 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         )
         scene = Scene(inputs.model.loaded, inputs.agent, inputs.library, inputs.speech)
         base = self.base[0] if self.base else None
-        return EpisodePlayer(rules, scene, self.mesh, base, self.served, self.counts)
+        if self.own is None or self.own is self.mesh:
+            return EpisodePlayer(rules, scene, self.mesh, base, self.served, self.counts)
+        model, rules_of = inputs.model, config.runtime.rules(inputs.model.partition_rules)
+        shardings = shardings_of(self.own, rules_of, model.trained, model.trained)
+        if model.base is not None:
+            base = placement.place(
+                model.base, placement.base_shardings(self.own, rules_of, model.base)
+            )
+        here = partial(hosts.copied, shardings=shardings)
+        return EpisodePlayer(rules, scene, self.own, base, None, self.counts, here)
 
     def weights(self, state: PolicyState) -> Any:
         """What plays: parameters, or a version of them for the server.
@@ -231,6 +245,11 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         """Where the run computes and samples, for its line."""
         served = ", sampled by vLLM" if self.served else ""
         return f"on {self.mesh.size} {Platform.of(self.mesh).kind} device(s){served}"
+
+    def counted(self) -> TokenCounts:
+        """What the episodes of all hosts needed; all hosts call this together."""
+        own = np.array(dataclasses.astuple(self.counts))
+        return TokenCounts(*hosts.of_each(own).sum(axis=0).tolist())
 
     def _of_server(self) -> dict[str, float]:
         """What the server was asked, as metrics; {} if the device samples."""
