@@ -17,7 +17,7 @@ EVAL_ARGS ?=
 # runs/NAME or runs/NAME-VARIANT of CONFIG=configs/NAME.py:VARIANT, as train.py has it.
 WORKDIR ?= runs/$(subst :,-,$(subst .py,,$(notdir $(CONFIG))))
 
-.PHONY: install train llm test test-long test-slow test-sidecar gpu tpu sidecar sidecar-cpu lint constraints \
+.PHONY: install train llm test test-long test-slow test-faults test-sidecar gpu tpu sidecar sidecar-cpu lint constraints \
 	audit clean
 
 install: $(VENV)/.installed
@@ -60,6 +60,10 @@ test test-long: $(VENV)/.installed-test
 
 test-slow: $(VENV)/.installed-test
 	$(PY) -m pytest -m slow
+
+# Kills, full disks, damaged files and a clock that jumps, over short runs of every system: an hour.
+test-faults: $(VENV)/.installed-test
+	$(PY) -m benchmarks --suite faults
 
 # The package and JAX for NVIDIA GPUs, with which programs are compiled for GPUs that are not here.
 # The CUDA packages take 6 GB.
