@@ -17,9 +17,10 @@ from configs import harr_grpo
 from qrag_jax.data.decompositions import Decomposition
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr
-from tests.entry_points import Commands, losses, metric_lines, refusal, saved_state
+from tests.entry_points import FLOAT32, Commands, losses, metric_lines, refusal, saved_state
 from tests.llm.model_server import Call, ModelServer, Reply
 from tests.systems.knowing_model import KnowingModel
+from tests.test_train_hosts import ended, errors_of, started
 
 pytestmark = pytest.mark.long
 
@@ -142,6 +143,31 @@ def test_killed_inside_a_rollout(
         np.testing.assert_array_equal(one[name], value, err_msg=name)
     changed = (*given, f"--config.agent.staleness={1 - staleness}", f"--workdir={whole}")
     assert "config.agent.staleness" in refusal(commands.run("train", *changed))
+
+
+def test_agents_with_a_model_play_on_two_hosts(
+    apart: dict[str, Decomposition], commands: Commands, tmp_path: Path
+) -> None:
+    """Each host has a client of its own; each question is asked about once."""
+    alone, workdir = tmp_path / "alone", tmp_path / "run"
+    with ModelServer(KnowingModel(apart)) as server:
+        given = (
+            *("--config=configs/harr_grpo.py:synthetic-react-tiny", *TINY[1:], FLOAT32),
+            *("--config.train.eval_every=6", f"--config.llm.url={server.url}"),
+            "--config.optimizer.learning_rate=1e-4",  # rounding grows with the rate
+            *("--config.llm.model=tiny", "--config.llm.cache=''"),
+        )
+        commands.succeed("train", *given, f"--workdir={alone}")
+        asked = begun(server.calls, apart)
+        server.calls.clear()
+        both = ended(started(commands, 2, f"--workdir={workdir}", run=given))
+        assert [each.returncode for each in both] == [0, 0], errors_of(both)
+        assert sorted(begun(server.calls, apart)) == sorted(asked)
+    assert returns(workdir) == pytest.approx(returns(alone), abs=1e-5)
+    np.testing.assert_allclose(losses(workdir), losses(alone), atol=1e-5)
+    state, wanted = saved_state(workdir, 6), saved_state(alone, 6)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(state[name], array, atol=1e-5, err_msg=name)
 
 
 def begun(calls: Sequence[Call], apart: Mapping[str, Decomposition]) -> list[str]:

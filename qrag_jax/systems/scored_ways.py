@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from qrag_jax.metrics import agent_log
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.run import log
 
 NOT_KEPT = "its weights are not kept"
 
@@ -81,13 +82,14 @@ class WayLogs(Generic[Row]):
             Stopped: a signal came; logs that are finished stay.
         """
         rows, notes = dict[str, list[Row]](), list[str]()
-        for way in ways:
+        for number, way in enumerate(ways, start=1):
             path, record = self.folder / f"{way.name}.jsonl", self.record(way)
             if restart:
                 path.unlink(missing_ok=True)
             agent_log.refuse_other(path, record)
             if not path.exists():
                 stop.check()
+                log(f"{number} of {len(ways)}: {way.told}")  # one may take minutes
                 found = way.play()
                 if isinstance(found, str):
                     notes.append(f"{way.told} is not here: {found}")
