@@ -80,7 +80,7 @@ def _ir(config: ConfigDict) -> None:
     config.search.update(k1=0.9, b=0.4)
     config.writing.query_tokens = 384
     config.sampling.room = 1024
-    config.dropped.update(together=5, most_words=150)
+    config.dropped.update(together=5, most_words=150, kinds=("any", "frequent", "rare"))
     config.script.update(steps=1500, batch_size=8, observed=False)
     config.reward.length_cost = 0.05
     config.grpo.longest = 384

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-from qrag_jax.data.generators.dropped_words import STREAM, dropped, sentences_of
+from qrag_jax.data.generators.dropped_words import (
+    STREAM,
+    dropped,
+    frequent_words,
+    is_among,
+    sentences_of,
+)
 from qrag_jax.data.generators.invented_names import Draw
 from qrag_jax.data.generators.talkative import TalkativeQuestion
 from qrag_jax.environments.query_rewriting.agent import RewriteAgent
@@ -43,9 +50,11 @@ class RewriteScript:
 
     Attributes:
         given: queries of which the script knows all, or sentences.
+        frequent: the frequent words of these sentences' corpora, in small letters.
     """
 
     given: Sequence[TalkativeQuestion | str]
+    frequent: frozenset[str] = frozenset()
 
     def at(self, config: RewriteConfig, number: int, index: int) -> Demonstrated:
         """Demonstration `index`, of query `number`; it depends on the arguments only."""
@@ -53,11 +62,21 @@ class RewriteScript:
         if isinstance(one, str):
             draw = Draw(config.seed, STREAM, index)
             task = RewriteTask(id=f"sentence-{number}", question=one, answers=())
-            return Demonstrated(task, dropped(one, draw, config.dropped.share))
+            return Demonstrated(task, self._dropped(config.dropped, one, draw))
         query = draw_rewriting(config.styles, config.seed, index, one).query
         judged = one.judged
         task = RewriteTask.judged(judged.id, judged.text, dict(judged.grades))
         return Demonstrated(task, query)
+
+    def _dropped(self, config: DroppedConfig, sentence: str, draw: Draw) -> str:
+        """The sentence without words of one kind."""
+        kind = draw.choice(config.kinds) if len(config.kinds) > 1 else config.kinds[0]
+        if kind == "any":
+            return dropped(sentence, draw, config.share)
+        is_frequent = partial(is_among, words=self.frequent)
+        if kind == "frequent":
+            return dropped(sentence, draw, config.frequent_share, is_frequent)
+        return dropped(sentence, draw, config.rare_share, lambda token: not is_frequent(token))
 
     def texts(self, config: RewriteConfig, agent: RewriteAgent) -> Iterator[str]:
         """The texts of some demonstrations, prompts included; they are spread over all."""
@@ -83,9 +102,10 @@ def script_of_texts(config: DroppedConfig, texts: Mapping[str, Iterable[str]]) -
         InputError: no text has a sentence of a fitting length.
     """
     sentences: dict[str, None] = {}
-    limits = config.most_words, config.least_words
+    limits, every = (config.most_words, config.least_words), list[str]()
     for each in texts.values():
         known = [*each]
+        every += known
         for together in range(1, config.together + 1):
             sentences |= dict.fromkeys(sentences_of(known, *limits, together))
     if not sentences:
@@ -93,4 +113,4 @@ def script_of_texts(config: DroppedConfig, texts: Mapping[str, Iterable[str]]) -
             f"no corpus has a sentence of {config.least_words} to {config.most_words} words, of "
             "which demonstrations would be; change config.dropped.least_words and most_words."
         )
-    return RewriteScript([*sentences])
+    return RewriteScript([*sentences], frequent_words(every, config.frequent_from))

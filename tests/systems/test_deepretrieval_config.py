@@ -127,6 +127,11 @@ def test_boolean_prompts_are_for_what_obeys_them(prompt: str, engine: str) -> No
         # demonstrations
         ({"dropped.share": 1.0}, "config.dropped.share is 1.0; use a probability, 0 to less than"),
         ({"dropped.share": -0.1}, "config.dropped.share is -0.1; use a probability, 0 to less"),
+        ({"dropped.rare_share": 1.0}, "config.dropped.rare_share is 1.0; use a probability"),
+        ({"dropped.frequent_from": 0.0}, "config.dropped.frequent_from is 0.0; use a share above"),
+        ({"dropped.kinds": ()}, "config.dropped.kinds is (); name some of any, frequent, rare"),
+        ({"dropped.kinds": ("any", "any")}, "each once"),
+        ({"dropped.kinds": ("any", "long")}, "config.dropped.kinds has 'long'; the kinds are any"),
         ({"dropped.least_words": 0}, "config.dropped.least_words is 0; it must be at least 1"),
         (
             {"dropped.least_words": 9, "dropped.most_words": 8},

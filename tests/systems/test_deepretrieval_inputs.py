@@ -403,6 +403,15 @@ def test_sentences_of_the_corpora_are_demonstrated_for_data(tmp_path: Path, nort
         assert all(word in left for word in shown.query.split())  # in their order
         assert 0 < len(shown.query.split()) <= len(words)
         assert shown.task.grades == ()
+    assert script.frequent == {"the", "is", "long", "and", "it", "has", "a", "too"}
+    almost = {"dropped__frequent_share": 0.99, "dropped__rare_share": 0.99}
+    of_kinds = RewriteConfig.of(small(dropped__kinds=("frequent", "rare"), **almost))
+    drawn = [script.at(of_kinds, 3, index) for index in range(60)]
+    frequent = [each for each in drawn if WORDS[3] in each.query]
+    assert 15 < len(frequent) < 45
+    assert {each.query for each in frequent} >= {f"{WORDS[3]} {WORDS[3]}"}
+    rare = {each.query for each in drawn if each not in frequent}
+    assert rare == {"the is long and it has a too"}
     paired = script_of_texts(DroppedConfig(together=2), {"x": ["One or two. Three or four. Five."]})
     assert paired.given == ["One or two. Three or four."]
     alone = loaded(

@@ -7,7 +7,8 @@ Reinforcement learning can then choose which. It needs no invented world, only t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 
 from qrag_jax.data.generators.function_words import words_of
 from qrag_jax.data.generators.invented_names import Draw
@@ -50,7 +51,26 @@ def sentences_of(
                 yield " ".join(tokens)
 
 
-def dropped(sentence: str, draw: Draw, share: float) -> str:
+def frequent_words(texts: Iterable[str], share: float) -> frozenset[str]:
+    """The words, in small letters, that more than this share of the texts have."""
+    counts, number = Counter[str](), 0
+    for text in texts:
+        counts.update({word.lower() for word in words_of(text)})
+        number += 1
+    return frozenset(word for word, count in counts.items() if count > share * number)
+
+
+def is_among(token: str, words: frozenset[str]) -> bool:
+    """Whether a token has words, and all of them are among these, which are in small letters."""
+    own = words_of(token)
+    return bool(own) and all(word.lower() in words for word in own)
+
+
+def _always(token: str) -> bool:
+    return True
+
+
+def dropped(sentence: str, draw: Draw, share: float, may: Callable[[str], bool] = _always) -> str:
     """The sentence without some of its tokens; the others keep their order.
 
     Args:
@@ -58,6 +78,7 @@ def dropped(sentence: str, draw: Draw, share: float) -> str:
         draw: as many of its numbers are used as there are tokens, and one more if no word is left.
         share: the probability with which each token is dropped. If no word would be left, one of
             them, drawn uniformly, is all that is left.
+        may: whether a token may be dropped.
 
     Raises:
         ValueError: the sentence has no word, or `share` is not from 0 to 1.
@@ -68,7 +89,7 @@ def dropped(sentence: str, draw: Draw, share: float) -> str:
     words = [token for token in tokens if _is_word(token)]
     if not words:
         raise ValueError(f"the sentence {sentence!r} has no word")
-    kept = [token for token in tokens if not draw.chance(share)]
+    kept = [token for token in tokens if not (draw.chance(share) and may(token))]
     return " ".join(kept) if any(map(_is_word, kept)) else draw.choice(words)
 
 

@@ -8,7 +8,13 @@ import re
 import pytest
 
 from qrag_jax.data.files.corpora import read_corpus
-from qrag_jax.data.generators.dropped_words import STREAM, dropped, sentences_of
+from qrag_jax.data.generators.dropped_words import (
+    STREAM,
+    dropped,
+    frequent_words,
+    is_among,
+    sentences_of,
+)
 from qrag_jax.data.generators.invented_names import Draw
 from tests.data.real_data import real
 
@@ -89,6 +95,29 @@ def test_one_word_is_always_left() -> None:
     for share in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match="cannot be dropped with probability"):
             dropped(SENTENCE, Draw(0, STREAM, 0), share)
+
+
+def test_frequent_words_are_in_many_texts() -> None:
+    texts = ["The flow, the pipe", "the gas", "A flow", "heat"]
+    assert frequent_words(texts, 0.25) == {"the", "flow"}
+    assert frequent_words(texts, 0.5) == frozenset()
+    assert frequent_words([], 0.5) == frozenset()
+    words = frozenset(("the", "of"))
+    for token, frequent in (("The", True), ("(of", True), ("of/the", True), ("of/gas", False)):
+        assert is_among(token, words) == frequent
+    assert not is_among(".", words)
+
+
+def test_only_what_may_be_dropped_is() -> None:
+    kept = "flow gas long pipe , as seen here ."
+    found = dropped(SENTENCE, Draw(0, STREAM, 0), 1.0, lambda t: t in ("the", "of", "a", "in"))
+    assert found == kept
+    # Whether a token may be dropped moves none of the draws of the others.
+    whole, part = (
+        dropped(SENTENCE, Draw(0, STREAM, 0), 0.5, may).split()
+        for may in (lambda _: True, lambda each: each != "of")
+    )
+    assert [each for each in part if each != "of"] == [t for t in whole if t != "of"]
 
 
 @pytest.mark.parametrize("name", ["scifact", "cranfield"])
