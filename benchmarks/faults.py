@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import json
 import random
 import resource
 import shutil
@@ -105,48 +106,61 @@ def cases(results: dict[str, dict[str, Any]]) -> list[Case]:
 
 
 def kills(folder: Path, courses: Sequence[Course], rounds: int) -> dict[str, Any]:
-    """So many kills in all, the courses in turn."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    drawn, seconds = random.Random(SEED), dict[str, float]()
-    rows: dict[str, dict[str, Any]] = {}
-    places: dict[str, collections.Counter[str]] = {}
-    for course in courses:
-        reference, programs = _places(folder, course)
+    """So many kills in all, the courses in turn; rounds that are done are kept in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    seconds = {course.name: _undisturbed(folder, course) for course in courses}
+    log = folder / "rounds.jsonl"
+    done = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    for number in range(len(done), rounds):
+        course = courses[number % len(courses)]
+        done.append(_round(folder, course, number, seconds[course.name]))
+        with log.open("a") as file:
+            file.write(json.dumps(done[-1]) + "\n")
+        told = done[-1]["wrong"] or "as undisturbed"
+        print(f"round {number}, {course.name}, killed {done[-1]['place']}: {told}", flush=True)
+    rows = {}
+    for name, took in seconds.items():
+        own = [each for each in done if each["course"] == name]
+        places = collections.Counter(each["place"] for each in own)
+        told = ", ".join(f"{place} {count}" for place, count in sorted(places.items()))
+        rows[name] = {
+            "rounds": len(own),
+            "wrong": [f"killed {e['place']}: {e['wrong']}" for e in own if e["wrong"]],
+            "details": {"undisturbed, s": took, "killed": told},
+        }
+    return {"rows": rows}
+
+
+def _undisturbed(folder: Path, course: Course) -> float:
+    """Runs a course, if it has not been; its seconds."""
+    reference, programs = _places(folder, course)
+    kept = reference.with_suffix(".seconds")
+    if not kept.exists():
+        seconds = 0.0
         for _ in range(2):  # the second time all programs are compiled, as in the rounds
             shutil.rmtree(reference, ignore_errors=True)
-            wrong, seconds[course.name] = whole(course, reference, programs)
+            wrong, seconds = whole(course, reference, programs)
             if wrong:
                 raise InputError(f"{course.name} does not run undisturbed: {wrong}")
-        rows[course.name], places[course.name] = (
-            {"rounds": 0, "wrong": []},
-            collections.Counter(),
-        )
-    number = 0
-    while number < rounds:
-        course = courses[number % len(courses)]
-        reference, programs = _places(folder, course)
-        workdir = folder / f"round-{number}"
-        moment = drawn.uniform(0.1, 1.0) * seconds[course.name]
-        found = killed(course, workdir, programs, moment)
-        if found is None:  # it had ended, so that nothing was killed
-            shutil.rmtree(workdir)
-            continue
-        wrong, place = found
-        wrong = wrong or whole(course, workdir, programs)[0]
-        wrong = wrong or differs(course, workdir, reference)
-        row = rows[course.name]
-        row["rounds"] += 1
-        row["wrong"] += [f"killed {place}: {wrong}"] if wrong else []
-        places[course.name][place] += 1
-        number += 1
-        print(f"round {number}, {course.name}, killed {place}: {wrong or 'as undisturbed'}")
-        if not wrong:
-            shutil.rmtree(workdir)
-    for name, row in rows.items():
-        told = ", ".join(f"{place} {count}" for place, count in sorted(places[name].items()))
-        row["details"] = {"undisturbed, s": seconds[name], "killed": told}
-    return {"rows": rows}
+        kept.write_text(f"{seconds:.3f}")
+    return float(kept.read_text())
+
+
+def _round(folder: Path, course: Course, number: int, seconds: float) -> dict[str, str]:
+    """Kills a run at a random moment, gives the command again, and compares."""
+    reference, programs = _places(folder, course)
+    workdir = folder / f"round-{number}"
+    drawn = random.Random(f"{SEED} {number}")
+    found = None
+    while found is None:  # else it had ended, so that nothing was killed
+        shutil.rmtree(workdir, ignore_errors=True)
+        found = killed(course, workdir, programs, drawn.uniform(0.1, 1.0) * seconds)
+    wrong, place = found
+    wrong = wrong or whole(course, workdir, programs)[0]
+    wrong = wrong or differs(course, workdir, reference)
+    if not wrong:
+        shutil.rmtree(workdir)
+    return {"course": course.name, "place": place, "wrong": wrong}
 
 
 def _places(folder: Path, course: Course) -> tuple[Path, Path]:
