@@ -198,6 +198,22 @@ def test_a_host_that_dies_ends_the_others_and_both_go_on(
     same_run(workdir, alone)
 
 
+def play_as_one(
+    commands: Commands, folder: Path, run: Sequence[str], steps: int, *, is_stopped: bool
+) -> Path:
+    """Runs by one host and by two, which may be stopped on the way; the first one's folder."""
+    alone, workdir = folder / "alone", folder / "run"
+    commands.succeed("train", *run, f"--workdir={alone}")
+    if is_stopped:
+        processes = started(commands, 2, f"--workdir={workdir}", run=run)
+        wait_for_step(workdir, 1, processes)
+        stop_together(processes)
+    both = ended(started(commands, 2, f"--workdir={workdir}", run=run))
+    assert [each.returncode for each in both] == [0, 0], errors_of(both)
+    same_run(workdir, alone, steps)
+    return alone
+
+
 @pytest.mark.parametrize(
     ("given", "is_stopped"),
     [
@@ -208,18 +224,10 @@ def test_a_host_that_dies_ends_the_others_and_both_go_on(
 def test_agents_of_two_hosts_play_what_one_plays(
     commands: Commands, tmp_path: Path, given: tuple[str, ...], is_stopped: bool
 ) -> None:
-    alone, workdir = tmp_path / "alone", tmp_path / "run"
     run = (*given, *AGENTS)
-    commands.succeed("train", *run, f"--workdir={alone}")
+    alone = play_as_one(commands, tmp_path, run, AGENT_STEPS, is_stopped=is_stopped)
     lines = [line for line in metric_lines(alone) if "train/grad_norm" in line]
     assert all(line["train/grad_norm"] > 0 for line in lines)
-    if is_stopped:
-        processes = started(commands, 2, f"--workdir={workdir}", run=run)
-        wait_for_step(workdir, 1, processes)
-        stop_together(processes)
-    both = ended(started(commands, 2, f"--workdir={workdir}", run=run))
-    assert [each.returncode for each in both] == [0, 0], errors_of(both)
-    same_run(workdir, alone, AGENT_STEPS)
 
 
 @pytest.mark.parametrize(
@@ -233,15 +241,7 @@ def test_agents_of_two_hosts_play_what_one_plays(
 def test_language_models_of_two_hosts_play_what_one_plays(
     commands: Commands, tmp_path: Path, run: tuple[str, ...], steps: int, is_stopped: bool
 ) -> None:
-    alone, workdir = tmp_path / "alone", tmp_path / "run"
-    commands.succeed("train", *run, f"--workdir={alone}")
-    if is_stopped:
-        processes = started(commands, 2, f"--workdir={workdir}", run=run)
-        wait_for_step(workdir, 1, processes)
-        stop_together(processes)
-    both = ended(started(commands, 2, f"--workdir={workdir}", run=run))
-    assert [each.returncode for each in both] == [0, 0], errors_of(both)
-    same_run(workdir, alone, steps)
+    play_as_one(commands, tmp_path, run, steps, is_stopped=is_stopped)
 
 
 def test_what_is_refused_is_refused_on_all_hosts(commands: Commands, tmp_path: Path) -> None:
