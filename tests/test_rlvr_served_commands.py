@@ -14,6 +14,7 @@ from qrag_jax.rollouts.token_sampler import SamplingConfig
 from tests.entry_points import Commands, losses, metric_lines, saved_state
 from tests.rollouts.calling_model import write_calling_model
 from tests.rollouts.policy_server import PolicyServer
+from tests.test_train_hosts import play_as_one
 
 pytestmark = pytest.mark.long
 
@@ -26,7 +27,6 @@ TRAINING = (
     "--config.sampling.temperature=0.7",
     "--config.tools.turn_tokens=16",
     "--config.tools.max_turns=3",
-    "--config.tools.staleness=1",
     "--config.optimizer.learning_rate=1e-2",
     "--config.questions.bridge_train=16",
     f"--config.train.steps={STEPS}",
@@ -43,7 +43,10 @@ def test_killed_in_the_middle_of_rollouts(commands: Commands, tmp_path: Path) ->
     folder, draw = write_calling_model(tmp_path / "model"), random.Random(0)
     sampling = SamplingConfig(engine="server", room=640)
     with PolicyServer.started(folder, sampling) as server:
-        given = (*TRAINING, f"--config.model.path={folder}", f"--config.llm.url={server.url}")
+        given = (
+            *(*TRAINING, "--config.tools.staleness=1"),
+            *(f"--config.model.path={folder}", f"--config.llm.url={server.url}"),
+        )
         commands.succeed("train", *given, f"--workdir={tmp_path / 'whole'}")
         asked = len(server.asked)
         workdir = tmp_path / "killed"
@@ -71,3 +74,16 @@ def test_killed_in_the_middle_of_rollouts(commands: Commands, tmp_path: Path) ->
     lines = [line for line in metric_lines(workdir) if "train/loss" in line]
     assert any(line["train/tokens"] > 0 for line in lines)
     assert all(line["train/unscored_share"] == 0 for line in lines)
+
+
+def test_two_hosts_ask_a_server_for_what_one_asks(commands: Commands, tmp_path: Path) -> None:
+    """Each host hands its versions over under names of its own, and asks for a part."""
+    folder = write_calling_model(tmp_path / "model")
+    sampling = SamplingConfig(engine="server", room=640)
+    with PolicyServer.started(folder, sampling) as server:
+        given = (
+            *(*TRAINING, "--config.train.log_every=1", "--config.model.dtype=float32"),
+            *("--config.optimizer.learning_rate=1e-4", f"--config.model.path={folder}"),
+            f"--config.llm.url={server.url}",
+        )
+        play_as_one(commands, tmp_path, given, STEPS, is_stopped=False)

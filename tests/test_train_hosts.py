@@ -55,10 +55,10 @@ WRITER = (
     *("--config.iterations=1", "--config.model.lora.rank=4"),
 )
 # Rates, and how full blocks and batches of searches are, which depends on the number of devices;
-# what hosts search for themselves; and at first policy and reference are one but for rounding.
+# what a host searches and asks itself; and at first policy and reference are one but for rounding.
 OF_LAYOUT = (
     *("speed/", "train/padding_share", "searches_per_batch", "turns_per_batch"),
-    *("searches", "kept_search_share", "train/accuracy", "train/margin"),
+    *("searches", "kept_search_share", "llm/", "train/accuracy", "train/margin"),
 )
 
 

@@ -161,6 +161,8 @@ class EpisodePlayer:
     ) -> list[TokenEpisode]:
         """Plays by one version on the server, to which it is handed over first.
 
+        Of several hosts, each asks a server for a part, and has all episodes.
+
         Args:
             agent: the environment; None: that of the scene.
 
@@ -169,16 +171,20 @@ class EpisodePlayer:
             FeedbackLost: the server was given up, or too many episodes would fail again.
             InputError: the server refuses the weights.
         """
-        served = self.served
+        served, here = self.served, weights._replace(params=self.here(weights.params))
         assert served is not None
-        sampler, watch = served.sampler(weights, stop), served.watch(stop)
-        rollout = self._rollout(sampler, watch, agent=agent)
 
-        def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
-            served.bring_back(sampler, stop)
-            return rollout.play(starts)
+        def play_own(own: Sequence[TokenStart]) -> list[TokenEpisode]:
+            sampler, watch = served.sampler(here, stop), served.watch(stop)
+            rollout = self._rollout(sampler, watch, agent=agent)
 
-        return self.patience(watch).play(starts, play)
+            def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+                served.bring_back(sampler, stop)
+                return rollout.play(starts)
+
+            return self.patience(watch).play(own, play)
+
+        return played_by_all(starts, play_own)
 
     def patience(self, stop: Checks, broken: type = Failed) -> Patience:
         """What plays again while too many are broken.

@@ -78,6 +78,7 @@ def check_server(
         np.array(scaffold.opening(messages), np.int32)
         for messages in itertools.islice(openings, _CHECKED)
     ]
-    base = system.base[0] if system.base else None
-    distance = system.served.check(system.untrained, base, prompts, stop)
+    player = system.player
+    params = player.here(system.untrained)
+    distance = system.served.check(params, player.base, prompts, stop)
     log(f"the server's log-probabilities are {distance:.2g} nats a token from the trainer's")

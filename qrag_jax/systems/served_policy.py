@@ -28,7 +28,7 @@ from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.listener import NotOurs
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.served_config import ServedConfig
-from qrag_jax.llm.server.opening import LOOK_EVERY, started
+from qrag_jax.llm.server.opening import LOOK_EVERY, Place, started
 from qrag_jax.llm.server.publish import Published, Publisher, PublishError
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.server.sidecar import Existing, sidecar
@@ -345,7 +345,7 @@ def open_served(
     A server of our own starts while the caller goes on.
 
     Args:
-        workdir: the folder of the server's log.
+        workdir: the folder of the server's log; of several hosts each has a log of its own.
 
     Raises:
         InputError: a field cannot be used, or a server that is to run already does not.
@@ -354,12 +354,16 @@ def open_served(
     llm = settings.llm.serving(str(model.folder.absolute()), np.dtype(products).name)
     key = llm.client(llm.url, llm.model).api_key() if llm.url else ""
     made: list[ServedPolicy] = []
+    fields = dataclasses.asdict(llm.server) if llm.server else {}
+    if fields:
+        place = Place(workdir, workdir, jax.process_index())
+        fields["log"] = place.own(fields["log"] or "vllm.log")
     server = sidecar(
         {
             "url": llm.url,
             "model": llm.model,
             "api_key_env": llm.api_key_env,
-            "server": dataclasses.asdict(llm.server) if llm.server else {},
+            "server": fields,
         },
         workdir,
         key,

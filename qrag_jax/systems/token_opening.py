@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import leave_room
 from qrag_jax.llm.llm_config import LlmConfig
-from qrag_jax.rollouts.token_sampler import DEVICE
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.mesh import host_mesh, make_mesh
 from qrag_jax.runtime.run import Run
@@ -140,11 +139,6 @@ def _check_hosts(config: TokenConfig, own: Mesh, staleness: int) -> None:
             f"config.runtime.mesh is {config.runtime.mesh}, which splits the model over several "
             "hosts, and episodes are played on each host alone; use sizes of fsdp and tensor whose "
             f"product divides the number of a host's devices, {jax.local_device_count()}."
-        )
-    if config.llm is not None:
-        raise InputError(
-            f"config.sampling.engine is {config.sampling.engine!r}, which one host asks, and there "
-            f"are {count}; set it to {DEVICE!r}."
         )
     if staleness:
         raise InputError(

@@ -224,7 +224,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
                 model.base, placement.base_shardings(self.own, rules_of, model.base)
             )
         here = partial(hosts.copied, shardings=shardings)
-        return EpisodePlayer(rules, scene, self.own, base, None, self.counts, here)
+        return EpisodePlayer(rules, scene, self.own, base, self.served, self.counts, here)
 
     def weights(self, state: PolicyState) -> Any:
         """What plays: parameters, or a version of them for the server.
