@@ -78,8 +78,12 @@ def start(
 
 
 def _not_ignored() -> None:
-    """A shell starts commands in the background without SIGINT, which no script can trap then."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """A script can trap no signal that was ignored when it began.
+
+    A shell starts commands in the background without SIGINT, and `nohup` all without SIGHUP.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 OURS = {"CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "RESTARTS", "LEFT", "GRACE", "PORT"}
