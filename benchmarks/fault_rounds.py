@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -137,14 +138,28 @@ def whole(course: Course, workdir: Path, programs: Path) -> tuple[str, float]:
     return ("" if not any(statuses) else f"status {statuses}: {run.said()}"), seconds
 
 
-def killed(course: Course, workdir: Path, programs: Path, moment: float) -> tuple[str, str] | None:
-    """Kills a run at a moment, in seconds.
+class Moment(NamedTuple):
+    """When a process is killed.
+
+    Attributes:
+        step: after the log has this step; 0: before the first one.
+        seconds: since then, or since the start.
+    """
+
+    step: int
+    seconds: float
+
+
+def killed(course: Course, workdir: Path, programs: Path, moment: Moment) -> tuple[str, str] | None:
+    """Kills a run at a moment.
 
     Returns:
         What went wrong, or ""; where the run was. None: the run had ended before.
     """
     run = Started(course, workdir, programs)
-    time.sleep(moment)
+    while moment.step > max(_steps(workdir), default=0) and run.processes[0].poll() is None:
+        time.sleep(0.01)
+    time.sleep(moment.seconds)
     if not run.kill(course.victim):
         statuses = run.statuses()
         return None if not any(statuses) else (f"status {statuses}: {run.said()}", "")
@@ -158,8 +173,12 @@ def killed(course: Course, workdir: Path, programs: Path, moment: float) -> tupl
     if ended and (left := run.orphans()):
         wrong = f"{left} processes are left behind"
     run.end()
-    steps = [line["step"] for line in metric_lines(workdir) if "train/loss" in line]
+    steps = _steps(workdir)
     return wrong, f"after step {steps[-1]}" if steps else "before the first step"
+
+
+def _steps(workdir: Path) -> list[int]:
+    return [line["step"] for line in metric_lines(workdir) if "train/loss" in line]
 
 
 def differs(course: Course, workdir: Path, reference: Path) -> str:

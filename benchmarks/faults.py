@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fault_rounds import WORKER, Course, Started, differs, killed, whole
+from benchmarks.fault_rounds import WORKER, Course, Moment, Started, differs, killed, whole
 from benchmarks.kept_runs import Kept
 from benchmarks.report import Case
 from qrag_jax.errors import InputError
@@ -154,13 +154,20 @@ def _round(folder: Path, course: Course, number: int, seconds: float) -> dict[st
     found = None
     while found is None:  # else it had ended, so that nothing was killed
         shutil.rmtree(workdir, ignore_errors=True)
-        found = killed(course, workdir, programs, drawn.uniform(0.1, 1.0) * seconds)
+        found = killed(course, workdir, programs, _moment(drawn, course, seconds))
     wrong, place = found
     wrong = wrong or whole(course, workdir, programs)[0]
     wrong = wrong or differs(course, workdir, reference)
     if not wrong:
         shutil.rmtree(workdir)
     return {"course": course.name, "place": place, "wrong": wrong}
+
+
+def _moment(drawn: random.Random, course: Course, seconds: float) -> Moment:
+    """A random moment: once in four before the first step, else in any step or behind it."""
+    if drawn.random() < 0.25:
+        return Moment(0, drawn.uniform(0.1, 0.7) * seconds)
+    return Moment(drawn.randint(1, course.steps - 1), drawn.uniform(0.0, 0.5))
 
 
 def _places(folder: Path, course: Course) -> tuple[Path, Path]:
