@@ -393,7 +393,7 @@ def test_made_queries_are_demonstrated_by_those_of_the_corpus(made: Inputs) -> N
 
 def test_sentences_of_the_corpora_are_demonstrated_for_data(tmp_path: Path, north: Path) -> None:
     data = {"queries__train": f"{north},train", "queries__held_out": 2}
-    script = loaded(tmp_path / "run", **data).script
+    script = loaded(tmp_path / "run", **data, dropped__frequent_from=0.5).script
     assert script is not None
     assert set(script.given) == set(TEXTS.values())
     config = RewriteConfig.of(small(dropped__share=0.5))
