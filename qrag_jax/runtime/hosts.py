@@ -150,8 +150,11 @@ def any_of(flag: bool) -> bool:
 
 
 def of_all(tree: Any) -> Any:
-    """Arrays that are split over hosts, whole and on each host; all hosts call this together."""
-    if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
+    """Arrays that are split over hosts, whole and on each host; all hosts call this together.
+
+    NumPy's are whole already.
+    """
+    if all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(tree)):
         return jax.device_get(tree)
     return multihost_utils.process_allgather(tree, tiled=True)
 
