@@ -22,6 +22,7 @@ from benchmarks.token_serving import PYTHON, write_model
 from configs.leret import get_config
 from qrag_jax.data.generators.bridge_world import bridge_question
 from qrag_jax.environments.query_writing.prompt import Example, QueryPrompt, Variant
+from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.environments.tools.documents import document_text
 from qrag_jax.rollouts.token_episodes import TokenStart
 from qrag_jax.runtime.interrupt import StopSignal
@@ -49,6 +50,7 @@ def cases() -> list[Case]:
             play = system.play(system.first_state(), stop)
             bare = system.inputs.agent.prompt
             prompt = dataclasses.replace(bare, variants=few_shot(bare))
+            states = [system.inputs.train[each] for each in system.asked]
             assert system.served is not None
             url = system.served._server.url.removesuffix("/v1")
             seconds: dict[str, list[float]] = {"at once": [], "one by one": []}
@@ -57,7 +59,7 @@ def cases() -> list[Case]:
                 for told, lists in seconds.items():
                     # Questions of their own, or the cache would have the whole prompts.
                     first = (2 * number + (told == "at once")) * QUESTIONS
-                    asked = _starts(system.asked[first : first + QUESTIONS], number)
+                    asked = _starts(states[first : first + QUESTIONS], number)
                     before, began = _cache(url), time.monotonic()
                     if told == "at once":
                         play(prompt, [start for own in asked for start in own])
@@ -121,7 +123,7 @@ def _config(model: Path) -> Any:
     return config
 
 
-def _starts(states: Sequence[Any], number: int) -> list[list[TokenStart]]:
+def _starts(states: Sequence[QueryState], number: int) -> list[list[TokenStart]]:
     """By prompt, the tries of all questions."""
     return [
         [
