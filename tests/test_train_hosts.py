@@ -198,6 +198,32 @@ def test_a_host_that_dies_ends_the_others_and_both_go_on(
     same_run(workdir, alone)
 
 
+def test_a_folder_that_two_hosts_train_in_is_refused_until_they_are_killed(
+    commands: Commands, tmp_path: Path
+) -> None:
+    """The sentence names the first host's process, on every host; the lock of the dead is none."""
+    workdir = tmp_path / "run"
+    endless = *RUN, "--config.train.steps=100000", f"--workdir={workdir}"
+    processes = started(commands, 2, run=endless)
+    wait_for_step(workdir, 1, processes)
+    others = [*ended(started(commands, 2, run=endless)), commands.run("train", *endless)]
+    are_alive = [process.poll() is None for process in processes]
+    for process in processes:
+        process.kill()
+    ended(processes)
+    owner = f"process {processes[0].pid} on {socket.gethostname()}"
+    assert len(others) == 3
+    for each in others:
+        assert f"{workdir} is being trained by {owner}" in refusal(each)
+    assert are_alive == [True, True]
+    seen = len(metric_lines(workdir))
+    again = started(commands, 2, run=endless)
+    while len(metric_lines(workdir)) <= seen:
+        assert all(process.poll() is None for process in again), errors_of(ended(again))
+        time.sleep(0.1)
+    stop_together(again)
+
+
 def play_as_one(
     commands: Commands, folder: Path, run: Sequence[str], steps: int, *, is_stopped: bool
 ) -> Path:
