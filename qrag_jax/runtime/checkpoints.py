@@ -277,10 +277,21 @@ class Checkpoints:
         kept = f"the state of step {max(good)} is kept" if good else "none was saved before"
         # The message chains errors and ends with the cause, such as "No space left on device".
         reason = " ".join(str(error).split()).rpartition(": ")[2][:200]
+        fix = "free space there and give the same command to go on"
+        if _is_late(error):  # Orbax measures its patience by the wall clock
+            fix = (
+                "give the same command to go on; the disk was slow, or the clock was set meanwhile"
+            )
         return SaveError(
-            f"a checkpoint could not be written to {self.folder} ({reason}); {kept}: free space "
-            "there and give the same command to go on."
+            f"a checkpoint could not be written to {self.folder} ({reason}); {kept}: {fix}."
         )
+
+
+def _is_late(error: BaseException | None) -> bool:
+    """Whether an error comes from a time-out."""
+    while error is not None and not isinstance(error, TimeoutError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 class _DigestWriter:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -356,4 +358,27 @@ def test_failed_save_names_what_is_kept(tmp_path: Path) -> None:
     assert f"could not be written to {tmp_path / 'checkpoints'}" in text
     assert "the state of step 1 is kept" in text
     assert "\n" not in text
+    assert_equal(Checkpoints(tmp_path).restore_last(state(0))[0], state(1))
+
+
+def test_a_clock_that_is_set_while_a_save_goes_on_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save_last(1, state(1), {})
+    checkpoints.wait()
+
+    def save() -> None:
+        checkpoints.save_last(2, state(2), {})
+        checkpoints.wait()
+
+    hours = itertools.count()
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "time", lambda: 3600.0 * next(hours))
+        with pytest.raises(SaveError) as caught:
+            save()
+    assert str(caught.value).endswith(
+        "the state of step 1 is kept: the disk was slow, or the clock was set meanwhile; give the "
+        "same command to go on."
+    )
     assert_equal(Checkpoints(tmp_path).restore_last(state(0))[0], state(1))
