@@ -58,7 +58,7 @@ class ServerConfig:
     port: int = 0  # on 127.0.0.1; 0: a free port, kept over restarts
     devices: str = ""  # CUDA_VISIBLE_DEVICES, such as "0,1"; "": the trainer's
     memory_share: float = 0.45  # share of a GPU's memory, for weights and KV cache together
-    cpu_cache_gib: int = 0  # GiB of KV cache on CPU; 0: vLLM's default
+    cpu_cache_gib: int = 0  # GiB of KV cache on CPU; 0: there is a GPU, or vLLM's default
     max_model_len: int = 4096  # tokens of prompt and answer together; 0: the model's limit
     dtype: str = "auto"  # of weights and computation
     lora_rank: int = 0  # highest rank of LoRA adapters served; 0: no adapters
@@ -149,6 +149,10 @@ class ServerConfig:
             # One more in memory: the newest is loaded before the oldest is unloaded. Without room
             # vLLM itself drops the one that was not used for longest.
             words += ["--max-cpu-loras", str(self.loaded_adapters + 1)]
+        if self.cpu_cache_gib:
+            # On CPU vLLM 0.32 ends when a prompt with a seed is read in parts ("CPU Generator does
+            # not use offset").
+            words += ["--no-enable-chunked-prefill"]
         if self.publish:
             # Of the distribution that was drawn from: at the temperature of sampling.
             words += ["--logprobs-mode", "processed_logprobs"]

@@ -95,7 +95,7 @@ def test_what_it_is_started_with(
     assert "--gpu-memory-utilization 0.3 --max-model-len 256" in command
     assert "--enable-lora --max-lora-rank 8 --max-loras 3 --max-cpu-loras 4" in command
     assert "--logprobs-mode" not in command
-    assert command.endswith("--enforce-eager --seed 3")
+    assert command.endswith("--no-enable-chunked-prefill --enforce-eager --seed 3")
     env = start["env"]
     assert env["VLLM_API_KEY"] == KEY
     assert env["CUDA_VISIBLE_DEVICES"] == "1,0"
@@ -108,6 +108,7 @@ def test_what_it_is_started_with(
 def test_only_publishing_opens_the_development_endpoints(config: ServerConfig) -> None:
     config = changed(config, publish=True)
     assert "--logprobs-mode processed_logprobs" in " ".join(config.command(8000))
+    assert "--no-enable-chunked-prefill" not in config.command(8000)  # it is for CPUs
     env = config.environment()
     assert env["VLLM_SERVER_DEV_MODE"] == env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
 
