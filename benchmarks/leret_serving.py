@@ -25,8 +25,7 @@ from qrag_jax.data.generators.bridge_world import bridge_question
 from qrag_jax.environments.query_writing.prompt import Example, QueryPrompt, Variant
 from qrag_jax.environments.query_writing.state import QueryState
 from qrag_jax.environments.tools.documents import document_text
-from qrag_jax.errors import InputError
-from qrag_jax.models.files.model_folder import resolve_folder
+from qrag_jax.models.smollm2 import find_smollm2
 from qrag_jax.rollouts.token_episodes import TokenStart
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
@@ -34,7 +33,6 @@ from qrag_jax.systems import leret
 
 PROMPTS, EXAMPLES, QUESTIONS, ROUNDS = 4, 3, 8, 2
 LEAST_RATIO = 2.0
-MODEL = "smollm2"
 AT_ONCE, BY_PROMPT, SINGLY = "all at once", "one prompt at a time", "one try at a time"
 HITS, ASKED = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
 
@@ -43,10 +41,8 @@ def cases() -> list[Case]:
     """Tries a second, and the share of prompt tokens that the cache had."""
     if not Path(PYTHON).exists():
         return [Case(f"tries by vLLM: no vLLM at {PYTHON}; make sidecar-cpu", None, "")]
-    try:
-        resolve_folder(MODEL)
-    except InputError as error:
-        return [Case(f"tries by vLLM: {error}", None, "")]
+    if find_smollm2(download=False) is None:
+        return [Case("tries by vLLM: no SmolLM2-135M-Instruct; make llm", None, "")]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = _config()
@@ -122,7 +118,7 @@ def few_shot(prompt: QueryPrompt) -> tuple[Variant, ...]:
 
 def _config() -> Any:
     config = get_config("quick").unlock()
-    config.model.path = MODEL
+    config.model.path = "smollm2"
     config.model.lora.update(rank=8)
     config.questions.update(bridge_train=3 * (ROUNDS + 1) * QUESTIONS, bridge_dev=4)
     config.questions.bridge_corpus = config.questions.bridge_train
