@@ -18,9 +18,10 @@ found. Where the original finds nothing, an output without a query earns 0 as th
 only queries that find something stand out. The presets of `rewrite_tiers` are rewards as others
 have them, with their formats.
 
-A config may ask for a cost of length. It is in the reward alone: the measure and its gain are told
-without it, and so is everything that `evaluate` scores. An output without a query pays it like the
-echo, so that it stays worth no more.
+A config may ask for a cost of length, or of what an index of words reads (`reading_cost`). These
+are in the reward alone: the measure and its gain are told without them, and so is everything that
+`evaluate` scores. An output without a query pays them like the echo, so that it stays worth no
+more.
 
 A search that failed ended in no `Rewritten` but in `Failed`, and has no reward.
 """
@@ -29,13 +30,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from qrag_jax.environments.query_rewriting.output import REWRITTEN, UNREADABLE
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
 from qrag_jax.environments.tools.episode import Document
 from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.feedback import found_scores
+from qrag_jax.feedback.reading_cost import Entries
 from qrag_jax.feedback.rewrite_tiers import TIERS, Judged
 from qrag_jax.metrics.answers import normalise
 
@@ -47,6 +49,7 @@ _OF_GRADES = {
 }
 _TOLD = {ANSWER_RANK: "answer_rr"}
 _SECTION = "reward"
+READ_SHARE = "read_share"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,18 +72,22 @@ class RewriteRewardConfig:
     # between two queries goes to the shorter one. Most words change a ranking too little to be told
     # from chance by the judged queries alone
     length_cost: float = 0.0
+    # Taken from the reward of a query for which an index of words reads as many entries as for the
+    # original, of others by what it reads: words that most passages have are nearly all of that,
+    # and others cost next to nothing
+    reading_cost: float = 0.0
 
     def __post_init__(self) -> None:
         check_known(_SECTION, self, "measure", MEASURES)
-        check_least(_SECTION, self, k=1, length_cost=0)
+        check_least(_SECTION, self, k=1, length_cost=0, reading_cost=0)
         if not self.tiers:
             return
-        if self.length_cost:
-            raise InputError(
-                f"config.{_SECTION}.tiers is {self.tiers!r} and config.{_SECTION}.length_cost is "
-                f"{self.length_cost}, but tiers are rewards as they were published; set one of "
-                "them."
-            )
+        for name in ("length_cost", "reading_cost"):
+            if cost := getattr(self, name):
+                raise InputError(
+                    f"config.{_SECTION}.tiers is {self.tiers!r} and config.{_SECTION}.{name} is "
+                    f"{cost}, but tiers are rewards as they were published; set one of them."
+                )
         if self.tiers not in TIERS:
             raise InputError(
                 f"config.{_SECTION}.tiers is {self.tiers!r}; use one of {', '.join(TIERS)}, or "
@@ -110,14 +117,17 @@ class RewriteReward:
 
     Attributes:
         config: which reward.
+        entries: by collection, of the index of words; a cost of reading needs them.
     """
 
     config: RewriteRewardConfig
+    entries: Mapping[str, Entries] = dataclasses.field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all parts."""
-        return ("reward", self.config.name, "gain", "format", "words")
+        own = ("reward", self.config.name, "gain", "format", "words")
+        return (*own, READ_SHARE) if self.config.reading_cost else own
 
     def check(self, task: RewriteTask) -> None:
         """Refuses a task that cannot be rewarded.
@@ -161,7 +171,9 @@ class RewriteReward:
         - `gain`: the measure less `original`, whether or not it is the reward;
         - `format`: 1 if a query could be read from the output, even one that the search cannot
           read; else 0;
-        - `words`: of the query.
+        - `words`: of the query;
+        - `read_share`, where reading costs: entries of the index that the query reads, in those
+          that the original reads.
 
         Args:
             task: what was asked.
@@ -183,13 +195,17 @@ class RewriteReward:
         else:
             reward = gain if self.config.gain else value
             reward -= self.config.length_cost * _length(query, task.question)
-        return {
+        parts = {
             "reward": reward,
             self.config.name: value,
             "gain": gain,
             "format": float(bool(query)),
             "words": float(len(query.split())),
         }
+        if self.config.reading_cost:
+            share = self.entries[task.collection].share(query, task.question)
+            parts |= {"reward": reward - self.config.reading_cost * share, READ_SHARE: share}
+        return parts
 
 
 def _length(query: str, original: str) -> float:

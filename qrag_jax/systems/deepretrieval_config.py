@@ -250,7 +250,11 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "algorithm": (PPO, "of the stage rl: ppo, with a critic, or grpo, with groups"),
 }
 # Fields that were added later, each with the value that holds for runs saved without it.
-LATER_FIELDS: dict[str, Any] = {"dropped.together": 1, "reward.length_cost": 0.0}
+LATER_FIELDS: dict[str, Any] = {
+    "dropped.together": 1,
+    "reward.length_cost": 0.0,
+    "reward.reading_cost": 0.0,
+}
 LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS, LATER_FIELDS)
 load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.
@@ -408,6 +412,11 @@ def _check_learning(algorithm: str, parts: dict[str, Any]) -> None:
             f"config.writing.prompt {writing.prompt} asks for Boolean queries, and "
             f"config.search.engine {parts['search'].engine} reads them as words; use "
             f"{BOOLEAN!r} or {REMOTE!r}, or another prompt."
+        )
+    if reward.reading_cost and parts["search"].engine == REMOTE:
+        raise InputError(
+            f"config.reward.reading_cost is {reward.reading_cost}, and config.search.engine "
+            f"{REMOTE!r} does not tell what it reads; set it to 0, or use another engine."
         )
     if reward.measure == "answer_rank" and remote:
         raise InputError(

@@ -8,6 +8,7 @@ import numpy as np
 
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
 from qrag_jax.environments.tools.episode import Document, Look
+from qrag_jax.feedback.reading_cost import Entries
 from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES, guard_measures
 from qrag_jax.feedback.rewrite_reward import RewriteReward
 from qrag_jax.llm.outcomes import Failure
@@ -20,6 +21,7 @@ from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory, Turn
 from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import Inputs
 from qrag_jax.systems.rewrite_originals import OriginalQueries
+from qrag_jax.systems.rewrite_search import Collections
 
 SCRIPTED = "scripted"  # among the facts of a demonstration
 REWARD = "reward"
@@ -29,7 +31,7 @@ class RewriteEpisodes:
     """Makes trajectories of the queries of a run."""
 
     def __init__(self, config: RewriteConfig, inputs: Inputs) -> None:
-        self.reward = RewriteReward(config.reward)
+        self.reward = RewriteReward(config.reward, _entries(config, inputs))
         self._config, self._inputs = config, inputs
         self.originals = OriginalQueries(self.searched, self.reward, config.rollout.attempts)
 
@@ -157,6 +159,19 @@ def longest(
         for group in range(groups)
         for member in range(members)
     ]
+
+
+def _entries(config: RewriteConfig, inputs: Inputs) -> dict[str, Entries]:
+    """Of the collections of the training queries; none unless reading costs."""
+    library = inputs.library.library
+    if not config.reward.reading_cost or not isinstance(library, Collections):
+        return {}
+    names = {task.collection for task in inputs.train}
+    return {
+        name: Entries.of(passage.whole for passage in own.corpus)
+        for name, own in library.by_name.items()
+        if name in names
+    }
 
 
 def _parts_of(trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:

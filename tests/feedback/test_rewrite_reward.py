@@ -18,6 +18,7 @@ from qrag_jax.environments.query_rewriting.output import (
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
 from qrag_jax.environments.tools.episode import Document
 from qrag_jax.errors import InputError
+from qrag_jax.feedback.reading_cost import Entries
 from qrag_jax.feedback.rewrite_reward import MEASURES, RewriteReward, RewriteRewardConfig
 from qrag_jax.feedback.rewrite_tiers import TIERS
 from qrag_jax.metrics.ranking import ranking_columns
@@ -59,6 +60,28 @@ def test_the_cost_of_length_by_hand() -> None:
         assert paid == given  # nothing else knows of it
     nothing = Rewritten("", outcome=NO_QUERY)
     assert each.of(TASK, nothing, 0.2)["reward"] == pytest.approx(-0.2 - 0.3)
+
+
+def test_the_cost_of_reading_by_hand() -> None:
+    """Of the question's words the index has 3 + 2 + 1 entries, each word once."""
+    texts = ("What is it?", "what, WHAT is", "what of Norway", "Oslo")
+    free = reward("recall", k=2)
+    each = RewriteReward(
+        RewriteRewardConfig(measure="recall", k=2, reading_cost=0.6), {"": Entries.of(texts)}
+    )
+    task = dataclasses.replace(TASK, question="What is what, of what?")
+    found = documents("x", "b", "a")
+    for query, share in (("what is what", 5 / 6), ("Norway Oslo", 2 / 6), ("unknown", 0.0)):
+        ended = Rewritten(query, found=found)
+        paid, given = each.of(task, ended, 0.2), free.of(task, ended, 0.2)
+        assert paid.pop("read_share") == pytest.approx(share)
+        assert paid.pop("reward") == pytest.approx(given.pop("reward") - 0.6 * share)
+        assert paid == given  # nothing else knows of it
+        assert {*paid, "read_share", "reward"} == {*each.names}
+    nothing = Rewritten("", outcome=NO_QUERY)
+    assert each.of(task, nothing, 0.2)["reward"] == pytest.approx(-0.2 - 0.6)
+    unknown = dataclasses.replace(TASK, question="unknown")  # the original reads nothing
+    assert each.of(unknown, Rewritten("what", found=found), 0.2)["read_share"] == 1.0
 
 
 @pytest.mark.parametrize("measure", MEASURES)
@@ -161,7 +184,9 @@ def test_presets_without_a_query(tiers: str, none: float, unreadable: float) -> 
         ({"k": 0}, "config.reward.k is 0; it must be at least 1"),
         ({"tiers": "bm25"}, "config.reward.tiers is 'bm25'; use one of engines, qa, ir, remake"),
         ({"tiers": "ir", "gain": False, "length_cost": 0.1}, "length_cost is 0.1, but tiers are"),
+        ({"tiers": "ir", "gain": False, "reading_cost": 0.1}, "reading_cost is 0.1, but tiers are"),
         ({"length_cost": -0.1}, "config.reward.length_cost is -0.1"),
+        ({"reading_cost": -0.1}, "config.reward.reading_cost is -0.1"),
         ({"tiers": "ir"}, "config.reward.tiers is 'ir' and config.reward.gain is True"),
         (
             {"tiers": "engines", "gain": False},

@@ -216,6 +216,10 @@ def test_boolean_prompts_are_for_what_obeys_them(prompt: str, engine: str) -> No
             "engine 'remote' gives ids alone; use ndcg, recall or rr.",
         ),
         (
+            {"stages": ("rl",), "search.engine": "remote", "reward.reading_cost": 0.1},
+            "config.reward.reading_cost is 0.1, and config.search.engine 'remote' does not tell",
+        ),
+        (
             {"stages": ("rl",), "search.engine": "remote", "reward.k": 3001},
             "config.reward.k is 3001, and a search gives 3000 documents at most "
             "(config.engine.most); lower the former, or raise the latter.",
