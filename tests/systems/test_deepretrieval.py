@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, TokenTrajectory
 from qrag_jax.runtime.dry_run import program_lines
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.deepretrieval import DeepRetrieval
+from qrag_jax.systems.deepretrieval_episodes import RewriteEpisodes
+from qrag_jax.systems.rewrite_search import Collections
 from tests.systems.rewrite_play import SCRIPT_STEPS, opened, small
 
 pytestmark = pytest.mark.long
@@ -219,6 +222,29 @@ def test_a_query_is_worth_what_it_finds_less_what_the_original_finds(
             assert each.parts["reward"] == 0
         if text == entity:
             assert value == 1
+
+
+def test_reading_costs_what_the_corpus_says(system: DeepRetrieval) -> None:
+    reward = dataclasses.replace(system.config.reward, reading_cost=0.25)
+    config = dataclasses.replace(system.config, reward=reward)
+    episodes = RewriteEpisodes(config, system.inputs)
+    task, library = system.inputs.train[0], system.inputs.library.library
+    assert isinstance(library, Collections)
+    passages = [passage.whole for passage in library.by_name[task.collection].corpus]
+
+    def read(text: str) -> int:
+        asked = set(re.findall(r"\w+", text.lower()))
+        return sum(len(asked & set(re.findall(r"\w+", each.lower()))) for each in passages)
+
+    words = task.question.split()
+    for text in (task.question, " ".join(words[2:]), words[0]):
+        parts = episodes.trajectory(written(system, task, text), (0, 0), task, 0.5).parts
+        share = read(text) / read(task.question)
+        assert parts["read_share"] == pytest.approx(share)
+        assert parts["reward"] == pytest.approx(parts["gain"] - 0.25 * share)
+    assert parts["read_share"] < 1
+    told = episodes.shape_of([episodes.trajectory(written(system, task, text), (0, 0), task, 0.5)])
+    assert told["train/read_share"] == parts["read_share"]
 
 
 def test_what_cannot_be_read_costs_the_originals_measure(system: DeepRetrieval) -> None:
