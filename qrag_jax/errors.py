@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_LONGEST, _HEAD, _TAIL = 2000, 1000, 600  # characters of a message, and of what is kept of it
+
 
 class InputError(ValueError):
     """Bad input; the message is one sentence that names the file, the field and the fix.
 
-    Commands print only the message (no traceback) and exit with status 2.
+    Commands print only the message (no traceback) and exit with status 2. Of a message with a value
+    of the input that is very long, the middle is left out; marks of control are written as escapes.
     """
+
+    def __init__(self, message: str = "") -> None:
+        if len(message) > _LONGEST:
+            left_out = len(message) - _HEAD - _TAIL
+            message = f"{message[:_HEAD]} … ({left_out} characters) … {message[-_TAIL:]}"
+        super().__init__("".join(map(_printable, message)))
+
+
+def _printable(mark: str) -> str:
+    return mark if mark >= " " and mark != "\x7f" else repr(mark)[1:-1]
 
 
 def check_least(section: str, settings: object, **least: float) -> None:

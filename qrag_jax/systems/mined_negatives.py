@@ -112,12 +112,16 @@ def _kept(
     return read_found(path)[0]
 
 
+# Of another compression or an encrypted member, zipfile says so by the latter two.
+_UNREADABLE = (OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError)
+
+
 def read_found(path: Path) -> tuple[np.ndarray, list[str]]:
     """What was found, and for what."""
     try:
         with np.load(path) as file:
             return file["numbers"], file["about"].tolist()
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except (*_UNREADABLE, zipfile.BadZipFile):
         raise InputError(
             f"{path} is missing or broken; copy it back, or train in another --workdir."
         ) from None

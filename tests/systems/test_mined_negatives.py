@@ -113,9 +113,13 @@ def test_a_run_that_goes_on_has_the_same_passages(index: Path, tmp_path: Path) -
         assert list(again.all) == list(first.all)
         with pytest.raises(InputError, match="other questions or settings of"):
             with_negatives(config, loaded(CITIES[:7]), run)
-        (workdir / FOUND).write_bytes((workdir / FOUND).read_bytes()[:100])
-        with pytest.raises(InputError, match="is missing or broken"):
-            with_negatives(config, loaded(), run)
+        whole = (workdir / FOUND).read_bytes()
+        at = whole.index(b"PK\x01\x02") + 10  # the first member's way of compression: none
+        unknown = whole[:at] + b"\x63\x00" + whole[at + 2 :]
+        for broken in (whole[:100], unknown):
+            (workdir / FOUND).write_bytes(broken)
+            with pytest.raises(InputError, match="is missing or broken"):
+                with_negatives(config, loaded(), run)
 
 
 def test_fewer_are_added_where_the_corpus_has_no_more(index: Path, tmp_path: Path) -> None:

@@ -167,7 +167,8 @@ class AnswerCache:
                 try:
                     if self._connection is None:
                         self._connection = self._open()
-                    done = work(self._connection)
+                    with _told_in_bytes():
+                        done = work(self._connection)
                 except (OSError, sqlite3.Error, InputError) as error:
                     if _passes(error):
                         self._leave_alone(rest, error)
@@ -227,7 +228,8 @@ class AnswerCache:
         ends = time.monotonic() + _BUSY_SECONDS
         while True:
             try:
-                return self._connect_once()
+                with _told_in_bytes():
+                    return self._connect_once()
             except sqlite3.Error as error:
                 if not _passes(error) or time.monotonic() > ends:
                     raise
@@ -269,6 +271,17 @@ def _select(keys: Sequence[bytes], connection: sqlite3.Connection) -> list[tuple
     marks = ",".join("?" * len(keys))
     query = f"SELECT key, answer FROM answers WHERE key IN ({marks})"  # noqa: S608
     return connection.execute(query, keys).fetchall()
+
+
+@contextlib.contextmanager
+def _told_in_bytes() -> Iterator[None]:
+    """SQLite names what is damaged by bytes of the file, which may be no text."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        broken = sqlite3.DatabaseError("database disk image is malformed")
+        broken.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise broken from error
 
 
 def _is_broken(error: Exception) -> bool:

@@ -149,6 +149,19 @@ def test_a_broken_file_is_put_aside_and_said(
     assert make_client(cache=str(path)).ask_blocking([chat("a")])[0].cached  # type: ignore[union-attr]
 
 
+def test_a_broken_file_with_a_name_that_is_no_text_is_put_aside_and_said(
+    make_client: MakeClient, said: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "answers.sqlite"
+    make_client(cache=str(path)).close()
+    whole = path.read_bytes()
+    assert b"tableanswersanswers" in whole
+    path.write_bytes(whole.replace(b"tableanswersanswers", b"tableansw\xd9rsanswers"))
+    client = make_client(cache=str(path))
+    assert said == [f"{path} is broken; it is now answers.sqlite.broken, and a new cache begins"]
+    assert texts(client.ask_blocking([chat("a")]))[0].startswith("echo")
+
+
 def test_a_file_that_breaks_in_use_is_put_aside_and_said(
     make_client: MakeClient, said: list[str], tmp_path: Path
 ) -> None:
