@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.config import SETTINGS, SYNTHETIC, DataConfig
 from qrag_jax.data.generators.synthetic import SyntheticConfig
+from qrag_jax.data.sources import own
 from qrag_jax.environments.chunks_config import ChunksConfig
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import EvalConfig
@@ -47,6 +48,7 @@ SECTIONS: dict[str, type] = {
 OPTIONAL: dict[str, type] = {
     "encoder.scratch": ScratchConfig,
     "data.synthetic": SyntheticConfig,
+    "data.columns": own.Columns,
     "llm": LlmConfig,
     "llm.server": ServerConfig,
 }
@@ -216,6 +218,11 @@ def complete(config: ConfigDict, words: Sequence[str] = (), also: Iterable[str] 
                 f"config.{name} is not a field; settings of a source are under it: "
                 f"--config.data.sources.{part}.{rest}."
             )
+        if name.startswith("data.columns.") and "columns" not in config.data:
+            raise InputError(
+                f"config.{name} is given, but the data are {', '.join(config.data.sources)}, whose "
+                "fields have their own names; leave it out, or use --config=configs/own.py."
+            )
         if name.startswith("llm.") and "llm" not in config:
             raise InputError(
                 f"config.{name} is given, but config.reward.name is {reward!r}, which asks no "
@@ -269,6 +276,7 @@ def _wanted(config: ConfigDict, chosen: Callable[[str], Any]) -> dict[str, bool]
     return {
         "encoder.scratch": chosen("encoder.path") in ("", MINILM_OR_SCRATCH),
         "data.synthetic": SYNTHETIC in official or bool(official and SYNTHETIC in paths),
+        "data.columns": own.NAME in official,
         "llm": by_model,
         "llm.server": by_model and not chosen("llm.url"),
     }
