@@ -43,7 +43,8 @@ class DataConfig:
     mixture: str = "weights"
     # File, folder, or name=path,name=path; "": from the hub; "synthetic": invented questions in
     # each source's format. For babilong: the folder of stories. For babilong and niah, "" means
-    # "synthetic". For data of your own also hub:NAME, hub:NAME,CONFIG or hub:NAME,CONFIG,SPLIT.
+    # "synthetic". For data of your own also hub:NAME, hub:NAME,CONFIG or hub:NAME,CONFIG,SPLIT, or
+    # FILE.py:FUNCTION, which runs without a sandbox.
     path: str = ""
     limit: int = 0  # training samples kept per source, 0: all
     max_question_tokens: int = 64  # longer questions are cut

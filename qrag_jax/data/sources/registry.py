@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from qrag_jax.data.files.hub import HubPath, load_hub
+from qrag_jax.data.files.own_records import own_records
 from qrag_jax.data.files.records import find_split, read_records, split_files
 from qrag_jax.data.query_question import QueryQuestion
 from qrag_jax.data.sample import BadRecord, Sample
 from qrag_jax.data.sources import hotpotqa, hover, musique, niah, own, two_wiki
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import own_code
 
 Split = Literal["train", "dev"]
 
@@ -131,7 +133,8 @@ def load_samples(
         source: a name in `SOURCES`.
         path: a data file, a folder with the split's files, or a folder that has them in a
             sub-folder named after the source (so that one folder serves a mixture). Empty: the
-            records come from the hub. Of one's own data it may name a data set of the hub.
+            records come from the hub. Of one's own data it may name a data set of the hub, or a
+            function, FILE.py:FUNCTION.
         split: "train" or "dev".
         limit: stop after this many samples; 0 is no limit.
         columns: names of the fields of one's own data; None: the usual ones.
@@ -146,6 +149,9 @@ def load_samples(
         report = ReadReport(source, (f"hub:{named.repo}",))
         wanted = named.split or HUB_SPLITS[split]
         records = module.checked(_hub_records(named.repo, named.config, wanted))
+    elif isinstance(module, own.Own) and own_code.is_own_code(path):
+        report = ReadReport(source, (path,))
+        records = module.checked(own_records(path, split))
     elif path:
         files = files_of(source, path, split)
         report = ReadReport(source, tuple(str(file) for file in files))

@@ -215,6 +215,50 @@ def test_columns_of_a_flag() -> None:
             Columns.parse(wrong)
 
 
+# ---------------------------------------------------------------------- a function
+
+
+FUNCTION = """
+def records(split):
+    for number in range(3 if split == "train" else 1):
+        yield {"query": f"{split} {number}?", "chunks": ["In Oslo."], "answers": "Oslo"}
+
+def raises(split):
+    yield {"query": "Who?", "chunks": ["a"], "answers": "a"}
+    raise KeyError("passages")
+
+def lists(split):
+    return [["Who?", ["a"]]]
+
+def nothing(split):
+    return ()
+"""
+
+
+def test_records_of_a_function(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(FUNCTION)
+    columns = Columns(question="query")
+    samples, report = load_samples("own", f"{path}:records", "train", columns=columns)
+    assert [sample.question for sample in samples] == ["train 0?", "train 1?", "train 2?"]
+    assert report.summary() == "own: kept 3 of 3 records of mine.py:records"
+    config = DataConfig(sources={"own": 1.0}, path=f"{path}:records", columns=columns)
+    (dev,) = load_split(config, "dev", hold_out=True).all  # its own split, nothing is held out
+    assert dev.question == "dev 0?"
+    for name, says in (
+        ("raises", "failed after record 1 of train (KeyError: 'passages'); mend it."),
+        ("lists", "whose record 1 of train is ['Who?', ['a']], no dict; give dicts."),
+        ("nothing", "has no train record; give one at least."),
+        ("other", "has no function other"),
+    ):
+        with pytest.raises(InputError) as caught:
+            load_samples("own", f"{path}:{name}", "train", columns=columns)
+        assert says in str(caught.value)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match=r"mine\.py, train record 1: there is no field 'question'"):
+        load_samples("own", f"{path}:records", "train")
+
+
 # ---------------------------------------------------------------------- commands
 
 
