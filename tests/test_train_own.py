@@ -146,9 +146,10 @@ def test_a_reward_of_a_file_outside_the_package(commands: Commands, tmp_path: Pa
     told = commands.succeed("evaluate", f"--workdir={run}", "--checkpoint=last")
     assert "returns are those of the supporting facts" in told
     flags = (*TINY, f"--workdir={tmp_path / 'other'}", f"--config.reward.path={file}:fails")
-    told = refusal(commands.run("train", *flags), status=1)
-    assert "RuntimeError: it never works" in told
-    assert "have no reward, and asking again would change nothing" in told
+    result = commands.run("train", *flags)
+    assert (result.returncode, "Traceback" in result.stderr) == (1, False)
+    assert "RuntimeError: it never works" in result.stdout
+    assert "have no reward, and asking again would change nothing" in result.stdout
 
 
 def test_a_reward_file_is_looked_at_before_anything_is_computed(
@@ -184,3 +185,40 @@ def test_records_of_a_file_outside_the_package(commands: Commands, tmp_path: Pat
     )
     assert "own: kept 20 of 20 records of my_data.py:records" in told
     assert "eval/fact_em" in names_of(metric_lines(run))
+    # A folder of a run may be somebody else's: what its config names does not run by itself.
+    told = refusal(commands.run("evaluate", f"--workdir={run}", "--checkpoint=last"))
+    assert f"if you trust it, give --config.data.path={file}:records" in told
+    named = f"--config.data.path={file}:records"
+    commands.succeed("evaluate", f"--workdir={run}", "--checkpoint=last", named)
+
+
+AGENT = """
+calls = 0
+
+def agent(question, max_searches):
+    global calls
+    calls += 1
+    texts = yield question
+    if calls % 4 == 0:
+        raise RuntimeError("every fourth episode breaks")
+    texts = yield question + " " + texts[0], texts[0]
+    return texts[0].split()[-1]
+"""
+
+
+def test_an_agent_of_a_file_outside_the_package(commands: Commands, tmp_path: Path) -> None:
+    file, run = tmp_path / "my_agent.py", tmp_path / "run"
+    file.write_text(AGENT)
+    flags = (
+        "--config=configs/harr_grpo.py:tiny",
+        "--config.agent.name=own",
+        f"--config.agent.path={file}:agent",
+        "--config.reward.mixture=recall=1",
+        "--config.train.steps=1",
+    )
+    told = commands.succeed("train", *flags, f"--workdir={run}")
+    assert f"the agent is {file}:agent, which runs in this process, without a sandbox" in told
+    assert [line["step"] for line in metric_lines(run) if "train/loss" in line] == [1]
+    wrong = ("--config=configs/harr_grpo.py:tiny", f"--config.agent.path={file}:agent")
+    told = refusal(commands.run("train", *wrong, f"--workdir={tmp_path / 'other'}"))
+    assert "config.agent.path is given, but config.agent.name is scripted; use own" in told

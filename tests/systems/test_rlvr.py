@@ -214,7 +214,7 @@ def test_a_rubric_of_a_file_outside_the_package(
         else:
             assert (each.status, dict(each.parts), each.failed) == ("raised", {}, True)
             assert "RuntimeError: every third call fails" in each.facts["message"]
-    batch = token_batch(given, BatchRules(MEMBERS, ("reward",), "masked", 700))
+    batch = token_batch(given, BatchRules(MEMBERS, ("reward",), "scored", 700))
     assert batch.scored.tolist() == [True, True, False] * 2
     assert system._unscored == 2
     monkeypatch.setattr(system, "_rubric", OwnRubric.load(f"{path}:fails"))
