@@ -198,8 +198,9 @@ calls = 0
 def agent(question, max_searches):
     global calls
     calls += 1
+    mine = calls  # others play beside it
     texts = yield question
-    if calls % 4 == 0:
+    if mine % 4 == 0:
         raise RuntimeError("every fourth episode breaks")
     texts = yield question + " " + texts[0], texts[0]
     return texts[0].split()[-1]
@@ -219,6 +220,12 @@ def test_an_agent_of_a_file_outside_the_package(commands: Commands, tmp_path: Pa
     told = commands.succeed("train", *flags, f"--workdir={run}")
     assert f"the agent is {file}:agent, which runs in this process, without a sandbox" in told
     assert [line["step"] for line in metric_lines(run) if "train/loss" in line] == [1]
+    broken = "def agent(question, max_searches):\n    yield question\n    raise KeyError(1)\n"
+    file.write_text(broken)
+    result = commands.run("train", *flags, f"--workdir={tmp_path / 'broken'}")
+    assert result.returncode == 1
+    assert "playing them again would change nothing" in result.stdout
+    assert "raised KeyError: 1" in result.stdout
     wrong = ("--config=configs/harr_grpo.py:tiny", f"--config.agent.path={file}:agent")
     told = refusal(commands.run("train", *wrong, f"--workdir={tmp_path / 'other'}"))
     assert "config.agent.path is given, but config.agent.name is scripted; use own" in told
