@@ -38,7 +38,7 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_string("out", None, "Folder to write; new or empty.")
     flags.DEFINE_string("push", None, "OWNER/NAME on the hub to push the folder to.")
     flags.DEFINE_bool("private", False, "With --push: only the owner may see it.")
-    run_flags.define(argv, (run_flags.Q_RAG, *EXPORTED))
+    run_flags.define(argv, (run_flags.Q_RAG, *EXPORTED), plays=False)
 
 
 def main() -> int:

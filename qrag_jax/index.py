@@ -81,7 +81,7 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_enum("compute", precision.AUTO, precision.NAMES, "With --encoder: the dtype.")
     flags.DEFINE_list("mesh", ["-1", "1", "1"], "With --encoder: as config.runtime.mesh.")
     if any(word.lstrip("-").partition("=")[0] == "workdir" for word in argv):
-        run_flags.define(argv)
+        run_flags.define(argv, plays=False)
     else:
         flags.DEFINE_string("workdir", None, "Folder of a trained run.")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from qrag_jax.data.files import babi
 from qrag_jax.data.sources import babilong
+from qrag_jax.data.sources.own import Columns
 from qrag_jax.data.sources.registry import SOURCES, load_samples
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.output import lasting_output
@@ -25,8 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m qrag_jax.validate_data")
     known = (*SOURCES, babilong.NAME)
     parser.add_argument("--source", required=True, help=f"layout: {', '.join(known)}")
-    parser.add_argument("--path", required=True, help="data file or folder")
+    parser.add_argument("--path", required=True, help="data file or folder; of own: or hub:NAME")
     parser.add_argument("--split", choices=("train", "dev"), default="train")
+    parser.add_argument("--columns", default="", help="of own: FIELD=NAME,…, question=query say")
     args = parser.parse_args(argv)
     try:
         if not args.path:
@@ -34,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.source == babilong.NAME:
             _check_stories(Path(args.path), args.split)
             return 0
-        samples, report = load_samples(args.source, args.path, args.split)
+        columns = Columns.parse(args.columns)
+        samples, report = load_samples(args.source, args.path, args.split, columns=columns)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -46,7 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for reason, count in report.mended.items():
         print(f"mended   {count} {reason}, the first at {report.first[reason]}")
     print(_spread("chunks per question", [len(sample.chunks) for sample in samples]))
-    print(_spread("supporting facts per question", [len(sample.support) for sample in samples]))
+    facts = [len(sample.support) for sample in samples if sample.support]
+    if len(facts) < len(samples):
+        print(f"questions without supporting facts: {len(samples) - len(facts)}")
+    if facts:
+        print(_spread("supporting facts per question", facts))
+    if without := sum(not sample.answers for sample in samples):
+        print(f"questions without answers: {without}")
     words = [len(chunk.split()) for sample in samples for chunk in sample.chunks]
     print(_spread("words per chunk", words))
     return 1 if report.skipped else 0

@@ -13,6 +13,7 @@ from qrag_jax.data.generators.synthetic import SyntheticConfig
 from qrag_jax.data.negatives_config import NegativesConfig
 from qrag_jax.data.sources import babilong, niah
 from qrag_jax.data.sources.babilong import BabilongConfig
+from qrag_jax.data.sources.own import Columns
 from qrag_jax.data.sources.registry import BY_SIZE, MIXTURES, mix_weights
 from qrag_jax.data.tokens import TextTokenizer, Tokens, default_cache
 from qrag_jax.errors import check_known, check_least
@@ -42,7 +43,8 @@ class DataConfig:
     mixture: str = "weights"
     # File, folder, or name=path,name=path; "": from the hub; "synthetic": invented questions in
     # each source's format. For babilong: the folder of stories. For babilong and niah, "" means
-    # "synthetic".
+    # "synthetic". For data of your own also hub:NAME, hub:NAME,CONFIG or hub:NAME,CONFIG,SPLIT, or
+    # FILE.py:FUNCTION, which runs without a sandbox.
     path: str = ""
     limit: int = 0  # training samples kept per source, 0: all
     max_question_tokens: int = 64  # longer questions are cut
@@ -52,6 +54,7 @@ class DataConfig:
     cache: str = ""  # folder that keeps tokens; "": $QRAG_CACHE or ~/.cache/qrag_jax
     negatives: NegativesConfig = dataclasses.field(default_factory=NegativesConfig)
     synthetic: SyntheticConfig | None = None  # for the source "synthetic" and the path "synthetic"
+    columns: Columns | None = None  # for the source "own"
     sources: Mapping[str, float] = internal(factory=dict)
     babilong: BabilongConfig = internal(factory=BabilongConfig)
     niah: NiahConfig = internal(factory=NiahConfig)

@@ -197,6 +197,8 @@ def titled_sample(record: dict[str, Any], config: str) -> TitledSample:
     else:
         raise BadRecord("neither 'paragraphs' nor 'context'")
     sample = source.parse(record)
+    if not sample.support:  # of one's own data, whose rewards here are of supporting passages
+        raise BadRecord("no supporting facts")
     titles = tuple(title.strip() for title in _titles(record))
     return TitledSample(sample, titles) if titles else untitled(sample)
 

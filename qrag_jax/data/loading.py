@@ -13,7 +13,13 @@ from qrag_jax.data.generators import haystacks, synthetic
 from qrag_jax.data.lazy_samples import LazySamples, joined
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import babilong, niah
-from qrag_jax.data.sources.registry import SOURCES, Split, load_samples, mix_weights
+from qrag_jax.data.sources.registry import (
+    SOURCES,
+    Split,
+    is_one_part,
+    load_samples,
+    mix_weights,
+)
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.whole_files import new_folder, reason
 
@@ -40,7 +46,8 @@ def load_split(config: DataConfig, split: Split, *, hold_out: bool) -> LoadedSam
     Args:
         config: the sources and where their data is.
         split: "train" or "dev".
-        hold_out: whether to split a path that is a single file (it has no dev part): "dev" gets a
+        hold_out: whether to split a path that is a single file or split of the hub (it has no dev
+            part): "dev" gets a
             tenth, chosen by a hash of the id, and "train" gets the rest. Without it, each split
             gets the whole file.
 
@@ -67,9 +74,9 @@ def load_split(config: DataConfig, split: Split, *, hold_out: bool) -> LoadedSam
             by_source[name], line = haystacks.read_documents(config.niah, split, count=limit)
         else:
             path = paths[name]
-            samples, read = load_samples(name, path, split, limit)
+            samples, read = load_samples(name, path, split, limit, config.columns)
             line = read.summary()
-            if hold_out and path and Path(path).is_file():
+            if hold_out and is_one_part(path):
                 samples = [s for s in samples if _held_out(s.id) == (split == "dev")]
                 line += f"; {len(samples)} of them for {split}"
                 if not samples:

@@ -2,8 +2,8 @@
 
 State: the question followed by the chunks taken so far. Action: the index of a chunk not taken
 yet. An episode ends after `max_steps` actions, when no chunk is left or, unless `never_terminate`,
-once every supporting fact is taken (Q-RAG, arXiv 2511.07328). If there is a STOP action, which is
-an empty chunk after the others (`with_stop`), taking it also ends the episode.
+once every supporting fact is taken, if any is known (Q-RAG, arXiv 2511.07328). If there is a STOP
+action, which is an empty chunk after the others (`with_stop`), taking it also ends the episode.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def step(
     available = state.available & ~chosen
     done = state.done | ~available.any(axis=1) | (t + 1 >= max_steps)
     if not never_terminate:
-        done = done | ~(batch.support & available).any(axis=1)
+        missing = (batch.support & available).any(axis=1)
+        done = done | (batch.support.any(axis=1) & ~missing)
     if stop_action:
         done = done | (action == state.available.shape[1] - 1)
     return ChunksState(taken=taken, available=available, done=done)

@@ -31,7 +31,7 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import FAIL, Generation
 from qrag_jax.metrics import answer_log, answer_table, hop_log, retrieval_log
 from qrag_jax.metrics.answer_log import AnswerRow, Miss
-from qrag_jax.metrics.chunk_filters import chunk_filter
+from qrag_jax.metrics.chunk_filters import BY_FACTS, chunk_filter
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.runtime.config_fields import fields_of
 from qrag_jax.runtime.locks import log_locks
@@ -225,7 +225,9 @@ def _rows(options: AnswerOptions) -> list[Row]:
         )
     if not of_queries and corpus is not None:
         raise InputError(f"--corpus is for logs of query writers, and {log} is none; leave it out.")
-    return retrieval_log.read(log) if corpus is None else pool_rows(log, corpus_of(corpus))
+    if corpus is not None:
+        return pool_rows(log, corpus_of(corpus))
+    return retrieval_log.read(log, needs_facts=options.filter in BY_FACTS)
 
 
 def _golds(path: Path, ids: set[str]) -> dict[str, Gold]:

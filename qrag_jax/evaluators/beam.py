@@ -144,7 +144,8 @@ class SearchLog:
         bar = tqdm(total=len(todo), unit="episode", desc=self.path.stem, disable=not todo)
         with bar:
             for sample, path in self.searcher.play(todo):
-                ret = _return(self.player, sample, path.taken)
+                facts = bool(sample.support)  # without them there is no return
+                ret = _return(self.player, sample, path.taken) if facts else None
                 row = make_row(sample, list(path.taken), list(path.q), ret)
                 retrieval_log.append(self.path, [row])
                 rows.append(row)

@@ -18,7 +18,7 @@ from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments.chunks import with_stop
 from qrag_jax.learners.pqn import Feedback
 from qrag_jax.learners.two_towers import TwoTowers
-from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1
+from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1, score_columns
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.until_found import until_found
 from qrag_jax.models.compute.lora import Adapted
@@ -138,6 +138,8 @@ class EpisodeEvaluator:
     Attributes:
         batch_size: number of questions played at once.
         indices: indices of the samples that are played, in order.
+        by_facts: whether returns are those of the supporting facts; then a question for which
+            nobody knows them has none.
     """
 
     play: Play
@@ -147,6 +149,7 @@ class EpisodeEvaluator:
     shape: EpisodeShape
     batch_size: int
     indices: Sequence[int]
+    by_facts: bool = True
 
     @property
     def shown(self) -> list[Sample]:
@@ -168,10 +171,10 @@ class EpisodeEvaluator:
             shown = [self.samples[i] for i in indices[number * size : (number + 1) * size]]
             # The device plays this batch while the host makes the rows of the previous one.
             if running is not None:
-                yield _both_rows(*running)
+                yield self._both_rows(*running)
             running = shown, episodes
         if running is not None:
-            yield _both_rows(*running)
+            yield self._both_rows(*running)
 
     def rows(self, params: Params | Adapted) -> tuple[list[Row], list[Row]]:
         """The rows of all questions, for multi-step and for single-step retrieval."""
@@ -182,40 +185,41 @@ class EpisodeEvaluator:
             single += single_rows
         return multi, single
 
+    def _both_rows(
+        self, samples: Sequence[Sample], episodes: Episodes
+    ) -> tuple[list[Row], list[Row]]:
+        played = hosts.of_all(episodes)
+        return self._rows(samples, played.multi_step), self._rows(samples, played.single_step)
+
+    def _rows(self, samples: Sequence[Sample], played: Played) -> list[Row]:
+        return [
+            make_row(
+                sample,
+                np.asarray(played.taken[i])[played.valid[i]].tolist(),
+                np.asarray(played.q[i])[played.valid[i]].tolist(),
+                float(played.ret[i]) if sample.support or not self.by_facts else None,
+            )
+            for i, sample in enumerate(samples)
+        ]
+
 
 def mean_scores(rows: Sequence[Row]) -> dict[str, float]:
     """Mean scores of the play, and of the same play cut where all facts are found.
 
-    The cut changes neither EM nor recall, so these have no `_until_found` score.
+    The cut changes neither EM nor recall, so these have no `_until_found` score. Scores that need
+    the supporting facts are of the questions that have them; see `metrics.facts.score_columns`.
     """
-    cut = [until_found(row) for row in rows]
-    columns, cut_columns = fact_columns(rows), fact_columns(cut)
-    columns["return"] = [row.ret for row in rows]
-    for name in ("fact_f1", "fact_precision", "steps"):
-        columns[f"{name}_until_found"] = cut_columns[name]
-    columns["return_until_found"] = [row.ret for row in cut]
+    columns = score_columns(rows)
+    if cut := [until_found(row) for row in rows if row.sf_idx]:
+        cut_columns = fact_columns(cut)
+        for name in ("fact_f1", "fact_precision", "steps"):
+            columns[f"{name}_until_found"] = cut_columns[name]
+        columns["return_until_found"] = [row.ret for row in cut if row.ret is not None]
     return {name: float(np.mean(values)) for name, values in columns.items()}
 
 
-def _both_rows(samples: Sequence[Sample], episodes: Episodes) -> tuple[list[Row], list[Row]]:
-    played = hosts.of_all(episodes)
-    return _rows(samples, played.multi_step), _rows(samples, played.single_step)
-
-
-def _rows(samples: Sequence[Sample], played: Played) -> list[Row]:
-    return [
-        make_row(
-            sample,
-            np.asarray(played.taken[i])[played.valid[i]].tolist(),
-            np.asarray(played.q[i])[played.valid[i]].tolist(),
-            float(played.ret[i]),
-        )
-        for i, sample in enumerate(samples)
-    ]
-
-
-def make_row(sample: Sample, taken: list[int], q: list[float], ret: float) -> Row:
-    """The retrieval log's row of one played episode."""
+def make_row(sample: Sample, taken: list[int], q: list[float], ret: float | None) -> Row:
+    """The retrieval log's row of one played episode; `ret` None: it has no return."""
     return Row(
         id=sample.id,
         question=sample.question,
@@ -227,7 +231,7 @@ def make_row(sample: Sample, taken: list[int], q: list[float], ret: float) -> Ro
         pred_texts=[sample.chunks[i] for i in taken],
         ret=ret,
         text_len=sum(map(len, sample.chunks)),
-        f1=fact_f1(sample.support, taken),
-        em=fact_em(sample.support, taken),
+        f1=fact_f1(sample.support, taken) if sample.support else None,
+        em=fact_em(sample.support, taken) if sample.support else None,
         aliases=list(sample.answers[1:]),
     )

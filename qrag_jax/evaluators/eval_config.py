@@ -9,7 +9,8 @@ from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.retrieval.paths import BEAM_SCORES
 
-BEST_BY = ("return", "return_until_found")  # scores that choose the best checkpoint
+UNTIL_FOUND = "return_until_found"
+BEST_BY = ("return", UNTIL_FOUND)  # scores that choose the best checkpoint
 
 
 @dataclasses.dataclass(frozen=True)

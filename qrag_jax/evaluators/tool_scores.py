@@ -10,6 +10,8 @@ import numpy as np
 
 from qrag_jax.environments.tools.episode import Failed, ToolTask
 from qrag_jax.evaluators.training_scores import Evaluation
+from qrag_jax.feedback.language_model import Unscored
+from qrag_jax.feedback.own_rubric import OwnRubric, reward_of
 from qrag_jax.feedback.rubric import PARTS, Rubric, score
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
@@ -33,7 +35,7 @@ class ToolScores:
 
     tasks: Sequence[ToolTask]
     play: PlayAll
-    rubric: Rubric
+    rubric: Rubric | OwnRubric
     best_by: str
 
     def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
@@ -60,19 +62,22 @@ class ToolScores:
 
 
 def scored(
-    tasks: Sequence[ToolTask], episodes: Sequence[TokenEpisode], rubric: Rubric
+    tasks: Sequence[ToolTask], episodes: Sequence[TokenEpisode], rubric: Rubric | OwnRubric
 ) -> dict[str, float]:
-    """Means over the questions whose episodes did not fail; 0 if all did."""
+    """Means over the questions whose episodes did not fail, nor their reward; 0 if all did."""
     rows: list[dict[str, float]] = []
     for task, episode in zip(tasks, episodes, strict=True):
         ended = episode.ended
         if isinstance(ended, Failed):
             continue
         parts, tally = score(ended, task), ended.tally
+        reward = reward_of(rubric, ended, task, parts)
+        if isinstance(reward, Unscored):
+            continue
         rows.append(
             parts
             | {
-                REWARD: rubric.reward(parts, task.hops),
+                REWARD: reward,
                 "turns": tally.turns,
                 "searches": tally.searches,
                 "completed": float(tally.completed),

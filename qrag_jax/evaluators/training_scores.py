@@ -1,9 +1,9 @@
-"""Scores during training: fact scores from the supporting facts, returns from the rewards."""
+"""Scores during training: fact scores from the supporting facts if known, returns from rewards."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -71,14 +71,11 @@ class TrainingScores:
         scores, single_scores = mean_scores(multi), mean_scores(single)
         if rewards is not None:
             scores |= self._returns(multi, rewards, stop)
-            del single_scores["return"]  # a language model is not asked about these
+            single_scores.pop("return", None)  # a language model is not asked about these
         without = f", {share:.0%} without reward" if (share := scores.get("unscored_share")) else ""
         line = (
-            f"step {step}: fact EM {scores['fact_em']:.3f}, F1 {scores['fact_f1']:.3f}, precision "
-            f"{scores['fact_precision']:.3f}, recall {scores['fact_recall']:.3f} (until found, by "
-            f"the answer key: F1 {scores['fact_f1_until_found']:.3f}, precision "
-            f"{scores['fact_precision_until_found']:.3f}), "
-            f"return {scores['return']:.3f}{without} on {len(multi)} questions"
+            f"step {step}: {_told(scores)}return {scores['return']:.3f}{without} on {len(multi)} "
+            "questions"
         )
         return Evaluation(
             metrics={
@@ -130,3 +127,18 @@ class TrainingScores:
         taken = row.pred_idx
         stopped = self.stop_action and len(taken) < self.max_steps
         return [*taken, len(sample.chunks)] if stopped else taken
+
+
+def _told(scores: Mapping[str, float]) -> str:
+    """The scores of what was taken that are there, for the screen."""
+    told = ""
+    if "fact_em" in scores:
+        told += (
+            f"fact EM {scores['fact_em']:.3f}, F1 {scores['fact_f1']:.3f}, precision "
+            f"{scores['fact_precision']:.3f}, recall {scores['fact_recall']:.3f} (until found, by "
+            f"the answer key: F1 {scores['fact_f1_until_found']:.3f}, precision "
+            f"{scores['fact_precision_until_found']:.3f}), "
+        )
+    if "answer_found" in scores:
+        told += f"answer found {scores['answer_found']:.3f}, "
+    return told

@@ -6,8 +6,7 @@ is not judged, and k the places that count:
 - `ndcg`: the sum of g(i) / log2(i + 1) over i ≤ k, over that sum of the best ranking (Järvelin and
   Kekäläinen, 2002);
 - `recall`: share of the relevant documents that are among the first k;
-- `reciprocal_rank`: 1 / place of the first relevant document; 0 if none is among the first k;
-- `answer_place`, which is no score: place of the first document that has an answer in it.
+- `reciprocal_rank`: 1 / place of the first relevant document; 0 if none is among the first k.
 
 A document that is in the ranking twice counts at its first place, and takes its second place all
 the same. Evaluation uses `metrics.ranking`, which is trec_eval itself.
@@ -15,15 +14,10 @@ the same. Evaluation uses `metrics.ranking`, which is trec_eval itself.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from qrag_jax.metrics.answers import normalise
-
 Grades = Mapping[str, int]  # document → relevance, at least 1
-
-_KEPT = 1 << 14  # normal forms of documents: many rewritings of one query find the same ones
 
 
 def ndcg(ranking: Sequence[str], grades: Grades, k: int) -> float:
@@ -55,30 +49,6 @@ def reciprocal_rank(ranking: Sequence[str], grades: Grades, k: int) -> float:
     """
     _check(grades, k)
     return next((1 / place for place, each in _placed(ranking, k) if each in grades), 0.0)
-
-
-def answer_place(texts: Iterable[str], answers: Iterable[str]) -> int:
-    """Place, from 1, of the first text that has one of the answers in it; 0: none has.
-
-    Text and answer are compared in SQuAD's normal form (`metrics.answers.normalise`), as whole
-    words: "art" is not in "party". An answer without a word is in no text.
-    """
-    forms = [f" {form} " for form in map(normalise, answers) if form]
-    for place, text in enumerate(texts if forms else (), 1):
-        words = _words(text)
-        if any(form in words for form in forms):
-            return place
-    return 0
-
-
-def has_answer(text: str, answers: Iterable[str]) -> bool:
-    """Whether one of the answers is in the text; see `answer_place`."""
-    return answer_place((text,), answers) == 1
-
-
-@functools.lru_cache(_KEPT)
-def _words(text: str) -> str:
-    return f" {normalise(text)} "
 
 
 def _placed(ranking: Sequence[str], k: int) -> Iterable[tuple[int, str]]:

@@ -12,29 +12,35 @@ import jax.numpy as jnp
 from qrag_jax.errors import check_known, check_least
 
 GROUND_TRUTH = "ground_truth"
+ANSWER_IN_CHUNK = "answer_in_chunk"  # a weak one: see `feedback.answer_labels`
+ON_DEVICE = (GROUND_TRUTH, ANSWER_IN_CHUNK)
 
 
 @dataclasses.dataclass(frozen=True)
 class FactReward:
-    """Section `reward`, for rewards from the supporting facts.
+    """Section `reward`, for rewards from the supporting facts, or from where the answer stands.
 
     Raises:
         InputError: a field cannot be used.
     """
 
-    # The reward: "ground_truth" ("gt"), from the supporting facts; or "answer_em", "answer_f1",
-    # "babilong_em" or "judge", from the language model of config.llm
+    # The reward: "ground_truth" ("gt"), from the supporting facts; "answer_in_chunk", a weak one
+    # for data without them, once a chunk is taken in which the answer stands; "answer_em",
+    # "answer_f1", "babilong_em" or "judge", from the language model of config.llm; or "own", from
+    # the function of config.reward.path
     name: str = GROUND_TRUTH
     penalize_extra_steps: bool = True  # reward 0.5 + 0.5·n_facts / n_taken instead of 1
     per_fact_reward: float = 0.0  # added for every new supporting fact
     step_cost: float = 0.0  # cost of a chunk that is no supporting fact; makes STOP useful
 
     def __post_init__(self) -> None:
-        check_known("reward", self, "name", (GROUND_TRUTH,))
+        check_known("reward", self, "name", ON_DEVICE)
         check_least("reward", self, step_cost=0)
 
 
-def fact_feedback(config: FactReward, *, stop_action: bool) -> Callable[[Any, Any], jax.Array]:
+def fact_feedback(
+    config: FactReward, *, stop_action: bool, needed: int | None = None
+) -> Callable[[Any, Any], jax.Array]:
     """Makes the reward function `(batch, trajectory) → rewards [B, T]` of the supporting facts.
 
     If a language model gives the rewards, evaluations that ask no model still use this function for
@@ -43,6 +49,7 @@ def fact_feedback(config: FactReward, *, stop_action: bool) -> Callable[[Any, An
     Args:
         config: the section `reward`.
         stop_action: whether the last column of a batch is the action STOP.
+        needed: see `ground_truth`.
     """
 
     def rewards(batch: Any, trajectory: Any) -> jax.Array:
@@ -54,6 +61,7 @@ def fact_feedback(config: FactReward, *, stop_action: bool) -> Callable[[Any, An
             penalize_extra_steps=config.penalize_extra_steps,
             per_fact_reward=config.per_fact_reward,
             step_cost=config.step_cost,
+            needed=needed,
             stops=trajectory.actions == stop if stop_action else False,
         )
 
@@ -68,6 +76,7 @@ def ground_truth(
     penalize_extra_steps: bool,
     per_fact_reward: float = 0.0,
     step_cost: float = 0.0,
+    needed: int | None = None,
     stops: jax.Array | bool = False,
 ) -> jax.Array:
     """Rewards the step that takes the last missing supporting fact, once per episode.
@@ -81,6 +90,7 @@ def ground_truth(
         support: `[B, C]` bool, the supporting facts.
         actions: `[B, T]` chunks in the order taken.
         valid: `[B, T]` bool, steps that happened.
+        needed: how many of the facts are enough, so that n_facts is at most this; None: all.
         stops: `[B, T]` bool, steps that took STOP instead of a chunk.
 
     Returns:
@@ -88,6 +98,8 @@ def ground_truth(
     """
     hit = jnp.take_along_axis(support, actions, axis=1) & valid
     facts = support.sum(axis=1, keepdims=True)
+    if needed is not None:
+        facts = jnp.minimum(facts, needed)
     found = jnp.cumsum(hit, axis=1)
     completes = hit & (found == facts)
     reward = jnp.ones(actions.shape, jnp.float32)

@@ -8,13 +8,12 @@ is no reward, the result is `Unscored`, never 0.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.feedback.ground_truth import FactReward
+from qrag_jax.errors import InputError, check_known
+from qrag_jax.feedback.deferred_reward import DeferredReward
 from qrag_jax.feedback.questions import (
     JUDGE,
     Question,
@@ -41,7 +40,9 @@ class Asks(Protocol):
 
 # Causes that asking again does not change: the prompt is too long, the server's filter withholds
 # the answer, the model calls a tool, or no answer can be read from the text.
-PERMANENT = ("too_long", "filtered", "tool_call", *NO_ANSWER_CAUSES)
+# A user's own code (`feedback.own_reward`) raised, gave no reward, or something that is no number.
+OWN_CAUSES = RAISED, NO_REWARD, NO_NUMBER = ("raised", "no_reward", "no_number")
+PERMANENT = ("too_long", "filtered", "tool_call", *NO_ANSWER_CAUSES, *OWN_CAUSES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,40 +69,18 @@ METRICS: dict[str, Callable[[Scores], float] | None] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelReward(FactReward):
+class ModelReward(DeferredReward):
     """Section `reward`, for rewards from the language model of section `llm`.
-
-    The fields of `FactReward` are for the returns of evaluations that ask no model.
 
     Raises:
         InputError: a field cannot be used.
     """
 
-    scale: float = 1.0  # factor on the reward
     prompt: str = "auto"  # name in qrag_jax/llm/text/templates, or a .txt file; auto: by the data
-    # None: ask the model once, at the end. A number: ask after every step; the first reward (times
-    # scale) that is not below this number completes the episode, and later steps get no reward
-    completion_threshold: float | None = None
-    # K: updates between playing an episode and learning from it; the model may answer meanwhile,
-    # while the device continues. 0: strictly on-policy
-    staleness: int = 1
-    max_failure_share: float = 0.5  # share of a batch without rewards above which the run pauses
 
     def __post_init__(self) -> None:
         check_known("reward", self, "name", METRICS)
-        check_least("reward", self, step_cost=0, staleness=0)
-        if not 0 < self.scale < math.inf:
-            raise InputError(f"config.reward.scale is {self.scale}; use a number above 0.")
-        threshold = self.completion_threshold
-        if threshold is not None and not 0 < threshold < math.inf:
-            raise InputError(
-                f"config.reward.completion_threshold is {threshold}; use a number above 0, or None."
-            )
-        if not 0 <= self.max_failure_share < 1:
-            raise InputError(
-                f"config.reward.max_failure_share is {self.max_failure_share}; use a share of 0 or "
-                "more and below 1."
-            )
+        super().__post_init__()
 
 
 class LanguageModelFeedback:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome
 from qrag_jax.llm.text import prompts
@@ -62,6 +63,21 @@ class Asking:
     def __init__(self, prompt: str = AUTO, metric: str = AUTO) -> None:
         self.prompt, self.metric = prompt, metric
         self.prompts: dict[str, Prompt] = {}
+
+    def of(self, sample: Sample, taken: Sequence[int]) -> Question:
+        """The question of a sample, with the chunks that were taken; see `question`.
+
+        Args:
+            taken: chunk indices in the order taken; an index beyond the chunks is STOP.
+        """
+        return self.question(
+            sample.source,
+            sample.id,
+            sample.question,
+            [(index, sample.chunks[index]) for index in taken if index < len(sample.chunks)],
+            sample.answers,
+            hops=len(sample.support),
+        )
 
     def question(
         self,

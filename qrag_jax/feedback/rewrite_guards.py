@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.feedback.found_scores import has_answer
+from qrag_jax.metrics.answer_places import has_answer
 
 GUARD_MEASURES = (
     "answer_in_query",
@@ -44,7 +44,7 @@ def guard_measures(original: str, query: str, answers: Sequence[str]) -> dict[st
     of fields are no words, or each Boolean query would repeat itself.
 
     - `answer_in_query`: 1 if an answer is in the query and not in the original, both as
-      `found_scores.answer_place` compares them; else 0;
+      `metrics.answer_places` compares them; else 0;
     - `repetition`: share of the query's words that are there before, 0 without words;
     - `kept_words`: share of the original's words that are in the query, 1 if it has none;
     - `new_words`: share of the query's words that are not in the original, 0 without words;

@@ -39,6 +39,7 @@ from qrag_jax.errors import InputError, check_known, check_least
 from qrag_jax.feedback import found_scores
 from qrag_jax.feedback.reading_cost import Entries
 from qrag_jax.feedback.rewrite_tiers import TIERS, Judged
+from qrag_jax.metrics.answer_places import answer_place
 from qrag_jax.metrics.answers import normalise
 
 NDCG, RECALL, RR, ANSWER_RANK = MEASURES = ("ndcg", "recall", "rr", "answer_rank")
@@ -158,7 +159,7 @@ class RewriteReward:
         self.check(task)
         k = self.config.k
         if self.config.measure == ANSWER_RANK:
-            place = found_scores.answer_place((each.text for each in found[:k]), task.answers)
+            place = answer_place((each.text for each in found[:k]), task.answers)
             return 1 / place if place else 0.0
         ranking = [each.id for each in found[:k]]
         return _OF_GRADES[self.config.measure](ranking, dict(task.grades), k)

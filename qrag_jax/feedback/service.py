@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -24,7 +24,7 @@ from qrag_jax.feedback.language_model import (
     Reward,
     Unscored,
 )
-from qrag_jax.feedback.questions import AUTO, Asking, Question
+from qrag_jax.feedback.questions import AUTO, Asking
 from qrag_jax.llm.llm_config import LlmConfig
 from qrag_jax.llm.server.opening import LOOK_EVERY, PendingModel, Place, open_model
 from qrag_jax.llm.text import prompts
@@ -32,9 +32,31 @@ from qrag_jax.metrics.answer_table import causes_text
 from qrag_jax.runtime.interrupt import StopSignal
 
 LAZY_SAMPLES = 20  # of a lazy data set, checked before any is played
+OF_MODEL = (
+    "change config.llm.max_tokens, config.llm.cut_off, config.llm.max_prompt_tokens or "
+    "config.reward.prompt"
+)
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds, before asking again
 
 Log = Callable[[str], None]
+
+
+class Scorer(Protocol):
+    """Gives rewards on threads of its own; `LanguageModelFeedback` is one."""
+
+    def begin(
+        self, questions: Sequence[Any], known: Sequence[Reward] | None = None
+    ) -> Future[list[Reward]]:
+        """Starts to score; `known` are rewards of an earlier call."""
+        ...
+
+
+class Asks(Protocol):
+    """Makes the question that a `Scorer` takes; `feedback.questions.Asking` is one."""
+
+    def of(self, sample: Sample, taken: Sequence[int]) -> Any:
+        """The question of a sample with the chunks taken; InputError: it can have no reward."""
+        ...
 
 
 class FeedbackLost(RuntimeError):
@@ -51,7 +73,7 @@ class Asked:
         steps: number of steps of each episode.
     """
 
-    questions: list[Question]
+    questions: list[Any]
     future: Future[list[Reward]]
     steps: list[int] = dataclasses.field(default_factory=list)
 
@@ -65,14 +87,15 @@ class Rewards:
 
     def __init__(
         self,
-        feedback: LanguageModelFeedback,
-        asking: Asking,
+        feedback: Scorer,
+        asking: Asks,
         max_failure_share: float,
         log: Log,
         *,
         lost: Callable[[], str] = lambda: "",
         counts: Callable[[], dict[str, float]] = dict,
         completion: Completion | None = None,
+        remedy: str = OF_MODEL,
     ) -> None:
         """
         Args:
@@ -84,7 +107,9 @@ class Rewards:
             lost: returns why the server was given up; "" if it was not.
             counts: returns the metrics of the client.
             completion: after which steps the model is asked, and when an episode is complete.
+            remedy: what the user can do about failures that asking again does not change.
         """
+        self._remedy = remedy
         self.counts, self._completion = counts, completion or Completion()
         self._feedback, self._asking, self._log = feedback, asking, log
         self._max_failure_share, self._lost = max_failure_share, lost
@@ -97,7 +122,7 @@ class Rewards:
             taken: chunk indices in the order taken; an index beyond a sample's chunks is STOP.
         """
         questions = [
-            _question(self._asking, sample, part)
+            self._asking.of(sample, part)
             for sample, chunks in zip(samples, taken, strict=True)
             for part in self._completion.parts(chunks)
         ]
@@ -126,8 +151,7 @@ class Rewards:
                 raise FeedbackLost(
                     f"{len(for_ever)} of {len(episodes)} episodes have no reward, and asking again "
                     f"would change nothing ({causes_text(for_ever)}; for example: "
-                    f"{for_ever[0].message.rstrip('.')}); change config.llm.max_tokens, "
-                    "config.llm.cut_off, config.llm.max_prompt_tokens or config.reward.prompt"
+                    f"{for_ever[0].message.rstrip('.')}); {self._remedy}"
                 )
             self._log(
                 f"paused: {len(failed)} of {len(episodes)} episodes have no reward "
@@ -221,7 +245,7 @@ class PendingService:
     """
 
     ready: Callable[[StopSignal], Rewards]
-    asking: Asking
+    asking: Asks
     provenance: dict[str, Any]
 
     def check(self, samples: Sequence[Sample]) -> None:
@@ -234,18 +258,7 @@ class PendingService:
         """
         few = slice(LAZY_SAMPLES if isinstance(samples, LazySamples) else None)
         for sample in samples[few]:
-            _question(self.asking, sample, ())
-
-
-def _question(asking: Asking, sample: Sample, taken: Sequence[int]) -> Question:
-    return asking.question(
-        sample.source,
-        sample.id,
-        sample.question,
-        [(index, sample.chunks[index]) for index in taken if index < len(sample.chunks)],
-        sample.answers,
-        hops=len(sample.support),
-    )
+            self.asking.of(sample, ())
 
 
 def _provenance(prompt: str, model: PendingModel) -> dict[str, Any]:

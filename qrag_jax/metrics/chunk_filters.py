@@ -71,6 +71,8 @@ def no_noise(row: Row) -> Row:
     return _keep(row, [step for step, index in enumerate(row.pred_idx) if index in gold])
 
 
+# Filters that look at the supporting facts.
+BY_FACTS = ("early_stop", "gt", "no_noise")
 # Name → (function, the parameter it needs besides the row).
 FILTERS: dict[str, tuple[Callable[..., Row], str | None]] = {
     "none": (none, None),
@@ -129,6 +131,6 @@ def _scored(row: Row, taken: list[int], q_values: list[float], texts: list[str])
         pred_idx=taken,
         q_values=q_values,
         pred_texts=texts,
-        f1=fact_f1(row.sf_idx, taken),
-        em=fact_em(row.sf_idx, taken),
+        f1=fact_f1(row.sf_idx, taken) if row.sf_idx else None,
+        em=fact_em(row.sf_idx, taken) if row.sf_idx else None,
     )

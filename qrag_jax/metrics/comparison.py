@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qrag_jax.metrics.bootstrap import paired_interval
-from qrag_jax.metrics.facts import summarise
+from qrag_jax.metrics.facts import score_columns, summarise
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.metrics.score_table import columns_text, interval_text
 from qrag_jax.metrics.until_found import FULL_BUDGET, UNTIL_FOUND, until_found
@@ -25,16 +25,23 @@ PLANNED = "planned"  # the trained one, with beam search or a stopping rule
 def compared(played: Mapping[str, list[Row]], *, in_full: bool) -> dict[str, Any]:
     """The scores of retrievers that were asked the same questions.
 
-    Both modes come from one play. If play ended at the last fact, there is no full budget.
+    Both modes come from one play. If play ended at the last fact, there is no full budget. If no
+    question has supporting facts, there is only the full budget.
 
     Args:
         played: rows by the retriever's name.
         in_full: episodes took all their steps.
     """
-    cut = {name: [until_found(row) for row in rows] for name, rows in played.items()}
+    cut = {name: [until_found(row) for row in rows if row.sf_idx] for name, rows in played.items()}
+    known = all(cut.values())
+    in_full = in_full or not known
     summary: dict[str, Any] = {"mode": FULL_BUDGET if in_full else UNTIL_FOUND}
     summary |= _summaries(played)
-    summary["until_found"] = _summaries(cut)
+    with_facts = sum(bool(row.sf_idx) for row in played[TRAINED])
+    if with_facts < len(played[TRAINED]):
+        summary["with_facts"] = with_facts  # questions
+    if known:
+        summary["until_found"] = _summaries(cut)
     summary["gains"] = _gains(played if in_full else cut)
     return summary
 
@@ -45,19 +52,25 @@ def table(summary: dict[str, Any]) -> str:
     The intervals are bootstrap intervals. Those of precision, recall and steps are only in the
     summary file, because they would make the table too wide to read.
     """
-    cut = summary["until_found"]
+    cut = summary.get("until_found", {})
     text = []
     if summary["mode"] == FULL_BUDGET:
-        whole = {name: summary[name] for name in cut}
+        whole = {name: summary[name] for name in (*NAMES.values(), PLANNED) if name in summary}
         recalls = {column for scores in whole.values() for column in scores["intervals"]}
         recalls = {column for column in recalls if column.startswith("recall@")}
         ranked = sorted(recalls, key=lambda column: int(column.removeprefix("recall@")))
         text += [*_lines(FULL_BUDGET, whole, ranked), ""]
-    text += _lines(f"{UNTIL_FOUND} *", cut, [])
-    text.append(
-        "* uses the answer key: an episode ends once all supporting facts are found, and returns "
-        "1, as in Q-RAG's own evaluation"
-    )
+    if cut:
+        text += _lines(f"{UNTIL_FOUND} *", cut, [])
+        text.append(
+            "* uses the answer key: an episode ends once all supporting facts are found, and "
+            "returns 1, as in Q-RAG's own evaluation"
+        )
+    if (some := summary.get("with_facts")) is not None:
+        text.append(
+            f"{some} of {summary['samples']} questions have supporting facts, and scores of facts "
+            "are of these alone; answer_found: an answer stands in a chunk taken"
+        )
     if PLANNED in cut and summary["mode"] == FULL_BUDGET:
         text.append("planned: the path that was best for all steps, cut at its last fact")
     if summary["mode"] == UNTIL_FOUND:
@@ -80,21 +93,24 @@ def table(summary: dict[str, Any]) -> str:
 
 def _lines(title: str, summaries: dict[str, Any], ranked: Sequence[str]) -> list[str]:
     """The table of one mode; `ranked` lists its columns of recall@k."""
+    names = [name for name in (*NAMES.values(), PLANNED) if name in summaries]
+    there = summaries[names[0]]["intervals"]  # all were asked the same questions
     bare = {"fact_precision": "precision", "fact_recall": "recall", "steps": "steps"}
-    lines = [[title, "fact_em", "fact_f1", *bare.values(), *ranked, "return"]]
-    for name in (*NAMES.values(), PLANNED):
-        if name not in summaries:
-            continue
+    bare = {column: told for column, told in bare.items() if column in there}
+    first = [column for column in ("fact_em", "fact_f1", "answer_found") if column in there]
+    last = [column for column in ("return",) if column in there]
+    lines = [[title, *first, *bare.values(), *ranked, *last]]
+    for name in names:
         intervals = summaries[name]["intervals"]
         # A retriever that stops early may never take k chunks; then all its chunks count.
-        at_k = [intervals.get(column, intervals["fact_recall"]) for column in ranked]
+        at_k = [intervals.get(column) or intervals["fact_recall"] for column in ranked]
         lines.append(
             [
                 name.replace("_", " "),
-                *(interval_text(intervals[column]) for column in ("fact_em", "fact_f1")),
+                *(interval_text(intervals[column]) for column in first),
                 *(f"{intervals[column]['mean']:.3f}" for column in bare),
                 *map(interval_text, at_k),
-                interval_text(intervals["return"]),
+                *(interval_text(intervals[column]) for column in last),
             ]
         )
     return columns_text(lines)
@@ -102,14 +118,19 @@ def _lines(title: str, summaries: dict[str, Any], ranked: Sequence[str]) -> list
 
 def _gains(played: Mapping[str, list[Row]]) -> dict[str, Any]:
     """Trained minus each other retriever, over the same questions: paired bootstrap intervals."""
-    trained = played["trained"]
+    columns = {name: score_columns(rows) for name, rows in played.items()}
+    shown = [name for name in ("fact_em", "fact_f1", "answer_found") if name in columns[TRAINED]]
     gains: dict[str, Any] = {}
     for name in ("untrained", "single_step", "single_step_trained"):
-        em = paired_interval([row.em for row in trained], [row.em for row in played[name]])
-        f1 = paired_interval([row.f1 for row in trained], [row.f1 for row in played[name]])
         gains[name] = {
-            score: dict(zip(("mean", "low", "high"), interval, strict=True))
-            for score, interval in (("fact_em", em), ("fact_f1", f1))
+            score: dict(
+                zip(
+                    ("mean", "low", "high"),
+                    paired_interval(columns[TRAINED][score], columns[name][score]),
+                    strict=True,
+                )
+            )
+            for score in shown
         }
     return gains
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from qrag_jax.metrics.answer_places import has_answer, worded
 from qrag_jax.metrics.bootstrap import mean_interval
 from qrag_jax.metrics.retrieval_log import Row
 
@@ -93,6 +94,32 @@ def fact_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
     }
 
 
+def score_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """What can be said of each row, by the name of the score.
+
+    Scores that need the supporting facts are of the rows that have them, and are left out where
+    none has. Where some lack them there is also `answer_found`: whether an answer stands in one of
+    the chunks taken, of the rows whose answers have words. `return` is of the rows that have one.
+
+    Raises:
+        ValueError: there are no rows.
+    """
+    if not rows:
+        raise ValueError("a summary needs at least one row")
+    known = [row for row in rows if row.sf_idx]
+    columns = fact_columns(known) if known else {}
+    columns["steps"] = [float(len(row.pred_idx)) for row in rows]
+    if len(known) < len(rows):
+        asked = [(row, worded((row.answer, *row.aliases))) for row in rows]
+        columns["answer_found"] = [
+            float(any(has_answer(text, answers) for text in row.pred_texts))
+            for row, answers in asked
+            if answers
+        ]
+    columns["return"] = [row.ret for row in rows if row.ret is not None]
+    return {name: values for name, values in columns.items() if values}
+
+
 def with_intervals(columns: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
     """Each column's mean with its 95% bootstrap interval, as {"mean", "low", "high"}."""
     return {
@@ -105,19 +132,24 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     """Means of a retrieval log with their 95% bootstrap intervals.
 
     Returns:
-        The metrics of `fact_columns`, `recall@1` … `recall@K` and `return`, each as {"mean",
-        "low", "high"}. K is the length of the longest prediction; if all are empty, there is no
-        recall@k. Also `samples`, the number of rows.
+        The metrics of `score_columns`, and `recall@1` … `recall@K` of the rows with supporting
+        facts, each as {"mean", "low", "high"}. K is the length of the longest prediction; if all
+        are empty, there is no recall@k. Also `samples`, the number of rows, and `with_facts`, that
+        of rows with supporting facts if some have none.
 
     Raises:
-        ValueError: there are no rows, or a row has no supporting facts (its id is named).
+        ValueError: there are no rows.
     """
-    columns = fact_columns(rows)
-    for k in range(1, max(len(row.pred_idx) for row in rows) + 1):
-        columns[f"recall@{k}"] = [recall_at(row.sf_idx, row.pred_idx, k) for row in rows]
-    columns["return"] = [row.ret for row in rows]
-
-    return {**with_intervals(columns), "samples": len(rows)}
+    columns = score_columns(rows)
+    known = [row for row in rows if row.sf_idx]
+    for k in range(1, max((len(row.pred_idx) for row in known), default=0) + 1):
+        columns[f"recall@{k}"] = [recall_at(row.sf_idx, row.pred_idx, k) for row in known]
+    if "return" in columns:
+        columns["return"] = columns.pop("return")  # the last one
+    counts = {"samples": len(rows)}
+    if len(known) < len(rows):
+        counts["with_facts"] = len(known)
+    return {**with_intervals(columns), **counts}
 
 
 def _index_sets(support: Iterable[int], predicted: Sequence[int]) -> tuple[set[int], set[int]]:

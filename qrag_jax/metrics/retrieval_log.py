@@ -22,14 +22,15 @@ class Row:
     Attributes:
         id: the sample's id.
         question, answer: the sample's texts; `answer` may be empty.
-        sf_idx: indices of the supporting facts in the document.
+        sf_idx: indices of the supporting facts in the document; empty if nobody knows them.
         pred_idx: indices of the chunks taken, in the order taken, without padding; may be empty.
         q_values: Q of each chunk taken, at the step that took it; finite. Empty when the chunks
             were not played (the chunk filter `gt`).
         sf_texts, pred_texts: the texts of the chunks in `sf_idx` and `pred_idx`.
-        ret: the episode's discounted return; written as "return".
+        ret: the episode's discounted return; written as "return". None, and then not written: there
+            is none, because it would be that of the supporting facts.
         text_len: length of the document, in characters.
-        f1, em: Fact F1 and Fact EM of this sample.
+        f1, em: Fact F1 and Fact EM of this sample. None, and then not written, without the facts.
         aliases: other right answers; written only if there are any.
     """
 
@@ -41,10 +42,10 @@ class Row:
     q_values: list[float]
     sf_texts: list[str]
     pred_texts: list[str]
-    ret: float
+    ret: float | None
     text_len: int
-    f1: float
-    em: float
+    f1: float | None
+    em: float | None
     aliases: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -66,6 +67,7 @@ _LISTS: dict[str, Any] = {
     "pred_texts": str,
 }
 _OPTIONAL: dict[str, Any] = {"aliases": str}  # lists too
+_OF_FACTS = {"return", "f1", "em"}  # may be missing where nobody knows the supporting facts
 
 # Key in a record of all settings; its value is the version of the record's form. Older logs
 # recorded only some settings.
@@ -123,10 +125,13 @@ def read_partial(path: Path) -> list[Row]:
     return rows
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path, *, needs_facts: bool = True) -> list[Row]:
     """Reads a finished log, or the rows so far of a log in progress; does not change the file.
 
     A last line that has no newline and is not a whole row is still being written; it is left out.
+
+    Args:
+        needs_facts: whether a row without supporting facts is refused.
 
     Raises:
         InputError: the log does not exist, cannot be read or holds no row, or a row cannot be
@@ -144,7 +149,7 @@ def read(path: Path) -> list[Row]:
                     if not line.endswith(b"\n"):
                         break
                     raise
-                _check_row(row, place)
+                _check_row(row, place, needs_facts=needs_facts)
                 rows.append(row)
     except OSError as error:
         raise InputError(
@@ -156,22 +161,23 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
-def _check_row(row: Row, place: str) -> None:
+def _check_row(row: Row, place: str, *, needs_facts: bool) -> None:
     """Raises InputError when the fields of a row do not fit together."""
     wrong = None
-    if not row.sf_idx:
-        wrong = "field 'sf_idx' is empty"
+    numbers = [each for each in (row.ret, row.f1, row.em) if each is not None]
+    if needs_facts and not row.sf_idx:
+        wrong = "field 'sf_idx' is empty, but its supporting facts are needed here"
     elif len(row.sf_texts) != len(row.sf_idx):
         wrong = f"'sf_texts' has {len(row.sf_texts)} values and 'sf_idx' {len(row.sf_idx)}"
     elif len(row.pred_texts) != len(row.pred_idx):
         wrong = f"'pred_texts' has {len(row.pred_texts)} values and 'pred_idx' {len(row.pred_idx)}"
     elif row.q_values and len(row.q_values) != len(row.pred_idx):
         wrong = f"'q_values' has {len(row.q_values)} values and 'pred_idx' {len(row.pred_idx)}"
-    elif min(*row.sf_idx, *row.pred_idx, 0) < 0:
+    elif min((*row.sf_idx, *row.pred_idx, 0)) < 0:
         wrong = "an index in 'sf_idx' or 'pred_idx' is negative"
     elif len(set(row.pred_idx)) < len(row.pred_idx):
         wrong = "field 'pred_idx' holds a chunk twice"
-    elif not all(map(math.isfinite, (*row.q_values, row.ret, row.f1, row.em))):
+    elif not all(map(math.isfinite, (*row.q_values, *numbers))):
         wrong = "a number is infinite"
     if wrong:
         raise InputError(f"{place}: {wrong}; {_WRITE_ANEW}")
@@ -283,6 +289,7 @@ def _encode(row: Row) -> bytes:
         for field in dataclasses.fields(Row)
         if field.name not in _OPTIONAL or getattr(row, field.name)
     }
+    record = {key: value for key, value in record.items() if value is not None}
     try:
         return json.dumps(record, allow_nan=False).encode() + b"\n"
     except ValueError as error:
@@ -314,6 +321,8 @@ def _decode(line: bytes, place: str, fix: str) -> Row:
     if not isinstance(record, dict):
         raise InputError(f"{place}: is not a JSON object; {fix}")
     expected = {*_SCALARS, *_LISTS}
+    if record.get("sf_idx") == []:
+        expected -= _OF_FACTS - record.keys()
     for key in sorted(expected ^ (set(record) - set(_OPTIONAL))):
         state = "missing" if key in expected else "unknown"
         raise InputError(f"{place}: field {key!r} is {state}; {fix}")
@@ -325,7 +334,9 @@ def _decode(line: bytes, place: str, fix: str) -> Row:
             fits = isinstance(value, _SCALARS[key])
         if not fits:
             raise InputError(f"{place}: field {key!r} has a value of the wrong type; {fix}")
-    record["ret"] = record.pop("return")
+    record["ret"] = record.pop("return", None)
+    record.setdefault("f1", None)
+    record.setdefault("em", None)
     return Row(**record)
 
 

@@ -170,7 +170,7 @@ class BeamSearch:
             if action == len(sample.chunks):  # STOP is not a chunk
                 return dataclasses.replace(path, score=score, ended=True)
             path = path.longer(action, q, score)
-            found = set(sample.support) <= set(path.taken)
+            found = bool(sample.support) and set(sample.support) <= set(path.taken)
             return dataclasses.replace(path, ended=not self._rollout.never_terminate and found)
 
         return best_paths(beam, choices, self._config, longer)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qrag_jax.environments.rag.episode import MALFORMED_CALL, NO_RETRIEVAL, Broken
+from qrag_jax.environments.rag.episode import MALFORMED_CALL, NO_RETRIEVAL, OWN_CODE, Broken
 from qrag_jax.feedback.language_model import PERMANENT
 from qrag_jax.feedback.service import FIRST_PAUSE, LONGEST_PAUSE, FeedbackLost
 from qrag_jax.metrics.answer_table import causes_text
@@ -19,12 +19,13 @@ from qrag_jax.rollouts.agents import Checks
 
 _LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 # Playing again, even later, does not change these.
-HOPELESS = (*PERMANENT, NO_RETRIEVAL, MALFORMED_CALL)
+HOPELESS = (*PERMANENT, NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE)
 
 PlayAll = Callable[[Sequence[Any]], list[Any]]
 ADVICE = (
     "use a model that follows the agent's prompts, raise config.llm.max_tokens or "
-    "config.agent.max_broken_share, or give prompts of your own (config.agent.prompts)"
+    "config.agent.max_broken_share, or give prompts of your own (config.agent.prompts); an agent "
+    "of your own (config.agent.path) must be mended"
 )
 
 

@@ -18,6 +18,7 @@ _RECALL = "#17a2b8"
 _SCORES = {
     "eval/fact_em": ("Fact EM", _EM),
     "eval/fact_f1": ("Fact F1", _F1),
+    "eval/answer_found": ("Answer in a chunk taken", _RECALL),
     "eval/em": ("Answer EM", _EM),
     "eval/f1": ("Answer F1", _F1),
     "eval/recall": ("Recall of gold passages", _RECALL),
@@ -25,6 +26,7 @@ _SCORES = {
 _BASELINES = {
     "untrained/fact_em": ("Fact EM, untrained", "#888888"),
     "single_step/fact_em": ("Fact EM, single step", "#e08a00"),
+    "untrained/answer_found": ("Answer in a chunk taken, untrained", "#888888"),
     "untrained/f1": ("Answer F1, untrained", "#888888"),
 }
 _ON_THE_RIGHT = {"train/mean_q": "mean Q", "train/return": "mean return"}

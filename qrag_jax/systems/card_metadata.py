@@ -19,7 +19,7 @@ library_name: sentence-transformers
 pipeline_tag: sentence-similarity
 tags: [sentence-transformers, feature-extraction, multi-step-retrieval, qrag_jax]
 """
-COLUMNS = ("fact_em", "fact_f1", "fact_precision", "fact_recall")
+COLUMNS = ("fact_em", "fact_f1", "fact_precision", "fact_recall", "answer_found")
 RECALL_AT = "recall@"  # begins the names of recall after k steps
 
 

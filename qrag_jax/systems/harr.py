@@ -373,6 +373,8 @@ class Harr:
         if self.config.agent.name == SCRIPTED:
             return scripted_agent(self.config.agent, (*self.inputs.train, *self.inputs.dev))
         assert self.models is not None
+        if self.models.own_agent is not None:
+            return self.models.own_agent
         assert self.models.generation is not None
         return llm_agent(self.config, self.models.generation)
 

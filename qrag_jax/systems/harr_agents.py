@@ -18,6 +18,7 @@ from qrag_jax.llm.text.chat_text import HAS_SPECIAL_TOKENS, chat_tokenizer, in_t
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages, Prompt
 from qrag_jax.systems.harr_config import (
+    OWN,
     PLANNER,
     REACT,
     SCRIPTED,
@@ -30,6 +31,7 @@ from qrag_jax.systems.harr_inputs import Asked
 # The prompts of each agent, by its arguments' names.
 PROMPTS: Mapping[str, dict[str, str]] = {
     SCRIPTED: {},
+    OWN: {},
     REACT: {"planner": "rag_planner", "final": "rag_final", "reader": "rag_qa"},
     PLANNER: {"steps": "rag_steps", "synthesis": "rag_synthesis", "reader": "rag_qa"},
     SEARCH_R1: {"prompt": "rag_search_r1"},

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from qrag_jax.data.config import SYNTHETIC, DataConfig
 from qrag_jax.data.generators.synthetic import SyntheticConfig
 from qrag_jax.environments.rag.episode import Limits
+from qrag_jax.environments.rag.own import PATH
 from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.evaluators.agents import BEST_BY
 from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture
@@ -23,6 +24,7 @@ from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.scratch import ScratchConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.agents import PlayConfig
+from qrag_jax.runtime import own_code
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.saved_config import add_later_fields, read_fields
@@ -32,7 +34,9 @@ from qrag_jax.systems.data_section import data_section, described_sources, fill_
 NAME = "harr"
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
 SCRIPTED, REACT, SEARCH_R1, PLANNER = "scripted", "react", "search_r1", "planner"
-AGENTS = (SCRIPTED, REACT, SEARCH_R1, PLANNER)
+OWN = "own"
+AGENTS = (SCRIPTED, REACT, SEARCH_R1, PLANNER, OWN)
+WITHOUT_MODEL = (SCRIPTED, OWN)  # agents that ask no language model of ours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +64,7 @@ class AgentConfig:
     """
 
     # scripted follows the data's own decompositions, without a model; react, search_r1 and planner
-    # ask the language model of section llm
+    # ask the language model of section llm; own is the generator of config.agent.path
     name: str = SCRIPTED
     max_hops: int = 5  # searches of an episode
     max_turns: int = 5  # search_r1: replies of the model, before the answer is forced
@@ -74,9 +78,19 @@ class AgentConfig:
     max_broken_share: float = 0.5  # of a batch's episodes; above it the run pauses, and plays again
     attempts: int = 2  # an episode that breaks is played again, so often in all
     gather: float = 0.02  # seconds that a search waits for those of other episodes
+    # own: FILE.py:FUNCTION of (question, max_searches), which yields searches and returns the
+    # answer; it runs without a sandbox
+    path: str = ""
 
     def __post_init__(self) -> None:
         check_known("agent", self, "name", AGENTS)
+        if self.name == OWN:
+            own_code.check_form(self.path, PATH)
+        elif self.path:
+            raise InputError(
+                f"{PATH} is given, but config.agent.name is {self.name}; use {OWN}, or leave the "
+                "path out."
+            )
         check_least("agent", self, staleness=0)
         check_share("agent", self, "max_broken_share")
         Limits(max_hops=self.max_hops, max_turns=self.max_turns)
@@ -192,6 +206,7 @@ LATER_FIELDS: dict[str, Any] = {
     "agent.prompts": "",
     "agent.chat_template": "",
     "agent.staleness": 0,
+    "agent.path": "",
     "optimizer.matrices": "adam",
     "optimizer.muon_rate": 5.0,
 }
@@ -308,7 +323,7 @@ def _llm(config: ConfigDict, agent: AgentConfig, rewards: Mixture) -> LlmConfig 
     asks = ""
     if LLM in rewards.weights:
         asks = f"config.reward.mixture has {LLM}"
-    if agent.name != SCRIPTED:
+    if agent.name not in WITHOUT_MODEL:
         asks = f"config.agent.name is {agent.name}"
     if not asks:
         return None
@@ -339,7 +354,7 @@ def default_config(algorithm: str, *sources: str, agent: str = SCRIPTED) -> Conf
     config[algorithm] = section(OF_ALGORITHM[algorithm])
     config.data = data_section(sources)
     config.agent.name = agent
-    if agent != SCRIPTED:
+    if agent not in WITHOUT_MODEL:
         config.llm = section(LlmConfig)
         config.llm.server = section(ServerConfig)
     if SYNTHETIC in sources:

@@ -212,7 +212,7 @@ def _golds(config: HarrConfig, questions: RagQuestions, index: ExactIndex | None
         found = [names[text] for text in each.gold if text in names]
         # A gold passage that the corpus lacks can never be found.
         relevant = frozenset(found) if len(found) == len(each.gold) else frozenset()
-        without += not relevant
+        without += bool(each.gold) and not relevant
         sample = each.sample
         gold = Gold(sample.id, sample.question, sample.answers, relevant, rule=rule_of(sample.id))
         mixture.check(gold)

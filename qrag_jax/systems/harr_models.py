@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from qrag_jax.environments.rag.own import PATH, OwnAgent
 from qrag_jax.feedback.rag import LLM, RELEVANCE
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.llm.server.opening import OpenModel, PendingModel, Place, open_model
@@ -19,7 +20,7 @@ from qrag_jax.rollouts.agents import Asks, Checks
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.harr_agents import load_prompts
-from qrag_jax.systems.harr_config import SCRIPTED, HarrConfig
+from qrag_jax.systems.harr_config import OWN, WITHOUT_MODEL, HarrConfig
 from qrag_jax.systems.harr_rewards import JUDGE, Judge
 
 
@@ -36,6 +37,7 @@ class HarrModels:
     provenance: dict[str, Any]
     reranker: Asks | None
     _pending: PendingModel | None
+    own_agent: OwnAgent | None = None  # the user's, if the config names one
     _open: OpenModel | None = None
 
     def wait(self, stop: StopSignal) -> None:
@@ -56,7 +58,7 @@ class HarrModels:
     @property
     def agents_own(self) -> Asks | None:
         """The model that the agent asks."""
-        if self._open is None or self.config.agent.name == SCRIPTED:
+        if self._open is None or self.config.agent.name in WITHOUT_MODEL:
             return None
         return self._open.client
 
@@ -101,11 +103,15 @@ def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
     Raises:
         InputError: a field cannot be used, or a server that is to run already does not.
     """
-    weights = config.reward.rewards.weights
+    weights, own = config.reward.rewards.weights, None
     used = load_prompts(config.agent)
     if LLM in weights:
         used["judge"] = prompts.load(JUDGE)
     provenance = {f"the prompt {name}": each.fingerprint for name, each in used.items()}
+    if config.agent.name == OWN:
+        own = OwnAgent.load(config.agent.path, config.agent.limits)
+        provenance[PATH] = f"{own.code.spec} {own.code.digest}"
+        log(f"the agent is {own.code.spec}, which runs in this process, without a sandbox")
     with contextlib.ExitStack() as stack:
         pending, reranker = None, None
         if config.llm is not None:
@@ -118,4 +124,4 @@ def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
             reranker = Client(config.reranker.client, log)
             stack.callback(reranker.close)
             provenance["the reranker"] = config.reranker.model
-        yield HarrModels(config, provenance, reranker, pending)
+        yield HarrModels(config, provenance, reranker, pending, own)

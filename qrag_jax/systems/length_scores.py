@@ -108,7 +108,7 @@ def score_lengths(run: SavedRun, options: LengthOptions) -> list[dict]:
     for length, documents in sets.items():
         log = out / label / retrieval_log.log_name(config.eval.seed, length)
         result, rows = _play(searcher, run, documents, log, retriever, restart=options.restart)
-        at_shortest = at_shortest or {row.id: row.em for row in rows}
+        at_shortest = at_shortest or {row.id: row.em or 0.0 for row in rows}
         about = {
             "chunks": length,
             "tokens": round(length * tokens_per_chunk),

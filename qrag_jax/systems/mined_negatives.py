@@ -24,6 +24,7 @@ from qrag_jax.data.loading import LoadedSamples
 from qrag_jax.data.negatives_config import NegativesConfig
 from qrag_jax.data.sample import Sample, fingerprint
 from qrag_jax.errors import InputError
+from qrag_jax.metrics.answer_places import has_answer, worded
 from qrag_jax.metrics.answers import normalise
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.multi_step import Hit
@@ -39,7 +40,6 @@ from qrag_jax.systems.retriever import Retriever
 FOUND = "negatives.npz"  # in the run's folder
 _AT_ONCE = 256  # questions searched side by side
 _SPARE = 8  # passages asked for beyond those wanted, since some are the question's own
-_WORDLESS = frozenset({"yes", "no", "noanswer"})  # answers that say nothing about a passage
 
 
 class Search(Protocol):
@@ -158,8 +158,7 @@ def may_be_good(sample: Sample, hit: Hit) -> bool:
             own.startswith(text) or text.startswith(own) or (title and own.startswith(f"{title} "))
         ):
             return True
-    answers = {normalise(answer) for answer in sample.answers} - _WORDLESS - {""}
-    return any(f" {answer} " in f" {text} " for answer in answers)
+    return has_answer(text, worded(sample.answers))
 
 
 def _opened(config: NegativesConfig) -> Search:

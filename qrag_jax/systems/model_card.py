@@ -275,7 +275,8 @@ def _scores_table(title: str, summary: Mapping[str, Any], recalls: Sequence[str]
     names = [name for name in RETRIEVERS if name in summary]
     # Summaries that older versions wrote lack some of these.
     there = [name for name in COLUMNS if name in summary["trained"]["intervals"]]
-    columns = [*there, *recalls, "return"]
+    last = [name for name in ("return",) if name in summary["trained"]["intervals"]]
+    columns = [*there, *recalls, *last]
     rows = []
     for name in names:
         intervals = summary[name]["intervals"]

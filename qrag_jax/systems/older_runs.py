@@ -38,6 +38,7 @@ FREE_FIELDS = (
     # a change, see `runtime.run.Run.restore`.
     "llm.",
     "reward.prompt",
+    "reward.path",
     "reward.max_failure_share",
     "runtime.",
     "profile",

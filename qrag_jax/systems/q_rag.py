@@ -16,8 +16,11 @@ from qrag_jax.data.episodes import training_batches
 from qrag_jax.data.generators import book_record
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, make_play
 from qrag_jax.evaluators.training_scores import Evaluation, TrainingScores
-from qrag_jax.feedback.ground_truth import fact_feedback
+from qrag_jax.feedback.answer_labels import NEEDED
+from qrag_jax.feedback.deferred_reward import DeferredReward
+from qrag_jax.feedback.ground_truth import ANSWER_IN_CHUNK, fact_feedback
 from qrag_jax.feedback.language_model import ModelReward
+from qrag_jax.feedback.own_reward import OwnReward, open_own
 from qrag_jax.feedback.service import (
     PendingService,
     Rewards,
@@ -86,6 +89,10 @@ def open_system(
             never, kept = config.env.never_terminate, config.data.cache_folder
             asked = ServiceConfig(config.reward, config.llm, never, config.seed, kept)
             service = stack.enter_context(open_service(asked, run.workdir, log))
+        elif isinstance(config.reward, OwnReward):
+            never = config.env.never_terminate
+            own = open_own(config.reward, never_terminate=never, log=log)
+            service = stack.enter_context(own)
         inputs = load_inputs(config, run, service, Platform.of(mesh))
 
         def write() -> None:
@@ -140,7 +147,7 @@ class QRag:
         batches = Batches(self.mesh, iterator)
         if self.service is None:
             return Fused(batches, pending)
-        assert isinstance(config.reward, ModelReward)
+        assert isinstance(config.reward, DeferredReward)
         self._rewards = self.service.ready(stop)
         staleness, samples = config.reward.staleness, inputs.train_samples
         asking = Asking(self._rewards, samples, staleness, config.train.steps)
@@ -150,7 +157,10 @@ class QRag:
     def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, dict[str, Any]]:
         """See `System`."""
         with jax.transfer_guard("disallow"):
-            return self._bound_update(state, episodes)
+            state, metrics = self._bound_update(state, episodes)
+        if not self.inputs.has_facts:  # no score of facts that nobody knows
+            metrics = {name: value for name, value in metrics.items() if name != "fact_em"}
+        return state, metrics
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         """See `System`."""
@@ -172,7 +182,7 @@ class QRag:
             (towers.with_base(state.params), scored),
             partial(self._loops, config.eval.batch_size),
         )
-        if config.is_ground_truth:
+        if config.is_on_device:
             update = Program("update", self._update, (state, batch, *base), loops)
             return [update, evaluation]
         number = jax.ShapeDtypeStruct((), "int32")
@@ -216,7 +226,7 @@ class QRag:
     @cached_property
     def _update(self) -> Any:
         """The program of an update: it plays, scores and learns, or learns from scored episodes."""
-        if self.config.is_ground_truth:
+        if self.config.is_on_device:
             return make_train_step(self.towers, self._feedback)
         return make_learn_step(self.towers)
 
@@ -226,7 +236,9 @@ class QRag:
 
     @property
     def _feedback(self) -> Any:
-        return fact_feedback(self.config.reward, stop_action=self.config.env.stop_action)
+        reward, stops = self.config.reward, self.config.env.stop_action
+        needed = NEEDED if reward.name == ANSWER_IN_CHUNK else None
+        return fact_feedback(reward, stop_action=stops, needed=needed)
 
     @cached_property
     def _play(self) -> Any:
@@ -237,6 +249,7 @@ class QRag:
         config, i = self.config, self.inputs
         size = config.eval.batch_size
         shown = i.dev_samples, i.dev_store, i.shape, size, i.dev_indices
-        episodes = EpisodeEvaluator(self._play, self.mesh, *shown)
+        by_facts = config.reward.name != ANSWER_IN_CHUNK
+        episodes = EpisodeEvaluator(self._play, self.mesh, *shown, by_facts=by_facts)
         gamma, env = config.pqn.gamma, config.env
         return TrainingScores(episodes, config.eval.best_by, gamma, env.max_steps, env.stop_action)

@@ -10,11 +10,14 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.config import SETTINGS, SYNTHETIC, DataConfig
 from qrag_jax.data.generators.synthetic import SyntheticConfig
+from qrag_jax.data.sources import own
 from qrag_jax.environments.chunks_config import ChunksConfig
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import EvalConfig
-from qrag_jax.feedback.ground_truth import GROUND_TRUTH, FactReward
+from qrag_jax.feedback.deferred_reward import DeferredReward
+from qrag_jax.feedback.ground_truth import ANSWER_IN_CHUNK, GROUND_TRUTH, FactReward
 from qrag_jax.feedback.language_model import METRICS, ModelReward
+from qrag_jax.feedback.own_reward import OWN, OwnReward
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.learners.pqn import PQNConfig
 from qrag_jax.llm.llm_config import LlmConfig
@@ -47,6 +50,7 @@ SECTIONS: dict[str, type] = {
 OPTIONAL: dict[str, type] = {
     "encoder.scratch": ScratchConfig,
     "data.synthetic": SyntheticConfig,
+    "data.columns": own.Columns,
     "llm": LlmConfig,
     "llm.server": ServerConfig,
 }
@@ -71,7 +75,7 @@ class QRagConfig:
     data: DataConfig
     env: ChunksConfig
     policy: SoftQConfig
-    reward: FactReward | ModelReward
+    reward: FactReward
     pqn: PQNConfig
     optimizer: OptimizerConfig
     train: TrainConfig
@@ -118,22 +122,27 @@ class QRagConfig:
             seed=config.seed,
             profile=config.profile,
             data=data,
-            reward=fill(ModelReward if by_model else FactReward, reward, "reward"),
+            reward=fill(_reward_kind(reward["name"]), reward, "reward"),
             llm=fill(LlmConfig, llm, "llm") if llm else None,
             **parts,
         )
 
     @property
     def is_ground_truth(self) -> bool:
-        """Whether rewards come from the supporting facts, so that an update is one program."""
-        return not isinstance(self.reward, ModelReward)
+        """Whether rewards come from the supporting facts."""
+        return self.reward.name == GROUND_TRUTH
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether rewards come from arrays, so that an update is one program."""
+        return not isinstance(self.reward, DeferredReward)
 
     @property
     def rollout(self) -> RolloutConfig:
         """The static settings of playing episodes.
 
-        If a language model gives the rewards, training does not use the supporting facts, so they
-        do not end an episode. `feedback.completion` says what ends it.
+        If the rewards are not those of the supporting facts, these do not end an episode. Of a
+        language model's rewards `feedback.completion` says what ends it.
         """
         return RolloutConfig(
             max_steps=self.env.max_steps,
@@ -198,6 +207,8 @@ def complete(config: ConfigDict, words: Sequence[str] = (), also: Iterable[str] 
     def chosen(name: str) -> Any:
         return given.get(name, _at(config, name))
 
+    if given.get("reward.path") and given.get("reward.name", OWN) == OWN:
+        config.reward.name = OWN  # the path alone says it
     reward = chosen("reward.name")
     wanted = _wanted(config, chosen)
     with config.unlocked():
@@ -205,10 +216,9 @@ def complete(config: ConfigDict, words: Sequence[str] = (), also: Iterable[str] 
             part, last = _part_of(config, name)
             if (wanted[name] or name in also) and part is not None and last not in part:
                 part[last] = section(kind)
-        if _asks_model(reward):
-            for name, value in section(ModelReward).items():
-                if name not in config.reward:
-                    config.reward[name] = value
+        for name, value in section(_reward_kind(reward)).items():
+            if name not in config.reward:
+                config.reward[name] = value
     for name in given:
         part, _, rest = name.removeprefix("data.").partition(".")
         if name.startswith("data.") and part in SETTINGS:  # their old place
@@ -216,14 +226,22 @@ def complete(config: ConfigDict, words: Sequence[str] = (), also: Iterable[str] 
                 f"config.{name} is not a field; settings of a source are under it: "
                 f"--config.data.sources.{part}.{rest}."
             )
+        if name.startswith("data.columns.") and "columns" not in config.data:
+            raise InputError(
+                f"config.{name} is given, but the data are {', '.join(config.data.sources)}, whose "
+                "fields have their own names; leave it out, or use --config=configs/own.py."
+            )
         if name.startswith("llm.") and "llm" not in config:
             raise InputError(
                 f"config.{name} is given, but config.reward.name is {reward!r}, which asks no "
                 f"language model; use one of {', '.join(METRICS)}."
             )
         if name.startswith("reward.") and name.partition(".")[2] not in config.reward:
-            known = name.partition(".")[2] in section(ModelReward)
-            if known:
+            if name == "reward.path":
+                raise InputError(
+                    f"config.{name} is given, but config.reward.name is {reward!r}; leave one out."
+                )
+            if name.partition(".")[2] in section(ModelReward):
                 raise InputError(
                     f"config.{name} is given, but config.reward.name is {reward!r}, which asks no "
                     f"language model; leave it out, or use one of {', '.join(METRICS)}."
@@ -242,9 +260,8 @@ def prune(config: ConfigDict) -> ConfigDict:
             part, last = _part_of(config, name)
             if not wanted[name] and part is not None and last in part:
                 del part[last]
-        if not _asks_model(config.reward.name):
-            for name in set(config.reward) - set(section(FactReward)):
-                del config.reward[name]
+        for name in set(config.reward) - set(section(_reward_kind(config.reward.name))):
+            del config.reward[name]
     return config
 
 
@@ -255,9 +272,10 @@ def add_missing_sections(config: ConfigDict, other: ConfigDict) -> None:
             part, last = _part_of(config, name)
             if _at(other, name) is not None and part is not None and last not in part:
                 part[last] = section(kind)
-        for name, value in section(ModelReward).items():
-            if name in other.get("reward", {}) and name not in config.reward:
-                config.reward[name] = value
+        for kind in (ModelReward, OwnReward):
+            for name, value in section(kind).items():
+                if name in other.get("reward", {}) and name not in config.reward:
+                    config.reward[name] = value
 
 
 def _wanted(config: ConfigDict, chosen: Callable[[str], Any]) -> dict[str, bool]:
@@ -269,6 +287,7 @@ def _wanted(config: ConfigDict, chosen: Callable[[str], Any]) -> dict[str, bool]
     return {
         "encoder.scratch": chosen("encoder.path") in ("", MINILM_OR_SCRATCH),
         "data.synthetic": SYNTHETIC in official or bool(official and SYNTHETIC in paths),
+        "data.columns": own.NAME in official,
         "llm": by_model,
         "llm.server": by_model and not chosen("llm.url"),
     }
@@ -279,15 +298,23 @@ def help_lines() -> list[tuple[str, Any, str]]:
     lines: list[tuple[str, Any, str]] = [(name, *about) for name, about in FIELDS.items()]
     for name, kind in {**SECTIONS, "reward": ModelReward, "llm": LlmConfig}.items():
         lines += described(kind, name)
+    lines += [line for line in described(OwnReward, "reward") if line[0] == "reward.path"]
     lines += described(DataConfig, "data") + described_sources()
     return sorted(lines, key=lambda line: line[0].split("."))
 
 
 def _asks_model(reward: str) -> bool:
-    names = (GROUND_TRUTH, *ALIASES, *METRICS)
+    names = (GROUND_TRUTH, *ALIASES, ANSWER_IN_CHUNK, *METRICS, OWN)
     if reward not in names:
         raise InputError(f"config.reward.name is {reward!r}; use one of {', '.join(names)}.")
     return reward in METRICS
+
+
+def _reward_kind(reward: str) -> type[FactReward]:
+    """The settings that a reward has."""
+    if _asks_model(reward):
+        return ModelReward
+    return OwnReward if reward == OWN else FactReward
 
 
 def _part_of(config: ConfigDict, name: str) -> tuple[ConfigDict | None, str]:

@@ -23,6 +23,7 @@ from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.mined_negatives import with_negatives
 from qrag_jax.systems.q_rag_config import QRagConfig
+from qrag_jax.systems.reward_labels import with_labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Inputs:
     train_samples: Sequence[Sample]  # of all sources, one after the other
     dev_indices: list[int]  # the fixed questions scored during training
     shape: EpisodeShape
+    has_facts: bool = True  # what training counts as found are supporting facts
 
     def line(self, config: QRagConfig, mesh: Mesh) -> str:
         """One line for the screen: numbers of questions, steps and devices."""
@@ -56,7 +58,8 @@ class Inputs:
         def names(numbers: Sequence[int]) -> list[str]:
             return [self.train_samples[number].id for number in numbers]
 
-        return Told(names, {"loss": ".3f", "fact_em": ".2f"}, advice + "or ")
+        found = {"fact_em": ".2f"} if self.has_facts else {"return": ".2f"}
+        return Told(names, {"loss": ".3f", **found}, advice + "or ")
 
     def batch_shapes(self, questions: int) -> EpisodeBatch:
         """Shapes and dtypes of a batch of this many questions."""
@@ -84,6 +87,8 @@ def load_inputs(
     train_samples = without_questions(load_split(config.data, "train", hold_out=hold_out), dev.all)
     if config.data.negatives.index:
         train_samples = with_negatives(config.data.negatives, train_samples, run)
+    labels = with_labels(config, train_samples, dev)
+    train_samples = labels.train
     for line in [*train_samples.report, *dev.report]:
         log(line)
     if service is not None:
@@ -105,10 +110,10 @@ def load_inputs(
     for name, store in stores.items():
         if report := truncation_report(store):
             log(f"{name}: {report}")
-    dev_store = tokenise_samples(config.data, encoder.tokenizer, dev.all)
+    dev_store = tokenise_samples(config.data, encoder.tokenizer, labels.dev)
     shape = EpisodeShape.holding([*stores.values(), dev_store])
     check_fit(config.rollout, encoder.encoder, shape, stores)
-    scored = _fixed_subset(config, len(dev.all))
+    scored = _fixed_subset(config, labels.scored)
     return Inputs(
         encoder=encoder,
         stores=stores,
@@ -117,9 +122,10 @@ def load_inputs(
         train_samples=train_samples.all,
         dev_indices=scored,
         shape=shape,
+        has_facts=labels.has_facts,
     )
 
 
-def _fixed_subset(config: QRagConfig, count: int) -> list[int]:
-    order = np.random.default_rng(config.eval.seed).permutation(count)
-    return sorted(order[: config.eval.samples or count].tolist())
+def _fixed_subset(config: QRagConfig, numbers: Sequence[int]) -> list[int]:
+    order = np.random.default_rng(config.eval.seed).permutation(len(numbers))
+    return sorted(numbers[place] for place in order[: config.eval.samples or len(numbers)].tolist())

@@ -17,7 +17,10 @@ from qrag_jax.environments.tools.bridge_tasks import bridge_task
 from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
 from qrag_jax.environments.tools.episode import Closed, ToolTask
 from qrag_jax.evaluators.tool_scores import REWARD, ToolScores
+from qrag_jax.feedback.language_model import OWN_CAUSES, Unscored
+from qrag_jax.feedback.own_rubric import reward_of
 from qrag_jax.feedback.rubric import PARTS, score
+from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.learners.token_update import (
     TokenEpisodes,
     episode_shardings,
@@ -40,7 +43,7 @@ from qrag_jax.rollouts.trajectories import (
 )
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
-from qrag_jax.runtime.run import Run
+from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.played_batches import StagedOrder, check_server, playing_of
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, SFT, RlvrConfig, load_config
@@ -51,6 +54,7 @@ from qrag_jax.systems.token_stages import Stage
 from qrag_jax.systems.token_system import EVALUATED, TokenSystem
 
 _SCRIPTED = "scripted"  # among the facts of a demonstration
+_WHY = "message"  # among the facts of an episode for which a user's rubric gave no reward
 
 
 @dataclasses.dataclass
@@ -62,6 +66,9 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
+        self._rubric, self._unscored = config.rubric.load(), 0
+        if config.rubric.path:
+            log(f"rewards by {config.rubric.path}, which runs in this process, without a sandbox")
         self.told = Told(self._names, {"loss": ".3f", "return": ".2f"}, self._advice)
         stages = []
         if SFT in config.stages:
@@ -117,13 +124,22 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
         """See `agent_experience.Playing`."""
         if step < self.config.sft_steps:
             return self._imitated(numbers, step)
-        members, tasks = self.config.grpo.members, [self.inputs.train[n] for n in numbers]
+        config, tasks = self.config, [self.inputs.train[n] for n in numbers]
+        members = config.grpo.members
         starts = self.player.starts(tasks, members, step)
         episodes = self.player.play(weights, starts, stop)
-        return [
+        found = [
             self.trajectory(episode, numbers[place // members], place % members, start.task)
             for place, (start, episode) in enumerate(zip(starts, episodes, strict=True))
         ]
+        lost = [each for each in found if each.status in OWN_CAUSES]
+        self._unscored += len(lost)
+        if len(lost) > config.tools.max_failed_share * len(found):
+            raise FeedbackLost(
+                f"{len(lost)} of {len(found)} episodes have no reward (for example: "
+                f"{lost[0].facts[_WHY]}); mend it, or raise config.tools.max_failed_share"
+            )
+        return found
 
     def _imitated(self, numbers: Sequence[int], step: int) -> list[TokenTrajectory]:
         config, inputs, found = self.config, self.inputs, []
@@ -145,24 +161,29 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
     def trajectory(
         self, episode: TokenEpisode, question: int, member: int, task: ToolTask
     ) -> TokenTrajectory:
-        """A played episode with the parts of its reward; none if it failed.
+        """A played episode with the parts of its reward; none if it, or a user's rubric, failed.
 
         Args:
             question: number of its question.
             member: its number among the episodes of this question.
         """
-        ended, parts = episode.ended, {}
+        ended, parts, status = episode.ended, {}, episode.status
+        facts = facts_of(ended)
         if isinstance(ended, Closed):
-            parts = score(ended, task)
-            parts |= {REWARD: self.config.rubric.rubric.reward(parts, task.hops)}
+            measured = score(ended, task)
+            reward = reward_of(self._rubric, ended, task, measured)
+            if isinstance(reward, Unscored):
+                status, facts = reward.cause, {**facts, _WHY: reward.message}
+            else:
+                parts = measured | {REWARD: reward}
         return TokenTrajectory(
             question=question,
             member=member,
             attempt=episode.attempts,
             segments=episode.segments,
-            status=episode.status,
+            status=status,
             parts=parts,
-            facts=facts_of(ended),
+            facts=facts,
         )
 
     def _batch(self, trajectories: Sequence[TokenTrajectory]) -> TokenEpisodes:
@@ -193,7 +214,7 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
             starts = self.player.starts(tasks, 1, EVALUATED)
             return self.player.on_device(params, starts, stop, greedy=config.eval.greedy)
 
-        return ToolScores(tasks, play, config.rubric.rubric, config.eval.best_by)
+        return ToolScores(tasks, play, self._rubric, config.eval.best_by)
 
     def _longest(self, stage: Stage) -> TokenEpisodes:
         """A batch whose rows are as long as they may be; half of each is sampled."""
@@ -225,6 +246,7 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
         return self._of_server() | {
             "turns_per_batch": counts.turns / max(counts.batches, 1),
             "failed_episodes": float(counts.failed),
+            **({"unscored_episodes": float(self._unscored)} if self.config.rubric.path else {}),
         }
 
     def _names(self, numbers: Sequence[int]) -> list[str]:

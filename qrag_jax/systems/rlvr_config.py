@@ -11,6 +11,8 @@ from qrag_jax.environments.tools.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.tools.documents import TasksConfig
 from qrag_jax.environments.tools.play import COMPLETE, RETRIEVE
 from qrag_jax.errors import InputError, check_known, check_least, check_share
+from qrag_jax.feedback import own_rubric
+from qrag_jax.feedback.own_rubric import OwnRubric
 from qrag_jax.feedback.rubric import PARTS, Rubric, preset
 from qrag_jax.learners.optimizers import ADAM, OptimizerConfig
 from qrag_jax.learners.token_config import ALL, TokenGRPOConfig
@@ -20,6 +22,7 @@ from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.retrieval.own_documents import RETRIEVERS
 from qrag_jax.rollouts.token_sampler import DEVICE, SERVER, SamplingConfig
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
+from qrag_jax.runtime import own_code
 from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
@@ -109,16 +112,29 @@ class RubricConfig:
     preset: str = "head"  # RLVR's rewards by their dates: F, R_0808, X_0809, …, head
     # The part that must differ within a group for it to be learned from; "": the whole reward
     differ_by: str = ""
+    # FILE.py:FUNCTION of (question, answers, answer, parts), in place of the preset; it runs
+    # without a sandbox. "": the preset
+    path: str = ""
 
     def __post_init__(self) -> None:
         preset(self.preset)
+        if self.path:
+            own_code.check_form(self.path, own_rubric.PATH)
         if self.differ_by:
             check_known("rubric", self, "differ_by", PARTS)
 
     @property
     def rubric(self) -> Rubric:
-        """The rubric."""
+        """The rubric of the preset."""
         return preset(self.preset)
+
+    def load(self) -> Rubric | OwnRubric:
+        """What gives the rewards.
+
+        Raises:
+            InputError: the file of `path` cannot be used.
+        """
+        return OwnRubric.load(self.path) if self.path else self.rubric
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +198,7 @@ LATER_FIELDS: dict[str, Any] = {
     "grpo.learned": ALL,
     "optimizer.matrices": ADAM,
     "optimizer.muon_rate": 5.0,
+    "rubric.path": "",
 }
 LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS, LATER_FIELDS)
 load_config, help_lines = LAYOUT.load, LAYOUT.help_lines

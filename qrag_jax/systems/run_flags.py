@@ -13,6 +13,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import own_code
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.systems import (
     deepretrieval_config,
@@ -24,6 +25,8 @@ from qrag_jax.systems import (
 )
 
 Q_RAG = "q_rag"
+# Fields that may name a file of Python that runs when the data are read or episodes are played.
+CODE_FIELDS = ("data.path", "eval.path", "agent.path", "rubric.path")
 # The other systems' configs, by the name in config.system.
 _CONFIGS: dict[str, Any] = {
     each.NAME: each for each in (harr_config, rlvr_config, leret_config, deepretrieval_config)
@@ -123,6 +126,8 @@ def define(
     argv: Sequence[str],
     systems: Sequence[str] = (Q_RAG,),
     checkpoints: Sequence[str] = ("best", "last"),
+    *,
+    plays: bool = True,
 ) -> None:
     """Defines the flags; `--config` is the run's saved config, updated by `--eval_config`.
 
@@ -131,9 +136,11 @@ def define(
     Args:
         systems: those whose runs the command can read.
         checkpoints: what `--checkpoint` may name; the first is the default.
+        plays: whether the command reads the run's data, or plays episodes.
 
     Raises:
-        InputError: the folder holds no run of these systems, or a config cannot be used.
+        InputError: the folder holds no run of these systems, or a config cannot be used; or the
+            command plays, and the run's config names code that the command line does not.
     """
     flags.DEFINE_string("workdir", None, "Folder of a trained run.")
     flags.DEFINE_enum("checkpoint", checkpoints[0], [*checkpoints], "Which checkpoint.")
@@ -160,7 +167,27 @@ def define(
         config = _CONFIGS[system].load_config(path)
         if file:
             raise InputError(f"--eval_config is for runs of {Q_RAG}; give --config.FIELD=VALUE.")
+    if plays:
+        _refuse_unnamed_code(config, argv)
     config_flags.DEFINE_config_dict("config", config, lock_config=True)
+
+
+def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
+    """Refuses to run a file of Python because a folder of a run says so: folders are not trusted.
+
+    Raises:
+        InputError: the config names such a file, and the command line does not name this field.
+    """
+    values = flat(config.to_dict())
+    for name in CODE_FIELDS:
+        spec = values.get(name)
+        if not isinstance(spec, str) or not own_code.is_own_code(spec):
+            continue
+        if _argument(argv, f"config.{name}") is None:
+            raise InputError(
+                f"the run's config names the code {spec}, which is not run because a folder says "
+                f"so; if you trust it, give --config.{name}={spec}."
+            )
 
 
 def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:

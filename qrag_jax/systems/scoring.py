@@ -136,11 +136,14 @@ def score_run(run: SavedRun, options: ScoreOptions) -> dict[str, Any]:
     for target in (path,) if options.out else (path, workdir / SUMMARY):
         write_whole(target, json.dumps(summary, indent=2) + "\n")
     print(table(summary))
-    if not config.is_ground_truth:
-        print(
-            f"returns are those of the supporting facts: no language model was asked for "
-            f"{config.reward.name}; qrag_jax.answer asks one about the retrieval log"
-        )
+    if not config.is_ground_truth and "return" in summary["trained"]:
+        why = f"not of {config.reward.name}, by which it was trained"
+        if not config.is_on_device:
+            why = (
+                f"no language model was asked for {config.reward.name}; qrag_jax.answer asks one "
+                "about the retrieval log"
+            )
+        print(f"returns are those of the supporting facts: {why}")
     print(f"retrieval log: {out / label / retrieval_log.log_name(config.eval.seed)}")
     print(f"summary: {path}")
     return summary

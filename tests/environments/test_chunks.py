@@ -275,6 +275,14 @@ def test_ends_when_all_facts_are_found_unless_never_terminate(never_terminate) -
 
 
 @pytest.mark.parametrize("never_terminate", [False, True])
+def test_without_known_facts_no_fact_ends_an_episode(never_terminate) -> None:
+    states = play(document([3, 3], [[], [1]]), [[1, 1], [0, 0]], never_terminate)
+    assert [row[0] for row in done(states)] == [False, False, True]
+    assert [row[1] for row in done(states)] == [False, not never_terminate, True]
+    assert np.asarray(states[-1].taken)[0].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("never_terminate", [False, True])
 def test_padding_episodes_have_ended_from_the_start(never_terminate) -> None:
     states = play(document([0, 3], [[], [2]]), [[0, 0], [1, 1]], never_terminate)
     assert [row[0] for row in done(states)] == [True, True, True]

@@ -1,4 +1,4 @@
-"""Scores of what a query found: trec_eval's numbers, and the place of an answer."""
+"""Scores of what a query found: trec_eval's numbers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import random
 import pytest
 
 from qrag_jax.feedback.found_scores import (
-    answer_place,
-    has_answer,
     ndcg,
     recall,
     reciprocal_rank,
@@ -63,17 +61,3 @@ def test_without_a_relevant_document_there_is_no_score() -> None:
             score(["a"], {"a": 1, "b": 0}, 1)
         with pytest.raises(ValueError, match="place 1 at least, not 0"):
             score(["a"], {"a": 1}, 0)
-
-
-def test_the_place_of_an_answer() -> None:
-    texts = ["It was a party.", "# Oslo\nThe capital of Norway", "The U.S.A.\nis large", "art"]
-    assert answer_place(texts, ["Oslo"]) == 2
-    assert answer_place(texts, ["capital  of the Norway!"]) == 2
-    assert answer_place(texts, ["USA", "Bergen"]) == 3
-    assert answer_place(texts, ["USA", "oslo"]) == 2
-    assert answer_place(texts, ["art"]) == 4  # as a word, not in "party"
-    assert answer_place(texts, ["Bergen"]) == 0
-    assert answer_place(texts, []) == answer_place([], ["Oslo"]) == 0
-    assert answer_place(texts, ["the", "?"]) == 0  # they have no words
-    assert has_answer(texts[1], ["norway"])
-    assert not has_answer(texts[0], ["art"])

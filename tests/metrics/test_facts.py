@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from qrag_jax.metrics.facts import (
+    fact_columns,
     fact_em,
     fact_f1,
     fact_precision,
@@ -112,8 +115,31 @@ def test_summary_of_a_retriever_that_always_stopped_at_once() -> None:
     assert summary["return"]["mean"] == 0.25
 
 
-def test_summary_names_the_row_it_cannot_score() -> None:
+def test_scores_that_need_facts_are_left_out_without_them() -> None:
+    """Not 0: a mean over the rows that have facts, or no such score at all."""
+
+    def without(text: str, answer: str, ret: float | None) -> Row:
+        one = row([], [1], name="own-1", ret=0.0)
+        return dataclasses.replace(one, pred_texts=[text], answer=answer, ret=ret, f1=None, em=None)
+
+    found, missed = without("It is Oslo.", "oslo", 0.5), without("Bergen", "Oslo", None)
+    wordless = without("yes", "Yes", 1.0)  # no passage says it
+    summary = summarise([row([1], [1], ret=1.0), found, missed, wordless])
+    means = {name: value["mean"] for name, value in summary.items() if isinstance(value, dict)}
+    assert means["fact_em"] == means["recall@1"] == 1.0
+    assert means["steps"] == 1.0
+    assert means["return"] == pytest.approx(2.5 / 3)
+    assert (summary["samples"], summary["with_facts"]) == (4, 1)
+    assert means["answer_found"] == 0.5  # of the two rows whose answers have words
+    only = summarise([missed, found])
+    assert list(only) == ["steps", "answer_found", "return", "samples", "with_facts"]
+    assert only["answer_found"]["mean"] == only["return"]["mean"] == 0.5
+    assert "answer_found" not in summarise([wordless])
+    assert "return" not in summarise([missed])
+
+
+def test_summary_needs_a_row() -> None:
     with pytest.raises(ValueError, match="hotpot-7"):
-        summarise([row([1], [1]), row([], [1], name="hotpot-7")])
+        fact_columns([row([1], [1]), row([], [1], name="hotpot-7")])
     with pytest.raises(ValueError, match="at least one row"):
         summarise([])

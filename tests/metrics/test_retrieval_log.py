@@ -268,3 +268,22 @@ def test_more_rows_than_questions_are_refused(tmp_path):
         f"{log} has 4 rows, but there are 3 questions: more than one process wrote to it; pass "
         "--restart, or delete the log, to begin anew"
     )
+
+
+def test_rows_without_known_facts(tmp_path: Path) -> None:
+    """What needs the facts is left out of the line, and never 0."""
+    path = tmp_path / "log.jsonl"
+    bare = {"sf_idx": [], "sf_texts": [], "ret": None, "f1": None, "em": None}
+    unknown = dataclasses.replace(ROW, id="own-1", **bare)  # type: ignore[arg-type]
+    rewarded = dataclasses.replace(unknown, id="own-2", ret=0.5)
+    append(path, [unknown, rewarded, ROW])
+    first = json.loads(path.read_text().splitlines()[0])
+    assert not {"return", "f1", "em"} & first.keys()
+    assert read(path, needs_facts=False) == read_partial(path) == [unknown, rewarded, ROW]
+    with pytest.raises(InputError, match="line 1: field 'sf_idx' is empty, but its supporting"):
+        read(path)
+    lines = path.read_text().splitlines()
+    del (known := json.loads(lines[2]))["em"]
+    path.write_text(json.dumps(known) + "\n")
+    with pytest.raises(InputError, match="line 1: field 'em' is missing"):
+        read(path, needs_facts=False)

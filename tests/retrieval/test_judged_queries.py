@@ -135,7 +135,7 @@ def test_equal_queries_without_ids_are_two(tmp_path: Path) -> None:
         ("rows.jsonl,,train", "has not the form path,split;"),
         ("nowhere,train", "nowhere does not exist; give the path of a data file or folder"),
         ("rows.jsonl,train[9:]", "the slice train[9:] of rows.jsonl has none of its 4 records"),
-        ("rows.csv,train", "the name of rows.csv ends in none of"),
+        ("rows.tsv,train", "the name of rows.tsv ends in none of"),
         ("wrong.jsonl,train", "wrong.jsonl:2: field 'query' is 1"),
         ("empty.jsonl,train", "empty.jsonl is empty; it should hold one record"),
     ],
@@ -146,7 +146,7 @@ def test_data_that_are_refused(
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "rows.jsonl", *ROWS)
     written(tmp_path / "wrong.jsonl", ROWS[0], {"query": 1})
-    for name in ("rows.csv", "empty.jsonl"):
+    for name in ("rows.tsv", "empty.jsonl"):
         (tmp_path / name).touch()
     with pytest.raises(InputError) as caught:
         read_judged_queries(text)

@@ -72,7 +72,7 @@ def with_model(config: ml_collections.ConfigDict) -> None:
         (
             "reward.name",
             "f1",
-            "'f1'; use one of ground_truth, gt, answer_em, answer_f1,",
+            "'f1'; use one of ground_truth, gt, answer_in_chunk, answer_em, answer_f1,",
         ),
         ("reward.staleness", -1, "is -1; it must be at least 0."),
         ("reward.max_failure_share", 1.0, "is 1.0; use a share of 0 or more and below 1."),

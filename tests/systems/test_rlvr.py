@@ -19,11 +19,13 @@ from qrag_jax.environments.tools.bridge_tasks import bridge_task
 from qrag_jax.environments.tools.episode import Closed, Failed, ToolTally
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.tool_scores import scored
+from qrag_jax.feedback.own_rubric import OwnRubric
 from qrag_jax.feedback.rubric import preset
+from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.models import smollm2
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.token_episodes import TokenEpisode
-from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory
+from qrag_jax.rollouts.trajectories import DONE, BatchRules, TokenTrajectory, token_batch
 from qrag_jax.runtime.dry_run import program_lines
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
@@ -182,9 +184,48 @@ def test_adapters_learn_and_the_base_stays(tmp_path: Path) -> None:
         assert {leaf.shape[-1] for leaf in leaves} | {leaf.shape[-2] for leaf in leaves} >= {4}
 
 
+RUBRIC = """
+calls = 0
+
+def score(question, answers, answer, parts):
+    global calls
+    calls += 1
+    if calls % 3 == 0:
+        raise RuntimeError("every third call fails")
+    return 100 + parts["format"]
+
+def fails(question, answers, answer, parts):
+    return float("nan")
+"""
+
+
+def test_a_rubric_of_a_file_outside_the_package(
+    system: Rlvr, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "my_rubric.py"
+    path.write_text(RUBRIC)
+    settings = RlvrConfig.of(small(rubric__path=f"{path}:score")).rubric
+    monkeypatch.setattr(system, "_rubric", settings.load())
+    given = played(system, SFT_STEPS)
+    assert len(given) == 6
+    for number, each in enumerate(given, 1):
+        if number % 3:
+            assert each.parts["reward"] == 100 + each.parts["format"]
+        else:
+            assert (each.status, dict(each.parts), each.failed) == ("raised", {}, True)
+            assert "RuntimeError: every third call fails" in each.facts["message"]
+    batch = token_batch(given, BatchRules(MEMBERS, ("reward",), "scored", 700))
+    assert batch.scored.tolist() == [True, True, False] * 2
+    assert system._unscored == 2
+    monkeypatch.setattr(system, "_rubric", OwnRubric.load(f"{path}:fails"))
+    with pytest.raises(FeedbackLost, match=r"6 of 6 episodes have no reward .*nan for .*no finite"):
+        played(system, SFT_STEPS)
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        ({"rubric__path": "mine"}, r"config\.rubric\.path is 'mine'; write FILE\.py:FUNCTION"),
         ({"stages": ()}, r"config\.stages is empty; use sft, grpo, or sft,grpo"),
         ({"stages": ("ppo",)}, r"config\.stages is ppo"),
         ({"stages": ("grpo", "sft")}, r"config\.stages is grpo, sft"),

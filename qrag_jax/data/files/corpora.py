@@ -1,4 +1,4 @@
-"""Reads corpora of passages: JSON lines, Parquet, BEIR's layout, and `contents` as FlashRAG has it.
+"""Reads corpora of passages: records of any kind, BEIR's layout, `contents` as FlashRAG has it.
 
 Records may have any field names. By itself a reader finds `id`, `title` and `text`; BEIR's `_id`;
 `doc_id`, as remakes of DeepRetrieval have it, whose corpora are JSON lists; and the form of the
@@ -14,16 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qrag_jax.data.files.beir import Document
-from qrag_jax.data.files.records import SUFFIXES as RECORD_SUFFIXES
-from qrag_jax.data.files.records import read_records
+from qrag_jax.data.files.records import SUFFIXES, read_records
 from qrag_jax.errors import InputError
 
-PARQUET = ".parquet"
-SUFFIXES = (*RECORD_SUFFIXES, PARQUET)
 NAMES, TITLES, TEXTS = ("_id", "id", "doc_id"), ("title",), ("text", CONTENTS := "contents")
 METADATA = "metadata"  # a field of this name that holds an object is spread out
 ALL = "*"
-_ROWS = 1024  # of a Parquet file in memory at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,9 +140,8 @@ def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[Read]:
     """
     columns = columns or Columns()
     for file in corpus_files(path):
-        records = _parquet_rows(file) if file.name.endswith(PARQUET) else read_records(file)
         settled = None
-        for where, record in records:
+        for where, record in read_records(file):
             settled = settled or columns.of(record, where)
             yield Read(where, _document(where, record, settled))
 
@@ -205,29 +200,3 @@ def _text(where: str, record: Mapping[str, Any], field: str) -> str:
 
 def _shown(record: Mapping[str, Any], field: str) -> str:
     return repr(record[field])[:80] if field in record else "missing"
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Pairs (where, record) of a Parquet file; `where` has the row, from 1."""
-    try:
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise InputError(
-            f"{path} needs the package pyarrow to be read: run pip install 'qrag_jax[retrieval]', "
-            "or write the corpus as .jsonl."
-        ) from None
-    number = 0
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(_ROWS):
-                for record in batch.to_pylist():
-                    number += 1
-                    yield f"{path.name}, row {number}", record
-    except (pyarrow.ArrowException, OSError) as error:
-        said = " ".join(str(error).split())[:200].rstrip(".")
-        raise InputError(
-            f"{path} cannot be read as Parquet after row {number} ({said}); download it again."
-        ) from None
-    if not number:
-        raise InputError(f"{path} is empty; it should hold one record at least.")

@@ -3,9 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
+
+MARK = "hub:"
+
+
+class HubPath(NamedTuple):
+    """A data set of the hub, as a path that a user writes: `hub:NAME[,CONFIG[,SPLIT]]`.
+
+    Attributes:
+        config: the data set's configuration; None if it has only one.
+        split: the hub's name of the split that is read for everything; None: each split is read
+            by its own name.
+    """
+
+    repo: str
+    config: str | None = None
+    split: str | None = None
+
+    @classmethod
+    def parse(cls, path: str) -> HubPath | None:
+        """The data set that a path names; None: it is a file or folder.
+
+        Raises:
+            InputError: it has no name, or too many parts.
+        """
+        if not path.startswith(MARK):
+            return None
+        repo, *rest = (part.strip() for part in path.removeprefix(MARK).split(","))
+        if not repo or len(rest) > 2:
+            raise InputError(
+                f"data.path is {path!r}; write {MARK}NAME, {MARK}NAME,CONFIG or "
+                f"{MARK}NAME,CONFIG,SPLIT"
+            )
+        return cls(repo, *(part or None for part in rest))
 
 
 def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, Any]]:
@@ -23,8 +56,8 @@ def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, An
         import datasets  # optional, slow to import
     except ImportError:
         raise InputError(
-            f"data.path is empty and reading {repo} from the hub needs the package datasets: "
-            "run pip install 'qrag_jax[hub]', or set data.path to a file or folder"
+            f"reading {repo} from the hub needs the package datasets: run pip install "
+            "'qrag_jax[hub]', or set data.path to a file or folder"
         ) from None
     try:
         table = datasets.load_dataset(repo, config, split=split)
@@ -32,7 +65,7 @@ def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, An
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"data.path is empty and split {split} of {repo} could not be had from the hub "
-            f"({reason}); check the network, or set data.path to a file or folder"
+            f"split {split} of {repo} could not be had from the hub ({reason}); check the name and "
+            "the network, or set data.path to a file or folder"
         ) from None
     return iter(table)

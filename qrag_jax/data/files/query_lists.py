@@ -1,9 +1,9 @@
 """Reads lists of queries that shall be rewritten; they need no judgements.
 
 - A text file, `.txt`: a query a line, whose id is the line's number. Blank lines are left out.
-- A file of rows, `.json` or `.jsonl`, gzip'd or not: `query` or `pico` as judged rows have them
-  (`data.files.judged_rows`), or `_id` and `text` as BEIR has them. A row may name the `collection`
-  that is searched.
+- A file of rows, in one of the forms of `data.files.records`: `query` or `pico` as judged rows have
+  them (`data.files.judged_rows`), or `_id` and `text` as BEIR has them. A row may name the
+  `collection` that is searched.
 """
 
 from __future__ import annotations

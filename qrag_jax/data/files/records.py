@@ -1,4 +1,4 @@
-"""Reads records from JSON and JSON-lines files, gzip'd or not, and finds the files of a split."""
+"""Reads records from JSON, JSON-lines, CSV and Parquet files, and finds the files of a split."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from qrag_jax.data.files.csv_rows import CSV, csv_rows
+from qrag_jax.data.files.parquet import PARQUET, parquet_rows
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_files
 
-SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", *CSV, PARQUET)
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -21,24 +23,30 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     A `.jsonl` file holds one object per line. It is read line by line, so that it need not fit in
     memory. A `.json` file holds a list of objects, an object with such a list under "data", or
-    JSON lines. It is read whole. The limits of `bounded_files` apply to both. The number in
-    `where` is the line; for a list it is the number of the record, from 1.
+    JSON lines. It is read whole. The limits of `bounded_files` apply to both. A `.csv` file has the
+    names of its columns in the first line; its cells are texts, or None if they are empty. A
+    `.parquet` file needs the package pyarrow. The number in `where` is the line; for a list or a
+    table it is the number of the record, from 1.
 
     Raises:
-        InputError: the file is missing, empty, cut short or too large, is not gzip, UTF-8 or JSON
-            as its name says, has none of the known suffixes, has a line that is far too long, or
-            holds something that is not an object.
+        InputError: the file is missing, empty, cut short or too large, is not gzip, UTF-8, JSON,
+            CSV or Parquet as its name says, has none of the known suffixes, has a line that is far
+            too long, or holds something that is not an object.
     """
     if not path.exists():
         raise InputError(f"{path} does not exist; give the path of a data file or folder")
     if not path.name.endswith(SUFFIXES):
         raise InputError(f"the name of {path} ends in none of {', '.join(SUFFIXES)}; rename it")
+    if path.name.endswith(PARQUET):
+        yield from parquet_rows(path)
+        return
     lines = path.name.removesuffix(".gz").endswith(".jsonl")
+    read = csv_rows if path.name.endswith(CSV) else _lines if lines else _document
     count = 0
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as opened:
             file = cast(BinaryIO, opened)
-            for where, record in _lines(path, file) if lines else _document(path, file):
+            for where, record in read(path, file):
                 yield where, record
                 count += 1
     except EOFError:
@@ -59,8 +67,8 @@ def split_files(path: Path, split: str, official: tuple[str, ...]) -> list[Path]
     Args:
         path: a folder, or one file; a file is returned as it is.
         split: "train" or "dev".
-        official: names of the split's official files. If the folder has any of them, as `.json` or
-            `.jsonl`, gzip'd or not, only these are read. Otherwise all files named `{split}*` are.
+        official: names of the split's official files. If the folder has any of them, in one of the
+            forms of `SUFFIXES`, only these are read. Otherwise all files named `{split}*` are.
 
     Raises:
         InputError: `path` is missing, or is a folder without a file of this split.
@@ -78,13 +86,13 @@ def split_files(path: Path, split: str, official: tuple[str, ...]) -> list[Path]
     listed = ", ".join(there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "")
     raise InputError(
         f"the folder {path} has no {split} file: looked for {', '.join(official)} and "
-        f"{split}*.json or .jsonl (.gz), found {listed}"
+        f"{split}*.jsonl, .json, .csv (.gz) or .parquet, found {listed}"
     )
 
 
 def find_split(folder: Path, split: str, official: Sequence[str]) -> list[Path]:
     """Returns the files of one split as `split_files` does; an empty list if there are none."""
-    stems = [name.removesuffix(".jsonl").removesuffix(".json") for name in official]
+    stems = [_stem(name) for name in official]
     if not any(_stem_files(folder, stem) for stem in stems):
         names = (entry.name for entry in folder.glob(f"{split}*"))
         stems = sorted({_stem(name) for name in names if name.endswith(SUFFIXES)})
@@ -93,7 +101,7 @@ def find_split(folder: Path, split: str, official: Sequence[str]) -> list[Path]:
 
 
 def _stem(name: str) -> str:
-    return name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
+    return next((name.removesuffix(end) for end in reversed(SUFFIXES) if name.endswith(end)), name)
 
 
 def _stem_files(folder: Path, stem: str) -> list[Path]:

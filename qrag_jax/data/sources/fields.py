@@ -70,6 +70,7 @@ def make_sample(
     *,
     support: Iterable[int],
     answer_texts: tuple[str, ...],
+    needs_support: bool = True,
 ) -> Sample:
     """Returns the sample with sorted and distinct support.
 
@@ -80,6 +81,7 @@ def make_sample(
         chunks: passages in document order.
         support: positions in `chunks`; the caller has checked that they are in range.
         answer_texts: as `answers` returns them.
+        needs_support: whether empty support is refused.
 
     Raises:
         BadRecord: the id, the question, a chunk or the support is empty, or a text contains half a
@@ -90,7 +92,7 @@ def make_sample(
     _check_question(record_id, question)
     if not all(chunk.strip() for chunk in chunks):
         raise BadRecord("empty chunk")
-    if not distinct:
+    if not distinct and needs_support:
         raise BadRecord("no supporting facts")
     _check_unicode((record_id, question, *chunks, *answer_texts))
     return Sample(record_id, question, tuple(chunks), distinct, answer_texts, source=source)

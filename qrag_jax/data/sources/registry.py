@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from qrag_jax.data.files.hub import load_hub
+from qrag_jax.data.files.hub import HubPath, load_hub
+from qrag_jax.data.files.own_records import own_records
 from qrag_jax.data.files.records import find_split, read_records, split_files
 from qrag_jax.data.query_question import QueryQuestion
 from qrag_jax.data.sample import BadRecord, Sample
-from qrag_jax.data.sources import hotpotqa, hover, musique, niah, two_wiki
+from qrag_jax.data.sources import hotpotqa, hover, musique, niah, own, two_wiki
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import own_code
 
 Split = Literal["train", "dev"]
 
@@ -21,9 +23,17 @@ Split = Literal["train", "dev"]
 class Files(Protocol):
     """Where the files of a source are."""
 
-    NAME: str
-    FOLDERS: tuple[str, ...]  # names of its folder in a parent folder that sources share
-    OFFICIAL: dict[str, tuple[str, ...]]  # split -> official file names
+    @property
+    def NAME(self) -> str:
+        """The source's name."""
+
+    @property
+    def FOLDERS(self) -> tuple[str, ...]:
+        """Names of its folder in a parent folder that sources share."""
+
+    @property
+    def OFFICIAL(self) -> dict[str, tuple[str, ...]]:
+        """Split -> official file names."""
 
 
 class OpenSource(Files, Protocol):
@@ -62,7 +72,9 @@ SOURCES: dict[str, Source] = {
     musique.NAME: musique,
     two_wiki.NAME: two_wiki,
     niah.NAME: niah,
+    own.NAME: own.Own(),
 }
+HUB_SPLITS = {"train": "train", "dev": "validation"}  # of a data set that a path names
 OPEN_SOURCES: dict[str, OpenSource] = {hover.NAME: hover}
 
 
@@ -113,7 +125,7 @@ class ReadReport:
 
 
 def load_samples(
-    source: str, path: str, split: Split, limit: int = 0
+    source: str, path: str, split: Split, limit: int = 0, columns: own.Columns | None = None
 ) -> tuple[list[Sample], ReadReport]:
     """Returns the samples of one split and the report of what was skipped.
 
@@ -121,25 +133,40 @@ def load_samples(
         source: a name in `SOURCES`.
         path: a data file, a folder with the split's files, or a folder that has them in a
             sub-folder named after the source (so that one folder serves a mixture). Empty: the
-            records come from the hub.
+            records come from the hub. Of one's own data it may name a data set of the hub, or a
+            function, FILE.py:FUNCTION.
         split: "train" or "dev".
         limit: stop after this many samples; 0 is no limit.
+        columns: names of the fields of one's own data; None: the usual ones.
 
     Raises:
-        InputError: the source is unknown, the files cannot be read (see `read_records`), or no
-            record is usable.
+        InputError: the source is unknown, the files cannot be read (see `read_records`) or lack a
+            column, or no record is usable.
     """
-    module = _module(source)
+    module = own.Own(columns or own.Columns()) if source == own.NAME else _module(source)
     records: Iterator[tuple[str, dict[str, Any]]]
-    if path:
+    if isinstance(module, own.Own) and (named := HubPath.parse(path)):
+        report = ReadReport(source, (f"hub:{named.repo}",))
+        wanted = named.split or HUB_SPLITS[split]
+        records = module.checked(_hub_records(named.repo, named.config, wanted))
+    elif isinstance(module, own.Own) and own_code.is_own_code(path):
+        report = ReadReport(source, (path,))
+        records = module.checked(own_records(path, split))
+    elif path:
         files = files_of(source, path, split)
         report = ReadReport(source, tuple(str(file) for file in files))
-        records = (pair for file in files for pair in read_records(file))
+        records = (pair for file in files for pair in _records(module, file))
+    elif isinstance(module, own.Own):
+        raise InputError(
+            "data.path is empty, but your own data are nowhere by themselves; set data.path to a "
+            "file, a folder, or hub:NAME"
+        )
     elif module.HUB is None:
         raise InputError(f"the data source '{source}' is not on the hub; set data.path to files")
     else:
         report = ReadReport(source, (f"hub:{module.HUB[0]}",))
-        records = _hub_records(*module.HUB, split)
+        repo, config, splits = module.HUB
+        records = _hub_records(repo, config, splits[split])
     samples: list[Sample] = []
     seen: set[str] = set()
     for where, record in records:
@@ -166,6 +193,12 @@ def load_samples(
             f"{source} data, with python -m qrag_jax.validate_data --source {source} --path FILE"
         )
     return samples, report
+
+
+def is_one_part(path: str) -> bool:
+    """Whether a path has no dev part of its own: it is one file, or one split of the hub's."""
+    named = HubPath.parse(path)
+    return named.split is not None if named else bool(path) and Path(path).is_file()
 
 
 def files_of(source: str, path: str, split: Split) -> list[Path]:
@@ -235,8 +268,11 @@ def _source_folder(path: Path, split: str, module: Files) -> Path:
     return next((path / name for name in module.FOLDERS if (path / name).is_dir()), path)
 
 
-def _hub_records(
-    repo: str, config: str | None, splits: dict[str, str], split: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, record in enumerate(load_hub(repo, config, splits[split]), 1):
+def _records(module: Source, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    records = read_records(file)
+    return module.checked(records) if isinstance(module, own.Own) else records
+
+
+def _hub_records(repo: str, config: str | None, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, record in enumerate(load_hub(repo, config, split), 1):
         yield f"hub:{repo}:{number}", record

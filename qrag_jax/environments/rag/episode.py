@@ -29,10 +29,10 @@ from qrag_jax.llm.text.extraction import NO_ANSWER_CAUSES
 
 FOUND, NOT_FOUND, AMBIGUOUS = STATUSES = ("FOUND", "NOT_FOUND", "AMBIGUOUS")
 
-NO_RETRIEVAL, MALFORMED_CALL = "no_retrieval", "malformed_call"
+NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE = "no_retrieval", "malformed_call", "own_code"
 # Why an episode broke off: a call failed, its final answer cannot be read, the model never
-# searched, or its calls could not be read.
-BROKEN_CAUSES = (*CALL_CAUSES, *NO_ANSWER_CAUSES, NO_RETRIEVAL, MALFORMED_CALL)
+# searched, its calls could not be read, or a user's own agent failed.
+BROKEN_CAUSES = (*CALL_CAUSES, *NO_ANSWER_CAUSES, NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE)
 
 
 class Seen(NamedTuple):

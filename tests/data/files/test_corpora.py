@@ -177,6 +177,6 @@ def test_broken_parquet(tmp_path: Path) -> None:
 def test_what_is_no_corpus(tmp_path: Path) -> None:
     assert "does not exist" in message(tmp_path / "nowhere")
     assert "has neither corpus.jsonl nor" in message(tmp_path)
-    (tmp_path / "c.csv").write_text("id,text\n")
-    assert "ends in none of .json" in message(tmp_path / "c.csv")
+    (tmp_path / "c.tsv").write_text("id\ttext\n")
+    assert "ends in none of .json" in message(tmp_path / "c.tsv")
     assert corpus_files(written(tmp_path / "c.jsonl", PLAIN)) == [tmp_path / "c.jsonl"]

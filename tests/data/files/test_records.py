@@ -72,7 +72,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_other_format_by_name(tmp_path: Path) -> None:
-    assert ".jsonl.gz" in message(write(tmp_path / "train.parquet", b"PAR1"))
+    assert ".jsonl.gz" in message(write(tmp_path / "train.pdf", b"PDF"))
 
 
 @pytest.mark.parametrize("data", [b"", b" \n\n"])
@@ -205,7 +205,7 @@ def test_folder_without_the_split_names_both_sides(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         split_files(tmp_path, "train", OFFICIAL)
     text = str(caught.value)
-    assert "looked for hotpot_train_v1.1.json and train*.json or .jsonl (.gz)" in text
+    assert "looked for hotpot_train_v1.1.json and train*.jsonl, .json, .csv (.gz) or" in text
     assert "found dev.jsonl, notes.md, z0" in text
     assert text.endswith("and 3 more")
 

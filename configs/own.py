@@ -1,0 +1,18 @@
+"""Data of your own: JSON lines, CSV, Parquet or a data set of the Hugging Face hub.
+
+    python -m qrag_jax.train --config=configs/own.py:minilm --config.data.path=FOLDER \\
+      --config.data.columns.question=query --config.data.columns.chunks=passages
+
+FOLDER holds `train*` and `dev*` files; of one file a tenth is held out. `docs/own_data.md` has the
+schema. Data without `support` need another reward: `--config.reward.name=answer_in_chunk`, or that
+of a language model. `:minilm` trains MiniLM on a CPU; `:tiny` runs in seconds, offline, on invented
+questions in this schema.
+"""
+
+from configs import common
+
+
+def get_config(arg: str = ""):
+    """Config of variant `arg`: "", "tiny", "minilm", "contriever", "e5", "gte" or "qwen3"."""
+    config = common.get_config("own")
+    return common.variant(config, arg, ("", "tiny", "minilm", *common.ENCODERS))

@@ -1,0 +1,93 @@
+"""Loading a user's function: what is refused in one sentence, before anything is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.runtime.own_code import is_own_code, load
+
+FIELD = "config.reward.path"
+CODE = """
+import dataclasses
+
+@dataclasses.dataclass
+class Inner:
+    text: str
+
+NOT_A_FUNCTION = 3
+
+def score(question, answers):
+    return len(Inner(question).text) + len(answers)
+
+def narrow(question):
+    return 0
+
+def with_more(question, answers, weight=2.0, **rest):
+    return weight
+"""
+
+
+def message(spec: str) -> str:
+    with pytest.raises(InputError) as caught:
+        load(spec, FIELD, ("question", "answers"))
+    text = str(caught.value)
+    assert text.startswith(f"{FIELD} is ")
+    assert spec in text
+    assert "\n" not in text
+    return text
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(CODE)
+    return path
+
+
+def test_a_function_of_a_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = load(f"{file}:score", FIELD, ("question", "answers"))
+    assert code.function(question="Who?", answers=["a", "b"]) == 6
+    assert load(f"{file}:with_more", FIELD, ("question", "answers")).function("", []) == 2.0
+    monkeypatch.chdir(tmp_path)
+    again = load("mine.py:score", FIELD, ("question", "answers"))
+    assert again.digest == code.digest
+    file.write_text(CODE + "# changed\n")
+    assert load("mine.py:score", FIELD, ("question", "answers")).digest != code.digest
+
+
+def test_forms() -> None:
+    for spec in ("a.py:f", "/b/a.py:f", "C:/a.py:f"):
+        assert is_own_code(spec)
+    for spec in ("", "a.py", "a.py:", "a:f", "a.py:f()", "a.py:1", "hub:a"):
+        assert not is_own_code(spec)
+        assert "write FILE.py:FUNCTION, such as my_code.py:score" in message(spec)
+
+
+def test_what_is_refused(file: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "none.py"
+    assert f"there is no file {missing}; give its path" in message(f"{missing}:score")
+    told = message(f"{file}:scores")
+    assert "has no function scores; it has score, narrow, with_more" in told
+    assert "has no function NOT_A_FUNCTION" in message(f"{file}:NOT_A_FUNCTION")
+    told = message(f"{file}:narrow")
+    assert "narrow cannot be called with question, answers; give it these arguments" in told
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("def score(:", "SyntaxError"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_files_that_cannot_be_run(tmp_path: Path, code: str, says: str) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(code)
+    told = message(f"{path}:score")
+    assert f"{path} cannot be run ({says}" in told
+    assert told.endswith("mend it.")
