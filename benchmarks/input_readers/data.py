@@ -42,6 +42,11 @@ _STORY = (
     "1 Mary moved to the hall.\n2 John went to the garden.\n3 Where is Mary?\thall\t1\n"
     "1 Ann took the milk.\n2 Where is the milk?\thall\t1\n"
 )
+_TABLE = (
+    b"question,chunks,support,answers\n"
+    b'"Where, then?","[""Oslo is in Norway."", ""A fjord.""]",[0],Norway\n'
+    b'Who?,"[""Ada Berg.""]","[0]","[""Ada"", ""A. Berg""]"\n'
+)
 
 
 def _lines(rows: Iterable[Any]) -> bytes:
@@ -94,6 +99,20 @@ def _parquet(folder: Path) -> Sequence[Path]:
     return [folder / "corpus.parquet"]
 
 
+def _own_parquet(folder: Path) -> Sequence[Path]:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {
+        "question": ["Where?", "Who?"],
+        "chunks": [["Oslo is in Norway.", "It lies on a fjord."], ["Ada Berg."]],
+        "support": [[0], [0]],
+        "answers": [["Norway"], ["Ada", "A. Berg"]],
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "train.parquet")
+    return [folder / "train.parquet"]
+
+
 def _read_corpus(folder: Path, name: str) -> list[Any]:
     return list(corpora.read_corpus(folder / name))
 
@@ -128,6 +147,8 @@ def readers() -> list[FileReader]:
                 ("list.json", json.dumps(rows).encode()),
                 ("rows.jsonl.gz", _lines(rows)),
                 ("rows.json.gz", json.dumps(rows).encode()),
+                ("rows.csv", _TABLE),
+                ("rows.csv.gz", _TABLE),
             )
         ),
         *(
@@ -139,6 +160,16 @@ def readers() -> list[FileReader]:
                 ),
             )
             for source in SOURCES
+        ),
+        _reader(
+            "data of one's own, CSV",
+            {"train.csv": _TABLE},
+            lambda folder: load_samples("own", str(folder / "train.csv"), "train"),
+        ),
+        FileReader(
+            "data of one's own, Parquet",
+            _own_parquet,
+            lambda folder: load_samples("own", str(folder / "train.parquet"), "train"),
         ),
         _reader(
             "data set hover, as questions",
