@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks import report, scaling_hosts, scaling_tables
+from benchmarks import report, scaling_hosts, scaling_tables, scaling_tokens
 from benchmarks.kept_runs import Kept, Part
 from benchmarks.own_speeds import own_speeds
 from benchmarks.report import Case, print_table
@@ -33,8 +33,15 @@ from benchmarks.scaling_model import (
     dollars,
     weak,
 )
-from benchmarks.scaling_recipes import RECIPES, compile_recipe, compiled_of, recipe_of
+from benchmarks.scaling_recipes import (
+    RECIPES,
+    compile_recipe,
+    compiled_of,
+    questions_each,
+    recipe_of,
+)
 from benchmarks.scaling_tables import GIB, KINDS, ending, steps_of
+from benchmarks.scaling_tokens import compile_tokens, tokens_recipe
 from qrag_jax.runtime.device_speeds import SPEEDS, Speeds
 from qrag_jax.runtime.targets import TARGETS
 
@@ -52,8 +59,14 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     kept = Kept.of("scaling")
     parts: dict[str, Part] = {HOSTS: partial(measure_hosts, FULL)}
     parts |= {name: partial(compile_recipe, name, kept.runs / "encoders") for name in RECIPES}
+    parts |= {name: partial(compile_tokens, name) for name in scaling_tokens.RECIPES}
     results = kept.finish(parts, only)
     recipes = [recipe_of(results[name]) for name in RECIPES if name in results]
+    recipes += [
+        tokens_recipe(results[name], questions_each(results[name]["questions"]))
+        for name in scaling_tokens.RECIPES
+        if name in results
+    ]
     rows = results[HOSTS]["rows"] if HOSTS in results else []
     tables = list(_tables(rows, recipes))
     for title, lines in tables:

@@ -8,7 +8,14 @@ import math
 
 import pytest
 
-from benchmarks import scaling, scaling_hosts, scaling_links, scaling_programs, scaling_recipes
+from benchmarks import (
+    scaling,
+    scaling_hosts,
+    scaling_links,
+    scaling_programs,
+    scaling_recipes,
+    scaling_tokens,
+)
 from benchmarks.scaling_answers import Decoding, Sidecar, decode_seconds
 from benchmarks.scaling_model import (
     BETWEEN,
@@ -20,6 +27,7 @@ from benchmarks.scaling_model import (
     INPUT,
     INSIDE,
     PARTS,
+    ROLLOUTS,
     SIDECAR,
     SIZES,
     Bytes,
@@ -328,3 +336,20 @@ def test_zeros_have_the_shapes_of_the_model(tmp_path) -> None:
     assert (folder / "model.safetensors").stat().st_blocks * 512 < 2**20  # a hole
     with pytest.raises(InputError, match="the sizes of nobody/nothing are not known"):
         write_zeros("nobody/nothing", tmp_path / "other")
+
+
+def test_rollouts_of_a_language_model_hardly_shrink_with_the_batch() -> None:
+    _, model = scaling_tokens.RECIPES["rlvr-qwen3"]
+    assert 1.6e9 < scaling_tokens.weight_count(model) < 1.8e9
+    one, eight = (scaling_tokens.rollout_seconds(model, n, SPEEDS["h100"]) for n in (1, 8))
+    floor = scaling_tokens.SAMPLED * 2 * scaling_tokens.weight_count(model) / 3.35e12
+    assert floor < one < eight < 8 * one
+    row = {"arguments": 2.0, "outputs": 0.0, "temporaries": 1.0, "estimate": {"seconds": 0.25}}
+    result = {"name": "rlvr-qwen3", "steps": 10, "questions": 8, "one": row, "split": row}
+    recipe = scaling_tokens.tokens_recipe(result, scaling_recipes.questions_each(8))
+    step = predict(recipe, 8, 1, DATA, H100)
+    assert (step.parts[COMPUTE], step.parts[ROLLOUTS]) == (0.25, pytest.approx(one))
+    assert step.parts[INPUT] == 0
+    # 7 maps of 28 layers in rank 16; a sixteenth of this number is the sum of their sides.
+    sides = 2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144)
+    assert recipe.gradients == 4 * 16 * 28 * sides
