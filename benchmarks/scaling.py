@@ -6,8 +6,8 @@ steps of other sizes are derived from these two programs (`scaling_model`). The 
 beside real trainings of 1, 2 and 4 processes on this machine, with the speeds measured here.
 
 Results are kept by version of the code, so an interrupted suite resumes, and `--only=PART` runs one
-part: `hosts`, or a recipe. `--quick` puts a small training of 1 and 2 processes beside the model,
-and predicts it for clusters of machines like this one.
+part: `hosts`, a recipe, or `checks`. `--quick` puts a small training of 1 and 2 processes beside
+the model, and predicts it for clusters of machines like this one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks import report, scaling_hosts, scaling_tables, scaling_tokens
+from benchmarks import report, scaling_checks, scaling_hosts, scaling_tables, scaling_tokens
 from benchmarks.kept_runs import Kept, Part
 from benchmarks.own_speeds import own_speeds
 from benchmarks.report import Case, print_table
+from benchmarks.scaling_checks import check_rows, compile_checks
 from benchmarks.scaling_hosts import FULL, QUICK, Setting, validated
 from benchmarks.scaling_links import links_from
 from benchmarks.scaling_model import (
@@ -45,7 +46,15 @@ from benchmarks.scaling_tokens import compile_tokens, tokens_recipe
 from qrag_jax.runtime.device_speeds import SPEEDS, Speeds
 from qrag_jax.runtime.targets import TARGETS
 
-GPU, HOSTS = "h100", "hosts"
+GPU, HOSTS, CHECKS = "h100", "hosts", "checks"
+PREDICTED = {  # of a run's row, and how it is told
+    "predicted": "predicted step",
+    "compute": "predicted compute",
+    "collectives": "predicted sum of gradients",
+    "input": "predicted input",
+    "from_program": "predicted by the program for all processes",
+    "exposed": "its wait for collectives",
+}
 
 
 def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
@@ -60,6 +69,7 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     parts: dict[str, Part] = {HOSTS: partial(measure_hosts, FULL)}
     parts |= {name: partial(compile_recipe, name, kept.runs / "encoders") for name in RECIPES}
     parts |= {name: partial(compile_tokens, name) for name in scaling_tokens.RECIPES}
+    parts[CHECKS] = partial(compile_checks, kept.runs / "encoders")
     results = kept.finish(parts, only)
     recipes = [recipe_of(results[name]) for name in RECIPES if name in results]
     recipes += [
@@ -69,6 +79,10 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     ]
     rows = results[HOSTS]["rows"] if HOSTS in results else []
     tables = list(_tables(rows, recipes))
+    checked = [recipe for recipe in recipes if recipe.name == scaling_checks.RECIPE]
+    if CHECKS in results and checked:
+        lines = check_rows(results[CHECKS], checked[0])
+        tables.append((f"{checked[0].name}: derived steps beside compiled ones", lines))
     for title, lines in tables:
         print(f"\n{title}")
         print_table(lines)
@@ -91,11 +105,7 @@ def validation_cases(rows: Sequence[Mapping[str, Any]]) -> list[Case]:
             "measured (median), ms": seconds * 1e3,
             "measured (fastest), ms": row["measured"]["fastest"] * 1e3,
             "measured (slowest), ms": row["measured"]["slowest"] * 1e3,
-            **{
-                f"predicted {name}, ms": row[name] * 1e3
-                for name in ("predicted", "compute", "collectives", "from_program", "exposed")
-                if name in row
-            },
+            **{f"{title}, ms": row[name] * 1e3 for name, title in PREDICTED.items() if name in row},
             **{f"Gloo's all-reduce, {k}, ms": s * 1e3 for k, s in row["links"].items()},
         }
         found = row["predicted"] if "predicted" in row else row["from_program"]

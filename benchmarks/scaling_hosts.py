@@ -35,6 +35,7 @@ BATCH, STEPS = 64, 40
 QUICK_FIELDS = {"encoder.scratch.layers": 1, "encoder.length_buckets": 1, "encoder.block_sizes": 1}
 QUICK_BATCH, QUICK_STEPS = 16, 20
 DATA, FSDP = "data", "fsdp"
+NO_CACHE: Mapping[str, str] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,14 +66,16 @@ def mesh_of(processes: int, axis: str) -> tuple[int, int, int]:
     return (processes, 1, 1) if axis == DATA else (1, processes, 1)
 
 
-def measured_step(setting: Setting, processes: int, axis: str) -> dict[str, float]:
+def measured_step(
+    setting: Setting, processes: int, axis: str, folder: Path, cache: Mapping[str, str]
+) -> dict[str, float]:
     """Seconds of a step in steady state: of the log's lines behind the first one.
 
     Raises:
         InputError: the training failed, or was too short.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        workdir = Path(folder) / "run"
+    with tempfile.TemporaryDirectory(dir=folder) as within:
+        workdir = Path(within) / "run"
         given = {
             **setting.fields,
             "train.batch_size": setting.batch,
@@ -86,7 +89,7 @@ def measured_step(setting: Setting, processes: int, axis: str) -> dict[str, floa
             *("-m", "qrag_jax.train", f"--config=configs/{CONFIG}", f"--workdir={workdir}"),
             *(f"--config.{name}={value}" for name, value in given.items()),
         ]
-        launched(processes, words)
+        launched(processes, words, cache)
         lines = (workdir / "metrics.jsonl").read_text().splitlines()
     rates = [row[key] for row in map(json.loads, lines) if (key := "speed/steps_per_second") in row]
     return steady(rates)
@@ -117,8 +120,11 @@ def measured_links(processes: int) -> dict[str, float]:
     return json.loads(_last_line(launched(processes, ["-m", "benchmarks.scaling_links"])))
 
 
-def launched(processes: int, words: Sequence[str]) -> str:
+def launched(processes: int, words: Sequence[str], cache: Mapping[str, str] = NO_CACHE) -> str:
     """What Python says that is started in so many processes, as a user does.
+
+    Args:
+        cache: variables of JAX's cache of compiled programs.
 
     Raises:
         InputError: it failed.
@@ -127,7 +133,7 @@ def launched(processes: int, words: Sequence[str]) -> str:
     done = subprocess.run(  # noqa: S603
         command,
         cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **cache},
         capture_output=True,
         text=True,
         check=False,
@@ -140,8 +146,14 @@ def launched(processes: int, words: Sequence[str]) -> str:
     return done.stdout
 
 
-def compiled(asked: Asked, python: str = sys.executable) -> dict[str, Any]:
+def compiled(
+    asked: Asked, python: str = sys.executable, cache: Mapping[str, str] = NO_CACHE
+) -> dict[str, Any]:
     """What `scaling_programs` tells of a program, in a process of its own.
+
+    Args:
+        python: of an environment that can compile it.
+        cache: variables of JAX's cache of compiled programs.
 
     Raises:
         InputError: something that is needed is missing.
@@ -151,7 +163,9 @@ def compiled(asked: Asked, python: str = sys.executable) -> dict[str, Any]:
     for size in asked.mesh:
         count *= size
     own = "" if asked.devices else f" --xla_force_host_platform_device_count={count}"
-    environment = os.environ | {
+    environment = {
+        **os.environ,
+        **cache,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + own,
         "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -184,8 +198,18 @@ def validated(setting: Setting, speeds: Speeds, cores: int) -> dict[str, Any]:
         `derived`; where the setting compiles for several processes, `from_program`, seconds by
         that program.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        # A program that was compiled to be estimated is not compiled again to be run.
+        cache = {"JAX_COMPILATION_CACHE_DIR": str(Path(folder) / "programs")}
+        return _validated(setting, speeds, cores, (Path(folder), cache))
+
+
+def _validated(
+    setting: Setting, speeds: Speeds, cores: int, place: tuple[Path, Mapping[str, str]]
+) -> dict[str, Any]:
+    folder, cache = place
     each = tuple(setting.batch // processes for processes in setting.processes)
-    alone = compiled(_asked(setting, mesh_of(1, DATA), each, speeds))
+    alone = compiled(_asked(setting, mesh_of(1, DATA), each, speeds), cache=cache)
     rows = []
     for processes in setting.processes:
         own, links = shared(speeds, processes, cores), {}
@@ -198,10 +222,10 @@ def validated(setting: Setting, speeds: Speeds, cores: int) -> dict[str, Any]:
             if axis == DATA:
                 row |= derived(alone, questions, processes, own, cores)
             if setting.split and processes > 1:
-                found = compiled(_asked(setting, mesh_of(processes, axis), (questions,), own))
-                step = found["programs"]["update"]["steps"][str(questions)]
+                asked = _asked(setting, mesh_of(processes, axis), (questions,), own)
+                step = compiled(asked)["programs"]["update"]["steps"][str(questions)]
                 row |= {"from_program": step["seconds"], "exposed": step["exposed"]}
-            row["measured"] = measured_step(setting, processes, axis)
+            row["measured"] = measured_step(setting, processes, axis, folder, cache)
             rows.append(row)
             print(told(row), flush=True)
     return {"alone": alone, "rows": rows}
@@ -219,18 +243,26 @@ def derived(
 ) -> dict[str, float]:
     """The step of several processes from the program of one: its part of the processor, a ring.
 
+    The next batch is made ready meanwhile, by one core for each process.
+
     Args:
         alone: what `compiled` tells of one process.
         questions: of each process.
         own: what a process has, with its links.
         cores: of the machine.
     """
-    step = alone["programs"]["update"]["steps"][str(questions)]
+    step, turns = alone["programs"]["update"]["steps"][str(questions)], max(processes / cores, 1.0)
     starts = step["parts"].get("starts of kernels", 0.0)
-    compute = (step["seconds"] - starts) * processes + starts * max(processes / cores, 1.0)
+    compute = (step["seconds"] - starts) * processes + starts * turns
     group = tuple(range(processes))
     reduce = collective_seconds("all-reduce", alone["gradients"], group, own)
-    return {"predicted": compute + reduce, "compute": compute, "collectives": reduce}
+    made_ready = questions / alone["loaded"] * turns
+    return {
+        "predicted": max(compute + reduce, made_ready),
+        "compute": compute,
+        "collectives": reduce,
+        "input": made_ready,
+    }
 
 
 def told(row: Mapping[str, Any]) -> str:

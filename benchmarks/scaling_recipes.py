@@ -6,6 +6,7 @@ encoder of the real size and zero weights (`scaling_folders`), by the compiler o
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,6 +67,22 @@ def compile_recipe(name: str, folder: Path, devices: str = "h100") -> dict[str, 
     Raises:
         InputError: the recipe is unknown, or the packages to compile are missing.
     """
+    found = {
+        use: compiled(asked_for(name, folder, mesh, devices), str(OWN))
+        for use, mesh in (("one", (1, 1, 1)), ("split", (1, HOST, 1)))
+    }
+    train = published.get_config(name.removesuffix(HALF)).train
+    return {"name": name, "steps": train.steps, "questions": train.batch_size} | found
+
+
+def asked_for(name: str, folder: Path, mesh: tuple[int, int, int], devices: str) -> Asked:
+    """The program of a recipe on a mesh, with the batch over its first host's devices.
+
+    Args: as `compile_recipe`.
+
+    Raises:
+        InputError: see `compile_recipe`.
+    """
     variant, half = name.removesuffix(HALF), name.endswith(HALF)
     if variant not in published.RUNS:
         raise InputError(f"there is no recipe {name!r}; give one of {', '.join(RECIPES)}.")
@@ -87,19 +104,15 @@ def compile_recipe(name: str, folder: Path, devices: str = "h100") -> dict[str, 
         fields |= {"encoder.dtype": "bfloat16", "encoder.remat": "layers"}
     elif variant.startswith("qwen3"):
         fields["encoder.remat"] = "layers"  # else it fits no H100
-    questions, found = config.train.batch_size, {}
-    for mesh in ((1, 1, 1), (1, HOST, 1)):
-        count, most = mesh[1], -(-questions // mesh[1])
-        asked = Asked(
-            f"published.py:{variant}",
-            fields,
-            mesh,
-            f"{devices}x{count}",
-            most,
-            questions_each(questions),
-        )
-        found["one" if count == 1 else "split"] = compiled(asked, str(OWN))
-    return {"name": name, "steps": config.train.steps, "questions": questions} | found
+    count, questions = math.prod(mesh), config.train.batch_size
+    return Asked(
+        f"published.py:{variant}",
+        fields,
+        mesh,
+        f"{devices}x{count}",
+        -(-questions // min(count, HOST)),
+        questions_each(questions),
+    )
 
 
 def data_path(sources: list[str]) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import (
     scaling,
+    scaling_checks,
     scaling_hosts,
     scaling_links,
     scaling_programs,
@@ -230,12 +231,16 @@ def test_the_derived_step_of_two_processes() -> None:
     parts = {"products": 3.0, "starts of kernels": 1.0}
     step = {"seconds": 4.0, "exposed": 0.0, "parts": parts, "bound": "products"}
     alone = {"programs": {"update": {"steps": {"8": step}}}, "gradients": 100.0}
+    alone["loaded"] = 100.0
     own = Speeds("p", {"f32": 1.0}, 1.0, 1.0, 0.0, links=Links(4, 10.0, 10.0, 0.25, 0.25))
     found = scaling_hosts.derived(alone, 8, 4, own, cores=2)
     assert found["compute"] == pytest.approx(3.0 * 4 + 1.0 * 2)
     assert found["collectives"] == pytest.approx(0.25 + 2 * 3 / 4 * 100 / 10)
     assert found["predicted"] == pytest.approx(found["compute"] + found["collectives"])
+    assert found["input"] == pytest.approx(8 / 100 * 2)
     assert scaling_hosts.derived(alone, 8, 1, own, cores=2)["predicted"] == pytest.approx(4.0)
+    slow = scaling_hosts.derived(alone | {"loaded": 0.1}, 8, 1, own, cores=2)
+    assert slow["predicted"] == slow["input"] == pytest.approx(80.0)
 
 
 def test_a_steady_state_leaves_the_first_line_out() -> None:
@@ -353,3 +358,12 @@ def test_rollouts_of_a_language_model_hardly_shrink_with_the_batch() -> None:
     # 7 maps of 28 layers in rank 16; a sixteenth of this number is the sum of their sides.
     sides = 2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144)
     assert recipe.gradients == 4 * 16 * 28 * sides
+
+
+def test_derived_steps_stand_beside_compiled_ones() -> None:
+    step = predict(RECIPE, 16, 6, FSDP, H100)
+    row = {"each": 6, "arguments": 2**30, "outputs": 0, "temporaries": 2**30}
+    row |= {"steps": {"6": {"seconds": step.seconds / 2}}}
+    _, line = scaling_checks.check_rows({"rows": {"2x8x1": row}}, RECIPE)
+    assert (line[0], line[1], line[4], line[5]) == ("2x8x1", "6", "2.00", "2.0")
+    assert scaling_checks.RECIPE in scaling_recipes.RECIPES
