@@ -6,7 +6,7 @@ steps of other sizes are derived from these two programs (`scaling_model`). The 
 beside real trainings of 1, 2 and 4 processes on this machine, with the speeds measured here.
 
 Results are kept by version of the code, so an interrupted suite resumes, and `--only=PART` runs one
-part: `hosts`, a recipe, or `checks`. `--quick` puts a small training of 1 and 2 processes beside
+part: `hosts-2`, a recipe, or `checks`. `--quick` puts a small training of 1 and 2 processes beside
 the model, and predicts it for clusters of machines like this one.
 """
 
@@ -66,7 +66,10 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     if quick:
         return _quick_cases()
     kept = Kept.of("scaling")
-    parts: dict[str, Part] = {HOSTS: partial(measure_hosts, FULL)}
+    parts: dict[str, Part] = {
+        f"{HOSTS}-{processes}": partial(measure_hosts, FULL, processes)
+        for processes in FULL.processes
+    }
     parts |= {name: partial(compile_recipe, name, kept.runs / "encoders") for name in RECIPES}
     parts |= {name: partial(compile_tokens, name) for name in scaling_tokens.RECIPES}
     parts[CHECKS] = partial(compile_checks, kept.runs / "encoders")
@@ -77,7 +80,8 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
         for name in scaling_tokens.RECIPES
         if name in results
     ]
-    rows = results[HOSTS]["rows"] if HOSTS in results else []
+    measured = [results[name]["rows"] for name in results if name.startswith(HOSTS)]
+    rows = [row for found in measured for row in found]
     tables = list(_tables(rows, recipes))
     checked = [recipe for recipe in recipes if recipe.name == scaling_checks.RECIPE]
     if CHECKS in results and checked:
@@ -91,9 +95,13 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     return [*validation_cases(rows), *(case for each in recipes for case in recipe_cases(each))]
 
 
-def measure_hosts(setting: Setting) -> dict[str, Any]:
-    """The real trainings of this machine, and what the model says of them; as JSON."""
-    return validated(setting, own_speeds(), _cores()) | {"cores": _cores()}
+def measure_hosts(setting: Setting, processes: int) -> dict[str, Any]:
+    """Real trainings in so many processes, and what the model says of them; as JSON.
+
+    The machine's speeds are measured right before.
+    """
+    found = validated(setting, processes, own_speeds(), _cores())
+    return found | {"cores": _cores()}
 
 
 def validation_cases(rows: Sequence[Mapping[str, Any]]) -> list[Case]:
@@ -180,15 +188,16 @@ def _tables(
 def _quick_cases() -> list[Case]:
     """The small training beside the model, and the model for clusters of machines like this one."""
     speeds = own_speeds()
-    found = validated(QUICK, speeds, _cores())
-    last = found["rows"][-1]
-    recipe = small_recipe(found["alone"], QUICK)
+    found = [validated(QUICK, processes, speeds, _cores()) for processes in QUICK.processes]
+    rows = [row for each in found for row in each["rows"]]
+    last = rows[-1]
+    recipe = small_recipe(found[0]["alone"], QUICK)
     here = joined_machines(speeds, last["processes"], last["links"])
     steps = weak(recipe, DATA, here)
-    print_table(scaling_tables.validation_rows(found["rows"]))
+    print_table(scaling_tables.validation_rows(rows))
     share = steps[0].seconds / steps[-1].seconds
     return [
-        *validation_cases(found["rows"]),
+        *validation_cases(rows),
         Case(
             f"{steps[-1].devices} machines like this one, weak: predicted efficiency",
             share,

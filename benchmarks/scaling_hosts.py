@@ -31,7 +31,7 @@ PROCESSES, QUICK_PROCESSES = (1, 2, 4), (1, 2)
 EVERY = 5  # steps of a line of the log
 # A width at which products take more than the starts of kernels, and a batch for four processes.
 FIELDS = {"encoder.scratch.layers": 2, "encoder.scratch.hidden": 128, "encoder.scratch.heads": 4}
-BATCH, STEPS = 64, 40
+BATCH, STEPS = 64, 25
 QUICK_FIELDS = {"encoder.scratch.layers": 1, "encoder.length_buckets": 1, "encoder.block_sizes": 1}
 QUICK_BATCH, QUICK_STEPS = 16, 20
 DATA, FSDP = "data", "fsdp"
@@ -185,57 +185,47 @@ def compiled(
     return json.loads(_last_line(done.stdout))
 
 
-def validated(setting: Setting, speeds: Speeds, cores: int) -> dict[str, Any]:
-    """Every run of a setting, measured and predicted.
+def validated(setting: Setting, processes: int, speeds: Speeds, cores: int) -> dict[str, Any]:
+    """The runs of a setting in so many processes, measured and predicted.
 
     Args:
         speeds: of this machine's processor, as one process finds them.
         cores: of this machine.
 
     Returns:
-        `alone`, what `compiled` tells of one process, and `rows`, one for each run: `processes`,
-        `axis`, `links`, `measured` (see `steady`) and what is predicted: along `data` see
-        `derived`; where the setting compiles for several processes, `from_program`, seconds by
-        that program.
+        `alone`, what `compiled` tells of one process with its part of the batch, and `rows`, one
+        for each run: `processes`, `axis`, `links`, `measured` (see `steady`) and what is predicted:
+        along `data` see `derived`; where the setting compiles for several processes,
+        `from_program`, seconds by that program.
     """
     with tempfile.TemporaryDirectory() as folder:
         # A program that was compiled to be estimated is not compiled again to be run.
         cache = {"JAX_COMPILATION_CACHE_DIR": str(Path(folder) / "programs")}
-        return _validated(setting, speeds, cores, (Path(folder), cache))
-
-
-def _validated(
-    setting: Setting, speeds: Speeds, cores: int, place: tuple[Path, Mapping[str, str]]
-) -> dict[str, Any]:
-    folder, cache = place
-    each = tuple(setting.batch // processes for processes in setting.processes)
-    alone = compiled(_asked(setting, mesh_of(1, DATA), each, speeds), cache=cache)
-    rows = []
-    for processes in setting.processes:
-        own, links = shared(speeds, processes, cores), {}
+        questions = setting.batch // processes
+        asked = _asked(setting, mesh_of(1, DATA), questions, speeds)
+        alone = compiled(asked, cache=cache if processes == 1 else NO_CACHE)
+        own, links, rows = shared(speeds, processes, cores), {}, []
         if processes > 1:
             links = measured_links(processes)
             own = dataclasses.replace(own, links=links_from(processes, **links))
         for axis in (DATA, FSDP) if setting.split and processes > 1 else (DATA,):
-            questions = setting.batch // processes
             row: dict[str, Any] = {"processes": processes, "axis": axis, "links": links}
             if axis == DATA:
                 row |= derived(alone, questions, processes, own, cores)
             if setting.split and processes > 1:
-                asked = _asked(setting, mesh_of(processes, axis), (questions,), own)
-                step = compiled(asked)["programs"]["update"]["steps"][str(questions)]
+                found = compiled(_asked(setting, mesh_of(processes, axis), questions, own))
+                step = found["programs"]["update"]["steps"][str(questions)]
                 row |= {"from_program": step["seconds"], "exposed": step["exposed"]}
-            row["measured"] = measured_step(setting, processes, axis, folder, cache)
+            row["measured"] = measured_step(setting, processes, axis, Path(folder), cache)
             rows.append(row)
             print(told(row), flush=True)
     return {"alone": alone, "rows": rows}
 
 
-def _asked(
-    setting: Setting, mesh: tuple[int, int, int], questions: tuple[int, ...], speeds: Speeds
-) -> Asked:
-    """A program of the setting for questions[0] on each process, and for the others' rounds."""
-    return Asked(CONFIG, setting.fields, mesh, "", questions[0], questions, speeds_json(speeds))
+def _asked(setting: Setting, mesh: tuple[int, int, int], questions: int, speeds: Speeds) -> Asked:
+    """A program of the setting for so many questions on each process."""
+    given = setting.fields, mesh, "", questions, (questions,)
+    return Asked(CONFIG, *given, speeds_json(speeds))
 
 
 def derived(

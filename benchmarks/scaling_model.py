@@ -117,7 +117,7 @@ class Recipe:
         steps, questions: optimizer steps, and questions in each.
         gradients: bytes of the gradients of all trained parameters, in float32.
         question_bytes: bytes of a question on the device.
-        loaded: questions/s that the host's threads make ready.
+        loaded: questions/s that a host makes ready, with one core.
         one: the step on one device.
         split: the step on `split.devices` devices of one host, along `fsdp`; None: there is none.
         played: seconds of a program that plays before the update, by questions a device; none

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 
 from benchmarks.memory_cases import whole_bytes
 from qrag_jax import systems
-from qrag_jax.data.episodes import training_batches
+from qrag_jax.data.episodes import EpisodeSource, stack
 from qrag_jax.errors import InputError
 from qrag_jax.rollouts.block_rounds import draw_lengths, loop_rounds, widths_of
 from qrag_jax.runtime import step_time
@@ -109,7 +109,7 @@ def measure(asked: Asked) -> dict[str, Any]:
     Returns:
         JSON: `programs`, for each one its bytes and, by questions, its seconds; `gradients`, bytes
         of all gradients in float32; `question_bytes`; `state_bytes`, of parameters, targets and
-        moments in all; `loaded`, questions/s of the input.
+        moments in all; `loaded`, questions/s that a core makes ready.
 
     Raises:
         InputError: the config, its data or its encoder cannot be used.
@@ -203,22 +203,21 @@ def rows_of_program(
 
 
 def _loaded(system: QRag) -> float:
-    """Questions/s that the input makes ready, by the threads of a training on this machine."""
-    config, inputs = system.config, system.inputs
-    size = max(config.train.batch_size // system.mesh.size, 1)
-    batches = training_batches(
-        inputs.stores,
-        config.data.shares(inputs.stores),
-        inputs.shape,
-        batch_size=size,
-        seed=config.seed,
-        workers=0,
-    )
-    next(batches)
-    began = time.perf_counter()
+    """Questions/s that one core of this machine makes ready, by its time in this process.
+
+    What else runs on the machine meanwhile changes little of it.
+    """
+    inputs, size = system.inputs, system.config.train.batch_size // system.mesh.size
+    sources = [EpisodeSource(store, inputs.shape) for store in inputs.stores.values()]
+    rng, drawn = np.random.default_rng(0), []
     for _ in range(LOADED):
-        next(batches)
-    return LOADED * size / (time.perf_counter() - began)
+        chosen = [sources[number] for number in rng.integers(len(sources), size=size)]
+        drawn.append([(source, int(rng.integers(len(source)))) for source in chosen])
+    stack([sources[0][0]])
+    began = time.thread_time()
+    for batch in drawn:
+        stack([source[index] for source, index in batch])
+    return LOADED * size / (time.thread_time() - began)
 
 
 def main(arguments: Sequence[str]) -> int:
