@@ -6,8 +6,8 @@ steps of other sizes are derived from these two programs (`scaling_model`). The 
 beside real trainings of 1, 2 and 4 processes on this machine, with the speeds measured here.
 
 Results are kept by version of the code, so an interrupted suite resumes, and `--only=PART` runs one
-part: `hosts-2`, a recipe, or `checks`. `--quick` puts a small training of 1 and 2 processes beside
-the model, and predicts it for clusters of machines like this one.
+part: `hosts-2`, a recipe, or `checks`. `--quick` puts a small training of 2 processes beside the
+model, and predicts it for clusters of machines like this one.
 """
 
 from __future__ import annotations
@@ -188,11 +188,11 @@ def _tables(
 def _quick_cases() -> list[Case]:
     """The small training beside the model, and the model for clusters of machines like this one."""
     speeds = own_speeds()
-    found = [validated(QUICK, processes, speeds, _cores()) for processes in QUICK.processes]
-    rows = [row for each in found for row in each["rows"]]
-    last = rows[-1]
-    recipe = small_recipe(found[0]["alone"], QUICK)
-    here = joined_machines(speeds, last["processes"], last["links"])
+    (processes,) = QUICK.processes
+    found = validated(QUICK, processes, speeds, _cores())
+    rows = found["rows"]
+    recipe = small_recipe(found["alone"], QUICK)
+    here = joined_machines(speeds, processes, rows[0]["links"])
     steps = weak(recipe, DATA, here)
     print_table(scaling_tables.validation_rows(rows))
     share = steps[0].seconds / steps[-1].seconds
@@ -208,11 +208,11 @@ def _quick_cases() -> list[Case]:
 
 
 def small_recipe(alone: Mapping[str, Any], setting: Setting) -> Recipe:
-    """The measured training as a recipe; it has no program for several devices."""
+    """The measured training as a recipe, with the part of its batch that a process has."""
     return Recipe(
         name=scaling_hosts.CONFIG,
         steps=setting.steps,
-        questions=setting.batch,
+        questions=setting.batch // setting.processes[-1],
         gradients=alone["gradients"],
         question_bytes=alone["question_bytes"],
         loaded=alone["loaded"],

@@ -27,7 +27,7 @@ from qrag_jax.runtime.device_speeds import Speeds
 from qrag_jax.runtime.step_time import collective_seconds
 
 CONFIG = "quickstart.py:tiny"
-PROCESSES, QUICK_PROCESSES = (1, 2, 4), (1, 2)
+PROCESSES, QUICK_PROCESSES = (1, 2, 4), (2,)
 EVERY = 5  # steps of a line of the log
 # A width at which products take more than the starts of kernels, and a batch for four processes.
 FIELDS = {"encoder.scratch.layers": 2, "encoder.scratch.hidden": 128, "encoder.scratch.heads": 4}
@@ -130,20 +130,26 @@ def launched(processes: int, words: Sequence[str], cache: Mapping[str, str] = NO
         InputError: it failed.
     """
     command = [str(ROOT / "launch" / "local.sh"), str(processes), sys.executable, *words]
-    done = subprocess.run(  # noqa: S603
+    process = subprocess.Popen(  # noqa: S603
         command,
         cwd=ROOT,
         env={**os.environ, "JAX_PLATFORMS": "cpu", **cache},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
-    if done.returncode:
+    try:
+        told, errors = process.communicate()
+    except BaseException:
+        process.terminate()  # it ends the processes that it has started
+        process.wait()
+        raise
+    if process.returncode:
         raise InputError(
             f"{' '.join(words[:2])} in {processes} process(es) ended with status "
-            f"{done.returncode}: {_last_line(done.stderr)}"
+            f"{process.returncode}: {_last_line(errors)}"
         )
-    return done.stdout
+    return told
 
 
 def compiled(

@@ -367,3 +367,18 @@ def test_derived_steps_stand_beside_compiled_ones() -> None:
     _, line = scaling_checks.check_rows({"rows": {"2x8x1": row}}, RECIPE)
     assert (line[0], line[1], line[4], line[5]) == ("2x8x1", "6", "2.00", "2.0")
     assert scaling_checks.RECIPE in scaling_recipes.RECIPES
+
+
+def test_a_measured_training_is_predicted_for_machines_like_this_one() -> None:
+    step = {"seconds": 4.0, "exposed": 0.0, "parts": {}, "bound": "memory"}
+    update = {"steps": {"8": step}, "arguments": 1.0, "outputs": 0.0, "temporaries": 1.0}
+    alone = {"programs": {"update": update}, "gradients": 1e3, "question_bytes": 1.0}
+    recipe = scaling.small_recipe(alone | {"loaded": 1e3}, scaling_hosts.QUICK)
+    own = Speeds("p", {"f32": 1.0}, 1.0, 1.0, 0.0)
+    here = scaling.joined_machines(own, 2, {"latency": 0.5, "seconds": 2.5})
+    assert here.links is not None
+    assert here.links.host == 1
+    steps = weak(recipe, DATA, here)
+    assert [step.devices for step in steps] == [*SIZES]
+    assert steps[0].seconds == 4.0
+    assert steps[1].parts[BETWEEN] == pytest.approx(0.5 + 1e3 / here.links.between)
