@@ -148,6 +148,15 @@ def _details(row: dict[str, Any]) -> dict[str, float | str]:
     }
 
 
+def compiled_rows(wanted: Sequence[Row]) -> list[dict[str, Any]]:
+    """What `gpu_cases` tells of these rows, all of one kind of device.
+
+    Raises:
+        InputError: there is no environment with the packages that compile for it.
+    """
+    return _followed("benchmarks.gpu_cases", wanted)
+
+
 def _followed(module: str, wanted: Sequence[Row]) -> list[dict[str, Any]]:
     """The rows as `_measured` finds them, each told when it is there."""
     python = str(OWN) if OWN.exists() else sys.executable

@@ -131,7 +131,7 @@ def tokens_program(model: LanguageModelSize, mesh: Mesh, lora: bool, name: str) 
     if lora:
         base_shardings = placement.base_shardings(mesh, rules, params)
         base = [placement.shapes_on(params, base_shardings)]
-        params = _adapter_shapes(model, trunk)
+        params = adapter_shapes(model, trunk)
     optimizer = OptimizerConfig()
     critic = make_optimizer(optimizer) if name == REWRITES else None
     width = model.config.hidden_size
@@ -190,7 +190,8 @@ def _sampling(trunk: Qwen3, params: Any, mesh: Mesh) -> Program:
     return Program(SAMPLING, sampler.program, (params, placement.shapes_on(given, where)))
 
 
-def _adapter_shapes(model: LanguageModelSize, trunk: Qwen3) -> Params:
+def adapter_shapes(model: LanguageModelSize, trunk: Qwen3) -> Params:
+    """Shapes of adapters for every kernel of the layers."""
     kernels, shapes = kernel_shapes(trunk), {}
     for place in target_modules(table_of(model.family), ALL_LINEAR):
         layers, width_in, width_out = kernels[place]

@@ -13,7 +13,7 @@ class Links:
     Attributes:
         host: devices of one host.
         inside: bytes/s that a device sends within its host, in one direction.
-        between: bytes/s between hosts.
+        between: bytes/s that a device sends to another host, through a network card of its own.
         inside_latency: seconds until the first byte of a collective is there, within a host.
         between_latency: the same between hosts.
     """
@@ -70,8 +70,9 @@ class Speeds:
         return self.products.get(dtype, self.products["f32"])
 
 
-# 400 Gb/s (NDR InfiniBand) are 50 GB/s. The latencies, the 3 µs of a kernel (2 to 4 are usual) and
-# the 10 µs of a host's answer are assumptions: none was measured here.
+# 400 Gb/s (NDR InfiniBand) are 50 GB/s; a DGX H100 has such a card for each of its 8 GPUs. The
+# latencies, the 3 µs of a kernel (2 to 4 are usual) and the 10 µs of a host's answer are
+# assumptions: none was measured here.
 _NVLINK_4 = Links(8, 450e9, 50e9, 15e-6, 30e-6)  # 18 links, 900 GB/s in both directions
 _NVLINK_3 = Links(8, 300e9, 50e9, 15e-6, 30e-6)  # 12 links, 600 GB/s in both directions
 _LAUNCH, _HOST_WAIT, _TILE = 3e-6, 10e-6, 2048

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
 from qrag_jax.runtime.device_speeds import Speeds
@@ -262,7 +262,8 @@ def collective_seconds(kind: str, size: float, group: tuple[int, ...], speeds: S
     """Seconds of a collective whose every device gives `size` bytes.
 
     A ring sends (n-1)/n of the whole array once, for an all-reduce twice. A group that reaches over
-    hosts goes as fast as the link between them.
+    hosts has a ring for each of its devices in a host, through that device's own network card
+    (NCCL's rings by NIC), so it goes as fast as these cards together, but no faster than inside.
     """
     count, links = len(group), speeds.links
     if count < 2 or links is None:
@@ -273,8 +274,10 @@ def collective_seconds(kind: str, size: float, group: tuple[int, ...], speeds: S
         "collective-permute": 1.0,
         "collective-broadcast": 1.0,
     }.get(kind, (count - 1) / count)
-    if len({device // links.host for device in group}) > 1:
-        return links.between_latency + rounds * size / links.between
+    in_host = Counter(device // links.host for device in group)
+    if len(in_host) > 1:
+        speed = min(links.inside, min(in_host.values()) * links.between)
+        return links.between_latency + rounds * size / speed
     return links.inside_latency + rounds * size / links.inside
 
 
