@@ -188,7 +188,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
 # Fields that were added later, each with the value that holds for runs saved without it.
 LATER_FIELDS: dict[str, Any] = {
     "questions.kept": "",
-    "train.log_episodes": 0,
+    "train.log_episodes": 8,
     "agent.max_turns": 5,
     "agent.prompts": "",
     "agent.chat_template": "",

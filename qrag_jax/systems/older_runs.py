@@ -76,7 +76,7 @@ LATER_FIELDS: dict[str, Any] = {
     "eval.beam_score": "policy",
     "eval.stop_threshold": -math.inf,
     "train.max_skipped_steps": 10,
-    "train.log_episodes": 0,
+    "train.log_episodes": 8,  # what is kept to look at, not what is computed
     "optimizer.matrices": "adam",
     "optimizer.muon_rate": 5.0,
     "runtime.sharding": (),
