@@ -9,6 +9,7 @@ COMMANDS = {
     "train": "train a retriever, or go on with a training that was interrupted",
     "evaluate": "score a trained retriever, agent or language model beside the untrained one",
     "predict": "let a language model answer with tools, or write queries, and keep what it did",
+    "show": "show runs on one page of HTML: learning curves, episodes step by step",
     "analyze": "show predictions: a table, learning curves, episodes token by token",
     "evaluate_lengths": "score it on documents of several lengths",
     "tune_stopping": "find the Q-value below which to stop",

@@ -1,10 +1,11 @@
-"""Shows what runs of a language model with tools have done: a table, curves, pages of episodes.
+"""Shows what runs of a language model with tools have done: a table, curves, a page of episodes.
 
     python -m qrag_jax.analyze runs/rlvr-quick runs/rlvr-smol
 
 It reads all files of `qrag predict` and `qrag evaluate` and all learning curves in these folders,
 and writes into --out: table.txt, a curve-RUN.png for each training, and episodes.html, which shows
 episodes token by token: what was observed, sampled and trained, with ids and log-probabilities.
+The page is that of `qrag show`, which has the curves on it, too.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def main() -> int:
             print("\n".join(lines))
         for file in analysis.write_curves(found, out):
             print(f"curve: {file}")
-        for file in analysis.write_pages(found, out, EPISODES.value):
-            print(f"episodes: {file}")
+        if (page := analysis.write_page(found, out, EPISODES.value)) is not None:
+            print(f"episodes: {page}")
     return 0
 
 

@@ -167,6 +167,7 @@ def _evaluate(
         if step == 0:
             progress.baselines = found.baselines
         step_log.write(step, found.metrics | progress.baselines)
+        step_log.write_episodes(step, found.episodes)
         log(found.line)
         run.keep_if_best(step, state.params, found.score, found.scores)
 

@@ -11,6 +11,9 @@ import numpy as np
 
 from benchmarks.tried_inputs import FileReader
 from qrag_jax.evaluators import analysis, rewrite_log
+from qrag_jax.evaluators.shown import places
+from qrag_jax.evaluators.shown.page import page
+from qrag_jax.evaluators.shown.sections import run_of, section_of
 from qrag_jax.feedback.tries import Try
 from qrag_jax.metrics import (
     agent_log,
@@ -23,6 +26,7 @@ from qrag_jax.metrics import (
     stop_threshold,
 )
 from qrag_jax.rollouts.trajectories import TokenTrajectory, Turn
+from qrag_jax.runtime.episode_file import EPISODES_NAME, EpisodeFile
 from qrag_jax.runtime.writers import MetricWriter, read_metrics
 from qrag_jax.systems.kept_tries import KeptTries
 
@@ -162,7 +166,7 @@ def _predictions(folder: Path) -> Sequence[Path]:
 def _read_predictions(folder: Path) -> None:
     found = analysis.find([folder])
     analysis.table(found)
-    analysis.write_pages(found, folder / "pages", 0)
+    analysis.write_page(found, folder / "pages", 0)
 
 
 def _metrics(folder: Path) -> Sequence[Path]:
@@ -204,6 +208,22 @@ def _read_tries(folder: Path) -> Any:
     ]
 
 
+def _sample(folder: Path) -> Sequence[Path]:
+    (path, *_) = _retrieval(folder)
+    row = json.loads(path.read_text().splitlines()[0])
+    path.unlink()
+    for step in (0, 5):
+        EpisodeFile(folder, step).write(step, "chunks", [row])
+    return [folder / EPISODES_NAME]
+
+
+def _shown(folder: Path) -> None:
+    """A page passes over what is damaged in a log, so each log is also read for one."""
+    for place in places.find([folder]):
+        section = section_of(place, 1)
+        page("A page", "", [run_of(place)], [section] if section else [])
+
+
 def readers() -> list[FileReader]:
     """The readers of this module."""
     made: list[tuple[str, Callable[[Path], Sequence[Path]], Callable[[Path], Any]]] = [
@@ -217,4 +237,6 @@ def readers() -> list[FileReader]:
         ("metrics of a training", _metrics, _read_metrics),
         ("tries of a query writer", _tries, _read_tries),
     ]
+    logs = (_retrieval, _agents, _hops, _rewrites, _predictions, _metrics, _sample)
+    made += [(f"a page of {make.__name__.removeprefix('_')}", make, _shown) for make in logs]
     return [FileReader(*each) for each in made]

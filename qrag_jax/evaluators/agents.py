@@ -10,6 +10,8 @@ import jax
 import numpy as np
 
 from qrag_jax.environments.rag.episode import Broken
+from qrag_jax.evaluators.agent_rows import agent_row
+from qrag_jax.evaluators.episode_sample import AGENTS, sampler
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.service import FeedbackLost
@@ -47,7 +49,8 @@ class AgentScores:
             Stopped: the run is told to stop, on this host or another.
             FeedbackLost: the language model of a host is gone.
         """
-        scores = means(self._rows(params, stop))
+        rows, played = self._rows(params, stop)
+        scores = means(rows)
         broken = f", {share:.0%} broken" if (share := scores["broken_share"]) else ""
         found = f", recall {scores['recall']:.3f}" if "recall" in scores else ""
         line = (
@@ -60,22 +63,26 @@ class AgentScores:
             line=line,
             score=scores[self.best_by],
             scores=scores,
+            episodes=sampler(
+                AGENTS, lambda at: [agent_row(*played[each]) for each in at], len(played)
+            ),
         )
 
-    def _rows(self, params: Any, stop: StopSignal) -> np.ndarray:
-        """See `score_rows`, of all questions in their order."""
+    def _rows(self, params: Any, stop: StopSignal) -> tuple[np.ndarray, list[tuple[Gold, Episode]]]:
+        """See `score_rows`, of all questions in their order; and the episodes of this host."""
         index, count = jax.process_index(), jax.process_count()
         own = range(len(self.golds))[index::count]
         rows = np.full((-(-len(self.golds) // count), len(_COLUMNS)), np.nan)
+        golds, played = [self.golds[place] for place in own], list[Episode]()
         failure: Exception | None = None
         try:
-            played = self.play(params, own, stop)
-            rows[: len(own)] = score_rows([self.golds[place] for place in own], played)
+            played += self.play(params, own, stop)
+            rows[: len(own)] = score_rows(golds, played)
         except (Stopped, FeedbackLost) as why:
             failure = why
         hosts.fail_together(failure, FeedbackLost)
         every = hosts.of_each(rows).transpose(1, 0, 2).reshape(-1, len(_COLUMNS))
-        return every[: len(self.golds)]
+        return every[: len(self.golds)], [*zip(golds, played, strict=True)]
 
 
 def score_rows(golds: Sequence[Gold], episodes: Sequence[Episode]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What folders of runs hold for people: a table of their predictions, curves, pages of episodes."""
+"""What folders of runs hold for people: a table of predictions, curves, a page of episodes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.episode_page import EPISODES, Shown, page
+from qrag_jax.evaluators.episode_sample import TOKENS, spread
+from qrag_jax.evaluators.shown.page import page
+from qrag_jax.evaluators.shown.sections import make_section
 from qrag_jax.metrics import prediction_scores, predictions
 from qrag_jax.metrics.prediction_scores import SCORES
 from qrag_jax.metrics.predictions import ScoredEpisode
-from qrag_jax.rollouts.trajectories import MASKED
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.curve import plot_curve
+from qrag_jax.runtime.saved_config import flat
 from qrag_jax.runtime.typed_json import made
 from qrag_jax.runtime.whole_files import reason, write_whole
 from qrag_jax.runtime.writers import METRICS_NAME, read_metrics
 
-SUMMARY, TABLE = "summary.json", "table.txt"
+SUMMARY, TABLE, PAGE = "summary.json", "table.txt", "episodes.html"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,11 +112,11 @@ def write_curves(found: Found, out: Path) -> list[Path]:
     return written
 
 
-def write_pages(found: Found, out: Path, most: int) -> list[Path]:
-    """Pages of episodes, those with the highest reward first and those without one last.
+def write_page(found: Found, out: Path, most: int) -> Path | None:
+    """A page of episodes, those with the highest reward of each file first; None: there are none.
 
     Args:
-        most: episodes to show, spread evenly over all; 0: all.
+        most: episodes to show, spread evenly over the rewards of all files; 0: all.
 
     Raises:
         InputError: a file has a line that is no prediction.
@@ -123,36 +125,22 @@ def write_pages(found: Found, out: Path, most: int) -> list[Path]:
     for file in found.predictions:
         episodes += [(file, each) for each in predictions.read_scores(file)]
     if not episodes:
-        return []
+        return None
     episodes.sort(key=lambda each: -np.inf if each[1].reward is None else each[1].reward)
     episodes.reverse()
-    chosen = episodes
-    if 0 < most < len(episodes):
-        places = np.linspace(0, len(episodes) - 1, most).round().astype(int)
-        chosen = [episodes[place] for place in places]
-    masks = {file: _masks_truncated(file) for file in found.predictions}
-    parts = [chosen[i : i + EPISODES] for i in range(0, len(chosen), EPISODES)]
-    names = ["episodes.html", *(f"episodes-{n}.html" for n in range(2, len(parts) + 1))]
-    for number, part in enumerate(parts):
-        shown = [
-            Shown(f"{file}, line {each.line}", predictions.read_at(file, each.offset), masks[file])
-            for file, each in part
-        ]
-        about = (
-            f"{len(chosen)} of {len(episodes)} episodes, by their rewards; page {number + 1} of "
-            f"{len(parts)}."
-        )
-        links = {f"page {n + 1}": names[n] for n in range(len(parts)) if n != number}
-        text = page("Episodes", about, shown, links)
-        write_whole(out / names[number], text.encode("utf-8", "replace"))
-    return [out / name for name in names]
-
-
-def _masks_truncated(file: Path) -> bool:
-    record = predictions.read_record(file) or {}
-    config = record.get("config")
-    tools = config.get("tools") if isinstance(config, dict) else None
-    return isinstance(tools, dict) and tools.get("truncated") == MASKED
+    chosen = [episodes[place] for place in spread(len(episodes), most or len(episodes))]
+    sections = []
+    for file in found.predictions:
+        own = [each for other, each in chosen if other == file]
+        rows = [predictions.read_at(file, each.offset) for each in own]
+        config = (predictions.read_record(file) or {}).get("config")
+        settings = flat(config) if isinstance(config, dict) else {}
+        notes = [f"{len(own)} of this file's episodes are shown, by their rewards."]
+        section = make_section(TOKENS, str(file), rows, notes=notes, settings=settings)
+        sections.append(section)
+    about = f"{len(chosen)} of {len(episodes)} episodes, spread evenly over their rewards."
+    write_whole(out / PAGE, page("Episodes", about, [], sections))
+    return out / PAGE
 
 
 class _Interval(NamedTuple):

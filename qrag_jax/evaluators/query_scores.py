@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.environments.query_writing.state import EMPTY, STOPPED, TOO_LONG, QueryState
+from qrag_jax.evaluators.episode_sample import HOPS, Sampler, sampler
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.pool_scores import ALL_GOLD, AP, RECALL
 from qrag_jax.feedback.tries import Try
@@ -46,10 +47,12 @@ class QueryScores:
     Attributes:
         play: plays all of them once, hop by hop.
         best_by: the score after the last hop that chooses the best checkpoint.
+        shown: the questions, for a log of their episodes; (): none is kept.
     """
 
     play: PlayHops
     best_by: str
+    shown: Sequence[QueryState] = ()
 
     def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
         """Plays and scores the questions.
@@ -69,7 +72,15 @@ class QueryScores:
             line=f"step {step}: {'; '.join(parts)}{without}; {len(hops[0])} questions",
             score=scores[f"hop{last}/{self.best_by}"],
             scores=scores,
+            episodes=self._sampler(hops),
         )
+
+    def _sampler(self, hops: Sequence[Sequence[HopRow]]) -> Sampler:
+        def rows(places: Sequence[int]) -> list[hop_log.Searched]:
+            own = [[hop[place] for place in places] for hop in hops]
+            return logged([self.shown[place] for place in places], own)
+
+        return sampler(HOPS, rows, len(self.shown))
 
 
 def _told(hop: int, scores: dict[str, float]) -> str:

@@ -10,6 +10,8 @@ import numpy as np
 
 from qrag_jax.environments.query_rewriting.task import RewriteTask, Rewritten
 from qrag_jax.environments.tools.episode import Failed
+from qrag_jax.evaluators.episode_sample import REWRITES, played_sampler
+from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.rewrite_guards import GUARD_MEASURES, guard_measures
 from qrag_jax.metrics.ranking import ranking_columns
@@ -32,6 +34,7 @@ class RewriteScores:
         originals: searches the original queries; asked in each evaluation.
         measures: of rankings, see `metrics.ranking`.
         best_by: the measure that chooses the best checkpoint.
+        logged: (places of queries, their episodes) → rows to look at; None: there are none.
     """
 
     tasks: Sequence[RewriteTask]
@@ -39,6 +42,7 @@ class RewriteScores:
     originals: Originals
     measures: Sequence[str]
     best_by: str
+    logged: Callable[[Sequence[int], Sequence[TokenEpisode]], Sequence[RewriteRow]] | None = None
 
     def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
         """Plays and scores the queries.
@@ -66,6 +70,7 @@ class RewriteScores:
             ),
             score=scores[self.best_by],
             scores=every,
+            episodes=played_sampler(REWRITES, self.logged, episodes),
         )
 
 

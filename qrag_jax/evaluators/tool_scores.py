@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.environments.tools.episode import Failed, ToolTask
+from qrag_jax.evaluators.episode_sample import TOKENS, played_sampler
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.language_model import Unscored
 from qrag_jax.feedback.own_rubric import OwnRubric, reward_of
 from qrag_jax.feedback.rubric import PARTS, Rubric, score
+from qrag_jax.metrics.predictions import Prediction
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
 
@@ -31,12 +33,14 @@ class ToolScores:
         play: plays all of them once.
         rubric: of the reward.
         best_by: the score that chooses the best checkpoint.
+        logged: (places of questions, their episodes) → rows to look at; None: there are none.
     """
 
     tasks: Sequence[ToolTask]
     play: PlayAll
     rubric: Rubric | OwnRubric
     best_by: str
+    logged: Callable[[Sequence[int], Sequence[TokenEpisode]], Sequence[Prediction]] | None = None
 
     def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
         """Plays and scores the questions.
@@ -44,7 +48,8 @@ class ToolScores:
         Raises:
             Stopped: the run is told to stop.
         """
-        scores = scored(self.tasks, self.play(params, stop), self.rubric)
+        episodes = self.play(params, stop)
+        scores = scored(self.tasks, episodes, self.rubric)
         failed = f", {share:.0%} failed" if (share := scores["failed_share"]) else ""
         line = (
             f"step {step}: EM {scores['em']:.3f}, F1 {scores['f1']:.3f}, recall "
@@ -58,6 +63,7 @@ class ToolScores:
             line=line,
             score=scores[self.best_by],
             scores=scores,
+            episodes=played_sampler(TOKENS, self.logged, episodes),
         )
 
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from qrag_jax.data.sample import Sample
+from qrag_jax.evaluators.episode_sample import CHUNKS, Sampler, sampler
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, mean_scores
 from qrag_jax.feedback.completion import EpisodeRewards
 from qrag_jax.feedback.language_model import Unscored
@@ -28,6 +29,7 @@ class Evaluation(NamedTuple):
         line: one line for the screen.
         score: the score that chooses the best checkpoint.
         scores: all scores of multi-step play, kept with the checkpoint if it is the best.
+        episodes: gives some of the episodes, on the first host; None: none are kept to look at.
     """
 
     metrics: dict[str, float]
@@ -35,6 +37,7 @@ class Evaluation(NamedTuple):
     line: str
     score: float
     scores: dict[str, float]
+    episodes: Sampler | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +92,7 @@ class TrainingScores:
             line=line,
             score=scores[self.best_by],
             scores=scores,
+            episodes=sampler(CHUNKS, lambda places: [multi[place] for place in places], len(multi)),
         )
 
     def _returns(self, rows: Sequence[Row], asks: Rewards, stop: StopSignal) -> dict[str, float]:

@@ -107,13 +107,21 @@ def read_partial(path: Path) -> list[AgentRow]:
         for number, line in enumerate(bounded_files.lines(file, path, _RESTART), start=1):
             if not line.endswith(b"\n"):
                 break
-            rows.append(_row(line, f"{path}, line {number}"))
+            rows.append(parsed_row(line, f"{path}, line {number}"))
             whole += len(line)
         file.truncate(whole)
     return rows
 
 
-def _row(line: bytes, where: str) -> AgentRow:
+def parsed_row(line: bytes, where: str) -> AgentRow:
+    """One row.
+
+    Args:
+        where: file and line, for the error.
+
+    Raises:
+        InputError: the line is no row.
+    """
     try:
         return typed_json.made(AgentRow, bounded_json.parsed(line))
     except ValueError as error:

@@ -158,7 +158,7 @@ def each_line(
     for number, line in enumerate(bounded_files.lines(file, path, fix), start=1):
         if not line.endswith(b"\n"):
             break
-        yield _row(line, kind, f"{path}, line {number}", fix), len(line)
+        yield parsed_row(line, kind, f"{path}, line {number}", fix), len(line)
 
 
 def encoded(rows: Iterable[Any]) -> bytes:
@@ -167,7 +167,16 @@ def encoded(rows: Iterable[Any]) -> bytes:
     return "".join(lines).encode()
 
 
-def _row(line: bytes, kind: type[Record], place: str, fix: str) -> Record:
+def parsed_row(line: bytes, kind: type[Record], place: str, fix: str) -> Record:
+    """One row of this kind.
+
+    Args:
+        place: file and line, for the error.
+        fix: says in the error what the user can do.
+
+    Raises:
+        InputError: the line is not such a row; names the field.
+    """
     try:
         record = bounded_json.parsed(line)
     except ValueError:

@@ -141,6 +141,20 @@ def read_at(path: Path, offset: int) -> Prediction:
     raise InputError(f"{path} has become shorter while it was read; give the command again.")
 
 
+def parsed_row(line: bytes, place: str) -> Prediction:
+    """One prediction, whose turns fit together.
+
+    Args:
+        place: file and line, for the error.
+
+    Raises:
+        InputError: the line is no prediction that can be shown.
+    """
+    row = answer_log.parsed_row(line, Prediction, place, _FIX)
+    _check_turns(row, place)
+    return row
+
+
 def read_record(path: Path) -> dict[str, Any] | None:
     """What a file of predictions was made with; None: the file is none of predictions.
 
@@ -215,7 +229,7 @@ def _facts(trajectory: Mapping[str, Any]) -> Any:
     }
 
 
-def _check_turns(row: Prediction, path: Path) -> None:
+def _check_turns(row: Prediction, path: Path | str) -> None:
     """Refuses a prediction whose turns have other numbers of ids and of texts."""
     try:
         made(_Facts, _facts(row.trajectory))

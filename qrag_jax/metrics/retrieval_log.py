@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ _OF_FACTS = {"return", "f1", "em"}  # may be missing where nobody knows the supp
 # Key in a record of all settings; its value is the version of the record's form. Older logs
 # recorded only some settings.
 RECORD = "record"
+_LARGEST = sys.float_info.max  # JSON can hold whole numbers beyond it
 _MOST_NAMED = 8  # most differing settings named in one message
 
 _BEGIN_ANEW = "pass --restart, or delete the log, to begin anew"
@@ -161,6 +162,20 @@ def read(path: Path, *, needs_facts: bool = True) -> list[Row]:
     return rows
 
 
+def parsed_row(line: bytes, place: str) -> Row:
+    """One row, which can be scored.
+
+    Args:
+        place: file and line, for the error.
+
+    Raises:
+        InputError: as in `read`.
+    """
+    row = _decode(line, place, _WRITE_ANEW)
+    _check_row(row, place, needs_facts=False)
+    return row
+
+
 def _check_row(row: Row, place: str, *, needs_facts: bool) -> None:
     """Raises InputError when the fields of a row do not fit together."""
     wrong = None
@@ -177,7 +192,7 @@ def _check_row(row: Row, place: str, *, needs_facts: bool) -> None:
         wrong = "an index in 'sf_idx' or 'pred_idx' is negative"
     elif len(set(row.pred_idx)) < len(row.pred_idx):
         wrong = "field 'pred_idx' holds a chunk twice"
-    elif not all(map(math.isfinite, (*row.q_values, *numbers))):
+    elif not all(abs(each) <= _LARGEST for each in (*row.q_values, *numbers)):
         wrong = "a number is infinite"
     if wrong:
         raise InputError(f"{place}: {wrong}; {_WRITE_ANEW}")
@@ -283,15 +298,19 @@ def discard(path: Path) -> None:
     meta_path(path).unlink(missing_ok=True)
 
 
-def _encode(row: Row) -> bytes:
+def as_json(row: Row) -> dict[str, Any]:
+    """The row as a line of the log has it."""
     record = {
         "return" if field.name == "ret" else field.name: getattr(row, field.name)
         for field in dataclasses.fields(Row)
         if field.name not in _OPTIONAL or getattr(row, field.name)
     }
-    record = {key: value for key, value in record.items() if value is not None}
+    return {key: value for key, value in record.items() if value is not None}
+
+
+def _encode(row: Row) -> bytes:
     try:
-        return json.dumps(record, allow_nan=False).encode() + b"\n"
+        return json.dumps(as_json(row), allow_nan=False).encode() + b"\n"
     except ValueError as error:
         message = f"sample {row.id} has a NaN or an infinity, which a retrieval log cannot hold"
         raise ValueError(message) from error

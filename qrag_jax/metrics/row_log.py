@@ -60,7 +60,7 @@ class RowLog(Generic[Row]):
         try:
             with path.open("rb") as file:
                 return [
-                    self._row(line, f"{path}, line {number}")
+                    self.parsed_row(line, f"{path}, line {number}")
                     for number, line in enumerate(bounded_files.lines(file, path, self.fix), 1)
                 ]
         except OSError as error:
@@ -85,13 +85,21 @@ class RowLog(Generic[Row]):
             for number, line in enumerate(bounded_files.lines(file, path, self.fix), start=1):
                 if not line.endswith(b"\n"):
                     break
-                rows.append(self._row(line, f"{path}, line {number}"))
+                rows.append(self.parsed_row(line, f"{path}, line {number}"))
                 ends.append(ends[-1] + len(line))
             whole = len(rows) if len(rows) >= count else len(rows) // size * size
             file.truncate(ends[whole])
         return rows[:whole]
 
-    def _row(self, line: bytes, place: str) -> Row:
+    def parsed_row(self, line: bytes, place: str) -> Row:
+        """One row.
+
+        Args:
+            place: file and line, for the error.
+
+        Raises:
+            InputError: the line is no row of this log.
+        """
         try:
             return typed_json.made(self.kind, bounded_json.parsed(line))
         except ValueError as error:

@@ -65,6 +65,11 @@ def load(path: Path, *, finite: bool = True, most: int = MAX_BYTES) -> Any:
     return parsed(b"".join(pieces), finite=finite)
 
 
+def as_line(value: Any) -> bytes:
+    """A value that `parsed` gave as JSON on one line."""
+    return json.dumps(value).encode() + b"\n"
+
+
 def shown(value: Any) -> str:
     """The value, cut short, as it may stand in a message."""
     try:

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from qrag_jax.runtime.episode_file import EpisodeFile
 from qrag_jax.runtime.process import process_age
 from qrag_jax.runtime.profile import StepProfile
 from qrag_jax.runtime.run import Run, log
@@ -44,6 +45,20 @@ class Played(Protocol):
     def counts(self) -> dict[str, float]:
         """Further metrics."""
         ...
+
+
+class Sampled(Protocol):
+    """Episodes to look at; see `evaluators.episode_sample`."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def rows(self) -> Sequence[Mapping[str, Any]]: ...
+    @property
+    def text(self) -> str: ...
+
+
+Sampler = Callable[[int], Sampled]  # (most episodes) → so many of them
 
 
 @dataclasses.dataclass
@@ -86,6 +101,7 @@ class StepLog:
         self._profile = StepProfile(run.workdir / "profile", profile, done, log)
         first = jax.process_index() == 0  # of several hosts it alone writes
         self._writer = MetricWriter(run.workdir, done or None) if first else None
+        self._episodes = EpisodeFile(run.workdir, done or None) if first else None
         self._bar = tqdm(initial=done, total=train.steps, unit="step", disable=not first)
         self._running: tuple[int, Metrics, np.ndarray] | None = None
         self._window = self._new_window()
@@ -174,6 +190,19 @@ class StepLog:
         """Writes metrics that do not come from a step."""
         if self._writer is not None:
             self._writer.write(step, metrics)
+
+    def write_episodes(self, step: int, sampler: Sampler | None) -> None:
+        """Keeps some episodes of an evaluation, as `config.train.log_episodes` says.
+
+        Args:
+            sampler: gives so many of them; None: there are none.
+        """
+        most = self._train.log_episodes
+        if sampler is None or not most or self._writer is None or self._episodes is None:
+            return
+        found = sampler(most)
+        self._episodes.write(step, found.kind, found.rows)
+        self._writer.write_text(step, "episodes", found.text)
 
     def _new_window(self) -> Window:
         return Window(waited=dict(self._experience.waited))

@@ -21,13 +21,15 @@ class TrainConfig:
     log_every: int = 10  # steps that one line of metrics averages over
     eval_every: int = 250  # steps between evaluations
     checkpoint_every: int = 250  # steps between saves of the whole state
+    # episodes of each evaluation that are kept, in episodes.jsonl and TensorBoard; 0: none
+    log_episodes: int = 8
     # number of steps in a row with a non-finite loss or gradient that ends the run; 0: no limit
     max_skipped_steps: int = 10
 
     def __post_init__(self) -> None:
         names = ("steps", "batch_size", "accumulation", "log_every")
         least = dict.fromkeys((*names, "eval_every", "checkpoint_every"), 1)
-        check_least("train", self, **least, max_skipped_steps=0)
+        check_least("train", self, **least, max_skipped_steps=0, log_episodes=0)
 
     def host_batch(self, devices: int, hosts: int) -> int:
         """Number of questions per optimizer step on one host.

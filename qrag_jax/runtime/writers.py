@@ -75,6 +75,10 @@ class MetricWriter:
         for name, value in scalars.items():
             self._board.add_scalar(name, value, int(step))
 
+    def write_text(self, step: int, name: str, text: str) -> None:
+        """Adds a text in Markdown to TensorBoard."""
+        self._board.add_text(name, text, int(step))
+
     def close(self) -> None:
         """Flushes and closes the files; `write` must not be called any more."""
         self._file.close()

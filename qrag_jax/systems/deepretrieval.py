@@ -18,6 +18,8 @@ from jax.sharding import Mesh
 
 from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.rewrite_log import RewriteRow
+from qrag_jax.evaluators.rewrite_rows import played_row
 from qrag_jax.evaluators.rewrite_scores import RewriteScores
 from qrag_jax.learners.policy_state import PolicyState
 from qrag_jax.learners.ppo_update import ppo_episodes, ppo_shardings
@@ -208,7 +210,15 @@ class DeepRetrieval(TokenSystem[RewriteConfig, Inputs]):
             found = self.episodes.originals.found(tasks, config.eval.depth, patience)
             return [() if isinstance(e, Failure) else tuple(d.id for d in e) for e in found]
 
-        return RewriteScores(tasks, play, originals, config.eval.measures, config.eval.best_by)
+        def logged(places: Sequence[int], episodes: Sequence[TokenEpisode]) -> list[RewriteRow]:
+            speech, form = self.inputs.speech, config.writing.kind.form
+            return [
+                played_row(tasks[place], each, speech, form)
+                for place, each in zip(places, episodes, strict=True)
+            ]
+
+        measures, best_by = config.eval.measures, config.eval.best_by
+        return RewriteScores(tasks, play, originals, measures, best_by, logged)
 
     def _longest(self, stage: Stage) -> Any:
         """A batch whose rows are as long as they may be."""

@@ -202,6 +202,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
 # Fields that were added later, each with the value that holds for runs saved without it.
 LATER_FIELDS: dict[str, Any] = {
     "questions.kept": "",
+    "train.log_episodes": 8,
     "agent.max_turns": 5,
     "agent.prompts": "",
     "agent.chat_template": "",
@@ -216,6 +217,7 @@ FREE_FIELDS = (
     "train.eval_every",
     "train.checkpoint_every",
     "train.max_skipped_steps",
+    "train.log_episodes",
     "data.cache",
     "eval.samples",
     "eval.seed",

@@ -17,10 +17,10 @@ import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from qrag_jax.environments.rag.episode import Broken
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.agent_rows import agent_row
 from qrag_jax.learners import placement
-from qrag_jax.metrics import agent_log, answers, hops
+from qrag_jax.metrics import agent_log
 from qrag_jax.metrics.agent_log import AgentRow, pass_at, summarised
 from qrag_jax.metrics.bootstrap import paired_interval
 from qrag_jax.metrics.score_table import columns_text, interval_text
@@ -163,7 +163,7 @@ def _rows(system: Harr, params: Any, log: Path, sampled: int, stop: StopSignal) 
             part = asked[len(rows) : len(rows) + _AT_ONCE]
             starts = system.starts(part, 1, _SAMPLED)
             episodes = system.play(params, starts, stop, is_greedy=True)
-            new = list(map(_row, part, episodes))
+            new = [agent_row(each.gold, episode) for each, episode in zip(part, episodes)]
             if sampled:
                 drawn = system.play(params, system.starts(part, sampled, _SAMPLED), stop)
                 new = [
@@ -176,30 +176,8 @@ def _rows(system: Harr, params: Any, log: Path, sampled: int, stop: StopSignal) 
     return rows
 
 
-def _row(asked: Asked, episode: Episode) -> AgentRow:
-    gold, ended = asked.gold, episode.ended
-    names = [each.names for each in episode.searches]
-    broken = isinstance(ended, Broken)
-    answer = "" if isinstance(ended, Broken) else ended.answer
-    em_f1 = answers.score(gold.rule, gold.id, gold.question, answer, gold.answers)
-    return AgentRow(
-        id=gold.id,
-        question=gold.question,
-        golds=gold.answers,
-        answer=answer,
-        broken=ended.cause if isinstance(ended, Broken) else "",
-        em=0.0 if broken else em_f1.em,
-        f1=0.0 if broken else em_f1.f1,
-        recall=hops.recall(gold.relevant, names) if gold.relevant else None,
-        searches=tuple(
-            {"query": hop.sub_query, "status": hop.status, "answer": hop.answer, "names": list(own)}
-            for hop, own in zip(ended.history, names)
-        ),
-    )
-
-
 def _with_samples(row: AgentRow, asked: Asked, drawn: Sequence[Episode]) -> AgentRow:
-    scored = [_row(asked, episode) for episode in drawn]
+    scored = [agent_row(asked.gold, episode) for episode in drawn]
     whole = [each for each in scored if not each.broken]
     right = sum(each.em > 0 for each in whole)
     return dataclasses.replace(row, right=right, sampled=len(whole))

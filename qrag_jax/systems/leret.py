@@ -241,7 +241,7 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
             by_device = self.by_device(params, stop, greedy=config.eval.greedy)
             return self.hops.by_model(self.inputs.dev, by_device, EVALUATED)
 
-        return QueryScores(play, config.eval.best_by)
+        return QueryScores(play, config.eval.best_by, self.inputs.dev)
 
     def told_counts(self) -> dict[str, float]:
         """What the tries of this start of the run needed."""

@@ -28,6 +28,7 @@ FREE_FIELDS = (
     "train.eval_every",
     "train.checkpoint_every",
     "train.max_skipped_steps",
+    "train.log_episodes",
     "data.cache",
     "eval.samples",
     "eval.batch_size",
@@ -76,6 +77,7 @@ LATER_FIELDS: dict[str, Any] = {
     "eval.beam_score": "policy",
     "eval.stop_threshold": -math.inf,
     "train.max_skipped_steps": 10,
+    "train.log_episodes": 8,  # what is kept to look at, not what is computed
     "optimizer.matrices": "adam",
     "optimizer.muon_rate": 5.0,
     "runtime.sharding": (),

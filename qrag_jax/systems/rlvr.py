@@ -26,6 +26,7 @@ from qrag_jax.learners.token_update import (
     episode_shardings,
     token_episodes,
 )
+from qrag_jax.metrics.predictions import Prediction
 from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.scripted_tokens import all_sampled, encoded, scripted_talk
@@ -47,6 +48,7 @@ from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.played_batches import StagedOrder, check_server, playing_of
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, SFT, RlvrConfig, load_config
+from qrag_jax.systems.rlvr_episodes import TurnTexts, prediction_of
 from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs
 from qrag_jax.systems.rlvr_stages import stages_of
 from qrag_jax.systems.token_opening import Opening
@@ -214,7 +216,15 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
             starts = self.player.starts(tasks, 1, EVALUATED)
             return self.player.on_device(params, starts, stop, greedy=config.eval.greedy)
 
-        return ToolScores(tasks, play, self._rubric, config.eval.best_by)
+        texts = TurnTexts(self.inputs.speech)
+
+        def logged(places: Sequence[int], episodes: Sequence[TokenEpisode]) -> list[Prediction]:
+            return [
+                prediction_of(tasks[place], self.trajectory(each, place, 0, tasks[place]), texts)
+                for place, each in zip(places, episodes, strict=True)
+            ]
+
+        return ToolScores(tasks, play, self._rubric, config.eval.best_by, logged)
 
     def _longest(self, stage: Stage) -> TokenEpisodes:
         """A batch whose rows are as long as they may be; half of each is sampled."""

@@ -22,17 +22,16 @@ from tqdm import tqdm
 
 from qrag_jax.environments.tools.episode import ToolTask
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.tool_scores import REWARD
 from qrag_jax.metrics import agent_log, answer_log, predictions
 from qrag_jax.metrics.predictions import Prediction
 from qrag_jax.rollouts.draw_keys import draw_keys
-from qrag_jax.rollouts.token_episodes import Library, Speech, TokenStart
-from qrag_jax.rollouts.trajectories import TokenTrajectory
+from qrag_jax.rollouts.token_episodes import Library, TokenStart
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.systems.rlvr import Rlvr
 from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig
+from qrag_jax.systems.rlvr_episodes import TurnTexts, prediction_of
 from qrag_jax.systems.rlvr_inputs import fingerprint, load_inputs
 from qrag_jax.systems.rlvr_tools import open_library
 from qrag_jax.systems.saved_token_run import FIRST, IMITATED, SavedWeights, Weights, mesh_of_run
@@ -173,39 +172,10 @@ class Player:
                 for place, (start, episode) in enumerate(zip(starts, episodes, strict=True)):
                     number, draw = done + place // draws, place % draws
                     trajectory = system.trajectory(episode, number, draw, start.task)
-                    new.append(_prediction(start.task, trajectory, turns.of(trajectory)))
+                    new.append(prediction_of(start.task, trajectory, turns))
                 answer_log.append(log, new)
                 done += len(tasks)
                 bar.update(len(tasks))
-
-
-class TurnTexts:
-    """The texts of turns, as a whole and token by token."""
-
-    def __init__(self, speech: Speech) -> None:
-        self._speech, self._known = speech, dict[int, str]()
-
-    def of(self, trajectory: TokenTrajectory) -> list[dict[str, Any]]:
-        """See `predictions.Prediction.turns`."""
-        return [
-            {
-                "segment": number,
-                "observed": self._decoded(turn.observed.tolist()),
-                "sampled": self._speech.text(turn.sampled),
-                "observed_tokens": [self._token(each) for each in turn.observed.tolist()],
-                "sampled_tokens": [self._token(each) for each in turn.sampled.tolist()],
-            }
-            for number, segment in enumerate(trajectory.segments)
-            for turn in segment
-        ]
-
-    def _token(self, token: int) -> str:
-        if token not in self._known:
-            self._known[token] = self._decoded([token])
-        return self._known[token]
-
-    def _decoded(self, ids: list[int]) -> str:
-        return self._speech.tokenizer.decode(ids, skip_special_tokens=False)
 
 
 @contextlib.contextmanager
@@ -226,20 +196,6 @@ def open_player(given: ConfigDict, workdir: Path | None, folder: Path) -> Iterat
         inputs = load_inputs(config, folder, mesh, trains=False)
         libraries: dict[str, Library] = {config.tools.retriever: inputs.library}
         yield Player(given, Rlvr(config, mesh, inputs, folder), workdir, stop, libraries)
-
-
-def _prediction(task: ToolTask, trajectory: TokenTrajectory, turns: list[dict]) -> Prediction:
-    return Prediction(
-        id=task.id,
-        question=task.question,
-        answers=[*task.answers],
-        hops=task.hops,
-        draw=trajectory.member,
-        prediction=trajectory.facts.get("answer", ""),
-        reward=trajectory.parts.get(REWARD),
-        turns=turns,
-        trajectory=trajectory.to_json(),
-    )
 
 
 def _begun(log: Path, asked: Sequence[ToolTask], draws: int, part: int) -> int:

@@ -24,12 +24,15 @@ from qrag_jax.runtime.train_config import TrainConfig
 BRIDGE = "bridge"  # in place of data: questions that are made here
 SEED = (42, "of the shuffle, the policy's draws and random weights")
 PROFILE = (0, "steps traced into workdir/profile after the first two of a start, 0: none")
+# Fields of all these systems that were added later; see `ConfigLayout.later_fields`.
+LATER_FIELDS: dict[str, Any] = {"train.log_episodes": 8}
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     "train.log_every",
     "train.eval_every",
     "train.checkpoint_every",
     "train.max_skipped_steps",
+    "train.log_episodes",
     "eval.samples",
     "eval.seed",
     "llm.",
@@ -100,7 +103,7 @@ class ConfigLayout:
         """
         saved = read_fields(path)
         with refusing_types(path):
-            add_later_fields(saved, dict(self.later_fields))
+            add_later_fields(saved, LATER_FIELDS | dict(self.later_fields))
             return ConfigDict(saved)
 
     def parts(self, config: ConfigDict) -> dict[str, Any]:

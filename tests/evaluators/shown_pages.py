@@ -1,0 +1,92 @@
+"""For tests of pages: reads one with the standard library, and makes episodes to show."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qrag_jax.metrics.prediction_scores import OF_PARTS
+from qrag_jax.metrics.predictions import Prediction
+from qrag_jax.rollouts.trajectories import TokenTrajectory, Turn
+
+# Texts that would run, or end what holds them, if a page read them as HTML or JavaScript.
+HOSTILE = (
+    '</script><script>document.title="ran"</script><!--<script> <img src=x onerror=alert(1)>'
+    " &lt;b&gt; \u2028\u2029 '\"`${document.title='ran'} \u202e</pre>"
+)
+TALLY = {
+    **dict.fromkeys(("turns", "searches", "malformed", "unknown_tool", "repeated"), 2),
+    **dict.fromkeys(("completed", "truncated"), False),
+}
+
+
+class Page(HTMLParser):
+    """The tags of a page with their attributes, its scripts, and the data in it."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.texts: list[str] = []  # outside of scripts and styles
+        self._data: dict[str, Any] = {}
+        self._in: tuple[str, dict[str, str | None]] = ("", {})
+        self.size = file.stat().st_size
+        self.feed(file.read_text(encoding="utf-8"))
+        self.close()
+
+    @property
+    def sections(self) -> list[dict[str, Any]]:
+        """The sections of episodes."""
+        names = (name for name in self._data if name.startswith("data-section-"))
+        return [self._data[name] for name in names]
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """The runs with their curves."""
+        return self._data["data-runs"]["runs"]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._in = tag, dict(attrs)
+        self.tags.append(self._in)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in = "", {}
+
+    def handle_data(self, data: str) -> None:
+        tag, given = self._in
+        if tag == "script" and given.get("type") == "application/json":
+            self._data[str(given["id"])] = json.loads(data)
+        elif tag == "script":
+            self.scripts.append(data)
+        elif tag != "style":
+            self.texts.append(data)
+
+
+def prediction(number: int = 0, reward: float | None = 0.5, status: str = "done") -> Prediction:
+    """An episode of two turns; the tokens' texts are its words."""
+    segment, turns = [], []
+    for observed, sampled in (([5, 6, 7], [8, 9]), ([10, 11], [12, 13, 14])):
+        log_probs = -np.arange(1, len(sampled) + 1, dtype=np.float32) / 8
+        ids = np.array(observed, np.int32), np.array(sampled, np.int32)
+        segment.append(Turn(*ids, log_probs, "stop", ""))
+        texts = {"observed_tokens": [f"o{i}\n" for i in observed]}
+        texts["sampled_tokens"] = [HOSTILE if i == 13 else f" s{i}" for i in sampled]
+        turns.append({"segment": 0, "observed": "", "sampled": "", **texts})
+    parts = {} if reward is None else dict.fromkeys(OF_PARTS, 1.0) | {"reward": reward}
+    facts = {"tally": TALLY, "answer": HOSTILE, "cited": ["1"], "seen": ["1", "2"]}
+    whole = TokenTrajectory(number, 0, 1, (tuple(segment),), status, parts, facts)
+    return Prediction(
+        id=f"q{number}",
+        question=HOSTILE,
+        answers=["Right"],
+        hops=2,
+        draw=0,
+        prediction=HOSTILE,
+        reward=reward,
+        turns=turns,
+        trajectory=whole.to_json(),
+    )
