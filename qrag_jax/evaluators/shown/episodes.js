@@ -57,7 +57,7 @@ function mark(section, solved) {
 function episodeItem(section, episode) {
   const words = section.words, item = element("details", "episode");
   item.append(element("summary", "", mark(section, episode.solved),
-    element("span", "number", episode.hops === null ? "" : `${episode.hops} ${words.hops}`),
+    element("span", "number", episode.hops === null ? "" : `${words.hops} ${episode.hops}`),
     element("span", "number", words.score && episode.score !== null ? `${words.score} ${number(episode.score)}` : ""),
     element("span", "number", episode.regret === null ? "" : `regret ${number(episode.regret)}`),
     element("span", "question", episode.question)));
