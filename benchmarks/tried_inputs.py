@@ -20,7 +20,7 @@ from qrag_jax.llm.outcomes import Failure
 SECONDS = 5.0  # of the processor, for one input
 BLOCKED = 60.0  # seconds until a reader that uses no processor counts as one that waits for ever
 MEMORY = 2**30  # bytes of address space beyond what the process has
-_LONGEST = 2_500  # characters of a sentence
+_LONGEST = 4_000  # characters of a sentence
 ACCEPTED, REFUSED, FAULT = OUTCOMES = ("accepted", "refused", "fault")
 
 

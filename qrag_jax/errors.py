@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_LONGEST, _HEAD, _TAIL = 2000, 1000, 600  # characters of a message, and of what is kept of it
+_LONGEST, _HEAD, _TAIL = 4000, 2500, 1000  # characters of a message, and of what is kept of it
 
 
 class InputError(ValueError):
     """Bad input; the message is one sentence that names the file, the field and the fix.
 
     Commands print only the message (no traceback) and exit with status 2. Of a message with a value
-    of the input that is very long, the middle is left out; marks of control are written as escapes.
+    of the input that is very long, the middle is left out. Marks of control are written as escapes,
+    but for ends of lines.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -22,7 +23,8 @@ class InputError(ValueError):
 
 
 def _printable(mark: str) -> str:
-    return mark if mark >= " " and mark != "\x7f" else repr(mark)[1:-1]
+    # A few messages end with lines of a server's log.
+    return mark if (mark >= " " and mark != "\x7f") or mark == "\n" else repr(mark)[1:-1]
 
 
 def check_least(section: str, settings: object, **least: float) -> None:

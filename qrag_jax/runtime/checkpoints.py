@@ -279,9 +279,8 @@ class Checkpoints:
         reason = " ".join(str(error).split()).rpartition(": ")[2][:200]
         fix = "free space there and give the same command to go on"
         if _is_late(error):  # Orbax measures its patience by the wall clock
-            fix = (
-                "give the same command to go on; the disk was slow, or the clock was set meanwhile"
-            )
+            why = "the disk was slow, or the clock was set meanwhile"
+            fix = f"{why}; give the same command to go on"
         return SaveError(
             f"a checkpoint could not be written to {self.folder} ({reason}); {kept}: {fix}."
         )

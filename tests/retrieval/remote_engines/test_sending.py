@@ -46,6 +46,11 @@ def talking(talk: Callable[[socket.socket], None]) -> Iterator[str]:
                 connection, _ = server.accept()
                 with connection:
                     talk(connection)
+                    # What is not read when a connection is closed would reset it at the other end.
+                    connection.settimeout(5)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):
+                        pass
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
