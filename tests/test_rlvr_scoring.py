@@ -17,6 +17,7 @@ from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.systems.rlvr_config import load_config
 from qrag_jax.systems.rlvr_scoring import PlayOptions, score_language_model
 from tests.entry_points import Commands, refusal
+from tests.evaluators.shown_pages import Page
 
 pytestmark = pytest.mark.long
 
@@ -187,8 +188,8 @@ def test_an_analysis_of_a_run(commands: Commands, run: Path, told: str, tmp_path
     assert "of 8" in lines[0]
     assert "vote_em@k: 1: " in lines[1]
     assert (tmp_path / "out" / "curve-run.png").stat().st_size > 10_000
-    page = (tmp_path / "out" / "episodes.html").read_text()
-    assert page.count("<article") == 6 * QUESTIONS * DRAWS
+    sections = Page(tmp_path / "out" / "episodes.html").sections
+    assert sum(len(each["episodes"]) for each in sections) == 6 * QUESTIONS * DRAWS
     (tmp_path / "empty").mkdir()
     assert "empty holds no predictions" in refusal(commands.run("analyze", f"{tmp_path}/empty"))
     assert "give a folder of a run" in refusal(commands.run("analyze"))

@@ -24,8 +24,10 @@ def markdown_of(rows: Sequence[Any]) -> str:
 
 def _chunks(row: Row) -> Iterator[str]:
     gold, found = set(row.sf_idx), set(row.sf_idx) & set(row.pred_idx)
+    facts = f"{len(found)} of {len(gold)} facts" if gold else "facts not known"
+    worth = "" if row.ret is None else f", return {row.ret:.3f}"
     yield _head(row.question)
-    yield f"{len(found)} of {len(gold)} facts, return {row.ret:.3f}, answer: {_text(row.answer)}\n"
+    yield f"{facts}{worth}, answer: {_text(row.answer)}\n"
     for step, (index, text) in enumerate(zip(row.pred_idx, row.pred_texts, strict=True), start=1):
         mark = "**GOLD** " if index in gold else ""
         q = f"Q {row.q_values[step - 1]:.3f}, " if row.q_values else ""

@@ -121,8 +121,8 @@ def test_input_that_both_refuse_is_not_tried_again(start: Start, tmp_path: Path)
     assert told.returncode == 2
     assert "restart" not in told.stderr
     said = [line for line in told.stderr.splitlines() if line.startswith("error: ")]
-    assert len(said) == 2
-    assert "config.train.batch_size is 7" in said[0]
+    assert len(said) in (1, 2)  # the first process that ends may end the other before it speaks
+    assert all("config.train.batch_size is 7" in line for line in said)
 
 
 def test_slurm_tells_the_tasks_where_they_are(start: Start, tmp_path: Path) -> None:
