@@ -5,6 +5,8 @@ from __future__ import annotations
 import runpy
 import sys
 
+from qrag_jax.runtime.output import lasting_output
+
 COMMANDS = {
     "train": "train a retriever, or go on with a training that was interrupted",
     "evaluate": "score a trained retriever, agent or language model beside the untrained one",
@@ -46,7 +48,8 @@ def main() -> int:
     """Runs the command named by the first argument; returns the exit status."""
     name, *_ = [*sys.argv[1:], "--help"]
     if name in HELP:
-        print(usage())
+        with lasting_output():  # `| head` closes it
+            print(usage())
         return 0
     if name not in COMMANDS:
         print(f"error: {name!r} is no command; use one of {', '.join(COMMANDS)}.", file=sys.stderr)

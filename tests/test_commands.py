@@ -130,3 +130,22 @@ def test_a_wheel_trains_where_there_is_no_checkout(tmp_path: Path, commands: Com
     refused = qrag("train", "--config=mine.py")
     assert refused.returncode == 2
     assert "config.train.steps is 0; it must be at least 1." in refused.stderr
+
+
+def test_the_list_of_commands_may_be_cut_short(commands: Commands) -> None:
+    """As by `qrag --help | head -1`: the reader is gone before the text is written."""
+    for more in ("", "exec 1>&- 2>&-; "):
+        done = subprocess.run(
+            [
+                "bash",
+                "-c",
+                f'set -o pipefail; {more}"$0" -m qrag_jax --help | true',
+                sys.executable,
+            ],
+            cwd=ROOT,
+            env=commands.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
