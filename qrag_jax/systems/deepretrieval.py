@@ -141,6 +141,11 @@ class DeepRetrieval(TokenSystem[RewriteConfig, Inputs]):
             QuestionOrder(len(inputs.train), config.groups, config.seed),
         )
 
+    @property
+    def _turn(self) -> int:
+        """See `TokenSystem`."""
+        return self.config.rollout.query_tokens
+
     def _play(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:

@@ -168,9 +168,12 @@ class RolloutConfig:
     truncated: str = SCORED
     # K: updates between playing a batch and learning from it. 0: strictly on-policy
     staleness: int = 0
+    # Tokens that an output may have in learning; 0: as many as in evaluation. One that never ends
+    # makes its whole batch slow
+    query_tokens: int = 0
 
     def __post_init__(self) -> None:
-        check_least("rollout", self, attempts=1, staleness=0)
+        check_least("rollout", self, attempts=1, staleness=0, query_tokens=0)
         check_known("rollout", self, "truncated", TREATMENTS)
         if not 0 <= self.max_failed_share <= 1:
             raise InputError(
@@ -254,6 +257,7 @@ LATER_FIELDS: dict[str, Any] = {
     "dropped.together": 1,
     "reward.length_cost": 0.0,
     "reward.reading_cost": 0.0,
+    "rollout.query_tokens": 0,
 }
 LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS, LATER_FIELDS)
 load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
@@ -354,6 +358,11 @@ class RewriteConfig:
         return self.ppo if self.algorithm == PPO else self.grpo
 
     @property
+    def learned_tokens(self) -> int:
+        """Tokens that an output may have in learning."""
+        return self.rollout.query_tokens or self.writing.query_tokens
+
+    @property
     def groups(self) -> int:
         """Queries of a batch of the stage `rl`, each with the algorithm's `members`."""
         return self.train.batch_size // self.rule.members
@@ -393,10 +402,17 @@ def _check_learning(algorithm: str, parts: dict[str, Any]) -> None:
             f"config.ppo.minibatches is {rule.minibatches}, which does not divide the "
             f"{batch} episodes of config.train.batch_size; use a divisor of it."
         )
-    if algorithm == GRPO and rule.longest < writing.query_tokens:
+    capped, most = parts["rollout"].query_tokens, writing.query_tokens
+    if capped == 1 or capped > most:
+        raise InputError(
+            f"config.rollout.query_tokens is {capped}; use 2 to {most}, which is "
+            "config.writing.query_tokens, or 0 for as many as that."
+        )
+    if algorithm == GRPO and rule.longest < (capped or most):
+        field = "rollout" if capped else "writing"
         raise InputError(
             f"config.grpo.longest is {rule.longest}, less than an output may have "
-            f"(config.writing.query_tokens is {writing.query_tokens}); raise it."
+            f"(config.{field}.query_tokens is {capped or most}); raise it."
         )
     weight = rule.kl if algorithm == PPO else rule.beta
     if guards.max_kl and not weight:

@@ -143,7 +143,7 @@ def longest(
     config: RewriteConfig, groups: int, members: int, *, scripted: bool
 ) -> list[TokenTrajectory]:
     """A batch whose rows are as long as they may be."""
-    after = config.writing.query_tokens
+    after = config.writing.query_tokens if scripted else config.learned_tokens
     ids, log_probs = np.zeros(after, np.int32), np.zeros(after, np.float32)
     before = np.zeros(config.sampling.room - after, np.int32)
     return [

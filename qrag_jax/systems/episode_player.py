@@ -48,6 +48,7 @@ class PlayRules:
         attempts: an episode that fails is played again, so often in all.
         max_failed_share: of a list of episodes; above it the play pauses, and begins again.
         section: of the config that has the last two.
+        turn: most tokens that a turn may sample in episodes that are learned from; 0: as in others.
     """
 
     seed: int
@@ -55,6 +56,7 @@ class PlayRules:
     attempts: int
     max_failed_share: float
     section: str
+    turn: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +124,7 @@ class EpisodePlayer:
         """
         if isinstance(weights, Versioned):
             return self.on_server(weights, starts, stop, agent=agent)
-        return self.on_device(weights, starts, stop, agent=agent)
+        return self.on_device(weights, starts, stop, agent=agent, turn=self.rules.turn)
 
     def on_device(
         self,
@@ -133,6 +135,7 @@ class EpisodePlayer:
         greedy: bool = False,
         library: Library | None = None,
         agent: Agent | None = None,
+        turn: int = 0,
     ) -> list[TokenEpisode]:
         """Plays by these parameters; of several hosts, each plays a part, and has all episodes.
 
@@ -140,6 +143,7 @@ class EpisodePlayer:
             greedy: the likeliest tokens; else they are drawn.
             library: what the tools read; None: what they read in training.
             agent: the environment; None: that of the scene.
+            turn: most tokens that a turn may sample; 0: those of the scene.
 
         Raises:
             Stopped: the run is told to stop.
@@ -148,7 +152,7 @@ class EpisodePlayer:
         here = self.here(params)
         whole = here if self.base is None else Adapted(self.base, here)
         sampler = RoundSampler(self._samplers[greedy], whole)
-        rollout = self._rollout(sampler, stop, library, agent)
+        rollout = self._rollout(sampler, stop, library, agent, turn=turn)
         return played_by_all(starts, lambda own: self.patience(stop).play(own, rollout.play))
 
     def on_server(
@@ -176,7 +180,7 @@ class EpisodePlayer:
 
         def play_own(own: Sequence[TokenStart]) -> list[TokenEpisode]:
             sampler, watch = served.sampler(here, stop), served.watch(stop)
-            rollout = self._rollout(sampler, watch, agent=agent)
+            rollout = self._rollout(sampler, watch, agent=agent, turn=self.rules.turn)
 
             def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
                 served.bring_back(sampler, stop)
@@ -202,9 +206,13 @@ class EpisodePlayer:
         stop: Checks,
         library: Library | None = None,
         agent: Agent | None = None,
+        *,
+        turn: int = 0,
     ) -> TokenRollout:
         scene, attempts = self.scene, self.rules.attempts
         tools, speech, plays = library or scene.library, scene.speech, agent or scene.agent
+        if turn:
+            speech = dataclasses.replace(speech, turn=turn)
         rollout = TokenRollout(plays, sampler, tools, speech, stop=stop, attempts=attempts)
         rollout.counts = self.counts
         return rollout

@@ -212,6 +212,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
             attempts=section.attempts,
             max_failed_share=section.max_failed_share,
             section=self.SECTION,
+            turn=self._turn,
         )
         scene = Scene(inputs.model.loaded, inputs.agent, inputs.library, inputs.speech)
         base = self.base[0] if self.base else None
@@ -225,6 +226,11 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
             )
         here = partial(hosts.copied, shardings=shardings)
         return EpisodePlayer(rules, scene, self.own, base, self.served, self.counts, here)
+
+    @property
+    def _turn(self) -> int:
+        """Most tokens of a turn that is learned from; 0: as many as in evaluation."""
+        return 0
 
     def weights(self, state: PolicyState) -> Any:
         """What plays: parameters, or a version of them for the server.

@@ -346,6 +346,20 @@ def test_evaluation_finds_as_many_documents_as_its_measures_need(system: DeepRet
             assert len(each.ended.found) <= system.config.eval.depth
 
 
+def test_outputs_may_be_shorter_in_learning_than_in_evaluation(tmp_path: Path) -> None:
+    with opened(small(rollout__query_tokens=5), tmp_path / "run") as system:
+        params = system.first_state().params
+        numbers = system._order.at(SCRIPT_STEPS).numbers.tolist()
+        learned = [system._play(params, numbers, SCRIPT_STEPS + n, STOP) for n in range(4)]
+        tried = [sum(len(turn.sampled) for turn in each.segments[0]) for n in learned for each in n]
+        scored = system.play(params, system.inputs.dev, STOP, greedy=False, draws=4)
+        tokens = [sum(len(turn.sampled) for turn in each.segments[0]) for each in scored]
+        assert max(tried) == 5  # a model that knows nothing seldom ends by itself
+        assert 5 < max(tokens) <= system.config.writing.query_tokens
+        rows = [system._longest(stage) for stage in system.stages]
+        assert [int(each.blocks.learned.sum()) for each in rows] == [4 * 24, 4 * 5]
+
+
 # ---------------------------------------------------------------- other ways to learn
 
 

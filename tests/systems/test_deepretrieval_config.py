@@ -192,6 +192,17 @@ def test_boolean_prompts_are_for_what_obeys_them(prompt: str, engine: str) -> No
             "(config.writing.query_tokens is 256); raise it.",
         ),
         (
+            {"rollout.query_tokens": 257},
+            "config.rollout.query_tokens is 257; use 2 to 256, which is "
+            "config.writing.query_tokens, or 0 for as many as that.",
+        ),
+        ({"rollout.query_tokens": 1}, "config.rollout.query_tokens is 1; use 2 to 256, which is"),
+        (
+            {**GRPO, "grpo.longest": 127, "rollout.query_tokens": 128, "train.batch_size": 64},
+            "config.grpo.longest is 127, less than an output may have "
+            "(config.rollout.query_tokens is 128); raise it.",
+        ),
+        (
             {"guards.max_kl": 0.5, "ppo.kl": 0.0},
             "config.guards.max_kl is 0.5, and no KL is measured, because config.ppo.kl is 0; set "
             "that above 0, such as 0.001, or the limit to 0.",
