@@ -1,4 +1,8 @@
-"""Measures what somebody with data of their own gets: training without supporting passages.
+"""Measures a newcomer's first hour.
+
+Part `mistakes` makes the typical mistakes of `newcomer_mistakes`, and reads what is said to them.
+Part `start` clones the checkout, runs `make train` where nothing is installed, and times what comes
+when (`newcomer_start`); part `wheel` builds the wheel and does it in an empty folder.
 
 Part `hidden-support-SEED` trains MiniLM on HotpotQA records (folder QRAG_DATA, default
 ../shared/data) in the neutral schema with the supporting passages hidden, by the weak reward
@@ -13,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +25,8 @@ from typing import Any
 
 from benchmarks.halves import Halves, write_halves
 from benchmarks.kept_runs import Kept, Part, begin_anew, command, metrics, train
+from benchmarks.newcomer_mistakes import make_files, mistakes, tried
+from benchmarks.newcomer_start import from_wheel, start_cases, started
 from benchmarks.report import Case, cases_markdown
 from qrag_jax import convert_data
 from qrag_jax.errors import InputError
@@ -42,15 +49,41 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     kept = Kept.of("newcomer")
     if quick:
         return _quick_cases(begin_anew(kept.runs / "quick"))
-    if not (DATA / SOURCE).exists():
-        return [Case(f"{NAME}: no data in {DATA}", None, "")]
-    parts: dict[str, Part] = {
-        f"{NAME}-{seed}": partial(_hidden_support, seed, kept.runs) for seed in SEEDS
-    }
+    parts: dict[str, Part] = {"mistakes": _mistakes, "start": started, "wheel": from_wheel}
+    if (DATA / SOURCE).exists():
+        parts |= {f"{NAME}-{seed}": partial(_hidden_support, seed, kept.runs) for seed in SEEDS}
     results = kept.finish(parts, only)
-    cases = hidden_cases([results[name] for name in parts if name in results])
+    cases = mistake_cases(results["mistakes"]["tried"]) if "mistakes" in results else []
+    cases += start_cases({name: results[name] for name in ("start", "wheel") if name in results})
+    hidden = [name for name in parts if name.startswith(NAME)]
+    cases += hidden_cases([results[name] for name in hidden if name in results])
+    if not hidden:
+        cases.append(Case(f"{NAME}: no data in {DATA}", None, ""))
     note = "Recall of supporting passages that training never saw; means over the seeds."
     kept.write_tables(results, note, [cases_markdown(cases)])
+    return cases
+
+
+def _mistakes() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        make_files(Path(folder))
+        return {"tried": {each.what: tried(each, Path(folder)) for each in mistakes()}}
+
+
+def mistake_cases(found: Mapping[str, Mapping[str, Any]]) -> list[Case]:
+    """How many mistakes got one sentence with the fix; the others one by one."""
+    wrong = {what: row["fault"] for what, row in found.items() if row["fault"]}
+    seconds = [row["seconds"] for row in found.values()]
+    details: dict[str, float | str] = {
+        "median, s": statistics.median(seconds),
+        "slowest, s": max(seconds),
+        **{what: found[what]["sentence"] for what in found},
+    }
+    name = f"{len(found)} typical mistakes: one sentence that says what to do"
+    right = len(found) - len(wrong)
+    cases = [Case(name, right, "", target=f"{len(found)}", holds=not wrong, details=details)]
+    for what, fault in wrong.items():
+        cases.append(Case(f"{what}: {fault}", 0, "", target="1", holds=False))
     return cases
 
 

@@ -271,11 +271,16 @@ def test_every_encoder_trains(
     ("argument", "says"),
     [
         ("--config.trian.steps=1", "--config.trian.steps: the config has no field 'trian'"),
-        ("--config.train.stpes=1", "--config.train.stpes: the config has no field 'stpes'"),
-        ("--config.train.steps=abc", "--config.train.steps=abc"),
+        (
+            "--config.train.stpes=1",
+            "--config.train.stpes: the config has no field 'stpes'; "
+            "did you mean --config.train.steps?",
+        ),
+        ("--config.train.steps=abc", "--config.train.steps is 'abc'; give a whole number."),
         ("--config=configs/hotpotqa.py:huge", "the variant 'huge' is unknown; use :tiny"),
-        ("--config=configs/no_such.py", "configs/no_such.py"),
-        ("--confg=configs/hotpotqa.py", "confg"),
+        ("--config=configs/no_such.py", "configs/no_such.py is not there; use one of configs/"),
+        ("--config=configs/hotpotq.py", "did you mean configs/hotpotqa.py?"),
+        ("--confg=configs/hotpotqa.py", "there is no flag --confg; did you mean --config?"),
         ("steps=3", "unexpected argument 'steps=3'"),
         ("--config.llm.url=http://x/v1", "error: config.llm.url is given, but config.reward.name"),
         ("--config.data.niah.noise=B", "under it: --config.data.sources.niah.noise."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,14 @@ def resolved(argv: Sequence[str]) -> list[str]:
             words[place + 1] = _found(words[place + 1])
     _import_own()
     return words
+
+
+def instead(path: str) -> str:
+    """What to do about an experiment file that is not there: which ones the package has."""
+    names = sorted(each.stem for each in own_folder().glob("[!_]*.py") if "common" not in each.stem)
+    own = [f"{FOLDER}/{name}.py" for name in names]
+    like = difflib.get_close_matches(f"{FOLDER}/{Path(path).name}", own, n=1)
+    return f"did you mean {like[0]}?" if like else f"use one of {', '.join(own)}."
 
 
 def _found(value: str) -> str:

@@ -13,7 +13,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import own_code
+from qrag_jax.runtime import config_files, own_code
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.systems import (
     deepretrieval_config,
@@ -91,6 +91,12 @@ def given_experiment(
         config = holder.value
         _ = config is None or config.get("seed")  # a bad file fails at its first use
     except OSError as error:
+        path = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]
+        if not Path(path).exists():
+            raise InputError(
+                f"--config: the file cannot be loaded, since {path} is not there; "
+                f"{config_files.instead(path)}"
+            ) from None
         reason = str(error).strip().split("\n")[-1].strip()
         raise InputError(f"--config: the file cannot be loaded ({reason}).") from None
     if config is None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import newcomer
+from benchmarks import newcomer, newcomer_mistakes, newcomer_start
+from qrag_jax.__main__ import COMMANDS
 from qrag_jax.data.sources import hotpotqa
 from qrag_jax.data.sources.own import Columns
 from qrag_jax.data.sources.registry import load_samples
@@ -59,3 +60,51 @@ def test_a_gain_must_hold_in_every_seed_and_nothing_may_leak() -> None:
     assert holds([result(0.1), result(0.04)]) == [True, False]
     assert holds([result(0.1), result(0.2, hidden=False)]) == [False, True]
     assert newcomer.hidden_cases([]) == []
+
+
+def test_a_mistake_needs_one_sentence_that_names_it_and_says_what_to_do() -> None:
+    mistake = newcomer_mistakes.Mistake("what", ("train",), ("config.train.steps",), ("above 0",))
+    right = "error: config.train.steps is -1; it must be above 0."
+
+    def fault(told: str, status: int = 2) -> str:
+        return newcomer_mistakes.fault_of(mistake, status, told)
+
+    assert fault(right) == fault(f"a line before\n{right}") == ""
+    assert "status 0" in fault(right, 0)
+    assert "traceback" in fault(f"Traceback (most recent call last):\n  …\n{right}")
+    assert "no error" in fault("config.train.steps is -1; it must be above 0.")
+    assert "characters" in fault(right + " And so on." * 100)
+    assert "name config.train.steps" in fault("error: steps are -1; they must be above 0.")
+    assert "what to do" in fault("error: config.train.steps is -1.")
+
+
+def test_mistakes_differ_and_are_of_commands_that_exist() -> None:
+    found = newcomer_mistakes.mistakes()
+    assert len({each.what for each in found}) == len(found) >= 30
+    wrong = {each.command[0] for each in found} - set(COMMANDS)
+    assert wrong == {"trian"}
+
+
+@pytest.mark.long
+def test_a_mistake_is_made_for_real(tmp_path: Path) -> None:
+    newcomer_mistakes.make_files(tmp_path)
+    found = {each.what: each for each in newcomer_mistakes.mistakes()}
+    for what in ("a misspelt command", "a source of data that is not there"):
+        told = newcomer_mistakes.tried(found[what], tmp_path)
+        assert not told["fault"], told
+    cases = newcomer.mistake_cases({"one": {"fault": "", "sentence": "", "seconds": 1.0}})
+    assert [case.holds for case in cases] == [True]
+    cases = newcomer.mistake_cases({"one": {"fault": "bad", "sentence": "", "seconds": 1.0}})
+    assert [case.holds for case in cases] == [False, False]
+
+
+def test_what_is_asked_of_the_first_minutes() -> None:
+    row = {"installed": 90.0, "untrained_point": 40.0, "first_point": 170.0, "whole": 300.0}
+    row["scores"] = [0.3, 0.7]  # type: ignore[assignment]
+    holds = [case.holds for case in newcomer_start.start_cases({"start": row, "wheel": row})]
+    assert holds == [True, True, None] * 2
+    late = row | {"first_point": 181.0, "scored": 61.0}
+    assert [case.holds for case in newcomer_start.start_cases({"start": late})][:2] == [
+        False,
+        False,
+    ]
