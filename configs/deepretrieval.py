@@ -85,7 +85,7 @@ def _ir(config: ConfigDict) -> None:
     config.script.update(steps=1800, batch_size=8, observed=False)
     config.reward.reading_cost = 0.1
     config.rollout.query_tokens = 128
-    config.train.steps = 300
+    config.train.steps = 500
     config.grpo.longest = 128
 
 
