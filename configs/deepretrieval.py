@@ -87,6 +87,7 @@ def _ir(config: ConfigDict) -> None:
     config.rollout.query_tokens = 128
     config.train.steps = 500
     config.grpo.longest = 128
+    config.eval.greedy = True
 
 
 def _smol(config: ConfigDict) -> None:
