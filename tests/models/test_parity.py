@@ -43,6 +43,25 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
             "rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.625},
         },
     ),
+    ("modernbert", {}),
+    (  # the local layers first, and two global ones at the end, as new files can say
+        "modernbert",
+        {
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "hidden_size": 32,
+            "layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 2,
+            "local_attention": 5,
+            "norm_eps": 1e-3,
+            "hidden_activation": "silu",
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 700.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    ),
+    ("mpnet", {}),
+    ("mpnet", {"num_hidden_layers": 3, "num_attention_heads": 3, "hidden_size": 24}),
     ("qwen3", {"tie_word_embeddings": True}),
     ("qwen3", {"tie_word_embeddings": False, "num_hidden_layers": 3, "attention_bias": True}),
     (
