@@ -19,6 +19,7 @@ from transformers import (
     BertModel,
     ModernBertModel,
     MPNetModel,
+    NomicBertModel,
     PreTrainedTokenizerFast,
     Qwen3ForCausalLM,
     RobertaModel,
@@ -27,6 +28,7 @@ from transformers import (
 )
 from transformers import ModernBertConfig as TorchModernBertConfig
 from transformers import MPNetConfig as TorchMpnetConfig
+from transformers import NomicBertConfig as TorchNomicBertConfig
 from transformers import Qwen3Config as TorchQwen3Config
 from transformers import RobertaConfig as TorchRobertaConfig
 from transformers import XLMRobertaConfig as TorchXlmRobertaConfig
@@ -144,6 +146,23 @@ def torch_mpnet(seed: int = 0, noise: float = 0.2, **sizes: Any) -> MPNetModel:
     return _with_noise(MPNetModel(config, add_pooling_layer=False).eval(), noise)
 
 
+def torch_nomic_bert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> NomicBertModel:
+    """A small random Hugging Face NomicBERT."""
+    small: dict[str, Any] = {
+        "vocab_size": 60,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 64,
+        "pad_token_id": 1,  # of the tokenizer beside it
+    }
+    config = TorchNomicBertConfig(**(small | sizes))
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    return _with_noise(NomicBertModel(config).eval(), noise)
+
+
 def _with_noise(model: Any, noise: float) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():  # biases and norms too, which start as 0 and 1
@@ -254,6 +273,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
     "new": (torch_gte, write_unigram_tokenizer, 60),
     "modernbert": (torch_modernbert, write_modernbert_tokenizer, 264),
     "mpnet": (torch_mpnet, write_unigram_tokenizer, 60),
+    "nomic_bert": (torch_nomic_bert, write_unigram_tokenizer, 60),
 }
 
 

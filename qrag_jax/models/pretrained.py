@@ -28,6 +28,7 @@ from qrag_jax.models.trunks import (
     gte_weights,
     modernbert_weights,
     mpnet,
+    nomic_bert,
     qwen3_weights,
 )
 from qrag_jax.models.trunks.bert import Bert, BertConfig
@@ -57,6 +58,7 @@ class Family:
         drops: whether its trunk can drop in training (see `dropout`).
         pooler: whether transformers' class takes `add_pooling_layer`, to leave out an untrained
             pooler.
+        complete: adds fields to a parsed `config.json` that transformers needs to read it again.
     """
 
     read_config: Callable[[Mapping[str, Any], str], TrunkConfig]
@@ -69,6 +71,7 @@ class Family:
     normalise: bool = False
     drops: bool = True
     pooler: bool = True
+    complete: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
 
 
 UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
@@ -108,6 +111,13 @@ FAMILIES = {
     ),
     "mpnet": Family(
         mpnet.MpnetConfig.from_dict, mpnet.Mpnet, mpnet.TABLE, bert_weights.PARTITION_RULES
+    ),
+    "nomic_bert": Family(
+        nomic_bert.NomicBertConfig.from_dict,
+        nomic_bert.NomicBert,
+        nomic_bert.TABLE,
+        gte_weights.PARTITION_RULES,
+        complete=nomic_bert.in_one_spelling,
     ),
 }
 
@@ -281,7 +291,7 @@ def load_encoder(
         dropout=dropout,
         attention_dropout=attention_dropout,
     )
-    return LoadedEncoder(encoder, params, tokenizer, model_config)
+    return LoadedEncoder(encoder, params, tokenizer, family.complete(model_config))
 
 
 def with_new_adapters(loaded: LoadedEncoder, config: LoraConfig, seed: int) -> LoadedEncoder:

@@ -12,6 +12,8 @@ import pytest
 
 from benchmarks.encoder_cases.parity import Figure, equality, hugging_face, stability
 from benchmarks.encoder_cases.small_models import FAMILIES, write_small_model
+from qrag_jax.models.files.weight_names import expected_shapes
+from qrag_jax.models.pretrained import FAMILIES as FAMILIES_BY_TYPE
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
 
 MODELS: list[tuple[str, dict[str, Any]]] = [
@@ -62,6 +64,19 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("mpnet", {}),
     ("mpnet", {"num_hidden_layers": 3, "num_attention_heads": 3, "hidden_size": 24}),
+    ("nomic_bert", {}),
+    (
+        "nomic_bert",
+        {
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "hidden_size": 32,
+            "type_vocab_size": 1,
+            "layer_norm_eps": 1e-5,
+            "hidden_act": "gelu",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    ),
     ("qwen3", {"tie_word_embeddings": True}),
     ("qwen3", {"tie_word_embeddings": False, "num_hidden_layers": 3, "attention_bias": True}),
     (
@@ -91,7 +106,8 @@ def test_layers_vectors_and_gradients(family: str, sizes: dict[str, Any], tmp_pa
     assert not failures(figures)
     layers, _, gradients = figures
     assert len(layers.details) == 1 + model.config.num_hidden_layers
-    assert gradients.details["parameters"] == len(list(model.parameters()))
+    table = FAMILIES_BY_TYPE[loaded.model_config["model_type"]].table
+    assert gradients.details["parameters"] == len(expected_shapes(table, loaded.encoder.module))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

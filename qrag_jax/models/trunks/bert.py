@@ -123,7 +123,7 @@ class BertLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, layout: Layout, bias: jax.Array | None = None) -> jax.Array:
-        """x `[T, H]`, its rows placed as in `layout` → `[T, H]`; see `padded_attention` for bias."""
+        """x `[T, H]`, its rows placed as in `layout` → `[T, H]`; bias as in `padded_attention`."""
         c, parts = self.config, self.group.tensor
         width, heads = x.shape[-1], c.num_attention_heads // parts
         projected = to_rows(self._linear(3 * width // parts, QKV)(x, layout.dropout), layout)

@@ -1,4 +1,4 @@
-"""ModernBERT in Flax (Warner et al., arXiv 2412.13663): trunk of modernbert-embed and gte-modernbert.
+"""ModernBERT in Flax (Warner et al., arXiv 2412.13663), also of modernbert-embed-base.
 
 Norms come before attention and feed-forward and have no biases, nor have the linear maps. Queries
 and keys are rotated. In most layers a token sees only its neighbours; these layers turn positions
@@ -94,7 +94,6 @@ class ModernBertConfig:
             ("norm_bias", (False,)),
             ("attention_bias", (False,)),
             ("mlp_bias", (False,)),
-            ("position_embedding_type", ("sans_pos", "rope")),  # the first in older files
         ):
             value = config.get(name, known[0])
             if value not in known:

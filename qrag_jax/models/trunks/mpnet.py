@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.compute.dropout import EMBEDDINGS, drop_hidden
 from qrag_jax.models.compute.group import TENSOR, first_of_part, used_by_all
 from qrag_jax.models.compute.packing import Layout
 from qrag_jax.models.compute.row_sums import take_rows
