@@ -6,6 +6,7 @@ The tokenizers are of the kinds that the models have, with the special tokens un
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,10 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[Path], Any], str, bool, tup
     ),
     "all-mpnet-base-v2": (torch_mpnet, write_mpnet_tokenizer, "mean", True, (0, 2, 1)),
     "nomic-embed-text-v1.5": (torch_nomic_bert, write_bert_tokenizer, "mean", False, (2, 3, 0)),
-    "bge-m3": (torch_xlm_roberta, write_unigram_tokenizer, "cls", True, (0, 2, 1)),
+    "bge-m3": (
+        *(partial(torch_xlm_roberta, max_position_embeddings=66), write_unigram_tokenizer),
+        *("cls", True, (0, 2, 1)),
+    ),
 }
 
 
@@ -68,7 +72,7 @@ def write_published(name: str, folder: Path) -> str:
         normalise=normalise,
         scale=1.0,
         width=16,
-        max_tokens=22,
+        max_tokens=60,
         pooler=False,
     )
     if name == "bge-m3":

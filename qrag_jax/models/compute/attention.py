@@ -52,6 +52,17 @@ class _Heads(NamedTuple):
     value: jax.Array
 
 
+class _Biases(NamedTuple):
+    """What is added to scores: `[N or 1, Q or 1, L]`, and (or None) what all rows share.
+
+    The latter is `[n, Q, L]`, where n divides N, and is added to each n of the scores. It alone has
+    a gradient.
+    """
+
+    of_rows: jax.Array
+    shared: jax.Array | None = None
+
+
 def padded_attention(
     query: jax.Array,
     key: jax.Array,
@@ -98,10 +109,10 @@ def padded_attention(
     if window is not None and key.shape[1] <= window.reach + 1:
         window = None  # all keys are near
     if how.attention == PRODUCTS or kept is not None:
-        everywhere = bias
+        shared = bias
         if window is not None:
             far = jnp.where(window.near(key.shape[1]), 0.0, MASKED)[None]
-            everywhere = far if bias is None else bias + far
+            shared = far if bias is None else bias + far
         return _batched_products(
             heads,
             lengths,
@@ -109,7 +120,7 @@ def padded_attention(
             causal=causal,
             kept=kept,
             first=first,
-            everywhere=everywhere,
+            shared=shared,
         )
     if first is not None:
         raise ValueError("only batched products take queries that begin behind a row's start")
@@ -141,7 +152,9 @@ def _library(heads, lengths, *, causal, implementation, bias=None, window=None):
     in_full = heads.query.dtype == jnp.float32
     with jax.default_matmul_precision("highest" if in_full else None):
         return jax.nn.dot_product_attention(
-            *heads,
+            heads.query,
+            heads.key,
+            heads.value,
             bias=None if bias is None else bias[None],
             mask=near,
             query_seq_lengths=lengths,
@@ -151,7 +164,7 @@ def _library(heads, lengths, *, causal, implementation, bias=None, window=None):
         )
 
 
-def _batched_products(heads_of_rows, lengths, products, *, causal, kept, first, everywhere):
+def _batched_products(heads_of_rows, lengths, products, *, causal, kept, first, shared):
     query, key, value = heads_of_rows
     batch, asking, heads, width = query.shape
     length, groups = key.shape[1:3]
@@ -173,9 +186,9 @@ def _batched_products(heads_of_rows, lengths, products, *, causal, kept, first, 
     scaled = query * jnp.asarray(width**-0.5, query.dtype)
     mask, rate = (kept.mask.reshape(batch * groups, -1, length), kept.rate) if kept else (None, 0.0)
     by_groups = _Heads(by_group(scaled), by_group(key), by_group(value))
-    if everywhere is not None:
-        everywhere = jnp.tile(everywhere, (1, heads // groups, 1))
-    result = _attend(products, rate, by_groups, bias, mask, everywhere)
+    if shared is not None:
+        shared = jnp.tile(shared, (1, heads // groups, 1))
+    result = _attend(products, rate, by_groups, _Biases(bias, shared), mask)
     return result.reshape(batch, heads, asking, width).transpose(0, 2, 1, 3)
 
 
@@ -199,20 +212,19 @@ def _in_parts(heads_of_rows, products, behind):
         bias = jnp.repeat(jnp.tile(bias, (1, share, 1)), groups if len(bias) > 1 else 1, axis=0)
         scaled = query[:, start:end] * jnp.asarray(width**-0.5, query.dtype)
         part = _Heads(by_group(scaled), by_group(key[:, :seen]), by_group(value[:, :seen]))
-        attended = _attend(products, 0.0, part, bias, None, None)
+        attended = _attend(products, 0.0, part, _Biases(bias), None)
         found.append(attended.reshape(batch, heads, end - start, width))
     return jnp.concatenate(found, axis=2).transpose(0, 2, 1, 3)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(products, rate, heads, bias, kept, everywhere):
-    """query `[N, Q, d]`, key, value `[N, L, d]`, bias of the scores → `[N, Q, d]`.
+def _attend(products, rate, heads, biases, kept):
+    """query `[N, Q, d]`, key, value `[N, L, d]`, biases of the scores → `[N, Q, d]`.
 
-    The bias is `[N or 1, Q or 1, L]`; the softmax is computed in float32. kept `[N, Q, L]`
-    marks the weights that dropout keeps; None: all. `everywhere`, None or `[n, Q, L]` where n
-    divides N, is added to each n of the scores; it alone of the two biases has a gradient.
+    The softmax is computed in float32. kept `[N, Q, L]` marks the weights that dropout keeps; None:
+    all.
     """
-    return _attend_forward(products, rate, heads, bias, kept, everywhere)[0]
+    return _attend_forward(products, rate, heads, biases, kept)[0]
 
 
 def _dropped(rate, weights, kept):
@@ -225,18 +237,18 @@ def _product(products, subscripts, one, other, result):
     return jnp.einsum(subscripts, one, other, **form)
 
 
-def _attend_forward(products, rate, heads, bias, kept, everywhere):
-    query, key, value = heads
+def _attend_forward(products, rate, heads, biases, kept):
+    (query, key, value), (bias, shared) = heads, biases
     scores = _product(products, "nqd,nkd->nqk", query, key, jnp.float32) + bias
-    if everywhere is not None:
-        scores = (scores.reshape(-1, *everywhere.shape) + everywhere[None]).reshape(scores.shape)
+    if shared is not None:
+        scores = (scores.reshape(-1, *shared.shape) + shared[None]).reshape(scores.shape)
     weights = jax.nn.softmax(scores).astype(query.dtype)
     result = _product(products, "nqk,nkd->nqd", _dropped(rate, weights, kept), value, query.dtype)
-    return result, (heads, bias, kept, everywhere, weights, result)
+    return result, (heads, biases, kept, weights, result)
 
 
 def _attend_backward(products, rate, saved, gradient):
-    (query, key, value), bias, kept, everywhere, weights, result = saved
+    (query, key, value), (bias, shared), kept, weights, result = saved
     product = partial(_product, products, result=query.dtype)
     d_value = product("nqk,nqd->nkd", _dropped(rate, weights, kept), gradient)
     d_weights = _dropped(rate, product("nqd,nkd->nqk", gradient, value), kept)
@@ -244,11 +256,11 @@ def _attend_backward(products, rate, saved, gradient):
     d_scores = weights * (d_weights - (result * gradient).sum(-1, keepdims=True))
     d_query = product("nqk,nkd->nqd", d_scores, key)
     d_key = product("nqk,nqd->nkd", d_scores, query)
-    d_everywhere = None
-    if everywhere is not None:
-        by_rows = d_scores.astype(jnp.float32).reshape(-1, *everywhere.shape)
-        d_everywhere = by_rows.sum(axis=0).astype(everywhere.dtype)
-    return _Heads(d_query, d_key, d_value), jnp.zeros_like(bias), None, d_everywhere
+    d_shared = None
+    if shared is not None:
+        by_rows = d_scores.astype(jnp.float32).reshape(-1, *shared.shape)
+        d_shared = by_rows.sum(axis=0).astype(shared.dtype)
+    return _Heads(d_query, d_key, d_value), _Biases(jnp.zeros_like(bias), d_shared), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
