@@ -91,6 +91,16 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+# Of these a family's first model stands for the others by default; packed rows, gradients and
+# folders have tests of their own.
+FURTHER = ("modernbert", "mpnet", "nomic_bert")
+
+
+def with_marks(family: str, *sizes: dict[str, Any]) -> Any:
+    further = family in FURTHER and sizes != ({},)
+    return pytest.param(family, *sizes, marks=[pytest.mark.long] if further else [])
+
+
 def read(folder: Path) -> tuple[Any, LoadedEncoder]:
     return hugging_face(folder), load_encoder(folder, scale=1.0)
 
@@ -99,7 +109,7 @@ def failures(figures: list[Figure]) -> list[str]:
     return [f"{figure.name}: {figure.value:.1e}" for figure in figures if not figure.holds]
 
 
-@pytest.mark.parametrize(("family", "sizes"), MODELS, ids=str)
+@pytest.mark.parametrize(("family", "sizes"), [with_marks(*case) for case in MODELS], ids=str)
 def test_layers_vectors_and_gradients(family: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     model, loaded = read(write_small_model(family, tmp_path, **sizes))
     figures = list(equality(model, loaded))
@@ -110,7 +120,7 @@ def test_layers_vectors_and_gradients(family: str, sizes: dict[str, Any], tmp_pa
     assert gradients.details["parameters"] == len(expected_shapes(table, loaded.encoder.module))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", map(with_marks, FAMILIES))
 def test_bfloat16_padding_and_company(family: str, tmp_path: Path) -> None:
     figures = list(stability(*read(write_small_model(family, tmp_path, num_hidden_layers=3))))
     assert not failures(figures)
