@@ -44,4 +44,5 @@ def test_a_few_steps_change_every_parameter(
                 first = first[key]
             moved[name] = np.abs(array - first).max()
     assert moved
+    moved.pop("params/layers/key/bias", None)  # it adds the same to all scores of a query
     assert {name for name, change in moved.items() if not change > 1e-6} == set()
