@@ -120,7 +120,7 @@ def test_layers_vectors_and_gradients(family: str, sizes: dict[str, Any], tmp_pa
     assert gradients.details["parameters"] == len(expected_shapes(table, loaded.encoder.module))
 
 
-@pytest.mark.parametrize("family", map(with_marks, FAMILIES))
+@pytest.mark.parametrize("family", [with_marks(family) for family in FAMILIES])
 def test_bfloat16_padding_and_company(family: str, tmp_path: Path) -> None:
     figures = list(stability(*read(write_small_model(family, tmp_path, num_hidden_layers=3))))
     assert not failures(figures)
