@@ -1,12 +1,12 @@
 """Compares the encoders with torch models: equality, speed, and a short training.
 
-Every family (BERT, XLM-R, Qwen3, GTE) is compared layer by layer with Hugging Face's model in torch
-(for GTE with `encoder_cases.torch_gte`), on small random models and on the genuine MiniLM. BERT,
-XLM-R and Qwen3 are compared in tokens per second, forward and in a training step, in the same run:
-on a GPU in bfloat16 at true sizes, on a CPU at sizes cut as the cases say. Every family is trained
-for a few steps by the user's own command. Run the suite on an idle machine. With `--quick` the
-comparison covers equality but not stability, and only Qwen3 is measured and trained. The suite
-needs the extra "test".
+Every family (BERT, XLM-R, Qwen3, GTE, ModernBERT, MPNet, NomicBERT) is compared layer by layer with
+Hugging Face's model in torch (for GTE with `encoder_cases.torch_gte`), on small random models and
+on the genuine MiniLM. BERT, XLM-R and Qwen3 are compared in tokens per second, forward and in a
+training step, in the same run: on a GPU in bfloat16 at true sizes, on a CPU at sizes cut as the
+cases say. Every family is trained for a few steps by the user's own command. Run the suite on an
+idle machine. With `--quick` the comparison covers equality but not stability, and only Qwen3 is
+measured and trained. The suite needs the extra "test".
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from benchmarks.gpu_tokens import (
     TINY_LANGUAGE_MODEL,
     LanguageModelSize,
 )
-from benchmarks.memory_cases import BERT_BASE, E5_LARGE, MINILM, QWEN3, TINY, Model
+from benchmarks.memory_cases import BERT_BASE, E5_LARGE, FURTHER, MINILM, QWEN3, TINY, Model
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.targets import TARGETS
 
@@ -83,6 +83,7 @@ def rows(quick: bool) -> list[Row]:
         for program in NAMES
         if lora or mesh != ONE or model not in NOT_ON_ONE
     ]
+    found += [Row(GPU, model, False, mesh, UPDATE) for mesh in (ONE, EIGHT) for model in FURTHER]
     found += [
         Row(GPU, model, lora, mesh, program)
         for mesh in (ONE, EIGHT)

@@ -36,6 +36,9 @@ from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import FAMILIES, Family
 from qrag_jax.models.trunks.bert import BertConfig
 from qrag_jax.models.trunks.gte import GteConfig
+from qrag_jax.models.trunks.modernbert import GLOBAL, LOCAL, ModernBertConfig
+from qrag_jax.models.trunks.mpnet import MpnetConfig
+from qrag_jax.models.trunks.nomic_bert import NomicBertConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3Config
 from qrag_jax.models.trunks.trunk import TrunkConfig
 from qrag_jax.models.trunks.xlm_roberta import XlmRobertaConfig
@@ -100,7 +103,19 @@ QWEN3 = (
     _qwen3("4B", 151665, 2560, 36, 32, 9728),
     _qwen3("8B", 151665, 4096, 36, 32, 12288),
 )
+MODERNBERT = Model(
+    "ModernBERT-base",
+    "modernbert",
+    ModernBertConfig(50368, 768, 22, 12, 1152, layer_types=(GLOBAL, LOCAL, LOCAL) * 7 + (GLOBAL,)),
+)
+MPNET = Model(
+    "all-mpnet-base-v2", "mpnet", MpnetConfig(30527, 768, 12, 12, 3072, 514, layer_norm_eps=1e-5)
+)
+NOMIC = Model(
+    "nomic-embed-text-v1.5", "nomic_bert", NomicBertConfig(30528, 768, 12, 12, 3072, 8192)
+)
 MODELS = (BERT_BASE, GTE, E5_LARGE, *QWEN3)
+FURTHER = (MODERNBERT, MPNET, NOMIC)
 MESHES = (1, 1, 1), (1, 8, 1)  # data, fsdp, tensor
 OTHER_MESH = (1, 4, 2)  # for the smallest model alone
 

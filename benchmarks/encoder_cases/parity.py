@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import tempfile
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from benchmarks.encoder_cases.peer import model_options
 from qrag_jax.models.compute.packing import Blocks, choose_blocks
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows, pull_back
-from qrag_jax.models.files.model_folder import read_config
+from qrag_jax.models.files.model_folder import read_config, read_safetensors
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder, family_of
@@ -38,6 +39,7 @@ DRIFT_ANGLE, DRIFT_LENGTH = 1e-3, 5e-2  # 1 - cosine; difference over the vector
 # Differences of a small gradient are relative to this share of the model's largest gradient. BERT's
 # key biases need this: their gradient is 0 in exact arithmetic, so that it is only rounding.
 SMALLEST_GRADIENT = 1e-3
+RENAMED = ("nomic_bert",)  # whose parameters have other names in transformers than in files
 
 
 _embed = jax.jit(TextEncoder.embed, static_argnums=0)
@@ -179,7 +181,7 @@ def _gradients(model: Any, loaded: LoadedEncoder, rows: Rows) -> Figure:
     model.zero_grad()
     _, vectors = their_embed_rows(model, loaded.encoder, tokens, rows.lengths)
     (vectors * torch.from_numpy(target)).sum().backward()
-    expected = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
+    expected = gradients_in_files(model)
 
     gradient, _ = _pull_back(
         loaded.encoder, _blocks(rows), loaded.params, TokenRows(*map(jnp.asarray, rows)), target
@@ -199,6 +201,20 @@ def _gradients(model: Any, loaded: LoadedEncoder, rows: Rows) -> Figure:
         EQUAL,
         details={"parameters": len(reached), "worst": worst},
     )
+
+
+def gradients_in_files(model: Any) -> dict[str, np.ndarray]:
+    """The gradients of a model's parameters, by the names that the parameters have in files.
+
+    transformers splits and renames some models' parameters as it reads them; so it writes these
+    gradients as if they were weights.
+    """
+    named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    if model.config.model_type not in RENAMED:
+        return {name: gradient.numpy() for name, gradient in named.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder, state_dict=named)
+        return read_safetensors(Path(folder) / "model.safetensors")
 
 
 def _blocks(rows: Rows) -> Blocks:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from qrag_jax.models.heads.embedding import CLS, LAST, TextEncoder
+from qrag_jax.models.pretrained import FAMILIES
 
 LEARNING_RATE, BETAS, EPS, DECAY = 1e-5, (0.9, 0.98), 1e-6, 0.01  # of AdamW, for both sides
 ADAMW: dict[str, Any] = {
@@ -23,7 +24,7 @@ ADAMW: dict[str, Any] = {
 
 def model_options(model_type: str) -> dict[str, Any]:
     """Arguments of AutoModel that leave out layers which retrievers do not use."""
-    return {} if model_type == "qwen3" else {"add_pooling_layer": False}
+    return {"add_pooling_layer": False} if FAMILIES[model_type].pooler else {}
 
 
 def embed_rows(
@@ -48,8 +49,8 @@ def embed_rows(
         output_hidden_states=True,
         **(positions if model.config.model_type == "bert" else {}),
     )
-    # Qwen3 applies the final norm to the last hidden states only.
-    norm = getattr(model, "norm", torch.nn.Identity())
+    # Qwen3 and ModernBERT apply the final norm to the last hidden states only.
+    norm = getattr(model, "norm", getattr(model, "final_norm", torch.nn.Identity()))
     states = [*map(norm, output.hidden_states[:-1]), output.last_hidden_state]
     first = mask.argmax(1)
     return states, pool(encoder, output.last_hidden_state, mask, first)

@@ -17,12 +17,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import BertConfig as TorchBertConfig
 from transformers import (
     BertModel,
+    ModernBertModel,
+    MPNetModel,
+    NomicBertModel,
     PreTrainedTokenizerFast,
     Qwen3ForCausalLM,
     RobertaModel,
     XLMRobertaModel,
     XLMRobertaTokenizer,
 )
+from transformers import ModernBertConfig as TorchModernBertConfig
+from transformers import MPNetConfig as TorchMpnetConfig
+from transformers import NomicBertConfig as TorchNomicBertConfig
 from transformers import Qwen3Config as TorchQwen3Config
 from transformers import RobertaConfig as TorchRobertaConfig
 from transformers import XLMRobertaConfig as TorchXlmRobertaConfig
@@ -103,6 +109,60 @@ def torch_gte(seed: int = 0, noise: float = 0.2, **sizes: Any) -> NewModel:
     return _with_noise(NewModel(NewConfig(**(small | sizes))).eval(), noise)
 
 
+def torch_modernbert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> ModernBertModel:
+    """A small random Hugging Face ModernBERT: a global layer, then local ones that see 4 tokens."""
+    small: dict[str, Any] = {
+        "vocab_size": 264,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 64,
+        "local_attention": 8,
+        "pad_token_id": 260,
+        **dict.fromkeys(("bos_token_id", "cls_token_id"), 258),
+        **dict.fromkeys(("eos_token_id", "sep_token_id"), 259),
+    }
+    config = TorchModernBertConfig(**(small | sizes))
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    return _with_noise(ModernBertModel(config).eval(), noise)
+
+
+def torch_mpnet(seed: int = 0, noise: float = 0.2, **sizes: Any) -> MPNetModel:
+    """A small random Hugging Face MPNet; rows can use 62 of its 64 positions."""
+    small: dict[str, Any] = {
+        "vocab_size": 60,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 40,
+        "max_position_embeddings": 64,
+        "layer_norm_eps": 1e-5,
+    }
+    config = TorchMpnetConfig(**(small | sizes))
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    return _with_noise(MPNetModel(config, add_pooling_layer=False).eval(), noise)
+
+
+def torch_nomic_bert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> NomicBertModel:
+    """A small random Hugging Face NomicBERT."""
+    small: dict[str, Any] = {
+        "vocab_size": 60,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 64,
+        "pad_token_id": 1,  # of the tokenizer beside it
+    }
+    config = TorchNomicBertConfig(**(small | sizes))
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    return _with_noise(NomicBertModel(config).eval(), noise)
+
+
 def _with_noise(model: Any, noise: float) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():  # biases and norms too, which start as 0 and 1
@@ -137,6 +197,35 @@ def write_bpe_tokenizer(folder: Path, texts: Sequence[str] = (), size: int = 500
     Returns:
         The number of its tokens.
     """
+    tokenizer = _bytes_and_pairs(texts, size - 2)
+    tokenizer.add_special_tokens([QWEN_END, "<|im_end|>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {QWEN_END}", special_tokens=[(QWEN_END, tokenizer.token_to_id(QWEN_END))]
+    )
+    special = {"pad_token": QWEN_END, "eos_token": "<|im_end|>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    return tokenizer.get_vocab_size()
+
+
+def write_modernbert_tokenizer(folder: Path, texts: Sequence[str] = (), size: int = 500) -> int:
+    """Writes a byte-level BPE tokenizer like ModernBERT's, whose rows are [CLS] text [SEP].
+
+    Without `texts` its special tokens have the ids from 258 on. Returns the number of its tokens.
+    """
+    names = ("cls", "sep", "pad", "unk", "mask")
+    special = {f"{name}_token": f"[{name.upper()}]" for name in names}
+    tokenizer = _bytes_and_pairs(texts, size - len(names))
+    tokenizer.add_special_tokens([*special.values()])
+    ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=ends
+    )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    return tokenizer.get_vocab_size()
+
+
+def _bytes_and_pairs(texts: Sequence[str], size: int) -> Tokenizer:
+    """A byte-level BPE tokenizer that learns from the texts; without them it knows "the"."""
     letters = [*sorted(pre_tokenizers.ByteLevel.alphabet())]
     vocab = {letter: i for i, letter in enumerate([*letters, "th", "the"])}
     merges = [("t", "h"), ("th", "e")]
@@ -145,16 +234,10 @@ def write_bpe_tokenizer(folder: Path, texts: Sequence[str] = (), size: int = 500
     tokenizer.decoder = decoders.ByteLevel()
     if texts:
         trainer = trainers.BpeTrainer(
-            vocab_size=size - 2, initial_alphabet=letters, show_progress=False
+            vocab_size=size, initial_alphabet=letters, show_progress=False
         )
         tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_special_tokens([QWEN_END, "<|im_end|>"])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {QWEN_END}", special_tokens=[(QWEN_END, tokenizer.token_to_id(QWEN_END))]
-    )
-    special = {"pad_token": QWEN_END, "eos_token": "<|im_end|>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
-    return tokenizer.get_vocab_size()
+    return tokenizer
 
 
 def write_unigram_tokenizer(folder: Path, texts: Sequence[str] = (), size: int = 500) -> int:
@@ -183,11 +266,14 @@ def write_unigram_tokenizer(folder: Path, texts: Sequence[str] = (), size: int =
 
 
 # Family → its model, its tokenizer, and a vocabulary size that holds the tokenizer's tokens.
-FAMILIES: dict[str, tuple[Callable[..., Any], Callable[[Path], Any], int]] = {
+FAMILIES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
     "bert": (torch_bert, write_tokenizer, 60),
     "xlm-roberta": (torch_xlm_roberta, write_unigram_tokenizer, 60),
     "qwen3": (torch_qwen3, write_bpe_tokenizer, 264),
     "new": (torch_gte, write_unigram_tokenizer, 60),
+    "modernbert": (torch_modernbert, write_modernbert_tokenizer, 264),
+    "mpnet": (torch_mpnet, write_unigram_tokenizer, 60),
+    "nomic_bert": (torch_nomic_bert, write_unigram_tokenizer, 60),
 }
 
 
@@ -205,8 +291,7 @@ def write_trainable_model(family: str, folder: Path, texts: Sequence[str], layer
         sizes = ScratchConfig(layers=layers, hidden=32, heads=2, vocab=500, positions=256)
         make_scratch_folder(folder, texts, sizes, seed=0)
         return folder
-    make = FAMILIES[family][0]
-    learn = write_bpe_tokenizer if family == "qwen3" else write_unigram_tokenizer
+    make, learn, _ = FAMILIES[family]
     vocab = learn(folder, texts)
     make(
         noise=0.0,

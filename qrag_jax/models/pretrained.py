@@ -23,9 +23,17 @@ from qrag_jax.models.files.shards import MAX_SHARD_BYTES
 from qrag_jax.models.files.stored_tensors import StoredLeaf
 from qrag_jax.models.files.weight_names import LeafPath, NameTable, save_folder, stored_params
 from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
-from qrag_jax.models.trunks import bert_weights, gte_weights, qwen3_weights
+from qrag_jax.models.trunks import (
+    bert_weights,
+    gte_weights,
+    modernbert_weights,
+    mpnet,
+    nomic_bert,
+    qwen3_weights,
+)
 from qrag_jax.models.trunks.bert import Bert, BertConfig
 from qrag_jax.models.trunks.gte import Gte, GteConfig
+from qrag_jax.models.trunks.modernbert import ModernBert, ModernBertConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import LAYERS, REMAT_POLICIES, Params, Trunk, TrunkConfig
 from qrag_jax.models.trunks.xlm_roberta import ROBERTA_TABLE, XLM_ROBERTA_TABLE, XlmRobertaConfig
@@ -48,6 +56,9 @@ class Family:
         pooling: used if the folder names none.
         normalise: used if the folder has no sentence-transformers files.
         drops: whether its trunk can drop in training (see `dropout`).
+        pooler: whether transformers' class takes `add_pooling_layer`, to leave out an untrained
+            pooler.
+        complete: adds fields to a parsed `config.json` that transformers needs to read it again.
     """
 
     read_config: Callable[[Mapping[str, Any], str], TrunkConfig]
@@ -59,6 +70,8 @@ class Family:
     pooling: str = MEAN
     normalise: bool = False
     drops: bool = True
+    pooler: bool = True
+    complete: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
 
 
 UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
@@ -79,6 +92,7 @@ FAMILIES = {
         pooling=LAST,
         normalise=True,
         drops=False,
+        pooler=False,
     ),
     "new": Family(GteConfig.from_dict, Gte, gte_weights.TABLE, gte_weights.PARTITION_RULES),
     "xlm-roberta": Family(
@@ -86,6 +100,24 @@ FAMILIES = {
     ),
     "roberta": Family(
         XlmRobertaConfig.from_dict, Bert, ROBERTA_TABLE, bert_weights.PARTITION_RULES
+    ),
+    "modernbert": Family(
+        ModernBertConfig.from_dict,
+        ModernBert,
+        modernbert_weights.TABLE,
+        modernbert_weights.PARTITION_RULES,
+        last_norm=("final_norm",),
+        pooler=False,
+    ),
+    "mpnet": Family(
+        mpnet.MpnetConfig.from_dict, mpnet.Mpnet, mpnet.TABLE, bert_weights.PARTITION_RULES
+    ),
+    "nomic_bert": Family(
+        nomic_bert.NomicBertConfig.from_dict,
+        nomic_bert.NomicBert,
+        nomic_bert.TABLE,
+        gte_weights.PARTITION_RULES,
+        complete=nomic_bert.in_one_spelling,
     ),
 }
 
@@ -259,7 +291,7 @@ def load_encoder(
         dropout=dropout,
         attention_dropout=attention_dropout,
     )
-    return LoadedEncoder(encoder, params, tokenizer, model_config)
+    return LoadedEncoder(encoder, params, tokenizer, family.complete(model_config))
 
 
 def with_new_adapters(loaded: LoadedEncoder, config: LoraConfig, seed: int) -> LoadedEncoder:

@@ -152,7 +152,7 @@ def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, o
         scale=outside,
         width=encoder.width,
         max_tokens=tower.max_tokens,
-        pooler=family.opens_rows,
+        pooler=family.pooler,
     )
     one = parameters(loaded, tower.number, params)
     one = scaled_norm(one, family.last_norm, encoder.scale / outside)

@@ -129,7 +129,7 @@ def test_rows_have_names_of_their_own_and_cover_the_programs() -> None:
     assert {row.target for row in every} == set(TARGETS)
     assert (
         len({(row.model.name, row.lora) for row in gpus if row.program not in (SEARCH, *PROGRAMS)})
-        == 10
+        == 13
     )
 
 

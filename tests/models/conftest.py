@@ -54,11 +54,10 @@ def data_folder() -> Path:
 
 
 def torch_family(family: str, **sizes: Any) -> Any:
-    """The small random trunk of "bert", "xlm-roberta", "new" or "qwen3", the same at every call."""
+    """The small random trunk of a name of `FAMILIES`, the same at every call."""
     if family == "qwen3":
         return torch_qwen3(vocab_size=264, **sizes).model
-    made = {"bert": torch_bert, "xlm-roberta": torch_xlm_roberta, "new": torch_gte}
-    return made[family](**sizes)
+    return FAMILIES[family][0](**sizes)
 
 
 @pytest.fixture(scope="session")

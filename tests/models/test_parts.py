@@ -125,7 +125,8 @@ def expected() -> dict[Any, Found]:
 def cases(*quick: tuple[str, str, bool]) -> pytest.MarkDecorator:
     """Those of the whole grid that are named here; the others are for `make test-slow`."""
     grid = [(family, mesh) for family in ("bert", "qwen3") for mesh in MESHES]
-    grid += [("new", "fsdp"), ("xlm-roberta", "fsdp")]
+    grid += [(family, "fsdp") for family in ("new", "xlm-roberta", "modernbert", "nomic_bert")]
+    grid += [("mpnet", "both")]
     every = [(*case, ahead) for case in grid for ahead in (False, True)]
     marks = [[] if case in quick else [pytest.mark.slow] for case in every]
     return pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def as_placed(encoder: TextEncoder, ahead: bool) -> TextEncoder:
     return dataclasses.replace(encoder, module=module)
 
 
-@cases(("bert", "both", True))
+@cases(("bert", "both", True), ("mpnet", "both", True))
 def test_whole_encoders(family: str, mesh: str, ahead: bool, family_bases, expected) -> None:
     loaded: LoadedEncoder = family_bases[family]
     encoder, params = loaded.encoder, loaded.params

@@ -28,8 +28,12 @@ ROWS = TokenRows(
 )
 COTANGENTS = RNG.standard_normal((6, 32)).astype(np.float32)
 BLOCKS = Blocks((12, 20), (5, 9), (4.0, 8.0))
-FAMILIES = ("bert", "xlm-roberta", "new", "qwen3")
-QUICK = (("bert", "layers"),)  # of whole encoders, and adapters of Qwen3
+FAMILIES = ("bert", "xlm-roberta", "new", "qwen3", "modernbert", "mpnet", "nomic_bert")
+QUICK = (
+    ("bert", "layers"),
+    ("modernbert", "layers"),
+    ("mpnet", "layers"),
+)  # of whole encoders, and adapters of Qwen3
 
 embed = jax.jit(embed_rows, static_argnums=(0, 1))
 gradient = jax.jit(pull_back, static_argnums=(0, 1))

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.encoder_cases.parity import gradients_in_files
+from benchmarks.encoder_cases.peer import model_options
 from benchmarks.encoder_cases.small_models import write_small_model
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.attention import padded_attention
@@ -40,7 +42,16 @@ LENGTHS = np.array([9, 4, 7, 4, 5, 0], np.int32)
 ROWS = int((LENGTHS > 0).sum())
 BLOCKS = Blocks((12, 20), (5, 9), (4.0, 8.0))  # rows do not stand where they stand in TOKENS
 # Places of a layer by the numbers of their keys, in the order torch's model drops at them.
-ORDER = {"bert": (0, 1, 3), "xlm-roberta": (0, 1, 3), "new": (0, 1, 2, 3)}
+ORDER = {
+    **dict.fromkeys(("bert", "xlm-roberta", "mpnet", "nomic_bert"), (0, 1, 3)),
+    "new": (0, 1, 2, 3),
+    "modernbert": (0, 1, 2),
+}
+RATES = {"hidden_dropout_prob": HIDDEN, "attention_probs_dropout_prob": ATTENTION}
+RATES_OF_MODERNBERT = {
+    **dict.fromkeys(("embedding_dropout", "mlp_dropout"), HIDDEN),
+    "attention_dropout": ATTENTION,
+}
 
 jitted = jax.jit(embed_rows, static_argnums=(0, 1))
 jitted_pull_back = jax.jit(pull_back, static_argnums=(0, 1))
@@ -110,11 +121,14 @@ def masks(family: str, config: Any) -> Iterator[np.ndarray]:
 def test_vectors_and_gradients_are_those_of_torch(family, family_bases, monkeypatch) -> None:
     model = torch_family(family)
     config = model.config
-    rates = {"hidden_dropout_prob": HIDDEN, "attention_probs_dropout_prob": ATTENTION}
+    rates = RATES_OF_MODERNBERT if family == "modernbert" else RATES
     model = type(model)(
         type(config)(**(config.to_dict() | rates), attn_implementation="eager"),
-        **({} if family == "new" else {"add_pooling_layer": False}),
+        **({} if family == "new" else model_options(family)),
     ).train()
+    for name, module in model.named_modules():
+        if name.endswith("out_drop"):  # ModernBERT's own has the rate of attention weights
+            module.p = HIDDEN
     model.load_state_dict(torch_family(family).state_dict())
     left = masks(family, config)
 
@@ -146,7 +160,7 @@ def test_vectors_and_gradients_are_those_of_torch(family, family_bases, monkeypa
     gradient, _ = jitted_pull_back(encoder, BLOCKS, params, TokenRows(TOKENS, LENGTHS), cotangents)
     (expected * torch.tensor(cotangents[:ROWS])).sum().backward()
     ours = tensors_from_params(family_of(loaded.model_config, "").table, gradient)
-    theirs = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    theirs = gradients_in_files(model)
     assert ours.keys() == theirs.keys()
     largest = max(np.abs(wanted).max() for wanted in theirs.values())
     for name, wanted in theirs.items():

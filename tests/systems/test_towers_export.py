@@ -25,7 +25,10 @@ sentence_transformers = pytest.importorskip("sentence_transformers")
 
 TOLERANCE = 1e-5
 RELATIVE = 1e-6  # of the largest number
-FAMILIES = ("bert", "xlm-roberta", "new", "qwen3")
+FAMILIES = (
+    *("bert", "xlm-roberta", "new", "qwen3"),
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("modernbert", "mpnet", "nomic_bert")),
+)
 WORDS = ["the moth", "is it a moth?", "b a", "a", ""]
 
 

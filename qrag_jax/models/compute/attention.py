@@ -29,10 +29,38 @@ class Behind(NamedTuple):
     most: int
 
 
+class Window(NamedTuple):
+    """Keys that queries see in layers with local attention.
+
+    Attributes:
+        reach: a query sees the keys that are at most so many tokens away, before and behind it.
+        applies: bool `[]`, whether this layer has local attention; where not, all keys are seen.
+    """
+
+    reach: int
+    applies: jax.Array
+
+    def near(self, length: int) -> jax.Array:
+        """Which keys are seen, bool `[L, L]` by query and key."""
+        position = jnp.arange(length)
+        return (jnp.abs(position[:, None] - position[None]) <= self.reach) | ~self.applies
+
+
 class _Heads(NamedTuple):
     query: jax.Array
     key: jax.Array
     value: jax.Array
+
+
+class _Biases(NamedTuple):
+    """What is added to scores: `[N or 1, Q or 1, L]`, and (or None) what all rows share.
+
+    The latter is `[n, Q, L]`, where n divides N, and is added to each n of the scores. It alone has
+    a gradient.
+    """
+
+    of_rows: jax.Array
+    shared: jax.Array | None = None
 
 
 def padded_attention(
@@ -45,6 +73,8 @@ def padded_attention(
     causal: bool = False,
     kept: KeptWeights | None = None,
     first: Behind | None = None,
+    window: Window | None = None,
+    bias: jax.Array | None = None,
 ) -> jax.Array:
     """softmax(QKᵀ/√d)·V over the first `lengths[b]` keys of each row (Vaswani et al., 2017).
 
@@ -52,7 +82,7 @@ def padded_attention(
     widths that it supports. CPUs use plain batched products: the einsums of JAX's attention, and
     above all their gradients, are slower there. With dropout every platform uses batched
     products, because no fused kernel accepts the masks of this package. All other cases use JAX's
-    attention, compiled by XLA.
+    attention, compiled by XLA: windows and biases too, which cuDNN's kernel takes only in part.
 
     Args:
         query: `[B, L, heads, d]`.
@@ -66,19 +96,42 @@ def padded_attention(
         kept: the attention weights that dropout keeps; None: no dropout.
         first: where the queries of rows begin, of which there may then be fewer than keys; None: at
             the rows' starts. Batched products take it, causal and without dropout.
+        window: which keys a query sees, in layers that are not causal; None: all of the row.
+        bias: float32 `[heads, L, L]`, added to the scores of every row, in layers that are not
+            causal and whose heads have keys of their own. It has a gradient.
 
     Returns:
         `[B, L, heads, d]`; values at positions ≥ length are meaningless.
     """
     heads, how = _Heads(query, key, value), precision or Precision(products=query.dtype)
+    if causal and (window is not None or bias is not None):
+        raise ValueError("causal attention takes neither a window nor a bias")
+    if window is not None and key.shape[1] <= window.reach + 1:
+        window = None  # all keys are near
     if how.attention == PRODUCTS or kept is not None:
+        shared = bias
+        if window is not None:
+            far = jnp.where(window.near(key.shape[1]), 0.0, MASKED)[None]
+            shared = far if bias is None else bias + far
         return _batched_products(
-            heads, lengths, how.products, causal=causal, kept=kept, first=first
+            heads,
+            lengths,
+            how.products,
+            causal=causal,
+            kept=kept,
+            first=first,
+            shared=shared,
         )
     if first is not None:
         raise ValueError("only batched products take queries that begin behind a row's start")
-    fused = how.attention == FUSED and _fused_kernel_takes(query)
-    return _library(heads, lengths, causal, "cudnn" if fused else "xla")
+    fused = how.attention == FUSED and _fused_kernel_takes(query) and bias is None
+    whole = partial(_library, causal=causal, implementation="cudnn" if fused else "xla", bias=bias)
+    if window is None:
+        return whole(heads, lengths)
+    local = partial(_library, causal=False, implementation="xla", bias=bias, window=window)
+    if not fused:
+        return local(heads, lengths)
+    return jax.lax.cond(window.applies, local, whole, heads, lengths)
 
 
 def _fused_kernel_takes(query: jax.Array) -> bool:
@@ -92,13 +145,18 @@ def _fused_kernel_takes(query: jax.Array) -> bool:
     return half and width <= 128 and width % 8 == 0 and length % 2 == 0
 
 
-def _library(heads, lengths, causal, implementation):
+def _library(heads, lengths, *, causal, implementation, bias=None, window=None):
     lengths = lengths.astype(jnp.int32)
+    near = None if window is None else window.near(heads.key.shape[1])[None, None]
     # The library takes no precision; without this a GPU would round factors in float32 to TF32.
     in_full = heads.query.dtype == jnp.float32
     with jax.default_matmul_precision("highest" if in_full else None):
         return jax.nn.dot_product_attention(
-            *heads,
+            heads.query,
+            heads.key,
+            heads.value,
+            bias=None if bias is None else bias[None],
+            mask=near,
             query_seq_lengths=lengths,
             key_value_seq_lengths=lengths,
             is_causal=causal,
@@ -106,7 +164,7 @@ def _library(heads, lengths, causal, implementation):
         )
 
 
-def _batched_products(heads_of_rows, lengths, products, *, causal, kept, first):
+def _batched_products(heads_of_rows, lengths, products, *, causal, kept, first, shared):
     query, key, value = heads_of_rows
     batch, asking, heads, width = query.shape
     length, groups = key.shape[1:3]
@@ -128,7 +186,9 @@ def _batched_products(heads_of_rows, lengths, products, *, causal, kept, first):
     scaled = query * jnp.asarray(width**-0.5, query.dtype)
     mask, rate = (kept.mask.reshape(batch * groups, -1, length), kept.rate) if kept else (None, 0.0)
     by_groups = _Heads(by_group(scaled), by_group(key), by_group(value))
-    result = _attend(products, rate, by_groups, bias, mask)
+    if shared is not None:
+        shared = jnp.tile(shared, (1, heads // groups, 1))
+    result = _attend(products, rate, by_groups, _Biases(bias, shared), mask)
     return result.reshape(batch, heads, asking, width).transpose(0, 2, 1, 3)
 
 
@@ -152,19 +212,19 @@ def _in_parts(heads_of_rows, products, behind):
         bias = jnp.repeat(jnp.tile(bias, (1, share, 1)), groups if len(bias) > 1 else 1, axis=0)
         scaled = query[:, start:end] * jnp.asarray(width**-0.5, query.dtype)
         part = _Heads(by_group(scaled), by_group(key[:, :seen]), by_group(value[:, :seen]))
-        attended = _attend(products, 0.0, part, bias, None)
+        attended = _attend(products, 0.0, part, _Biases(bias), None)
         found.append(attended.reshape(batch, heads, end - start, width))
     return jnp.concatenate(found, axis=2).transpose(0, 2, 1, 3)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(products, rate, heads, bias, kept):
-    """query `[N, Q, d]`, key, value `[N, L, d]`, bias of the scores → `[N, Q, d]`.
+def _attend(products, rate, heads, biases, kept):
+    """query `[N, Q, d]`, key, value `[N, L, d]`, biases of the scores → `[N, Q, d]`.
 
-    The bias is `[N or 1, Q or 1, L]`; the softmax is computed in float32. kept `[N, Q, L]`
-    marks the weights that dropout keeps; None: all.
+    The softmax is computed in float32. kept `[N, Q, L]` marks the weights that dropout keeps; None:
+    all.
     """
-    return _attend_forward(products, rate, heads, bias, kept)[0]
+    return _attend_forward(products, rate, heads, biases, kept)[0]
 
 
 def _dropped(rate, weights, kept):
@@ -177,16 +237,18 @@ def _product(products, subscripts, one, other, result):
     return jnp.einsum(subscripts, one, other, **form)
 
 
-def _attend_forward(products, rate, heads, bias, kept):
-    query, key, value = heads
+def _attend_forward(products, rate, heads, biases, kept):
+    (query, key, value), (bias, shared) = heads, biases
     scores = _product(products, "nqd,nkd->nqk", query, key, jnp.float32) + bias
+    if shared is not None:
+        scores = (scores.reshape(-1, *shared.shape) + shared[None]).reshape(scores.shape)
     weights = jax.nn.softmax(scores).astype(query.dtype)
     result = _product(products, "nqk,nkd->nqd", _dropped(rate, weights, kept), value, query.dtype)
-    return result, (heads, bias, kept, weights, result)
+    return result, (heads, biases, kept, weights, result)
 
 
 def _attend_backward(products, rate, saved, gradient):
-    (query, key, value), bias, kept, weights, result = saved
+    (query, key, value), (bias, shared), kept, weights, result = saved
     product = partial(_product, products, result=query.dtype)
     d_value = product("nqk,nqd->nkd", _dropped(rate, weights, kept), gradient)
     d_weights = _dropped(rate, product("nqd,nkd->nqk", gradient, value), kept)
@@ -194,7 +256,11 @@ def _attend_backward(products, rate, saved, gradient):
     d_scores = weights * (d_weights - (result * gradient).sum(-1, keepdims=True))
     d_query = product("nqk,nkd->nqd", d_scores, key)
     d_key = product("nqk,nqd->nkd", d_scores, query)
-    return _Heads(d_query, d_key, d_value), jnp.zeros_like(bias), None
+    d_shared = None
+    if shared is not None:
+        by_rows = d_scores.astype(jnp.float32).reshape(-1, *shared.shape)
+        d_shared = by_rows.sum(axis=0).astype(shared.dtype)
+    return _Heads(d_query, d_key, d_value), _Biases(jnp.zeros_like(bias), d_shared), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

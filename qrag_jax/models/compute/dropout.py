@@ -7,8 +7,9 @@ map), the CONTENT of the row, the position and the feature. Equal rows of one st
 masks, on any device.
 
 A trunk drops where BERT does (Devlin et al., 2019): embeddings, attention weights, and what
-attention and the feed-forward add to the residual. GTE also drops gated hidden values. A trunk
-drops only if its parameters contain a key, that is in the towers of a training step (`with_key`).
+attention and the feed-forward add to the residual. GTE also drops gated hidden values, and
+ModernBERT drops these instead of what the feed-forward adds. A trunk drops only if its parameters
+contain a key, that is in the towers of a training step (`with_key`).
 """
 
 from __future__ import annotations

@@ -59,6 +59,8 @@ class Layout(NamedTuple):
         lengths: `[R]`, tokens of each row; 0: there is no such row.
         dropout: dropout of adapters or of the trunk, if there is any.
         shared: which tokens have one place for several rows; None: no row shares a place.
+        depth: the number of the layer that gets this layout, from 1; 0 is before all layers. None:
+            the layout is not that of one depth.
     """
 
     row: jax.Array
@@ -67,10 +69,11 @@ class Layout(NamedTuple):
     lengths: jax.Array
     dropout: TokenDropout | None = None
     shared: Shared | None = None
+    depth: int | jax.Array | None = None
 
     def at_depth(self, depth: int | jax.Array) -> Layout:
-        """The layout with the dropout keys of one depth: 0 before all layers, n in layer n - 1."""
-        return self._replace(dropout=at_depth(self.dropout, depth))
+        """The layout of one depth, with its dropout keys: 0 before all layers, n in layer n - 1."""
+        return self._replace(dropout=at_depth(self.dropout, depth), depth=depth)
 
 
 class Shared(NamedTuple):

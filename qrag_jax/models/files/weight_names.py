@@ -40,6 +40,8 @@ class NameTable:
         model_type: written to `config.json`.
         architecture: written to `config.json`.
         old_endings: ending of a name → its ending in older files.
+        absent: names of single layers that no file has, because the model never uses them. Their
+            places in the tree hold ones.
     """
 
     names: Mapping[LeafPath, str]
@@ -49,6 +51,7 @@ class NameTable:
     model_type: str
     architecture: str
     old_endings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    absent: tuple[str, ...] = ()
 
     def find(self, tensors: Mapping[str, Any], name: str) -> str | None:
         """The spelling of `name`, new or old, that `tensors` has; None if it has neither."""
@@ -98,12 +101,14 @@ def stored_params(
     """
     prefix, found = _match(table, module, tensors, where)
 
-    def leaf(path: LeafPath, count: int) -> StoredLeaf:
-        name = prefix + table.names[path]
-        own = [tensors[found[name.format(i)]] for i in range(count)]
+    def leaf(path: LeafPath, count: int, shape: tuple[int, ...]) -> StoredLeaf:
+        names = [prefix + table.names[path].format(i) for i in range(count)]
+        there = [tensors[found[name]] for name in names if name in found]
+        ones = np.ones(shape, there[0].dtype if there else dtype)
+        own = [tensors[found[name]] if name in found else ones for name in names]
         return StoredLeaf(own, path[0] == LAYERS, path[-1] == "kernel", np.dtype(dtype))
 
-    return _tree({path: leaf(path, count) for path, count, _ in _leaves(module)})
+    return _tree({path: leaf(path, count, shape) for path, count, shape in _leaves(module)})
 
 
 def params_from_tensors(
@@ -131,7 +136,9 @@ def _tensors(table: NameTable, params: Params) -> Iterator[tuple[str, np.ndarray
         for i, array in enumerate(stack):
             array = np.asarray(array)
             array = array.swapaxes(-1, -2) if path[-1] == "kernel" else array
-            yield table.names[path].format(i), np.ascontiguousarray(array)
+            name = table.names[path].format(i)
+            if name not in table.absent:
+                yield name, np.ascontiguousarray(array)
 
 
 def _sizes(table: NameTable, params: Params) -> dict[str, Size]:
@@ -144,6 +151,7 @@ def _sizes(table: NameTable, params: Params) -> dict[str, Size]:
         count = leaf.shape[0] if path[0] == LAYERS else 1
         layers = range(count) if path[0] == LAYERS else [-1]
         found += [(i, table.names[path].format(i), size) for i in layers]
+    found = [entry for entry in found if entry[1] not in table.absent]
     return {name: size for _, name, size in sorted(found, key=lambda entry: entry[0])}
 
 
@@ -197,7 +205,7 @@ def expected_shapes(table: NameTable, module: Trunk) -> dict[str, tuple[int, ...
             shape = shape[::-1]
         for i in range(count):
             shapes[table.names[path].format(i)] = shape
-    return shapes
+    return {name: shape for name, shape in shapes.items() if name not in table.absent}
 
 
 def _leaves(module: Trunk) -> Iterator[tuple[LeafPath, int, tuple[int, ...]]]:

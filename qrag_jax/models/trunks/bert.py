@@ -122,8 +122,8 @@ class BertLayer(nn.Module):
     group: Group = Group()
 
     @nn.compact
-    def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
-        """x `[T, H]`, its rows placed as in `layout` → `[T, H]`."""
+    def __call__(self, x: jax.Array, layout: Layout, bias: jax.Array | None = None) -> jax.Array:
+        """x `[T, H]`, its rows placed as in `layout` → `[T, H]`; bias as in `padded_attention`."""
         c, parts = self.config, self.group.tensor
         width, heads = x.shape[-1], c.num_attention_heads // parts
         projected = to_rows(self._linear(3 * width // parts, QKV)(x, layout.dropout), layout)
@@ -133,7 +133,8 @@ class BertLayer(nn.Module):
         lengths = jnp.maximum(layout.lengths, 1)
         first = first_of_part(self.group, heads)
         kept = kept_weights(layout.dropout, layout.place, heads, first)
-        attended = padded_attention(query, key, value, lengths, precision=self.precision, kept=kept)
+        how: dict[str, Any] = {"precision": self.precision, "kept": kept, "bias": bias}
+        attended = padded_attention(query, key, value, lengths, **how)
         attended = from_rows(attended.reshape(rows, length, -1), layout)
         attended = self._linear(width, "attention_output", closes=True)(attended, layout.dropout)
         attended = drop_hidden(attended, layout.dropout, ATTENTION_OUTPUT)
@@ -187,7 +188,9 @@ class Bert(LayeredTrunk):
             "token_type_embeddings": c.type_vocab_size,
         }
         self.tables = {
-            name: self.param(name, init, (size, c.hidden_size)) for name, size in sizes.items()
+            name: self.param(name, init, (size, c.hidden_size))
+            for name, size in sizes.items()
+            if size  # a model without segments has no table for them
         }
         self.embedding_norm = nn.LayerNorm(
             epsilon=c.layer_norm_eps, dtype=self.precision.activations
@@ -200,11 +203,15 @@ class Bert(LayeredTrunk):
         Returns:
             Hidden states `[T, H]`; at unused places they are finite but meaningless.
         """
+        return self.through_layers(self.layers, self.embedded(words, layout), layout)
+
+    def embedded(self, words: jax.Array, layout: Layout) -> jax.Array:
+        """What the first layer gets, `[T, H]`: word, position and segment vectors, normed."""
         table = jnp.asarray(self.tables["position_embeddings"])
-        positions = take_rows(table, layout.position + self.config.first_position)
-        x = self.embedding_norm(words + positions + self.tables["token_type_embeddings"][:1])
-        x = drop_hidden(x, layout.at_depth(0).dropout, EMBEDDINGS)
-        return self.through_layers(self.layers, x, layout)
+        total = words + take_rows(table, layout.position + self.config.first_position)
+        if self.config.type_vocab_size:
+            total = total + self.tables["token_type_embeddings"][:1]
+        return drop_hidden(self.embedding_norm(total), layout.at_depth(0).dropout, EMBEDDINGS)
 
     def join(self, layer: Params) -> Params:
         """Joins the three maps that are stored separately into one."""

@@ -56,6 +56,8 @@ class GteConfig:
     """
 
     model_types: ClassVar[tuple[str, ...]] = ("new",)
+    BIASES: ClassVar[bool] = True  # of all linear maps but that of `UP_GATE`
+    DROPS_GATED: ClassVar[bool] = True  # whether gated values are dropped in training
 
     vocab_size: int
     hidden_size: int
@@ -178,12 +180,15 @@ class GteLayer(nn.Module):
         x = self._norm("attention_norm")(x + attended)
         both = self._linear(2 * c.intermediate_size, UP_GATE, bias=False)(x, layout.dropout)
         up, gate = jnp.split(both, 2, axis=-1)
-        hidden = drop_hidden(ACTIVATIONS[c.hidden_act](gate) * up, layout.dropout, GATED)
+        hidden = ACTIVATIONS[c.hidden_act](gate) * up
+        if c.DROPS_GATED:
+            hidden = drop_hidden(hidden, layout.dropout, GATED)
         hidden = self._linear(width, "down")(hidden, layout.dropout)
         hidden = drop_hidden(hidden, layout.dropout, OUTPUT)
         return self._norm("output_norm")(x + hidden)
 
     def _linear(self, features: int, name: str, bias: bool = True) -> Linear:
+        bias = bias and self.config.BIASES
         return Linear(features, self.precision.products, bias, self.group, name=name)
 
     def _norm(self, name: str) -> nn.Module:

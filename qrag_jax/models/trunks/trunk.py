@@ -151,6 +151,8 @@ class LayeredTrunk(nn.Module):
     """
 
     SPLIT: ClassVar[SplitMaps] = SplitMaps(tables=(WORDS,))
+    # Whether `through_layers` gets constants that are computed from parameters.
+    LEARNED_CONSTANTS: ClassVar[bool] = False
 
     config: Any
     precision: Precision = Precision()
@@ -232,7 +234,8 @@ class LayeredTrunk(nn.Module):
             layers: what `layers_params` gave.
         """
         module = self.layer()
-        if self.scanned and self.group.fsdp > 1 and self.remat == "layers":
+        ahead = self.scanned and self.group.fsdp > 1 and self.remat == "layers"
+        if ahead and not self.LEARNED_CONSTANTS:  # no gradient reaches constants there
             how = Passing(module, self._axes_in_parts(layers), self.group, self.precision.products)
             return pass_through(how, unfreeze(layers), x, Fixed(layout, constants))
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.models.compute.attention import padded_attention
+from qrag_jax.models.compute.attention import Window, padded_attention
 from qrag_jax.models.compute.packing import choose_blocks
-from qrag_jax.models.compute.precision import precision
+from qrag_jax.models.compute.precision import LIBRARY, PRODUCTS, Precision, precision
 from qrag_jax.runtime.platform import Platform
 
 BATCH, LENGTH, HEADS, WIDTH = 4, 9, 3, 8
@@ -154,3 +154,72 @@ def test_rows_of_the_default_config_take_the_fused_kernel_of_gpus(cudnn, width, 
 def test_what_the_fused_kernel_does_not_take_is_left_to_xla(cudnn, length, width) -> None:
     with jax.numpy_dtype_promotion("standard"):  # which JAX's own attention needs
         assert "cudnn" not in lowered_for_gpu(length, width)
+
+
+# ---------------------------------------------------------------------- windows and learned biases
+
+
+def seen_by_hand(reach: int) -> np.ndarray:
+    position = np.arange(LENGTH)
+    return np.abs(position[:, None] - position[None]) <= reach
+
+
+def with_gradients(function, *arguments):
+    """The result within rows, and the gradients of the arguments."""
+    cotangent = inputs()[3]
+    inside = jnp.asarray((np.arange(LENGTH) < LENGTHS[:, None])[..., None, None])
+    result, pull = jax.vjp(function, *arguments)
+    return jnp.where(inside, result, 0), *pull(jnp.where(inside, cotangent, 0))
+
+
+@pytest.mark.parametrize("attention", [PRODUCTS, LIBRARY])
+@pytest.mark.parametrize("reach", [0, 2, LENGTH])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_window_and_a_bias(attention: str, reach: int, biased: bool) -> None:
+    bias = np.random.default_rng(3).normal(size=(HEADS, LENGTH, LENGTH)).astype(np.float32)
+    given = (*inputs()[:3], bias) if biased else inputs()[:3]
+    how = Precision(attention=attention)
+
+    def found(applies):
+        def attend(query, key, value, bias=None):
+            window = Window(reach, applies)
+            options = {"precision": how, "window": window, "bias": bias}
+            return padded_attention(query, key, value, LENGTHS, **options)
+
+        return with_gradients(attend, *given)
+
+    def expected(mask):
+        def attend(query, key, value, bias=None):
+            scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / WIDTH**0.5
+            scores = scores if bias is None else scores + bias[None]
+            keys = jnp.asarray(mask & (np.arange(LENGTH) < LENGTHS[:, None])[:, None])[:, None]
+            weights = jax.nn.softmax(jnp.where(keys, scores, -1e9))
+            return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+
+        return with_gradients(attend, *given)
+
+    with jax.numpy_dtype_promotion("standard"):  # which JAX's own attention needs
+        for applies, mask in ((True, seen_by_hand(reach)), (False, seen_by_hand(LENGTH))):
+            results = jax.jit(found)(applies), expected(mask)
+            for one, reference in zip(*results, strict=True):
+                np.testing.assert_allclose(one, reference, atol=2e-5)
+
+
+def test_local_layers_leave_the_fused_kernel_to_global_ones(cudnn) -> None:
+    """A kernel of cuDNN takes no window on both sides: the layer's kind decides on the device."""
+
+    def program(length: int) -> str:
+        return lowered_for_gpu(length, 64, window=Window(64, jnp.asarray(True)))
+
+    with jax.numpy_dtype_promotion("standard"):
+        long, short = program(128), program(64)
+    assert "__cudnn$fmhaSoftmaxBackward" in long
+    assert "stablehlo.case" in long
+    assert "__cudnn$fmhaSoftmaxBackward" in short  # every key is near
+    assert "stablehlo.case" not in short
+
+
+def test_causal_attention_takes_no_window() -> None:
+    window = Window(2, jnp.asarray(True))
+    with pytest.raises(ValueError, match="causal attention takes neither a window nor a bias"):
+        padded_attention(*inputs()[:3], LENGTHS, causal=True, window=window)

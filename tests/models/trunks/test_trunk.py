@@ -10,6 +10,9 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.models.trunks.bert import BertConfig
 from qrag_jax.models.trunks.gte import GteConfig
+from qrag_jax.models.trunks.modernbert import ModernBertConfig
+from qrag_jax.models.trunks.mpnet import MpnetConfig
+from qrag_jax.models.trunks.nomic_bert import NomicBertConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3Config
 from qrag_jax.models.trunks.xlm_roberta import XlmRobertaConfig
 
@@ -24,6 +27,9 @@ FAMILIES = {
     "bert": (BertConfig, {}),
     "xlm-roberta": (XlmRobertaConfig, {}),
     "new": (GteConfig, {}),
+    "modernbert": (ModernBertConfig, {}),
+    "mpnet": (MpnetConfig, {}),
+    "nomic_bert": (NomicBertConfig, {}),
     "qwen3": (Qwen3Config, {"num_key_value_heads": 2, "head_dim": 8}),
 }
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -70,7 +76,8 @@ def test_heads_that_do_not_share_the_width(family: str, heads: int) -> None:
         name = "num_key_value_heads"
         told = refusal(family, num_key_value_heads=heads)
     else:
-        name = "num_attention_heads" if family != "new" else f"{heads} heads"
+        plain = family in ("bert", "xlm-roberta", "mpnet")
+        name = "num_attention_heads" if plain else f"{heads} heads"
         told = refusal(family, num_attention_heads=heads)
     assert told.startswith("config.json: ")
     assert name in told

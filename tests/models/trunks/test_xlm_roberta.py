@@ -98,9 +98,10 @@ def edit_json(path: Path, **fields: object) -> None:
     ("fields", "told"),
     [
         (
-            {"model_type": "nomic_bert", "architectures": ["NomicBertModel"]},
-            "the architecture 'nomic_bert' (NomicBertModel) is not supported; use a folder whose "
-            "model_type is one of bert, qwen3, new, xlm-roberta, roberta.",
+            {"model_type": "deberta-v2", "architectures": ["DebertaV2Model"]},
+            "the architecture 'deberta-v2' (DebertaV2Model) is not supported; use a folder whose "
+            "model_type is one of bert, qwen3, new, xlm-roberta, roberta, modernbert, mpnet, "
+            "nomic_bert.",
         ),
         ({"pad_token_id": 23}, "pad_token_id 23, but max_position_embeddings is 24"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
