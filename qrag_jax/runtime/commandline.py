@@ -91,7 +91,7 @@ def parse_flags(
     except InputError as error:
         _leave(str(error))
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        _leave(_sentence(error, argv))
+        _leave(sentence(error, argv))
     if words is not None:
         words += rest[1:]
     elif len(rest) > 1:
@@ -127,7 +127,8 @@ def _main_or_sentence(main: Callable[[], int]) -> int:
         return 1
 
 
-def _sentence(error: Exception, argv: Sequence[str]) -> str:
+def sentence(error: Exception, argv: Sequence[str]) -> str:
+    """What is wrong with the flags, of the error that reading them raised."""
     # ml_collections names only the part of --config.a.b that it did not find, in quotes.
     quoted = re.search(r"'(\w+)\\?'", str(error))
     if isinstance(error, (AttributeError, KeyError)) and quoted:
