@@ -57,17 +57,17 @@ def test_stopped_gone_on_with_and_compared(commands: Commands, tmp_path: Path) -
     assert steps == [*range(1, 25)]
     good, bad = json.loads((out / "table.json").read_text())["settings"]
     assert (good["settings"], good["seeds"], good["questions"]) == (GOOD, [42], 4)
-    summary = json.loads((first / "eval/summary.json").read_text())
+    summary = json.loads((first / "summary.json").read_text())
     assert good["mean"] == pytest.approx(summary["trained"]["fact_f1"])
     assert bad == {"settings": BAD, "seeds": []}
     assert f"- {NAMES[1]}: train: exit 1: error: the loss or its gradient was" in result.stdout
     # Once more: what is done stays, what failed is tried again.
-    before = (first / "eval/summary.json").stat().st_mtime_ns
+    before = (first / "summary.json").stat().st_mtime_ns
     again = commands.run("sweep", f"--out={out}")
     assert again.returncode == 1
     assert f"{NAMES[0]}: done already" in again.stdout
     assert f"{NAMES[1]}: train" in again.stdout
-    assert (first / "eval/summary.json").stat().st_mtime_ns == before
+    assert (first / "summary.json").stat().st_mtime_ns == before
     # Another plan, another score.
     text = refusal(commands.run("sweep", *SWEEP, "--seeds=42,43", f"--out={out}"))
     assert "has another plan (seeds: 42 there, 42,43 given)" in text

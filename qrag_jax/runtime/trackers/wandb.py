@@ -10,7 +10,7 @@ from typing import Any
 from qrag_jax.runtime.trackers import Start
 
 _STEP = "step"  # the axis of all charts
-_PATIENCE = 60  # seconds until the service is said to be away
+_PATIENCE = 30  # seconds until the service is said to be away
 _FLUSH = 1.0  # seconds; offline a kill loses no more than this (W&B's own: 15)
 
 

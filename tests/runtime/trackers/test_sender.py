@@ -213,3 +213,46 @@ def test_metrics_are_those_that_the_tracker_is_sent(tmp_path: Path) -> None:
     path.write_text('{"step": 1, "a": null, "b": 2}\n{"step": 2, "a": 1}\n')
     assert math.isnan(read_metrics(path)[0]["a"])
     assert [*_lines(path)] == [(1, {"b": 2}), (2, {"a": 1})]
+
+
+def test_a_failing_tracker_does_not_end_a_training(
+    tracker: FileTracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the writer's side: all lines are written, and the trackers get what they take."""
+    from qrag_jax.runtime import trackers
+    from qrag_jax.runtime.log_config import LogConfig
+    from qrag_jax.runtime.writers import Logged, MetricWriter
+
+    tracker.fails_at, tracker.closes = (2,), False
+    starts: list[tuple[str, trackers.Start]] = []
+
+    def begin(name: str, start: trackers.Start) -> FileTracker:
+        starts.append((name, start))
+        if name == "mlflow":
+            raise OSError("the server is away")
+        return tracker
+
+    monkeypatch.setattr(trackers, "begin", begin)
+    monkeypatch.setenv("PLANTED_KEY", "planted-key-1234")
+    told: list[str] = []
+    log = LogConfig(to=("wandb", "mlflow"), project="p")
+    config = {"train": {"steps": 3}, "llm": {"url": "http://me:planted-key-1234@host"}}
+    workdir = tmp_path / "my-run"
+    with MetricWriter(workdir, None, Logged(log, config, told.append)) as writer:
+        for step in (1, 2, 3):
+            writer.write(step, {"loss": float(step), "nan": math.nan})
+        writer.write_text(3, "episodes", "# text")
+    assert [line["step"] for line in read_metrics(workdir / "metrics.jsonl")] == [1, 2, 3]
+    assert {(s, n, v) for _, s, n, v in tracker.rows()} == {
+        (1, "loss", "1.0"),
+        (3, "loss", "3.0"),
+        (3, "episodes", "# text"),
+    }
+    assert sum("a line was not sent" in line for line in told) == 1
+    assert sum(line.startswith("mlflow cannot be used (the server is away)") for line in told) == 1
+    assert {(name, start.name, start.project) for name, start in starts} == {
+        ("wandb", "my-run", "p"),
+        ("mlflow", "my-run", "p"),
+    }
+    assert starts[0][1].config == {"train": {"steps": 3}, "llm": {"url": "http://host"}}
+    assert not (workdir / "tensorboard").exists()
