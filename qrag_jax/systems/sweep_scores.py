@@ -14,7 +14,8 @@ from qrag_jax.evaluators.shown import places
 from qrag_jax.metrics import agent_log, hop_log, prediction_scores, predictions, retrieval_log, trec
 from qrag_jax.metrics.facts import score_columns
 from qrag_jax.metrics.ranking import ranking_columns
-from qrag_jax.runtime.saved_config import read_fields
+from qrag_jax.runtime.config_fields import refusing_types
+from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
 
 Scores = dict[str, dict[str, float]]  # by the score's name, then by the question's id
 OF_AGENTS = ("f1", "em", "recall")
@@ -85,7 +86,10 @@ def _of_rewrites(path: Path) -> RunScores:
     from qrag_jax.systems.deepretrieval_scoring import QRELS, RUNS
     from qrag_jax.systems.rewrite_search import OWN
 
-    config = read_fields(path.parent.parent / "config.json")["eval"]
+    of_run = path.parent.parent / CONFIG_NAME
+    with refusing_types(of_run):
+        config = read_fields(of_run)["eval"]
+        measures, best_by = tuple(config["measures"]), str(config["best_by"])
     found: Scores = {}
     own: dict[str, dict[str, Sequence[str]]] = {}
     for row in rewrite_log.read(path):
@@ -94,10 +98,10 @@ def _of_rewrites(path: Path) -> RunScores:
     for collection, rankings in own.items():
         qrels = trec.read_qrels(path.parent / RUNS / (collection or OWN) / QRELS)
         qrels = {name: qrels[name] for name in rankings if name in qrels}
-        for measure, column in ranking_columns(rankings, qrels, config["measures"]).items():
+        for measure, column in ranking_columns(rankings, qrels, measures).items():
             named = {f"{collection}/{name}": value for name, value in column.items()}
             found.setdefault(measure, {}).update(named)
-    return RunScores(config["best_by"], found)
+    return RunScores(best_by, found)
 
 
 _READERS: dict[str, Callable[[Path], RunScores]] = {
