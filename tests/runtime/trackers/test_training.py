@@ -23,13 +23,16 @@ def environment(commands: Commands, tmp_path: Path) -> dict[str, str]:
     return commands.environment | {
         "WANDB_MODE": "offline",
         "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
-        "MLFLOW_ARTIFACT_URI": str(tmp_path / "artifacts"),
         "TRACKIO_DIR": str(tmp_path / "trackio"),
     }
 
 
 def test_a_killed_training(commands: Commands, environment: dict[str, str], tmp_path: Path) -> None:
     workdir = tmp_path / "my-run"
+    # MLflow puts artifacts into the working folder, here the repository, unless it is told a place.
+    mlflow = pytest.importorskip("mlflow")
+    client = mlflow.MlflowClient(environment["MLFLOW_TRACKING_URI"])
+    client.create_experiment("qrag-test", artifact_location=f"file://{tmp_path}/artifacts")
     words = (
         *SHARED,
         f"--workdir={workdir}",
