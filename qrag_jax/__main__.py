@@ -10,6 +10,7 @@ from qrag_jax.runtime.output import lasting_output
 COMMANDS = {
     "train": "train a retriever, or go on with a training that was interrupted",
     "evaluate": "score a trained retriever, agent or language model beside the untrained one",
+    "sweep": "train and score one experiment with several seeds and settings, and compare them",
     "predict": "let a language model answer with tools, or write queries, and keep what it did",
     "show": "show runs on one page of HTML: learning curves, episodes step by step",
     "analyze": "show predictions: a table, learning curves, episodes token by token",

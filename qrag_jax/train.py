@@ -20,17 +20,20 @@ from ml_collections import config_flags
 from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.runtime import commandline, hosts, whole_files
+from qrag_jax.runtime import commandline, hosts, trackers, whole_files
 from qrag_jax.runtime.agreed_stop import AgreedStop
 from qrag_jax.runtime.checkpoints import SaveError
+from qrag_jax.runtime.config_fields import fill
 from qrag_jax.runtime.dry_run import program_lines
 from qrag_jax.runtime.ended import EndedEarly
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.output import end_process
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.runtime.step_log import NotFinite, StepLog
 from qrag_jax.runtime.targets import described_devices
+from qrag_jax.runtime.writers import Logged
 from qrag_jax.systems import run_flags
 
 CONFIG = run_flags.define_experiment()
@@ -57,6 +60,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
     """
     began = time.monotonic()
     systems.check(config)
+    logged = _logged(config)
     remark = systems.before_devices(config)
     with (
         hosts.joined(others),
@@ -76,7 +80,9 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
                 experience = system.experience(run, stop)
             except Stopped:
                 return _stopped(stop, run.step)
-            told = StepLog(run, system.train, system.profile, experience, system.told)
+            told = StepLog(
+                run, system.train, system.profile, experience, system.told, logged=logged
+            )
             step, step_log = run.step, stack.enter_context(told)
             try:
                 if step == 0 or run.progress.evaluation_due:
@@ -125,6 +131,7 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
         InputError: as in `train`.
     """
     systems.check(config)
+    _logged(config)
     remark = systems.before_devices(config, dry=True, described=bool(device_names))
     described = described_devices(device_names) if device_names else None
     devices = described.devices if described else None
@@ -141,6 +148,17 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
         for line in program_lines(system.programs(), described):
             log(line)
     return 0
+
+
+def _logged(config: ml_collections.ConfigDict) -> Logged:
+    """Where metrics go, which is checked.
+
+    Raises:
+        InputError: a tracker cannot be used on this machine.
+    """
+    settings = fill(LogConfig, config.log, "log")
+    trackers.check_usable(settings)
+    return Logged(settings, config.to_dict(), log)
 
 
 def _is_due(step: int, every: int, steps: int) -> bool:

@@ -35,12 +35,7 @@ def mean_interval(
     data = np.asarray(values, dtype=np.float64)
     if data.ndim != 1 or data.size == 0:
         raise ValueError(f"a mean needs a flat list of at least one value, not {data.shape}")
-    if not np.isfinite(data).all():
-        raise ValueError("a value is NaN or infinite: its mean has no interval")
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must lie between 0 and 1, not {level}")
-    if resamples < 1:
-        raise ValueError(f"resamples must be at least 1, not {resamples}")
+    _check(data, level, resamples)
     if data.min() == data.max():  # exact, while the mean of equal numbers may round
         constant = float(data[0])
         return constant, constant, constant
@@ -82,3 +77,47 @@ def paired_interval(
     if first.shape != second.shape:
         raise ValueError(f"pairs need equal lengths, not {first.shape} and {second.shape}")
     return mean_interval(first - second, level, resamples, seed)
+
+
+def crossed_interval(
+    values: NDArray[np.floating], level: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float, float]:
+    """Mean and bootstrap interval of trainings × questions: (mean, low, high).
+
+    Trainings and questions are both drawn anew, apart from each other (Owen, 2007, "The pigeonhole
+    bootstrap"): one lucky training does not count as many questions. Of a single training only the
+    questions are drawn, as in `mean_interval`. For differences give those of the same training seed
+    and question.
+
+    Args:
+        values: `[trainings, questions]`, at least one of each.
+        level, resamples, seed: as for `mean_interval`.
+
+    Raises:
+        ValueError: as for `mean_interval`.
+    """
+    data = np.asarray(values, dtype=np.float64)
+    if data.ndim != 2 or data.size == 0:
+        raise ValueError(f"a table of trainings × questions is needed, not {data.shape}")
+    if len(data) == 1 or data.min() == data.max():
+        return mean_interval(data[0], level, resamples, seed)
+    _check(data, level, resamples)
+    rows, columns = data.shape
+    draws, means = np.random.default_rng(seed), []
+    for first in range(0, resamples, most := max(1, _BLOCK // columns)):
+        size = min(most, resamples - first)
+        of_rows = draws.multinomial(rows, np.full(rows, 1 / rows), size)
+        of_columns = draws.multinomial(columns, np.full(columns, 1 / columns), size)
+        means.append(np.einsum("br,rc,bc->b", of_rows, data, of_columns, optimize=True))
+    found = np.concatenate(means) / data.size
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    return float(data.mean()), float(low), float(high)
+
+
+def _check(data: NDArray[np.floating], level: float, resamples: int) -> None:
+    if not np.isfinite(data).all():
+        raise ValueError("a value is NaN or infinite: its mean has no interval")
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must lie between 0 and 1, not {level}")
+    if resamples < 1:
+        raise ValueError(f"resamples must be at least 1, not {resamples}")

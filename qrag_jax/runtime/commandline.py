@@ -96,7 +96,7 @@ def parse_flags(
     except InputError as error:
         _leave(str(error))
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        _leave(_sentence(error, argv))
+        _leave(sentence(error, argv))
     if words is not None:
         words += rest[1:]
     elif len(rest) > 1:
@@ -132,7 +132,8 @@ def _main_or_sentence(main: Callable[[], int]) -> int:
         return 1
 
 
-def _sentence(error: Exception, argv: Sequence[str]) -> str:
+def sentence(error: Exception, argv: Sequence[str]) -> str:
+    """What is wrong with the flags, of the error that reading them raised."""
     if isinstance(error, flags.UnrecognizedFlagError):
         like = re.search(r"Did you mean: ([\w.]+)", str(error))
         instead = f"did you mean --{like[1]}? --help lists all" if like else "see --help"

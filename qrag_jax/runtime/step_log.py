@@ -25,7 +25,7 @@ from qrag_jax.runtime.process import process_age
 from qrag_jax.runtime.profile import StepProfile
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.train_config import TrainConfig
-from qrag_jax.runtime.writers import MetricWriter
+from qrag_jax.runtime.writers import Logged, MetricWriter
 
 Metrics = dict[str, jax.Array]
 SHOWN = 8  # most questions named in the message about one skipped step
@@ -89,18 +89,26 @@ class StepLog:
     """The log of a training's steps. Use it as a context manager around the loop."""
 
     def __init__(
-        self, run: Run, train: TrainConfig, profile: int, experience: Played, told: Told
+        self,
+        run: Run,
+        train: TrainConfig,
+        profile: int,
+        experience: Played,
+        told: Told,
+        *,
+        logged: Logged | None = None,
     ) -> None:
         """
         Args:
             profile: number of steps to trace.
             experience: the log writes its waits and counts.
+            logged: where metrics go besides the run's `metrics.jsonl`.
         """
         self._run, self._train, self._experience, self._told = run, train, experience, told
         done = run.step
         self._profile = StepProfile(run.workdir / "profile", profile, done, log)
         first = jax.process_index() == 0  # of several hosts it alone writes
-        self._writer = MetricWriter(run.workdir, done or None) if first else None
+        self._writer = MetricWriter(run.workdir, done or None, logged) if first else None
         self._episodes = EpisodeFile(run.workdir, done or None) if first else None
         self._bar = tqdm(initial=done, total=train.steps, unit="step", disable=not first)
         self._running: tuple[int, Metrics, np.ndarray] | None = None

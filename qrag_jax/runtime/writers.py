@@ -1,23 +1,43 @@
-"""Where training metrics go: `metrics.jsonl` and TensorBoard files in the work folder."""
+"""Where training metrics go: `metrics.jsonl` and TensorBoard files in the work folder; trackers."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsFloat
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files, bounded_json, typed_json
+from qrag_jax.runtime import bounded_files, bounded_json, trackers, typed_json
+from qrag_jax.runtime.log_config import TENSORBOARD, LogConfig
+from qrag_jax.runtime.trackers.secrets_out import clean
+from qrag_jax.runtime.trackers.sender import Sender, close_all
 from qrag_jax.runtime.whole_files import replacing
 
 METRICS_NAME = "metrics.jsonl"
 TENSORBOARD_NAME = "tensorboard"
+PATIENCE = 60  # seconds that the end of a training waits for its trackers
+
+
+@dataclasses.dataclass(frozen=True)
+class Logged:
+    """Where a training's metrics go, and what trackers are told of it.
+
+    Attributes:
+        settings: section `log` of the config.
+        config: all fields of the experiment, in nested sections.
+        tell: takes one sentence for the user.
+    """
+
+    settings: LogConfig = dataclasses.field(default_factory=LogConfig)
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tell: Callable[[str], None] = print
 
 
 class MetricWriter:
@@ -30,12 +50,18 @@ class MetricWriter:
         resume_step: the step of the checkpoint from which the run resumes. Lines of later steps
             and a line torn by the kill are dropped. TensorBoard is told to hide events from
             `resume_step + 1` on. None for a new run: an old file is moved to `metrics.jsonl.old`.
+        logged: where else metrics go. A tracker is first sent the lines of `metrics.jsonl` that it
+            lacks.
 
     Raises:
-        InputError: a whole line of the old `metrics.jsonl` is broken.
+        InputError: a whole line of the old `metrics.jsonl` is broken, or the record of what was
+            sent to a tracker.
     """
 
-    def __init__(self, workdir: Path, resume_step: int | None = None) -> None:
+    def __init__(
+        self, workdir: Path, resume_step: int | None = None, logged: Logged | None = None
+    ) -> None:
+        logged = logged or Logged()
         workdir.mkdir(parents=True, exist_ok=True)
         path = workdir / METRICS_NAME
         if path.exists():
@@ -45,13 +71,16 @@ class MetricWriter:
                 _drop_after(path, resume_step)
         # Unbuffered: when `write` returns, the whole line is in the file, even if a kill follows.
         self._file = path.open("ab", buffering=0)
-        self._board = _summary_writer()(
-            str(workdir / TENSORBOARD_NAME),
-            purge_step=0 if resume_step is None else resume_step + 1,
-            flush_secs=20,
-            # File names hold whole seconds; a resume in the same second would overwrite a file.
-            filename_suffix=f".{time.time_ns()}",
-        )
+        self._board = None
+        if TENSORBOARD in logged.settings.to:
+            self._board = _summary_writer()(
+                str(workdir / TENSORBOARD_NAME),
+                purge_step=0 if resume_step is None else resume_step + 1,
+                flush_secs=20,
+                # File names hold whole seconds; a resume in the same second would overwrite a file.
+                filename_suffix=f".{time.time_ns()}",
+            )
+        self._senders = [_sender(name, workdir, logged) for name in logged.settings.trackers]
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Adds one line and one TensorBoard scalar per metric.
@@ -72,17 +101,28 @@ class MetricWriter:
             name: value if math.isfinite(value) else None for name, value in scalars.items()
         }
         self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
-        for name, value in scalars.items():
-            self._board.add_scalar(name, value, int(step))
+        if self._board is not None:
+            for name, value in scalars.items():
+                self._board.add_scalar(name, value, int(step))
+        for sender in self._senders:
+            sender.put(int(step), _finite(scalars))
 
     def write_text(self, step: int, name: str, text: str) -> None:
-        """Adds a text in Markdown to TensorBoard."""
-        self._board.add_text(name, text, int(step))
+        """Adds a text in Markdown to TensorBoard and to trackers."""
+        if self._board is not None:
+            self._board.add_text(name, text, int(step))
+        for sender in self._senders:
+            sender.put(int(step), {name: text})
 
     def close(self) -> None:
-        """Flushes and closes the files; `write` must not be called any more."""
+        """Flushes and closes the files; `write` must not be called any more.
+
+        Waits for trackers, but not longer than `PATIENCE`.
+        """
         self._file.close()
-        self._board.close()
+        if self._board is not None:
+            self._board.close()
+        close_all(self._senders, PATIENCE)
 
     def __enter__(self) -> MetricWriter:
         return self
@@ -94,6 +134,34 @@ class MetricWriter:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _sender(name: str, workdir: Path, logged: Logged) -> Sender:
+    settings = logged.settings
+    start = trackers.Start(
+        workdir,
+        settings.project,
+        settings.name or workdir.resolve().name,
+        clean(logged.config),
+    )
+    return Sender(
+        name,
+        lambda kept: trackers.begin(name, dataclasses.replace(start, kept=kept)),
+        workdir / trackers.FOLDER / f"{name}.json",
+        logged.tell,
+        lambda: _lines(workdir / METRICS_NAME),
+    )
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    for record in read_metrics(path):
+        step = int(record.pop("step"))
+        yield step, _finite(record)
+
+
+def _finite(scalars: Mapping[str, float]) -> dict[str, float]:
+    """What is not finite has no place in a tracker's charts."""
+    return {name: value for name, value in scalars.items() if math.isfinite(value)}
 
 
 def _summary_writer() -> Any:

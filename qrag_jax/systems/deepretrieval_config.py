@@ -24,6 +24,7 @@ from qrag_jax.retrieval.remote_engines.config import RemoteEngineConfig
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime.config_fields import internal, refusing_types
+from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.systems import token_config
@@ -241,6 +242,7 @@ SECTIONS: dict[str, type] = {
     "train": TrainConfig,
     "eval": EvalConfig,
     "runtime": RuntimeConfig,
+    "log": LogConfig,
 }
 FIELDS: dict[str, tuple[Any, str]] = {
     "seed": SEED,
@@ -302,6 +304,7 @@ class RewriteConfig:
     train: TrainConfig
     eval: EvalConfig
     runtime: RuntimeConfig
+    log: LogConfig
     llm: ServedConfig | None = None
     first_steps: int = internal(0)
 

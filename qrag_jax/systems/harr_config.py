@@ -24,8 +24,9 @@ from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.scratch import ScratchConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.agents import PlayConfig
-from qrag_jax.runtime import own_code
+from qrag_jax.runtime import log_config, own_code
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
+from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.saved_config import add_later_fields, read_fields
 from qrag_jax.runtime.train_config import TrainConfig
@@ -192,6 +193,7 @@ SECTIONS: dict[str, type] = {
     "train": TrainConfig,
     "eval": AgentEvalConfig,
     "runtime": RuntimeConfig,
+    "log": LogConfig,
 }
 OF_ALGORITHM: dict[str, type] = {GRPO: GRPOConfig, PPO: PPOConfig}
 FIELDS: dict[str, tuple[Any, str]] = {
@@ -210,6 +212,7 @@ LATER_FIELDS: dict[str, Any] = {
     "agent.path": "",
     "optimizer.matrices": "adam",
     "optimizer.muon_rate": 5.0,
+    **log_config.LATER_FIELDS,
 }
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
@@ -226,6 +229,7 @@ FREE_FIELDS = (
     "llm.",
     "reranker.",
     "runtime.",
+    "log.",
     "profile",
 )
 
@@ -254,6 +258,7 @@ class HarrConfig:
     train: TrainConfig
     eval: AgentEvalConfig
     runtime: RuntimeConfig
+    log: LogConfig
     llm: LlmConfig | None = None
 
     @classmethod

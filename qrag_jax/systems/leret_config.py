@@ -20,6 +20,7 @@ from qrag_jax.llm.served_config import ServedConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
 from qrag_jax.runtime.config_fields import internal, refusing_types
+from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.systems import token_config
@@ -186,6 +187,7 @@ SECTIONS: dict[str, type] = {
     "train": TrainConfig,
     "eval": EvalConfig,
     "runtime": RuntimeConfig,
+    "log": LogConfig,
 }
 FIELDS: dict[str, tuple[Any, str]] = {
     "seed": SEED,
@@ -235,6 +237,7 @@ class LeretConfig:
     train: TrainConfig
     eval: EvalConfig
     runtime: RuntimeConfig
+    log: LogConfig
     llm: ServedConfig | None = None
     plan: tuple[StagePlan, ...] = internal(())
 

@@ -16,6 +16,7 @@ from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import UNNORMALISED_SCALE, family_of
+from qrag_jax.runtime import log_config
 from qrag_jax.runtime.config_fields import refusing_types
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import add_later_fields, check_same_config, read_fields
@@ -42,6 +43,7 @@ FREE_FIELDS = (
     "reward.path",
     "reward.max_failure_share",
     "runtime.",
+    "log.",
     "profile",
 )
 
@@ -82,6 +84,7 @@ LATER_FIELDS: dict[str, Any] = {
     "optimizer.muon_rate": 5.0,
     "runtime.sharding": (),
     "runtime.deterministic": True,  # how fast a step is, not what it computes
+    **log_config.LATER_FIELDS,
 }
 
 # Fields of a source that were added later: how older runs of this source drew their documents.

@@ -30,6 +30,7 @@ from qrag_jax.retrieval.chunk_positions import NO_POSITIONS
 from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
+from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
@@ -45,6 +46,7 @@ SECTIONS: dict[str, type] = {
     "train": TrainConfig,
     "eval": EvalConfig,
     "runtime": RuntimeConfig,
+    "log": LogConfig,
 }
 # Sections that only some configs need. Each one comes after the section that contains it.
 OPTIONAL: dict[str, type] = {
@@ -81,6 +83,7 @@ class QRagConfig:
     train: TrainConfig
     eval: EvalConfig
     runtime: RuntimeConfig
+    log: LogConfig
     llm: LlmConfig | None = None
 
     @classmethod

@@ -24,6 +24,7 @@ from qrag_jax.rollouts.token_sampler import DEVICE, SERVER, SamplingConfig
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime import own_code
 from qrag_jax.runtime.config_fields import internal, refusing_types
+from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.systems import token_config
@@ -181,6 +182,7 @@ SECTIONS: dict[str, type] = {
     "train": TrainConfig,
     "eval": EvalConfig,
     "runtime": RuntimeConfig,
+    "log": LogConfig,
 }
 FIELDS: dict[str, tuple[Any, str]] = {
     "seed": SEED,
@@ -230,6 +232,7 @@ class RlvrConfig:
     train: TrainConfig
     eval: EvalConfig
     runtime: RuntimeConfig
+    log: LogConfig
     llm: ServedConfig | None = None
     sft_steps: int = internal(0)
 

@@ -13,7 +13,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import config_files, own_code
+from qrag_jax.runtime import commandline, config_files, own_code
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.systems import (
     deepretrieval_config,
@@ -37,16 +37,17 @@ HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 class _CompleteParser(config_flags.config_flags.ConfigFileFlagParser):
     """Reads a config file, and adds the optional fields that it and the command line need."""
 
-    def __init__(self, also: Iterable[str]) -> None:
+    def __init__(self, also: Iterable[str], words: Sequence[str] | None = None) -> None:
         super().__init__(name="config", lock_config=True)
-        self._also = tuple(also)
+        self._also, self._words = tuple(also), words
 
     def parse(self, path: str) -> Any:
         """The config of a file."""
         config = super().parse(path)
         # Another system's config is complete as it is.
         if isinstance(config, ml_collections.ConfigDict) and config.get("system") == Q_RAG:
-            q_rag_config.complete(config, sys.argv[1:], self._also)
+            words = sys.argv[1:] if self._words is None else self._words
+            q_rag_config.complete(config, words, self._also)
         return config
 
 
@@ -102,6 +103,27 @@ def given_experiment(
     if config is None:
         raise InputError(f"give an experiment, for example --config={example}.")
     return config
+
+
+def experiment_of(words: Sequence[str]) -> ml_collections.ConfigDict:
+    """The experiment of a command line that is not this process's own, which is checked by nobody.
+
+    Args:
+        words: `--config=FILE` and `--config.FIELD=VALUE`.
+
+    Raises:
+        InputError: the file or a value cannot be used.
+    """
+    argv, values = ["train", *words], flags.FlagValues()
+    holder = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
+    values["config"].parser = _CompleteParser((), words)
+    try:
+        values(argv)
+        return given_experiment(holder)
+    except InputError:
+        raise
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        raise InputError(commandline.sentence(error, argv)) from None
 
 
 def workdir() -> Path:

@@ -16,6 +16,7 @@ from qrag_jax.llm.served_config import Needs, ServedConfig
 from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.token_sampler import SamplingConfig
+from qrag_jax.runtime import log_config
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.saved_config import add_later_fields, read_fields
@@ -25,7 +26,7 @@ BRIDGE = "bridge"  # in place of data: questions that are made here
 SEED = (42, "of the shuffle, the policy's draws and random weights")
 PROFILE = (0, "steps traced into workdir/profile after the first two of a start, 0: none")
 # Fields of all these systems that were added later; see `ConfigLayout.later_fields`.
-LATER_FIELDS: dict[str, Any] = {"train.log_episodes": 8}
+LATER_FIELDS: dict[str, Any] = {"train.log_episodes": 8, **log_config.LATER_FIELDS}
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     "train.log_every",
@@ -37,6 +38,7 @@ FREE_FIELDS = (
     "eval.seed",
     "llm.",
     "runtime.",
+    "log.",
     "profile",
 )
 

@@ -1,0 +1,139 @@
+"""Trains and scores one experiment with several seeds and settings, and compares them.
+
+    python -m qrag_jax.sweep --config=configs/quickstart.py --out=runs/rates --seeds=42,43,44 \\
+        --set=optimizer.learning_rate=1e-5,3e-5
+    python -m qrag_jax.sweep --table runs/rates
+
+Every combination of the values of --set is trained with every seed. Give the same command again, or
+only --out, to go on with a sweep that was stopped: finished runs stay as they are, and a run that
+was broken off goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+from absl import flags
+
+from qrag_jax.errors import InputError
+from qrag_jax.runtime import commandline, locks
+from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from qrag_jax.systems import sweep_slurm, sweep_table
+from qrag_jax.systems.sweep_plan import NAME, Plan, seeds_of, sets_of
+from qrag_jax.systems.sweep_runs import FAILED, SweepFolder, run_all, stopped_line
+
+CONFIG = flags.DEFINE_string("config", "", "Experiment, FILE or FILE:VARIANT.")
+OUT = flags.DEFINE_string("out", "", "Folder of the sweep.")
+SEEDS = flags.DEFINE_list("seeds", ["42"], "Seeds of the trainings, with commas between them.")
+SET = flags.DEFINE_multi_string(
+    "set", [], "FIELD=VALUE,VALUE of the experiment; may be given several times."
+)
+SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to score, 0 for all.", lower_bound=0)
+CHECKPOINT = flags.DEFINE_enum(
+    "checkpoint", "", ["", "best", "last"], "Which checkpoint is scored; default: the command's."
+)
+JOBS = flags.DEFINE_integer("jobs", 1, "Runs at a time on this machine.", lower_bound=1)
+SCORE = flags.DEFINE_string("score", "", "Score of the table; default: that of the system.")
+TABLE = flags.DEFINE_bool("table", False, "Only write the table of the sweep in a folder.")
+SLURM = flags.DEFINE_bool("slurm", False, "Only write a Slurm script with a task for each run.")
+SUBMIT = flags.DEFINE_bool("submit", False, "With --slurm: give it to sbatch, too.")
+RUN = flags.DEFINE_integer("run", None, "Only do the run of this number, from 0.", lower_bound=0)
+WORDS: list[str] = []  # the words that are no flags
+_OF_PLAN = ("config", "seeds", "set", "samples", "checkpoint")
+
+
+def main() -> int:
+    """Reads the flags, runs what is left of the plan, and shows the table."""
+    if SUBMIT.value and not SLURM.value:
+        raise InputError("--submit gives a Slurm script to sbatch; add --slurm.")
+    folder = _folder()
+    if TABLE.value:
+        with commandline.writing(folder, "--table"):
+            print(_table(Plan.read(folder), SweepFolder(folder)), end="")
+        return 0
+    plan = _plan(folder)
+    if SLURM.value:
+        return _slurm(folder, plan)
+    return _run(folder, plan)
+
+
+def _folder() -> Path:
+    given = [*filter(None, [OUT.value, *WORDS])]
+    if len(given) != 1 or (WORDS and not TABLE.value):
+        raise InputError(
+            "give the sweep's folder once, for example --out=runs/sweep, or --table runs/sweep."
+        )
+    return Path(given[0])
+
+
+def _plan(folder: Path) -> Plan:
+    """The plan of the flags, checked and kept, or that of the folder where they give none."""
+    given = [name for name in _OF_PLAN if flags.FLAGS[name].present]
+    if not given:
+        return Plan.read(folder)
+    if not CONFIG.value:
+        raise InputError(
+            f"--{given[0]} is given without --config; give --config=FILE, too, or only --out to go "
+            "on with the plan of that folder."
+        )
+    plan = Plan(
+        CONFIG.value,
+        seeds_of(SEEDS.value),
+        sets_of(SET.value),
+        SAMPLES.value,
+        CHECKPOINT.value or "",
+    )
+    if not (folder / NAME).exists():
+        plan.check()
+    fix = "wait a moment, or give another --out"
+    lock = folder / ".sweep.lock", f"{folder} is being begun", fix, "--out"
+    with commandline.writing(folder, "--out"), locks.held(*lock):
+        if (folder / NAME).exists():
+            plan.refuse_other(Plan.read(folder), folder)
+        else:
+            plan.write(folder)
+    return plan
+
+
+def _run(folder: Path, plan: Plan) -> int:
+    runs, kept = plan.runs(), SweepFolder(folder)
+    if RUN.value is not None:
+        if RUN.value >= len(runs):
+            raise InputError(f"--run={RUN.value} is no run; they are 0 to {len(runs) - 1}.")
+        runs = [runs[RUN.value]]
+    try:
+        with commandline.writing(folder, "--out"), StopSignal() as stop:
+            run_all(plan, kept, runs, JOBS.value, stop)
+    except Stopped as stopped:
+        print(stopped_line(kept, runs, stopped))
+        return 128 + signal.Signals[str(stopped)]
+    if RUN.value is None:
+        with commandline.writing(folder, "--out"):
+            print(_table(plan, kept), end="")
+    states = [kept.state(run) for run in runs]
+    return int(any(state is not None and state.status == FAILED for state in states))
+
+
+def _table(plan: Plan, folder: SweepFolder) -> str:
+    found = sweep_table.scored(plan, folder, SCORE.value)
+    text = sweep_table.write(folder.path, plan, sweep_table.compared(found))
+    return f"{text}\n{folder.path / sweep_table.MARKDOWN}, {folder.path / sweep_table.JSON}\n"
+
+
+def _slurm(folder: Path, plan: Plan) -> int:
+    with commandline.writing(folder, "--out"):
+        path = sweep_slurm.write(folder, len(plan.runs()))
+    if not SUBMIT.value:
+        print(f"{path}: {len(plan.runs())} runs; start them with sbatch {path}")
+        return 0
+    program = shutil.which("sbatch")
+    if program is None:
+        raise InputError(f"sbatch is not on this machine; give {path} to it where Slurm is.")
+    return subprocess.run([program, str(path)], check=False).returncode  # noqa: S603
+
+
+if __name__ == "__main__":
+    commandline.run(main, words=WORDS)

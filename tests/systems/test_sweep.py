@@ -1,0 +1,236 @@
+"""A sweep's plan, its table and its Slurm script; the runs themselves are in `test_sweep_runs`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.bootstrap import crossed_interval
+from qrag_jax.systems import sweep_slurm, sweep_table
+from qrag_jax.systems.sweep_plan import Plan, seeds_of, sets_of
+from qrag_jax.systems.sweep_runs import FAILED, RunState, SweepFolder
+from qrag_jax.systems.sweep_table import Scored, compared, markdown
+from tests.entry_points import ROOT
+
+TINY = f"{ROOT}/configs/quickstart.py:tiny"
+RATES = {"optimizer.learning_rate": ("1e-5", "3e-5")}
+
+
+def test_runs_are_every_combination_with_every_seed() -> None:
+    plan = Plan("c.py", (1, 2), RATES | {"train.steps": ("6",), "eval.beam": ("1", "2")})
+    runs = plan.runs()
+    assert [run.name for run in runs[:3]] == [
+        "learning_rate-1e-5-beam-1-seed1",
+        "learning_rate-1e-5-beam-1-seed2",
+        "learning_rate-1e-5-beam-2-seed1",
+    ]
+    assert len(runs) == len({run.name for run in runs}) == 8
+    assert runs[2].settings == "optimizer.learning_rate=1e-5, eval.beam=2"
+    assert plan.words(runs[2]) == [
+        "--config=c.py",
+        "--config.seed=1",
+        "--config.optimizer.learning_rate=1e-5",
+        "--config.train.steps=6",
+        "--config.eval.beam=2",
+    ]
+
+
+def test_names_stay_apart_and_are_no_paths() -> None:
+    plan = Plan("c.py", (1,), {"data.path": ("a/b", "a_b", "../..", "x" * 300)})
+    names = [run.name for run in plan.runs()]
+    assert names[:3] == ["path-a_b-seed1", "path-a_b-2-seed1", "path-seed1"]
+    assert all(re.fullmatch(r"[A-Za-z0-9._+-]{1,100}", name) for name in names)
+    assert [run.name for run in Plan("c.py", (7,)).runs()] == ["base-seed7"]
+
+
+def test_values_with_brackets_and_quotes_are_one() -> None:
+    given = ["model.lora.targets=('q', 'v'),('q',)", "config.data.path='a,b',c", "train.steps="]
+    assert sets_of(given) == {
+        "model.lora.targets": ("('q', 'v')", "('q',)"),
+        "data.path": ("'a,b'", "c"),
+        "train.steps": ("",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["x"], "--set=x is not of the form FIELD=VALUE,VALUE"),
+        (["a b=1"], "is not of the form"),
+        (["--out=1"], "is not of the form"),
+        (["seed=1,2"], "give --seeds in its place"),
+        (["a=1", "config.a=2"], "gives the values of a again"),
+        (["a=1,1"], "has a value twice"),
+    ],
+)
+def test_sets_that_are_refused(given: list[str], told: str) -> None:
+    with pytest.raises(InputError, match="--set") as error:
+        sets_of(given)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize("given", [[], ["a"], ["-1"], ["1.5"], ["1", "1"], [str(2**32)], [""]])
+def test_seeds_that_are_refused(given: list[str]) -> None:
+    with pytest.raises(InputError, match="--seeds="):
+        seeds_of(given)
+    assert seeds_of(["0", "42"]) == (0, 42)
+
+
+def test_every_combination_is_checked_before_anything_starts() -> None:
+    Plan(TINY, (42,), {"optimizer.learning_rate": ("1e-5",), "reward.name": ("gt",)}).check()
+    with pytest.raises(InputError, match="learning_rat") as error:
+        Plan(TINY, (42,), {"optimizer.learning_rat": ("1e-5",)}).check()
+    assert "has no field" in str(error.value)
+    with pytest.raises(InputError, match=r"^train\.steps=0: config\.train\.steps is 0"):
+        Plan(TINY, (42,), {"train.steps": ("5", "0")}).check()
+    with pytest.raises(InputError, match=r"optimizer\.learning_rate"):
+        Plan(TINY, (42,), {"optimizer.learning_rate": ("1e-5", "fast")}).check()
+    with pytest.raises(InputError, match=r"nowhere\.py"):
+        Plan("nowhere.py", (42,)).check()
+    with pytest.raises(InputError, match="make 1002 runs; at most are 1000"):
+        Plan(TINY, tuple(range(501)), {"train.steps": ("5", "6")}).check()
+
+
+def test_the_plan_is_kept_and_another_one_is_refused(tmp_path: Path) -> None:
+    plan = Plan(TINY, (42, 43), RATES, samples=8, checkpoint="last")
+    plan.write(tmp_path)
+    kept = Plan.read(tmp_path)
+    assert kept == plan
+    plan.refuse_other(kept, tmp_path)
+    for other, told in (
+        (Plan(TINY, (42,), RATES, 8, "last"), "(seeds: 42,43 there, 42 given)"),
+        (Plan("b.py", (42, 43), RATES, 8, "last"), f"(config: '{TINY}' there, 'b.py' given)"),
+        (
+            Plan(TINY, (42, 43), {}, 8, "last"),
+            "(sets: optimizer.learning_rate=1e-5,3e-5 there, none given)",
+        ),
+        (Plan(TINY, (42, 43), RATES, 9, "last"), "(samples: 8 there, 9 given)"),
+    ):
+        with pytest.raises(InputError, match="has another plan") as error:
+            other.refuse_other(kept, tmp_path)
+        assert told in str(error.value)
+    (tmp_path / "sweep.json").write_text('{"config": 3}')
+    with pytest.raises(InputError, match=r"sweep\.json cannot be read"):
+        Plan.read(tmp_path)
+    with pytest.raises(InputError, match="give the folder of a sweep, or --config to begin one"):
+        Plan.read(tmp_path / "none")
+
+
+# ------------------------------------------------------------------------------------ the table
+
+
+def questions(values: list[float], first: int = 0) -> dict[str, float]:
+    return {f"q{first + number}": value for number, value in enumerate(values)}
+
+
+def test_means_intervals_and_paired_differences() -> None:
+    draws = np.random.default_rng(0)
+    hard = draws.random(40)  # how hard a question is for all
+    one = {seed: questions([*hard + 0.01 * seed]) for seed in (1, 2)}
+    other = {seed: questions([*hard + 0.01 * seed + 0.1]) for seed in (2, 1)}
+    table = compared(Scored("f1", ("a", "b"), {"a": one, "b": other}, {}))
+    first, second = table["settings"]
+    values = np.array([[*one[1].values()], [*one[2].values()]])
+    assert (first["mean"], first["low"], first["high"]) == crossed_interval(values)
+    assert first["by_seed"] == {"1": pytest.approx(values[0].mean()), "2": values[1].mean()}
+    assert first["questions"] == 40
+    assert "difference" not in first
+    difference = second["difference"]
+    # The questions' own difficulty is in both, so the difference is sharp.
+    for name in ("mean", "low", "high"):
+        assert difference[name] == pytest.approx(0.1)
+    assert difference["seeds"] == [2, 1]
+    assert second["high"] - second["low"] > 0.1
+
+
+def test_only_common_questions_and_seeds_are_compared() -> None:
+    runs: Mapping[str, Mapping[int, dict[str, float]]] = {
+        "a": {1: questions([0.0, 0.0, 1.0]), 2: questions([0.0, 0.0, 1.0])},
+        "b": {2: questions([1.0, 1.0], first=1), 3: questions([1.0, 1.0], first=1)},
+        "c": {3: questions([1.0])},
+    }
+    found = compared(Scored("f1", ("a", "b", "c", "d"), runs, {"d-seed1": "train: exit 1: no"}))
+    a, b, c, d = found["settings"]
+    assert a["mean"] == pytest.approx(1 / 3)
+    assert (b["questions"], b["mean"]) == (2, 1.0)
+    assert b["difference"]["seeds"] == [2]
+    assert b["difference"]["questions"] == 2
+    assert b["difference"]["mean"] == 0.5  # of q1 and q2 alone: 1 - 0 and 1 - 1
+    assert "difference" not in c  # no seed in common
+    assert d == {"settings": "d", "seeds": []}  # and no mean of 0
+    text = markdown(Plan("c.py", (1, 2, 3)), found)
+    assert "| d | none |  |  |  |" in text
+    assert "- d-seed1: train: exit 1: no" in text
+
+
+def test_runs_that_failed_are_listed_with_the_reason(tmp_path: Path) -> None:
+    plan, folder = Plan(TINY, (1, 2, 3), {}), SweepFolder(tmp_path)
+    one, two, _ = plan.runs()
+    folder.keep(one, RunState(FAILED, "train", 2, "error: no such file."))
+    folder.keep(two, RunState(FAILED, "evaluate", -9, "a | b"))
+    found = sweep_table.scored(plan, folder)
+    assert found.missing == {
+        "base-seed1": "train: exit 2: error: no such file.",
+        "base-seed2": "evaluate: killed by SIGKILL: a | b",
+        "base-seed3": "not begun",
+    }
+    text = sweep_table.write(tmp_path, plan, compared(found))
+    assert (tmp_path / "table.md").read_text() == text
+    assert r"killed by SIGKILL: a \| b" in text
+    assert "| base | none |  |  |  |" in text
+    rows = json.loads((tmp_path / "table.json").read_text())
+    assert rows["settings"] == [{"settings": "base", "seeds": []}]
+    (tmp_path / "base-seed1.state.json").write_text("[]")
+    with pytest.raises(InputError, match="delete it to run base-seed1 again"):
+        folder.state(one)
+
+
+# ------------------------------------------------------------------------------------ Slurm
+
+
+def test_the_slurm_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "sweep"
+    path = sweep_slurm.write(folder, 6)
+    text = path.read_text()
+    assert "\n#SBATCH --array=0-5\n" in text
+    assert "\n#SBATCH --signal=TERM@120\n" in text
+    assert f"\n#SBATCH --output={folder}/slurm-%A_%a.log\n" in text
+    found = subprocess.run(["shellcheck", str(path)], capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, "")
+    odd = tmp_path / "with blank"
+    with pytest.raises(InputError, match="characters that a Slurm script cannot hold"):
+        sweep_slurm.write(odd, 6)
+    assert not odd.exists()
+
+
+@pytest.mark.parametrize(("status", "queued"), [(0, False), (1, False), (143, True), (130, True)])
+def test_a_stopped_task_is_queued_again(tmp_path: Path, status: int, queued: bool) -> None:
+    """Under stand-ins for srun and scontrol; no cluster has run it."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    scripts = {
+        "srun": f'echo "$@" >>{tmp_path}/calls; exit {status}',
+        "scontrol": f'echo scontrol "$@" >>{tmp_path}/calls',
+    }
+    for name, body in scripts.items():
+        (programs / name).write_text(f"#!/bin/bash\n{body}\n")
+        (programs / name).chmod(0o755)
+    path = sweep_slurm.write(tmp_path / "sweep", 2)
+    environment = {
+        "PATH": f"{programs}:/usr/bin:/bin",
+        "SLURM_ARRAY_TASK_ID": "1",
+        "SLURM_JOB_ID": "77",
+        "QRAG_PYTHON": "my-python",
+    }
+    ended = subprocess.run(["bash", str(path)], env=environment, capture_output=True, text=True)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert ended.returncode == status
+    assert calls[0] == f"my-python -m qrag_jax.sweep --out={tmp_path}/sweep --run=1"
+    assert calls[1:] == (["scontrol requeue 77"] if queued else [])
