@@ -78,7 +78,8 @@ def _of_ours(words: list[str]) -> Command | None:
         if word.startswith("qrag_jax.") and words[i - 1] == "-m":
             return Command(word.partition(".")[2], tuple(words[i + 1 :]))
         if word == "qrag" and i + 1 < len(words):
-            return None if words[i + 1] == "--help" else Command(words[i + 1], tuple(words[i + 2 :]))
+            name, *rest = words[i + 1 :]
+            return None if name == "--help" else Command(name, tuple(rest))
         if word in OF_LAUNCHERS:
             return Command(OF_LAUNCHERS[word], tuple(words[i + 1 :]))
     return None

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.__main__ import COMMANDS
-from qrag_jax.systems import harr_config, leret_config, q_rag_config, rlvr_config
 from qrag_jax.systems import deepretrieval_config as deep
+from qrag_jax.systems import harr_config, leret_config, q_rag_config, rlvr_config
 from tests import documented_commands
 from tests.entry_points import ROOT
 from tests.markdown_blocks import (
@@ -171,14 +171,12 @@ def test_the_readme_is_short_and_begins_with_the_two_commands() -> None:
 
 def test_modules_of_python_blocks_exist() -> None:
     """Also in blocks that are not run."""
-    for page in PAGES:
-        for block in blocks(page):
-            if block.language != "python":
-                continue
-            for module, names in re.findall(r"^from (qrag_jax[\w.]*) import (.+)$", block.text, re.M):
-                path = ROOT / module.replace(".", "/")
-                assert path.with_suffix(".py").exists() or path.is_dir(), f"{block}: {module}"
-                if ".integrations." in module:
-                    continue  # it imports a library that may be missing; their tests import it
-                found = importlib.import_module(module)
-                assert all(hasattr(found, name.strip()) for name in names.split(",")), block
+    imported = re.compile(r"^from (qrag_jax[\w.]*) import (.+)$", re.M)
+    for block in (each for page in PAGES for each in blocks(page) if each.language == "python"):
+        for module, names in imported.findall(block.text):
+            path = ROOT / module.replace(".", "/")
+            assert path.with_suffix(".py").exists() or path.is_dir(), f"{block}: {module}"
+            if ".integrations." in module:
+                continue  # it imports a library that may be missing; their tests import it
+            found = importlib.import_module(module)
+            assert all(hasattr(found, name.strip()) for name in names.split(",")), block
