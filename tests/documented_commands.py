@@ -23,9 +23,10 @@ from tests.entry_points import ROOT
 
 MORE = ("…", "--verbosity=1")  # a gap in a command, and absl's own flag
 # Programs of others, whose arguments are not looked at.
-OTHERS = ("curl", "docker", "export", "kubectl", "pip", "sky", "source", "srun")
+OTHERS = ("curl", "docker", "export", "kubectl", "mkdir", "pip", "sky", "source", "srun")
 OF_LAUNCHERS = {"launch/slurm.sbatch": "train", "launch/sidecar.sh": "serve_llm"}
 SIDECAR_CONFIG = "configs/quickstart.py"  # what launch/sidecar.sh takes where none is given
+WRITTEN = re.compile(r"^cat > (\S+) <<'EOF'\n(.*?\n)EOF\n", re.M | re.S)
 ENDS = ("&&", "||", "|", ";", "&", ">")
 
 
@@ -43,7 +44,11 @@ class Command:
 
 
 def simple_commands(text: str) -> Iterator[list[str]]:
-    """The words of each simple command of a shell block, without assignments before it."""
+    """The words of each simple command of a shell block, without assignments before it.
+
+    Files that the block writes (`cat > FILE <<'EOF'`) are left out; `written_files` gives them.
+    """
+    text = WRITTEN.sub("", text)
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         while words:
@@ -53,6 +58,11 @@ def simple_commands(text: str) -> Iterator[list[str]]:
                 one = one[1:]
             if one:
                 yield one
+
+
+def written_files(text: str) -> dict[str, str]:
+    """The files that a shell block writes: name → text."""
+    return dict(WRITTEN.findall(text))
 
 
 def checked(text: str, runs: dict[str, Any]) -> int:

@@ -22,7 +22,6 @@ from tests.markdown_blocks import (
     NAMES,
     NOT_RUN,
     PAGES,
-    Block,
     anchors,
     blocks,
     links,
@@ -81,14 +80,23 @@ def test_blocks_can_be_read(page: Path) -> None:
         if block.language == "python":
             compile(block.text, str(block), "exec")
         elif block.language == "json":
-            _json_values(block)
+            _read_json(block.text)
+        elif block.language == "sh":
+            for name, text in documented_commands.written_files(block.text).items():
+                if name.endswith(".py"):
+                    compile(text, str(block), "exec")
+                else:
+                    assert name.endswith(".jsonl"), f"{block}: {name}"
+                    _read_json(text)
 
 
-def _json_values(block: Block) -> list[object]:
+def _read_json(text: str) -> None:
+    """Reads one value, or one a line."""
     try:
-        return [json.loads(block.text)]
+        json.loads(text)
     except json.JSONDecodeError:
-        return [json.loads(line) for line in block.text.splitlines()]
+        for line in text.splitlines():
+            json.loads(line)
 
 
 @every_page
