@@ -23,7 +23,7 @@ from tests.markdown_blocks import NAMES, PAGES, Block, blocks
 
 pytestmark = pytest.mark.long
 
-TIME_LIMIT = 300  # seconds of one block
+TIME_LIMIT = 900  # seconds of one block, which takes 20 on two free cores
 NEEDS = {
     "README.md": ("runs/quickstart",),
     "evaluate.md": ("runs/hotpotqa-minilm", "FOLDER"),
@@ -41,7 +41,11 @@ RUN = (
     *("--config.train.checkpoint_every=9", "--config.env.max_steps=4"),
     *("--config.optimizer.learning_rate=3e-3", FLOAT32),
 )
-PASSAGES = ("Acme was founded by Ada Berg.", "Acme makes anvils.", "Ada Berg was born in Oslo.")
+PASSAGES = (
+    *("Acme was founded by Ada Berg.", "Acme makes anvils.", "Ada Berg was born in Oslo."),
+    *("Oslo is a city.", "Bo Lund leads Nord."),
+)
+HITS = {"README.md": 3, "search.md": 4}  # a passage a step, and no passage twice
 QUESTION = "Where was the founder of Acme born?"
 
 
@@ -141,10 +145,9 @@ RUN_PAGES = [page for page in PAGES if run_blocks(page)]
 @pytest.mark.parametrize("page", RUN_PAGES, ids=[page.name for page in RUN_PAGES])
 def test_a_reader_can_run_the_page(page: Path, reader: Callable[[list[Block]], str]) -> None:
     printed = reader(run_blocks(page))
-    if page.name in ("README.md", "search.md"):
+    if page.name in HITS:
         hits = re.findall(r"^(\d+) (-?\d+\.\d+) .*$", printed, re.M)
-        assert [int(step) for step, _ in hits] == [*range(1, len(hits) + 1)]
-        assert len(hits) == len(PASSAGES)  # of four steps, and no passage twice
+        assert [int(step) for step, _ in hits] == [*range(1, HITS[page.name] + 1)]
 
 
 def test_what_pages_take_for_granted_is_of_pages_that_are_there() -> None:
