@@ -60,9 +60,10 @@ def provided(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Pa
         shutil.copytree(run, folder / "runs" / name)
     commands.succeed("export", f"--workdir={run}", f"--out={folder / 'exported'}")
     (log,) = run.glob("eval/best-*/eval_seed42.jsonl")
-    for name in ("HELD_OUT", "TEST"):
+    lines = log.read_text().splitlines(keepends=True)
+    for name, half in (("HELD_OUT", lines[::2]), ("TEST", lines[1::2])):  # no question is in both
         (folder / name).mkdir()
-        shutil.copy(log, folder / name)
+        (folder / name / log.name).write_text("".join(half))
     shutil.copy(log, folder / "LOG")
     rows = [{"id": str(i), "title": "", "text": text} for i, text in enumerate(PASSAGES)]
     _write(folder / "corpus.jsonl", rows)
