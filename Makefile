@@ -19,8 +19,8 @@ EVAL_ARGS ?=
 # runs/NAME or runs/NAME-VARIANT of CONFIG=configs/NAME.py:VARIANT, as train.py has it.
 WORKDIR ?= runs/$(subst :,-,$(subst .py,,$(notdir $(CONFIG))))
 
-.PHONY: install train llm test test-long test-slow test-faults test-sidecar test-trackers gpu tpu sidecar sidecar-cpu \
-	lint constraints audit release clean
+.PHONY: install train llm docs test test-long test-slow test-faults test-sidecar test-trackers gpu tpu sidecar \
+	sidecar-cpu lint constraints audit release clean
 
 install: $(VENV)/.installed
 
@@ -46,6 +46,14 @@ llm: $(VENV)/.installed-llm
 
 $(VENV)/.installed-llm: pyproject.toml requirements.txt | $(VENV)/.installed
 	$(PY) -m pip install --quiet -e '.[llm]'
+	touch $@
+
+# The pages of docs/ as a site in site/; a broken link or a page that is left out is an error.
+docs: $(VENV)/.installed-docs
+	$(PY) -m mkdocs build --strict --clean
+
+$(VENV)/.installed-docs: pyproject.toml requirements.txt | $(VENV)/.installed
+	$(PY) -m pip install --quiet -e '.[docs]'
 	touch $@
 
 # What tests compile they run for a moment only: fewer passes of the compiler, and its older way to

@@ -112,7 +112,7 @@ class Kept:
     def write_tables(
         self, results: Mapping[str, Mapping[str, Any]], note: str, tables: Sequence[str]
     ) -> None:
-        """Writes the tables of README.md and RESULTS.md to one file and prints its path."""
+        """Writes the tables of RESULTS.md and docs/results.md to one file, and prints its path."""
         if not results:
             return
         dates = sorted({result["date"] for result in results.values()})

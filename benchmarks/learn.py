@@ -280,7 +280,7 @@ def seed_cases(name: str, results: Sequence[Mapping[str, Any]]) -> list[Case]:
 
 
 def seed_table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The README's table: fact EM / fact F1 by source, means over the seeds."""
+    """The table of docs/results.md: fact EM / fact F1 by source, means over the seeds."""
     header = ["fact EM / fact F1", "reported on (what selects the checkpoint)", *COLUMNS]
     header += ["environment steps", "minutes"]
     lines = []
