@@ -121,10 +121,16 @@ def _main_or_sentence(main: Callable[[], int]) -> int:
     except Exception as error:
         from qrag_jax.runtime import device_memory  # imports jax, which some commands do not need
 
-        if (told := device_memory.shortage(error)) is None:
+        if (told := device_memory.shortage(error, _system())) is None:
             raise
         print(f"error: {told}", file=sys.stderr)
         return 1
+
+
+def _system() -> str | None:
+    """The system of the config that the command was given; None: it has no config."""
+    config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+    return None if config is None else config.get("system", "q_rag")
 
 
 def _sentence(error: Exception, argv: Sequence[str]) -> str:
