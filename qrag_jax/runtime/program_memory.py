@@ -43,15 +43,8 @@ class FirstCalls:
         if found is None:
             return  # this backend tells no bytes
         more = found.output_size_in_bytes - found.alias_size_in_bytes + found.temp_size_in_bytes
-        self._log(
-            line(
-                name,
-                found.argument_size_in_bytes,
-                more,
-                room(self._devices[0], len(self._devices)),
-                self._system,
-            )
-        )
+        free = room(self._devices[0], len(self._devices))
+        self._log(line(name, found.argument_size_in_bytes, more, free, self._system))
 
 
 def line(name: str, there: int, more: int, free: int | None, system: str) -> str:
