@@ -12,7 +12,7 @@ from typing import NoReturn
 from absl import app, flags, logging
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import config_files
+from qrag_jax.runtime import config_files, dry_command
 from qrag_jax.runtime.output import lasting_output
 from qrag_jax.runtime.whole_files import NOT_WRITABLE, disk_is_full, reason
 
@@ -25,6 +25,8 @@ def run(
     define: Callable[[Sequence[str]], None] | None = None,
     more_help: Callable[[Sequence[str]], str] | None = None,
     words: list[str] | None = None,
+    *,
+    dry_run: bool = False,
 ) -> None:
     """Parses the flags, runs `main` and exits with its status.
 
@@ -37,10 +39,13 @@ def run(
         define: called first, with the arguments, to define flags that depend on them.
         more_help: called with the arguments; returns the text that `--help` adds to the flags.
         words: gets the arguments that are no flags; None: these are refused.
+        dry_run: whether the command has `--dry_run`; it then calls `dry_command.begins`.
     """
+    if dry_run:
+        flags.DEFINE_bool(dry_command.FLAG, False, dry_command.HELP)
     with lasting_output():
         app.run(
-            lambda _argv: _main_or_sentence(main),
+            lambda _argv: _main_or_sentence(_dry(main) if dry_run else main),
             argv=config_files.resolved(sys.argv),
             flags_parser=lambda argv: parse_flags(argv, define, more_help, words),
         )
@@ -108,6 +113,19 @@ def _help() -> str:
         if module == sys.argv[0] or module.startswith("qrag_jax.")
     ]
     return "\n".join([about.strip(), "", "Flags:", *own])
+
+
+def _dry(main: Callable[[], int]) -> Callable[[], int]:
+    """The command, which ends with 0 where its work begins if `--dry_run` is given."""
+
+    def either() -> int:
+        with dry_command.dry(flags.FLAGS[dry_command.FLAG].value):
+            try:
+                return main()
+            except dry_command.Ended:
+                return 0
+
+    return either
 
 
 def _main_or_sentence(main: Callable[[], int]) -> int:
