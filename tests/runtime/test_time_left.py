@@ -35,8 +35,8 @@ def test_short_steps_are_measured_longer() -> None:
 
 def test_another_pace_is_told_again() -> None:
     left = TimeLeft(100, 100)
-    assert len(told(left, 1.0, 2, 20)) == 1
-    (line,) = told(left, 10.0, 21, 60)
+    assert len(told(left, 1.0, 2, 21)) == 1
+    (line,) = told(left, 10.0, 22, 60)
     assert "steps of 1" in line
     assert told(left, 10.0, 61, 80) == []
 
