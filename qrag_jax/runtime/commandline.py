@@ -119,7 +119,7 @@ def _dry(main: Callable[[], int]) -> Callable[[], int]:
     """The command, which ends with 0 where its work begins if `--dry_run` is given."""
 
     def either() -> int:
-        with dry_command.dry(flags.FLAGS[dry_command.FLAG].value):
+        with dry_command.dry(bool(flags.FLAGS[dry_command.FLAG].value)):
             try:
                 return main()
             except dry_command.Ended:

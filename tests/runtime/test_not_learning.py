@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from qrag_jax.runtime.not_learning import (
     Watch,
     findings,
 )
+from tests.entry_points import ROOT, Commands
 
 SOUND = {"entropy": 0.6, "grad_norm": 0.3, "flat_groups": 0.2}
 
@@ -187,3 +189,35 @@ def test_a_long_training_keeps_few_lines() -> None:
         watch.line(step, 1, SOUND, step % 2)
     assert len(watch._course.lines) == 100
     assert (watch._course.counted, watch._course.skipped) == (1000, 500)
+
+
+def test_the_docs_have_a_section_for_each_kind() -> None:
+    text = (ROOT / "docs" / "troubles.md").read_text()
+    headings = {line.removeprefix("### ") for line in text.splitlines() if line.startswith("### ")}
+    assert headings >= set(KINDS)
+
+
+@pytest.mark.long
+def test_a_training_that_does_not_learn_says_so_and_goes_on(
+    commands: Commands, tmp_path: Path
+) -> None:
+    """A real one, whose learning rate is too low to change anything."""
+    said = commands.succeed(
+        "train",
+        "--config=configs/quickstart.py:tiny",
+        f"--workdir={tmp_path / 'run'}",
+        "--config.optimizer.learning_rate=1e-12",
+        "--config.data.synthetic.dev=40",
+        "--config.eval.samples=40",
+        "--config.train.steps=10",
+        "--config.train.eval_every=2",
+    )
+    lines = said.splitlines()
+    (told,) = [line for line in lines if "may not be learning" in line]
+    assert told.startswith("step 6: the run may not be learning: the last 3 evaluations scored ")
+    assert "(40 questions); likely causes: --config.optimizer.learning_rate is too low" in told
+    assert told.endswith("see docs/troubles.md#flat")
+    assert any(line.startswith("step 10: ") for line in lines)
+    (memory,) = [at for at, line in enumerate(lines) if line.startswith("memory of the update: ")]
+    (first,) = [at for at, line in enumerate(lines) if line.startswith("first step after ")]
+    assert memory < first
