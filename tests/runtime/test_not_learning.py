@@ -14,6 +14,7 @@ from qrag_jax.runtime.not_learning import (
     EQUAL_Q,
     FLAT,
     FLAT_GROUPS,
+    KINDS,
     NO_ENTROPY,
     NO_GRADIENT,
     ONE_RETURN,
