@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,7 @@ def test_convert_data(commands: Commands, tmp_path: Path) -> None:
 
 
 def test_serve_llm(commands: Commands, tmp_path: Path) -> None:
-    config = ("--config=configs/quickstart.py:tiny", "--config.llm.server.python=python3")
+    config = ("--config=configs/quickstart.py:tiny", f"--config.llm.server.python={sys.executable}")
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")

@@ -104,7 +104,7 @@ def score_agent(workdir: Path, given: ConfigDict, options: AgentOptions) -> dict
         out = options.out or workdir / "eval"
         each = f"once greedily, and {options.sampled} times drawn" if options.sampled else "once"
         dry_command.begins(
-            f"would play {len(inputs.dev)} questions in {len(ways)} ways ({', '.join(ways)}), "
+            f"would play {len(inputs.dev)} questions in {len(ways)} ways ({'; '.join(ways)}), "
             f"{each}, with the agent {config.agent.name}: at most {config.agent.max_turns} turns "
             "each",
             f"would write logs and {SUMMARY} into {out}",
