@@ -115,7 +115,7 @@ def test_serve_llm(commands: Commands, tmp_path: Path) -> None:
     model.mkdir()
     (model / "config.json").write_text("{}")
     found = told(commands, tmp_path, "serve_llm", *config, f"--config.llm.server.model={model}")
-    assert found == f"would serve {model} as {model} until it is told to stop"
+    assert found == f"would serve {model} as model until it is told to stop"
     flags = (*config, "--config.llm.url=http://127.0.0.1:9/v1")
     wrong = refusal(commands.run("serve_llm", *flags, "--dry_run"))
     assert wrong == refusal(commands.run("serve_llm", *flags))
