@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -119,13 +120,23 @@ def _dry(main: Callable[[], int]) -> Callable[[], int]:
     """The command, which ends with 0 where its work begins if `--dry_run` is given."""
 
     def either() -> int:
-        with dry_command.dry(bool(flags.FLAGS[dry_command.FLAG].value)):
+        is_asked = bool(flags.FLAGS[dry_command.FLAG].value)
+        if is_asked:
+            _keep_no_programs()
+        with dry_command.dry(is_asked):
             try:
                 return main()
             except dry_command.Ended:
                 return 0
 
     return either
+
+
+def _keep_no_programs() -> None:
+    """JAX writes no compiled program, also where the environment names a folder for them."""
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    if "jax" in sys.modules:  # it has read the environment already
+        sys.modules["jax"].config.update("jax_enable_compilation_cache", False)
 
 
 def _main_or_sentence(main: Callable[[], int]) -> int:

@@ -11,13 +11,12 @@ import atexit
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from contextvars import ContextVar
 from pathlib import Path
 
 FLAG = "dry_run"
 HELP = "Check everything, say what would be done, and end; nothing is written."
 
-_ASKED = ContextVar("dry run", default=False)
+_ASKED = [False]  # of the whole process: threads must see it, which they do not of a ContextVar
 
 
 class Ended(Exception):
@@ -27,16 +26,16 @@ class Ended(Exception):
 @contextlib.contextmanager
 def dry(is_asked: bool = True) -> Iterator[None]:
     """In this block, commands make a dry run if `is_asked`."""
-    token = _ASKED.set(is_asked)
+    _ASKED.append(is_asked)
     try:
         yield
     finally:
-        _ASKED.reset(token)
+        _ASKED.pop()
 
 
 def asked() -> bool:
     """Whether this is a dry run."""
-    return _ASKED.get()
+    return _ASKED[-1]
 
 
 def begins(*lines: str) -> None:
