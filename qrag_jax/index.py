@@ -200,4 +200,4 @@ def _report(indexed: Indexed, encoder: PassageEncoder | None) -> list[str]:
 
 
 if __name__ == "__main__":
-    commandline.run(main, define=define_flags)
+    commandline.run(main, define=define_flags, dry_run=True)

@@ -35,7 +35,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.rewrite_log import RewriteRow
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.models.first_language_model import FOLDER
-from qrag_jax.runtime import commandline
+from qrag_jax.runtime import commandline, dry_command
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, run_flags
 from qrag_jax.systems.deepretrieval_predict import open_rewriter, rewritten_lines
@@ -107,14 +107,17 @@ def main() -> int:
         if weights is None:
             raise _no_imitation(workdir)
         out = Path(OUT.value) if OUT.value else _default_out(folder, weights, retriever)
+        asked, draws = len(player.system.inputs.dev), options.sampled or 1
+        dry_command.begins(
+            f"would play {asked * draws} episodes of {asked} questions, {weights.told}, with "
+            f"{retriever}, and write {out}"
+        )
         status = _played(
             out, lambda: player.predict(weights, out, retriever=retriever, options=options)
         )
         if status:
             return status
-        draws = options.sampled or 1
-        episodes = draws * len(player.system.inputs.dev)
-    print(f"{episodes} episodes of {episodes // draws} questions, {weights.told}: {out}")
+    print(f"{asked * draws} episodes of {asked} questions, {weights.told}: {out}")
     return 0
 
 
@@ -125,6 +128,8 @@ def _query_writer(workdir: Path, config: ConfigDict) -> int:
     if PREFERENCES.value:
         return _preferences(workdir, config, Path(PREFERENCES.value), ITERATION.value or 1)
     pool = pool_beside(workdir, config, Path(OUT.value) if OUT.value else None)
+    if pool is not None:
+        pool = dry_command.aside(pool)
     with (
         commandline.writing(OUT.value or workdir, "--out"),
         open_hop_predictor(config, workdir, pool=pool) as predictor,
@@ -134,6 +139,12 @@ def _query_writer(workdir: Path, config: ConfigDict) -> int:
             raise _no_imitation(workdir)
         out = Path(OUT.value or workdir / "predictions" / f"{weights.name}.jsonl")
 
+        asked = len(predictor.system.inputs.dev)
+        dry_command.begins(
+            f"would play {asked} questions hop by hop, {weights.told}, and write {out}"
+            + (f" and {RECORDS.value}" if RECORDS.value else "")
+        )
+
         def play() -> None:
             rows = predictor.predict(weights, out, restart=RESTART.value)
             if RECORDS.value:
@@ -141,8 +152,7 @@ def _query_writer(workdir: Path, config: ConfigDict) -> int:
 
         if status := _played(out, play):
             return status
-        questions = len(predictor.system.inputs.dev)
-    print(f"{questions} questions hop by hop, {weights.told}: {out}")
+    print(f"{asked} questions hop by hop, {weights.told}: {out}")
     if RECORDS.value:
         print(f"as LeReT's records: {RECORDS.value}")
     return 0
@@ -162,6 +172,8 @@ def _rewriter(workdir: Path, config: ConfigDict) -> int:
         if weights is None:
             raise _no_imitation(workdir)
         out = given or workdir / "predictions" / f"{weights.name}.jsonl"
+        asked = len(rewriter.tasks)
+        dry_command.begins(f"would rewrite {asked} queries, {weights.told}, and write {out}")
         rows: list[RewriteRow] = []
 
         def play() -> None:
@@ -180,6 +192,7 @@ def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) 
         commandline.writing(path, "--preferences"),
         open_hop_predictor(config, workdir, trains=True) as predictor,
     ):
+        dry_command.begins(f"would write the pairs of iteration {iteration} to {path}")
         found = write_iteration_preferences(predictor.system, iteration, path)
     equal = f"; {found.equal} left out whose prompt is there already" if found.equal else ""
     print(
@@ -248,7 +261,7 @@ def _config(workdir: Path | None) -> ConfigDict:
 
 def _own_folder(out: Path) -> Path:
     """Where a tiny model is made that no run has; one of an earlier file is deleted."""
-    folder = out.with_suffix(".files")
+    folder = dry_command.aside(out.with_suffix(".files"))
     if RESTART.value or not out.exists():
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return folder
@@ -259,4 +272,4 @@ def _default_out(workdir: Path, weights: Weights, retriever: str) -> Path:
 
 
 if __name__ == "__main__":
-    commandline.run(main, define=define_flags)
+    commandline.run(main, define=define_flags, dry_run=True)

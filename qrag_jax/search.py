@@ -28,7 +28,7 @@ from qrag_jax.data.files.asked_questions import Asked, read_questions
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.opening import IndexAt
-from qrag_jax.runtime import commandline
+from qrag_jax.runtime import commandline, dry_command
 from qrag_jax.runtime.whole_files import replacing
 from qrag_jax.systems import search_flags
 from qrag_jax.systems.deployed import Endpoints
@@ -175,6 +175,9 @@ def main() -> int:
     """Reads the flags and searches."""
     asked = _asked()
     search = _search()
+    to = f"write {OUT.value}" if OUT.value else "print what is found"
+    index = search_flags.INDEX.value
+    dry_command.begins(f"would search {index} for {len(asked)} questions and {to}")
 
     def found() -> Iterator[tuple[Asked, list[Hit]]]:
         for start in range(0, len(asked), AT_ONCE):
@@ -194,4 +197,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    commandline.run(main, words=QUESTIONS)
+    commandline.run(main, words=QUESTIONS, dry_run=True)

@@ -28,6 +28,7 @@ from qrag_jax.runtime.dry_run import program_lines
 from qrag_jax.runtime.ended import EndedEarly
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.log_config import LogConfig
+from qrag_jax.runtime.not_learning import Evaluated
 from qrag_jax.runtime.output import end_process
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import flat
@@ -145,7 +146,7 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
         if remark:
             log(remark)
         log(system.line)
-        for line in program_lines(system.programs(), described):
+        for line in program_lines(system.programs(), described, config.system):
             log(line)
     return 0
 
@@ -174,7 +175,7 @@ def _evaluate(
     rewards, the next start of the run repeats the evaluation.
     """
     progress, (step, state) = run.progress, at
-    with step_log.finished():
+    with step_log.evaluating():
         progress.evaluation_due = True
         try:
             found = system.evaluate(state, step, stop)
@@ -187,6 +188,7 @@ def _evaluate(
         step_log.write(step, found.metrics | progress.baselines)
         step_log.write_episodes(step, found.episodes)
         log(found.line)
+        step_log.look_at(Evaluated(step, found.score, found.each, found.q_spread))
         run.keep_if_best(step, state.params, found.score, found.scores)
 
 

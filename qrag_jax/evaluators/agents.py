@@ -66,6 +66,7 @@ class AgentScores:
             episodes=sampler(
                 AGENTS, lambda at: [agent_row(*played[each]) for each in at], len(played)
             ),
+            each=[value for value in rows[:, _COLUMNS.index(self.best_by)] if not np.isnan(value)],
         )
 
     def _rows(self, params: Any, stop: StopSignal) -> tuple[np.ndarray, list[tuple[Gold, Episode]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -204,7 +204,17 @@ class EpisodeEvaluator:
 
 
 def mean_scores(rows: Sequence[Row]) -> dict[str, float]:
-    """Mean scores of the play, and of the same play cut where all facts are found.
+    """The mean of each of the `play_columns`."""
+    return means(play_columns(rows))
+
+
+def means(columns: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The mean of each column."""
+    return {name: float(np.mean(values)) for name, values in columns.items()}
+
+
+def play_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Scores of the play by question, and of the same play cut where all facts are found.
 
     The cut changes neither EM nor recall, so these have no `_until_found` score. Scores that need
     the supporting facts are of the questions that have them; see `metrics.facts.score_columns`.
@@ -215,7 +225,7 @@ def mean_scores(rows: Sequence[Row]) -> dict[str, float]:
         for name in ("fact_f1", "fact_precision", "steps"):
             columns[f"{name}_until_found"] = cut_columns[name]
         columns["return_until_found"] = [row.ret for row in cut if row.ret is not None]
-    return {name: float(np.mean(values)) for name, values in columns.items()}
+    return columns
 
 
 def make_row(sample: Sample, taken: list[int], q: list[float], ret: float | None) -> Row:

@@ -73,6 +73,7 @@ class QueryScores:
             score=scores[f"hop{last}/{self.best_by}"],
             scores=scores,
             episodes=self._sampler(hops),
+            each=[row.scores[self.best_by] for row in hops[-1]],
         )
 
     def _sampler(self, hops: Sequence[Sequence[HopRow]]) -> Sampler:

@@ -52,7 +52,8 @@ class RewriteScores:
         """
         episodes = self.play(params, stop)
         original = means(measured(self.tasks, self.originals(stop), self.measures))
-        scores = means(measured(self.tasks, rankings_of(episodes), self.measures))
+        columns = measured(self.tasks, rankings_of(episodes), self.measures)
+        scores = means(columns)
         shapes = shape_of_queries(self.tasks, episodes)
         failed = f", {share:.0%} failed" if (share := shapes["failed_share"]) else ""
         told = ", ".join(
@@ -71,6 +72,7 @@ class RewriteScores:
             score=scores[self.best_by],
             scores=every,
             episodes=played_sampler(REWRITES, self.logged, episodes),
+            each=columns[self.best_by],
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,8 @@ class ToolScores:
             Stopped: the run is told to stop.
         """
         episodes = self.play(params, stop)
-        scores = scored(self.tasks, episodes, self.rubric)
+        rows = score_rows(self.tasks, episodes, self.rubric)
+        scores = means(rows, len(self.tasks))
         failed = f", {share:.0%} failed" if (share := scores["failed_share"]) else ""
         line = (
             f"step {step}: EM {scores['em']:.3f}, F1 {scores['f1']:.3f}, recall "
@@ -64,6 +65,7 @@ class ToolScores:
             score=scores[self.best_by],
             scores=scores,
             episodes=played_sampler(TOKENS, self.logged, episodes),
+            each=[row[self.best_by] for row in rows],
         )
 
 
@@ -71,6 +73,13 @@ def scored(
     tasks: Sequence[ToolTask], episodes: Sequence[TokenEpisode], rubric: Rubric | OwnRubric
 ) -> dict[str, float]:
     """Means over the questions whose episodes did not fail, nor their reward; 0 if all did."""
+    return means(score_rows(tasks, episodes, rubric), len(tasks))
+
+
+def score_rows(
+    tasks: Sequence[ToolTask], episodes: Sequence[TokenEpisode], rubric: Rubric | OwnRubric
+) -> list[dict[str, float]]:
+    """Scores of each question whose episode did not fail, nor its reward."""
     rows: list[dict[str, float]] = []
     for task, episode in zip(tasks, episodes, strict=True):
         ended = episode.ended
@@ -92,9 +101,14 @@ def scored(
                 "sampled_tokens": sum(len(t.sampled) for s in episode.segments for t in s),
             }
         )
+    return rows
+
+
+def means(rows: Sequence[Mapping[str, float]], questions: int) -> dict[str, float]:
+    """Means of `score_rows`, 0 if there are none; and the share of the questions without a row."""
     names = (*PARTS, REWARD, "turns", "searches", "completed", "truncated", "malformed")
-    means = {
+    found = {
         name: float(np.mean([row[name] for row in rows])) if rows else 0.0
         for name in (*names, "sampled_tokens")
     }
-    return means | {"failed_share": 1 - len(rows) / len(tasks)}
+    return found | {"failed_share": 1 - len(rows) / questions}

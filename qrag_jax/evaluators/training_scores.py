@@ -11,7 +11,7 @@ import numpy as np
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.evaluators.episode_sample import CHUNKS, Sampler, sampler
-from qrag_jax.evaluators.episodes import EpisodeEvaluator, mean_scores
+from qrag_jax.evaluators.episodes import EpisodeEvaluator, mean_scores, means, play_columns
 from qrag_jax.feedback.completion import EpisodeRewards
 from qrag_jax.feedback.language_model import Unscored
 from qrag_jax.feedback.service import FeedbackLost, Rewards
@@ -30,6 +30,8 @@ class Evaluation(NamedTuple):
         score: the score that chooses the best checkpoint.
         scores: all scores of multi-step play, kept with the checkpoint if it is the best.
         episodes: gives some of the episodes, on the first host; None: none are kept to look at.
+        each: `score` of each question that has one; (): these are not told.
+        q_spread: see `runtime.not_learning.Evaluated`.
     """
 
     metrics: dict[str, float]
@@ -38,6 +40,25 @@ class Evaluation(NamedTuple):
     score: float
     scores: dict[str, float]
     episodes: Sampler | None = None
+    each: Sequence[float] = ()
+    q_spread: float | None = None
+
+
+def q_spread(rows: Sequence[Row]) -> float | None:
+    """The largest difference between two Q-values of a question, over the largest |Q|.
+
+    Args:
+        rows: for each question, the chunks of the highest Q at its first step.
+
+    Returns:
+        0.0 if all Q are 0; None if no question has two Q-values.
+    """
+    several = [row.q_values for row in rows if len(row.q_values) > 1]
+    if not several:
+        return None
+    largest = max(abs(q) for values in several for q in values)
+    spread = max(max(values) - min(values) for values in several)
+    return spread / largest if largest else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +92,16 @@ class TrainingScores:
             FeedbackLost: the language model gives no more rewards.
         """
         multi, single = self.episodes.rows(params)
-        scores, single_scores = mean_scores(multi), mean_scores(single)
+        columns = play_columns(multi)
+        scores, single_scores = means(columns), mean_scores(single)
         if rewards is not None:
-            scores |= self._returns(multi, rewards, stop)
+            columns["return"] = self._returns(multi, rewards, stop)
+            unscored = 1 - len(columns["return"]) / len(multi)
+            scores |= {"return": float(np.mean(columns["return"])), "unscored_share": unscored}
             single_scores.pop("return", None)  # a language model is not asked about these
-        without = f", {share:.0%} without reward" if (share := scores.get("unscored_share")) else ""
+        without = (
+            f", {share:.0%} without reward" if (share := scores.get("unscored_share", 0.0)) else ""
+        )
         line = (
             f"step {step}: {_told(scores)}return {scores['return']:.3f}{without} on {len(multi)} "
             "questions"
@@ -93,10 +119,12 @@ class TrainingScores:
             score=scores[self.best_by],
             scores=scores,
             episodes=sampler(CHUNKS, lambda places: [multi[place] for place in places], len(multi)),
+            each=columns[self.best_by],
+            q_spread=q_spread(single),
         )
 
-    def _returns(self, rows: Sequence[Row], asks: Rewards, stop: StopSignal) -> dict[str, float]:
-        """Mean return over the questions that the model scored, and the share of the others.
+    def _returns(self, rows: Sequence[Row], asks: Rewards, stop: StopSignal) -> list[float]:
+        """The returns of the questions that the model scored, in order.
 
         Of several hosts, each asks about its part of the questions.
         """
@@ -122,9 +150,7 @@ class TrainingScores:
                 returns[number] = sum(each)
         # In the order of the questions, so that a mean does not depend on the number of hosts.
         found = hosts.of_each(returns).T.reshape(-1)
-        found = found[~np.isnan(found)]
-        share = 1 - len(found) / len(rows)
-        return {"return": float(np.mean(found)), "unscored_share": share}
+        return found[~np.isnan(found)].tolist()
 
     def _actions(self, row: Row, sample: Sample) -> list[int]:
         """The actions of an episode: the chunks taken, and STOP if that ended the episode."""

@@ -11,6 +11,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import dry_command
 
 # JAX reports this for every program it makes ready, also for one from the persistent cache.
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -91,12 +92,14 @@ def enable_persistent_cache(folder: Path) -> Path:
     precedence. The folder holds code that will run: only trusted users may write to it.
 
     Returns:
-        The folder that is used.
+        The folder that is used; a dry run of a command uses none.
 
     Raises:
         InputError: the folder cannot be made.
     """
     own = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if dry_command.asked():
+        return folder
     if not own:
         try:
             folder.mkdir(parents=True, exist_ok=True)

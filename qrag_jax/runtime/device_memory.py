@@ -7,24 +7,27 @@ from pathlib import Path
 
 import jax
 
+from qrag_jax.runtime.memory_fields import saving
+
 EXHAUSTED = "RESOURCE_EXHAUSTED"
-SAVES = (
-    "a lower --config.encoder.block_tokens, --config.encoder.remat=layers or a higher "
-    "--config.train.accumulation needs less"
-)
 
 
-def shortage(error: Exception) -> str | None:
+def shortage(error: Exception, system: str | None = None) -> str | None:
     """One sentence if a program did not fit into a device's memory, None for another error.
 
-    XLA's error has no class of its own: its message begins with the name of the status.
+    XLA's error has no class of its own: its message begins with the name of the status, be it of
+    compiling or of running. JAX puts words before it where a host's array is copied.
+
+    Args:
+        system: field `system` of the config, of which the sentence names fields; None: there is no
+            config.
     """
     text = str(error)
-    if not text.startswith(EXHAUSTED):
+    if not isinstance(error, jax.errors.JaxRuntimeError) or EXHAUSTED not in text:
         return None
-    asked = re.search(r"allocat\w+ (\d+) ?bytes", text)
+    asked = re.search(r"allocat\w+ (?:of )?(\d+) ?bytes", text)
     size = f" ({shown(int(asked[1]))} more were asked for)" if asked else ""
-    return f"the memory of the devices is not enough{size}; {SAVES}."
+    return f"the memory of the devices is not enough{size}; {saving(system)}."
 
 
 def room(device: jax.Device, sharing: int = 1) -> int | None:

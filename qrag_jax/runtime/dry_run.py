@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import jax
 
 from qrag_jax.runtime import step_time
-from qrag_jax.runtime.device_memory import SAVES, shown
+from qrag_jax.runtime.device_memory import shown
 from qrag_jax.runtime.device_speeds import speeds_of
+from qrag_jax.runtime.memory_fields import saving
 from qrag_jax.runtime.step_time_lines import lines
 from qrag_jax.runtime.targets import Devices, Target
 
@@ -30,12 +31,15 @@ class Program(NamedTuple):
     loops: Callable[[], Mapping[tuple[int, int], step_time.Rounds]] = dict
 
 
-def program_lines(programs: Sequence[Program], described: Devices | None = None) -> Iterator[str]:
+def program_lines(
+    programs: Sequence[Program], described: Devices | None = None, system: str | None = None
+) -> Iterator[str]:
     """Compiles each program.
 
     Args:
         programs: what to compile.
         described: the devices that they are compiled for; None: those of this process.
+        system: field `system` of the config, of which a line may name fields; None: of none.
 
     Yields:
         One line of text per program, then one line with their number. For devices of known peaks,
@@ -69,16 +73,15 @@ def program_lines(programs: Sequence[Program], described: Devices | None = None)
                 yield f"    {line}"
     yield f"{len(programs)} programs, each compiled once for {len(devices)} {kind} device(s)"
     if described is not None:
-        yield fit(largest, described.target)
+        yield fit(largest, described.target, system)
 
 
-def fit(needed: int, target: Target) -> str:
+def fit(needed: int, target: Target, system: str | None = None) -> str:
     """One line: whether so many bytes fit into a device's memory; if not, what saves some."""
     room = int(MEMORY_SHARE * target.memory)
     of = f"of {shown(target.memory)}, {1 - MEMORY_SHARE:.0%} of which are kept free"
     if needed <= room:
         return f"fits: {shown(needed)} {of}"
     return (
-        f"does not fit: {shown(needed)} {of}, so {shown(needed - room)} too much; {SAVES}, and "
-        "so do more devices along fsdp (--config.runtime.mesh) and --config.encoder.lora.rank"
+        f"does not fit: {shown(needed)} {of}, so {shown(needed - room)} too much; {saving(system)}"
     )

@@ -21,9 +21,11 @@ import numpy as np
 from tqdm import tqdm
 
 from qrag_jax.runtime.episode_file import EpisodeFile
+from qrag_jax.runtime.not_learning import Evaluated, Watch
 from qrag_jax.runtime.process import process_age
 from qrag_jax.runtime.profile import StepProfile
 from qrag_jax.runtime.run import Run, log
+from qrag_jax.runtime.time_left import TimeLeft
 from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.runtime.writers import Logged, MetricWriter
 
@@ -78,11 +80,13 @@ class Told:
         names: gives the ids of questions from their numbers.
         shown: metrics shown beside the progress bar, name → format.
         advice: what the user can change if no step is finite; part of an error message.
+        causes: likely causes of each finding of `not_learning`, by its kind.
     """
 
     names: Callable[[Sequence[int]], list[str]]
     shown: Mapping[str, str]
     advice: str
+    causes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class StepLog:
@@ -112,6 +116,9 @@ class StepLog:
         self._episodes = EpisodeFile(run.workdir, done or None) if first else None
         self._bar = tqdm(initial=done, total=train.steps, unit="step", disable=not first)
         self._running: tuple[int, Metrics, np.ndarray] | None = None
+        self._watch = Watch(train.steps, told.causes)
+        self._time_left = TimeLeft(train.steps, train.eval_every)
+        self._stepped = time.monotonic(), 0.0  # the last step: when, and seconds of compiling
         self._window = self._new_window()
         self._has_stepped = self._has_failed = False  # both in this start of the run
 
@@ -130,9 +137,24 @@ class StepLog:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Leaves the time spent in the block, be it seconds or hours, out of the rates."""
-        before = time.monotonic()
+        before, compiled = time.monotonic(), self._run.counter.seconds
         yield
-        self._window.began += time.monotonic() - before
+        seconds, then = time.monotonic() - before, self._stepped
+        self._window.began += seconds
+        self._stepped = then[0] + seconds, then[1] + self._run.counter.seconds - compiled
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """As `finished`, for an evaluation, whose time is told as part of what is left.
+
+        Raises:
+            NotFinite: as in `step`.
+        """
+        with self.finished():
+            before, compiled = time.monotonic(), self._run.counter.seconds
+            yield
+            compiling = self._run.counter.seconds - compiled
+            self._time_left.evaluated(time.monotonic() - before - compiling)
 
     @contextlib.contextmanager
     def finished(self) -> Iterator[None]:
@@ -199,6 +221,11 @@ class StepLog:
         if self._writer is not None:
             self._writer.write(step, metrics)
 
+    def look_at(self, evaluation: Evaluated) -> None:
+        """Says what in the training so far shows that it does not learn; each sign once."""
+        for sentence in self._watch.evaluated(evaluation):
+            log(sentence)
+
     def write_episodes(self, step: int, sampler: Sampler | None) -> None:
         """Keeps some episodes of an evaluation, as `config.train.log_episodes` says.
 
@@ -220,6 +247,9 @@ class StepLog:
         if not self._has_stepped:
             self._tell_start(step)
             self._has_stepped = True
+            self._stepped = time.monotonic(), self._run.counter.seconds
+        else:
+            self._tell_time_left(step)
         self._bar.update()
         self._window.metrics.append(metrics)
         in_a_row = self._count(step, bool(metrics["skipped"]), samples)
@@ -274,6 +304,13 @@ class StepLog:
             f"{counter.count} programs ({hits} from the cache)"
         )
 
+    def _tell_time_left(self, step: int) -> None:
+        (before, compiled), counter = self._stepped, self._run.counter
+        self._stepped = time.monotonic(), counter.seconds
+        seconds = self._stepped[0] - before - (self._stepped[1] - compiled)
+        if line := self._time_left.stepped(step, seconds):
+            log(line)
+
     def _write(self, step: int) -> dict[str, float]:
         window, elapsed = self._window, time.monotonic() - self._window.began
         progress, counter = self._run.progress, self._run.counter
@@ -282,7 +319,8 @@ class StepLog:
         means = {
             name: _mean_of_finite([row[name] for row in rows if name in row]) for name in names
         }
-        del means["skipped"]
+        skipped = round(means.pop("skipped") * len(rows))
+        self._watch.line(step, len(rows), means, skipped)
         means |= {name: float(rows[-1][name]) for name in LAST_VALUE if name in rows[-1]}
         means["skipped_steps"] = float(progress.skipped_steps)
         means["skipped_in_a_row"] = float(progress.skipped_in_a_row)

@@ -46,6 +46,7 @@ from qrag_jax.systems.deepretrieval_config import (
 from qrag_jax.systems.deepretrieval_episodes import REWARD, SCRIPTED, RewriteEpisodes, longest
 from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
 from qrag_jax.systems.deepretrieval_stages import stages_of
+from qrag_jax.systems.likely_causes import CAUSES
 from qrag_jax.systems.played_batches import StagedOrder, check_server, playing_of
 from qrag_jax.systems.rewrite_guard import GuardedExperience, RewriteGuard
 from qrag_jax.systems.rewrite_search import REMOTE
@@ -59,11 +60,14 @@ class DeepRetrieval(TokenSystem[RewriteConfig, Inputs]):
     """See `systems.System`."""
 
     SECTION: ClassVar[str] = "rollout"
+    NAME: ClassVar[str] = "deepretrieval"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
-        self.told = Told(self._names, {"loss": ".3f", "return": ".3f"}, self._advice)
+        self.told = Told(
+            self._names, {"loss": ".3f", "return": ".3f"}, self._advice, CAUSES["deepretrieval"]
+        )
         self._shape: dict[str, float] = {}  # of the queries of the last batch
         self.episodes = RewriteEpisodes(config, inputs)
         self.guard = RewriteGuard(config.guards)

@@ -55,14 +55,16 @@ from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, shard_batch
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.program_memory import FirstCalls
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import check_same_config, save_config
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.harr_agents import llm_agent, scripted_agent
-from qrag_jax.systems.harr_config import FREE_FIELDS, SCRIPTED, HarrConfig, load_config
+from qrag_jax.systems.harr_config import FREE_FIELDS, NAME, SCRIPTED, HarrConfig, load_config
 from qrag_jax.systems.harr_inputs import Asked, Inputs, load_inputs
 from qrag_jax.systems.harr_models import HarrModels, open_models
 from qrag_jax.systems.harr_rewards import AgentRewards, reward_names
+from qrag_jax.systems.likely_causes import CAUSES
 
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
@@ -149,7 +151,9 @@ class Harr:
         self.train, self.profile = self.config.train, self.config.profile
         self.data = self.inputs.data
         self.provenance = self.models.provenance if self.models else {}
-        self.told = Told(self._names, {"loss": ".3f", "return": ".2f"}, self._advice)
+        self.told = Told(
+            self._names, {"loss": ".3f", "return": ".2f"}, self._advice, CAUSES["harr"]
+        )
         self.counts = Counts()
         config, inputs = self.config, self.inputs
         self.line = (
@@ -191,7 +195,9 @@ class Harr:
     def update(self, state: PolicyState, episodes: HopBatch) -> tuple[PolicyState, dict[str, Any]]:
         """See `System`."""
         with self._device, jax.transfer_guard("disallow"):
-            updated = self._update(state, episodes, *self._base)
+            arguments = (state, episodes, *self._base)
+            self._first_calls.before("update", self._update, arguments)
+            updated = self._update(*arguments)
             if self.config.agent.staleness and Platform.of(self.mesh).on_cpu:
                 # It has no queue that keeps the order of programs.
                 jax.block_until_ready(updated)
@@ -239,6 +245,10 @@ class Harr:
             base_shardings=of_base,
             is_fresh=not config.agent.staleness,
         )
+
+    @cached_property
+    def _first_calls(self) -> FirstCalls:
+        return FirstCalls(self.mesh.local_devices, NAME, log)
 
     @cached_property
     def _parts(self) -> Parts:

@@ -43,6 +43,7 @@ from qrag_jax.systems.leret_inputs import Inputs, load_inputs
 from qrag_jax.systems.leret_prompts import PlayBy, PromptMaker, kept_prompts
 from qrag_jax.systems.leret_stages import stages_of
 from qrag_jax.systems.leret_tries import TryMaker
+from qrag_jax.systems.likely_causes import CAUSES
 from qrag_jax.systems.token_opening import Opening
 from qrag_jax.systems.token_stages import Stage
 from qrag_jax.systems.token_system import EVALUATED, TokenSystem
@@ -53,11 +54,14 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
     """See `systems.System`; tries are kept in its folder."""
 
     SECTION: ClassVar[str] = "tries"
+    NAME: ClassVar[str] = "leret"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
-        self.told = Told(self._names, {"loss": ".3f", "accuracy": ".2f"}, self._advice)
+        self.told = Told(
+            self._names, {"loss": ".3f", "accuracy": ".2f"}, self._advice, CAUSES["leret"]
+        )
         told = []
         if SCRIPT in config.stages:
             told.append(f"{config.script.steps} steps of imitating scripted styles")

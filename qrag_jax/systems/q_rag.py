@@ -41,6 +41,7 @@ from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.program_memory import FirstCalls
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_time import Rounds
@@ -156,8 +157,10 @@ class QRag:
 
     def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, dict[str, Any]]:
         """See `System`."""
+        arguments = (state, episodes, *self._base)
         with jax.transfer_guard("disallow"):
-            state, metrics = self._bound_update(state, episodes)
+            self._first_calls.before("update", self._update, arguments)
+            state, metrics = self._update(*arguments)
         if not self.inputs.has_facts:  # no score of facts that nobody knows
             metrics = {name: value for name, value in metrics.items() if name != "fact_em"}
         return state, metrics
@@ -173,7 +176,7 @@ class QRag:
         state = towers.state_shapes(inputs.encoder.trained)
         batch = inputs.batch_shapes(config.train.batch_size)
         scored = inputs.batch_shapes(config.eval.batch_size)
-        base = () if towers.base is None else (towers.base,)
+        base = self._base
         at_a_time = config.train.batch_size // config.train.accumulation
         loops = partial(self._loops, at_a_time)
         evaluation = Program(
@@ -231,8 +234,12 @@ class QRag:
         return make_learn_step(self.towers)
 
     @cached_property
-    def _bound_update(self) -> Any:
-        return self.towers.bound(self._update)
+    def _first_calls(self) -> FirstCalls:
+        return FirstCalls(self.mesh.local_devices, "q_rag", log)
+
+    @property
+    def _base(self) -> tuple[Any, ...]:
+        return () if self.towers.base is None else (self.towers.base,)
 
     @property
     def _feedback(self) -> Any:

@@ -21,6 +21,7 @@ from qrag_jax.rollouts.limits import check_fit
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told
+from qrag_jax.systems.likely_causes import CAUSES
 from qrag_jax.systems.mined_negatives import with_negatives
 from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.reward_labels import with_labels
@@ -59,7 +60,7 @@ class Inputs:
             return [self.train_samples[number].id for number in numbers]
 
         found = {"fact_em": ".2f"} if self.has_facts else {"return": ".2f"}
-        return Told(names, {"loss": ".3f", **found}, advice + "or ")
+        return Told(names, {"loss": ".3f", **found}, advice + "or ", CAUSES["q_rag"])
 
     def batch_shapes(self, questions: int) -> EpisodeBatch:
         """Shapes and dtypes of a batch of this many questions."""

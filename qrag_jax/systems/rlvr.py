@@ -46,6 +46,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Told
+from qrag_jax.systems.likely_causes import CAUSES
 from qrag_jax.systems.played_batches import StagedOrder, check_server, playing_of
 from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, SFT, RlvrConfig, load_config
 from qrag_jax.systems.rlvr_episodes import TurnTexts, prediction_of
@@ -64,6 +65,7 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
     """See `systems.System`."""
 
     SECTION: ClassVar[str] = "tools"
+    NAME: ClassVar[str] = "rlvr"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +73,9 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
         self._rubric, self._unscored = config.rubric.load(), 0
         if config.rubric.path:
             log(f"rewards by {config.rubric.path}, which runs in this process, without a sandbox")
-        self.told = Told(self._names, {"loss": ".3f", "return": ".2f"}, self._advice)
+        self.told = Told(
+            self._names, {"loss": ".3f", "return": ".2f"}, self._advice, CAUSES["rlvr"]
+        )
         stages = []
         if SFT in config.stages:
             stages.append(

@@ -19,6 +19,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics import prediction_scores, predictions
 from qrag_jax.metrics.prediction_scores import ALL
 from qrag_jax.metrics.predictions import ScoredEpisode
+from qrag_jax.runtime import dry_command
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.own_questions import check_own_questions
 from qrag_jax.systems.rlvr_predict import Player, PredictOptions, open_player
@@ -85,7 +86,12 @@ def score_language_model(workdir: Path, given: ConfigDict, options: PlayOptions)
             player.library(name)
         trained = player.weights(options.checkpoint)
         assert trained is not None
-        main = trained.told
+        main, asked = trained.told, len(player.system.inputs.dev) * (1 + options.sampled)
+        dry_command.begins(
+            f"would play {asked} episodes for each of {', '.join(retrievers)}, by {main}, by the "
+            "weights at the end of imitation, if they are kept, and by the untrained ones",
+            f"would write predictions and {SUMMARY} into {out}",
+        )
         for which in (None, IMITATED, FIRST):
             weights = trained if which is None else player.weights(which)
             if weights is None:

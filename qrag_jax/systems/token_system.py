@@ -26,6 +26,8 @@ from qrag_jax.runtime import hosts
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.program_memory import FirstCalls
+from qrag_jax.runtime.run import log
 from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.systems.episode_player import EpisodePlayer, PlayRules, Scene
 from qrag_jax.systems.served_policy import ServedPolicy, Versioned
@@ -80,6 +82,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     """
 
     SECTION: ClassVar[str]  # of the config: how often and how patiently episodes are played
+    NAME: ClassVar[str]  # field `system` of the config
     config: Config
     mesh: Mesh
     inputs: Inputs
@@ -160,8 +163,10 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     def _learned(
         self, stage: Stage, state: PolicyState, episodes: Any
     ) -> tuple[PolicyState, dict[str, Any]]:
+        arguments = (state, episodes, *self.base)
         with jax.transfer_guard("disallow"):
-            return stage.update(state, episodes, *self.base)
+            self._first_calls.before(self._name(stage), stage.update, arguments)
+            return stage.update(*arguments)
 
     def _updates(self, state: PolicyState) -> int:
         """Updates that the state has seen; asked of the device once, which would wait each time."""
@@ -186,10 +191,15 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
 
     def programs(self) -> list[Program]:
         """See `System`: the updates by one batch of the longest rows there may be."""
-        return [
-            self._program(f"update by {type(stage.policy.config).__name__}", stage)
-            for stage in self.stages
-        ]
+        return [self._program(self._name(stage), stage) for stage in self.stages]
+
+    @staticmethod
+    def _name(stage: Stage) -> str:
+        return f"update by {type(stage.policy.config).__name__}"
+
+    @cached_property
+    def _first_calls(self) -> FirstCalls:
+        return FirstCalls(self.mesh.local_devices, self.NAME, log)
 
     def _program(self, name: str, stage: Stage) -> Program:
         # Shapes alone: the devices of a dry run may be described ones.

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from qrag_jax.runtime.memory_fields import saving
+
 ROOT = Path(__file__).parents[2]
 # A real entry point of a few lines: it prints its config, or fails as the config says.
 PROGRAM = """
@@ -98,8 +100,7 @@ def test_too_little_memory_is_one_sentence(folder: Path) -> None:
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == (
         "error: the memory of the devices is not enough (372529.0 GiB more were asked for); "
-        "a lower --config.encoder.block_tokens, --config.encoder.remat=layers or a higher "
-        "--config.train.accumulation needs less."
+        f"{saving('q_rag')}."
     )
     assert "Traceback" not in result.stderr
 

@@ -84,7 +84,7 @@ def test_what_fits_is_told_with_what_is_missing() -> None:
     assert fit(2**30, target) == "fits: 1.0 GiB of 79.1 GiB, 8% of which are kept free"
     room = int(0.92 * target.memory)
     assert fit(room, target).startswith("fits: ")
-    told = fit(room + 3 * 2**30, target)
+    told = fit(room + 3 * 2**30, target, "q_rag")
     assert told.startswith("does not fit: 75.8 GiB of 79.1 GiB")
     assert "3.0 GiB too much" in told
     assert "--config.encoder.block_tokens" in told
