@@ -23,7 +23,10 @@ from tests.entry_points import ROOT
 
 MORE = ("…", "--verbosity=1")  # a gap in a command, and absl's own flag
 # Programs of others, whose arguments are not looked at.
-OTHERS = ("curl", "docker", "export", "kubectl", "mkdir", "pip", "sky", "source", "srun")
+OTHERS = (
+    *("curl", "docker", "export", "kubectl", "mkdir", "pip", "sky", "source", "srun"),
+    *("wandb", "mlflow", "trackio"),
+)
 OF_LAUNCHERS = {"launch/slurm.sbatch": "train", "launch/sidecar.sh": "serve_llm"}
 SIDECAR_CONFIG = "configs/quickstart.py"  # what launch/sidecar.sh takes where none is given
 WRITTEN = re.compile(r"^cat > (\S+) <<'EOF'\n(.*?\n)EOF\n", re.M | re.S)
@@ -195,6 +198,8 @@ def flags_of(name: str) -> frozenset[str]:
         if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("run_flags.define"):
             functions = [f for f in shared.body if getattr(f, "name", "") == node.attr]
             found |= _defined(functions[0])
+        if isinstance(node, ast.keyword) and node.arg == "dry_run":  # of `commandline.run`
+            found.add("dry_run")
         if isinstance(node, ast.alias) and node.name == "search_flags":
             found |= _defined(ast.parse((systems / "search_flags.py").read_text()))
     return frozenset(found)
