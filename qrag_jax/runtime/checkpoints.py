@@ -15,6 +15,7 @@ import orbax.checkpoint as ocp
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import digests
 from qrag_jax.runtime.leftovers import UNFINISHED_STEP
+from qrag_jax.runtime.quiet_orbax import quiet_orbax
 
 _STAGES, _KEPT_STAGES = "stages", 8
 
@@ -309,6 +310,7 @@ class _DigestWriter:
         digests.write_digests(building)
 
 
+@quiet_orbax()
 def _manager(writer: _DigestWriter, keep: int, *, read_only: bool) -> ocp.CheckpointManager:
     if read_only:
         options = ocp.CheckpointManagerOptions(
@@ -338,6 +340,7 @@ def _damage(manager: ocp.CheckpointManager, step: int) -> str:
     return digests.damage(folder) if digests.has_digests(folder) else ""
 
 
+@quiet_orbax()
 def _restore(
     manager: ocp.CheckpointManager, step: int, template: Any, partial: bool, *, checked: bool
 ) -> tuple[Any, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -382,3 +383,19 @@ def test_a_clock_that_is_set_while_a_save_goes_on_is_told(
         "same command to go on."
     )
     assert_equal(Checkpoints(tmp_path).restore_last(state(0))[0], state(1))
+
+
+def test_reading_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Programs that load a run by themselves get no lines of Orbax; other warnings stay."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save_last(1, state(0), {})
+    checkpoints.wait()
+    logger = logging.getLogger("absl")
+    logger.addHandler(caplog.handler)
+    try:
+        restored = Checkpoints(tmp_path, read_only=True).restore_last(state(1))
+        logger.warning("of others")
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert restored.step == 1
+    assert {record.message for record in caplog.records} == {"of others"}
