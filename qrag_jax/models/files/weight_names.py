@@ -104,7 +104,8 @@ def stored_params(
     def leaf(path: LeafPath, count: int, shape: tuple[int, ...]) -> StoredLeaf:
         names = [prefix + table.names[path].format(i) for i in range(count)]
         there = [tensors[found[name]] for name in names if name in found]
-        ones = np.ones(shape, there[0].dtype if there else dtype)
+        # A view of one number: of this shape, a table of words may have gigabytes.
+        ones = np.broadcast_to(np.ones((), there[0].dtype if there else dtype), shape)
         own = [tensors[found[name]] if name in found else ones for name in names]
         return StoredLeaf(own, path[0] == LAYERS, path[-1] == "kernel", np.dtype(dtype))
 
