@@ -13,44 +13,20 @@ sees the passages found in the end, and --corpus=RUN/search, or the index, says 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import ml_collections
 from absl import flags
-from ml_collections import config_dict, config_flags
+from ml_collections import config_flags
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.answer_run import AnswerOptions, answer_log_questions
 from qrag_jax.feedback.questions import AUTO
-from qrag_jax.llm.client.client_config import ClientConfig
 from qrag_jax.llm.text.generation import FAIL, SCORE
 from qrag_jax.metrics import answers
 from qrag_jax.metrics.chunk_filters import FILTERS
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.config_fields import fields_of
-
-
-def _settings() -> ml_collections.ConfigDict:
-    """The fields of `--llm.FIELD=VALUE`: those of `ClientConfig`, and how texts are drawn."""
-    config = config_dict.ConfigDict(
-        {
-            "temperature": 0.0,
-            "max_tokens": 256,
-            "top_p": config_dict.placeholder(float),
-            "seed": config_dict.placeholder(int),
-            "enable_thinking": config_dict.placeholder(bool),
-            "max_prompt_tokens": 0,
-            "tokenizer": "",
-        }
-    )
-    for field in fields_of(ClientConfig):
-        given = field.default is not dataclasses.MISSING
-        default = field.default if given else ""
-        config[field.name] = config_dict.placeholder(float) if default is None else default
-    return config
-
+from qrag_jax.systems.answer_settings import answer_settings
 
 LOG = flags.DEFINE_string("log", None, "Retrieval log with the questions and the chunks taken.")
 OUT = flags.DEFINE_string("out", None, "File of answers to write or to go on with.")
@@ -70,7 +46,9 @@ RESTART = flags.DEFINE_bool("restart", False, "Throw a partial file away instead
 
 def _define(argv: Sequence[str]) -> None:
     """Defines `--llm.FIELD`; unlike other flags, it is checked as soon as it is defined."""
-    config_flags.DEFINE_config_dict("llm", _settings(), "The server, and how texts are drawn.")
+    config_flags.DEFINE_config_dict(
+        "llm", answer_settings(), "The server, and how texts are drawn."
+    )
 
 
 def main() -> int:

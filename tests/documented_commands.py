@@ -19,6 +19,7 @@ from ml_collections import config_flags
 from benchmarks.__main__ import SUITES
 from qrag_jax.__main__ import COMMANDS
 from qrag_jax.systems import q_rag_config
+from qrag_jax.systems.answer_settings import answer_settings
 from tests.entry_points import ROOT
 
 MORE = ("…", "--verbosity=1")  # a gap in a command, and absl's own flag
@@ -134,8 +135,7 @@ def check(command: Command, runs: dict[str, Any]) -> None:
             assert name in known | {"help"}, f"{command.name} has no flag --{name}"
     given = [word for word in command.words if re.match(r"--(config|llm)\.", word)]
     if command.name == "answer":
-        answer = importlib.import_module("qrag_jax.answer")
-        parse("llm", answer._settings(), given)
+        parse("llm", answer_settings(), given)
         return
     config, folder = None, command.value("workdir")
     file = command.value("config")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ def told(commands: Commands, folder: Path, module: str, *arguments: str) -> str:
     assert now == before
     assert lines[-1] == DONE
     return "\n".join(lines[:-1])
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    """With caches of their own: into the shared ones the tests beside these write, too."""
+    made = Commands(tmp_path_factory.mktemp("dry") / "entry_points")
+    yield made
+    made.forks.stop()
 
 
 @pytest.fixture
@@ -180,3 +189,14 @@ def test_commands_of_an_untrained_model(
     assert not list(tmp_path.iterdir())
     wrong = refusal(commands.run(module, flags[0], f"--out={tmp_path / 'new'}", "--dry_run"))
     assert wrong == refusal(commands.run(module, flags[0], f"--out={tmp_path / 'new'}"))
+
+
+def test_sweep(commands: Commands, tmp_path: Path) -> None:
+    out = tmp_path / "rates"
+    flags = ("--config=configs/quickstart.py:tiny", f"--out={out}", "--seeds=1,2")
+    found = told(commands, tmp_path, "sweep", *flags, "--set=train.steps=1,2")
+    assert found.startswith(
+        f"would train and score 4 runs of configs/quickstart.py:tiny into {out}"
+    )
+    wrong = refusal(commands.run("sweep", *flags, "--set=train.stpes=1", "--dry_run"))
+    assert wrong == refusal(commands.run("sweep", *flags, "--set=train.stpes=1"))

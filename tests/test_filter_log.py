@@ -77,7 +77,7 @@ def test_refusals(log: Path, tmp_path: Path, commands: Commands) -> None:
     assert "qvalue needs threshold" in says(*both, "--filter=qvalue")
     assert "gt takes no steps" in says(*both, "--filter=gt", "--steps=1")
     assert "steps of the chunk filter" in says(*both, "--filter=retrieval_step", "--steps=-2")
-    assert "--threshold=x" in says(*both, "--filter=qvalue", "--threshold=x")
+    assert "--threshold is 'x'; give a number." in says(*both, "--filter=qvalue", "--threshold=x")
     missing = f"--log={tmp_path / 'no.jsonl'}"
     assert "cannot be read" in says(missing, both[1], "--filter=none")
     before = log.read_bytes()

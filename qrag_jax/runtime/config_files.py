@@ -41,9 +41,9 @@ def resolved(argv: Sequence[str]) -> list[str]:
 def instead(path: str) -> str:
     """What to do about an experiment file that is not there: which ones the package has."""
     names = sorted(each.stem for each in own_folder().glob("[!_]*.py") if "common" not in each.stem)
-    own = [f"{FOLDER}/{name}.py" for name in names]
-    like = difflib.get_close_matches(f"{FOLDER}/{Path(path).name}", own, n=1)
-    return f"did you mean {like[0]}?" if like else f"use one of {', '.join(own)}."
+    if like := difflib.get_close_matches(Path(path).stem, names, n=1):
+        return f"did you mean {FOLDER}/{like[0]}.py?"
+    return f"use one of {', '.join(f'{FOLDER}/{name}.py' for name in names)}."
 
 
 def _found(value: str) -> str:

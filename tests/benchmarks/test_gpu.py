@@ -206,7 +206,7 @@ def test_without_libtpu_the_rows_of_tpus_are_left_out(monkeypatch, capsys) -> No
         return [{"name": row.name, "failed": "anything"} for row in wanted]
 
     monkeypatch.setattr(gpu, "_followed", followed)
-    cases = gpu.run(False, ["BERT-base/full/1x8x1/update"])
+    cases = gpu.run(False, ["/BERT-base/full/1x8x1/update"])
     assert [case.case for case in cases] == ["h100/BERT-base/full/1x8x1/update: faults"]
     told = capsys.readouterr().out
     assert "v5e: 1 row(s) left out: no libtpu." in told
