@@ -157,7 +157,8 @@ def _logged(config: ml_collections.ConfigDict) -> Logged:
     Raises:
         InputError: a tracker cannot be used on this machine.
     """
-    settings = fill(LogConfig, config.log, "log")
+    # A system of somebody else may have no such section.
+    settings = fill(LogConfig, config.log, "log") if "log" in config else LogConfig()
     trackers.check_usable(settings)
     return Logged(settings, config.to_dict(), log)
 
