@@ -38,7 +38,7 @@ def told(commands: Commands, folder: Path, module: str, *arguments: str) -> str:
     return "\n".join(lines[:-1])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     """With caches of their own: into the shared ones the tests beside these write, too."""
     made = Commands(tmp_path_factory.mktemp("dry") / "entry_points")
