@@ -52,7 +52,7 @@ def _made_here(config: ConfigDict) -> None:
     config.script.update(steps=1200, batch_size=8, learning_rate=2e-3, observed=True)
     config.ppo.update(critic_learning_rate=5e-4, critic_warmup=10, kl=0.001, entropy=0.0)
     config.grpo.update(members=8, clip_low=0.2, clip_high=0.28, longest=224)
-    config.train.update(steps=150, batch_size=32)
+    config.train.update(steps=300, batch_size=32)
     config.train.update(eval_every=10**6, checkpoint_every=50, log_every=10)
     config.optimizer.update(learning_rate=2e-4, schedule="linear", warmup_steps=5, beta2=0.98)
     config.optimizer.matrices = "muon"

@@ -1,9 +1,9 @@
 """Samples tokens on the device that trains: prompts are read in parts, then a token at a time.
 
-Rows of one call are drawn beside each other until the last one has ended. Equal prompts, such as
-those of a group, are read once, and so is a long prefix that prompts share, such as instructions or
-examples. A draw depends on the row's key and the token's position, so it is the same whatever else
-is in the call.
+Rows of one call are drawn beside each other. When three quarters of them have ended, the others go
+on alone. Equal prompts, such as those of a group, are read once, and so is a long prefix that
+prompts share, such as instructions or examples. A draw depends on the row's key and the token's
+position, so it is the same whatever else is in the call.
 
 Of several devices each has rows of its own, and all parameters in the form in which they are used.
 None waits for another while it draws.
@@ -204,7 +204,19 @@ class _Loop(NamedTuple):
 
     cache: Cache
     hidden: jax.Array
+    keys: jax.Array
+    most: jax.Array
     drawn: _Drawn
+
+    @property
+    def is_open(self) -> jax.Array:
+        """bool `[B]`: whether a token of the row is still to be drawn."""
+        return ~self.drawn.stopped & (self.drawn.counts < self.most)
+
+    def rows(self, which: jax.Array) -> _Loop:
+        """The rows of these numbers."""
+        cache, rest = self.cache.rows(which), (self.hidden, self.keys, self.most, self.drawn)
+        return _Loop(cache, *jax.tree.map(lambda leaf: leaf[which], rest))
 
 
 def _program(
@@ -244,17 +256,14 @@ def _sampled(
     )
     stop_ids = jnp.array(model.stop_ids, jnp.int32)
 
-    def is_open(drawn: _Drawn) -> jax.Array:
-        return ~drawn.stopped & (drawn.counts < given.most)
-
     def one_token(loop: _Loop) -> _Loop:
-        cache, hidden, drawn = loop
-        open_ = is_open(drawn)
+        cache, hidden, keys, most, drawn = loop
+        open_ = loop.is_open
         ids, log_probs = _draw(
-            model.logits_of(hidden, head), given.keys, cache.lengths, config.temperature
+            model.logits_of(hidden, head), keys, cache.lengths, config.temperature
         )
         place = jnp.where(open_, drawn.counts, room)
-        row = jnp.arange(rows)
+        row = jnp.arange(len(ids))
         drawn = _Drawn(
             drawn.ids.at[row, place].set(ids, mode="drop"),
             drawn.log_probs.at[row, place].set(log_probs, mode="drop"),
@@ -262,12 +271,24 @@ def _sampled(
             drawn.stopped | (open_ & (ids[:, None] == stop_ids[None]).any(axis=1)),
         )
         # The last token of a row is never read: nothing comes behind it.
-        more = is_open(drawn).astype(jnp.int32)
+        more = loop._replace(drawn=drawn).is_open.astype(jnp.int32)
         hidden, cache = extend(trunk, prepared, prepared[WORDS][ids][:, None], more, cache)
-        return _Loop(cache, hidden[:, 0], drawn)
+        return _Loop(cache, hidden[:, 0], keys, most, drawn)
 
-    start = _Loop(cache.rows(given.source), hidden[given.source], drawn)
-    return jax.lax.while_loop(lambda loop: is_open(loop.drawn).any(), one_token, start).drawn
+    def to_the_end(loop: _Loop) -> _Drawn:
+        """All tokens. Most rows end early, and then the few others go on without them."""
+        fewer = len(loop.most) // _STEP
+        if fewer < _FEWEST:
+            fewer = 0
+        loop = jax.lax.while_loop(lambda loop: loop.is_open.sum() > fewer, one_token, loop)
+        if not fewer:
+            return loop.drawn
+        which = jnp.argsort(~loop.is_open, stable=True)[:fewer]
+        own = to_the_end(loop.rows(which))
+        return jax.tree.map(lambda whole, part: whole.at[which].set(part), loop.drawn, own)
+
+    start = cache.rows(given.source), hidden[given.source], given.keys, given.most
+    return to_the_end(_Loop(*start, drawn))
 
 
 def _read(

@@ -140,6 +140,27 @@ def test_a_draw_does_not_depend_on_its_neighbours() -> None:
         np.testing.assert_array_equal(np.append(begun.ids, rest.ids), together[0].ids)
 
 
+@pytest.mark.parametrize("scanned", [False, True])
+def test_rows_that_go_on_alone_draw_what_they_would_have_drawn(scanned: bool) -> None:
+    model, params = tiny(scanned=scanned, stop_ids=(2,))
+    lengths = np.random.default_rng(3).permutation([1, 2, 2, 3] * 12 + [5, 9, 9, 12] * 4).tolist()
+    given = [
+        request._replace(most=most)
+        for request, most in zip(
+            requests([5, 3, 9, 2] * 16, 0, TINY.vocab_size), lengths, strict=True
+        )
+    ]
+    # 64 rows become 16, and these become 4. Where there are 4 from the first, none goes on alone.
+    config = SamplingConfig(temperature=1.0, room=40, chunk=4, rows=64)
+    together = DeviceSampler(model, config).sample(params, given)
+    apart = DeviceSampler(model, dataclasses.replace(config, rows=4)).sample(params, given)
+    for one, other in zip(together, apart, strict=True):
+        np.testing.assert_array_equal(one.ids, other.ids)
+        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-5)
+        assert one.finish == other.finish
+    assert sum(len(each.ids) > 6 for each in together) >= 3
+
+
 def test_prompts_that_share_prefixes_draw_what_each_draws_alone() -> None:
     model, params = tiny(stop_ids=(2,))
     config = SamplingConfig(temperature=1.0, room=48, chunk=4)
