@@ -82,7 +82,7 @@ def _ir(config: ConfigDict) -> None:
     config.writing.query_tokens = 384
     config.sampling.room = 1024
     config.dropped.update(together=5, most_words=150, kinds=("any", "frequent"), share=0.4)
-    config.script.update(steps=1800, batch_size=8, observed=False)
+    config.script.update(steps=1200, batch_size=8, observed=False)
     config.reward.reading_cost = 0.1
     config.rollout.query_tokens = 128
     config.train.steps = 500
