@@ -2,7 +2,8 @@
 
 Part `mistakes` makes the typical mistakes of `newcomer_mistakes`, and reads what is said to them.
 Part `start` clones the checkout, runs `make train` where nothing is installed, and times what comes
-when (`newcomer_start`); part `wheel` builds the wheel and does it in an empty folder.
+when (`newcomer_start`); part `wheel` builds the wheel and does it in an empty folder. Parts `pages`
+and `pages-wheel` follow the README and docs/ in the same two places (`newcomer_pages`).
 
 Part `hidden-support-SEED` trains MiniLM on HotpotQA records (folder QRAG_DATA, default
 ../shared/data) in the neutral schema with the supporting passages hidden, by the weak reward
@@ -24,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import newcomer_pages
 from benchmarks.halves import Halves, write_halves
 from benchmarks.kept_runs import Kept, Part, begin_anew, command, metrics, train
 from benchmarks.newcomer_mistakes import make_files, mistakes, tried
@@ -51,11 +53,13 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     if quick:
         return _quick_cases(begin_anew(kept.runs / "quick"))
     parts: dict[str, Part] = {"mistakes": _mistakes, "start": started, "wheel": from_wheel}
+    parts |= {"pages": newcomer_pages.in_clone, "pages-wheel": newcomer_pages.with_wheel}
     if (DATA / SOURCE).exists():
         parts |= {f"{NAME}-{seed}": partial(_hidden_support, seed, kept.runs) for seed in SEEDS}
     results = kept.finish(parts, only)
     cases = mistake_cases(results["mistakes"]["tried"]) if "mistakes" in results else []
     cases += start_cases({name: results[name] for name in ("start", "wheel") if name in results})
+    cases += newcomer_pages.page_cases(results)
     hidden = [name for name in parts if name.startswith(NAME)]
     cases += hidden_cases([results[name] for name in hidden if name in results])
     if not hidden:
