@@ -98,7 +98,7 @@ def _smol(config: ConfigDict) -> None:
     config.stages = ("rl",)
     config.algorithm = "grpo"
     config.writing.update(prompt="rewrite_plain", query_tokens=48)
-    config.sampling.update(temperature=1.0, room=256, chunk=64, rows=16)
+    config.sampling.update(temperature=1.0, room=512, chunk=64, rows=16)
     config.grpo.update(members=8, clip_low=0.2, clip_high=0.28, longest=48)
     config.train.update(steps=60, batch_size=16, eval_every=30, checkpoint_every=15, log_every=2)
     config.optimizer.update(learning_rate=1e-4, warmup_steps=2)
