@@ -99,7 +99,7 @@ class Kept:
                 "machine": report.machine(),
                 "date": datetime.date.today().isoformat(),
             }
-            self.results.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)  # of a part such as 2wiki/bm25
             building = path.with_suffix(".partial")
             building.write_text(json.dumps(result, indent=1) + "\n")
             os.replace(building, path)
