@@ -70,9 +70,8 @@ def is_installed() -> bool:
 def batches(questions: Sequence[Asked], size: int, rng: np.random.Generator) -> list[list[Pair]]:
     """The pairs of an epoch in batches, in which no passage is gold or negative by mistake.
 
-    A batch has a question once at most, and no passage that is gold for two of its questions. A
-    question whose own passages are all gold has its gold passage as the negative, which the loss
-    must leave out: there is none in these data, and such a question is left out.
+    A batch has a question once at most, and no passage of another question that is gold for it.
+    Questions whose own passages are all gold are left out.
     """
     pairs = []
     for asked in questions:

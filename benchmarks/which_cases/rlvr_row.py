@@ -28,7 +28,7 @@ def rlvr(place: Place, imitation: tuple[str, ...] = ()) -> Result:
     """RLVR with `:smol`.
 
     Args:
-        imitation: further fields of the first training.
+        imitation: further fields of the first training, and of the untrained model.
     """
     writers.smollm2()
     first, workdir, given = place.folder / "imitation", place.folder / "run", place.setting
@@ -48,7 +48,7 @@ def rlvr(place: Place, imitation: tuple[str, ...] = ()) -> Result:
         TRAINED: {given.name: _found(place, given, "best", (*run, "--checkpoint=best"))},
         IMITATED: {given.name: _found(place, given, "first", (*run, "--checkpoint=first"))},
         UNTRAINED: {
-            given.name: _found(place, given, "untrained", (CONFIG, "--config.stages=grpo", seed))
+            given.name: _found(place, given, "untrained", (CONFIG, *imitation, on[1], seed))
         },
         writers.DENSE: {
             given.name: _found(place, given, "dense", (*run, "--checkpoint=best"), dense=True)

@@ -91,7 +91,7 @@ def scored(results: Mapping[str, Result], settings: Callable[[str], Setting]) ->
                     for test, found in tests.items():
                         line.found.setdefault(test, []).append(found)
                         line.scores.setdefault(test, []).append(columns(settings(test), found))
-                    if way != UNTRAINED and result.training is not None:
+                    if way.startswith(TRAINED) and result.training is not None:
                         line.training.append(result.training)
                     line.about.append(result.about)
     return [*lines.values()]
