@@ -144,10 +144,10 @@ def quality_table(lines: Sequence[Scored]) -> str:
         cells = [_interval(_of(line, name), short=name != COMPARED) for name in names]
         each = f" ({', '.join(_number(_mean([c])) for c in line.column(COMPARED))})"
         cells[names.index(COMPARED)] += each if len(line.seeds) > 1 else ""
-        rows.append(
-            [line.title, line.row.told, str(len(line.seeds) if line.row.seeds else ""), *cells]
-        )
-    return markdown(["row", "is told", "trainings", *names], rows)
+        told = line.row.told if line.way.startswith(TRAINED) else ""
+        trainings = str(len(line.training) or "")
+        rows.append([line.title, told, line.row.in_use, trainings, *cells])
+    return markdown(["row", "is told in training", "in use", "trainings", *names], rows)
 
 
 def cost_table(lines: Sequence[Scored]) -> str:
