@@ -78,6 +78,11 @@ def _long(name: str, title: str, run: Callable[[Place], Result], told: str, *nee
 ROWS = (
     Row("bm25", "BM25", partial(_searched, single.bm25)),
     Row("expansion", "BM25, expansion by feedback", partial(_searched, single.expansion)),
+    Row(
+        "second_hop",
+        "BM25, then with its first passage",
+        partial(_searched, single.second_hop),
+    ),
     Row("minilm", "MiniLM", partial(_searched, single.minilm), needs=(MINILM,)),
     Row("hybrid", "BM25 and MiniLM", partial(_searched, single.hybrid), needs=(MINILM,)),
     Row("passage", "pseudo-document by SmolLM2", pseudo_document, needs=(SMOLLM2,)),

@@ -1,4 +1,4 @@
-"""Single searches: by words, by vectors, both, and with words of what is found first.
+"""Plain searches: by words, by vectors, both, and with words of what is found first.
 
 None of them is trained here. The index of a setting has the words and the vectors of MiniLM; the
 command `qrag_jax.index` makes it, as a user does.
@@ -32,6 +32,7 @@ from qrag_jax.systems.plain_search import PlainEncoder, open_plain
 Search = Callable[[Sequence[str], int], list[list[Hit]]]
 REPEATS = 3  # of a timed search; the fastest counts
 ROW_TOKENS = 256  # of a passage, as MiniLM's folder says
+_HOP, _WORDS = 3, 64  # passages of a first search; words of a query with a passage, as LeReT's
 _SPECIAL = 2  # tokens around a question
 
 
@@ -109,6 +110,26 @@ def expansion(given: Setting) -> Found:
     found = searched(given, search, size(folder, BM25), searches=2.0)
     note = "the words of the whole corpus are counted once for all questions, which is in its time"
     return Found(found.lists, found.asking, found.index_bytes, note)
+
+
+def second_hop(given: Setting) -> Found:
+    """Words of the question, and then of the question with the passage found first.
+
+    Two searches of three passages, as LeReT's rows have them, and then more of the second one's.
+    """
+    folder = index_of(given, (BM25,))
+    first = search_of(folder, BM25)
+
+    def search(texts: Sequence[str], k: int) -> list[list[Hit]]:
+        found = first.search(texts, _HOP)
+        longer = [
+            " ".join(f"{text} {own[0].title} {own[0].text}".split()[:_WORDS]) if own else text
+            for text, own in zip(texts, found, strict=True)
+        ]
+        more = first.search(longer, k)
+        return [[*own, *then] for own, then in zip(found, more, strict=True)]
+
+    return searched(given, search, size(folder, BM25), searches=2.0)
 
 
 def searched(

@@ -33,7 +33,7 @@ from benchmarks.which_cases.settings import SETTINGS, Setting
 
 READ = 4  # passages of the figures that are compared
 COMPARED = f"{ALL}@{READ}"
-SIMPLE = ("bm25", "hybrid")  # searches that all trained rows are compared with
+SIMPLE = ("bm25", "second_hop", "hybrid")  # searches that all trained rows are compared with
 CONTRASTIVE = "contrastive"
 
 

@@ -215,8 +215,8 @@ def test_a_finished_part_is_not_run_again(
     assert "Left out: hotpotqa/bm25, not here." in (tmp_path / "results" / "tables.md").read_text()
 
 
-def test_two_rows_are_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole of --quick is a slow test of all suites; this is its data and its first row."""
+def test_searches_without_training_find_lists(tmp_path: Path) -> None:
+    """The whole of --quick is a slow test of all suites; these are its data."""
     invented.write(tmp_path / "data", Sizes(train=24, dev=8, test=which.QUICK_QUESTIONS))
     made = setting(TWO_WIKI, tmp_path / "data", tmp_path / "setting")
     assert len(made.test) == which.QUICK_QUESTIONS
@@ -224,6 +224,9 @@ def test_two_rows_are_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert {*found.lists} == {asked.id for asked in made.test}
     assert found.index_bytes > 0
     assert found.asking.milliseconds is not None
-    more = single.expansion(made)
-    assert {*more.lists} == {*found.lists}
-    assert more.asking.searches == 2
+    for further in (single.expansion(made), single.second_hop(made)):
+        assert {*further.lists} == {*found.lists}
+        assert further.asking.searches == 2
+    # The first search's three passages come first.
+    for question, names in single.second_hop(made).lists.items():
+        assert names[:3] == found.lists[question][:3]
