@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.which_cases import harr_row, invented, rewrite_row, writers
+from benchmarks.which_cases import harr_row, invented, rewrite_row, rlvr_row, writers
 from benchmarks.which_cases.harr_row import harr
 from benchmarks.which_cases.invented import Sizes
 from benchmarks.which_cases.measured import costs_of
@@ -14,6 +14,7 @@ from benchmarks.which_cases.q_rag_row import q_rag
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result
 from benchmarks.which_cases.settings import TWO_WIKI, Setting, setting
 from qrag_jax.data import decompositions
+from qrag_jax.metrics import answer_log, predictions
 from qrag_jax.runtime.minilm import find_minilm
 
 FEW = ("--config.train.steps=2", "--config.train.eval_every=2", "--config.eval.samples=2")
@@ -114,3 +115,33 @@ def test_queries_are_rewritten_and_searched_by_words_and_vectors(
     assert asking.read_tokens > 5
     assert asking.written_tokens > 0
     assert result.ways[writers.DENSE][TWO_WIKI].asking.encoder_tokens > 0
+
+
+def test_what_an_episode_saw_is_its_list(tmp_path: Path) -> None:
+    turn = {"observed": [1, 2], "sampled": [3], "log_probs": [0.0], "finish": "stop", "version": ""}
+    texts = {"segment": 0, "observed": "a b", "sampled": "c"}
+    texts |= {"observed_tokens": ["a", "b"], "sampled_tokens": ["c"]}
+    tally = dict.fromkeys(predictions._COUNTS, 0.0) | {"searches": 2.0}
+    episodes = [
+        predictions.Prediction(
+            id=f"q{number}",
+            question="?",
+            answers=["a"],
+            hops=2,
+            draw=0,
+            prediction="a",
+            reward=1.0,
+            turns=[texts] * 2,
+            trajectory={
+                **{"question": number, "member": 0, "attempt": 1, "segments": [[turn, turn]]},
+                **{"status": "done", "parts": dict.fromkeys(predictions.OF_PARTS, 0.0)},
+                "facts": {"tally": tally} | ({"seen": ["p2", "p1"]} if number else {}),
+            },
+        )
+        for number in range(2)
+    ]
+    answer_log.append(tmp_path / "played.jsonl", episodes)
+    found = rlvr_row._of_file(tmp_path / "played.jsonl", 5.0, 7)
+    assert found.lists == {"q0": (), "q1": ("p2", "p1")}
+    asking = found.asking
+    assert (asking.read_tokens, asking.written_tokens, asking.searches) == (4.0, 2.0, 2.0)
