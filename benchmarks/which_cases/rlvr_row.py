@@ -21,6 +21,8 @@ from qrag_jax.runtime.minilm import MINILM
 
 IMITATED = "after imitation of the invented world"
 CONFIG = "--config=configs/rlvr.py:smol"
+# Genuine passages are longer than those of the invented world, for which the config has 768.
+ROOM = "--config.sampling.room=1280"
 _NOTE = "a search finds one passage, and it has four turns: it reads 3 or 4 at most"
 
 
@@ -39,7 +41,10 @@ def rlvr(place: Place, imitation: tuple[str, ...] = ()) -> Result:
     words = (f"--workdir={first}", "--checkpoint=last", f"--out={model}")
     once(place.folder, "export", "qrag_jax.export", *words)
     on: tuple[str, ...] = (f"--config.model.path={model}", "--config.stages=grpo")
-    on += (f"--config.questions.train={writers.questions(given, split='train')}",)
+    on += (
+        ROOM,
+        f"--config.questions.train={writers.questions(given, split='train')}",
+    )
     on += (f"--config.questions.dev={writers.questions(given)}", f"--config.tools.corpus={index}")
     on += (f"--workdir={workdir}", "--config.eval.best_by=recall", seed)
     learned = once(place.folder, "train", "qrag_jax.train", CONFIG, *on, *place.flags)
@@ -48,7 +53,7 @@ def rlvr(place: Place, imitation: tuple[str, ...] = ()) -> Result:
         TRAINED: {given.name: _found(place, given, "best", (*run, "--checkpoint=best"))},
         IMITATED: {given.name: _found(place, given, "first", (*run, "--checkpoint=first"))},
         UNTRAINED: {
-            given.name: _found(place, given, "untrained", (CONFIG, *imitation, on[1], seed))
+            given.name: _found(place, given, "untrained", (CONFIG, *imitation, *on[1:3], seed))
         },
         writers.DENSE: {
             given.name: _found(place, given, "dense", (*run, "--checkpoint=best"), dense=True)
