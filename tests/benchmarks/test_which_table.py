@@ -227,6 +227,7 @@ def test_searches_without_training_find_lists(tmp_path: Path) -> None:
     for further in (single.expansion(made), single.second_hop(made)):
         assert {*further.lists} == {*found.lists}
         assert further.asking.searches == 2
-    # The first search's three passages come first.
+    # The first search's passages come first, at most three.
     for question, names in single.second_hop(made).lists.items():
-        assert names[:3] == found.lists[question][:3]
+        first = found.lists[question][:3]
+        assert names[: len(first)] == first
