@@ -7,8 +7,9 @@ are in `which_cases/rows.py`. Part SETTING/ROW is a row that is not trained, SET
 training, which is also scored on the other setting's test. SETTING/answers lets a language model
 read the first 4 passages of every finished row; it runs if it is named. Runs and results are kept
 in runs/benchmarks/which by version of the code: an interrupted suite resumes, and `--only=PART`
-runs one part, such as 2wiki/q_rag-42. When all parts are there, the tables of docs/which.md are
-written anew. `--quick` takes two rows with a tiny encoder on 100 invented questions.
+runs one part, such as 2wiki/q_rag-42. Each call writes the tables of what is finished; a call
+without `--only`, or `--only=page`, which runs nothing, also writes those of docs/which.md anew.
+`--quick` takes two rows with a tiny encoder on 100 invented questions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,14 +26,14 @@ from typing import Any
 from benchmarks.kept_runs import Kept, Part
 from benchmarks.report import Case
 from benchmarks.retrieval_cases.multi_step import DATA
-from benchmarks.which_cases import answers, invented, page, single, table
+from benchmarks.which_cases import advice, answers, gpu_cost, invented, page, single, table
 from benchmarks.which_cases.q_rag_row import q_rag
 from benchmarks.which_cases.row import UNTRAINED, Place, Result
 from benchmarks.which_cases.rows import NOT_SMALL, ROWS, Row, lacking
 from benchmarks.which_cases.settings import SETTINGS, TWO_WIKI, Setting, setting
 from qrag_jax.errors import InputError
 
-ANSWERS = "answers"
+ANSWERS, PAGE = "answers", "page"
 Settings = Callable[[str], Setting]
 
 
@@ -62,20 +64,47 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     every = [name for name in parts if _by_default(name)]
     for name in SETTINGS:
         parts[f"{name}/{ANSWERS}"] = partial(answers.part, settings, kept, name)
-    results = kept.finish(parts, only or every)
+    for name in only:
+        if name.endswith(f"/{ANSWERS}"):
+            answers.forget_if_older(kept, name)
+    failed = finish(kept, parts, [name for name in only if name != PAGE] if only else every)
+    results = kept.finished(parts)
     rows = {name: Result.of_json(part) for name, part in results.items() if _is_row(name)}
     scored = table.scored(rows, settings)
     read = {name: part for name, part in results.items() if not _is_row(name)}
     table.add_answers(scored, read)
     notes = [*(f"Left out: {part}, {why}." for part, why in left_out.items()), *NOT_SMALL]
+    notes += [f"Failed: {part}." for part in failed]
     told = [settings(name).told for name in dict.fromkeys(each.trained_in for each in scored)]
-    tables = table.tables(scored, [*told, *notes])
+    waiting = [name for name in every if name not in results]
+    tables = advice.tables(scored)
+    tables += [*table.tables(scored, [*told, *notes], waiting), gpu_cost.table()]
     kept.write_tables(results, "Means over trainings and questions, 95 % intervals.", tables)
     if scored:
         table.plot(scored, kept.results / page.PICTURE)
-    if all(name in results for name in every):
+    if scored and (not only or PAGE in only):
         page.write(tables, kept.results / page.PICTURE, results)
-    return table.cases(scored)
+    broken = [Case(f"{name}: failed, see above", None, "") for name in failed]
+    return [*table.cases(scored), *broken]
+
+
+def finish(kept: Kept, parts: Mapping[str, Part], names: Sequence[str]) -> list[str]:
+    """Runs these parts; one that fails is told, and the others are run. Returns those that failed.
+
+    Raises:
+        InputError: see `Kept.finish`.
+    """
+    failed = []
+    for name in names:
+        try:
+            kept.finish(parts, [name])
+        except InputError:
+            raise
+        except Exception:
+            # Hours of other parts may follow, which do not depend on this one.
+            traceback.print_exc()
+            failed.append(name)
+    return failed
 
 
 def _is_row(name: str) -> bool:
@@ -98,25 +127,32 @@ def left_out_parts(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
 
 
 def all_parts(rows: Sequence[Row], settings: Settings, runs: Path) -> Iterator[tuple[str, Part]]:
-    """The parts that can be run.
+    """The parts that can be run, in the order of the whole suite.
+
+    Rows that take minutes come first, all seeds of each. Then all long rows have their first seed,
+    then their further ones.
 
     Args:
         settings: gives a setting by its name.
         runs: folder of all runs.
     """
-    for where in SETTINGS:
-        for row in rows:
-            if where in dict(row.refused) or lacking(row):
-                continue
-            for part, seed in zip(row.parts, row.seeds or (0,), strict=True):
-                folder = runs / where / part
-                yield f"{where}/{part}", partial(_result, row, settings, where, folder, seed)
+    for turn in (None, *range(max(len(row.seeds) or 1 for row in rows))):
+        for where in SETTINGS:
+            for row in (row for row in rows if row.is_long == (turn is not None)):
+                if where in dict(row.refused) or lacking(row):
+                    continue
+                made = list(zip(row.parts, row.seeds or (0,), strict=True))
+                for part, seed in made if turn is None else made[turn : turn + 1]:
+                    folder = runs / where / part
+                    yield f"{where}/{part}", partial(_result, row, settings, where, folder, seed)
 
 
 def _result(row: Row, settings: Settings, where: str, folder: Path, seed: int) -> dict[str, Any]:
-    others = tuple(settings(name) for name in SETTINGS if name != where) if row.seeds else ()
+    every = not row.is_long or seed == row.seeds[0]
+    moved = row.seeds and every
+    others = tuple(settings(name) for name in SETTINGS if name != where) if moved else ()
     folder.mkdir(parents=True, exist_ok=True)
-    return row.run(Place(settings(where), folder, seed, others)).to_json()
+    return row.run(Place(settings(where), folder, seed, others, every_way=every)).to_json()
 
 
 # ---------------------------------------------------------------- quick

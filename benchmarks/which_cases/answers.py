@@ -2,7 +2,9 @@
 
 With QRAG_WHICH_URL and QRAG_WHICH_MODEL a running server answers, by `qrag_jax.answer`, as its page
 says. Otherwise SmolLM2 answers on this machine, by transformers, with the same prompt; equal
-prompts are asked once. EM and F1 are HotpotQA's.
+prompts are asked once, and its answers are kept, so that a killed part goes on. EM and F1 are
+HotpotQA's. Answers take far longer than searches, so that the same `QUESTIONS` test questions are
+answered for every row, of its first training: those that stand evenly in the test's order.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from typing import Any
 from benchmarks.kept_runs import Kept, command
 from benchmarks.which_cases import single, writers
 from benchmarks.which_cases.found import Found
-from benchmarks.which_cases.row import Result
+from benchmarks.which_cases.row import TRAINED, Result
+from benchmarks.which_cases.rows import ROWS
 from benchmarks.which_cases.settings import Asked, Setting
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text import prompts
@@ -26,10 +29,12 @@ from qrag_jax.metrics import answer_log, answers, hop_log
 from qrag_jax.metrics.answer_log import AnswerRow
 from qrag_jax.metrics.hop_log import Hop, Searched
 from qrag_jax.retrieval.opening import BM25
+from qrag_jax.runtime.whole_files import write_whole
 
 READ = 4  # passages
+QUESTIONS = 200  # of a test, at most
 URL, MODEL = "QRAG_WHICH_URL", "QRAG_WHICH_MODEL"
-WRITTEN = 32  # tokens of an answer, at most
+WRITTEN = 24  # tokens of an answer, at most
 _AT_ONCE = 8  # prompts
 
 # Questions, what was read, and a name for files → an answer for each; None: it has none.
@@ -44,28 +49,52 @@ def part(settings: Callable[[str], Setting], kept: Kept, where: str) -> dict[str
     """
     given = settings(where)
     finished = {
-        path.stem: Result.of_json(json.loads(path.read_text()))
-        for path in sorted((kept.results / where).glob("*.json"))
-        if path.stem != "answers"
+        path.stem: Result.of_json(json.loads(path.read_text())) for path in _rows(kept, where)
     }
     if not finished:
         raise InputError(f"no row of {where} is finished; run one first, such as {where}/bm25.")
     folder = kept.runs / where / "answers"
     url = os.environ.get(URL)
-    ask: Ask = partial(by_server, given, folder, url) if url else partial(by_smollm2, given)
+    ask: Ask = partial(by_server, given, folder, url) if url else partial(by_smollm2, given, folder)
     lines = {
         name: {
             way: scores(given, tests[where], ask, f"{name}-{way}")
             for way, tests in result.ways.items()
+            if way == TRAINED or TRAINED not in result.ways
         }
         for name, result in finished.items()
     }
-    return {"lines": lines, "reader": os.environ.get(MODEL, "") if url else "SmolLM2"}
+    return {
+        "lines": lines,
+        "reader": os.environ.get(MODEL, "") if url else "SmolLM2",
+        "questions": len(chosen(given)),
+    }
+
+
+def _rows(kept: Kept, where: str) -> list[Path]:
+    """The results of finished rows, of one training each."""
+    first = {row.parts[0] for row in ROWS}
+    return sorted(path for path in (kept.results / where).glob("*.json") if path.stem in first)
+
+
+def forget_if_older(kept: Kept, name: str) -> None:
+    """Deletes the part's result if rows have been finished since; answers that are kept stay."""
+    path = kept.results / f"{name}.json"
+    if path.exists():
+        rows = {each.stem for each in _rows(kept, path.parent.name)}
+        if rows - json.loads(path.read_text())["lines"].keys():
+            path.unlink()
+
+
+def chosen(given: Setting) -> list[Asked]:
+    """The test questions that are answered, evenly from the test's order."""
+    count = min(QUESTIONS, len(given.test))
+    return [given.test[number * len(given.test) // count] for number in range(count)]
 
 
 def scores(given: Setting, found: Found, ask: Ask, name: str) -> dict[str, list[float]]:
     """EM and F1 of each test question; NaN: it was not asked, or has no answer."""
-    asked = [each for each in given.test if each.id in found.lists]
+    asked = [each for each in chosen(given) if each.id in found.lists]
     said = dict(zip((a.id for a in asked), ask(asked, found, name), strict=True))
     columns: dict[str, list[float]] = {f"em@{READ}": [], f"f1@{READ}": []}
     for each in given.test:
@@ -103,14 +132,16 @@ def _searched(asked: Asked, names: Sequence[str]) -> Searched:
     return Searched(asked.id, asked.text, asked.answers, asked.gold, (hop,))
 
 
-def by_smollm2(given: Setting, asked: Sequence[Asked], found: Found, name: str) -> list[str | None]:
-    """The answers of SmolLM2 on this machine."""
+def by_smollm2(
+    given: Setting, folder: Path, asked: Sequence[Asked], found: Found, name: str
+) -> list[str | None]:
+    """The answers of SmolLM2 on this machine; what it says is kept in the folder."""
     print(f"answering: {name}", flush=True)
     texts = {passage.name: passage.whole for passage in given.corpus}
     messages = [
         _messages(each, [texts[name] for name in found.lists[each.id][:READ]]) for each in asked
     ]
-    said = _Smol.opened().said(messages)
+    said = Reader.opened(folder / "said.jsonl").said(messages)
     read = map(final_answer, said)
     return [each if isinstance(each, str) else None for each in read]
 
@@ -121,24 +152,29 @@ def _messages(asked: Asked, passages: Sequence[str]) -> str:
     return json.dumps(prompt.with_chunks(asked.text, list(passages)))
 
 
-class _Smol:
-    """SmolLM2 by transformers, greedy; keeps what it said."""
+class Reader:
+    """A chat model by transformers, greedy; keeps what it said in a file."""
 
-    _opened: _Smol | None = None
+    _opened: Reader | None = None
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, said: Path) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         where: Mapping[str, Any] = {"local_files_only": True}
         self.tokenizer = AutoTokenizer.from_pretrained(str(folder), padding_side="left", **where)
         self.model = AutoModelForCausalLM.from_pretrained(str(folder), **where).eval()
-        self.kept: dict[str, str] = {}
+        self.file = said
+        said.parent.mkdir(parents=True, exist_ok=True)
+        whole = said.read_text().split("\n")[:-1] if said.exists() else []
+        # A kill can leave half a line at the end, which is written over.
+        write_whole(said, "".join(f"{line}\n" for line in whole))
+        self.kept: dict[str, str] = dict(json.loads(line) for line in whole)
 
     @classmethod
-    def opened(cls) -> _Smol:
-        """One for the process."""
-        if cls._opened is None:
-            cls._opened = cls(writers.smollm2())
+    def opened(cls, said: Path) -> Reader:
+        """SmolLM2, one for the process and the file."""
+        if cls._opened is None or cls._opened.file != said:
+            cls._opened = cls(writers.smollm2(), said)
         return cls._opened
 
     def said(self, messages: Iterable[str]) -> list[str]:
@@ -148,7 +184,10 @@ class _Smol:
         new.sort(key=len)
         for start in range(0, len(new), _AT_ONCE):
             part = new[start : start + _AT_ONCE]
-            self.kept |= zip(part, self._written(part), strict=True)
+            answers = dict(zip(part, self._written(part), strict=True))
+            with self.file.open("a") as file:
+                file.writelines(json.dumps(pair) + "\n" for pair in answers.items())
+            self.kept |= answers
         return [self.kept[each] for each in wanted]
 
     def _written(self, messages: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 A pair is a training question and one of its gold passages; the negatives of a question are the
 passages of the others in its batch, and of its own passages one that is no gold one, drawn anew in
 every epoch. The loss, the model and its file format are those of sentence-transformers (Reimers and
-Gurevych, 2019: `MultipleNegativesRankingLoss`). Learning rate and number of epochs are chosen by
+Gurevych, 2019: `MultipleNegativesRankingLoss`). Learning rate and number of steps are chosen by
 the recall on the questions for choices, among the own passages of all of these.
 """
 
@@ -34,14 +34,15 @@ class ContrastConfig:
     """How it is trained.
 
     Attributes:
-        rates: peak learning rates that are tried; each falls linearly to 0 over the most epochs.
-        epochs: numbers of epochs after which the model is tried.
+        rates: peak learning rates that are tried; each falls linearly to 0 over the most steps.
+        steps: numbers of steps after which the model is tried; they are the same for all data, so
+            that the costs are, too. 120 are three epochs of 2WikiMultihopQA's training questions.
         batch: questions of a step.
         cut: passages found, whose recall chooses.
     """
 
     rates: tuple[float, ...] = (2e-5, 5e-5)
-    epochs: tuple[int, ...] = (1, 2, 4)
+    steps: tuple[int, ...] = (40, 80, 120)
     batch: int = 16
     cut: int = 4
 
@@ -55,11 +56,12 @@ class Pair(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """One model that was tried, and its recall on the questions for choices."""
+    """A model that was tried, its recall on the questions for choices, and tokens it has read."""
 
     rate: float
-    epochs: int
+    steps: int
     recall: float
+    tokens: int
 
 
 def is_installed() -> bool:
@@ -124,8 +126,9 @@ def train(given: Setting, out: Path, seed: int, config: ContrastConfig) -> list[
     texts = {passage.name: passage.whole for passage in given.corpus}
     tried: list[Tried] = []
     for rate in config.rates:
-        for model, epochs in _trained(given, folder, texts, (seed, rate), config):
-            now = Tried(rate, epochs, choice_recall(model, given.questions[CHOICE], texts, config))
+        for model, steps, tokens in _trained(given, folder, texts, (seed, rate), config):
+            recall = choice_recall(model, given.questions[CHOICE], texts, config)
+            now = Tried(rate, steps, recall, tokens)
             print(f"contrastive, seed {seed}: {now}", flush=True)
             if now.recall > max((each.recall for each in tried), default=-1.0):
                 shutil.rmtree(out, ignore_errors=True)
@@ -140,8 +143,8 @@ def _trained(
     texts: Mapping[str, str],
     how: tuple[int, float],
     config: ContrastConfig,
-) -> Iterator[tuple[Any, int]]:
-    """The model after each number of epochs that is tried."""
+) -> Iterator[tuple[Any, int, int]]:
+    """The model after each number of steps that is tried, this number, and tokens read so far."""
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -152,29 +155,37 @@ def _trained(
     rng = np.random.default_rng(seed)
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     loss = MultipleNegativesRankingLoss(model)
-    last = max(config.epochs)
-    plan = [batches(questions, config.batch, rng) for _ in range(last)]
+    last, tokens = max(config.steps), 0
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
-    steps = sum(map(len, plan))
-    falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1 - step / steps, 0.0))
-    for epoch, epoch_batches in enumerate(plan, 1):
+    falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1 - step / last, 0.0))
+    plan = _endless(questions, config.batch, rng)
+    for step, batch in enumerate(itertools.islice(plan, last), 1):
         model.train()
         model.max_seq_length = _TRAINED_TOKENS
-        for batch in epoch_batches:
-            columns = (
-                [asked[pair.question] for pair in batch],
-                [texts[pair.gold] for pair in batch],
-                [texts[pair.negative] for pair in batch],
-            )
-            value = loss([model.preprocess(column) for column in columns], torch.empty(0))
-            optimizer.zero_grad()
-            value.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            falling.step()
+        columns = (
+            [asked[pair.question] for pair in batch],
+            [texts[pair.gold] for pair in batch],
+            [texts[pair.negative] for pair in batch],
+        )
+        rows = [model.preprocess(column) for column in columns]
+        tokens += sum(int(each["attention_mask"].sum()) for each in rows)
+        value = loss(rows, torch.empty(0))
+        optimizer.zero_grad()
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        falling.step()
         model.max_seq_length = _ROW_TOKENS
-        if epoch in config.epochs:
-            yield model, epoch
+        if step in config.steps:
+            yield model, step, tokens
+
+
+def _endless(
+    questions: Sequence[Asked], size: int, rng: np.random.Generator
+) -> Iterator[list[Pair]]:
+    """The batches of one epoch after the other; none if there are no pairs."""
+    while made := batches(questions, size, rng):
+        yield from made
 
 
 def choice_recall(

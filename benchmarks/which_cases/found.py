@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,12 +40,14 @@ class Training:
         tokens: that are learned from: of a language model those that it sampled or imitated, of an
             encoder all that it reads.
         searches: of the corpus.
+        untold: starts that were killed and whose minutes are not in these.
     """
 
     cpu_minutes: float = 0.0
     minutes: float = 0.0
     tokens: float | None = None
     searches: float | None = None
+    untold: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +83,10 @@ def read_list(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))[:MOST]
 
 
-def of_hops(hops: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """What searches one after the other found, hop by hop; see `read_list`."""
-    return read_list(name for hop in hops for name in hop)
+def by_turns(searches: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """What several searches found: the best of each one, then the second ones; see `read_list`.
+
+    So a list that is cut early has something of every search, by the same rule for all rows.
+    """
+    turns = itertools.zip_longest(*searches)
+    return read_list(name for turn in turns for name in turn if name is not None)

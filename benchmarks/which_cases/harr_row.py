@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.kept_runs import metrics
 from benchmarks.which_cases import single
-from benchmarks.which_cases.found import Asking, Found, of_hops
+from benchmarks.which_cases.found import Asking, Found, by_turns
 from benchmarks.which_cases.measured import once, per_question
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result, training_of
 from benchmarks.which_cases.settings import Setting
@@ -28,7 +28,6 @@ from qrag_jax.systems.harr_config import HarrConfig, load_config
 from qrag_jax.systems.harr_inputs import INDEX
 from qrag_jax.systems.passage_encoder import PassageEncoder
 
-STEPS = {"grpo": 20, "ppo": 10}  # as in the suite harr
 # 64 episodes a step by both: groups of 8 of one question, or one of each question.
 BATCHES = {
     "grpo": ("--config.train.batch_size=8", "--config.grpo.members=8"),
@@ -41,14 +40,10 @@ _WARM = 8  # questions of the command that shows what starting takes
 def harr(place: Place, algorithm: str, variant: str = "minilm") -> Result:
     """HARR by `algorithm`: the scripted agent, which knows the decompositions, searches."""
     workdir, given = place.folder / "run", place.setting
-    steps = STEPS[algorithm]
     fields = {
         "data.path": given.choosing,
         "corpus.path": given.folder / "corpus.jsonl",
         "seed": place.seed,
-        "train.steps": steps,
-        "train.eval_every": steps // 2,
-        "train.checkpoint_every": steps // 2,
         "eval.best_by": "recall",
     }
     words = [f"--config=configs/harr_{algorithm}.py:{variant}", f"--workdir={workdir}"]
@@ -58,9 +53,11 @@ def harr(place: Place, algorithm: str, variant: str = "minilm") -> Result:
     scoring = ["qrag_jax.evaluate", f"--workdir={workdir}", "--checkpoint=best"]
     scoring.append(f"--config.data.path={given.testing}")
     out = place.folder / "test"
-    few = (f"--out={place.folder / 'warm'}", f"--samples={_WARM}")
-    warm = once(place.folder, "warm", *scoring, *few)
+    small = (*scoring, f"--samples={_WARM}")
+    # Before, so that all is compiled and kept; after, to see what starting takes.
+    once(place.folder, "few, compiling", *small, f"--out={place.folder / 'compiling'}")
     full = once(place.folder, "test", *scoring, f"--out={out}")
+    few = once(place.folder, "few", *small, f"--out={place.folder / 'few'}")
     summary = json.loads((out / "summary.json").read_text())
     config = HarrConfig.of(load_config(workdir / CONFIG_NAME))
     logs = {
@@ -70,7 +67,7 @@ def harr(place: Place, algorithm: str, variant: str = "minilm") -> Result:
     }
     read = {way: _log(out / name) for way, name in logs.items()}
     # The three ways are played one after the other, and differ little in what they do.
-    milliseconds = per_question(warm, full, _WARM, len(read[TRAINED]))
+    milliseconds = per_question(few, full, _WARM, len(read[TRAINED]))
     each = None if milliseconds is None else milliseconds / len(logs)
     size = single.size(workdir / INDEX, EXACT)
     ways = {
@@ -78,7 +75,7 @@ def harr(place: Place, algorithm: str, variant: str = "minilm") -> Result:
         for way, rows in read.items()
     }
     searches = metrics(workdir, "train/env_steps")
-    told = f"best checkpoint, step {summary['step']} of {steps}, by the recall"
+    told = f"best checkpoint, step {summary['step']}, by the recall on the questions for choices"
     return Result(ways, training_of(cost, searches=searches[-1] if searches else None), told)
 
 
@@ -96,9 +93,12 @@ def _of_agent(
     size: int,
     given: Setting,
 ) -> Found:
-    lists = {row.id: of_hops([hop["names"] for hop in row.searches]) for row in rows}
+    lists = {row.id: by_turns([hop["names"] for hop in row.searches]) for row in rows}
     left_out = len(given.test) - len(lists)
-    note = "the scripted agent is told the decomposition and the answer of each hop"
+    note = (
+        "the scripted agent is told the decomposition and the answer of each hop, and looks for it "
+        "in 3 passages a search, wherever the list is cut"
+    )
     if left_out:
         note += f"; {left_out} questions have no decomposition that it can follow, and count as 0"
         lists |= {asked.id: () for asked in given.test if asked.id not in lists}

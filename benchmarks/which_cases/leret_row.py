@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.which_cases import single, writers
-from benchmarks.which_cases.found import Asking, Found, read_list
+from benchmarks.which_cases.found import Asking, Found, by_turns
 from benchmarks.which_cases.measured import once
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result, training_of
 from benchmarks.which_cases.settings import TESTING, Setting
@@ -27,18 +27,18 @@ def leret(place: Place) -> Result:
     words.append(f"--config.questions.dev={writers.questions(given)}")
     words += [f"--config.search.index={index}", f"--config.seed={place.seed}"]
     cost = once(place.folder, "train", "qrag_jax.train", *words, *place.flags)
-    ways = {
-        TRAINED: {given.name: _found(place, workdir, given, "best")},
-        UNTRAINED: {given.name: _found(place, workdir, given, "first")},
-        writers.DENSE: {given.name: _found(place, workdir, given, "best", dense=True)},
-    }
+    ways = {TRAINED: {given.name: _found(place, workdir, given, "best")}}
+    if place.every_way:
+        ways[UNTRAINED] = {given.name: _found(place, workdir, given, "first")}
+        ways[writers.DENSE] = {given.name: _found(place, workdir, given, "best", dense=True)}
     for other in place.others:
         ways[TRAINED][other.name] = _found(place, workdir, other, "best")
     tries = sum(
         len(path.read_text().splitlines()) for path in (workdir / "tries").glob("*/hop-*.jsonl")
     )
-    training = training_of(cost, writers.learned_tokens(workdir), float(tries))
-    return Result(ways, training, "best checkpoint by the share with all gold passages found")
+    training = training_of(cost, tokens=writers.learned_tokens(workdir), searches=float(tries))
+    best = writers.checkpoint_of(place.folder / "predictions" / f"best-{given.name}.jsonl")
+    return Result(ways, training, f"{best}, by the share with all gold passages found")
 
 
 def _found(
@@ -63,5 +63,5 @@ def _found(
         written_tokens=sum(hop.sampled for hop in hops) / len(rows),
         searches=sum(bool(hop.query) for hop in hops) / len(rows),
     )
-    lists = {row.id: read_list(row.hops[-1].pool) for row in rows}
+    lists = {row.id: by_turns([[id for id, _ in h.found] for h in row.hops]) for row in rows}
     return Found(lists, asking, single.size(index, EXACT if dense else BM25), _NOTE)

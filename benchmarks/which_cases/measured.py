@@ -1,7 +1,8 @@
 """Runs a row's commands once each, and keeps what they cost in the row's folder.
 
-A command that was killed is given again and goes on where it was; its costs are added up. One that
-has ended is not given again.
+A command that was stopped is given again and goes on where it was; its costs are added up. One that
+has ended is not given again. A start that was killed with this process leaves no costs, but it is
+counted.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Cost:
         seconds: by the clock.
         cpu_seconds: of the processors, all threads of this process and of those it started.
         starts: how often it was begun.
+        untold: how many of these left no costs, because this process was killed with them.
         ended: whether it has ended well.
         given: what it was given, by which a changed step is known.
     """
@@ -38,6 +40,7 @@ class Cost:
     starts: int = 0
     ended: bool = False
     given: tuple[str, ...] = ()
+    untold: int = 0
 
 
 Run = Callable[..., None]
@@ -84,6 +87,12 @@ def timed(folder: Path, step: str, given: Sequence[str] = ()) -> Iterator[bool]:
     if before.ended:
         yield False
         return
+    # Written before it begins: if nothing is written after it, this start has been killed.
+    _keep(
+        folder,
+        step,
+        dataclasses.replace(before, starts=before.starts + 1, untold=before.untold + 1),
+    )
     seconds, cpu, ended = time.monotonic(), _cpu_seconds(), False
     try:
         yield True
@@ -95,11 +104,16 @@ def timed(folder: Path, step: str, given: Sequence[str] = ()) -> Iterator[bool]:
             before.starts + 1,
             ended,
             tuple(given),
+            before.untold,
         )
-        kept = costs_of(folder) | {step: after}
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({name: dataclasses.asdict(each) for name, each in kept.items()}, indent=1)
-        write_whole(folder / COSTS, text + "\n")
+        _keep(folder, step, after)
+
+
+def _keep(folder: Path, step: str, cost: Cost) -> None:
+    kept = costs_of(folder) | {step: cost}
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({name: dataclasses.asdict(each) for name, each in kept.items()}, indent=1)
+    write_whole(folder / COSTS, text + "\n")
 
 
 def per_question(warm: Cost, full: Cost, fewer: int, all_of_them: int) -> float | None:

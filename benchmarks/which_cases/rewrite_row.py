@@ -49,19 +49,20 @@ def deepretrieval(place: Place, variant: str) -> Result:
     words.append(f"--config.seed={place.seed}")
     cost = once(place.folder, "train", "qrag_jax.train", *words, *place.flags)
     model = (writers.smollm2(), "rewrite_plain") if variant == "smol" else _made(workdir)
-    ways: dict[str, dict[str, Found]] = {TRAINED: {}, UNTRAINED: {}, writers.DENSE: {}}
-    for way, checkpoint in ((TRAINED, "best"), (UNTRAINED, "first")):
-        rows, each = _rewritten(place, workdir, given, checkpoint)
-        ways[way][given.name] = _found(given, rows, each, model)
-        if way == TRAINED:
-            ways[writers.DENSE][given.name] = _dense(given, rows, ways[way][given.name])
+    rows, each = _rewritten(place, workdir, given, "best")
+    found = _found(given, rows, each, model)
+    ways = {TRAINED: {given.name: found}, writers.DENSE: {given.name: _dense(given, rows, found)}}
+    if place.every_way:
+        rows, each = _rewritten(place, workdir, given, "first")
+        ways[UNTRAINED] = {given.name: _found(given, rows, each, model)}
     for other in place.others:
         rows, each = _rewritten(place, workdir, other, "best")
         ways[TRAINED][other.name] = _found(other, rows, each, model)
     searches = metrics(workdir, "searches")
     tokens = writers.learned_tokens(workdir)
     training = training_of(cost, tokens=tokens, searches=searches[-1] if searches else None)
-    return Result(ways, training, "best checkpoint by nDCG@10 on the questions for choices")
+    best = writers.checkpoint_of(place.folder / "predictions" / f"best-{given.name}.jsonl")
+    return Result(ways, training, f"{best}, by nDCG@10 on the questions for choices")
 
 
 def _rewritten(
@@ -125,10 +126,11 @@ def _dense(given: Setting, rows: Sequence[RewriteRow], by_words: Found) -> Found
     return Found(lists, asking, single.size(folder, EXACT))
 
 
-def pseudo_document(place: Place) -> Result:
-    """The untrained SmolLM2 writes a passage; BM25 searches for it together with the question."""
+def pseudo_document(place: Place, model: str = writers.SMOL) -> Result:
+    """An untrained chat model writes a passage; BM25 searches for it together with the question."""
     given = place.setting
     config = get_config("smol").copy_and_resolve_references().unlock()
+    config.model.path = model
     config.search.update(WORDS)
     config.queries.train = config.queries.test = f"{given.folder},test"
     config.writing.query_tokens = config.grpo.longest = PASSAGE_TOKENS

@@ -9,11 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept_runs import metrics
 from benchmarks.which_cases import single, writers
-from benchmarks.which_cases.found import Asking, Found, Training, read_list
+from benchmarks.which_cases.found import Asking, Found, read_list
 from benchmarks.which_cases.measured import once
-from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result
+from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result, training_of
 from benchmarks.which_cases.settings import TESTING, Setting
 from qrag_jax.metrics import predictions
 from qrag_jax.retrieval.opening import BM25, EXACT
@@ -49,27 +48,19 @@ def rlvr(place: Place, imitation: tuple[str, ...] = ()) -> Result:
     on += (f"--workdir={workdir}", "--config.eval.best_by=recall", seed)
     learned = once(place.folder, "train", "qrag_jax.train", CONFIG, *on, *place.flags)
     run = (f"--workdir={workdir}",)
-    ways = {
-        TRAINED: {given.name: _found(place, given, "best", (*run, "--checkpoint=best"))},
-        IMITATED: {given.name: _found(place, given, "first", (*run, "--checkpoint=first"))},
-        UNTRAINED: {
-            given.name: _found(place, given, "untrained", (CONFIG, *imitation, *on[1:3], seed))
-        },
-        writers.DENSE: {
-            given.name: _found(place, given, "dense", (*run, "--checkpoint=best"), dense=True)
-        },
-    }
+    best = (*run, "--checkpoint=best")
+    ways = {TRAINED: {given.name: _found(place, given, "best", best)}}
+    if place.every_way:
+        begin, untrained = (*run, "--checkpoint=first"), (CONFIG, *imitation, *on[1:3], seed)
+        ways[IMITATED] = {given.name: _found(place, given, "first", begin)}
+        ways[UNTRAINED] = {given.name: _found(place, given, "untrained", untrained)}
+        ways[writers.DENSE] = {given.name: _found(place, given, "dense", best, dense=True)}
     for other in place.others:
-        ways[TRAINED][other.name] = _found(place, other, "best", (*run, "--checkpoint=best"))
+        ways[TRAINED][other.name] = _found(place, other, "best", best)
     counted = [writers.learned_tokens(each) for each in (first, workdir)]
-    training = Training(
-        (begun.cpu_seconds + learned.cpu_seconds) / 60,
-        (begun.seconds + learned.seconds) / 60,
-        sum(each or 0.0 for each in counted),
-    )
-    steps = metrics(workdir, "step")
-    told = f"best checkpoint of {max(steps):.0f} steps by the recall on the questions for choices"
-    return Result(ways, training, told)
+    training = training_of(begun, learned, tokens=sum(each or 0.0 for each in counted))
+    told = writers.checkpoint_of(place.folder / "predictions" / f"best-{given.name}.jsonl")
+    return Result(ways, training, f"{told}, by the recall on the questions for choices")
 
 
 def _found(

@@ -26,6 +26,7 @@ class Place:
         flags: further fields of the training's config, as the command line has them; those of
             tests and of --quick are small.
         transfer_questions: of another setting's test, for a language model; 0: all.
+        every_way: False: the trained way on its own test alone, as in further seeds of slow rows.
     """
 
     setting: Setting
@@ -33,7 +34,8 @@ class Place:
     seed: int = 0
     others: tuple[Setting, ...] = ()
     flags: tuple[str, ...] = ()
-    transfer_questions: int = 200
+    transfer_questions: int = 100
+    every_way: bool = True
 
 
 Tests = Mapping[str, Found]  # name of the setting whose test it is → what was read
@@ -73,6 +75,10 @@ class Result:
         return cls(ways, None if training is None else Training(**training), kept["about"])
 
 
-def training_of(cost: Cost, tokens: float | None = None, searches: float | None = None) -> Training:
-    """The cost of a training command."""
-    return Training(cost.cpu_seconds / 60, cost.seconds / 60, tokens, searches)
+def training_of(
+    *costs: Cost, tokens: float | None = None, searches: float | None = None
+) -> Training:
+    """The cost of a training's commands."""
+    cpu, seconds = (sum(getattr(c, name) for c in costs) for name in ("cpu_seconds", "seconds"))
+    untold = sum(each.untold for each in costs)
+    return Training(cpu / 60, seconds / 60, tokens, searches, untold)

@@ -20,6 +20,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime.minilm import find_minilm
 
 SEEDS = (42, 43, 44)
+LONG = 20.0  # minutes
 MINILM, SMOLLM2, SENTENCE_TRANSFORMERS = "MiniLM", "SmolLM2", "sentence-transformers"
 
 
@@ -37,6 +38,7 @@ class Row:
         settings: where the whole suite runs it; elsewhere it runs if it is named.
         refused: where it cannot be run, and why.
         needs: what must be on this machine.
+        minutes: of one part on 2 cores, estimated (docs/which.md).
     """
 
     name: str
@@ -48,6 +50,12 @@ class Row:
     settings: tuple[str, ...] = SETTINGS
     refused: tuple[tuple[str, str], ...] = ()
     needs: tuple[str, ...] = ()
+    minutes: float = 1.0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether further seeds are run when all rows have one, and only on their own test."""
+        return self.minutes >= LONG
 
     @property
     def parts(self) -> list[str]:
@@ -70,11 +78,8 @@ NO_DECOMPOSITION = (
 )
 
 
-def _long(name: str, title: str, run: Callable[[Place], Result], told: str, *needs: str) -> Row:
-    """A row whose training takes an hour or so: one, in one setting; others if they are named."""
-    return Row(name, title, run, told, seeds=SEEDS[:1], settings=(TWO_WIKI,), needs=needs)
-
-
+SMALL = partial(deepretrieval, variant="ir")
+LARGE = partial(deepretrieval, variant="smol")
 ROWS = (
     Row("bm25", "BM25", partial(_searched, single.bm25)),
     Row("expansion", "BM25, expansion by feedback", partial(_searched, single.expansion)),
@@ -85,7 +90,7 @@ ROWS = (
     ),
     Row("minilm", "MiniLM", partial(_searched, single.minilm), needs=(MINILM,)),
     Row("hybrid", "BM25 and MiniLM", partial(_searched, single.hybrid), needs=(MINILM,)),
-    Row("passage", "pseudo-document by SmolLM2", pseudo_document, needs=(SMOLLM2,)),
+    Row("passage", "pseudo-document by SmolLM2", pseudo_document, needs=(SMOLLM2,), minutes=15),
     Row(
         "contrastive",
         "MiniLM, contrastive",
@@ -93,8 +98,9 @@ ROWS = (
         told=GOLD,
         seeds=SEEDS,
         needs=(MINILM, SENTENCE_TRANSFORMERS),
+        minutes=18,
     ),
-    Row("q_rag", "Q-RAG", q_rag, told=GOLD, seeds=SEEDS, needs=(MINILM,)),
+    Row("q_rag", "Q-RAG", q_rag, told=GOLD, seeds=SEEDS, needs=(MINILM,), minutes=18),
     *(
         Row(
             f"harr_{algorithm}",
@@ -106,24 +112,27 @@ ROWS = (
             settings=(TWO_WIKI,),
             refused=NO_DECOMPOSITION,
             needs=(MINILM,),
+            minutes=12,
         )
         for algorithm in ("grpo", "ppo")
     ),
-    _long("rlvr", "RLVR, SmolLM2", rlvr, f"{GOLD}, {ANSWERS}", SMOLLM2, MINILM),
-    _long("leret", "LeReT, SmolLM2", leret, GOLD, SMOLLM2, MINILM),
-    _long(
-        "deepretrieval",
-        "DeepRetrieval, SmolLM2",
-        partial(deepretrieval, variant="smol"),
-        GOLD,
-        *(SMOLLM2, MINILM),
-    ),
-    _long(
-        "deepretrieval_small",
-        "DeepRetrieval, 1.8M decoder",
-        partial(deepretrieval, variant="ir"),
-        GOLD,
-        MINILM,
+    *(
+        Row(
+            name,
+            title,
+            run,
+            told=told,
+            seeds=SEEDS,
+            settings=(TWO_WIKI,),
+            needs=(SMOLLM2, MINILM) if run is not SMALL else (MINILM,),
+            minutes=minutes,
+        )
+        for name, title, run, told, minutes in (
+            ("deepretrieval_small", "DeepRetrieval, 1.8M decoder", SMALL, GOLD, 30),
+            ("leret", "LeReT, SmolLM2", leret, GOLD, 40),
+            ("deepretrieval", "DeepRetrieval, SmolLM2", LARGE, GOLD, 45),
+            ("rlvr", "RLVR, SmolLM2", rlvr, f"{GOLD}, {ANSWERS}", 70),
+        )
     ),
 )
 # Systems whose decoder of 1.8 million weights speaks of the invented world alone.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.which_cases.found import MOST, Asking, Found, read_list
+from benchmarks.which_cases.found import MOST, Asking, Found, by_turns, read_list
 from benchmarks.which_cases.measured import once
 from benchmarks.which_cases.settings import Asked, Setting
 from qrag_jax.retrieval.bm25 import BM25Config, Words
@@ -115,7 +115,7 @@ def expansion(given: Setting) -> Found:
 def second_hop(given: Setting) -> Found:
     """Words of the question, and then of the question with the passage found first.
 
-    Two searches of three passages, as LeReT's rows have them, and then more of the second one's.
+    Of the first search three passages, as LeReT's rows have them, and of both in turns.
     """
     folder = index_of(given, (BM25,))
     first = search_of(folder, BM25)
@@ -127,9 +127,14 @@ def second_hop(given: Setting) -> Found:
             for text, own in zip(texts, found, strict=True)
         ]
         more = first.search(longer, k)
-        return [[*own, *then] for own, then in zip(found, more, strict=True)]
+        return [_in_turns(own, then) for own, then in zip(found, more, strict=True)]
 
     return searched(given, search, size(folder, BM25), searches=2.0)
+
+
+def _in_turns(*searches: Sequence[Hit]) -> list[Hit]:
+    by_name = {hit.id: hit for found in searches for hit in found}
+    return [by_name[name] for name in by_turns([hit.id for hit in found] for found in searches)]
 
 
 def searched(

@@ -117,36 +117,50 @@ def add_answers(lines: Sequence[Scored], parts: Mapping[str, Mapping[str, Any]])
 # ---------------------------------------------------------------- tables
 
 
-def tables(lines: Sequence[Scored], notes: Sequence[str]) -> list[str]:
-    """All tables in Markdown, each with its heading, and the notes."""
+def tables(lines: Sequence[Scored], notes: Sequence[str], waiting: Sequence[str] = ()) -> list[str]:
+    """All tables in Markdown, each with its heading, and the notes.
+
+    Args:
+        waiting: parts that are not run yet.
+    """
     made = []
     for where in SETTINGS:
         own = [line for line in lines if line.trained_in == where]
         if own:
+            absent = [part.partition("/")[2] for part in waiting if part.startswith(f"{where}/")]
             made += [
-                f"### {where}: what is found\n\n{quality_table(own)}",
+                f"### {where}: what is found\n\n{quality_table(own, absent)}",
                 f"### {where}: what it costs\n\n{cost_table(own)}",
                 f"### {where}: which is above which\n\n{order_table(own)}",
             ]
     if transferred := transfer_table(lines):
         made.append(f"### Transfer: trained in one setting, tested in the other\n\n{transferred}")
-    every = dict.fromkeys([*notes, *_notes(lines)])
+    told = [f"Not run yet: {', '.join(waiting)}."] if waiting else []
+    every = dict.fromkeys([*notes, *told, *_notes(lines)])
     return [*made, "\n".join(f"- {note}" for note in every) + "\n"]
 
 
-def quality_table(lines: Sequence[Scored]) -> str:
-    """What each line finds on its own test."""
+def quality_table(lines: Sequence[Scored], waiting: Sequence[str] = ()) -> str:
+    """What each line finds on its own test.
+
+    Args:
+        waiting: parts of this setting that are not run yet; rows that have no other are told.
+    """
     names = [f"{ALL}@{k}" for k in COUNTS]
     names += [f"{RECALL}@{READ}", AP, f"{ANSWER}@{READ}"]
     names += [name for name in (f"em@{READ}", f"f1@{READ}") if any(x.column(name) for x in lines)]
     rows = []
     for line in lines:
-        cells = [_interval(_of(line, name), short=name != COMPARED) for name in names]
+        cells = [interval_cell(score_of(line, name), short=name != COMPARED) for name in names]
         each = f" ({', '.join(_number(_mean([c])) for c in line.column(COMPARED))})"
         cells[names.index(COMPARED)] += each if len(line.seeds) > 1 else ""
         told = line.row.told if line.way.startswith(TRAINED) else ""
         trainings = str(len(line.training) or "")
         rows.append([line.title, told, line.row.in_use, trainings, *cells])
+    for row in ROWS:
+        if {*row.parts} <= {*waiting}:
+            blank = [""] * (len(names) - 1)
+            rows.append([row.title, row.told, row.in_use, "not run yet", "", *blank])
     return markdown(["row", "is told in training", "in use", "trainings", *names], rows)
 
 
@@ -161,9 +175,9 @@ def cost_table(lines: Sequence[Scored]) -> str:
         rows.append(
             [
                 line.title,
-                *(_cost([getattr(cost, name) for cost in costs]) for name in _TRAINING),
-                *(_cost([getattr(each, name) for each in asking]) for name in _ASKING),
-                _cost([each.index_bytes / 1e6 for each in found]),
+                *(cost_cell([getattr(cost, name) for cost in costs]) for name in _TRAINING),
+                *(cost_cell([getattr(each, name) for each in asking]) for name in _ASKING),
+                cost_cell([each.index_bytes / 1e6 for each in found]),
             ]
         )
     return markdown(header, rows)
@@ -187,7 +201,7 @@ def order_table(lines: Sequence[Scored]) -> str:
             elif not found.is_away:
                 alike.append(other.title)
         above.sort(key=lambda pair: pair[0].mean)
-        told = [f"{other.title} by {_interval(found)}" for found, other in above]
+        told = [f"{other.title} by {interval_cell(found)}" for found, other in above]
         rows.append([line.title, "; ".join(told) or "none", "; ".join(alike) or "none"])
     return markdown(
         ["row", f"is above, by {COMPARED} (paired interval away from 0)", "not told apart from"],
@@ -211,9 +225,11 @@ def transfer_table(lines: Sequence[Scored]) -> str:
                 [
                     line.title,
                     f"{line.trained_in} → {test}",
-                    _interval(interval(line.column(COMPARED, test))),
-                    "" if same is None else _interval(_difference(line, same, test), sign=True),
-                    "" if hybrid is None else _interval(_difference(line, hybrid, test), sign=True),
+                    interval_cell(interval(line.column(COMPARED, test))),
+                    "" if same is None else interval_cell(_difference(line, same, test), sign=True),
+                    ""
+                    if hybrid is None
+                    else interval_cell(_difference(line, hybrid, test), sign=True),
                 ]
             )
     if not rows:
@@ -228,6 +244,11 @@ def _notes(lines: Sequence[Scored]) -> Iterator[str]:
             for each in found:
                 if each.note:
                     yield f"{line.row.title}: {each.note}."
+        if untold := sum(cost.untold for cost in line.training):
+            yield (
+                f"{line.title}, {line.trained_in}: {untold} starts were killed, whose minutes are "
+                "not in the cost."
+            )
         if line.way == TRAINED:
             about = zip(line.seeds, line.about, strict=True)
             told = "; ".join(f"seed {seed}: {text}" for seed, text in about if text)
@@ -268,7 +289,7 @@ def cases(lines: Sequence[Scored]) -> list[Case]:
 
 
 def _case(line: Scored, other: Scored, gain: Interval) -> Case:
-    after, before = (_of(each, COMPARED) for each in (line, other))
+    after, before = (score_of(each, COMPARED) for each in (line, other))
     assert after is not None
     assert before is not None
     order = "above" if gain.low > 0 else "below" if gain.high < 0 else "not told apart"
@@ -300,7 +321,7 @@ def plot(lines: Sequence[Scored], path: Path) -> Path:
         for line in (each for each in lines if each.trained_in == where):
             times = [each.asking.milliseconds for each in line.found[where]]
             known = [each for each in times if each is not None]
-            score = _of(line, COMPARED)
+            score = score_of(line, COMPARED)
             if not known or score is None:
                 continue
             at = statistics.mean(known)
@@ -323,7 +344,8 @@ def plot(lines: Sequence[Scored], path: Path) -> Path:
 # ---------------------------------------------------------------- cells
 
 
-def _of(line: Scored, name: str) -> Interval | None:
+def score_of(line: Scored, name: str) -> Interval | None:
+    """A score on the line's own test; None: it has none."""
     runs = line.column(name)
     return interval(runs) if runs else None
 
@@ -332,7 +354,8 @@ def _mean(runs: Sequence[np.ndarray]) -> float:
     return float(np.nanmean(runs))
 
 
-def _interval(found: Interval | None, *, short: bool = False, sign: bool = False) -> str:
+def interval_cell(found: Interval | None, *, short: bool = False, sign: bool = False) -> str:
+    """A mean with its interval, or alone; "" for None."""
     if found is None:
         return ""
     form = "+.3f" if sign else ".3f"
@@ -344,7 +367,8 @@ def _number(value: float) -> str:
     return f"{value:.3f}"
 
 
-def _cost(values: Sequence[float | None]) -> str:
+def cost_cell(values: Sequence[float | None]) -> str:
+    """The mean of what is known; "" if nothing is."""
     known = [value for value in values if value is not None]
     if not known:
         return ""

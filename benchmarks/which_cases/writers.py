@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kept_runs import metrics
-from benchmarks.which_cases.measured import once, per_question
+from benchmarks.which_cases.measured import Cost, costs_of, once, per_question
 from benchmarks.which_cases.settings import CHOOSING, HOTPOTQA, TWO_WIKI, Setting
 from qrag_jax.errors import InputError
 from qrag_jax.models.smollm2 import find_smollm2
 
 SOURCES = {TWO_WIKI: "two_wiki", HOTPOTQA: "hotpotqa"}  # as configs name the layout of records
-WARM = 16  # questions of the command that shows what starting takes
+WARM = 16  # questions of the commands that compile, and that show what starting takes
+COMPILING, FEW = "few questions, compiling", "few questions"
 DENSE = "trained, searching by MiniLM"
 SMOL = "smollm2"
 
@@ -46,15 +48,31 @@ def predicted(
         samples: questions, 0: all.
         asked: their number.
 
+    The first way of a row asks few questions before, so that all is compiled and kept, and after,
+    which shows what starting takes. The further ways of the row start as it does.
+
     Returns:
         the file of episodes, and the milliseconds that a question takes when all is started.
     """
     made = folder / "predictions"
     made.mkdir(parents=True, exist_ok=True)
-    out, first = made / f"{name}.jsonl", made / f"{name}-warm.jsonl"
-    warm = once(folder, f"{name}, warm", *words, f"--out={first}", f"--samples={WARM}")
+    out = made / f"{name}.jsonl"
+    _few(folder, COMPILING, *words, f"--out={made / 'compiling.jsonl'}")
     full = once(folder, name, *words, f"--out={out}", f"--samples={samples}")
-    return out, per_question(warm, full, WARM, asked)
+    few = _few(folder, FEW, *words, f"--out={made / 'few.jsonl'}")
+    return out, per_question(few, full, WARM, asked)
+
+
+def _few(folder: Path, step: str, *words: Any) -> Cost:
+    known = costs_of(folder).get(step)
+    if known is not None and known.ended:
+        return known
+    return once(folder, step, *words, f"--samples={WARM}")
+
+
+def checkpoint_of(out: Path) -> str:
+    """The checkpoint that played a file of episodes, in words."""
+    return str(json.loads(out.with_suffix(".json").read_text())["checkpoint"])
 
 
 def learned_tokens(workdir: Path) -> float | None:

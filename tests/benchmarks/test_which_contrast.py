@@ -69,7 +69,7 @@ def test_the_best_model_is_kept_and_searches(
     texts = [passage.whole for passage in given.corpus]
     write_trainable_model("bert", small, texts)
     monkeypatch.setattr(contrast, "find_minilm", lambda: small)
-    config = ContrastConfig(rates=(1e-4, 1e-2), epochs=(1,), batch=4)
+    config = ContrastConfig(rates=(1e-4, 1e-2), steps=(5,), batch=4)
     place = Place(given, tmp_path / "row", 42)
     result = contrastive(place, config)
     found = result.ways[TRAINED][TWO_WIKI]
@@ -79,6 +79,8 @@ def test_the_best_model_is_kept_and_searches(
     assert found.index_bytes > 0
     assert result.training is not None
     assert result.training.cpu_minutes > 0
+    assert result.training.tokens
+    assert result.training.tokens > 2 * 5 * 4 * 3  # rates, steps, pairs, texts
     # What was kept is what was tried best, in the numbers of the library.
     from sentence_transformers import SentenceTransformer
 
@@ -107,11 +109,12 @@ def test_training_raises_the_recall_of_its_own_questions(
         dict(given.questions) | {CHOICE: given.questions[TRAIN]},
         {},
     )
-    config = ContrastConfig(rates=(3e-3,), epochs=(1, 6), batch=4, cut=2)
+    config = ContrastConfig(rates=(3e-3,), steps=(5, 30), batch=4, cut=2)
     tried = contrast.train(own, tmp_path / "model", 42, config)
-    by_epochs = {each.epochs: each.recall for each in tried}
-    assert by_epochs[6] > by_epochs[1]
-    assert tried[0].epochs == 6
+    by_steps = {each.steps: each for each in tried}
+    assert by_steps[30].recall > by_steps[5].recall
+    assert tried[0].steps == 30
+    assert by_steps[30].tokens > 4 * by_steps[5].tokens
 
 
 def test_what_is_missing_is_named(

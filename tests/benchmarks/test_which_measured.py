@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -10,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.which_cases.found import COUNTS, MOST, Asking, Found, Training, of_hops, read_list
+from benchmarks.which_cases.found import COUNTS, MOST, Asking, Found, Training, read_list
 from benchmarks.which_cases.measured import Cost, costs_of, once, per_question, timed
 from benchmarks.which_cases.row import TRAINED, Result, training_of
 
 
 def test_a_list_has_each_passage_where_it_was_read_first() -> None:
-    assert of_hops([["a", "b"], ["b", "c"], [], ["a", "d"]]) == ("a", "b", "c", "d")
+    assert read_list(["a", "b", "b", "c", "a", "d"]) == ("a", "b", "c", "d")
     assert read_list(str(n) for n in range(MOST + 5)) == tuple(map(str, range(MOST)))
     assert read_list([]) == ()
     assert COUNTS == (2, 4, 6, 10)
@@ -66,6 +67,23 @@ def test_costs_of_a_step_that_was_broken_off_add_up(tmp_path: Path) -> None:
     with timed(tmp_path, "train") as is_needed:
         assert not is_needed
     assert costs_of(tmp_path)["train"] == after
+
+
+def test_a_start_that_was_killed_is_counted(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        "from benchmarks.which_cases.measured import timed\n"
+        "with timed(Path(sys.argv[1]), 'train'): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, tmp_path], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    cost = costs_of(tmp_path)["train"]
+    assert (cost.starts, cost.untold, cost.ended) == (1, 1, False)
+    with timed(tmp_path, "train") as is_needed:
+        assert is_needed
+    cost = costs_of(tmp_path)["train"]
+    assert (cost.starts, cost.untold, cost.ended) == (2, 1, True)
+    assert training_of(cost).untold == 1
 
 
 def test_processor_time_of_other_processes_counts(tmp_path: Path) -> None:

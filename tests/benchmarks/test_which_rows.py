@@ -83,9 +83,9 @@ def test_q_rag_trains_and_searches_both_corpora(
 def test_harr_is_asked_the_test_questions(
     given: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(harr_row.STEPS, "grpo", 2)
     monkeypatch.setitem(harr_row.BATCHES, "grpo", ())
-    place = Place(given, tmp_path / "row", 42, flags=("--config.eval.samples=2",))
+    flags = (*FEW, "--config.train.checkpoint_every=2")
+    place = Place(given, tmp_path / "row", 42, flags=flags)
     result = harr(place, "grpo", variant="two_wiki-scripted-tiny")
     check(result, given, (TRAINED, UNTRAINED, harr_row.STATELESS))
     for way, tests in result.ways.items():

@@ -11,8 +11,18 @@ import pytest
 
 from benchmarks import which
 from benchmarks.kept_runs import Kept
-from benchmarks.which_cases import answers, contrast, invented, page, rows, single, table
-from benchmarks.which_cases.found import Asking, Found, Training
+from benchmarks.which_cases import (
+    advice,
+    answers,
+    contrast,
+    gpu_cost,
+    invented,
+    page,
+    rows,
+    single,
+    table,
+)
+from benchmarks.which_cases.found import Asking, Found, Training, by_turns
 from benchmarks.which_cases.invented import Sizes
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result
 from benchmarks.which_cases.rows import ROWS, SEEDS, Row, lacking
@@ -67,7 +77,14 @@ def test_parts_are_rows_seeds_and_settings(tmp_path: Path) -> None:
     assert not {*parts} & {*left_out}
     assert {f"{TWO_WIKI}/q_rag-{seed}" for seed in SEEDS} <= every
     assert f"{TWO_WIKI}/bm25" in parts
-    # An hour each: in one setting, if they are not named.
+    # Rows of minutes have all seeds first; long ones have one each, then the further ones.
+    long = {part for row in ROWS if row.is_long for part in row.parts}
+    is_long = [name.partition("/")[2] in long for name in parts]
+    assert is_long == sorted(is_long)
+    order = [name[-2:] for name, slow in zip(parts, is_long, strict=True) if slow]
+    assert order == sorted(order)
+    assert next(iter(parts)) == f"{TWO_WIKI}/bm25"
+    # In one setting, if they are not named.
     assert which._by_default(f"{TWO_WIKI}/leret-42")
     assert not which._by_default(f"{HOTPOTQA}/leret-42")
 
@@ -208,11 +225,66 @@ def test_a_finished_part_is_not_run_again(
         assert ran == ["2wiki bm25"]
     assert (tmp_path / "results" / TWO_WIKI / "bm25.json").exists()
     assert "## 2wiki: what is found" in document.read_text()
+    # One row alone leaves the page as it is; it can be written from what is there.
+    document.write_text(f"Text.\n{page.BEGIN}\n")
+    which.run(False, ["2wiki/bm25"])
+    assert "## 2wiki" not in document.read_text()
+    which.run(False, ["page"])
+    assert "## 2wiki: what to use when" in document.read_text()
+    assert "## What a GPU run of each row would cost" in document.read_text()
+    assert ran == ["2wiki bm25"]
     with pytest.raises(InputError, match=r"--only=hotpotqa/bm25 cannot be run: not here"):
         which.run(False, ["hotpotqa/bm25"])
     with pytest.raises(InputError, match="the parts are 2wiki/bm25"):
         which.run(False, ["2wiki/nobody"])
     assert "Left out: hotpotqa/bm25, not here." in (tmp_path / "results" / "tables.md").read_text()
+
+
+def test_a_part_that_fails_is_told_and_the_others_are_run(tmp_path: Path) -> None:
+    def broken() -> dict[str, object]:
+        raise RuntimeError("no memory")
+
+    kept = Kept("which", tmp_path / "runs", tmp_path / "results")
+    parts = {"2wiki/a": broken, "2wiki/b": lambda: {"ways": {}}}
+    assert which.finish(kept, parts, ["2wiki/a", "2wiki/b"]) == ["2wiki/a"]
+    assert [*kept.finished(parts)] == ["2wiki/b"]
+    with pytest.raises(InputError, match="the parts are"):
+        which.finish(kept, parts, ["2wiki/c"])
+
+
+def test_what_is_not_run_yet_is_told(lines: list[table.Scored]) -> None:
+    waiting = ["2wiki/leret-42", "2wiki/leret-43", "2wiki/leret-44", "2wiki/bm25", "2wiki/rlvr-43"]
+    found, *_, notes = table.tables(lines, [], waiting)
+    row = next(row for row in found.splitlines() if row.startswith("| LeReT"))
+    assert "| not run yet |" in row
+    assert row.count("|") == found.splitlines()[2].count("|")
+    assert "| RLVR" not in found  # other seeds of it are not waited for
+    assert f"- Not run yet: {', '.join(waiting)}." in notes
+
+
+def test_advice_names_the_best_of_what_one_has(lines: list[table.Scored]) -> None:
+    rows = advice.advice(lines).splitlines()[2:]
+    told = {row.split(" | ")[0].strip("| "): row.split(" | ")[1:] for row in rows}
+    assert told["no labels, no language model"][0] == "BM25 and MiniLM"
+    assert "BM25 (" in told["no labels, no language model"][-1]
+    assert told["gold passages, no language model"][0] == "Q-RAG, trained"
+    assert told["gold passages, no language model"][3] == "5"
+    assert told["gold passages, no language model"][-1].startswith("none")
+    assert "at most 1 ms a question" not in told
+    assert told["at most 100 ms"][0] == "Q-RAG, trained"
+
+
+def test_gpu_costs_follow_from_their_parts() -> None:
+    found = {each.recipe: each for each in gpu_cost.costs()}
+    e5 = next(each for recipe, each in found.items() if "e5-hotpotqa" in recipe)
+    # The table of published recipes has 17.1 hours and 51 dollars.
+    assert round(e5.update_hours, 1) == 17.1
+    assert round(e5.dollars) == 51
+    assert {each.row for each in found.values()} <= {
+        *(row.title.partition(", ")[0] for row in ROWS),
+        *(row.title for row in ROWS),
+    }
+    assert "| Q-RAG |" in gpu_cost.table()
 
 
 def test_searches_without_training_find_lists(tmp_path: Path) -> None:
@@ -227,7 +299,13 @@ def test_searches_without_training_find_lists(tmp_path: Path) -> None:
     for further in (single.expansion(made), single.second_hop(made)):
         assert {*further.lists} == {*found.lists}
         assert further.asking.searches == 2
-    # The first search's passages come first, at most three.
-    for question, names in single.second_hop(made).lists.items():
-        first = found.lists[question][:3]
-        assert names[: len(first)] == first
+    # The best of both searches come first.
+    hops = single.second_hop(made).lists
+    for question, names in hops.items():
+        assert names[:1] == found.lists[question][:1]
+    assert any(found.lists[question][1:2] != names[1:2] for question, names in hops.items())
+
+
+def test_what_searches_find_is_read_in_turns() -> None:
+    assert by_turns([("a", "b", "c"), ("a", "d"), ()]) == ("a", "b", "d", "c")
+    assert len(by_turns([[f"{search}-{n}" for n in range(9)] for search in range(3)])) == 10
