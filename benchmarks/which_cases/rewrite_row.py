@@ -126,11 +126,17 @@ def _dense(given: Setting, rows: Sequence[RewriteRow], by_words: Found) -> Found
     return Found(lists, asking, single.size(folder, EXACT))
 
 
-def pseudo_document(place: Place, model: str = writers.SMOL) -> Result:
-    """An untrained chat model writes a passage; BM25 searches for it together with the question."""
+def pseudo_document(place: Place, model: str = writers.SMOL, room: int = 256) -> Result:
+    """An untrained chat model writes a passage; BM25 searches for it together with the question.
+
+    Args:
+        model: its folder or name.
+        room: tokens of a prompt and a passage, at most.
+    """
     given = place.setting
     config = get_config("smol").copy_and_resolve_references().unlock()
     config.model.path = model
+    config.sampling.room = room
     config.search.update(WORDS)
     config.queries.train = config.queries.test = f"{given.folder},test"
     config.writing.query_tokens = config.grpo.longest = PASSAGE_TOKENS

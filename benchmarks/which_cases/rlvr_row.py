@@ -74,6 +74,8 @@ def _found(
     samples = 0 if given is place.setting else place.transfer_questions
     asked = min(samples or len(given.test), len(given.test))
     out, each = writers.predicted(place.folder, f"{name}-{given.name}", words, samples, asked)
+    if weights[0] == CONFIG:
+        each = None  # no run, which would keep what it compiles
     return _of_file(out, each, single.size(index, EXACT if dense else BM25))
 
 
