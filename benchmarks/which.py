@@ -129,28 +129,31 @@ def left_out_parts(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
 def all_parts(rows: Sequence[Row], settings: Settings, runs: Path) -> Iterator[tuple[str, Part]]:
     """The parts that can be run, in the order of the whole suite.
 
-    Rows that take minutes come first, all seeds of each. Then all long rows have their first seed,
-    then their further ones.
+    First what is not trained and one training of each row, those of minutes before long ones; then
+    further trainings of the rows of minutes; then those of the long ones.
 
     Args:
         settings: gives a setting by its name.
         runs: folder of all runs.
     """
-    for turn in (None, *range(max(len(row.seeds) or 1 for row in rows))):
-        for where in SETTINGS:
-            for row in (row for row in rows if row.is_long == (turn is not None)):
-                if where in dict(row.refused) or lacking(row):
-                    continue
-                made = list(zip(row.parts, row.seeds or (0,), strict=True))
-                for part, seed in made if turn is None else made[turn : turn + 1]:
-                    folder = runs / where / part
-                    yield f"{where}/{part}", partial(_result, row, settings, where, folder, seed)
+    made = []
+    for where in SETTINGS:
+        for row in rows:
+            if where in dict(row.refused) or lacking(row):
+                continue
+            for turn, (part, seed) in enumerate(zip(row.parts, row.seeds or (0,), strict=True)):
+                run = partial(_result, row, settings, where, runs / where / part, seed)
+                at = (turn > 0, row.is_long, turn)
+                made.append((at, f"{where}/{part}", run))
+    made.sort(key=lambda one: one[0])  # stable: by settings, then by rows
+    for _, name, run in made:
+        yield name, run
 
 
 def _result(row: Row, settings: Settings, where: str, folder: Path, seed: int) -> dict[str, Any]:
-    every = not row.is_long or seed == row.seeds[0]
-    moved = row.seeds and every
-    others = tuple(settings(name) for name in SETTINGS if name != where) if moved else ()
+    first = seed in row.seeds[:1]
+    others = tuple(settings(name) for name in SETTINGS if name != where) if first else ()
+    every = first or not row.is_long
     folder.mkdir(parents=True, exist_ok=True)
     return row.run(Place(settings(where), folder, seed, others, every_way=every)).to_json()
 

@@ -20,9 +20,9 @@ def contrastive(place: Place, config: ContrastConfig | None = None) -> Result:
     with timed(place.folder, "train", given) as is_needed:
         if is_needed:
             tried = contrast.train(place.setting, model, place.seed, config)
-            told = [each._asdict() for each in tried]
+            made = [each._asdict() for each in tried]
             tokens = sum(each.tokens for each in tried if each.steps == max(config.steps))
-            write_whole(about, json.dumps({"tried": told, "tokens": tokens}) + "\n")
+            write_whole(about, json.dumps({"tried": made, "tokens": tokens}) + "\n")
     kept = json.loads(about.read_text())
     best = contrast.Tried(**kept["tried"][0])
     tests = {}

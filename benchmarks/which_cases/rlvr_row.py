@@ -71,7 +71,8 @@ def _found(
     words += (f"--questions={writers.questions(given, TESTING)}",)
     if dense:
         words += ("--retriever=semantic", f"--config.tools.encoder={MINILM}")
-    samples = 0 if given is place.setting else place.transfer_questions
+    # A minute for some ten questions, so that not all are asked by vectors, too.
+    samples = place.transfer_questions if dense or given is not place.setting else 0
     asked = min(samples or len(given.test), len(given.test))
     out, each = writers.predicted(place.folder, f"{name}-{given.name}", words, samples, asked)
     if weights[0] == CONFIG:

@@ -20,7 +20,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime.minilm import find_minilm
 
 SEEDS = (42, 43, 44)
-LONG = 20.0  # minutes
+LONG = 28.0  # minutes
 MINILM, SMOLLM2, SENTENCE_TRANSFORMERS = "MiniLM", "SmolLM2", "sentence-transformers"
 
 
@@ -98,9 +98,9 @@ ROWS = (
         told=GOLD,
         seeds=SEEDS,
         needs=(MINILM, SENTENCE_TRANSFORMERS),
-        minutes=18,
+        minutes=22,
     ),
-    Row("q_rag", "Q-RAG", q_rag, told=GOLD, seeds=SEEDS, needs=(MINILM,), minutes=18),
+    Row("q_rag", "Q-RAG", q_rag, told=GOLD, seeds=SEEDS, needs=(MINILM,), minutes=22),
     *(
         Row(
             f"harr_{algorithm}",

@@ -52,7 +52,7 @@ def test_rlvr_imitates_learns_and_is_asked(
     imitation = (f"--config.model.path={chat}", "--config.sft.steps=1", *small)
     flags = (*small, "--config.train.steps=1", "--config.train.batch_size=1")
     flags += ("--config.grpo.members=2",)
-    place = Place(given, tmp_path / "row", 42, flags=flags)
+    place = Place(given, tmp_path / "row", 42, flags=flags, transfer_questions=0)
     result = rlvr_row.rlvr(place, imitation)
     ways = {TRAINED, UNTRAINED, rlvr_row.IMITATED, writers.DENSE}
     assert {*result.ways} == ways
