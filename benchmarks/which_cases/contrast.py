@@ -36,13 +36,13 @@ class ContrastConfig:
     Attributes:
         rates: peak learning rates that are tried; each falls linearly to 0 over the most steps.
         steps: numbers of steps after which the model is tried; they are the same for all data, so
-            that the costs are, too. 120 are three epochs of 2WikiMultihopQA's training questions.
+            that the costs are, too. 80 are two epochs of 2WikiMultihopQA's training questions.
         batch: questions of a step.
         cut: passages found, whose recall chooses.
     """
 
     rates: tuple[float, ...] = (2e-5, 5e-5)
-    steps: tuple[int, ...] = (40, 80, 120)
+    steps: tuple[int, ...] = (40, 80)
     batch: int = 16
     cut: int = 4
 

@@ -29,7 +29,12 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llm.save(tiny_llm.model(0), tmp_path_factory.mktemp("chat"))
+    folder = tiny_llm.save(tiny_llm.model(0), tmp_path_factory.mktemp("chat"))
+    tokenizer = tiny_llm.tokenizer()
+    # Here turns end with a special token, as a policy's must.
+    tokenizer.chat_template = tiny_llm.TEMPLATE.replace("m.content }}", "m.content }}<eos>")
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def lists_are_of(given: Setting, found: Found) -> None:
