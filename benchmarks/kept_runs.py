@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,14 @@ class Kept:
                 "machine": report.machine(),
                 "date": datetime.date.today().isoformat(),
             }
-            self.results.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)  # of a part such as 2wiki/bm25
             building = path.with_suffix(".partial")
             building.write_text(json.dumps(result, indent=1) + "\n")
             os.replace(building, path)
+        return self.finished(parts)
+
+    def finished(self, parts: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """The results that are there, by part."""
         paths = {name: self.results / f"{name}.json" for name in parts}
         return {name: json.loads(p.read_text()) for name, p in paths.items() if p.exists()}
 

@@ -1,0 +1,1 @@
+"""The parts of the suite which: settings, rows, scores and tables."""

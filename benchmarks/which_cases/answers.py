@@ -1,0 +1,208 @@
+"""Answers of a language model that reads the first passages of every finished row.
+
+With QRAG_WHICH_URL and QRAG_WHICH_MODEL a running server answers, by `qrag_jax.answer`, as its page
+says. Otherwise SmolLM2 answers on this machine, by transformers, with the same prompt; equal
+prompts are asked once, and its answers are kept, so that a killed part goes on. EM and F1 are
+HotpotQA's. Answers take far longer than searches, so that the same `QUESTIONS` test questions are
+answered for every row, of its first training: those that stand evenly in the test's order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kept_runs import Kept, command
+from benchmarks.which_cases import single, writers
+from benchmarks.which_cases.found import Found
+from benchmarks.which_cases.row import TRAINED, Result
+from benchmarks.which_cases.rows import ROWS
+from benchmarks.which_cases.settings import Asked, Setting
+from qrag_jax.errors import InputError
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.extraction import final_answer
+from qrag_jax.metrics import answer_log, answers, hop_log
+from qrag_jax.metrics.answer_log import AnswerRow
+from qrag_jax.metrics.hop_log import Hop, Searched
+from qrag_jax.retrieval.opening import BM25
+from qrag_jax.runtime.whole_files import write_whole
+
+READ = 4  # passages
+QUESTIONS = 200  # of a test, at most
+URL, MODEL = "QRAG_WHICH_URL", "QRAG_WHICH_MODEL"
+WRITTEN = 24  # tokens of an answer, at most
+_AT_ONCE = 8  # prompts
+
+# Questions, what was read, and a name for files → an answer for each; None: it has none.
+Ask = Callable[[Sequence[Asked], Found, str], list[str | None]]
+
+
+def part(settings: Callable[[str], Setting], kept: Kept, where: str) -> dict[str, Any]:
+    """EM and F1 of all finished rows of a setting.
+
+    Raises:
+        InputError: no row is finished, or there is no model.
+    """
+    given = settings(where)
+    finished = {
+        path.stem: Result.of_json(json.loads(path.read_text())) for path in _rows(kept, where)
+    }
+    if not finished:
+        raise InputError(f"no row of {where} is finished; run one first, such as {where}/bm25.")
+    folder = kept.runs / where / "answers"
+    url = os.environ.get(URL)
+    ask: Ask = partial(by_server, given, folder, url) if url else partial(by_smollm2, given, folder)
+    lines = {
+        name: {
+            way: scores(given, tests[where], ask, f"{name}-{way}")
+            for way, tests in result.ways.items()
+            if way == TRAINED or TRAINED not in result.ways
+        }
+        for name, result in finished.items()
+    }
+    return {
+        "lines": lines,
+        "reader": os.environ.get(MODEL, "") if url else "SmolLM2",
+        "questions": len(chosen(given)),
+    }
+
+
+def _rows(kept: Kept, where: str) -> list[Path]:
+    """The results of finished rows, of one training each."""
+    first = {row.parts[0] for row in ROWS}
+    return sorted(path for path in (kept.results / where).glob("*.json") if path.stem in first)
+
+
+def forget_if_older(kept: Kept, name: str) -> None:
+    """Deletes the part's result if rows have been finished since; answers that are kept stay."""
+    path = kept.results / f"{name}.json"
+    if path.exists():
+        rows = {each.stem for each in _rows(kept, path.parent.name)}
+        if rows - json.loads(path.read_text())["lines"].keys():
+            path.unlink()
+
+
+def chosen(given: Setting) -> list[Asked]:
+    """The test questions that are answered, evenly from the test's order."""
+    count = min(QUESTIONS, len(given.test))
+    return [given.test[number * len(given.test) // count] for number in range(count)]
+
+
+def scores(given: Setting, found: Found, ask: Ask, name: str) -> dict[str, list[float]]:
+    """EM and F1 of each test question; NaN: it was not asked, or has no answer."""
+    asked = [each for each in chosen(given) if each.id in found.lists]
+    said = dict(zip((a.id for a in asked), ask(asked, found, name), strict=True))
+    columns: dict[str, list[float]] = {f"em@{READ}": [], f"f1@{READ}": []}
+    for each in given.test:
+        answer = said.get(each.id)
+        if answer is None:
+            em = f1 = float("nan")
+        else:
+            em, f1 = answers.hotpotqa(answer, each.answers)
+        columns[f"em@{READ}"].append(em)
+        columns[f"f1@{READ}"].append(f1)
+    return columns
+
+
+def by_server(
+    given: Setting, folder: Path, url: str, asked: Sequence[Asked], found: Found, name: str
+) -> list[str | None]:
+    """The answers of a running server, by the command; those that failed are None."""
+    model = os.environ.get(MODEL)
+    if not model:
+        raise InputError(f"{URL} names a server, but {MODEL} names no model of it; give both.")
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = name.replace(",", "").replace(" ", "-")
+    log, out = folder / f"{plain}.jsonl", folder / f"{plain}-said.jsonl"
+    read = [_searched(each, found.lists[each.id][:READ]) for each in asked]
+    hop_log.write(log, read, {"kind": "what a row of the suite which has read", "row": name})
+    corpus = single.index_of(given, (BM25,))
+    words = (f"--log={log}", f"--out={out}", f"--corpus={corpus}")
+    command("qrag_jax.answer", *words, f"--llm.url={url}", f"--llm.model={model}")
+    said = {row.id: row.prediction for row in answer_log.read_partial(out, AnswerRow)}
+    return [said.get(each.id) for each in asked]
+
+
+def _searched(asked: Asked, names: Sequence[str]) -> Searched:
+    hop = Hop(asked.text, "", tuple(names), {})
+    return Searched(asked.id, asked.text, asked.answers, asked.gold, (hop,))
+
+
+def by_smollm2(
+    given: Setting, folder: Path, asked: Sequence[Asked], found: Found, name: str
+) -> list[str | None]:
+    """The answers of SmolLM2 on this machine; what it says is kept in the folder."""
+    print(f"answering: {name}", flush=True)
+    texts = {passage.name: passage.whole for passage in given.corpus}
+    messages = [
+        _messages(each, [texts[name] for name in found.lists[each.id][:READ]]) for each in asked
+    ]
+    said = Reader.opened(folder / "said.jsonl").said(messages)
+    read = map(final_answer, said)
+    return [each if isinstance(each, str) else None for each in read]
+
+
+def _messages(asked: Asked, passages: Sequence[str]) -> str:
+    """The prompt as the model reads it, one key for equal ones."""
+    prompt = prompts.load("open_qa")
+    return json.dumps(prompt.with_chunks(asked.text, list(passages)))
+
+
+class Reader:
+    """A chat model by transformers, greedy; keeps what it said in a file."""
+
+    _opened: Reader | None = None
+
+    def __init__(self, folder: Path, said: Path) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        where: Mapping[str, Any] = {"local_files_only": True}
+        self.tokenizer = AutoTokenizer.from_pretrained(str(folder), padding_side="left", **where)
+        self.model = AutoModelForCausalLM.from_pretrained(str(folder), **where).eval()
+        self.file = said
+        said.parent.mkdir(parents=True, exist_ok=True)
+        whole = said.read_text().split("\n")[:-1] if said.exists() else []
+        # A kill can leave half a line at the end, which is written over.
+        write_whole(said, "".join(f"{line}\n" for line in whole))
+        self.kept: dict[str, str] = dict(json.loads(line) for line in whole)
+
+    @classmethod
+    def opened(cls, said: Path) -> Reader:
+        """SmolLM2, one for the process and the file."""
+        if cls._opened is None or cls._opened.file != said:
+            cls._opened = cls(writers.smollm2(), said)
+        return cls._opened
+
+    def said(self, messages: Iterable[str]) -> list[str]:
+        """Its text to each prompt."""
+        wanted = list(messages)
+        new = [each for each in dict.fromkeys(wanted) if each not in self.kept]
+        new.sort(key=len)
+        for start in range(0, len(new), _AT_ONCE):
+            part = new[start : start + _AT_ONCE]
+            answers = dict(zip(part, self._written(part), strict=True))
+            with self.file.open("a") as file:
+                file.writelines(json.dumps(pair) + "\n" for pair in answers.items())
+            self.kept |= answers
+        return [self.kept[each] for each in wanted]
+
+    def _written(self, messages: Sequence[str]) -> list[str]:
+        import torch
+
+        texts = [
+            self.tokenizer.apply_chat_template(
+                [{"role": role, "content": text} for role, text in json.loads(each)],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+            for each in messages
+        ]
+        rows = self.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
+        with torch.no_grad():
+            out = self.model.generate(**rows, max_new_tokens=WRITTEN, do_sample=False)
+        width = rows["input_ids"].shape[1]
+        return self.tokenizer.batch_decode(out[:, width:], skip_special_tokens=True)

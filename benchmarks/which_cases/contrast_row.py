@@ -1,0 +1,38 @@
+"""The row of contrastive training: MiniLM, trained on the gold pairs, searches once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from benchmarks.which_cases import contrast, single
+from benchmarks.which_cases.contrast import ContrastConfig
+from benchmarks.which_cases.measured import costs_of, timed
+from benchmarks.which_cases.row import TRAINED, Place, Result, training_of
+from qrag_jax.runtime.whole_files import write_whole
+
+
+def contrastive(place: Place, config: ContrastConfig | None = None) -> Result:
+    """MiniLM trained on the gold pairs; untrained it is the row of MiniLM's own vectors."""
+    config, model = config or ContrastConfig(), place.folder / "model"
+    about = place.folder / contrast.NAME
+    given = (str(dataclasses.asdict(config)), str(place.seed))
+    with timed(place.folder, "train", given) as is_needed:
+        if is_needed:
+            tried = contrast.train(place.setting, model, place.seed, config)
+            made = [each._asdict() for each in tried]
+            tokens = sum(each.tokens for each in tried if each.steps == max(config.steps))
+            write_whole(about, json.dumps({"tried": made, "tokens": tokens}) + "\n")
+    kept = json.loads(about.read_text())
+    best = contrast.Tried(**kept["tried"][0])
+    tests = {}
+    for each in (place.setting, *place.others):
+        folder = single.index(each, place.folder / f"index-{each.name}", str(model))
+        tests[each.name] = single.by_vectors(each, folder, str(model))
+    cost = costs_of(place.folder)["train"]
+    told = (
+        f"rate {best.rate:g} and {best.steps} steps, chosen by the recall on the questions for "
+        f"choices ({best.recall:.3f} among their own passages)"
+    )
+    training = training_of(cost, tokens=float(kept["tokens"]), searches=0.0)
+    return Result({TRAINED: tests}, training, told)

@@ -1,0 +1,41 @@
+"""Writes the tables of docs/which.md behind its text, and its picture."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "which.md"
+PICTURE = "which_recall.png"
+BEGIN = "<!-- written by python -m benchmarks --suite which -->"
+LEGEND = (
+    "The share of questions with all gold passages within 4, against the time of a question; o: "
+    "trained, or never to be trained; x: untrained"
+)
+
+
+def text(tables: Sequence[str], results: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the suite writes: command, dates, machines, picture, tables."""
+    dates = sorted({result["date"] for result in results.values()})
+    machines = dict.fromkeys(result["machine"] for result in results.values())
+    told = f"`python -m benchmarks --suite which`, {dates[0]} to {dates[-1]}, on: "
+    head = f"{told}{'; '.join(machines) or report.machine()}.\n\n![{LEGEND}]({PICTURE})\n"
+    sections = [table.replace("### ", "## ", 1) for table in tables]
+    return "\n".join([head, *sections])
+
+
+def write(
+    tables: Sequence[str],
+    picture: Path,
+    results: Mapping[str, Mapping[str, Any]],
+    document: Path = DOCUMENT,
+) -> None:
+    """Writes them anew; the text of the page before the mark stays."""
+    before, _, _ = document.read_text(encoding="utf-8").partition(BEGIN)
+    shutil.copyfile(picture, document.parent / PICTURE)
+    document.write_text(f"{before}{BEGIN}\n\n{text(tables, results)}", encoding="utf-8")
+    print(f"written: {document}")

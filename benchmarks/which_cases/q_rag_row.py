@@ -1,0 +1,89 @@
+"""The row of Q-RAG: trained on each question's own passages, it searches the corpus in steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kept_runs import metrics
+from benchmarks.retrieval_cases.encoders import vectors_of
+from benchmarks.which_cases import single
+from benchmarks.which_cases.found import MOST, Asking, Found, read_list
+from benchmarks.which_cases.measured import once
+from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result, training_of
+from benchmarks.which_cases.settings import HOTPOTQA, TWO_WIKI, Setting
+from qrag_jax.retrieval.exported import rules_of
+from qrag_jax.retrieval.multi_step import MultiStepSearch
+from qrag_jax.retrieval.opening import BM25, EXACT
+from qrag_jax.retrieval.tower_rows import Rows
+from qrag_jax.runtime.saved_config import CONFIG_NAME
+from qrag_jax.systems.jax_retriever import run_towers
+from qrag_jax.systems.mined_negatives import by_rank
+from qrag_jax.systems.older_runs import load_config
+from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.saved_run import SavedRun
+from qrag_jax.systems.towers_export import retriever_config, towers
+
+CONFIGS = {TWO_WIKI: "two_wiki", HOTPOTQA: "hotpotqa"}
+
+
+class _Counted:
+    """A tower that counts what it reads."""
+
+    def __init__(self, tower: Any) -> None:
+        self.tower, self.tokens = tower, 0
+
+    def __call__(self, rows: Rows) -> Any:
+        self.tokens += sum(map(len, rows))
+        return self.tower(rows)
+
+
+def q_rag(place: Place, variant: str = "minilm") -> Result:
+    """The trained towers on the test, and on those of other settings; the untrained on the test."""
+    workdir, config = place.folder / "run", f"{CONFIGS[place.setting.name]}.py:{variant}"
+    data = f"--config.data.path={place.setting.choosing}"
+    words = [f"--config=configs/{config}", f"--workdir={workdir}", data]
+    words.append(f"--config.seed={place.seed}")
+    cost = once(place.folder, "train", "qrag_jax.train", *words, *place.flags)
+    given = load_config(workdir / CONFIG_NAME)
+    run = SavedRun.open(workdir, given)
+    params, step = run.trained("best")
+    ways = {TRAINED: {}, UNTRAINED: {}}  # type: dict[str, dict[str, Found]]
+    for each in (place.setting, *place.others):
+        folder = single.index_of(each, (BM25,))
+        ways[TRAINED][each.name] = _in_steps(each, run, params, folder)
+        if each is place.setting:
+            ways[UNTRAINED][each.name] = _in_steps(each, run, run.untrained(), folder)
+    played = metrics(workdir, "train/env_steps")
+    told = f"best checkpoint, step {step}; {played[-1]:.0f} transitions" if played else ""
+    return Result(ways, training_of(cost, searches=0.0), told)
+
+
+def _in_steps(given: Setting, run: SavedRun, params: Any, folder: Path) -> Found:
+    """As many steps as in training; each finds several, and its best goes into the state.
+
+    The best of all steps come first, then the second ones, and so on.
+    """
+    encoder = dataclasses.replace(PassageEncoder.of_run(run), params=params)
+    index = vectors_of(folder, encoder)
+    config = retriever_config(run, towers(run.loaded, run.config), folder, None)
+    both, rules = run_towers(run, params, config), rules_of(config)
+    counted = _Counted(both.state)
+    rules = dataclasses.replace(rules, per_step=-(-MOST // rules.max_steps))
+    search = MultiStepSearch(index, dataclasses.replace(both, state=counted), rules)
+    texts = [asked.text for asked in given.test]
+    found = search.search(texts)
+    read, times = counted.tokens / len(texts), []
+    for _ in range(single.REPEATS):
+        began = time.perf_counter()
+        search.search(texts)
+        times.append(1e3 * (time.perf_counter() - began) / len(texts))
+    lists = {
+        asked.id: read_list(hit.id for hit in by_rank(own))
+        for asked, own in zip(given.test, found, strict=True)
+    }
+    size = single.size(folder / encoder.digest()[:12], EXACT)
+    asking = Asking(min(times), encoder_tokens=read, searches=float(rules.max_steps))
+    return Found(lists, asking, size)

@@ -1,0 +1,376 @@
+"""Tables, plot and cases of the suite which.
+
+An ordering of two lines is claimed where the interval of their paired difference leaves 0 out; no
+correction is made for the number of pairs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import Case, markdown
+from benchmarks.which_cases.found import COUNTS, Found, Training
+from benchmarks.which_cases.row import TRAINED, UNTRAINED, Result
+from benchmarks.which_cases.rows import ROWS, Row
+from benchmarks.which_cases.scores import (
+    ALL,
+    ANSWER,
+    AP,
+    RECALL,
+    Columns,
+    Interval,
+    columns,
+    difference,
+    interval,
+)
+from benchmarks.which_cases.settings import SETTINGS, Setting
+
+READ = 4  # passages of the figures that are compared
+COMPARED = f"{ALL}@{READ}"
+SIMPLE = ("bm25", "second_hop", "hybrid")  # searches that all trained rows are compared with
+CONTRASTIVE = "contrastive"
+
+
+@dataclasses.dataclass
+class Scored:
+    """One line of the tables: a way of a row, of all its finished trainings in a setting.
+
+    Attributes:
+        trained_in: the setting.
+        seeds: of the trainings; (0,) if nothing is trained.
+        found: test → what each training read.
+        scores: test → the scores of each training.
+        training: their costs; () for a way that needs none.
+        about: what each training says of itself.
+    """
+
+    trained_in: str
+    row: Row
+    way: str
+    seeds: list[int] = dataclasses.field(default_factory=list)
+    found: dict[str, list[Found]] = dataclasses.field(default_factory=dict)
+    scores: dict[str, list[Columns]] = dataclasses.field(default_factory=dict)
+    training: list[Training] = dataclasses.field(default_factory=list)
+    about: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        if not self.row.seeds:
+            return self.row.title
+        return f"{self.row.title}, {self.way}"
+
+    def column(self, name: str, test: str = "") -> list[np.ndarray]:
+        """A score of each training on a test, its own if none is named; [] if there is none."""
+        runs = self.scores.get(test or self.trained_in, [])
+        return [run[name] for run in runs if name in run]
+
+
+def scored(results: Mapping[str, Result], settings: Callable[[str], Setting]) -> list[Scored]:
+    """The lines, in the order of the rows.
+
+    Args:
+        results: part → its result.
+        settings: gives a setting by its name.
+    """
+    lines: dict[tuple[str, str, str], Scored] = {}
+    for where in SETTINGS:
+        for row in ROWS:
+            for part, seed in zip(row.parts, row.seeds or (0,), strict=True):
+                if (result := results.get(f"{where}/{part}")) is None:
+                    continue
+                for way, tests in result.ways.items():
+                    line = lines.setdefault((where, row.name, way), Scored(where, row, way))
+                    line.seeds.append(seed)
+                    for test, found in tests.items():
+                        line.found.setdefault(test, []).append(found)
+                        line.scores.setdefault(test, []).append(columns(settings(test), found))
+                    if way.startswith(TRAINED) and result.training is not None:
+                        line.training.append(result.training)
+                    line.about.append(result.about)
+    return [*lines.values()]
+
+
+def add_answers(lines: Sequence[Scored], parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Adds the columns `em@k` and `f1@k` of the parts that were answered.
+
+    Args:
+        parts: SETTING/answers → `lines`: part → way → column → float of each question.
+    """
+    for name, part in parts.items():
+        where = name.partition("/")[0]
+        for line in lines:
+            if line.trained_in != where:
+                continue
+            for run, seed in zip(line.scores.get(where, []), line.seeds, strict=False):
+                own = f"{line.row.name}-{seed}" if line.row.seeds else line.row.name
+                for column, values in part["lines"].get(own, {}).get(line.way, {}).items():
+                    run[column] = np.array(values, float)
+
+
+# ---------------------------------------------------------------- tables
+
+
+def tables(lines: Sequence[Scored], notes: Sequence[str], waiting: Sequence[str] = ()) -> list[str]:
+    """All tables in Markdown, each with its heading, and the notes.
+
+    Args:
+        waiting: parts that are not run yet.
+    """
+    made = []
+    for where in SETTINGS:
+        own = [line for line in lines if line.trained_in == where]
+        if own:
+            absent = [part.partition("/")[2] for part in waiting if part.startswith(f"{where}/")]
+            made += [
+                f"### {where}: what is found\n\n{quality_table(own, absent)}",
+                f"### {where}: what it costs\n\n{cost_table(own)}",
+                f"### {where}: which is above which\n\n{order_table(own)}",
+            ]
+    if transferred := transfer_table(lines):
+        made.append(f"### Transfer: trained in one setting, tested in the other\n\n{transferred}")
+    told = [f"Not run yet: {', '.join(waiting)}."] if waiting else []
+    every = dict.fromkeys([*notes, *told, *_notes(lines)])
+    return [*made, "\n".join(f"- {note}" for note in every) + "\n"]
+
+
+def quality_table(lines: Sequence[Scored], waiting: Sequence[str] = ()) -> str:
+    """What each line finds on its own test.
+
+    Args:
+        waiting: parts of this setting that are not run yet; rows that have no other are told.
+    """
+    names = [f"{ALL}@{k}" for k in COUNTS]
+    names += [f"{RECALL}@{READ}", AP, f"{ANSWER}@{READ}"]
+    names += [name for name in (f"em@{READ}", f"f1@{READ}") if any(x.column(name) for x in lines)]
+    rows = []
+    for line in lines:
+        cells = [interval_cell(score_of(line, name), short=name != COMPARED) for name in names]
+        each = f" ({', '.join(_number(_mean([c])) for c in line.column(COMPARED))})"
+        cells[names.index(COMPARED)] += each if len(line.seeds) > 1 else ""
+        told = line.row.told if line.way.startswith(TRAINED) else ""
+        trainings = str(len(line.training) or "")
+        rows.append([line.title, told, line.row.in_use, trainings, *cells])
+    for row in ROWS:
+        if {*row.parts} <= {*waiting}:
+            blank = [""] * (len(names) - 1)
+            rows.append([row.title, row.told, row.in_use, "not run yet", "", *blank])
+    return markdown(["row", "is told in training", "in use", "trainings", *names], rows)
+
+
+def cost_table(lines: Sequence[Scored]) -> str:
+    """What each line costs: its training, a question, its index."""
+    header = ["row", "training, CPU minutes", "minutes", "tokens", "searches", "ms a question"]
+    header += ["encoder tokens", "LLM tokens read", "written", "searches a question", "index, MB"]
+    rows = []
+    for line in lines:
+        costs, found = line.training, line.found[line.trained_in]
+        asking = [each.asking for each in found]
+        rows.append(
+            [
+                line.title,
+                *(cost_cell([getattr(cost, name) for cost in costs]) for name in _TRAINING),
+                *(cost_cell([getattr(each, name) for each in asking]) for name in _ASKING),
+                cost_cell([each.index_bytes / 1e6 for each in found]),
+            ]
+        )
+    return markdown(header, rows)
+
+
+_TRAINING = ("cpu_minutes", "minutes", "tokens", "searches")
+_ASKING = ("milliseconds", "encoder_tokens", "read_tokens", "written_tokens", "searches")
+
+
+def order_table(lines: Sequence[Scored]) -> str:
+    """For each line, those that it is above, with the smallest difference, and the others."""
+    rows = []
+    for line in lines:
+        above, alike = [], []
+        for other in lines:
+            found = difference_of(line, other)
+            if other is line or found is None:
+                continue
+            if found.low > 0:
+                above.append((found, other))
+            elif not found.is_away:
+                alike.append(other.title)
+        above.sort(key=lambda pair: pair[0].mean)
+        told = [f"{other.title} by {interval_cell(found)}" for found, other in above]
+        rows.append([line.title, "; ".join(told) or "none", "; ".join(alike) or "none"])
+    return markdown(
+        ["row", f"is above, by {COMPARED} (paired interval away from 0)", "not told apart from"],
+        rows,
+    )
+
+
+def transfer_table(lines: Sequence[Scored]) -> str:
+    """Lines that are tested in another setting, beside the same row trained there; "": none is."""
+    rows = []
+    for line in lines:
+        for test in line.found:
+            if test == line.trained_in:
+                continue
+            there = [x for x in lines if x.trained_in == test and x.row.name == line.row.name]
+            same = next((x for x in there if x.way == line.way), None)
+            hybrid = next(
+                (x for x in lines if x.trained_in == test and x.row.name == SIMPLE[-1]), None
+            )
+            rows.append(
+                [
+                    line.title,
+                    f"{line.trained_in} → {test}",
+                    interval_cell(interval(line.column(COMPARED, test))),
+                    "" if same is None else interval_cell(_difference(line, same, test), sign=True),
+                    ""
+                    if hybrid is None
+                    else interval_cell(_difference(line, hybrid, test), sign=True),
+                ]
+            )
+    if not rows:
+        return ""
+    header = ["row", "trained → tested", COMPARED, "less the one that was trained there"]
+    return markdown([*header, "less BM25 and MiniLM there"], rows)
+
+
+def _notes(lines: Sequence[Scored]) -> Iterator[str]:
+    for line in lines:
+        for found in line.found.values():
+            for each in found:
+                if each.note:
+                    yield f"{line.row.title}: {each.note}."
+        if untold := sum(cost.untold for cost in line.training):
+            yield (
+                f"{line.title}, {line.trained_in}: {untold} starts were killed, whose minutes are "
+                "not in the cost."
+            )
+        if line.way == TRAINED:
+            about = zip(line.seeds, line.about, strict=True)
+            told = "; ".join(f"seed {seed}: {text}" for seed, text in about if text)
+            if told:
+                yield f"{line.title}, {line.trained_in}: {told}."
+
+
+# ---------------------------------------------------------------- cases and plot
+
+
+def difference_of(line: Scored, other: Scored, name: str = COMPARED) -> Interval | None:
+    """The first less the second on their own test; None: a score is missing."""
+    return _difference(line, other, line.trained_in, name)
+
+
+def _difference(line: Scored, other: Scored, test: str, name: str = COMPARED) -> Interval | None:
+    first, second = line.column(name, test), other.column(name, test)
+    return difference(first, second) if first and second else None
+
+
+def cases(lines: Sequence[Scored]) -> list[Case]:
+    """Trained lines less untrained ones, contrastive training, and the best simple search."""
+    found = []
+    for line in lines:
+        if line.way != TRAINED:
+            continue
+        own = [each for each in lines if each.trained_in == line.trained_in]
+        # Contrastive training begins with MiniLM, which is a row of its own.
+        begun = "minilm" if line.row.name == CONTRASTIVE else line.row.name
+        beside = [each for each in own if each.row.name == begun and each.way == UNTRAINED]
+        further = (CONTRASTIVE, *SIMPLE)
+        beside += [each for each in own if each.row.name in further]
+        for other in dict((each.title, each) for each in beside if each is not line).values():
+            gain = difference_of(line, other)
+            if gain is not None:
+                found.append(_case(line, other, gain))
+    return found
+
+
+def _case(line: Scored, other: Scored, gain: Interval) -> Case:
+    after, before = (score_of(each, COMPARED) for each in (line, other))
+    assert after is not None
+    assert before is not None
+    order = "above" if gain.low > 0 else "below" if gain.high < 0 else "not told apart"
+    return Case(
+        f"{line.trained_in}, {COMPARED}: {line.title} - {other.title}",
+        gain.mean,
+        "share of questions",
+        peer=before.mean,
+        details={
+            "low": gain.low,
+            "high": gain.high,
+            "ordering": order,
+            line.title: after.mean,
+            "trainings": float(len(line.seeds)),
+            "questions": float(gain.questions),
+        },
+    )
+
+
+def plot(lines: Sequence[Scored], path: Path) -> Path:
+    """Draws the share with all gold passages read against the milliseconds of a question."""
+    import matplotlib.pyplot as plt
+
+    there = [where for where in SETTINGS if any(line.trained_in == where for line in lines)]
+    figure, axes = plt.subplots(
+        1, len(there), figsize=(7 * len(there), 5), squeeze=False, layout="constrained"
+    )
+    for axis, where in zip(axes[0], there, strict=True):
+        for line in (each for each in lines if each.trained_in == where):
+            times = [each.asking.milliseconds for each in line.found[where]]
+            known = [each for each in times if each is not None]
+            score = score_of(line, COMPARED)
+            if not known or score is None:
+                continue
+            at = statistics.mean(known)
+            ends = [[max(score.mean - score.low, 0.0)], [max(score.high - score.mean, 0.0)]]
+            marker = "o" if line.way == TRAINED or not line.row.seeds else "x"
+            axis.errorbar([at], [score.mean], yerr=ends, fmt=marker, capsize=2)
+            axis.annotate(
+                line.title, (at, score.mean), xytext=(4, 4), textcoords="offset points", fontsize=7
+            )
+        axis.set_xscale("log")
+        axis.set_xlabel("milliseconds a question, all asked side by side")
+        axis.set_ylabel(f"share of questions with all gold within {READ} passages")
+        axis.set_title(where)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path
+
+
+# ---------------------------------------------------------------- cells
+
+
+def score_of(line: Scored, name: str) -> Interval | None:
+    """A score on the line's own test; None: it has none."""
+    runs = line.column(name)
+    return interval(runs) if runs else None
+
+
+def _mean(runs: Sequence[np.ndarray]) -> float:
+    return float(np.nanmean(runs))
+
+
+def interval_cell(found: Interval | None, *, short: bool = False, sign: bool = False) -> str:
+    """A mean with its interval, or alone; "" for None."""
+    if found is None:
+        return ""
+    form = "+.3f" if sign else ".3f"
+    mean = format(found.mean, form)
+    return mean if short else f"{mean} [{found.low:{form}}, {found.high:{form}}]"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def cost_cell(values: Sequence[float | None]) -> str:
+    """The mean of what is known; "" if nothing is."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    mean = statistics.mean(known)
+    return f"{mean:,.0f}" if mean >= 10 or mean == 0 else f"{mean:.2g}"

@@ -1,0 +1,147 @@
+"""Rows of the suite which from the command to the lists, with tiny models on invented questions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.which_cases import harr_row, invented, rewrite_row, rlvr_row, writers
+from benchmarks.which_cases.harr_row import harr
+from benchmarks.which_cases.invented import Sizes
+from benchmarks.which_cases.measured import costs_of
+from benchmarks.which_cases.q_rag_row import q_rag
+from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result
+from benchmarks.which_cases.settings import TWO_WIKI, Setting, setting
+from qrag_jax.data import decompositions
+from qrag_jax.metrics import answer_log, predictions
+from qrag_jax.runtime.minilm import find_minilm
+
+FEW = ("--config.train.steps=2", "--config.train.eval_every=2", "--config.eval.samples=2")
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    folder = tmp_path_factory.mktemp("setting")
+    invented.write(folder / "data", Sizes())
+    return setting(TWO_WIKI, folder / "data", folder / TWO_WIKI)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    folder = tmp_path_factory.mktemp("other")
+    invented.write(folder / "data", Sizes(test=3, passages=5))
+    made = setting(TWO_WIKI, folder / "data", folder / "other")
+    return Setting("other", made.folder, made.corpus, made.questions, made.lacking)
+
+
+def check(result: Result, given: Setting, ways: tuple[str, ...]) -> None:
+    assert {*ways} <= {*result.ways}
+    corpus = {passage.name for passage in given.corpus}
+    for tests in result.ways.values():
+        found = tests[TWO_WIKI]
+        assert {*found.lists} == {asked.id for asked in given.test}
+        for names in found.lists.values():
+            assert {*names} <= corpus
+            assert len(set(names)) == len(names) <= 10
+        assert found.index_bytes > 0
+    assert result.training is not None
+    assert result.training.cpu_minutes > 0
+
+
+def test_invented_questions_can_be_taken_apart(given: Setting) -> None:
+    found, report = decompositions.read("two_wiki", [given.testing / "dev.jsonl"])
+    assert not report.skipped
+    for asked in given.test:
+        first, second = found[asked.id].hops
+        assert not first.needs
+        assert second.needs == (0,)
+        assert second.answers[0] == asked.answers[0]
+
+
+@pytest.mark.long
+def test_q_rag_trains_and_searches_both_corpora(
+    given: Setting, other: Setting, tmp_path: Path
+) -> None:
+    flags = (*FEW, "--config.train.checkpoint_every=2")
+    place = Place(given, tmp_path / "row", 42, (other,), flags)
+    result = q_rag(place, variant="tiny")
+    check(result, given, (TRAINED, UNTRAINED))
+    assert {*result.ways[TRAINED]} == {TWO_WIKI, "other"}
+    assert {*result.ways[TRAINED]["other"].lists} == {asked.id for asked in other.test}
+    found = result.ways[TRAINED][TWO_WIKI]
+    assert all(len(names) == 10 for names in found.lists.values())
+    assert found.asking.searches == 2
+    assert found.asking.encoder_tokens > 20
+    # The training is not done again.
+    assert costs_of(place.folder)["train"].starts == 1
+    assert q_rag(place, variant="tiny").ways[TRAINED][TWO_WIKI].lists == found.lists
+    assert costs_of(place.folder)["train"].starts == 1
+
+
+@pytest.mark.long
+def test_harr_is_asked_the_test_questions(
+    given: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(harr_row.BATCHES, "grpo", ())
+    flags = (*FEW, "--config.train.checkpoint_every=2")
+    place = Place(given, tmp_path / "row", 42, flags=flags)
+    result = harr(place, "grpo", variant="two_wiki-scripted-tiny")
+    check(result, given, (TRAINED, UNTRAINED, harr_row.STATELESS))
+    for way, tests in result.ways.items():
+        found = tests[TWO_WIKI]
+        assert "told the decomposition" in found.note
+        assert found.asking.searches >= 1
+        assert found.asking.encoder_tokens > 5, way
+    # A state with the question and the history is longer than a sub-query.
+    stateless = result.ways[harr_row.STATELESS][TWO_WIKI].asking
+    assert result.ways[UNTRAINED][TWO_WIKI].asking.encoder_tokens > stateless.encoder_tokens
+
+
+@pytest.mark.long
+def test_queries_are_rewritten_and_searched_by_words_and_vectors(
+    given: Setting, tmp_path: Path
+) -> None:
+    if find_minilm(download=False) is None:
+        pytest.skip("MiniLM is not on this machine")
+    flags = (
+        *("--config.script.steps=2", "--config.train.steps=1", "--config.train.batch_size=2"),
+        *("--config.reward.k=10", "--config.eval.samples=2", "--config.ppo.critic_warmup=0"),
+    )
+    place = Place(given, tmp_path / "row", 42, flags=flags)
+    result = rewrite_row.deepretrieval(place, "tiny")
+    check(result, given, (TRAINED, UNTRAINED, writers.DENSE))
+    asking = result.ways[TRAINED][TWO_WIKI].asking
+    assert asking.read_tokens > 5
+    assert asking.written_tokens > 0
+    assert result.ways[writers.DENSE][TWO_WIKI].asking.encoder_tokens > 0
+
+
+def test_what_an_episode_saw_is_its_list(tmp_path: Path) -> None:
+    turn = {"observed": [1, 2], "sampled": [3], "log_probs": [0.0], "finish": "stop", "version": ""}
+    texts = {"segment": 0, "observed": "a b", "sampled": "c"}
+    texts |= {"observed_tokens": ["a", "b"], "sampled_tokens": ["c"]}
+    tally = dict.fromkeys(predictions._COUNTS, 0.0) | {"searches": 2.0}
+    episodes = [
+        predictions.Prediction(
+            id=f"q{number}",
+            question="?",
+            answers=["a"],
+            hops=2,
+            draw=0,
+            prediction="a",
+            reward=1.0,
+            turns=[texts] * 2,
+            trajectory={
+                **{"question": number, "member": 0, "attempt": 1, "segments": [[turn, turn]]},
+                **{"status": "done", "parts": dict.fromkeys(predictions.OF_PARTS, 0.0)},
+                "facts": {"tally": tally} | ({"seen": ["p2", "p1"]} if number else {}),
+            },
+        )
+        for number in range(2)
+    ]
+    answer_log.append(tmp_path / "played.jsonl", episodes)
+    found = rlvr_row._of_file(tmp_path / "played.jsonl", 5.0, 7)
+    assert found.lists == {"q0": (), "q1": ("p2", "p1")}
+    asking = found.asking
+    assert (asking.read_tokens, asking.written_tokens, asking.searches) == (4.0, 2.0, 2.0)

@@ -1,0 +1,153 @@
+"""Rows of language models from the command to the lists, with a chat model of random weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks import tiny_llm
+from benchmarks.kept_runs import Kept
+from benchmarks.which_cases import answers, invented, rewrite_row, rlvr_row, single, writers
+from benchmarks.which_cases.answers import Reader
+from benchmarks.which_cases.found import Found
+from benchmarks.which_cases.invented import Sizes
+from benchmarks.which_cases.measured import costs_of
+from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result
+from benchmarks.which_cases.settings import TWO_WIKI, Setting, setting
+from qrag_jax.runtime.minilm import find_minilm
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    folder = tmp_path_factory.mktemp("setting")
+    invented.write(folder / "data", Sizes())
+    return setting(TWO_WIKI, folder / "data", folder / TWO_WIKI)
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tiny_llm.save(tiny_llm.model(0), tmp_path_factory.mktemp("chat"))
+    tokenizer = tiny_llm.tokenizer()
+    # Here turns end with a special token, as a policy's must.
+    tokenizer.chat_template = tiny_llm.TEMPLATE.replace("m.content }}", "m.content }}<eos>")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def lists_are_of(given: Setting, found: Found) -> None:
+    corpus = {passage.name for passage in given.corpus}
+    assert {*found.lists} == {asked.id for asked in given.test}
+    assert all({*names} <= corpus for names in found.lists.values())
+    assert found.index_bytes > 0
+
+
+@pytest.mark.long
+def test_rlvr_imitates_learns_and_is_asked(
+    given: Setting, chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_minilm(download=False) is None:
+        pytest.skip("MiniLM is not on this machine")
+    monkeypatch.setattr(writers, "smollm2", lambda: chat)
+    # Its tokenizer has few words, so prompts are long.
+    small = ("--config.model.lora.rank=4", "--config.eval.samples=2", "--config.sampling.room=1500")
+    small += ("--config.train.checkpoint_every=1", "--config.train.eval_every=1")
+    imitation = (f"--config.model.path={chat}", "--config.sft.steps=1", *small)
+    flags = (*small, "--config.train.steps=1", "--config.train.batch_size=1")
+    flags += ("--config.grpo.members=2",)
+    place = Place(given, tmp_path / "row", 42, flags=flags, transfer_questions=0)
+    result = rlvr_row.rlvr(place, imitation)
+    ways = {TRAINED, UNTRAINED, rlvr_row.IMITATED, writers.DENSE}
+    assert {*result.ways} == ways
+    for tests in result.ways.values():
+        lists_are_of(given, tests[TWO_WIKI])
+    assert result.training is not None
+    costs = costs_of(place.folder)
+    assert result.training.minutes > costs["train"].seconds / 60
+    assert {writers.COMPILING, writers.FEW, "imitate", "export"} <= {*costs}
+    assert "checkpoint" in result.about
+    # A further seed is asked its own test alone.
+    again = rlvr_row.rlvr(Place(given, place.folder, 42, flags=flags, every_way=False), imitation)
+    assert {*again.ways} == {TRAINED}
+    assert again.ways[TRAINED] == result.ways[TRAINED]
+
+
+@pytest.mark.long
+def test_a_passage_that_the_model_wrote_is_searched_for(
+    given: Setting, chat: Path, tmp_path: Path
+) -> None:
+    result = rewrite_row.pseudo_document(Place(given, tmp_path / "row"), model=str(chat), room=1500)
+    found = result.ways[UNTRAINED][TWO_WIKI]
+    lists_are_of(given, found)
+    assert all(found.lists.values())  # the question is searched for, too
+    assert 1 <= found.asking.written_tokens <= rewrite_row.PASSAGE_TOKENS
+    assert found.asking.read_tokens > 20
+
+
+@pytest.mark.long
+def test_answers_are_kept_and_asked_for_once(
+    given: Setting, chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept("which", tmp_path / "runs", tmp_path / "results")
+    monkeypatch.setattr(writers, "smollm2", lambda: chat)
+    monkeypatch.setattr(answers, "QUESTIONS", 4)
+    monkeypatch.setattr(answers, "WRITTEN", 4)
+    monkeypatch.delenv(answers.URL, raising=False)
+    found = single.bm25(given)
+    finish(kept, "bm25", Result({UNTRAINED: {TWO_WIKI: found}}))
+    trained = Result({TRAINED: {TWO_WIKI: found}, UNTRAINED: {TWO_WIKI: found}})
+    finish(kept, "q_rag-42", trained)
+    finish(kept, "q_rag-43", trained)
+    written: list[str] = []
+    said = Reader._written
+
+    def counted(reader: Reader, messages: Sequence[str]) -> list[str]:
+        written.extend(messages)
+        return said(reader, messages)
+
+    monkeypatch.setattr(Reader, "_written", counted)
+    part = answers.part(lambda name: given, kept, TWO_WIKI)
+    assert {name: [*ways] for name, ways in part["lines"].items()} == {
+        "bm25": [UNTRAINED],
+        "q_rag-42": [TRAINED],
+    }
+    assert part["questions"] == 4
+    assert len(written) == len(set(written)) == 4  # equal prompts are asked once
+    # A killed part goes on, also where the last line of its file is broken.
+    file = tmp_path / "runs" / TWO_WIKI / "answers" / "said.jsonl"
+    file.write_text(file.read_text()[:-5])
+    monkeypatch.setattr(Reader, "_opened", None)
+    again = answers.part(lambda name: given, kept, TWO_WIKI)
+    assert len(written) == 5
+    assert json.dumps(again) == json.dumps(part)
+
+
+def finish(kept: Kept, name: str, result: Result) -> None:
+    path = kept.results / TWO_WIKI / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result.to_json()))
+
+
+def test_answers_are_forgotten_when_a_row_is_new(tmp_path: Path) -> None:
+    kept = Kept("which", tmp_path / "runs", tmp_path / "results")
+    finish(kept, "bm25", Result({}))
+    path = kept.results / TWO_WIKI / "answers.json"
+    path.write_text(json.dumps({"lines": {"bm25": {}}}))
+    answers.forget_if_older(kept, f"{TWO_WIKI}/answers")
+    assert path.exists()
+    finish(kept, "q_rag-43", Result({}))  # not the first training
+    answers.forget_if_older(kept, f"{TWO_WIKI}/answers")
+    assert path.exists()
+    finish(kept, "q_rag-42", Result({}))
+    answers.forget_if_older(kept, f"{TWO_WIKI}/answers")
+    assert not path.exists()
+
+
+def test_answered_questions_are_spread_over_the_test(
+    given: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert answers.chosen(given) == [*given.test]
+    monkeypatch.setattr(answers, "QUESTIONS", 3)
+    assert answers.chosen(given) == [given.test[0], given.test[2], given.test[4]]
