@@ -26,12 +26,12 @@ from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.listener import HOST, NotOurs
 from qrag_jax.llm.server import watchdog
 from qrag_jax.llm.server.server_config import ServerConfig, interpreter
+from qrag_jax.llm.server.server_log import LAST_LINES, ServerLog
 
 LOOK_EVERY = 0.2  # seconds
 LONGEST_BACKOFF = 60.0
 PORT_TRIES = 3
 PORT_LOST = "Address already in use"
-LAST_LINES = 15  # of the log, shown when the server dies
 
 
 class _NotReady(Exception):
@@ -86,8 +86,7 @@ class Server:
         self._port, self._may_move = config.port, may_move and not config.port
         self._told = True  # whether this system shows who listens
         self._proof: tuple[int, Path] | None = None  # the socket found last, and the link to it
-        self._log_file = Path(config.log).expanduser().absolute()
-        self._log_start = 0  # where in the log the present process began
+        self._written = ServerLog(Path(config.log).expanduser().absolute())
         self._process: subprocess.Popen[bytes] | None = None
         self._up, self._stopping = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -194,11 +193,11 @@ class Server:
         guard = [sys.executable, "-I", watchdog.__file__, str(self.config.stop_grace)]
         environment = self.config.environment()
         try:
-            self._log_file.parent.mkdir(parents=True, exist_ok=True)
-            with self._log_file.open("ab") as log:
+            self._written.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._written.path.open("ab") as log:
                 log.write(f"==== {time.strftime('%Y-%m-%d %H:%M:%S')} start\n".encode())
                 log.flush()
-                self._log_start = log.tell()
+                self._written.start = log.tell()
                 self._process = subprocess.Popen(  # noqa: S603  (a list, no shell)
                     [*guard, *self.config.command(self._port)],
                     stdin=subprocess.PIPE,  # closed by us, or at our death: watchdog stops
@@ -209,7 +208,7 @@ class Server:
                 )
         except OSError as error:
             raise InputError(
-                f"config.llm.server.log: {self._log_file}: {error.strerror}."
+                f"config.llm.server.log: {self._written.path}: {error.strerror}."
             ) from error
 
     def _await_ready(self) -> None:
@@ -218,9 +217,9 @@ class Server:
         endpoint = Endpoint(self.url, self.config.api_key(), own=self)
         while not self._stopping.is_set():
             if _ended(self._process):
-                if any(PORT_LOST in line for line in self._tail(LAST_LINES)):
+                if any(PORT_LOST in line for line in self._written.tail(LAST_LINES)):
                     raise self._port_lost(listener.described(self._port) or "another process")
-                raise _NotReady(f"vLLM died at start; {self._last_words()}")
+                raise _NotReady(f"vLLM died at start; {self._written.last_words()}")
             self._check_no_other()
             # The server must be healthy, and the model's name must be among those it serves.
             if endpoint.get("/health").status == 200 and self.name in endpoint.model_names():
@@ -230,11 +229,14 @@ class Server:
             if now - began > self.config.start_timeout:
                 raise _NotReady(
                     f"vLLM did not answer within {self.config.start_timeout:g} s; raise "
-                    f"config.llm.server.start_timeout if that is too short; {self._last_words()}"
+                    "config.llm.server.start_timeout if that is too short; "
+                    f"{self._written.last_words()}"
                 )
             if now - said >= self._log_every:
                 said = now
-                self._log(f"vLLM is starting, {_since(began)}: {(self._tail(1) or ['…'])[0]}")
+                self._log(
+                    f"vLLM is starting, {_since(began)}: {(self._written.tail(1) or ['…'])[0]}"
+                )
             self._stopping.wait(LOOK_EVERY)
         raise _NotReady("stopped while vLLM was starting")
 
@@ -254,7 +256,7 @@ class Server:
     def _port_lost(self, who: str) -> _PortLost:
         return _PortLost(
             f"config.llm.server.port: {who} listens on {self._port} at {HOST}, where vLLM was to; "
-            f"give another port, or 0 for any that is free; {self._last_words()}"
+            f"give another port, or 0 for any that is free; {self._written.last_words()}"
         )
 
     def _end(self) -> None:
@@ -301,14 +303,14 @@ class Server:
             while not up:
                 if attempts >= self.config.restarts:
                     given_up = f"vLLM was given up after {attempts} restarts in a row: {last}"
-                    self.failure = f"{given_up}; see {self._log_file}"
+                    self.failure = f"{given_up}; see {self._written.path}"
                     self._log(self.failure)
                     return
                 pause = min(self.config.backoff * 2**attempts, LONGEST_BACKOFF)
                 attempts += 1
                 self._log(
                     f"vLLM is down ({last}); restart {attempts} of {self.config.restarts} in "
-                    f"{pause:g} s. {self._last_words()}"
+                    f"{pause:g} s. {self._written.last_words()}"
                 )
                 if self._stopping.wait(pause):
                     return
@@ -354,21 +356,6 @@ class Server:
                 raise
             self._port = _free_port(0)
             self._log(f"{str(error).partition(';')[0]}; vLLM starts at {self.url} instead.")
-
-    # ---------------------------------------------------------------- its log
-
-    def _tail(self, count: int) -> list[str]:
-        """The last lines that the present process wrote, without blank ones."""
-        with contextlib.suppress(OSError), self._log_file.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_start, size - 65536))
-            lines = log.read().decode("utf-8", "replace").splitlines()
-            return [line.strip() for line in lines if line.strip()][-count:]
-        return []
-
-    def _last_words(self) -> str:
-        lines = "".join(f"\n    {line}" for line in self._tail(LAST_LINES))
-        return f"the last lines of its log {self._log_file}:{lines}"
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
