@@ -1,4 +1,4 @@
-"""Calls by messages become turns: what goes on is continued, all else begins anew, nothing twice."""
+"""Calls by messages become turns: what goes on is continued, all else begins anew, each once."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import asyncio
 import copy
 import hashlib
 import importlib
-import importlib.util
 import json
 import logging
 import math
@@ -20,6 +19,7 @@ from typing import Any
 
 from .clock import Clock
 from .faults import FaultyRubric
+from .packages import imported
 from .wire import EpisodeFailed, Link, Refused, one_line, told
 
 try:  # 0.3 has moved it
@@ -116,21 +116,11 @@ def open_environment(link: Link, asked: Mapping[str, Any]) -> LegacyPlayer:
     """
     name = asked["id"]
     module_name = name.replace("-", "_").split("/")[-1]
-    if importlib.util.find_spec(module_name) is None:
-        raise Refused(
-            f"config.env.verifiers is {name!r}, and the Python of config.env.python has no package "
-            f"{module_name}; install it there"
-        )
-    module = importlib.import_module(module_name)
+    module = imported(name, module_name, "v0")
     if not callable(getattr(module, "load_environment", None)):
-        other = any("Taskset" in each for each in getattr(module, "__all__", ()))
-        fix = (
-            "it exports a Taskset, so it speaks v1: name a Python that has verifiers 0.4 in "
-            "config.env.python"
-            if other
-            else "name a package that has one"
+        raise Refused(
+            f"the package {module_name} has no load_environment; name a package that has one"
         )
-        raise Refused(f"the package {module_name} has no load_environment; {fix}")
     environment = vf.load_environment(name, **asked["arguments"])
     return LegacyPlayer(link, asked, environment)
 

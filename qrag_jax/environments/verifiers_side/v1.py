@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from .clock import Clock
+from .packages import imported
 from .wire import EpisodeFailed, Link, Refused, one_line
 
+TypeAdapter: Any = importlib.import_module("pydantic").TypeAdapter
 vf: Any = importlib.import_module("verifiers.v1")
 _LOADERS: Any = importlib.import_module("verifiers.v1.utils.loaders")
 _AGENTS: Any = importlib.import_module("verifiers.v1.configs.agent")
@@ -47,23 +49,14 @@ def open_environment(link: Link, asked: Mapping[str, Any]) -> TasksetPlayer:
     name = asked["id"]
     module_name = name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
     builtin = f"verifiers.v1.tasksets.{module_name}"
-    if importlib.util.find_spec(builtin) is None and importlib.util.find_spec(module_name) is None:
-        raise Refused(
-            f"config.env.verifiers is {name!r}, and the Python of config.env.python has no package "
-            f"{module_name}; install it there"
-        )
-    module = _LOADERS.import_taskset(name)
+    imported(name, builtin if importlib.util.find_spec(builtin) else module_name, "v1")
     try:
         _LOADERS.taskset_class(name)
     except (AttributeError, TypeError, ValueError):
-        legacy = callable(getattr(module, "load_environment", None))
-        fix = (
-            "it has load_environment, so it speaks v0: name a Python that has verifiers below 0.4 "
-            "in config.env.python"
-            if legacy
-            else "name a package whose __all__ has one"
-        )
-        raise Refused(f"the package {module_name} exports no Taskset; {fix}") from None
+        raise Refused(
+            f"the package {module_name} exports no Taskset, or several; name a package whose "
+            "__all__ has one"
+        ) from None
     if asked["harness"] == "direct":
         sys.modules.setdefault(_DIRECT, importlib.import_module(f"{__package__}.direct"))
     return TasksetPlayer(link, asked, _LOADERS.load_environment(_config(asked)))
@@ -209,7 +202,7 @@ def _found(episode: Any) -> dict[str, Any]:
         "stop": trace.stop_condition,
         "truncated": bool(trace.is_truncated or trace.is_timeout),
         "nodes": _nodes(trace),
-        "record": trace.to_record(float_decimals=None),
+        "record": json.loads(TypeAdapter(type(episode)).dump_json(episode, exclude_none=True)),
     }
 
 
