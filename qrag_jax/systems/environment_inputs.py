@@ -22,6 +22,7 @@ from qrag_jax.environments.verifiers_process import (
 from qrag_jax.errors import InputError
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
+from qrag_jax.llm.text.well_formed import well_formed
 from qrag_jax.models.first_language_model import FirstLanguageModel, prepare_language_model
 from qrag_jax.rollouts.token_episodes import Library, Speech
 from qrag_jax.runtime.platform import Platform
@@ -159,7 +160,7 @@ def _loaded(
 
     def texts() -> Iterator[str]:
         for messages in about.prompts:
-            yield from (content_text(message.get("content")) for message in messages)
+            yield from (well_formed(content_text(each.get("content"))) for each in messages)
 
     model = prepare_language_model(
         config.model, workdir, texts, config.seed, platform=Platform.of(mesh)

@@ -263,7 +263,8 @@ def _plain(record: Mapping[str, Any], protocol: str) -> dict[str, Any]:
     rewards = {name: each["score"] for name, each in trace.get("rewards", {}).items()}
     weights = {name: each.get("weight", 1.0) for name, each in trace.get("rewards", {}).items()}
     stop = trace.get("stop_condition")
-    last = next((each for each in reversed(trace.get("calls", [])) if not each.get("error")), {})
+    calls = [each for each in trace.get("calls", ()) if not each.get("error")]
+    last = calls[-1] if calls else {}
     return {
         "reward": sum(rewards[name] * weights[name] for name in rewards),
         "metrics": {**rewards, **trace.get("metrics", {})},

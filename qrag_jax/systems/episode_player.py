@@ -194,14 +194,15 @@ class EpisodePlayer:
 
         return played_by_all(starts, play_own)
 
-    def patience(self, stop: Checks, broken: type = Failed) -> Patience:
+    def patience(self, stop: Checks, broken: type = Failed, advice: str = _ADVICE) -> Patience:
         """What plays again while too many are broken.
 
         Args:
             broken: the class of what an `ended` is if it broke.
+            advice: what to do if playing again is in vain; `{section}` is that of the config.
         """
         rules = self.rules
-        advice = _ADVICE.format(section=rules.section)
+        advice = advice.format(section=rules.section)
         return Patience(rules.max_failed_share, stop, log, broken=broken, advice=advice)
 
     def _rollout(

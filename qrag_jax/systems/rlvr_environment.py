@@ -57,6 +57,11 @@ from qrag_jax.systems.token_opening import Opening
 from qrag_jax.systems.token_stages import Stage
 from qrag_jax.systems.token_system import EVALUATED, TokenSystem
 
+_ADVICE = (
+    "mend the environment (see verifiers.log in the run's folder), give it other arguments or "
+    "limits (config.env), or raise config.{section}.max_failed_share"
+)
+
 
 @dataclasses.dataclass
 class EnvironmentRlvr(TokenSystem[RlvrConfig, EnvironmentInputs]):
@@ -154,7 +159,7 @@ class EnvironmentRlvr(TokenSystem[RlvrConfig, EnvironmentInputs]):
         player, play = self.player, self._environment(greedy)
 
         def played(sampler: Sampler, watch: Any) -> list[PlayedEpisode]:
-            patience = player.patience(watch, Lost)
+            patience = player.patience(watch, Lost, _ADVICE)
             found = patience.play(units, lambda units: play.play(units, sampler, watch))
             return [episode for unit in found for episode in unit.episodes]
 
