@@ -120,6 +120,7 @@ def trained(workdir: Path, protocol: str) -> dict[str, Any]:
             f"--workdir={workdir}",
             "--checkpoint=last",
             "--sampled=4",
+            *flags[:2],
         )
         summary = json.loads((workdir / "eval" / "summary.json").read_text())
         (log,) = (workdir / "eval").glob("last-*/predictions.jsonl")

@@ -74,9 +74,11 @@ def test_a_killed_training_goes_on_bit_for_bit(
 
 
 def test_an_evaluation_writes_their_results_and_ours(trained: Path, commands: Commands) -> None:
-    printed = commands.succeed(
-        "evaluate", f"--workdir={trained}", "--checkpoint=last", "--sampled=2"
-    )
+    given = [f"--workdir={trained}", "--checkpoint=last", "--sampled=2"]
+    trusted = ["--config.env.verifiers=made", f"--config.env.python={MADE}"]
+    refused = commands.run("evaluate", *given, trusted[0])
+    assert "which is not run because a folder says so" in refusal(refused)
+    printed = commands.succeed("evaluate", *given, *trusted)
     assert "--- Evaluation ---" in printed
     assert "reward: avg - " in printed
     summary = json.loads((trained / "eval" / "summary.json").read_text())
@@ -110,7 +112,8 @@ def test_a_bad_environment_is_one_sentence(
 
 
 def test_predict_names_the_command_that_plays(trained: Path, commands: Commands) -> None:
-    done = commands.run("predict", f"--workdir={trained}")
+    trusted = ["--config.env.verifiers=made", f"--config.env.python={MADE}"]
+    done = commands.run("predict", f"--workdir={trained}", *trusted)
     assert "qrag evaluate" in refusal(done)
 
 
