@@ -399,8 +399,10 @@ class _Course:
             def take(sampled: Sampled | Failure) -> None:
                 if isinstance(sampled, Sampled):
                     calls.keep(call, sampled, self._sampler.version)
+                self._process.say("speaks", episode=wanted.episode, on=False)
                 wanted.turn.set_result(sampled)
 
+            self._process.say("speaks", episode=wanted.episode, on=True)
             self._waiting.append(Asked(request, take))
 
     def _ended(self, message: Mapping[str, Any]) -> None:

@@ -28,15 +28,19 @@ class Clock:
     @contextlib.contextmanager
     def model_speaks(self) -> Any:
         """While the model is waited for."""
-        if not self._speaking:
-            self._since = time.monotonic()
-        self._speaking += 1
+        self.speaks(on=True)
         try:
             yield
         finally:
-            self._speaking -= 1
-            if not self._speaking:
-                self._spoken += time.monotonic() - self._since
+            self.speaks(on=False)
+
+    def speaks(self, *, on: bool) -> None:
+        """The model begins, or ends, to speak; several turns may overlap."""
+        if on and not self._speaking:
+            self._since = time.monotonic()
+        self._speaking += 1 if on else -1
+        if not on and not self._speaking:
+            self._spoken += time.monotonic() - self._since
 
     @property
     def seconds(self) -> float:

@@ -123,6 +123,7 @@ class TasksetPlayer:
     async def play(self, asked: Mapping[str, Any]) -> None:
         (episode,) = asked["episodes"]
         began, clock = time.monotonic(), Clock(self._asked["limits"]["seconds"])
+        self._link.clocks[episode] = clock
         try:
             found = await clock.bounded(self._played(asked, episode))
         except EpisodeFailed as failed:
@@ -130,6 +131,8 @@ class TasksetPlayer:
         except Exception as error:
             message = f"the environment raised ({type(error).__name__}: {one_line(error)})"
             found = {"failure": {"cause": "own_code", "message": message}}
+        finally:
+            del self._link.clocks[episode]
         self._link.say("played", episode=episode, seconds=time.monotonic() - began, **found)
 
     async def _played(self, asked: Mapping[str, Any], episode: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 The trainer says (`op`):
     open    protocol, id, arguments, limits, server, …: load this environment
     play    group, split, task, episodes: play these episodes of one task
+    speaks  episode, on: whether the model speaks in it, where the calls come by HTTP
     sampled call, and a turn (text, tool_calls, ids, log_probs, prompt_ids, finish), or `over`, or a
             failure (cause, message): the answer to `sample`
     close   end
@@ -75,6 +76,7 @@ class Link:
 
     Attributes:
         asked: the messages of the trainer; None: it has gone.
+        clocks: of the episodes whose calls come by HTTP, by their numbers.
     """
 
     def __init__(self) -> None:
@@ -89,6 +91,7 @@ class Link:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._calls = 0
         self.asked: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self.clocks: dict[int, Any] = {}
 
     def read(self) -> dict[str, Any] | None:
         """The next message, before `listen` was called; None: the trainer has gone."""
@@ -133,7 +136,10 @@ class Link:
             self._waiting.pop(call, None)
 
     def _take(self, message: dict[str, Any] | None) -> None:
-        if message is not None and message["op"] == "sampled":
+        if message is not None and message["op"] == "speaks":
+            if clock := self.clocks.get(message["episode"]):
+                clock.speaks(on=message["on"])
+        elif message is not None and message["op"] == "sampled":
             future = self._waiting.get(message["call"])
             if future is not None and not future.done():
                 future.set_result(message)
