@@ -135,7 +135,8 @@ def spec_of(config: RlvrConfig, workdir: Path) -> ProcessSpec:
             "turn_tokens": config.tools.turn_tokens,
             "temperature": config.sampling.temperature,
         },
-        "tasks": env.tasks or ENDLESS,
+        "tasks": env.tasks,
+        "endless": ENDLESS,
         "harness": env.harness,
         "renderer": env.renders(),
     }

@@ -23,7 +23,7 @@ from qrag_jax.evaluators.tool_scores import REWARD
 from qrag_jax.metrics import agent_log, answer_log, predictions
 from qrag_jax.metrics.bootstrap import mean_interval
 from qrag_jax.rollouts.draw_keys import draw_keys
-from qrag_jax.rollouts.environment_play import PlayedEpisode, Scored
+from qrag_jax.rollouts.played_units import PlayedEpisode, Scored
 from qrag_jax.runtime import dry_command
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal

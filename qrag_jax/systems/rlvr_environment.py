@@ -21,9 +21,10 @@ from qrag_jax.learners.token_update import TokenEpisodes, episode_shardings, tok
 from qrag_jax.metrics.predictions import Prediction
 from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
 from qrag_jax.rollouts.called_turns import TurnLimits
-from qrag_jax.rollouts.environment_play import (
-    WANTED,
-    EnvironmentPlay,
+from qrag_jax.rollouts.environment_play import WANTED, EnvironmentPlay
+from qrag_jax.rollouts.experience import Experience
+from qrag_jax.rollouts.generate_server import GenerateServer, Wanted
+from qrag_jax.rollouts.played_units import (
     Lost,
     PlayCounts,
     PlayedEpisode,
@@ -31,8 +32,6 @@ from qrag_jax.rollouts.environment_play import (
     Scored,
     Unit,
 )
-from qrag_jax.rollouts.experience import Experience
-from qrag_jax.rollouts.generate_server import GenerateServer, Wanted
 from qrag_jax.rollouts.token_episodes import Sampler
 from qrag_jax.rollouts.token_sampler import STOP
 from qrag_jax.rollouts.trajectories import DONE, BatchRules, TokenTrajectory, Turn, token_batch

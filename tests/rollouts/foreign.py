@@ -13,15 +13,9 @@ from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessS
 from qrag_jax.llm.text.chat_rendering import ChatRenderer
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.rollouts.called_turns import TurnLimits
-from qrag_jax.rollouts.environment_play import (
-    WANTED,
-    EnvironmentPlay,
-    PlayCounts,
-    PlayedUnit,
-    PlaySettings,
-    Unit,
-)
+from qrag_jax.rollouts.environment_play import WANTED, EnvironmentPlay
 from qrag_jax.rollouts.generate_server import GenerateServer
+from qrag_jax.rollouts.played_units import PlayCounts, PlayedUnit, PlaySettings, Unit
 from tests.environments.verifiers_pythons import PYTHONS
 from tests.rollouts.chats import ScriptedSampler, chat_tokenizer
 

@@ -16,15 +16,8 @@ from qrag_jax.llm.text.chat_rendering import ChatRenderer
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.rollouts import environment_play
 from qrag_jax.rollouts.called_turns import TurnLimits
-from qrag_jax.rollouts.environment_play import (
-    EnvironmentPlay,
-    Lost,
-    PlayCounts,
-    PlayedUnit,
-    PlaySettings,
-    Scored,
-    Unit,
-)
+from qrag_jax.rollouts.environment_play import EnvironmentPlay
+from qrag_jax.rollouts.played_units import Lost, PlayCounts, PlayedUnit, PlaySettings, Scored, Unit
 from tests.rollouts.chats import ScriptedSampler, chat_tokenizer
 
 TOKENIZER = chat_tokenizer()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.rollouts.environment_play import Lost, Scored
+from qrag_jax.rollouts.played_units import Lost, Scored
 from tests.environments.verifiers_pythons import PACKAGES, needs
 from tests.rollouts.foreign import Foreign, counts_letters, foreign
 

@@ -99,7 +99,7 @@ class TasksetPlayer:
     def __init__(self, link: Link, asked: Mapping[str, Any], environment: Any) -> None:
         self._link, self._environment, self._asked = link, environment, asked
         taskset = environment.taskset
-        most = asked["tasks"]
+        most = asked["tasks"] or (None if taskset.bounded else asked["endless"])
         self._tasks = [*itertools.islice(taskset, most)]
         self._serving = contextlib.AsyncExitStack()
 
