@@ -61,6 +61,7 @@ TINY = (
     *("--config.script.steps=50", "--config.script.learning_rate=1e-2"),
     *("--config.sft.steps=1", "--config.preference.steps=1", "--config.train.eval_every=100"),
     *("--config.train.checkpoint_every=100", "--config.writing.passage_words=6"),
+    "--config.sampling.rows=8",
 )
 # LeReT, table of the repository: recall and AP of the pool in % after each hop, HotpotQA.
 PUBLISHED = {

@@ -29,8 +29,8 @@ def started() -> dict[str, Any]:
     """`make install`, then `make train`, in a clone of the checkout."""
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "qrag_jax"
-        _done(["git", "clone", "--quiet", str(ROOT), str(clone)], Path(folder))
-        installed = _done(["make", "install"], clone)
+        done(["git", "clone", "--quiet", str(ROOT), str(clone)], Path(folder))
+        installed = done(["make", "install"], clone)
         return {"installed": installed, **_timed(["make", "train"], clone)}
 
 
@@ -40,18 +40,23 @@ def from_wheel() -> dict[str, Any]:
         place = Path(folder)
         python, qrag = place / "env" / "bin" / "python", place / "env" / "bin" / "qrag"
         began = time.monotonic()
-        _done([sys.executable, "-m", "venv", str(place / "env")], place)
-        pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-        _done([*pip, "wheel", "--no-deps", "--wheel-dir", "made", str(ROOT)], place)
-        (wheel,) = (place / "made").glob("*.whl")
-        _done([*pip, "install", str(wheel)], place)
+        done([str(python), "-m", "pip", "--quiet", "install", str(wheel_in(place))], place)
         installed = time.monotonic() - began
         empty = place / "empty"
         empty.mkdir()
         words = [str(qrag), "train", "--config=configs/quickstart.py", f"--workdir={RUN}"]
         found = _timed(words, empty)
-        found["scored"] = _done([str(qrag), "evaluate", f"--workdir={RUN}"], empty)
+        found["scored"] = done([str(qrag), "evaluate", f"--workdir={RUN}"], empty)
         return {"installed": installed, **found}
+
+
+def wheel_in(place: Path) -> Path:
+    """A wheel of the checkout, built in a new environment, `env` in this folder."""
+    done([sys.executable, "-m", "venv", str(place / "env")], place)
+    pip = [str(place / "env" / "bin" / "python"), "-m", "pip", "--quiet"]
+    done([*pip, "wheel", "--no-deps", "--wheel-dir", "made", str(ROOT)], place)
+    (wheel,) = (place / "made").glob("*.whl")
+    return wheel
 
 
 def start_cases(results: Mapping[str, Mapping[str, Any]]) -> list[Case]:
@@ -72,7 +77,7 @@ def start_cases(results: Mapping[str, Mapping[str, Any]]) -> list[Case]:
     return cases
 
 
-def _done(words: Sequence[str], folder: Path) -> float:
+def done(words: Sequence[str], folder: Path) -> float:
     """Seconds of a command, which must succeed.
 
     Raises:
@@ -80,14 +85,14 @@ def _done(words: Sequence[str], folder: Path) -> float:
     """
     began = time.monotonic()
     done = subprocess.run(  # noqa: S603
-        words, cwd=folder, env=_environment(), capture_output=True, text=True, check=False
+        words, cwd=folder, env=clean_environment(), capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)} failed: {done.stderr[-2000:]}")
     return time.monotonic() - began
 
 
-def _environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """That of a user who has nothing set: no caches of ours, no path to the checkout."""
     ours = ("PYTHONPATH", "QRAG_CACHE", "JAX_COMPILATION_CACHE_DIR", "VIRTUAL_ENV", "MAKEFLAGS")
     return {name: value for name, value in os.environ.items() if name not in ours}
@@ -106,7 +111,7 @@ def _timed(words: Sequence[str], folder: Path) -> dict[str, Any]:
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
-        whole = _done(words, folder)
+        whole = done(words, folder)
     finally:
         over.set()
         thread.join()

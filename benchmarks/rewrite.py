@@ -41,7 +41,7 @@ TINY = (
     *("--config.model.tiny.layers=1", "--config.model.tiny.copies=False"),
     *("--config.model.tiny.hidden=32", "--config.model.tiny.intermediate=32"),
     *("--config.script.steps=50", "--config.script.learning_rate=1e-2"),
-    *("--config.train.steps=2", "--config.optimizer.matrices=adam"),
+    *("--config.train.steps=2", "--config.optimizer.matrices=adam", "--config.sampling.rows=8"),
 )
 
 

@@ -48,7 +48,7 @@ def get_config(arg: str = "quick") -> ConfigDict:
 def _made_here(config: ConfigDict) -> None:
     """Minutes on two cores: the tiny model, whole weights."""
     config.writing.update(prompt="bare_rewrite", query_tokens=224)
-    config.sampling.update(temperature=1.0, room=512, chunk=64)
+    config.sampling.update(temperature=1.0, room=512, chunk=64, rows=32)
     config.script.update(steps=1200, batch_size=8, learning_rate=2e-3, observed=True)
     config.ppo.update(critic_learning_rate=5e-4, critic_warmup=10, kl=0.001, entropy=0.0)
     config.grpo.update(members=8, clip_low=0.2, clip_high=0.28, longest=224)

@@ -104,7 +104,11 @@ def reader(provided: Path, commands: Commands, tmp_path: Path) -> Callable[[list
         (own / name).chmod(0o755)
     work = tmp_path / "work"
     work.mkdir()
-    paths = {"PATH": f"{own}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    installed = bool(os.environ.get("QRAG_READ_INSTALLED"))  # else the checkout is used
+    paths = {
+        "PATH": f"{own}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": "" if installed else str(ROOT),
+    }
     environment = {**commands.environment, **paths, "HAYSTACK_TELEMETRY_ENABLED": "False"}
 
     def program(words: list[str], block: Block) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import check_known
+from qrag_jax.feedback.asked_by_all import sums_of_all
 from qrag_jax.feedback.completion import Completion
 from qrag_jax.feedback.deferred_reward import DeferredReward
 from qrag_jax.feedback.language_model import NO_NUMBER, NO_REWARD, RAISED, Reward, Unscored
@@ -98,8 +99,8 @@ class OwnFeedback:
         return self._pool.submit(lambda: [self._reward(each) for each in questions])
 
     def counts(self) -> dict[str, float]:
-        """Failures since the start of the run, by cause."""
-        return {f"reward/failures_{cause}": count for cause, count in self._failures.items()}
+        """Failures of all hosts since the start of the run, by cause; all call this together."""
+        return sums_of_all({f"reward/failures_{each}": n for each, n in self._failures.items()})
 
     def close(self) -> None:
         """Cancels batches that have not begun."""

@@ -16,6 +16,7 @@ import jax
 
 from qrag_jax.data.lazy_samples import LazySamples
 from qrag_jax.data.sample import Sample
+from qrag_jax.feedback.asked_by_all import metrics_of_all
 from qrag_jax.feedback.completion import Completion, EpisodeRewards
 from qrag_jax.feedback.language_model import (
     BABILONG,
@@ -227,7 +228,7 @@ def open_service(config: ServiceConfig, workdir: Path, log: Log) -> Iterator[Pen
                 reward.max_failure_share,
                 log,
                 lost=model.lost,
-                counts=model.counts,
+                counts=lambda: metrics_of_all(model.client.counters()),
                 completion=Completion(reward.completion_threshold, not config.never_terminate),
             )
 

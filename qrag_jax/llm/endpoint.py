@@ -86,6 +86,8 @@ class Endpoint:
             text = answer.read(LONGEST_REPLY + 1)
             if len(text) > LONGEST_REPLY:
                 return Reply(0, f"the reply is longer than {LONGEST_REPLY >> 20} MiB")
+            if missing := answer.length:  # of those announced; `read` of so many does not tell
+                return Reply(0, f"the reply lacks its last {missing} bytes")
             return Reply(answer.status, without_key(text.decode("utf-8", "replace"), self._key))
         except (OSError, http.client.HTTPException) as error:
             return Reply(0, without_key(f"{type(error).__name__}: {error}", self._key))

@@ -41,6 +41,7 @@ from qrag_jax.runtime.mesh import AXES
 _FEWEST = 4  # rows that are computed, at least
 _STEP = 4  # there are programs for so many rows, and for so many times fewer
 _PREFIXES = 4  # of a device's prompts, at most
+_FEWEST_LEFT = 8  # rows that go on alone, at least: each number of rows is compiled, too
 
 
 class DeviceSampler:
@@ -278,7 +279,7 @@ def _sampled(
     def to_the_end(loop: _Loop) -> _Drawn:
         """All tokens. Most rows end early, and then the few others go on without them."""
         fewer = len(loop.most) // _STEP
-        if fewer < _FEWEST:
+        if fewer < _FEWEST_LEFT:
             fewer = 0
         loop = jax.lax.while_loop(lambda loop: loop.is_open.sum() > fewer, one_token, loop)
         if not fewer:

@@ -279,17 +279,20 @@ class Checkpoints:
         # The message chains errors and ends with the cause, such as "No space left on device".
         reason = " ".join(str(error).split()).rpartition(": ")[2][:200]
         fix = "free space there and give the same command to go on"
-        if _is_late(error):  # Orbax measures its patience by the wall clock
+        if _is_of(error, TimeoutError):  # Orbax measures its patience by the wall clock
             why = "the disk was slow, or the clock was set meanwhile"
+            fix = f"{why}; give the same command to go on"
+        elif _is_of(error, FileNotFoundError):
+            why = "files there were deleted while they were written"
             fix = f"{why}; give the same command to go on"
         return SaveError(
             f"a checkpoint could not be written to {self.folder} ({reason}); {kept}: {fix}."
         )
 
 
-def _is_late(error: BaseException | None) -> bool:
-    """Whether an error comes from a time-out."""
-    while error is not None and not isinstance(error, TimeoutError):
+def _is_of(error: BaseException | None, kind: type[BaseException]) -> bool:
+    """Whether an error of this kind is, or led to, another one."""
+    while error is not None and not isinstance(error, kind):
         error = error.__cause__ or error.__context__
     return error is not None
 

@@ -7,6 +7,7 @@ arrays of a small state, 60 times over. In 57 cases Orbax restored other numbers
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import hashlib
 import json
 import os
@@ -31,9 +32,11 @@ def write_digests(folder: Path) -> None:
     0.9 GB/s (measured on a Xeon with SHA instructions).
 
     Raises:
-        OSError: a file cannot be read, or the digests cannot be written.
+        OSError: a file cannot be read, the digests cannot be written, or there is no file.
     """
     found = {name: [size, sha256(folder / name)] for name, size in _sizes(folder).items()}
+    if not found:  # somebody has deleted them
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     whole_files.write_whole(folder / NAME, json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 

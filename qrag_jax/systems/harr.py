@@ -439,7 +439,7 @@ class Harr:
         return AgentScores([each.gold for each in asked], play, self.config.eval.best_by)
 
     def _counted(self) -> dict[str, float]:
-        """The language model's counts are of this host's client, all others of all hosts."""
+        """Of all hosts."""
         counts, asked = self.counts, self.models.counts() if self.models is not None else {}
         own = np.array([counts.searches, counts.batches, counts.broken], np.float64)
         searches, batches, broken = hosts.of_each(own).sum(axis=0).tolist()

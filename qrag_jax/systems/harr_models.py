@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from qrag_jax.environments.rag.own import PATH, OwnAgent
+from qrag_jax.feedback.asked_by_all import metrics_of_all
 from qrag_jax.feedback.rag import LLM, RELEVANCE
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.llm.server.opening import OpenModel, PendingModel, Place, open_model
@@ -74,8 +75,8 @@ class HarrModels:
         return _Watch(stop, self._open.lost) if self._open is not None else stop
 
     def counts(self) -> dict[str, float]:
-        """Of the language model's client, as metrics."""
-        return self._open.counts() if self._open is not None else {}
+        """Of the language model's clients, as metrics; all hosts call this together."""
+        return metrics_of_all(self._open.client.counters()) if self._open is not None else {}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
+from ml_collections.config_flags import tuple_parser
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline, config_files, own_code
@@ -34,6 +36,25 @@ _CONFIGS: dict[str, Any] = {
     each.NAME: each for each in (harr_config, rlvr_config, leret_config, deepretrieval_config)
 }
 HELP = {"--help", "-h", "--helpfull", "--helpshort"}
+
+
+class _NamesParser(tuple_parser.TupleParser):
+    """Reads a field of several values as the library does, and names with commas between as well.
+
+    Other texts with commas stay one value, such as a word of a server's command line.
+    """
+
+    _NAMES = re.compile(r"[A-Za-z_][\w@]*(, *[A-Za-z_][\w@]*)+")
+
+    def parse(self, argument: Any) -> tuple[Any, ...]:
+        """The values."""
+        found = super().parse(argument)
+        if found == (argument,) and isinstance(argument, str) and self._NAMES.fullmatch(argument):
+            return tuple(each.strip() for each in argument.split(","))
+        return found
+
+
+config_flags.register_flag_parser_for_type(tuple, _NamesParser())
 
 
 class _CompleteParser(config_flags.config_flags.ConfigFileFlagParser):

@@ -23,6 +23,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.errors import InputError
+from qrag_jax.feedback.asked_by_all import metrics_of_all
 from qrag_jax.feedback.service import FIRST_PAUSE, LONGEST_PAUSE, FeedbackLost
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.listener import NotOurs
@@ -200,8 +201,11 @@ class ServedPolicy:
         return _Watch(stop, self._server)
 
     def counts(self) -> dict[str, float]:
-        """Of the client and of the hand-overs, as metrics; seconds are medians."""
-        found = self._client.counters().as_metrics() if self._client is not None else {}
+        """Of the clients and of the hand-overs, as metrics; all hosts call this together.
+
+        Seconds of hand-overs are a median, those of this host.
+        """
+        found = metrics_of_all(self._client.counters()) if self._client is not None else {}
         if self.seconds:
             found["llm/handover_seconds"] = float(np.median(self.seconds))
         return found

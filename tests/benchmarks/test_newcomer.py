@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import newcomer, newcomer_mistakes, newcomer_start
+from benchmarks import newcomer, newcomer_mistakes, newcomer_pages, newcomer_start
 from qrag_jax.__main__ import COMMANDS
 from qrag_jax.data.sources import hotpotqa
 from qrag_jax.data.sources.own import Columns
@@ -108,3 +108,33 @@ def test_what_is_asked_of_the_first_minutes() -> None:
         False,
         False,
     ]
+
+
+REPORT = """<testsuites><testsuite>
+<testcase name="test_a_reader_can_run_the_page[README.md]" time="20.5" />
+<testcase name="test_a_reader_can_run_the_page[show.md]" time="3">
+<failure message="AssertionError: status 1">more</failure></testcase>
+<testcase name="test_what_pages_take_for_granted" time="0.1" />
+</testsuite></testsuites>"""
+
+
+def test_a_page_that_cannot_be_followed_is_named(tmp_path: Path) -> None:
+    report = tmp_path / "pages.xml"
+    report.write_text(REPORT)
+    pages = dict(newcomer_pages.read(report))
+    assert pages == {
+        "README.md": {"seconds": 20.5, "wrong": ""},
+        "show.md": {"seconds": 3.0, "wrong": "AssertionError: status 1"},
+    }
+    asked = {"train": {"seconds": 2.0, "wrong": ""}}
+    followed, helped = newcomer_pages.page_cases({"pages": {"pages": pages, "help": asked}})
+    assert (followed.value, followed.holds) == (1, False)
+    assert followed.details == {
+        "seconds": 23.5,
+        "slowest, s": 20.5,
+        "show.md": "AssertionError: status 1",
+    }
+    assert (helped.value, helped.holds) == (1, True)
+    report.write_text("<testsuites />")
+    with pytest.raises(RuntimeError, match="has no page"):
+        list(newcomer_pages.read(report))

@@ -143,15 +143,15 @@ def test_a_draw_does_not_depend_on_its_neighbours() -> None:
 @pytest.mark.parametrize("scanned", [False, True])
 def test_rows_that_go_on_alone_draw_what_they_would_have_drawn(scanned: bool) -> None:
     model, params = tiny(scanned=scanned, stop_ids=(2,))
-    lengths = np.random.default_rng(3).permutation([1, 2, 2, 3] * 12 + [5, 9, 9, 12] * 4).tolist()
+    lengths = np.random.default_rng(3).permutation([1, 2, 2, 3] * 24 + [5, 9, 9, 12] * 8).tolist()
     given = [
         request._replace(most=most)
         for request, most in zip(
-            requests([5, 3, 9, 2] * 16, 0, TINY.vocab_size), lengths, strict=True
+            requests([5, 3, 9, 2] * 32, 0, TINY.vocab_size), lengths, strict=True
         )
     ]
-    # 64 rows become 16, and these become 4. Where there are 4 from the first, none goes on alone.
-    config = SamplingConfig(temperature=1.0, room=40, chunk=4, rows=64)
+    # 128 rows become 32, and these become 8. Where there are 4 from the first, none goes on alone.
+    config = SamplingConfig(temperature=1.0, room=40, chunk=4, rows=128)
     together = DeviceSampler(model, config).sample(params, given)
     apart = DeviceSampler(model, dataclasses.replace(config, rows=4)).sample(params, given)
     for one, other in zip(together, apart, strict=True):

@@ -14,7 +14,10 @@ import jax
 import numpy as np
 
 from qrag_jax.errors import InputError
+from qrag_jax.feedback.asked_by_all import metrics_of_all, sums_of_all
 from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.llm.client.counters import Counters
+from qrag_jax.llm.outcomes import Answer, Failure
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.agreed_stop import AgreedStop
 from qrag_jax.runtime.interrupt import Stopped
@@ -47,6 +50,15 @@ def stopped_before() -> int:
     return LAST
 
 
+def asked(host: int) -> Counters:
+    """What a host asked a language model."""
+    counters = Counters()
+    for number in range(3 + 4 * host):
+        counters.called(Answer("a"), 0.1 * (number + 1) * (1 + host), 1)
+    counters.called(Failure("timeout", "late", 1), 9.0, 2)
+    return counters
+
+
 def main() -> None:
     out, number = Path(sys.argv[1]), int(sys.argv[3])
     jax.distributed.initialize(sys.argv[2], num_processes=2, process_id=number)
@@ -67,6 +79,8 @@ def main() -> None:
             each.tobytes() == np.array([[1 / 3, np.nan], [n, -0.0]]).tobytes()
             for n, each in enumerate(hosts.of_each(values))
         ],
+        "asked": metrics_of_all(asked(number)),
+        "failures": sums_of_all({"own": 1, f"of {number}": 2 + number}),
         "step": stopped_before(),
     }
     (out / f"{number}.json").write_text(json.dumps(found))

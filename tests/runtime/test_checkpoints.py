@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import shutil
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import digests
 from qrag_jax.runtime.checkpoints import Checkpoints, SaveError
 
 
@@ -399,3 +401,26 @@ def test_reading_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         logger.removeHandler(caplog.handler)
     assert restored.step == 1
     assert {record.message for record in caplog.records} == {"of others"}
+
+
+def test_a_folder_that_was_deleted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path / "run")
+    checkpoints.save_last(1, state(1), {})
+    checkpoints.wait()
+    write = digests.write_digests
+
+    def deleted(building: Path) -> None:
+        shutil.rmtree(tmp_path / "run")
+        write(building)
+
+    def save() -> None:
+        checkpoints.save_last(2, state(2), {})
+        checkpoints.wait()
+
+    monkeypatch.setattr(digests, "write_digests", deleted)
+    with pytest.raises(SaveError) as caught:
+        save()
+    assert str(caught.value).endswith(
+        "none was saved before: files there were deleted while they were written; give the same "
+        "command to go on."
+    )

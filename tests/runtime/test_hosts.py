@@ -11,23 +11,28 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.llm.client.counters import Counters
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.agreed_stop import AgreedStop
 from qrag_jax.runtime.interrupt import Stopped
 from tests.devices import run_two_processes
-from tests.runtime.failing_hosts import LAST
+from tests.runtime.failing_hosts import LAST, asked
 
 
 @pytest.mark.long
 def test_two_hosts_fail_and_stop_together(tmp_path: Path) -> None:
     run_two_processes("tests.runtime.failing_hosts", str(tmp_path))
     first, second = (json.loads((tmp_path / f"{n}.json").read_text()) for n in (0, 1))
+    every = Counters.of_all(asked(host).as_text() for host in (0, 1)).as_metrics()
+    assert (every["llm/answers"], every["llm/failures_timeout"]) == (10, 2)
     for found in (first, second):
         assert found["none"] == []
         assert found["first"] == ["InputError", "no such file."]
         assert found["lost"] == ["FeedbackLost", "the model is gone."]
         assert found["stopped"] == ["Stopped", "SIGTERM"]
         assert found["exact"] == [True, True]
+        assert found["asked"] == every
+        assert found["failures"] == {"own": 2, "of 0": 2, "of 1": 3}
     # Each tells its own failure, if it has one.
     assert [found["both"][1] for found in (first, second)] == ["host 0.", "host 1."]
     assert 5 < first["step"] == second["step"] < LAST

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import copy
+import json
 import math
 import threading
+from collections.abc import Iterable
 
 from qrag_jax.llm.outcomes import CAUSES, Answer, Failure, Outcome
 
@@ -37,6 +39,16 @@ class LatencyHistogram:
             if rank <= 0:
                 return self._SHORTEST * math.exp((bucket + 0.5) * self._GROWTH)
         return 0.0
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Durations by bucket."""
+        return dict(self._counts)
+
+    def join(self, counts: dict[int, int]) -> None:
+        """Adds the durations of another histogram."""
+        self._counts.update(counts)
+        self._total += sum(counts.values())
 
 
 class Counters:
@@ -113,6 +125,24 @@ class Counters:
                 if name != "_lock":
                     setattr(taken, name, copy.deepcopy(value))
         return taken
+
+    def as_text(self) -> str:
+        """All counters, for `of_all`."""
+        taken = vars(self.snapshot())
+        plain = {name: value for name, value in taken.items() if name not in ("_lock", "latency")}
+        return json.dumps(plain | {"latency": [*taken["latency"].counts.items()]})
+
+    @classmethod
+    def of_all(cls, texts: Iterable[str]) -> Counters:
+        """The counters of several clients, such as those of all hosts, together."""
+        found = cls()
+        for each in map(json.loads, texts):
+            found.latency.join({bucket: count for bucket, count in each.pop("latency")})
+            for cause, count in each.pop("failures").items():
+                found.failures[cause] += count
+            for name, value in each.items():
+                setattr(found, name, getattr(found, name) + value)
+        return found
 
     def as_metrics(self) -> dict[str, float]:
         """All counters, under names for the metric writers; times in seconds."""

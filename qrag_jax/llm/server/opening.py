@@ -43,10 +43,6 @@ class OpenModel:
     client: Client
     lost: Callable[[], str]
 
-    def counts(self) -> dict[str, float]:
-        """The client's counts, as metrics."""
-        return self.client.counters().as_metrics()
-
 
 @dataclasses.dataclass(frozen=True)
 class PendingModel:

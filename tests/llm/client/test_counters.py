@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import sys
 
+import numpy as np
 import pytest
 
 from qrag_jax.llm.client.counters import Counters, LatencyHistogram
-from qrag_jax.llm.outcomes import CAUSES, Answer, Failure, Usage
+from qrag_jax.llm.outcomes import CAUSES, Answer, Failure, Outcome, Usage
 from tests.llm.asking import MakeClient, chat
 from tests.llm.model_server import ModelServer, Reply
 
@@ -84,3 +85,21 @@ def test_the_client_counts_tokens_and_latency(server: ModelServer, make_client: 
     assert (counters.tokens_in, counters.tokens_out) == (3 + 1 + 2 + 1, 8)
     # Of the call alone, not of the wait for its turn.
     assert 0.19 < counters.latency.percentile(50) < 2.0
+
+
+def test_clients_together_are_one_that_did_all() -> None:
+    parts, whole = (Counters(), Counters(), Counters()), Counters()
+    draw = np.random.default_rng(0)
+    for number, seconds in enumerate(draw.lognormal(0, 2, 60).tolist()):
+        outcome: Outcome = Answer("a", usage=Usage(number, 3))
+        if number % 7 == 0:
+            outcome = Failure(CAUSES[number % len(CAUSES)], "x", 1)
+        for counters in (parts[number % 2], whole):
+            counters.called(outcome, seconds, 1 + number % 3)
+            counters.joined(outcome)
+            counters.found(number)
+            counters.waited(0.5)
+    together = Counters.of_all(each.as_text() for each in parts)
+    assert together.as_metrics() == whole.as_metrics()
+    together.called(Answer("b"), 1.0, 1)  # goes on as any other
+    assert together.calls == 61
