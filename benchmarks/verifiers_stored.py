@@ -34,7 +34,7 @@ from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.files.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.own_documents import own_retriever
 from qrag_jax.rollouts.called_turns import TurnLimits
-from qrag_jax.rollouts.environment_play import WANTED, EnvironmentPlay
+from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
 from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.own_library import OwnLibrary
 from qrag_jax.rollouts.played_units import PlayCounts, PlaySettings, Scored, Unit
@@ -176,12 +176,8 @@ def _over(
     units = [
         Unit("train", number, (np.array([number, 0], np.uint32),)) for number in range(len(told))
     ]
-
-    def want(wanted: Any) -> None:
-        process.messages.put({"op": WANTED, "wanted": wanted})
-
     try:
-        with GenerateServer("policy", ROOM, renderer, want) as server:
+        with GenerateServer("policy", ROOM, renderer, hands_over(process)) as server:
             served = {
                 "url": server.url,
                 "key": server.key,

@@ -24,7 +24,7 @@ from qrag_jax.llm.text.chat_rendering import ChatRenderer
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.pretrained_lm import load_language_model
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
-from qrag_jax.rollouts.generate_server import EPISODE, GenerateServer, Wanted
+from qrag_jax.rollouts.generate_server import SESSION, GenerateServer, Wanted
 from qrag_jax.rollouts.token_sampler import SampleRequest, SamplingConfig
 from tests.llm.server.test_sidecar import pytestmark
 from tests.llm.server.test_sidecar import settings as server_settings
@@ -72,7 +72,7 @@ def asked(url: str, body: dict[str, Any], key: str = "") -> tuple[int, Any]:
         data=json.dumps(body).encode(),
         headers={
             "Content-Type": "application/json",
-            EPISODE: "1",
+            SESSION: "1-ab",
             "Authorization": f"Bearer {key}",
         },
     )

@@ -84,6 +84,7 @@ class EnvironmentProcess:
         self.starts = 0
         self._spec = spec
         self._process: subprocess.Popen[str] | None = None
+        self._saying = threading.Lock()
 
     @property
     def runs(self) -> bool:
@@ -138,12 +139,12 @@ class EnvironmentProcess:
         return found
 
     def say(self, op: str, **fields: Any) -> None:
-        """Sends a message; nothing happens if the process has ended."""
+        """Sends a message, from any thread; nothing happens if the process has ended."""
         process = self._process
         if process is None:
             return
         assert process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
+        with self._saying, contextlib.suppress(OSError, ValueError):
             process.stdin.write(json.dumps({"op": op, **fields}) + "\n")
             process.stdin.flush()
 

@@ -11,6 +11,7 @@ import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 
 from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessLost
@@ -37,6 +38,21 @@ WANTED = "wanted"  # the `op` of a message from the server of turns
 _GATHER = 0.03  # seconds in which further requests may join a round
 _LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 _GRACE = 20.0  # seconds, beyond those of the environment, before it is taken for lost
+
+
+def hands_over(process: EnvironmentProcess) -> Callable[[Wanted], None]:
+    """What gives the turns that a server of turns is asked for to the thread that plays.
+
+    That thread may be sampling others for minutes, so the model's time begins here already.
+    """
+
+    def want(wanted: Wanted) -> None:
+        speaks = partial(process.say, "speaks", episode=wanted.episode)
+        speaks(on=True)
+        wanted.turn.add_done_callback(lambda _: speaks(on=False))
+        process.messages.put({"op": WANTED, "wanted": wanted})
+
+    return want
 
 
 class Asked(NamedTuple):
@@ -295,10 +311,8 @@ class _Course:
             def take(sampled: Sampled | Failure) -> None:
                 if isinstance(sampled, Sampled):
                     calls.keep(call, sampled, self._sampler.version)
-                self._process.say("speaks", episode=wanted.episode, on=False)
                 wanted.turn.set_result(sampled)
 
-            self._process.say("speaks", episode=wanted.episode, on=True)
             self._waiting.append(Asked(request, take))
 
     def _ended(self, message: Mapping[str, Any]) -> None:

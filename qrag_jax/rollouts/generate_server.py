@@ -1,8 +1,9 @@
 """Serves turns of the policy on 127.0.0.1 as vLLM does, by POST /inference/v1/generate: ids alone.
 
-Whoever asks knows a key of this start, and names its episode in a header. What is asked goes to the
-thread that plays, which samples it with the turns of the other episodes. `/render/…` makes messages
-to ids and ids to messages, as `llm.text.chat_rendering` does, for agents that only know messages.
+Whoever asks knows a key of this start, and the name of its session begins with the number of its
+episode. What is asked goes to the thread that plays, which samples it with the turns of the other
+episodes. `/render/…` makes messages to ids and ids to messages, as `llm.text.chat_rendering` does,
+for agents that only know messages.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
 from qrag_jax.rollouts.token_sampler import Sampled
 
-EPISODE = "X-Qrag-Episode"  # the header that names an episode
+SESSION = "X-Session-ID"  # the header in which verifiers names a rollout: EPISODE-REST
 _LARGEST = 64 * 2**20  # bytes of a request
 _LOOK_EVERY = 1.0  # seconds between looks whether the server is closed
 
@@ -52,6 +53,12 @@ class _Wrong(Exception):
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
         self.status, self.kind = status, kind
+
+
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    # As many episodes may ask at once; a connection that finds no place waits for a second or more.
+    request_queue_size = 1024
 
 
 _KINDS = {"request": (400, "BadRequestError"), "too_long": (400, "BadRequestError")}
@@ -133,8 +140,7 @@ class GenerateServer:
             def log_message(self, format: str, *args: Any) -> None:
                 return None
 
-        self._http = ThreadingHTTPServer((HOST, 0), Handler)
-        self._http.daemon_threads = True
+        self._http = _Listener((HOST, 0), Handler)
         self.url = f"http://{HOST}:{self._http.server_address[1]}/v1"
         self._thread = threading.Thread(
             target=self._http.serve_forever, name="generate", daemon=True
@@ -204,15 +210,18 @@ class GenerateServer:
         return generated(body.get("request_id") or secrets.token_hex(16), sampled)
 
     def opening(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """POST /render/opening: messages and tools to ids, and where each message ends."""
-        messages, tools = body["messages"], body.get("tools") or []
-        return {"token_ids": self._rendered(lambda: self._renderer.opening(messages, tools))}
+        """POST /render/opening: messages and tools to ids."""
+        tools = body.get("tools") or []
+        return {
+            "token_ids": self._rendered(lambda: self._renderer.opening(body["messages"], tools))
+        }
 
     def after(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         """POST /render/after: the ids that follow sampled ones; null if turns are rewritten."""
         said, tools = self._ids(body, "token_ids"), body.get("tools") or []
-        messages = body["messages"]
-        return {"token_ids": self._rendered(lambda: self._renderer.after(said, messages, tools))}
+        return {
+            "token_ids": self._rendered(lambda: self._renderer.after(said, body["messages"], tools))
+        }
 
     def spoken(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         """POST /render/spoken: sampled ids to a message."""
@@ -282,10 +291,10 @@ def generated(request_id: str, sampled: Sampled) -> dict[str, Any]:
 
 
 def _episode(headers: Mapping[str, str]) -> int:
-    text = headers.get(EPISODE) or ""
-    if not text.isdecimal():
-        raise _Wrong(400, "BadRequestError", f"the header {EPISODE} names no episode")
-    return int(text)
+    number = (headers.get(SESSION) or "").partition("-")[0]
+    if not number.isdecimal():
+        raise _Wrong(400, "BadRequestError", f"the header {SESSION} names no episode")
+    return int(number)
 
 
 def _error(wrong: _Wrong) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from qrag_jax.learners.token_update import TokenEpisodes, episode_shardings, tok
 from qrag_jax.metrics.predictions import Prediction
 from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
 from qrag_jax.rollouts.called_turns import TurnLimits
-from qrag_jax.rollouts.environment_play import WANTED, EnvironmentPlay
+from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
 from qrag_jax.rollouts.experience import Experience
-from qrag_jax.rollouts.generate_server import GenerateServer, Wanted
+from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.played_units import (
     Lost,
     PlayCounts,
@@ -207,13 +207,9 @@ class EnvironmentRlvr(TokenSystem[RlvrConfig, EnvironmentInputs]):
 
     @cached_property
     def _server(self) -> GenerateServer:
-        inputs = self.inputs
-
-        def want(wanted: Wanted) -> None:
-            inputs.process.messages.put({"op": WANTED, "wanted": wanted})
-
-        room = self.config.sampling.room
-        return self._closing.enter_context(GenerateServer(MODEL, room, inputs.renderer, want))
+        inputs, room = self.inputs, self.config.sampling.room
+        server = GenerateServer(MODEL, room, inputs.renderer, hands_over(inputs.process))
+        return self._closing.enter_context(server)
 
     @cached_property
     def _closing(self) -> contextlib.ExitStack:

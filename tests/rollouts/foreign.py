@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,13 @@ from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessS
 from qrag_jax.llm.text.chat_rendering import ChatRenderer
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.rollouts.called_turns import TurnLimits
-from qrag_jax.rollouts.environment_play import WANTED, EnvironmentPlay
+from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
 from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.played_units import PlayCounts, PlayedUnit, PlaySettings, Unit
 from tests.environments.verifiers_pythons import PYTHONS
 from tests.rollouts.chats import ScriptedSampler, chat_tokenizer
 
-TURN, ROOM = 200, 1500
+TURN, ROOM, SIDE_BY_SIDE = 200, 1500, 8
 
 
 class NoStop:
@@ -59,10 +60,7 @@ class Foreign:
             for task in tasks
         ]
 
-        def want(wanted: Any) -> None:
-            self.process.messages.put({"op": WANTED, "wanted": wanted})
-
-        with GenerateServer("policy", ROOM, self.renderer, want) as server:
+        with GenerateServer("policy", ROOM, self.renderer, hands_over(self.process)) as server:
             served = {
                 "url": server.url,
                 "key": server.key,
@@ -70,9 +68,13 @@ class Foreign:
                 "stop_ids": [*self.renderer.stop_ids()],
                 "temperature": 1.0,
             }
-            settings = PlaySettings(limits, 60.0, attempts, 8, served)
+            settings = PlaySettings(limits, 60.0, attempts, SIDE_BY_SIDE, served)
             play = EnvironmentPlay(self.process, self.renderer, settings, self.counts)
-            return play.play(units, self.sampler, NoStop())
+            played = play.play(units, self.sampler, NoStop())
+            # The server has a thread for each connection that is open.
+            names = [thread.name for thread in threading.enumerate()]
+            self.connections = sum("process_request_thread" in name for name in names)
+            return played
 
 
 @contextlib.contextmanager

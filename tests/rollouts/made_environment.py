@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import urllib.request
 from typing import Any
 
 TASKS = 6
@@ -59,6 +60,8 @@ def play(given: dict[str, Any], asked: dict[str, Any], episode: int) -> None:
     if does in ("raised", "no_number"):
         failure = {"cause": does, "message": f"the rubric is {does}"}
         return say("played", episode=episode, seconds=0.0, calls=[], failure=failure)
+    if does == "served":
+        return served(asked, episode)
     first = sample(episode, prompt)
     if does == "endless":
         while "over" not in first:
@@ -72,6 +75,26 @@ def play(given: dict[str, Any], asked: dict[str, Any], episode: int) -> None:
     second = sample(episode, [*prompt, assistant(first), answer])
     reward = (len(second["ids"]) + asked["task"]) % 5 / 4
     played(episode, [first["call"], second["call"]], reward)
+
+
+def served(asked: dict[str, Any], episode: int) -> None:
+    """An episode of one turn, which is asked for by HTTP; that of a later task begins later."""
+    time.sleep(0.3 * asked["task"])
+    request = urllib.request.Request(  # noqa: S310
+        asked["served"]["url"].removesuffix("/v1") + "/inference/v1/generate",
+        data=json.dumps({"token_ids": [5, 6], "sampling_params": {"max_tokens": 8}}).encode(),
+        headers={
+            "Authorization": f"Bearer {asked['served']['key']}",
+            "X-Session-ID": f"{episode}-ab",
+        },
+    )
+    with urllib.request.urlopen(request) as reply:  # noqa: S310
+        ids = json.load(reply)["choices"][0]["token_ids"]
+    nodes = [
+        {"parent": -1, "ids": [5, 6], "mask": [False, False], "trains": False},
+        {"parent": 0, "ids": ids, "mask": [True] * len(ids), "trains": True},
+    ]
+    played(episode, [], 1.0, nodes=nodes)
 
 
 def first_time(mark: str) -> bool:
@@ -108,6 +131,9 @@ def main() -> None:
         elif message["op"] == "sampled":
             WAITING[message["call"]][1] = message
             WAITING[message["call"]][0].set()
+        elif message["op"] == "speaks":
+            if message["on"]:
+                first_time(f"{given['arguments']['marks']}{message['episode']}")
         else:
             return None
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ from qrag_jax.llm.text.chat_rendering import ChatRenderer
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.rollouts import environment_play
 from qrag_jax.rollouts.called_turns import TurnLimits
-from qrag_jax.rollouts.environment_play import EnvironmentPlay
+from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
+from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.played_units import Lost, PlayCounts, PlayedUnit, PlaySettings, Scored, Unit
 from tests.rollouts.chats import ScriptedSampler, chat_tokenizer
 
@@ -42,8 +45,11 @@ class Plays:
         limits = TurnLimits(turn=50, room=400, turns=4, tokens=0, temperature=1.0)
         given = {"seconds": 0.0, "attempts": 2, "side_by_side": 8, **more}
         self.counts = PlayCounts()
-        settings = PlaySettings(limits, **given)
-        self.playing = EnvironmentPlay(self.process, RENDERER, settings, self.counts)
+        self.settings = PlaySettings(limits, **given)
+        self.playing = self.played_by(self.settings)
+
+    def played_by(self, settings: PlaySettings) -> EnvironmentPlay:
+        return EnvironmentPlay(self.process, RENDERER, settings, self.counts)
 
     def play(self, *tasks: int, members: int = 1) -> list[PlayedUnit]:
         units = [
@@ -134,6 +140,27 @@ def test_a_turn_that_cannot_be_sampled_fails_its_episode(plays: Plays) -> None:
     plays.sampler.sampled = lambda request: Failure("server", "it is down")
     (unit,) = plays.play(0)
     assert unit.ended == Lost("server", "it is down")
+
+
+@pytest.mark.parametrize("plays", ["served"], indirect=True)
+def test_the_model_speaks_as_soon_as_it_is_asked(plays: Plays, tmp_path: Path) -> None:
+    """Its time is no environment's, also while it samples for others and hears nothing."""
+    heard = []
+
+    def submit(requests: Any) -> Any:
+        ends = time.monotonic() + 10
+        while len([*tmp_path.glob("mark*")]) < 2 and time.monotonic() < ends:
+            time.sleep(0.01)
+        heard.append(len([*tmp_path.glob("mark*")]))
+        return ScriptedSampler.submit(plays.sampler, requests)
+
+    with GenerateServer("policy", 400, RENDERER, hands_over(plays.process)) as server:
+        served = {"url": server.url, "key": server.key}
+        plays.playing = plays.played_by(dataclasses.replace(plays.settings, served=served))
+        plays.sampler.submit = submit
+        found = plays.play(0, 1)
+    assert all(isinstance(unit.ended, Scored) for unit in found)
+    assert heard[0] == 2
 
 
 @pytest.mark.parametrize("plays", ["refuse"], indirect=True)

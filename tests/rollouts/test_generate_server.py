@@ -14,7 +14,7 @@ import pytest
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.chat_rendering import ChatRenderer
 from qrag_jax.llm.text.tool_calls import HERMES
-from qrag_jax.rollouts.generate_server import EPISODE, GenerateServer, Wanted
+from qrag_jax.rollouts.generate_server import SESSION, GenerateServer, Wanted
 from qrag_jax.rollouts.token_sampler import STOP, Sampled
 from tests.rollouts.chats import chat_tokenizer
 
@@ -37,7 +37,7 @@ class Asked:
 
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         root = self.server.url.removesuffix("/v1")
-        own = {"Authorization": f"Bearer {self.server.key}", EPISODE: "7", **headers}
+        own = {"Authorization": f"Bearer {self.server.key}", SESSION: "7-ab", **headers}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{root}{path}", data=data, headers=own)  # noqa: S310
         try:
@@ -89,7 +89,7 @@ def test_the_model_and_its_room_are_told(asked: Asked) -> None:
         ({"token_ids": [1, -2]}, {}, 400, "no list of token ids"),
         ({"token_ids": [1] * ROOM}, {}, 400, f"maximum context length is {ROOM}"),
         ({"sampling_params": {"stop_token_ids": [3]}}, {}, 400, "use a renderer of this model"),
-        ({}, {EPISODE: ""}, 400, "names no episode"),
+        ({}, {SESSION: "ab"}, 400, "names no episode"),
         ({}, {"Authorization": "Bearer wrong"}, 401, "the API key is wrong"),
     ],
 )

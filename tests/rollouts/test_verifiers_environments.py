@@ -10,7 +10,7 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.rollouts.played_units import Lost, Scored
 from tests.environments.verifiers_pythons import PACKAGES, needs
-from tests.rollouts.foreign import Foreign, counts_letters, foreign
+from tests.rollouts.foreign import SIDE_BY_SIDE, Foreign, counts_letters, foreign
 
 BOTH = [
     pytest.param(protocol, f"made-{protocol}", marks=needs(protocol)) for protocol in ("v0", "v1")
@@ -58,6 +58,15 @@ def test_a_tool_is_called_and_the_rubric_is_the_reward(
         unit = played.play(lambda text: "I do not know", 1)[0]
         assert isinstance(unit.ended, Scored)
         assert unit.ended.reward == 0.0
+
+
+@needs("v1")
+def test_v1_connections_do_not_grow_with_episodes(tmp_path: Path) -> None:
+    """Episodes share the connections of those that were side by side with them."""
+    with foreign(tmp_path, "v1", "made-v1", size=40) as played:
+        units = played.play(lambda text: "3", *range(40))
+        assert all(isinstance(unit.ended, Scored) for unit in units)
+        assert played.connections <= SIDE_BY_SIDE
 
 
 @pytest.mark.parametrize(("protocol", "name"), BOTH)

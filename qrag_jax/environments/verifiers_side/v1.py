@@ -34,7 +34,6 @@ _SAMPLING: Any = importlib.import_module("verifiers.v1.types").SamplingConfig
 _TRAIN_CLIENT: Any = importlib.import_module("verifiers.v1.configs.client").TrainClientConfig
 
 _PROMPTS = 600  # first messages that the trainer is shown
-_EPISODE = "X-Qrag-Episode"
 _KEY = "QRAG_API_KEY"  # verifiers hides variables of such names from programs that it starts
 _DIRECT = "qrag_direct_harness"  # the id of our harness
 _PASSING = ("ProviderError", "InterceptionError", "SandboxError", "TunnelError", "ToolsetError")
@@ -148,7 +147,6 @@ class TasksetPlayer:
             {
                 "base_url": served["url"],
                 "api_key_var": _KEY,
-                "headers": {_EPISODE: str(episode)},
                 "renderer": renderer,
                 "renderer_model_name": served["tokenizer"],
             }
@@ -159,8 +157,14 @@ class TasksetPlayer:
         context = _CLIENTS.ModelContext(
             model=self._asked["model"], client=client, sampling=_SAMPLING(**sampling)
         )
+
+        def named(trace: Any) -> None:
+            # verifiers gives it with each request. A header of the client would name the episode,
+            # too, but a client of each episode would stay open, with its connections.
+            trace.id = f"{episode}-{trace.id}"
+
         slot = _ENV.RunSlot(self._tasks[asked["task"]])
-        return _found(await self._environment.run_slot(slot, context))
+        return _found(await self._environment.run_slot(slot, context, on_trace=named))
 
 
 def _found(episode: Any) -> dict[str, Any]:
