@@ -208,7 +208,11 @@ class LegacyPlayer:
         record = _STATE_TO_OUTPUT(state, [])
         return {
             "reward": float(state["reward"]),
-            "parts": {name: float(value) for name, value in (state["metrics"] or {}).items()},
+            "parts": {
+                name: float(value)
+                for name, value in (state["metrics"] or {}).items()
+                if isinstance(value, int | float) and math.isfinite(value)
+            },
             "stop": state.get("stop_condition"),
             "truncated": bool(state.get("is_truncated")),
             "calls": [int(step["response"].id) for step in state["trajectory"]],
