@@ -376,6 +376,7 @@ class _Course:
         for asked, future in flying:
             if future.done():
                 asked.take(future.result())
+                self._heard = time.monotonic()  # from now on it is the environment's turn
             else:
                 self._flying.append((asked, future))
 

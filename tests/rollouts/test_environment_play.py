@@ -127,6 +127,23 @@ def test_a_process_that_hangs_is_ended(plays: Plays, monkeypatch: pytest.MonkeyP
     assert "config.env.seconds is 0.2" in unit.ended.message
 
 
+@pytest.mark.parametrize("plays", [("chat", {"seconds": 0.2, "attempts": 1})], indirect=True)
+def test_a_sampler_that_takes_long_is_no_silence(
+    plays: Plays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that is compiled, or a large model, may take longer than an environment may."""
+    monkeypatch.setattr(environment_play, "_GRACE", 1.0)
+
+    def submit(requests: Any) -> Any:
+        time.sleep(1.5)
+        return ScriptedSampler.submit(plays.sampler, requests)
+
+    plays.sampler.submit = submit
+    (unit,) = plays.play(0)
+    assert isinstance(unit.ended, Scored)
+    assert plays.counts.lost == 0
+
+
 @pytest.mark.parametrize("plays", ["endless", "raised", "no_number"], indirect=True)
 def test_a_failure_is_a_value(plays: Plays, request: pytest.FixtureRequest) -> None:
     (unit,) = plays.play(0)
