@@ -83,6 +83,7 @@ def _verifiers(config: ConfigDict) -> None:
 
     A model that knows something is --config.model.path=smollm2 (`make llm`) or another chat model.
     """
+    config.env.verifiers = "musique-multihop"  # our own; without one, other questions are asked
     config.stages = ("grpo",)
     config.tools.update(turn_tokens=64)
     config.sampling.update(temperature=1.0, room=1024, chunk=64)
