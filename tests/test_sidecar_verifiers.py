@@ -45,8 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def theirs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("logs") / "vllm.log"
     arguments = ("--enforce-eager", "--enable-scale-out")
-    with Server(server_settings(folder, log, max_model_len=ROOM, arguments=arguments)) as served:
-        assert Endpoint(served.url).model_names() == ["tiny"]
+    given = server_settings(folder, log, max_model_len=ROOM, arguments=arguments, publish=True)
+    with Server(given) as served:
+        assert Endpoint(served.url).model_names() == ("tiny",)
         yield served.url
 
 

@@ -13,6 +13,7 @@ import hmac
 import json
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -207,7 +208,9 @@ class GenerateServer:
         if isinstance(sampled, Failure):
             status, kind = _KINDS.get(sampled.cause, (503, "ServiceUnavailableError"))
             raise _Wrong(status, kind, sampled.message)
-        return generated(body.get("request_id") or secrets.token_hex(16), sampled)
+        request = body.get("request_id") or secrets.token_hex(16)
+        head = {"request_id": request, "model": self._model, "created": int(time.time())}
+        return head | generated(len(ids), sampled)
 
     def opening(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         """POST /render/opening: messages and tools to ids."""
@@ -262,8 +265,8 @@ class GenerateServer:
         return None if ids is None else ids.tolist()
 
 
-def generated(request_id: str, sampled: Sampled) -> dict[str, Any]:
-    """A turn as vLLM answers it.
+def generated(prompt: int, sampled: Sampled) -> dict[str, Any]:
+    """A turn behind so many tokens, as vLLM answers it.
 
     vLLM names a token by `token_id`, and did so in `token` before; both are given.
     """
@@ -287,7 +290,12 @@ def generated(request_id: str, sampled: Sampled) -> dict[str, Any]:
         "sampling_mask": None,
         "weight_versions": None,
     }
-    return {"request_id": request_id, "choices": [choice], "prompt_logprobs": None}
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": len(sampled.ids),
+        "total_tokens": prompt + len(sampled.ids),
+    }
+    return {"output_mode": "tokens", "choices": [choice], "usage": usage, "prompt_logprobs": None}
 
 
 def _episode(headers: Mapping[str, str]) -> int:

@@ -62,6 +62,8 @@ def test_a_turn_has_the_shape_that_verifiers_checks(asked: Asked) -> None:
     (choice,) = reply["choices"]
     assert choice["token_ids"] == DRAWN.ids.tolist()
     assert choice["finish_reason"] == "stop"
+    assert reply["model"] == "policy"
+    assert reply["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
     assert [each["token"] for each in choice["logprobs"]["content"]] == [
         "token_id:5",
         "token_id:9",
