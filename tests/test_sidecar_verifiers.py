@@ -93,16 +93,20 @@ def shape(value: Any) -> Any:
     return type(value).__name__
 
 
-def within(theirs: Any, ours: Any) -> bool:
-    """Whether ours has all names of theirs, with the same kinds where both have a value."""
-    if isinstance(theirs, dict):
-        return isinstance(ours, dict) and all(
-            theirs[name] == "NoneType" or (name in ours and within(theirs[name], ours[name]))
-            for name in theirs
-        )
-    if isinstance(theirs, list):
-        return isinstance(ours, list) and (not theirs or within(theirs[0], ours[0]))
-    return theirs == ours or "NoneType" in (theirs, ours)
+def lacks(theirs: Any, ours: Any, where: str = "") -> list[str]:
+    """Where ours has not a name of theirs, or another kind; None stands for any kind."""
+    if "NoneType" in (theirs, ours):
+        return []
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        found = [f"{where}.{name}" for name in theirs if name not in ours]
+        found = [each for each in found if theirs[each.rpartition(".")[2]] != "NoneType"]
+        both = [name for name in theirs if name in ours]
+        return found + [
+            each for name in both for each in lacks(theirs[name], ours[name], f"{where}.{name}")
+        ]
+    if isinstance(theirs, list) and isinstance(ours, list):
+        return lacks(theirs[0], ours[0], f"{where}[]") if theirs and ours else []
+    return [] if theirs == ours else [f"{where}: {theirs} and {ours}"]
 
 
 def test_the_same_requests_have_the_same_answers(theirs: str, folder: Path) -> None:
@@ -122,7 +126,7 @@ def test_the_same_requests_have_the_same_answers(theirs: str, folder: Path) -> N
             assert status == 200, vllm
             status, found = asked(server.url, body, server.key)
             assert status == 200, found
-            assert within(shape(vllm), shape(found)), (shape(vllm), shape(found))
+            assert lacks(shape(vllm), shape(found)) == []
             one, other = vllm["choices"][0], found["choices"][0]
             assert other["token_ids"] == one["token_ids"]
             assert other["finish_reason"] == one["finish_reason"]
