@@ -12,11 +12,11 @@ from qrag_jax.errors import InputError
 SUITES = (
     *("encoders", "estimate", "faults", "gpu", "harr", "inputs", "learn", "leret", "long"),
     *("memory", "newcomer", "published", "retrieval", "rewrite", "rlvr", "scaling"),
-    *("sidecar", "speed", "tokens", "which"),
+    *("sidecar", "speed", "tokens", "verifiers", "which"),
 )
 IN_PARTS = (
     *("faults", "gpu", "gpu --run", "harr", "learn", "leret", "long", "newcomer", "retrieval"),
-    *("rewrite", "rlvr", "scaling", "tokens", "which"),
+    *("rewrite", "rlvr", "scaling", "tokens", "verifiers", "which"),
 )
 
 
@@ -32,9 +32,10 @@ def main() -> int:
         "--only",
         default="",
         help="parts of the suites faults, harr, learn, leret, long, newcomer, retrieval, rewrite, "
-        "rlvr, scaling, tokens, which and of gpu --run, with commas between; results are kept, so "
-        "parts can be run one by one and the whole suite at last; of the suite gpu, rows in whose "
-        "names (h100/MiniLM/full/1x8x1/update) one of these regular expressions is found",
+        "rlvr, scaling, tokens, verifiers, which and of gpu --run, with commas between; results "
+        "are kept, so parts can be run one by one and the whole suite at last; of the suite gpu, "
+        "rows in whose names (h100/MiniLM/full/1x8x1/update) one of these regular expressions is "
+        "found",
     )
     parser.add_argument(
         "--run",

@@ -6,15 +6,17 @@
 scripted demonstrations of an invented world, which are flawed on purpose, and then learns by GRPO.
 `:tiny` is the same in a minute; `:smol` trains adapters on SmolLM2-135M-Instruct (`make llm`) in
 the same way, in hours.
-`:qwen25` is RLVR as published, `:qwen3` the same with Qwen3-1.7B; both are for GPUs, and want
-MuSiQue: --config.questions.train='FOLDER,answerable,train' and --config.questions.dev likewise.
+`:verifiers --config.env.verifiers=ID` trains in an environment of the package verifiers
+(docs/verifiers.md). `:qwen25` is RLVR as published, `:qwen3` the same with Qwen3-1.7B; both are for
+GPUs, and want MuSiQue: --config.questions.train='FOLDER,answerable,train', and dev
+likewise.
 """
 
 from ml_collections import ConfigDict
 
 from qrag_jax.systems.rlvr_config import default_config
 
-VARIANTS = ("quick", "tiny", "smol", "qwen25", "qwen3")
+VARIANTS = ("quick", "tiny", "smol", "verifiers", "qwen25", "qwen3")
 
 
 def get_config(arg: str = "quick") -> ConfigDict:
@@ -33,6 +35,8 @@ def get_config(arg: str = "quick") -> ConfigDict:
         _tiny(config)
     if arg == "smol":
         _smol(config)
+    if arg == "verifiers":
+        _verifiers(config)
     if arg in ("qwen25", "qwen3"):
         _published(config, arg)
     return config.lock()
@@ -72,6 +76,21 @@ def _smol(config: ConfigDict) -> None:
     config.train.update(steps=20, batch_size=2, eval_every=20, checkpoint_every=10, log_every=2)
     config.optimizer.update(learning_rate=1e-4, clip_norm=1.0, warmup_steps=2)
     config.eval.samples = 64
+
+
+def _verifiers(config: ConfigDict) -> None:
+    """GRPO in somebody else's environment: 20 steps of the tiny model, to see that all of it runs.
+
+    A model that knows something is --config.model.path=smollm2 (`make llm`) or another chat model.
+    """
+    config.env.verifiers = "musique-multihop"  # our own; without one, other questions are asked
+    config.stages = ("grpo",)
+    config.tools.update(turn_tokens=64)
+    config.sampling.update(temperature=1.0, room=1024, chunk=64)
+    config.grpo.update(members=8, clip_low=0.2, clip_high=0.28, longest=192)
+    config.train.update(steps=20, batch_size=2, eval_every=20, checkpoint_every=10, log_every=2)
+    config.optimizer.update(learning_rate=3e-4, clip_norm=1.0, warmup_steps=2)
+    config.eval.update(samples=16, best_by="reward")
 
 
 def _published(config: ConfigDict, arg: str) -> None:

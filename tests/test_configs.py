@@ -296,7 +296,7 @@ def test_wrong_command_line(argument: str, says: str, commands: Commands, tmp_pa
 
 def test_every_variant_of_rlvr_builds() -> None:
     names = variants("rlvr")[1:]
-    assert {"quick", "tiny", "smol", "qwen25", "qwen3"} == set(names)
+    assert {"quick", "tiny", "smol", "verifiers", "qwen25", "qwen3"} == set(names)
     built = {name: module("rlvr").get_config(name) for name in names}
     for config in built.values():
         RlvrConfig.of(config)

@@ -65,14 +65,14 @@ class Scene:
 
     Attributes:
         model: samples.
-        agent: the environment.
-        library: what is searched.
+        agent: the environment; None: it is played elsewhere, and the device alone is used.
+        library: what is searched; None likewise.
         speech: between text and ids.
     """
 
     model: LoadedLanguageModel
-    agent: Agent
-    library: Library
+    agent: Agent | None
+    library: Library | None
     speech: Speech
 
 
@@ -149,11 +149,15 @@ class EpisodePlayer:
             Stopped: the run is told to stop.
             FeedbackLost: too many episodes would fail again.
         """
-        here = self.here(params)
-        whole = here if self.base is None else Adapted(self.base, here)
-        sampler = RoundSampler(self._samplers[greedy], whole)
+        sampler = self.device_sampler(params, greedy=greedy)
         rollout = self._rollout(sampler, stop, library, agent, turn=turn)
         return played_by_all(starts, lambda own: self.patience(stop).play(own, rollout.play))
+
+    def device_sampler(self, params: Params, *, greedy: bool = False) -> RoundSampler:
+        """Samples by these parameters on the devices; see `on_device`."""
+        here = self.here(params)
+        whole = here if self.base is None else Adapted(self.base, here)
+        return RoundSampler(self._samplers[greedy], whole)
 
     def on_server(
         self,
@@ -190,14 +194,15 @@ class EpisodePlayer:
 
         return played_by_all(starts, play_own)
 
-    def patience(self, stop: Checks, broken: type = Failed) -> Patience:
+    def patience(self, stop: Checks, broken: type = Failed, advice: str = _ADVICE) -> Patience:
         """What plays again while too many are broken.
 
         Args:
             broken: the class of what an `ended` is if it broke.
+            advice: what to do if playing again is in vain; `{section}` is that of the config.
         """
         rules = self.rules
-        advice = _ADVICE.format(section=rules.section)
+        advice = advice.format(section=rules.section)
         return Patience(rules.max_failed_share, stop, log, broken=broken, advice=advice)
 
     def _rollout(
@@ -211,6 +216,8 @@ class EpisodePlayer:
     ) -> TokenRollout:
         scene, attempts = self.scene, self.rules.attempts
         tools, speech, plays = library or scene.library, scene.speech, agent or scene.agent
+        assert tools is not None
+        assert plays is not None
         if turn:
             speech = dataclasses.replace(speech, turn=turn)
         rollout = TokenRollout(plays, sampler, tools, speech, stop=stop, attempts=attempts)

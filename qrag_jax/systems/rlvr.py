@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from qrag_jax.environments.tools.bridge_tasks import bridge_task
 from qrag_jax.environments.tools.demonstrations import Demonstration, draw_choices
@@ -274,4 +277,19 @@ OPENING = Opening(
     free=FREE_FIELDS,
     load=load_inputs,
 )
-check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system
+check, before_devices = OPENING.check, OPENING.before_devices
+
+
+def open_system(
+    given: ConfigDict,
+    run: Run,
+    *,
+    dry: bool = False,
+    devices: Sequence[jax.Device] | None = None,
+) -> AbstractContextManager[Any]:
+    """Opens the system: with our own tools, or in an environment of verifiers (config.env)."""
+    if given.get("env", {}).get("verifiers"):
+        from qrag_jax.systems.rlvr_environment import open_environment
+
+        return open_environment(given, run, dry=dry, devices=devices)
+    return OPENING.open_system(given, run, dry=dry, devices=devices)

@@ -17,6 +17,7 @@ from qrag_jax.feedback.rubric import PARTS, Rubric, preset
 from qrag_jax.learners.optimizers import ADAM, OptimizerConfig
 from qrag_jax.learners.token_config import ALL, TokenGRPOConfig
 from qrag_jax.llm.served_config import ServedConfig
+from qrag_jax.llm.text.chat_rendering import FORMS
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.retrieval.own_documents import RETRIEVERS
@@ -28,6 +29,7 @@ from qrag_jax.runtime.log_config import LogConfig
 from qrag_jax.runtime.runtime_config import RuntimeConfig
 from qrag_jax.runtime.train_config import TrainConfig
 from qrag_jax.systems import token_config
+from qrag_jax.systems.environment_config import EnvironmentConfig
 from qrag_jax.systems.token_config import (
     BRIDGE,
     PROFILE,
@@ -160,7 +162,9 @@ class EvalConfig:
 
     samples: int = 300  # fixed questions scored during training, 0: all
     greedy: bool = False  # the likeliest tokens; False: sampled as in training
-    best_by: str = "em"  # the score whose mean chooses the best checkpoint: a part, or reward
+    # The score whose mean chooses the best checkpoint: a part, or reward; of an environment
+    # (config.env) it is the reward
+    best_by: str = "em"
     seed: int = 42  # draws the scored questions
 
     def __post_init__(self) -> None:
@@ -170,6 +174,7 @@ class EvalConfig:
 
 SECTIONS: dict[str, type] = {
     "model": LanguageModelConfig,
+    "env": EnvironmentConfig,
     "questions": QuestionsConfig,
     "tasks": TasksConfig,
     "tools": ToolsConfig,
@@ -201,11 +206,18 @@ LATER_FIELDS: dict[str, Any] = {
     "optimizer.matrices": ADAM,
     "optimizer.muon_rate": 5.0,
     "rubric.path": "",
+    **{f"env.{name}": value for name, value in dataclasses.asdict(EnvironmentConfig()).items()},
 }
 LAYOUT = ConfigLayout(NAME, FIELDS, SECTIONS, LATER_FIELDS)
 load_config, help_lines = LAYOUT.load, LAYOUT.help_lines
 # Fields that do not change what a run computes: a resumed run may have other values.
-FREE_FIELDS = (*token_config.FREE_FIELDS, "tools.max_failed_share")
+FREE_FIELDS = (
+    *token_config.FREE_FIELDS,
+    "tools.max_failed_share",
+    "env.python",
+    "env.seconds",
+    "env.side_by_side",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,6 +232,7 @@ class RlvrConfig:
     profile: int
     stages: tuple[str, ...]
     model: LanguageModelConfig
+    env: EnvironmentConfig
     questions: QuestionsConfig
     tasks: TasksConfig
     tools: ToolsConfig
@@ -252,6 +265,8 @@ class RlvrConfig:
                 "sft,grpo."
             )
         train, grpo = parts["train"], parts[GRPO]
+        if parts["env"].verifiers:
+            _check_environment(stages, parts)
         if GRPO in stages and not parts["sampling"].temperature:
             raise InputError(
                 "config.sampling.temperature is 0, so the episodes of a group would be alike; use "
@@ -284,6 +299,27 @@ class RlvrConfig:
         return cls(
             seed=config.seed, profile=config.profile, stages=stages, sft_steps=first, **parts
         )
+
+
+def _check_environment(stages: tuple[str, ...], parts: dict[str, Any]) -> None:
+    """Refuses what an environment of verifiers cannot do."""
+    name = parts["env"].verifiers
+    if stages != (GRPO,):
+        raise InputError(
+            f"config.env.verifiers is {name!r}, which has no demonstrations to imitate, and "
+            f"config.stages is {','.join(stages)}; set stages to grpo."
+        )
+    if parts["tools"].form not in FORMS:
+        raise InputError(
+            f"config.tools.form is {parts['tools'].form!r}, and config.env.verifiers is {name!r}, "
+            f"whose calls are JSON; use one of {', '.join(FORMS)}."
+        )
+    for field in ("path", "differ_by"):
+        if value := getattr(parts["rubric"], field):
+            raise InputError(
+                f"config.rubric.{field} is {value!r}, but config.env.verifiers is {name!r}, which "
+                "has its own rubric; leave one of them out."
+            )
 
 
 def default_config() -> ConfigDict:

@@ -191,6 +191,11 @@ def open_player(given: ConfigDict, workdir: Path | None, folder: Path) -> Iterat
         InputError: the run, its model or the data cannot be used.
     """
     config = RlvrConfig.of(given)
+    if config.env.verifiers:
+        raise InputError(
+            f"the run's environment is {config.env.verifiers!r} (config.env.verifiers), whose "
+            "episodes are played and written by `qrag evaluate`; give that command."
+        )
     mesh = mesh_of_run(config, workdir)
     with StopSignal() as stop:
         inputs = load_inputs(config, folder, mesh, trains=False)

@@ -70,6 +70,15 @@ def score_language_model(workdir: Path, given: ConfigDict, options: PlayOptions)
         Stopped: a signal came; the same command goes on.
         FeedbackLost: too many episodes fail.
     """
+    if given.env.verifiers:
+        from qrag_jax.systems.environment_scoring import score_environment
+
+        if options.retrievers:
+            raise InputError(
+                f"--retrievers={','.join(options.retrievers)} is for questions of our own, and the "
+                f"run's environment is {given.env.verifiers!r}; leave it out."
+            )
+        return score_environment(workdir, given, options)
     given = given.copy_and_resolve_references()
     given.eval.samples = options.samples
     if not options.out:

@@ -29,6 +29,8 @@ from qrag_jax.systems import (
 Q_RAG = "q_rag"
 # Fields that may name a file of Python that runs when the data are read or episodes are played.
 CODE_FIELDS = ("data.path", "eval.path", "agent.path", "rubric.path")
+# Fields that name an environment, which is code, and the program that runs it.
+PROGRAM_FIELDS = ("env.verifiers", "env.python")
 # The other systems' configs, by the name in config.system.
 _CONFIGS: dict[str, Any] = {
     each.NAME: each for each in (harr_config, rlvr_config, leret_config, deepretrieval_config)
@@ -222,15 +224,18 @@ def define(
 
 
 def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
-    """Refuses to run a file of Python because a folder of a run says so: folders are not trusted.
+    """Refuses to run code because a folder of a run says so: folders are not trusted.
 
     Raises:
-        InputError: the config names such a file, and the command line does not name this field.
+        InputError: the config names a file of Python, an environment or its Python, and the command
+            line does not name this field.
     """
     values = flat(config.to_dict())
-    for name in CODE_FIELDS:
+    for name in (*CODE_FIELDS, *PROGRAM_FIELDS):
         spec = values.get(name)
-        if not isinstance(spec, str) or not own_code.is_own_code(spec):
+        if not isinstance(spec, str) or not spec:
+            continue
+        if name in CODE_FIELDS and not own_code.is_own_code(spec):
             continue
         if _argument(argv, f"config.{name}") is None:
             raise InputError(

@@ -1,0 +1,205 @@
+"""The questions, the agent of RLVR that acts on them, and the rewards: without any protocol.
+
+The agent is qrag_jax's own (`core.environments.tools.play`): a generator that is sent what the
+model said, and asks for searches. It reads calls in their text, so calls that a protocol gives as
+objects are written again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from musique_multihop.core.data.dataset_parts import parse_parts, read_part
+from musique_multihop.core.data.generators.bridge_world import bridge_question
+from musique_multihop.core.environments.tools.bridge_tasks import bridge_task
+from musique_multihop.core.environments.tools.documents import TasksConfig, tasks_of
+from musique_multihop.core.environments.tools.episode import (
+    Closed,
+    Document,
+    Look,
+    Open,
+    Said,
+    Speak,
+    ToolTask,
+)
+from musique_multihop.core.environments.tools.play import COMPLETE, RETRIEVE, ToolAgent
+from musique_multihop.core.feedback.rubric import PARTS, Rubric, preset, score
+from musique_multihop.core.llm.text import prompts
+from musique_multihop.core.llm.text.tool_calls import HERMES, ToolCall, write_call
+from musique_multihop.core.retrieval.bm25 import BM25Index
+from musique_multihop.core.retrieval.protocol import Passage, Queries
+
+BRIDGE, BM25, GOLDEN = "bridge", "bm25", "golden"
+Message = tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Arguments of the environment.
+
+    Attributes:
+        questions: "bridge", or parts of data, PATH,CONFIG,SPLIT;PATH,CONFIG,SPLIT.
+        count: number of questions that are made.
+        seed: of these.
+        retriever: bm25 or golden.
+        top_n: documents of a search that does not say how many.
+        most: documents that a search may ask for.
+        max_turns: of the model.
+        prompt: the first prompt, a name of qrag_jax's or a file.
+        rubric: a preset, such as head.
+    """
+
+    questions: str = BRIDGE
+    count: int = 300
+    seed: int = 0
+    retriever: str = BM25
+    top_n: int = 2
+    most: int = 20
+    max_turns: int = 10
+    prompt: str = "bare_question"
+    rubric: str = "head"
+
+    def __post_init__(self) -> None:
+        if self.retriever not in (BM25, GOLDEN):
+            raise ValueError(f"retriever is {self.retriever!r}; use {BM25} or {GOLDEN}.")
+
+
+class Questions:
+    """The questions of some settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.agent = ToolAgent(
+            prompts.load(settings.prompt),
+            form=HERMES,
+            tools=(RETRIEVE, COMPLETE),
+            max_turns=settings.max_turns,
+            top_n=settings.top_n,
+            most=settings.most,
+        )
+        self.rubric: Rubric = preset(settings.rubric)
+
+    def tasks(self, split: str = "train") -> list[ToolTask]:
+        """All tasks of a split, "train" or "dev"; data has one."""
+        settings = self.settings
+        if settings.questions == BRIDGE:
+            made = (bridge_question(settings.seed, split, n) for n in range(settings.count))
+            return [bridge_task(question) for question in made]
+        samples: list[Any] = []
+        for part in parse_parts(settings.questions):
+            samples += read_part(part)[0]
+        return tasks_of(samples, TasksConfig())
+
+    def opening(self, task: ToolTask) -> list[dict[str, str]]:
+        """The first messages."""
+        messages = self.agent.opening(task.question)
+        return [{"role": role, "content": content} for role, content in messages]
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """The tools: name, description and parameters."""
+        return [spec.schema["function"] for spec in self.agent.specs]
+
+    def begin(self, task: ToolTask) -> Work:
+        """An episode."""
+        return Work(self, task)
+
+    def search(self, task: ToolTask, step: Look | Open) -> Any:
+        """What the agent gets for a step."""
+        if isinstance(step, Open):
+            return next((each for each in task.documents if each.id == step.doc_id), None)
+        if self.settings.retriever == GOLDEN:
+            return tuple(each for each in task.documents if each.is_supporting)
+        index = _index(tuple(each.text for each in task.documents))
+        hits = index.search(Queries([step.query]), step.most)
+        found: tuple[Document, ...] = tuple(
+            task.documents[int(place)] for place in hits.numbers[0] if place >= 0
+        )
+        return found
+
+    def rewards(self, closed: Closed, task: ToolTask) -> tuple[float, dict[str, float]]:
+        """The reward of an episode, and its parts."""
+        parts = score(closed, task)
+        return self.rubric.reward(parts, task.hops), parts
+
+
+class Work:
+    """An episode while it is played.
+
+    Attributes:
+        task: the question.
+        closed: how it ended; None: it has not.
+    """
+
+    def __init__(self, questions: Questions, task: ToolTask) -> None:
+        self.closed: Closed | None = None
+        self.task, self._questions = task, questions
+        self._play = questions.agent.play(task)
+        next(self._play)
+
+    def said(self, text: str, *, cut: bool = False) -> list[Message]:
+        """What the environment answers to a turn of the model; [] if that was the last one."""
+        try:
+            step = self._play.send(Said(text, "length" if cut else "stop"))
+            while not isinstance(step, Speak):
+                step = self._play.send(self._questions.search(self.task, step))
+            return [*step.messages]
+        except StopIteration as end:
+            self.closed = end.value
+            return []
+
+    def break_off(self) -> Closed:
+        """Ends an episode that was not ended: by a turn without a call."""
+        self.said("", cut=True)
+        assert self.closed is not None
+        return self.closed
+
+
+def turn_text(content: str, calls: Sequence[tuple[str, Any]]) -> str:
+    """A turn as the agent reads it: the text, then its calls.
+
+    Args:
+        calls: names, and arguments as JSON or as objects.
+    """
+    parts = [content] if content else []
+    for name, arguments in calls:
+        given: Any = arguments
+        if isinstance(arguments, str):
+            try:
+                given = json.loads(arguments)
+            except ValueError:
+                given = arguments
+        if isinstance(given, Mapping):
+            parts.append(write_call(ToolCall(name, given), HERMES))
+        else:
+            parts.append(f"<tool_call>\n{arguments}\n</tool_call>")
+    return "\n".join(parts)
+
+
+class _Texts:
+    """A question's documents as `core.retrieval.protocol.Corpus`."""
+
+    digest = ""
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def passages(self, numbers: Any) -> list[Passage]:
+        return [Passage(str(number), self._texts[int(number)]) for number in numbers]
+
+    def matching(self, where: Any) -> Any:
+        raise ValueError("a question's own documents have no fields.")
+
+
+@functools.lru_cache(maxsize=4096)
+def _index(texts: tuple[str, ...]) -> BM25Index:
+    return BM25Index.build(_Texts(texts))
+
+
+__all__ = ["PARTS", "Questions", "Settings", "Work", "turn_text"]

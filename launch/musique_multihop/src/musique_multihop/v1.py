@@ -1,0 +1,161 @@
+"""For verifiers 0.4: a taskset, and a server of tools that all episodes share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import verifiers.v1 as vf
+from pydantic import Field
+
+from musique_multihop.questions import Questions, Settings, turn_text
+
+_DEFAULTS = Settings()
+
+
+class MusiqueData(vf.TaskData):
+    """A question; `question_id` finds its documents."""
+
+    question_id: str
+    answers: list[str]
+    hops: int
+
+
+class MusiqueState(vf.State):
+    """Which question an episode is about, for the tools."""
+
+    question_id: str = ""
+
+
+class MusiqueToolsConfig(vf.SharedToolsetConfig):
+    """The settings, for the tools' own process."""
+
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class MusiqueTools(vf.Toolset[MusiqueToolsConfig, MusiqueState]):
+    """Searches the documents of the episode's question."""
+
+    TOOL_PREFIX = None
+
+    def __init__(self, config: MusiqueToolsConfig) -> None:
+        super().__init__(config)
+        self._questions = Questions(Settings(**config.settings))
+        self._tasks = {task.id: task for task in self._questions.tasks()}
+
+    @vf.tool
+    def retrieve_documents(self, query: str, top_n: int | None = None) -> str:
+        """Searches for the documents that fit a query best."""
+        return self._answer("retrieve_documents", {"query": query, "top_n": top_n})
+
+    @vf.tool
+    def complete(
+        self, reasoning: str = "", final_answer: str = "", cited_doc_ids: list[str] | None = None
+    ) -> str:
+        """Ends the work on the question with the answer."""
+        return "Done."
+
+    def _answer(self, name: str, arguments: dict[str, Any]) -> str:
+        given = {key: value for key, value in arguments.items() if value is not None}
+        work = self._questions.begin(self._tasks[self.state.question_id])
+        answers = work.said(turn_text("", [(name, given)]))
+        return "\n\n".join(content for _, content in answers)
+
+
+class MusiqueConfig(vf.TasksetConfig):
+    """See `Settings`."""
+
+    questions: str = _DEFAULTS.questions
+    count: int = _DEFAULTS.count
+    seed: int = _DEFAULTS.seed
+    retriever: str = _DEFAULTS.retriever
+    top_n: int = _DEFAULTS.top_n
+    most: int = _DEFAULTS.most
+    max_turns: int = _DEFAULTS.max_turns
+    prompt: str = _DEFAULTS.prompt
+    rubric: str = _DEFAULTS.rubric
+
+    def settings(self) -> Settings:
+        """The settings that these fields are."""
+        names = (field.name for field in dataclasses.fields(Settings))
+        return Settings(**{name: getattr(self, name) for name in names})
+
+
+class MusiqueTask(vf.Task[MusiqueData, MusiqueState]):
+    """A question. Its rewards are those of qrag_jax's agent on the same turns."""
+
+    source: tuple[Questions, Any]
+
+    async def setup(self, trace: vf.Trace, runtime: Any) -> None:
+        trace.state.question_id = self.data.question_id
+
+    @vf.stop
+    async def closed(self, trace: vf.Trace) -> bool:
+        """As the agent ends: by `complete`, a turn without a call, or the limit of turns."""
+        questions, task = self.source
+        work = questions.begin(task)
+        for text, cut in _turns(trace):
+            work.said(text, cut=cut)
+            if work.closed is not None:
+                return True
+        return False
+
+    @vf.reward(weight=1.0)
+    async def combined(self, trace: vf.Trace) -> float:
+        return self._found(trace)[0]
+
+    @vf.metric
+    async def parts(self, trace: vf.Trace) -> dict[str, float]:
+        return self._found(trace)[1]
+
+    def _found(self, trace: vf.Trace) -> tuple[float, dict[str, float]]:
+        questions, task = self.source
+        work = questions.begin(task)
+        for text, cut in _turns(trace):
+            if work.closed is None:
+                work.said(text, cut=cut)
+        return questions.rewards(work.closed or work.break_off(), task)
+
+
+class MusiqueTaskset(vf.Taskset[MusiqueTask, MusiqueConfig]):
+    """All questions."""
+
+    def load(self) -> Iterator[MusiqueTask]:
+        questions = Questions(self.config.settings())
+        for task in questions.tasks():
+            opening = questions.opening(task)
+            system = [each["content"] for each in opening if each["role"] == "system"]
+            others = [each["content"] for each in opening if each["role"] != "system"]
+            data = MusiqueData(
+                id=task.id,
+                question_id=task.id,
+                prompt="\n\n".join(others),
+                system_prompt="\n\n".join(system) or None,
+                answers=[*task.answers],
+                hops=task.hops,
+            )
+            made = MusiqueTask(data, self.config.task)
+            made.source = (questions, task)
+            yield made
+
+    @classmethod
+    def toolsets(cls, config: MusiqueConfig) -> list[Any]:
+        settings = dataclasses.asdict(config.settings())
+        return [MusiqueTools(MusiqueToolsConfig(settings=settings))]
+
+
+def _turns(trace: vf.Trace) -> list[tuple[str, bool]]:
+    """The model's turns as the agent reads them, and whether each was cut off."""
+    cut = {call.node: call.finish_reason == "length" for call in trace.calls}
+    found = []
+    for number, node in enumerate(trace.nodes):
+        if node.sampled:
+            message = node.message
+            calls = [(call.name, call.arguments) for call in message.tool_calls or ()]
+            found.append((turn_text(message.content or "", calls), cut.get(number, False)))
+    return found
+
+
+if __name__ == "__main__":
+    MusiqueTools.run()

@@ -1,0 +1,214 @@
+"""The process that plays environments of `verifiers`, as the trainer sees it.
+
+Its Python is another: `verifiers` below 0.4 and 0.4 cannot share an environment, and neither comes
+into the trainer's. Both sides speak lines of JSON; `verifiers_side.wire` says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from qrag_jax.errors import InputError
+
+PROGRAM = Path(__file__).parent / "verifiers_side"
+_LOOK_EVERY = 0.1  # seconds
+_ENDS_WITHIN = 3.0  # seconds that it has to end by itself
+_START_LIMIT = 600.0  # seconds: data sets are made and read meanwhile
+
+
+class ProcessLost(Exception):
+    """The process has ended, or does not answer; the message is one sentence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What an environment says of itself.
+
+    Attributes:
+        protocol: "v0" or "v1".
+        version: of verifiers.
+        sizes: number of tasks of the splits "train" and "eval".
+        prompts: the first messages of some tasks.
+        tools: schemas of its tools, as far as they are known before an episode.
+        grouped: rewards compare the episodes of a task, so these are played together.
+        digest: of the tasks.
+    """
+
+    protocol: str
+    version: str
+    sizes: Mapping[str, int]
+    prompts: list[list[dict[str, Any]]]
+    tools: list[dict[str, Any]]
+    grouped: bool
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessSpec:
+    """How the process is started.
+
+    Attributes:
+        python: its Python.
+        log: a file that takes what it prints.
+        fields: of the message `open`.
+    """
+
+    python: str
+    log: Path
+    fields: Mapping[str, Any]
+
+
+class EnvironmentProcess:
+    """Starts the process, and starts it again when it was lost.
+
+    Attributes:
+        messages: what it says; None: it has ended.
+        about: what the environment says of itself, once it was started.
+        starts: how often it was started.
+    """
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        self.messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.about: About | None = None
+        self.starts = 0
+        self._spec = spec
+        self._process: subprocess.Popen[str] | None = None
+        self._saying = threading.Lock()
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has been started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, check: Callable[[], None], **more: Any) -> About:
+        """Starts it, unless it runs; waits until its environment is open.
+
+        Args:
+            check: is called while this waits; it may raise.
+            more: further fields of `open`.
+
+        Raises:
+            InputError: the Python or the environment cannot be used.
+            ProcessLost: it has ended without a reason.
+        """
+        if self.runs and self.about is not None:
+            return self.about
+        self.end()
+        self._begin()
+        self.say("open", **self._spec.fields, **more)
+        ends = time.monotonic() + _START_LIMIT
+        while True:
+            check()
+            try:
+                message = self.messages.get(timeout=_LOOK_EVERY)
+            except queue.Empty:
+                if time.monotonic() > ends:
+                    self.end()
+                    raise ProcessLost(
+                        f"the environment was not open after {_START_LIMIT:.0f} s; see "
+                        f"{self._spec.log}"
+                    ) from None
+                continue
+            if message is None:
+                raise ProcessLost(f"the environment's process {self.told()}")
+            if message["op"] == "refused":
+                self.end()
+                raise InputError(f"{message['message']}.")
+            if message["op"] == "opened":
+                break
+        fields = {field.name for field in dataclasses.fields(About)}
+        found = About(**{name: value for name, value in message.items() if name in fields})
+        if self.about is not None and found.digest != self.about.digest:
+            self.end()
+            raise InputError(
+                f"the tasks of the environment {self._spec.fields['id']!r} are others whenever it "
+                "is started; give it a seed in config.env.arguments."
+            )
+        self.about = found
+        return found
+
+    def say(self, op: str, **fields: Any) -> None:
+        """Sends a message, from any thread; nothing happens if the process has ended."""
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None
+        with self._saying, contextlib.suppress(OSError, ValueError):
+            process.stdin.write(json.dumps({"op": op, **fields}) + "\n")
+            process.stdin.flush()
+
+    def told(self) -> str:
+        """How it ended, and the last line that it printed."""
+        status = None
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = self._process.wait(timeout=1.0)
+        how = "does not answer" if status is None else f"has ended with the status {status}"
+        with contextlib.suppress(OSError):
+            lines = self._spec.log.read_text(errors="replace").strip().splitlines()
+            if lines:
+                return f"{how} ({lines[-1].strip()[:200]}); see {self._spec.log}"
+        return f"{how}; see {self._spec.log}"
+
+    def end(self) -> None:
+        """Ends the process and all that it has started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_ENDS_WITHIN)
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        # Its last words are of no use to the next one.
+        self.messages = queue.SimpleQueue()
+
+    def _begin(self) -> None:
+        spec = self._spec
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        messages = self.messages = queue.SimpleQueue()
+        try:
+            with spec.log.open("ab") as log:
+                # The program's path and nothing of the environment's is in its arguments.
+                process = subprocess.Popen(  # noqa: S603
+                    [spec.python, str(PROGRAM)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    encoding="utf-8",
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise InputError(
+                f"config.env.python is {spec.python}, which cannot be run ({error.strerror}); name "
+                "the Python of an environment that has verifiers."
+            ) from None
+        self._process = process
+        self.starts += 1
+
+        def read() -> None:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    messages.put(json.loads(line))
+            except ValueError:
+                pass  # half a line of a process that was killed
+            finally:
+                messages.put(None)
+
+        threading.Thread(target=read, name="environment", daemon=True).start()

@@ -1,0 +1,147 @@
+"""Lines of JSON between the trainer and the program that plays environments.
+
+The trainer says (`op`):
+    open    protocol, id, arguments, limits, server, …: load this environment
+    play    group, split, task, episodes: play these episodes of one task
+    speaks  episode, on: whether the model speaks in it, where the calls come by HTTP
+    sampled call, and a turn (text, tool_calls, ids, log_probs, prompt_ids, finish), or `over`, or a
+            failure (cause, message): the answer to `sample`
+    close   end
+The program says:
+    opened  protocol, version, sizes, prompts, digest
+    refused message: one sentence; the program ends
+    sample  call, episode, model, messages, tools, sampling: a turn of the model is needed
+    played  episode, reward, parts, stop, truncated, failure, calls or nodes, record, seconds
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+
+class Refused(Exception):
+    """The environment cannot be used; the message is one sentence, which the user reads."""
+
+
+class EpisodeFailed(Exception):
+    """An episode has no reward.
+
+    Attributes:
+        cause: a short word for counting.
+    """
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+def one_line(text: object, most: int = 300) -> str:
+    """A text in one line, cut."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= most else f"{line[:most]}…"
+
+
+def told(error: BaseException) -> str:
+    """What was raised, and what raised that, in one line."""
+    found, seen = list[str](), set[int]()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen and len(found) < 4:
+        seen.add(id(each))
+        text = one_line(each)
+        found.append(f"{type(each).__name__}: {text}" if text else type(each).__name__)
+        each = each.__cause__ or each.__context__
+    return one_line(" ← ".join(dict.fromkeys(found)), 400)
+
+
+def finite(value: Any) -> Any:
+    """The value with None for numbers that JSON has not, at any depth."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(name): finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return value
+
+
+class Link:
+    """This process's end. What an environment prints goes to standard error, not between lines.
+
+    Attributes:
+        asked: the messages of the trainer; None: it has gone.
+        clocks: of the episodes whose calls come by HTTP, by their numbers.
+    """
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._in = os.fdopen(os.dup(0), "r", encoding="utf-8")
+        os.dup2(2, 1)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        sys.stdout = sys.stderr
+        self._lock = threading.Lock()
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._calls = 0
+        self.asked: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self.clocks: dict[int, Any] = {}
+
+    def read(self) -> dict[str, Any] | None:
+        """The next message, before `listen` was called; None: the trainer has gone."""
+        line = self._in.readline()
+        return json.loads(line) if line else None
+
+    def say(self, op: str, **fields: Any) -> None:
+        """Sends a message; it may be called from any thread."""
+        line = json.dumps({"op": op, **finite(fields)}, default=str, allow_nan=False)
+        with self._lock:
+            self._out.write(line + "\n")
+            self._out.flush()
+
+    def listen(self) -> None:
+        """Begins to read in a thread; called from the loop that plays."""
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            try:
+                for line in self._in:
+                    message = json.loads(line)
+                    loop.call_soon_threadsafe(self._take, message)
+            finally:
+                # The trainer may have been killed; an environment must not go on without it.
+                try:
+                    loop.call_soon_threadsafe(self._take, None)
+                except RuntimeError:
+                    os._exit(1)
+                threading.Timer(10.0, os._exit, (1,)).start()
+
+        threading.Thread(target=read, name="trainer", daemon=True).start()
+
+    async def sample(self, episode: int, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Asks for a turn of the model, and waits for it."""
+        self._calls += 1
+        call, future = self._calls, asyncio.get_running_loop().create_future()
+        self._waiting[call] = future
+        self.say("sample", call=call, episode=episode, **request)
+        try:
+            return {**await future, "call": call}
+        finally:
+            self._waiting.pop(call, None)
+
+    def _take(self, message: dict[str, Any] | None) -> None:
+        if message is not None and message["op"] == "speaks":
+            if clock := self.clocks.get(message["episode"]):
+                clock.speaks(on=message["on"])
+        elif message is not None and message["op"] == "sampled":
+            future = self._waiting.get(message["call"])
+            if future is not None and not future.done():
+                future.set_result(message)
+        else:
+            self.asked.put_nowait(message)

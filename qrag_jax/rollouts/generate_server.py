@@ -1,0 +1,316 @@
+"""Serves turns of the policy on 127.0.0.1 as vLLM does, by POST /inference/v1/generate: ids alone.
+
+Whoever asks knows a key of this start, and the name of its session begins with the number of its
+episode. What is asked goes to the thread that plays, which samples it with the turns of the other
+episodes. `/render/…` makes messages to ids and ids to messages, as `llm.text.chat_rendering` does,
+for agents that only know messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qrag_jax.llm.listener import HOST
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
+from qrag_jax.rollouts.token_sampler import Sampled
+
+SESSION = "X-Session-ID"  # the header in which verifiers names a rollout: EPISODE-REST
+_LARGEST = 64 * 2**20  # bytes of a request
+_LOOK_EVERY = 1.0  # seconds between looks whether the server is closed
+
+
+class Wanted(NamedTuple):
+    """A turn that is asked for.
+
+    Attributes:
+        episode: its number.
+        ids: int32, all before the turn.
+        sampling: of the request.
+        turn: takes what was sampled, or why nothing was.
+    """
+
+    episode: int
+    ids: np.ndarray
+    sampling: Mapping[str, Any]
+    turn: Future[Sampled | Failure]
+
+
+class _Wrong(Exception):
+    """A request that is answered by an error; `status` is HTTP's."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind
+
+
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    # As many episodes may ask at once; a connection that finds no place waits for a second or more.
+    request_queue_size = 1024
+
+
+_KINDS = {"request": (400, "BadRequestError"), "too_long": (400, "BadRequestError")}
+
+
+class GenerateServer:
+    """The server; use it as a context manager.
+
+    Args:
+        model: the only model that is here.
+        room: most tokens of a row.
+        renderer: of the texts.
+        want: takes what is asked for, from any thread.
+
+    Attributes:
+        url: with /v1.
+        key: what a client must give as its API key.
+    """
+
+    def __init__(
+        self, model: str, room: int, renderer: ChatRenderer, want: Callable[[Wanted], None]
+    ) -> None:
+        self.key = secrets.token_urlsafe(24)
+        self._model, self._room, self._renderer, self._want = model, room, renderer, want
+        self._closed = threading.Event()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def do_GET(self) -> None:
+                self._answer(lambda: server.models() if self._path == "/v1/models" else None)
+
+            def do_POST(self) -> None:
+                routes: dict[str, Callable[[Any, Any], Any]] = {
+                    "/inference/v1/generate": server.generate,
+                    "/render/opening": server.opening,
+                    "/render/after": server.after,
+                    "/render/spoken": server.spoken,
+                }
+                route = routes.get(self._path)
+                self._answer(lambda: route(self._body(), self.headers) if route else None)
+
+            @property
+            def _path(self) -> str:
+                return self.path.partition("?")[0].rstrip("/")
+
+            def _body(self) -> dict[str, Any]:
+                size = int(self.headers.get("Content-Length") or 0)
+                if size > _LARGEST:
+                    raise _Wrong(413, "BadRequestError", f"the request has {size} bytes")
+                try:
+                    body = json.loads(self.rfile.read(size))
+                except ValueError:
+                    body = None
+                if not isinstance(body, dict):
+                    raise _Wrong(400, "BadRequestError", "the request is no JSON object")
+                return body
+
+            def _answer(self, make: Callable[[], dict[str, Any] | None]) -> None:
+                try:
+                    server.check_key(self.headers.get("Authorization") or "")
+                    found = make()
+                    if found is None:
+                        raise _Wrong(404, "NotFoundError", f"there is no {self.path}")
+                    status = 200
+                except _Wrong as wrong:
+                    status, found = wrong.status, _error(wrong)
+                    self.close_connection = True
+                data = json.dumps(found).encode()
+                with contextlib.suppress(OSError):
+                    self.send_response(status)
+                    self.send_header("Content-Type", "application/json")
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                return None
+
+        self._http = _Listener((HOST, 0), Handler)
+        self.url = f"http://{HOST}:{self._http.server_address[1]}/v1"
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, name="generate", daemon=True
+        )
+
+    def __enter__(self) -> GenerateServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closed.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    # ---------------------------------------------------------------- routes
+
+    def check_key(self, authorization: str) -> None:
+        """Refuses who does not know the key."""
+        if not hmac.compare_digest(authorization.encode(), f"Bearer {self.key}".encode()):
+            raise _Wrong(401, "AuthenticationError", "the API key is wrong")
+
+    def models(self) -> dict[str, Any]:
+        """GET /v1/models."""
+        card = {
+            "id": self._model,
+            "object": "model",
+            "owned_by": "qrag_jax",
+            "max_model_len": self._room,
+        }
+        return {"object": "list", "data": [card]}
+
+    def generate(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        """POST /inference/v1/generate."""
+        name = body.get("model")
+        if name not in (None, self._model):
+            raise _Wrong(
+                404,
+                "NotFoundError",
+                f"the model {name!r} does not exist; the one that is trained is {self._model!r}",
+            )
+        ids = self._ids(body, "token_ids")
+        if len(ids) >= self._room:
+            raise _Wrong(
+                400,
+                "BadRequestError",
+                f"the maximum context length is {self._room} tokens, and the prompt has {len(ids)}",
+            )
+        sampling = body.get("sampling_params") or {}
+        if not isinstance(sampling, dict):
+            raise _Wrong(400, "BadRequestError", "sampling_params is no object")
+        wanted_stops = {*(sampling.get("stop_token_ids") or ())}
+        if others := wanted_stops - {*self._renderer.stop_ids()}:
+            raise _Wrong(
+                400,
+                "BadRequestError",
+                f"turns end at the tokens {', '.join(map(str, self._renderer.stop_ids()))}, not at "
+                f"{', '.join(map(str, sorted(others)))}; use a renderer of this model",
+            )
+        asked = {name: value for name, value in sampling.items() if name != "stop_token_ids"}
+        turn: Future[Sampled | Failure] = Future()
+        self._want(Wanted(_episode(headers), ids, asked, turn))
+        sampled = self._turn(turn)
+        if isinstance(sampled, Failure):
+            status, kind = _KINDS.get(sampled.cause, (503, "ServiceUnavailableError"))
+            raise _Wrong(status, kind, sampled.message)
+        request = body.get("request_id") or secrets.token_hex(16)
+        head = {"request_id": request, "model": self._model, "created": int(time.time())}
+        return head | generated(len(ids), sampled)
+
+    def opening(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        """POST /render/opening: messages and tools to ids."""
+        tools = body.get("tools") or []
+        return {
+            "token_ids": self._rendered(lambda: self._renderer.opening(body["messages"], tools))
+        }
+
+    def after(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        """POST /render/after: the ids that follow sampled ones; null if turns are rewritten."""
+        said, tools = self._ids(body, "token_ids"), body.get("tools") or []
+        return {
+            "token_ids": self._rendered(lambda: self._renderer.after(said, body["messages"], tools))
+        }
+
+    def spoken(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        """POST /render/spoken: sampled ids to a message."""
+        content, calls = self._renderer.spoken(self._ids(body, "token_ids"))
+        return {"content": content, "calls": [[name, arguments] for name, arguments in calls]}
+
+    # ---------------------------------------------------------------- parts
+
+    def _turn(self, turn: Future[Sampled | Failure]) -> Sampled | Failure:
+        while True:
+            try:
+                return turn.result(timeout=_LOOK_EVERY)
+            except FutureTimeout:
+                if self._closed.is_set():
+                    raise _Wrong(503, "ServiceUnavailableError", "the run has ended") from None
+
+    @staticmethod
+    def _ids(body: Mapping[str, Any], name: str) -> np.ndarray:
+        given = body.get(name)
+        fine = (
+            isinstance(given, list)
+            and given
+            and all(
+                isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 2**31
+                for each in given
+            )
+        )
+        if not fine:
+            raise _Wrong(400, "BadRequestError", f"{name} is no list of token ids, one at least")
+        return np.array(given, np.int32)
+
+    @staticmethod
+    def _rendered(render: Callable[[], np.ndarray | None]) -> list[int] | None:
+        try:
+            ids = render()
+        except (TextLost, KeyError, TypeError) as error:
+            raise _Wrong(400, "BadRequestError", str(error)) from None
+        return None if ids is None else ids.tolist()
+
+
+def generated(prompt: int, sampled: Sampled) -> dict[str, Any]:
+    """A turn behind so many tokens, as vLLM answers it.
+
+    vLLM names a token by `token_id`, and did so in `token` before; both are given.
+    """
+    content = [
+        {
+            "token": f"token_id:{number}",
+            "token_id": number,
+            "logprob": value,
+            "rank": None,
+            "top_logprobs": [{"token_id": number, "logprob": value, "rank": None}],
+        }
+        for number, value in zip(sampled.ids.tolist(), sampled.log_probs.tolist())
+    ]
+    choice = {
+        "index": 0,
+        "token_ids": sampled.ids.tolist(),
+        "finish_reason": sampled.finish,
+        "stop_reason": None,
+        "logprobs": {"content": content},
+        "routed_experts": None,
+        "sampling_mask": None,
+        "weight_versions": None,
+    }
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": len(sampled.ids),
+        "total_tokens": prompt + len(sampled.ids),
+    }
+    return {"output_mode": "tokens", "choices": [choice], "usage": usage, "prompt_logprobs": None}
+
+
+def _episode(headers: Mapping[str, str]) -> int:
+    number = (headers.get(SESSION) or "").partition("-")[0]
+    if not number.isdecimal():
+        raise _Wrong(400, "BadRequestError", f"the header {SESSION} names no episode")
+    return int(number)
+
+
+def _error(wrong: _Wrong) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": str(wrong),
+            "type": wrong.kind,
+            "param": None,
+            "code": wrong.status,
+        }
+    }

@@ -1,0 +1,369 @@
+"""RLVR on an environment of `verifiers`: its tasks, tools, ends and rewards; our policy and update.
+
+The environment is played in a process of its own (`environments.verifiers_process`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from qrag_jax.evaluators.environment_scores import EnvironmentScores
+from qrag_jax.evaluators.tool_scores import REWARD
+from qrag_jax.learners.token_update import TokenEpisodes, episode_shardings, token_episodes
+from qrag_jax.metrics.predictions import Prediction
+from qrag_jax.rollouts.agent_experience import AgentExperience, QuestionOrder
+from qrag_jax.rollouts.called_turns import TurnLimits
+from qrag_jax.rollouts.environment_play import EnvironmentPlay, hands_over
+from qrag_jax.rollouts.experience import Experience
+from qrag_jax.rollouts.generate_server import GenerateServer
+from qrag_jax.rollouts.played_units import (
+    Lost,
+    PlayCounts,
+    PlayedEpisode,
+    PlaySettings,
+    Scored,
+    Unit,
+)
+from qrag_jax.rollouts.token_episodes import Sampler
+from qrag_jax.rollouts.token_sampler import STOP
+from qrag_jax.rollouts.trajectories import DONE, BatchRules, TokenTrajectory, Turn, token_batch
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.mesh import put_whole
+from qrag_jax.runtime.run import Run
+from qrag_jax.runtime.step_log import Told
+from qrag_jax.systems.environment_config import V0
+from qrag_jax.systems.environment_inputs import (
+    MODEL,
+    EnvironmentInputs,
+    Tasks,
+    load_environment,
+)
+from qrag_jax.systems.likely_causes import CAUSES
+from qrag_jax.systems.played_batches import check_server, playing_of
+from qrag_jax.systems.rlvr_config import FREE_FIELDS, RlvrConfig, load_config
+from qrag_jax.systems.rlvr_episodes import TurnTexts
+from qrag_jax.systems.rlvr_stages import stages_of
+from qrag_jax.systems.served_policy import Versioned
+from qrag_jax.systems.token_opening import Opening
+from qrag_jax.systems.token_stages import Stage
+from qrag_jax.systems.token_system import EVALUATED, TokenSystem
+
+_ADVICE = (
+    "mend the environment (see verifiers.log in the run's folder), give it other arguments or "
+    "limits (config.env), or raise config.{section}.max_failed_share"
+)
+
+
+@dataclasses.dataclass
+class EnvironmentRlvr(TokenSystem[RlvrConfig, EnvironmentInputs]):
+    """See `systems.System`."""
+
+    SECTION: ClassVar[str] = "tools"
+    NAME: ClassVar[str] = "rlvr"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        config, inputs = self.config, self.inputs
+        self.play_counts = PlayCounts()
+        self._parts: dict[str, float] = {}  # means over the last batch
+        self.told = Told(
+            self._names, {"loss": ".3f", "return": ".2f"}, self._advice, CAUSES["rlvr"]
+        )
+        self.line = (
+            f"{len(inputs.train)} tasks of {config.env.verifiers}, {len(inputs.shown)} scored "
+            f"every {self.train.eval_every} steps; {config.train.steps} steps of GRPO by "
+            f"{config.train.batch_size} tasks × {config.grpo.members} episodes, {self._where}"
+        )
+
+    @classmethod
+    def staleness(cls, config: RlvrConfig) -> int:
+        """See `TokenSystem`."""
+        return config.tools.staleness
+
+    def close(self) -> None:
+        """Ends the environment's process, and the server of turns."""
+        self.inputs.process.end()
+        self._closing.close()
+
+    def experience(self, run: Run, stop: StopSignal) -> Experience:
+        """See `System`; a server that samples is checked first."""
+        prompts = (
+            tuple(self.inputs.renderer.text(message) for message in messages)
+            for messages in self.inputs.about.prompts
+            if messages
+        )
+        check_server(self, prompts, stop)
+        playing = playing_of(self, self._play, self._batch)
+        config, done, pending = self.config, run.progress.batches or 0, run.progress.pending
+        order = QuestionOrder(len(self.inputs.train), config.train.batch_size, config.seed)
+        return AgentExperience(order, playing, self._counted, done, pending=pending)
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """The one stage, of rewards."""
+        return stages_of(self.config, self.mesh, self.inputs.model)
+
+    # ---------------------------------------------------------------- episodes
+
+    def _play(
+        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
+    ) -> list[TokenTrajectory]:
+        """See `agent_experience.Playing`."""
+        members = self.config.grpo.members
+        keys = self._keys(step, len(numbers), members)
+        played = self.play(weights, self.inputs.train, numbers, keys, stop)
+        found = [
+            self.trajectory(episode, numbers[place // members], place % members)
+            for place, episode in enumerate(played)
+        ]
+        self._parts = _means(found)
+        return found
+
+    def play(
+        self,
+        weights: Any,
+        tasks: Tasks,
+        places: Sequence[int],
+        keys: np.ndarray,
+        stop: StopSignal,
+        *,
+        greedy: bool = False,
+    ) -> list[PlayedEpisode]:
+        """Episodes of some tasks, those of a task side by side.
+
+        Args:
+            weights: parameters, or a version of them for the server.
+            places: of tasks.
+            keys: uint32 `[task, member, 2]`.
+            greedy: the likeliest tokens.
+
+        Raises:
+            Stopped: the run is told to stop.
+            FeedbackLost: too many episodes would fail again.
+        """
+        grouped = self.inputs.about.grouped
+        units = [
+            Unit(tasks.split, tasks.number(place), part)
+            for place, own in zip(places, keys, strict=True)
+            for part in ([tuple(own)] if grouped else [(key,) for key in own])
+        ]
+        player, play = self.player, self._environment(greedy)
+
+        def played(sampler: Sampler, watch: Any) -> list[PlayedEpisode]:
+            patience = player.patience(watch, Lost, _ADVICE)
+            found = patience.play(units, lambda units: play.play(units, sampler, watch))
+            return [episode for unit in found for episode in unit.episodes]
+
+        if isinstance(weights, Versioned):
+            served = self.served
+            assert served is not None
+            version = served.sampler(weights._replace(params=player.here(weights.params)), stop)
+            return played(version, served.watch(stop))
+        return played(player.device_sampler(weights, greedy=greedy), stop)
+
+    def _environment(self, greedy: bool) -> EnvironmentPlay:
+        if greedy not in self._plays:
+            config, inputs = self.config, self.inputs
+            limits = TurnLimits(
+                turn=config.tools.turn_tokens,
+                room=config.sampling.room,
+                turns=config.env.max_turns,
+                tokens=config.env.max_tokens,
+                temperature=None if greedy else config.sampling.temperature,
+            )
+            settings = PlaySettings(
+                limits,
+                config.env.seconds,
+                config.tools.attempts,
+                config.env.side_by_side,
+                served=self._served_turns(limits),
+            )
+            self._plays[greedy] = EnvironmentPlay(
+                inputs.process, inputs.renderer, settings, self.play_counts
+            )
+        return self._plays[greedy]
+
+    def _served_turns(self, limits: TurnLimits) -> dict[str, Any]:
+        """Where agents of v1 ask for turns; {} for v0, whose calls come over lines."""
+        inputs = self.inputs
+        if inputs.about.protocol == V0:
+            return {}
+        server = self._server
+        return {
+            "url": server.url,
+            "key": server.key,
+            "tokenizer": str(inputs.model.folder.absolute()),
+            "stop_ids": [*inputs.renderer.stop_ids()],
+            "temperature": limits.temperature,
+        }
+
+    @cached_property
+    def _server(self) -> GenerateServer:
+        inputs, room = self.inputs, self.config.sampling.room
+        server = GenerateServer(MODEL, room, inputs.renderer, hands_over(inputs.process))
+        return self._closing.enter_context(server)
+
+    @cached_property
+    def _closing(self) -> contextlib.ExitStack:
+        return contextlib.ExitStack()
+
+    @cached_property
+    def _plays(self) -> dict[bool, EnvironmentPlay]:
+        return {}
+
+    def _keys(self, step: int, tasks: int, members: int) -> np.ndarray:
+        """Keys of draws that depend on the step, the place in the batch and the member alone."""
+        key = jax.random.fold_in(jax.random.key(self.config.seed), step)
+        keys = np.asarray(jax.random.key_data(jax.random.split(key, tasks * members)))
+        return keys.reshape(tasks, members, -1)
+
+    def trajectory(self, episode: PlayedEpisode, place: int, member: int) -> TokenTrajectory:
+        """A played episode with the parts of its reward; none if it failed."""
+        ended = episode.ended
+        turns = sum(len(segment) for segment in episode.segments)
+        facts: dict[str, Any] = {"tally": {"turns": turns}, "cited": [], "seen": []}
+        parts: dict[str, float] = {}
+        if isinstance(ended, Scored):
+            parts = {_part(name): value for name, value in ended.parts.items()}
+            parts[REWARD] = ended.reward
+            facts |= {"answer": "", "stop": ended.stop, "outside": ended.outside}
+        else:
+            facts["message"] = ended.message
+        return TokenTrajectory(
+            question=place,
+            member=member,
+            attempt=episode.attempts,
+            segments=episode.segments,
+            status=episode.status,
+            parts=parts,
+            facts=facts,
+        )
+
+    def prediction(
+        self, tasks: Tasks, place: int, trajectory: TokenTrajectory, texts: TurnTexts
+    ) -> Prediction:
+        """An episode as files of predictions have it."""
+        return Prediction(
+            id=tasks.name(place),
+            question=self.inputs.question(tasks, place),
+            answers=[],
+            hops=0,
+            draw=trajectory.member,
+            prediction="",
+            reward=trajectory.parts.get(REWARD),
+            turns=texts.of(trajectory),
+            trajectory=trajectory.to_json(),
+        )
+
+    def _batch(self, trajectories: Sequence[TokenTrajectory]) -> TokenEpisodes:
+        """What an update takes, on the devices."""
+        return put_whole(self._arrays(trajectories), episode_shardings(self.mesh))
+
+    def _arrays(self, trajectories: Sequence[TokenTrajectory]) -> TokenEpisodes:
+        (stage,), config = self.stages, self.config
+        rules = BatchRules(
+            members=stage.policy.config.members,
+            parts=(REWARD,),
+            truncated=config.tools.truncated,
+            longest=config.sampling.room,
+        )
+        batch = token_batch(trajectories, rules)
+        return token_episodes(stage.policy, batch, self.block_shape(batch, rules.members))
+
+    @cached_property
+    def _scores(self) -> EnvironmentScores:
+        config, inputs = self.config, self.inputs
+        texts = TurnTexts(inputs.speech)
+
+        def play(params: Any, stop: StopSignal) -> list[PlayedEpisode]:
+            keys = self._keys(EVALUATED, len(inputs.shown), 1)
+            greedy = config.eval.greedy
+            return self.play(params, inputs.dev, inputs.shown, keys, stop, greedy=greedy)
+
+        def logged(places: Sequence[int], episodes: Sequence[PlayedEpisode]) -> list[Prediction]:
+            own = [inputs.shown[place] for place in places]
+            return [
+                self.prediction(inputs.dev, place, self.trajectory(each, place, 0), texts)
+                for place, each in zip(own, episodes, strict=True)
+            ]
+
+        return EnvironmentScores(play, logged)
+
+    def _longest(self, stage: Stage) -> TokenEpisodes:
+        """A batch whose rows are as long as they may be; half of each is sampled."""
+        config, half = self.config, self.config.sampling.room // 2
+        ids, log_probs = np.zeros(half, np.int32), np.zeros(half, np.float32)
+        return self._arrays(
+            [
+                TokenTrajectory(
+                    question=group,
+                    member=member,
+                    attempt=1,
+                    segments=((Turn(ids, ids, log_probs, STOP),),),
+                    status=DONE,
+                    parts={REWARD: float(member)},
+                )
+                for group in range(config.train.batch_size)
+                for member in range(config.grpo.members)
+            ]
+        )
+
+    def _counted(self) -> dict[str, float]:
+        counts = self.play_counts
+        return self._of_server() | {
+            "turns_per_batch": counts.turns / max(counts.batches, 1),
+            "failed_episodes": float(counts.failed),
+            "lost_processes": float(counts.lost),
+            "untrained_tokens": float(counts.outside),
+            **{f"env/{name}": value for name, value in self._parts.items()},
+        }
+
+    def _names(self, numbers: Sequence[int]) -> list[str]:
+        return [self.inputs.train.name(number) for number in numbers]
+
+
+def _part(name: str) -> str:
+    """The name of a part of the reward; the whole is called `REWARD`."""
+    return f"{name}_part" if name == REWARD else name
+
+
+def _means(trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
+    """Means of the parts of rewards over the episodes that have them."""
+    names = dict.fromkeys(name for each in trajectories for name in each.parts)
+    return {
+        name: float(np.mean([each.parts[name] for each in trajectories if name in each.parts]))
+        for name in names
+    }
+
+
+OPENING = Opening(
+    system=EnvironmentRlvr,
+    config=RlvrConfig.of,
+    saved=load_config,
+    free=FREE_FIELDS,
+    load=load_environment,
+)
+
+
+@contextlib.contextmanager
+def open_environment(
+    given: ConfigDict,
+    run: Run,
+    *,
+    dry: bool = False,
+    devices: Sequence[jax.Device] | None = None,
+) -> Iterator[EnvironmentRlvr]:
+    """Opens the system; its process ends with the block. See `systems.open_system`."""
+    with OPENING.open_system(given, run, dry=dry, devices=devices) as system:
+        try:
+            yield system
+        finally:
+            system.close()

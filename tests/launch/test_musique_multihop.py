@@ -1,0 +1,116 @@
+"""The package musique_multihop: without JAX and verifiers its rewards are ours; with them, too."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.verifiers_stored import DOCUMENTS, PROMPT, RUBRIC, SEED, TURNS, stored, stories
+from qrag_jax.environments.tools.episode import Closed, Look, Said, Speak
+from qrag_jax.environments.tools.play import ToolAgent
+from qrag_jax.feedback.rubric import preset, score
+from qrag_jax.llm.text import prompts
+from qrag_jax.retrieval.own_documents import own_retriever
+from qrag_jax.rollouts.own_library import OwnLibrary
+from tests.entry_points import ROOT
+from tests.environments.verifiers_pythons import needs
+
+PACKAGE = ROOT / "launch" / "musique_multihop"
+COUNT = 12
+PLAYS = f"""
+import json, sys
+from musique_multihop.questions import Questions, Settings
+questions = Questions(Settings(
+    count={COUNT}, seed={SEED}, top_n={DOCUMENTS}, most={DOCUMENTS}, max_turns={TURNS},
+    prompt={PROMPT!r}, rubric={RUBRIC!r},
+))
+tasks, found = questions.tasks(), []
+for task, texts in zip(tasks, json.load(sys.stdin)):
+    work = questions.begin(task)
+    for text in texts:
+        if work.closed is None:
+            work.said(text)
+    found.append(questions.rewards(work.closed or work.break_off(), task)[0])
+unwanted = sorted(name for name in sys.modules if name.split(".")[0] in ("jax", "qrag_jax"))
+print(json.dumps([found, unwanted]))
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package and what its build adds."""
+    folder = tmp_path_factory.mktemp("package")
+    target = folder / "musique_multihop"
+    ignored = shutil.ignore_patterns("core", "__pycache__")
+    shutil.copytree(PACKAGE / "src" / "musique_multihop", target, ignore=ignored)
+    spec = importlib.util.spec_from_file_location("hatch_build", PACKAGE / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    hook.copy_core(ROOT, target / "core")
+    return folder
+
+
+def rewards_here(told: Any) -> list[float]:
+    agent = ToolAgent(prompts.load(PROMPT), max_turns=TURNS, top_n=DOCUMENTS, most=DOCUMENTS)
+    library, rubric, found = OwnLibrary(own_retriever("bm25")), preset(RUBRIC), []
+    for story in told:
+        play, texts = agent.play(story.task), iter(story.texts)
+        step = next(play)
+        try:
+            while True:
+                if isinstance(step, Speak):
+                    step = play.send(Said(next(texts), "stop"))
+                else:
+                    assert isinstance(step, Look)
+                    step = play.send(library.look([(story.task, step)])[0])
+        except StopIteration as end:
+            closed = end.value
+        assert isinstance(closed, Closed)
+        found.append(rubric.reward(score(closed, story.task), story.task.hops))
+    return found
+
+
+def test_its_rewards_are_ours_without_jax(installed: Path) -> None:
+    told = stories(COUNT)
+    done = subprocess.run(
+        [sys.executable, "-c", PLAYS],
+        input=json.dumps([story.texts for story in told]),
+        capture_output=True,
+        text=True,
+        cwd=installed,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found, unwanted = json.loads(done.stdout.splitlines()[-1])
+    assert unwanted == []
+    assert found == rewards_here(told)
+    assert len(set(found)) > 3
+
+
+def test_the_copies_name_nothing_of_ours(installed: Path) -> None:
+    files = [*(installed / "musique_multihop" / "core").rglob("*.py")]
+    assert len(files) > 30
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        assert "import qrag_jax" not in text
+        assert "from qrag_jax" not in text
+
+
+@pytest.mark.long
+@needs("v0")
+@needs("v1")
+def test_its_rewards_are_ours_over_both_protocols(tmp_path: Path) -> None:
+    found = stored(tmp_path, COUNT)
+    assert found["rewards"]["v0"] == found["rewards"]["in process"]
+    assert found["rewards"]["v1"] == found["rewards"]["in process"]
