@@ -8,20 +8,18 @@ import numpy as np
 import pytest
 
 from benchmarks.encoder_cases.small_models import write_trainable_model
-from benchmarks.which_cases import contrast, invented, single
+from benchmarks.which_cases import contrast, single
 from benchmarks.which_cases.contrast import ContrastConfig, batches
 from benchmarks.which_cases.contrast_row import contrastive
-from benchmarks.which_cases.invented import Sizes
 from benchmarks.which_cases.row import TRAINED, Place
-from benchmarks.which_cases.settings import CHOICE, TRAIN, TWO_WIKI, Asked, Setting, setting
+from benchmarks.which_cases.settings import CHOICE, TRAIN, TWO_WIKI, Asked, Setting
 from qrag_jax.errors import InputError
+from tests.benchmarks import invented_setting
 
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Setting:
-    folder = tmp_path_factory.mktemp("setting")
-    invented.write(folder / "data", Sizes())
-    return setting(TWO_WIKI, folder / "data", folder / TWO_WIKI)
+    return invented_setting.make(tmp_path_factory.mktemp("setting"))
 
 
 def shared(count: int) -> list[Asked]:

@@ -6,32 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.which_cases import harr_row, invented, rewrite_row, rlvr_row, writers
+from benchmarks.which_cases import harr_row, rewrite_row, rlvr_row, writers
 from benchmarks.which_cases.harr_row import harr
 from benchmarks.which_cases.invented import Sizes
 from benchmarks.which_cases.measured import costs_of
 from benchmarks.which_cases.q_rag_row import q_rag
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result
-from benchmarks.which_cases.settings import TWO_WIKI, Setting, setting
+from benchmarks.which_cases.settings import TWO_WIKI, Setting
 from qrag_jax.data import decompositions
 from qrag_jax.metrics import answer_log, predictions
 from qrag_jax.runtime.minilm import find_minilm
+from tests.benchmarks import invented_setting
 
 FEW = ("--config.train.steps=2", "--config.train.eval_every=2", "--config.eval.samples=2")
 
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Setting:
-    folder = tmp_path_factory.mktemp("setting")
-    invented.write(folder / "data", Sizes())
-    return setting(TWO_WIKI, folder / "data", folder / TWO_WIKI)
+    return invented_setting.make(tmp_path_factory.mktemp("setting"))
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Setting:
-    folder = tmp_path_factory.mktemp("other")
-    invented.write(folder / "data", Sizes(test=3, passages=5))
-    made = setting(TWO_WIKI, folder / "data", folder / "other")
+    sizes = Sizes(test=3, passages=5)
+    made = invented_setting.make(tmp_path_factory.mktemp("other"), sizes)
     return Setting("other", made.folder, made.corpus, made.questions, made.lacking)
 
 

@@ -7,18 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.which_cases import invented, scores
+from benchmarks.which_cases import scores
 from benchmarks.which_cases.found import COUNTS, MOST, Asking, Found
 from benchmarks.which_cases.invented import Sizes
 from benchmarks.which_cases.scores import AP, difference, interval
-from benchmarks.which_cases.settings import TWO_WIKI, Setting, setting
+from benchmarks.which_cases.settings import Setting
+from tests.benchmarks import invented_setting
 
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Setting:
-    folder = tmp_path_factory.mktemp("setting")
-    invented.write(folder / "data", Sizes(test=12))
-    return setting(TWO_WIKI, folder / "data", folder / TWO_WIKI)
+    return invented_setting.make(tmp_path_factory.mktemp("setting"), Sizes(test=12))
 
 
 def found(given: Setting, seed: int) -> Found:
@@ -100,8 +99,7 @@ def test_chance_is_not_away_from_zero() -> None:
 
 
 def test_lists_are_cut_where_they_end(tmp_path: Path) -> None:
-    invented.write(tmp_path / "data", Sizes())
-    given = setting(TWO_WIKI, tmp_path / "data", tmp_path / TWO_WIKI)
+    given = invented_setting.make(tmp_path)
     asked = given.test[0]
     made = scores.columns(given, Found({asked.id: asked.gold}, Asking()))
     assert [made[f"all@{k}"][0] for k in COUNTS] == [1.0] * len(COUNTS)

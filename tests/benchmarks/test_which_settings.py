@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.which_cases import invented, settings
+from benchmarks.which_cases import settings
 from benchmarks.which_cases.invented import Sizes
 from benchmarks.which_cases.settings import (
     CHOICE,
@@ -30,15 +30,14 @@ from qrag_jax.data.query_questions import read_query_questions
 from qrag_jax.data.sources import hotpotqa
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.judged_queries import read_judged_queries
+from tests.benchmarks import invented_setting
 
 SIZES = Sizes()
 
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Setting:
-    folder = tmp_path_factory.mktemp("setting")
-    invented.write(folder / "data", SIZES)
-    return setting(TWO_WIKI, folder / "data", folder / TWO_WIKI)
+    return invented_setting.make(tmp_path_factory.mktemp("setting"), SIZES)
 
 
 def test_parts_have_their_questions_and_share_none(given: Setting) -> None:
@@ -95,8 +94,7 @@ def test_the_folder_is_a_collection_of_beir(given: Setting) -> None:
 
 
 def test_a_question_whose_gold_passage_the_corpus_lacks_is_counted(tmp_path: Path) -> None:
-    invented.write(tmp_path / "data", SIZES, without_gold_of=2)
-    given = setting(TWO_WIKI, tmp_path / "data", tmp_path / "setting")
+    given = invented_setting.make(tmp_path, SIZES, without_gold_of=2)
     assert given.lacking[TEST] == 2
     assert len(given.test) == SIZES.test - 2
     assert "lacks a gold passage of 2 questions, which are left out" in given.told

@@ -26,17 +26,16 @@ from benchmarks.which_cases.found import Asking, Found, Training, by_turns
 from benchmarks.which_cases.invented import Sizes
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result
 from benchmarks.which_cases.rows import ROWS, SEEDS, Row, lacking
-from benchmarks.which_cases.settings import HOTPOTQA, SETTINGS, TWO_WIKI, Setting, setting
+from benchmarks.which_cases.settings import HOTPOTQA, SETTINGS, TWO_WIKI, Setting
 from qrag_jax.errors import InputError
+from tests.benchmarks import invented_setting
 
 BY_NAME = {row.name: row for row in ROWS}
 
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Setting:
-    folder = tmp_path_factory.mktemp("setting")
-    invented.write(folder / "data", Sizes(test=40))
-    return setting(TWO_WIKI, folder / "data", folder / TWO_WIKI)
+    return invented_setting.make(tmp_path_factory.mktemp("setting"), Sizes(test=40))
 
 
 def read(given: Setting, share: float, seed: int) -> Found:
@@ -291,8 +290,7 @@ def test_gpu_costs_follow_from_their_parts() -> None:
 
 def test_searches_without_training_find_lists(tmp_path: Path) -> None:
     """The whole of --quick is a slow test of all suites; these are its data."""
-    invented.write(tmp_path / "data", Sizes(train=24, dev=8, test=which.QUICK_QUESTIONS))
-    made = setting(TWO_WIKI, tmp_path / "data", tmp_path / "setting")
+    made = invented_setting.make(tmp_path, Sizes(train=24, dev=8, test=which.QUICK_QUESTIONS))
     assert len(made.test) == which.QUICK_QUESTIONS
     found = single.bm25(made)
     assert {*found.lists} == {asked.id for asked in made.test}

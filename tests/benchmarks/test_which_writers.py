@@ -10,21 +10,19 @@ import pytest
 
 from benchmarks import tiny_llm
 from benchmarks.kept_runs import Kept
-from benchmarks.which_cases import answers, invented, rewrite_row, rlvr_row, single, writers
+from benchmarks.which_cases import answers, rewrite_row, rlvr_row, single, writers
 from benchmarks.which_cases.answers import Reader
 from benchmarks.which_cases.found import Found
-from benchmarks.which_cases.invented import Sizes
 from benchmarks.which_cases.measured import costs_of
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result
-from benchmarks.which_cases.settings import TWO_WIKI, Setting, setting
+from benchmarks.which_cases.settings import TWO_WIKI, Setting
 from qrag_jax.runtime.minilm import find_minilm
+from tests.benchmarks import invented_setting
 
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Setting:
-    folder = tmp_path_factory.mktemp("setting")
-    invented.write(folder / "data", Sizes())
-    return setting(TWO_WIKI, folder / "data", folder / TWO_WIKI)
+    return invented_setting.make(tmp_path_factory.mktemp("setting"))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,21 @@
+"""A setting of the suite which, of invented questions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.which_cases import invented
+from benchmarks.which_cases.invented import Sizes
+from benchmarks.which_cases.settings import TWO_WIKI, Setting, setting
+
+
+def make(folder: Path, sizes: Sizes | None = None, *, without_gold_of: int = 0) -> Setting:
+    """Writes the data and the setting `2wiki` of them; returns the setting.
+
+    Args:
+        folder: of both.
+        sizes: numbers of questions and passages.
+        without_gold_of: test questions of which the corpus lacks a gold passage.
+    """
+    invented.write(folder / "data", sizes or Sizes(), without_gold_of=without_gold_of)
+    return setting(TWO_WIKI, folder / "data", folder / TWO_WIKI)
