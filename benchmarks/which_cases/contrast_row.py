@@ -11,6 +11,8 @@ from benchmarks.which_cases.measured import costs_of, timed
 from benchmarks.which_cases.row import TRAINED, Place, Result, training_of
 from qrag_jax.runtime.whole_files import write_whole
 
+TWICE = "trained, then with its first passage"
+
 
 def contrastive(place: Place, config: ContrastConfig | None = None) -> Result:
     """MiniLM trained on the gold pairs; untrained it is the row of MiniLM's own vectors."""
@@ -35,4 +37,7 @@ def contrastive(place: Place, config: ContrastConfig | None = None) -> Result:
         f"choices ({best.recall:.3f} among their own passages)"
     )
     training = training_of(cost, tokens=float(kept["tokens"]), searches=0.0)
-    return Result({TRAINED: tests}, training, told)
+    folder = place.folder / f"index-{place.setting.name}"
+    twice = single.second_hop_by_vectors(place.setting, folder, str(model))
+    ways = {TRAINED: tests, TWICE: {place.setting.name: twice}}
+    return Result(ways, training, told)

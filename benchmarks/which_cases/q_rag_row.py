@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from benchmarks.which_cases.measured import once
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result, training_of
 from benchmarks.which_cases.settings import HOTPOTQA, TWO_WIKI, Setting
 from qrag_jax.retrieval.exported import rules_of
-from qrag_jax.retrieval.multi_step import MultiStepSearch
+from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch
 from qrag_jax.retrieval.opening import BM25, EXACT
 from qrag_jax.retrieval.tower_rows import Rows
 from qrag_jax.runtime.saved_config import CONFIG_NAME
@@ -62,18 +63,17 @@ def q_rag(place: Place, variant: str = "minilm") -> Result:
 
 
 def _in_steps(given: Setting, run: SavedRun, params: Any, folder: Path) -> Found:
-    """As many steps as in training; each finds several, and its best goes into the state.
-
-    The best of all steps come first, then the second ones, and so on.
-    """
+    """As many steps as in training; each finds several, and its best goes into the state."""
     encoder = dataclasses.replace(PassageEncoder.of_run(run), params=params)
     index = vectors_of(folder, encoder)
     config = retriever_config(run, towers(run.loaded, run.config), folder, None)
     both, rules = run_towers(run, params, config), rules_of(config)
     counted = _Counted(both.state)
-    rules = dataclasses.replace(rules, per_step=-(-MOST // rules.max_steps))
-    search = MultiStepSearch(index, dataclasses.replace(both, state=counted), rules)
+    wide = dataclasses.replace(rules, per_step=-(-MOST // rules.max_steps))
+    search = MultiStepSearch(index, dataclasses.replace(both, state=counted), wide)
     texts = [asked.text for asked in given.test]
+    # Both have the same states. A passage that a step takes may have been found by an earlier one.
+    taken = MultiStepSearch(index, both, rules).search(texts)
     found = search.search(texts)
     read, times = counted.tokens / len(texts), []
     for _ in range(single.REPEATS):
@@ -81,9 +81,20 @@ def _in_steps(given: Setting, run: SavedRun, params: Any, folder: Path) -> Found
         search.search(texts)
         times.append(1e3 * (time.perf_counter() - began) / len(texts))
     lists = {
-        asked.id: read_list(hit.id for hit in by_rank(own))
-        for asked, own in zip(given.test, found, strict=True)
+        asked.id: in_order(path, more)
+        for asked, path, more in zip(given.test, taken, found, strict=True)
     }
     size = single.size(folder / encoder.digest()[:12], EXACT)
     asking = Asking(min(times), encoder_tokens=read, searches=float(rules.max_steps))
     return Found(lists, asking, size)
+
+
+def in_order(taken: Sequence[Hit], found: Sequence[Hit]) -> tuple[str, ...]:
+    """The passages taken, as the retriever's own search reads them, and those found beside them.
+
+    Args:
+        taken: one of each step.
+        found: several of each step, which no step before had found. A passage that is taken may
+            be among the further ones of an earlier step, so `found` alone would put it behind.
+    """
+    return read_list(hit.id for hit in (*taken, *by_rank(found)))

@@ -6,6 +6,7 @@ command `qrag_jax.index` makes it, as a user does.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -118,18 +119,37 @@ def second_hop(given: Setting) -> Found:
     Of the first search three passages, as LeReT's rows have them, and of both in turns.
     """
     folder = index_of(given, (BM25,))
-    first = search_of(folder, BM25)
+    hops = _TwoHops(search_of(folder, BM25))
+    return searched(given, hops.search, size(folder, BM25), searches=2.0)
 
-    def search(texts: Sequence[str], k: int) -> list[list[Hit]]:
-        found = first.search(texts, _HOP)
-        longer = [
+
+def second_hop_by_vectors(given: Setting, folder: Path, encoder: str) -> Found:
+    """The same by the vectors of an encoder, which embedded the index."""
+    hops = _TwoHops(search_of(folder, EXACT, encoder))
+    found = searched(given, hops.search, size(folder, EXACT), searches=2.0)
+    read = tokens(given.test, encoder) + tokens_of(hops.longer, encoder)
+    return dataclasses.replace(found, asking=dataclasses.replace(found.asking, encoder_tokens=read))
+
+
+class _TwoHops:
+    """Searches twice.
+
+    Attributes:
+        longer: what it searched for in the second place, of each question asked last.
+    """
+
+    def __init__(self, first: SingleStepSearch) -> None:
+        self.first = first
+        self.longer: list[str] = []
+
+    def search(self, texts: Sequence[str], k: int) -> list[list[Hit]]:
+        found = self.first.search(texts, _HOP)
+        self.longer = [
             " ".join(f"{text} {own[0].title} {own[0].text}".split()[:_WORDS]) if own else text
             for text, own in zip(texts, found, strict=True)
         ]
-        more = first.search(longer, k)
+        more = self.first.search(self.longer, k)
         return [_in_turns(own, then) for own, then in zip(found, more, strict=True)]
-
-    return searched(given, search, size(folder, BM25), searches=2.0)
 
 
 def _in_turns(*searches: Sequence[Hit]) -> list[Hit]:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.encoder_cases.small_models import write_trainable_model
 from benchmarks.which_cases import contrast, single
 from benchmarks.which_cases.contrast import ContrastConfig, batches
-from benchmarks.which_cases.contrast_row import contrastive
+from benchmarks.which_cases.contrast_row import TWICE, contrastive
 from benchmarks.which_cases.row import TRAINED, Place
 from benchmarks.which_cases.settings import CHOICE, TRAIN, TWO_WIKI, Asked, Setting
 from qrag_jax.errors import InputError
@@ -75,6 +75,9 @@ def test_the_best_model_is_kept_and_searches(
     assert all(len(names) == 10 for names in found.lists.values())
     assert found.asking.encoder_tokens > 4
     assert found.index_bytes > 0
+    twice = result.ways[TWICE][TWO_WIKI]
+    assert [names[0] for names in twice.lists.values()] == [n[0] for n in found.lists.values()]
+    assert twice.asking.encoder_tokens > 2 * found.asking.encoder_tokens
     assert result.training is not None
     assert result.training.cpu_minutes > 0
     assert result.training.tokens

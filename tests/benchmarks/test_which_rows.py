@@ -10,11 +10,12 @@ from benchmarks.which_cases import harr_row, rewrite_row, rlvr_row, writers
 from benchmarks.which_cases.harr_row import harr
 from benchmarks.which_cases.invented import Sizes
 from benchmarks.which_cases.measured import costs_of
-from benchmarks.which_cases.q_rag_row import q_rag
+from benchmarks.which_cases.q_rag_row import in_order, q_rag
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result
 from benchmarks.which_cases.settings import TWO_WIKI, Setting
 from qrag_jax.data import decompositions
 from qrag_jax.metrics import answer_log, predictions
+from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.runtime.minilm import find_minilm
 from tests.benchmarks import invented_setting
 
@@ -55,6 +56,14 @@ def test_invented_questions_can_be_taken_apart(given: Setting) -> None:
         assert not first.needs
         assert second.needs == (0,)
         assert second.answers[0] == asked.answers[0]
+
+
+def test_what_is_taken_is_read_before_what_is_found_beside_it() -> None:
+    def hits(*found: str) -> list[Hit]:
+        return [Hit(int(step), 0.0, name, "", "", {}) for step, name in found]
+
+    # The first step found b beside a, and the second one takes it.
+    assert in_order(hits("1a", "2b"), hits("1a", "1b", "1c", "2d", "2e")) == (*"abdec",)
 
 
 @pytest.mark.long
