@@ -63,7 +63,7 @@ def test_what_is_taken_is_read_before_what_is_found_beside_it() -> None:
         return [Hit(int(step), 0.0, name, "", "", {}) for step, name in found]
 
     # The first step found b beside a, and the second one takes it.
-    assert in_order(hits("1a", "2b"), hits("1a", "1b", "1c", "2d", "2e")) == (*"abdec",)
+    assert in_order(hits("1a", "2b"), hits("1a", "1b", "1c", "2d", "2e")) == tuple("abdec")
 
 
 @pytest.mark.long
