@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.kept_runs import Kept, Part
 from benchmarks.report import Case
 from benchmarks.retrieval_cases.multi_step import DATA
-from benchmarks.which_cases import advice, answers, gpu_cost, invented, page, single, table
+from benchmarks.which_cases import advice, answers, gpu_cost, invented, page, plot, single, table
 from benchmarks.which_cases.q_rag_row import q_rag
 from benchmarks.which_cases.row import UNTRAINED, Place, Result
 from benchmarks.which_cases.rows import NOT_SMALL, ROWS, Row, lacking
@@ -73,7 +73,7 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     scored = table.scored(rows, settings)
     read = {name: part for name, part in results.items() if not _is_row(name)}
     table.add_answers(scored, read)
-    notes = [*(f"Left out: {part}, {why}." for part, why in left_out.items()), *NOT_SMALL]
+    notes = [*left_out_notes(left_out), *NOT_SMALL]
     notes += [f"Failed: {part}." for part in failed]
     told = [settings(name).told for name in dict.fromkeys(each.trained_in for each in scored)]
     waiting = [name for name in every if name not in results]
@@ -81,7 +81,7 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     tables += [*table.tables(scored, [*told, *notes], waiting), gpu_cost.table()]
     kept.write_tables(results, "Means over trainings and questions, 95 % intervals.", tables)
     if scored:
-        table.plot(scored, kept.results / page.PICTURE)
+        plot.draw(scored, kept.results / page.PICTURE)
     if scored and (not only or PAGE in only):
         page.write(tables, kept.results / page.PICTURE, results)
     broken = [Case(f"{name}: failed, see above", None, "") for name in failed]
@@ -124,6 +124,17 @@ def left_out_parts(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
             why = refused.get(where) or missing
             for part in row.parts if why else ():
                 yield f"{where}/{part}", why
+
+
+def left_out_notes(left_out: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each reason.
+
+    Args:
+        left_out: part → why.
+    """
+    for why in dict.fromkeys(left_out.values()):
+        parts = [part for part, own in left_out.items() if own == why]
+        yield f"Left out: {', '.join(parts)}; {why}."
 
 
 def all_parts(rows: Sequence[Row], settings: Settings, runs: Path) -> Iterator[tuple[str, Part]]:

@@ -14,7 +14,7 @@ PICTURE = "which_recall.png"
 BEGIN = "<!-- written by python -m benchmarks --suite which -->"
 LEGEND = (
     "The share of questions with all gold passages within 4, against the time of a question; o: "
-    "trained, or never to be trained; x: untrained"
+    "trained, or never to be trained; x: untrained; triangles: HARR, whose agent is told more"
 )
 
 

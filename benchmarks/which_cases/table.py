@@ -1,4 +1,4 @@
-"""Tables, plot and cases of the suite which.
+"""Tables and cases of the suite which.
 
 An ordering of two lines is claimed where the interval of their paired difference leaves 0 out; no
 correction is made for the number of pairs.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.report import Case, markdown
+from benchmarks.which_cases.contrast_row import TWICE
 from benchmarks.which_cases.found import COUNTS, Found, Training
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, Result
 from benchmarks.which_cases.rows import ROWS, Row
@@ -131,8 +131,10 @@ def tables(lines: Sequence[Scored], notes: Sequence[str], waiting: Sequence[str]
             made += [
                 f"### {where}: what is found\n\n{quality_table(own, absent)}",
                 f"### {where}: what it costs\n\n{cost_table(own)}",
-                f"### {where}: which is above which\n\n{order_table(own)}",
             ]
+            if gains := gain_table(own):
+                made.append(f"### {where}: what training brings, by {COMPARED}\n\n{gains}")
+            made.append(f"### {where}: which is above which\n\n{order_table(own)}")
     if transferred := transfer_table(lines):
         made.append(f"### Transfer: trained in one setting, tested in the other\n\n{transferred}")
     told = [f"Not run yet: {', '.join(waiting)}."] if waiting else []
@@ -187,12 +189,21 @@ _TRAINING = ("cpu_minutes", "minutes", "tokens", "searches")
 _ASKING = ("milliseconds", "encoder_tokens", "read_tokens", "written_tokens", "searches")
 
 
+def is_compared(line: Scored) -> bool:
+    """Whether it is in the table of orderings: what needs no training, and trained models.
+
+    Their further searches are not, which differ by more than one thing.
+    """
+    return not line.row.seeds or line.way in (TRAINED, TWICE)
+
+
 def order_table(lines: Sequence[Scored]) -> str:
     """For each line, those that it is above, with the smallest difference, and the others."""
     rows = []
-    for line in lines:
+    compared = [line for line in lines if is_compared(line)]
+    for line in compared:
         above, alike = [], []
-        for other in lines:
+        for other in compared:
             found = difference_of(line, other)
             if other is line or found is None:
                 continue
@@ -207,6 +218,47 @@ def order_table(lines: Sequence[Scored]) -> str:
         ["row", f"is above, by {COMPARED} (paired interval away from 0)", "not told apart from"],
         rows,
     )
+
+
+def gain_table(lines: Sequence[Scored]) -> str:
+    """What training brings: each trained line less others; "" if nothing is trained."""
+    simple = {name: [x for x in lines if x.row.name == name] for name in SIMPLE}
+    contrastive = [x for x in lines if x.row.name == CONTRASTIVE and x.way == TRAINED]
+    rows = []
+    for line in (each for each in lines if each.way == TRAINED):
+        cells = [
+            f"{other.way}: {found}" if len(untrained) > 1 else found
+            for untrained in [list(begun_with(line, lines))]
+            for other in untrained
+            if (found := interval_cell(difference_of(line, other), sign=True))
+        ]
+        beside = [contrastive, *simple.values()]
+        each = [
+            interval_cell(difference_of(line, found[0]), sign=True)
+            if found and found[0] is not line
+            else ""
+            for found in beside
+        ]
+        rows.append([line.title, "; ".join(cells), *each])
+    if not rows:
+        return ""
+    titles = [row.title for name in (CONTRASTIVE, *SIMPLE) for row in ROWS if row.name == name]
+    return markdown(["row", "less itself untrained", *(f"less {x}" for x in titles)], rows)
+
+
+def begun_with(line: Scored, lines: Sequence[Scored]) -> Iterator[Scored]:
+    """What a trained line was before its training, in each way of searching.
+
+    Contrastive training begins with MiniLM, which is a row of its own.
+    """
+    name = "minilm" if line.row.name == CONTRASTIVE else line.row.name
+    for other in lines:
+        if (
+            other.trained_in == line.trained_in
+            and other.row.name == name
+            and not other.way.startswith(TRAINED)
+        ):
+            yield other
 
 
 def transfer_table(lines: Sequence[Scored]) -> str:
@@ -256,7 +308,7 @@ def _notes(lines: Sequence[Scored]) -> Iterator[str]:
                 yield f"{line.title}, {line.trained_in}: {told}."
 
 
-# ---------------------------------------------------------------- cases and plot
+# ---------------------------------------------------------------- cases
 
 
 def difference_of(line: Scored, other: Scored, name: str = COMPARED) -> Interval | None:
@@ -276,9 +328,7 @@ def cases(lines: Sequence[Scored]) -> list[Case]:
         if line.way != TRAINED:
             continue
         own = [each for each in lines if each.trained_in == line.trained_in]
-        # Contrastive training begins with MiniLM, which is a row of its own.
-        begun = "minilm" if line.row.name == CONTRASTIVE else line.row.name
-        beside = [each for each in own if each.row.name == begun and each.way == UNTRAINED]
+        beside = [each for each in begun_with(line, own) if each.way == UNTRAINED]
         further = (CONTRASTIVE, *SIMPLE)
         beside += [each for each in own if each.row.name in further]
         for other in dict((each.title, each) for each in beside if each is not line).values():
@@ -307,38 +357,6 @@ def _case(line: Scored, other: Scored, gain: Interval) -> Case:
             "questions": float(gain.questions),
         },
     )
-
-
-def plot(lines: Sequence[Scored], path: Path) -> Path:
-    """Draws the share with all gold passages read against the milliseconds of a question."""
-    import matplotlib.pyplot as plt
-
-    there = [where for where in SETTINGS if any(line.trained_in == where for line in lines)]
-    figure, axes = plt.subplots(
-        1, len(there), figsize=(7 * len(there), 5), squeeze=False, layout="constrained"
-    )
-    for axis, where in zip(axes[0], there, strict=True):
-        for line in (each for each in lines if each.trained_in == where):
-            times = [each.asking.milliseconds for each in line.found[where]]
-            known = [each for each in times if each is not None]
-            score = score_of(line, COMPARED)
-            if not known or score is None:
-                continue
-            at = statistics.mean(known)
-            ends = [[max(score.mean - score.low, 0.0)], [max(score.high - score.mean, 0.0)]]
-            marker = "o" if line.way == TRAINED or not line.row.seeds else "x"
-            axis.errorbar([at], [score.mean], yerr=ends, fmt=marker, capsize=2)
-            axis.annotate(
-                line.title, (at, score.mean), xytext=(4, 4), textcoords="offset points", fontsize=7
-            )
-        axis.set_xscale("log")
-        axis.set_xlabel("milliseconds a question, all asked side by side")
-        axis.set_ylabel(f"share of questions with all gold within {READ} passages")
-        axis.set_title(where)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    return path
 
 
 # ---------------------------------------------------------------- cells

@@ -18,6 +18,7 @@ from benchmarks.which_cases import (
     gpu_cost,
     invented,
     page,
+    plot,
     rows,
     single,
     table,
@@ -137,8 +138,43 @@ def test_an_ordering_is_claimed_only_away_from_zero(lines: list[table.Scored]) -
     assert "BM25" in told["MiniLM, contrastive, trained"].split("|")[3]
 
 
+def test_what_training_brings_is_paired_with_what_it_began_with(
+    lines: list[table.Scored],
+) -> None:
+    head, _, *rows = table.gain_table(lines).splitlines()
+    cells = {row.split(" | ")[0].strip("| "): row.strip("| ").split(" | ") for row in rows}
+    assert {*cells} == {"Q-RAG, trained", "MiniLM, contrastive, trained"}
+    by_title = {line.title: line for line in lines}
+    trained, untrained = by_title["Q-RAG, trained"], by_title["Q-RAG, untrained"]
+    gain = np.mean(trained.column("all@4")) - np.mean(untrained.column("all@4"))
+    assert cells["Q-RAG, trained"][1].startswith(f"{gain:+.3f} [")
+    assert head.split(" | ")[2] == "less MiniLM, contrastive"
+    gain -= np.mean(by_title["MiniLM, contrastive, trained"].column("all@4")) - np.mean(
+        untrained.column("all@4")
+    )
+    assert cells["Q-RAG, trained"][2].startswith(f"{gain:+.3f} [")
+    assert table.gain_table([line for line in lines if not line.row.seeds]) == ""
+
+
+def test_orderings_are_of_compared_lines_alone(lines: list[table.Scored]) -> None:
+    told = table.order_table(lines)
+    assert "Q-RAG, trained" in told
+    assert "Q-RAG, untrained" not in told
+
+
+def test_lines_that_are_one_are_drawn_once(lines: list[table.Scored]) -> None:
+    trained = next(line for line in lines if line.title == "Q-RAG, trained")
+    dense = dataclasses.replace(trained, way="trained, searching by MiniLM")
+    untrained = [line for line in lines if line.way == UNTRAINED and line.row.seeds]
+    drawn = [*plot.shown([*lines, dense])]
+    assert dense not in drawn
+    assert trained in drawn
+    # Untrained, both trained rows of this test find the same.
+    assert [line for line in drawn if line in untrained] == untrained[:1]
+
+
 def test_tables_have_figures_costs_and_notes(lines: list[table.Scored], given: Setting) -> None:
-    found, cost, order, transfer, notes = table.tables(lines, [given.told])
+    found, cost, _gains, order, transfer, notes = table.tables(lines, [given.told])
     assert found.startswith("### 2wiki: what is found")
     trained = next(row for row in found.splitlines() if row.startswith("| Q-RAG, trained"))
     column = [
@@ -179,14 +215,14 @@ def test_answers_are_scored_as_hotpotqa_does(given: Setting) -> None:
 
 
 def test_the_plot_is_a_picture(lines: list[table.Scored], tmp_path: Path) -> None:
-    path = table.plot(lines, tmp_path / "new" / "picture.png")
+    path = plot.draw(lines, tmp_path / "new" / "picture.png")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_page_keeps_its_text(tmp_path: Path, lines: list[table.Scored]) -> None:
     document = tmp_path / "which.md"
     document.write_text(f"# Which\n\nProse.\n\n{page.BEGIN}\n\nstale words\n")
-    picture = table.plot(lines, tmp_path / "made" / page.PICTURE)
+    picture = plot.draw(lines, tmp_path / "made" / page.PICTURE)
     results = {"2wiki/bm25": {"date": "2026-11-26", "machine": "a machine"}}
     page.write(["### A table\n\n| a |\n"], picture, results, document)
     text = document.read_text()
@@ -238,7 +274,7 @@ def test_a_finished_part_is_not_run_again(
         which.run(False, ["hotpotqa/bm25"])
     with pytest.raises(InputError, match="the parts are 2wiki/bm25"):
         which.run(False, ["2wiki/nobody"])
-    assert "Left out: hotpotqa/bm25, not here." in (tmp_path / "results" / "tables.md").read_text()
+    assert "Left out: hotpotqa/bm25; not here." in (tmp_path / "results" / "tables.md").read_text()
 
 
 def test_a_part_that_fails_is_told_and_the_others_are_run(tmp_path: Path) -> None:
