@@ -192,7 +192,8 @@ _ASKING = ("milliseconds", "encoder_tokens", "read_tokens", "written_tokens", "s
 def is_compared(line: Scored) -> bool:
     """Whether it is in the table of orderings: what needs no training, and trained models.
 
-    Their further searches are not, which differ by more than one thing.
+    Of the further searches of trained models only the second one of the contrastive encoder is,
+    which is the simple rival of training for several steps.
     """
     return not line.row.seeds or line.way in (TRAINED, TWICE)
 
@@ -226,12 +227,9 @@ def gain_table(lines: Sequence[Scored]) -> str:
     contrastive = [x for x in lines if x.row.name == CONTRASTIVE and x.way == TRAINED]
     rows = []
     for line in (each for each in lines if each.way == TRAINED):
-        cells = [
-            f"{other.way}: {found}" if len(untrained) > 1 else found
-            for untrained in [list(begun_with(line, lines))]
-            for other in untrained
-            if (found := interval_cell(difference_of(line, other), sign=True))
-        ]
+        untrained = list(begun_with(line, lines))
+        gains = [(x.way, interval_cell(difference_of(line, x), sign=True)) for x in untrained]
+        cells = [f"{way}: {gain}" if len(gains) > 1 else gain for way, gain in gains if gain]
         beside = [contrastive, *simple.values()]
         each = [
             interval_cell(difference_of(line, found[0]), sign=True)
