@@ -8,7 +8,7 @@ import json
 from benchmarks.which_cases import contrast, single
 from benchmarks.which_cases.contrast import ContrastConfig
 from benchmarks.which_cases.measured import costs_of, timed
-from benchmarks.which_cases.row import TRAINED, Place, Result, training_of
+from benchmarks.which_cases.row import TRAINED, WITH_WORDS, Place, Result, training_of
 from qrag_jax.runtime.whole_files import write_whole
 
 TWICE = "trained, then with its first passage"
@@ -39,5 +39,7 @@ def contrastive(place: Place, config: ContrastConfig | None = None) -> Result:
     training = training_of(cost, tokens=float(kept["tokens"]), searches=0.0)
     folder = place.folder / f"index-{place.setting.name}"
     twice = single.second_hop_by_vectors(place.setting, folder, str(model))
-    ways = {TRAINED: tests, TWICE: {place.setting.name: twice}}
+    here = place.setting.name
+    fused = single.with_words(place.setting, tests[here])
+    ways = {TRAINED: tests, WITH_WORDS: {here: fused}, TWICE: {here: twice}}
     return Result(ways, training, told)

@@ -9,6 +9,7 @@ from typing import Any
 
 COUNTS = (2, 4, 6, 10)  # passages at which a list is cut
 MOST = COUNTS[-1]
+_FUSION = 60.0  # as `qrag_jax.retrieval.hybrid` has it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,3 +91,15 @@ def by_turns(searches: Iterable[Sequence[str]]) -> tuple[str, ...]:
     """
     turns = itertools.zip_longest(*searches)
     return read_list(name for turn in turns for name in turn if name is not None)
+
+
+def fused(searches: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """What several searches found, by the sums of 1 / (60 + rank), as the engine `hybrid` does.
+
+    Reciprocal rank fusion (Cormack et al., 2009). See `read_list`.
+    """
+    sums: dict[str, float] = {}
+    for names in searches:
+        for rank, name in enumerate(names, 1):
+            sums[name] = sums.get(name, 0.0) + 1 / (_FUSION + rank)
+    return read_list(sorted(sums, key=lambda name: -sums[name]))

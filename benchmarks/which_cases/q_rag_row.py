@@ -1,4 +1,8 @@
-"""The row of Q-RAG: trained on each question's own passages, it searches the corpus in steps."""
+"""The rows of Q-RAG: trained on each question's own passages, it searches the corpus in steps.
+
+With mined negatives it is trained once more, from MiniLM: each training question also has passages
+of the corpus that the first training takes for good (docs/search.md, "Train with negatives").
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,18 @@ from typing import Any
 from benchmarks.kept_runs import metrics
 from benchmarks.retrieval_cases.encoders import vectors_of
 from benchmarks.which_cases import single
-from benchmarks.which_cases.found import MOST, Asking, Found, read_list
-from benchmarks.which_cases.measured import once
-from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result, training_of
-from benchmarks.which_cases.settings import HOTPOTQA, TWO_WIKI, Setting
+from benchmarks.which_cases.found import MOST, Asking, Found, Training, read_list
+from benchmarks.which_cases.measured import Cost, once
+from benchmarks.which_cases.row import (
+    TRAINED,
+    UNTRAINED,
+    WITH_WORDS,
+    Place,
+    Result,
+    Tests,
+    training_of,
+)
+from benchmarks.which_cases.settings import HOTPOTQA, TRAIN, TWO_WIKI, Setting
 from qrag_jax.retrieval.exported import rules_of
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch
 from qrag_jax.retrieval.opening import BM25, EXACT
@@ -28,6 +40,8 @@ from qrag_jax.systems.saved_run import SavedRun
 from qrag_jax.systems.towers_export import retriever_config, towers
 
 CONFIGS = {TWO_WIKI: "two_wiki", HOTPOTQA: "hotpotqa"}
+RUN = "run"  # folder of the training, in that of the row
+NEGATIVES = 10  # mined passages of a training question, as many as its own
 
 
 class _Counted:
@@ -43,23 +57,51 @@ class _Counted:
 
 def q_rag(place: Place, variant: str = "minilm") -> Result:
     """The trained towers on the test, and on those of other settings; the untrained on the test."""
-    workdir, config = place.folder / "run", f"{CONFIGS[place.setting.name]}.py:{variant}"
+    cost = _train(place, place.folder, variant)
+    return _result(place, training_of(cost, searches=0.0), untrained=True)
+
+
+def q_rag_mined(place: Place, variant: str = "minilm") -> Result:
+    """The same, trained with negatives that the row `q_rag` of the same seed finds.
+
+    That row's training is done first if it is not there; its cost is counted here, too.
+    """
+    given, index = place.setting, place.folder / "index"
+    first = place.folder.with_name(f"q_rag-{place.seed}")
+    costs = [_train(place, first, variant)]
+    words = (f"--corpus={given.folder / 'corpus.jsonl'}", f"--index={index}")
+    costs.append(once(place.folder, "index", "qrag_jax.index", *words, f"--workdir={first / RUN}"))
+    mined = {"index": index, "search": first / RUN, "count": NEGATIVES}
+    fields = tuple(f"--config.data.negatives.{name}={value}" for name, value in mined.items())
+    costs.append(_train(place, place.folder, variant, fields))
+    searches = float(len(given.questions[TRAIN]))
+    return _result(place, training_of(*costs, searches=searches))
+
+
+def _train(place: Place, folder: Path, variant: str, fields: Sequence[str] = ()) -> Cost:
+    config = f"{CONFIGS[place.setting.name]}.py:{variant}"
     data = f"--config.data.path={place.setting.choosing}"
-    words = [f"--config=configs/{config}", f"--workdir={workdir}", data]
+    words = [f"--config=configs/{config}", f"--workdir={folder / RUN}", data]
     words.append(f"--config.seed={place.seed}")
-    cost = once(place.folder, "train", "qrag_jax.train", *words, *place.flags)
-    given = load_config(workdir / CONFIG_NAME)
-    run = SavedRun.open(workdir, given)
+    return once(folder, "train", "qrag_jax.train", *words, *fields, *place.flags)
+
+
+def _result(place: Place, training: Training, *, untrained: bool = False) -> Result:
+    workdir, given = place.folder / RUN, place.setting
+    run = SavedRun.open(workdir, load_config(workdir / CONFIG_NAME))
     params, step = run.trained("best")
-    ways = {TRAINED: {}, UNTRAINED: {}}  # type: dict[str, dict[str, Found]]
-    for each in (place.setting, *place.others):
-        folder = single.index_of(each, (BM25,))
-        ways[TRAINED][each.name] = _in_steps(each, run, params, folder)
-        if each is place.setting:
-            ways[UNTRAINED][each.name] = _in_steps(each, run, run.untrained(), folder)
+    tests = {
+        each.name: _in_steps(each, run, params, single.index_of(each, (BM25,)))
+        for each in (given, *place.others)
+    }
+    ways: dict[str, Tests] = {TRAINED: tests}
+    ways[WITH_WORDS] = {given.name: single.with_words(given, tests[given.name])}
+    if untrained:
+        folder = single.index_of(given, (BM25,))
+        ways[UNTRAINED] = {given.name: _in_steps(given, run, run.untrained(), folder)}
     played = metrics(workdir, "train/env_steps")
     told = f"best checkpoint, step {step}; {played[-1]:.0f} transitions" if played else ""
-    return Result(ways, training_of(cost, searches=0.0), told)
+    return Result(ways, training, told)
 
 
 def _in_steps(given: Setting, run: SavedRun, params: Any, folder: Path) -> Found:

@@ -12,6 +12,7 @@ from benchmarks.which_cases.measured import Cost
 from benchmarks.which_cases.settings import Setting
 
 TRAINED, UNTRAINED = "trained", "untrained"
+WITH_WORDS = "trained, fused with BM25"
 
 
 @dataclasses.dataclass(frozen=True)

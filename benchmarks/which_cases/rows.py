@@ -11,7 +11,7 @@ from benchmarks.which_cases.contrast_row import contrastive
 from benchmarks.which_cases.found import Found
 from benchmarks.which_cases.harr_row import harr
 from benchmarks.which_cases.leret_row import leret
-from benchmarks.which_cases.q_rag_row import q_rag
+from benchmarks.which_cases.q_rag_row import q_rag, q_rag_mined
 from benchmarks.which_cases.rewrite_row import deepretrieval, pseudo_document
 from benchmarks.which_cases.rlvr_row import rlvr
 from benchmarks.which_cases.row import UNTRAINED, Place, Result
@@ -101,6 +101,16 @@ ROWS = (
         minutes=22,
     ),
     Row("q_rag", "Q-RAG", q_rag, told=GOLD, seeds=SEEDS, needs=(MINILM,), minutes=22),
+    Row(
+        "q_rag_mined",
+        "Q-RAG, mined negatives",
+        q_rag_mined,
+        told=GOLD,
+        seeds=SEEDS,
+        settings=(HOTPOTQA,),
+        needs=(MINILM,),
+        minutes=25,
+    ),
     *(
         Row(
             f"harr_{algorithm}",

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.which_cases.found import MOST, Asking, Found, by_turns, read_list
+from benchmarks.which_cases.found import MOST, Asking, Found, by_turns, fused, read_list
 from benchmarks.which_cases.measured import once
 from benchmarks.which_cases.settings import Asked, Setting
 from qrag_jax.retrieval.bm25 import BM25Config, Words
@@ -129,6 +129,19 @@ def second_hop_by_vectors(given: Setting, folder: Path, encoder: str) -> Found:
     found = searched(given, hops.search, size(folder, EXACT), searches=2.0)
     read = tokens(given.test, encoder) + tokens_of(hops.longer, encoder)
     return dataclasses.replace(found, asking=dataclasses.replace(found.asking, encoder_tokens=read))
+
+
+def with_words(given: Setting, found: Found) -> Found:
+    """What was found, fused by ranks with what words find for the question."""
+    words = bm25(given)
+    lists = {name: fused((own, words.lists[name])) for name, own in found.lists.items()}
+    times = (found.asking.milliseconds, words.asking.milliseconds)
+    asking = dataclasses.replace(
+        found.asking,
+        milliseconds=None if None in times else sum(t for t in times if t is not None),
+        searches=found.asking.searches + words.asking.searches,
+    )
+    return Found(lists, asking, found.index_bytes + words.index_bytes)
 
 
 class _TwoHops:

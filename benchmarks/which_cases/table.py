@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.report import Case, markdown
 from benchmarks.which_cases.contrast_row import TWICE
 from benchmarks.which_cases.found import COUNTS, Found, Training
-from benchmarks.which_cases.row import TRAINED, UNTRAINED, Result
+from benchmarks.which_cases.row import TRAINED, UNTRAINED, WITH_WORDS, Result
 from benchmarks.which_cases.rows import ROWS, Row
 from benchmarks.which_cases.scores import (
     ALL,
@@ -35,6 +35,7 @@ READ = 4  # passages of the figures that are compared
 COMPARED = f"{ALL}@{READ}"
 SIMPLE = ("bm25", "second_hop", "hybrid")  # searches that all trained rows are compared with
 CONTRASTIVE = "contrastive"
+BEGUN_WITH = {CONTRASTIVE: "minilm", "q_rag_mined": "q_rag"}  # row → the row that it was before
 
 
 @dataclasses.dataclass
@@ -192,10 +193,10 @@ _ASKING = ("milliseconds", "encoder_tokens", "read_tokens", "written_tokens", "s
 def is_compared(line: Scored) -> bool:
     """Whether it is in the table of orderings: what needs no training, and trained models.
 
-    Of the further searches of trained models only the second one of the contrastive encoder is,
-    which is the simple rival of training for several steps.
+    Of the further searches of trained models two are: the second one of the contrastive encoder,
+    which is the simple rival of training for several steps, and what is fused with BM25.
     """
-    return not line.row.seeds or line.way in (TRAINED, TWICE)
+    return not line.row.seeds or line.way in (TRAINED, TWICE, WITH_WORDS)
 
 
 def order_table(lines: Sequence[Scored]) -> str:
@@ -247,9 +248,10 @@ def gain_table(lines: Sequence[Scored]) -> str:
 def begun_with(line: Scored, lines: Sequence[Scored]) -> Iterator[Scored]:
     """What a trained line was before its training, in each way of searching.
 
-    Contrastive training begins with MiniLM, which is a row of its own.
+    Contrastive training begins with MiniLM, which is a row of its own, and Q-RAG with negatives
+    with what Q-RAG without them begins with.
     """
-    name = "minilm" if line.row.name == CONTRASTIVE else line.row.name
+    name = BEGUN_WITH.get(line.row.name, line.row.name)
     for other in lines:
         if (
             other.trained_in == line.trained_in

@@ -10,13 +10,15 @@ from benchmarks.which_cases import harr_row, rewrite_row, rlvr_row, writers
 from benchmarks.which_cases.harr_row import harr
 from benchmarks.which_cases.invented import Sizes
 from benchmarks.which_cases.measured import costs_of
-from benchmarks.which_cases.q_rag_row import in_order, q_rag
-from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result
-from benchmarks.which_cases.settings import TWO_WIKI, Setting
+from benchmarks.which_cases.q_rag_row import NEGATIVES, RUN, in_order, q_rag, q_rag_mined
+from benchmarks.which_cases.row import TRAINED, UNTRAINED, WITH_WORDS, Place, Result
+from benchmarks.which_cases.settings import TRAIN, TWO_WIKI, Setting
 from qrag_jax.data import decompositions
 from qrag_jax.metrics import answer_log, predictions
 from qrag_jax.retrieval.multi_step import Hit
+from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime.minilm import find_minilm
+from qrag_jax.systems.mined_negatives import FOUND, read_found
 from tests.benchmarks import invented_setting
 
 FEW = ("--config.train.steps=2", "--config.train.eval_every=2", "--config.eval.samples=2")
@@ -73,7 +75,7 @@ def test_q_rag_trains_and_searches_both_corpora(
     flags = (*FEW, "--config.train.checkpoint_every=2")
     place = Place(given, tmp_path / "row", 42, (other,), flags)
     result = q_rag(place, variant="tiny")
-    check(result, given, (TRAINED, UNTRAINED))
+    check(result, given, (TRAINED, WITH_WORDS, UNTRAINED))
     assert {*result.ways[TRAINED]} == {TWO_WIKI, "other"}
     assert {*result.ways[TRAINED]["other"].lists} == {asked.id for asked in other.test}
     found = result.ways[TRAINED][TWO_WIKI]
@@ -84,6 +86,41 @@ def test_q_rag_trains_and_searches_both_corpora(
     assert costs_of(place.folder)["train"].starts == 1
     assert q_rag(place, variant="tiny").ways[TRAINED][TWO_WIKI].lists == found.lists
     assert costs_of(place.folder)["train"].starts == 1
+
+
+@pytest.mark.long
+def test_mined_negatives_are_what_the_row_without_them_finds(
+    given: Setting, tmp_path: Path
+) -> None:
+    # The first training must find more than the untrained towers after one of its steps, or it has
+    # nothing to search with.
+    flags = (
+        *("--config.train.steps=12", "--config.train.eval_every=1"),
+        *("--config.train.checkpoint_every=2", "--config.eval.samples=4"),
+    )
+    place = Place(given, tmp_path / "q_rag_mined-42", 42, flags=flags)
+    result = q_rag_mined(place, variant="tiny")
+    check(result, given, (TRAINED, WITH_WORDS))
+    first = costs_of(tmp_path / "q_rag-42")
+    own = costs_of(place.folder)
+    assert {*first} == {"train"}
+    assert {*own} == {"index", "train"}
+    fields = [word.partition("=")[2] for word in own["train"].given if ".negatives." in word]
+    index, search, count = fields
+    assert Path(index) == place.folder / "index"
+    assert Path(search) == tmp_path / "q_rag-42" / RUN
+    assert int(count) == NEGATIVES
+    numbers, _ = read_found(place.folder / RUN / FOUND)
+    assert numbers.shape == (len(given.questions[TRAIN]), NEGATIVES)
+    assert (numbers != NONE).any()
+    costs = [first["train"], own["index"], own["train"]]
+    assert result.training is not None
+    minutes = sum(each.cpu_seconds for each in costs) / 60
+    assert result.training.cpu_minutes == pytest.approx(minutes)
+    assert result.training.searches == len(given.questions[TRAIN])
+    # The row without negatives does not train again.
+    q_rag(Place(given, tmp_path / "q_rag-42", 42, flags=flags), variant="tiny")
+    assert costs_of(tmp_path / "q_rag-42")["train"].starts == 1
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import which
 from benchmarks.kept_runs import Kept
+from benchmarks.retrieval_cases.multi_step import fused as numbers_fused
 from benchmarks.which_cases import (
     advice,
     answers,
@@ -23,9 +24,9 @@ from benchmarks.which_cases import (
     single,
     table,
 )
-from benchmarks.which_cases.found import Asking, Found, Training, by_turns
+from benchmarks.which_cases.found import Asking, Found, Training, by_turns, fused
 from benchmarks.which_cases.invented import Sizes
-from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result
+from benchmarks.which_cases.row import TRAINED, UNTRAINED, WITH_WORDS, Place, Result
 from benchmarks.which_cases.rows import ROWS, SEEDS, Row, lacking
 from benchmarks.which_cases.settings import HOTPOTQA, SETTINGS, TWO_WIKI, Setting
 from qrag_jax.errors import InputError
@@ -154,12 +155,18 @@ def test_what_training_brings_is_paired_with_what_it_began_with(
     )
     assert cells["Q-RAG, trained"][2].startswith(f"{gain:+.3f} [")
     assert table.gain_table([line for line in lines if not line.row.seeds]) == ""
+    # With negatives Q-RAG is trained from where it begins without them.
+    mined = dataclasses.replace(trained, row=BY_NAME["q_rag_mined"])
+    assert [*table.begun_with(mined, lines)] == [untrained]
 
 
 def test_orderings_are_of_compared_lines_alone(lines: list[table.Scored]) -> None:
     told = table.order_table(lines)
     assert "Q-RAG, trained" in told
     assert "Q-RAG, untrained" not in told
+    trained = next(line for line in lines if line.title == "Q-RAG, trained")
+    with_words = dataclasses.replace(trained, way=WITH_WORDS)
+    assert "Q-RAG, trained, fused with BM25" in table.order_table([*lines, with_words])
 
 
 def test_lines_that_are_one_are_drawn_once(lines: list[table.Scored]) -> None:
@@ -345,3 +352,32 @@ def test_searches_without_training_find_lists(tmp_path: Path) -> None:
 def test_what_searches_find_is_read_in_turns() -> None:
     assert by_turns([("a", "b", "c"), ("a", "d"), ()]) == ("a", "b", "d", "c")
     assert len(by_turns([[f"{search}-{n}" for n in range(9)] for search in range(3)])) == 10
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_fused_lists_are_those_of_the_engine_hybrid(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lists = [rng.permutation(15)[: rng.integers(1, 11)].tolist() for _ in range(2)]
+    names = {number: f"p{number:02}" for number in range(15)}
+    found = fused([[names[number] for number in own] for own in lists])
+    expected = numbers_fused(lists, 10)
+    sums = {n: sum(1 / (61 + own.index(n)) for own in lists if n in own) for n in names}
+    assert len(found) == len(set(found)) == len(expected)
+    assert [sums[int(name[1:])] for name in found] == [sums[number] for number in expected]
+
+
+def test_what_words_find_is_fused_with_a_list(tmp_path: Path) -> None:
+    made = invented_setting.make(tmp_path, Sizes(test=8))
+    words = single.bm25(made)
+    gold = {a.id: a.gold for a in made.test}
+    both = single.with_words(made, Found(gold, Asking(5.0, encoder_tokens=7.0, searches=2.0), 100))
+    assert both.lists == {name: fused((own, words.lists[name])) for name, own in gold.items()}
+    assert both.lists != gold
+    assert both.asking.searches == 3
+    assert both.asking.encoder_tokens == 7
+    assert both.asking.milliseconds is not None
+    assert both.asking.milliseconds > 5
+    assert both.index_bytes == 100 + words.index_bytes
+    # Nothing is known of the whole where nothing is known of a part.
+    unknown = single.with_words(made, Found(gold, Asking(None)))
+    assert unknown.asking.milliseconds is None
