@@ -74,9 +74,15 @@ def harr(place: Place, algorithm: str, variant: str = "minilm") -> Result:
         way: {given.name: _of_agent(rows, config, workdir, way, each, size, given)}
         for way, rows in read.items()
     }
-    searches = metrics(workdir, "train/env_steps")
+    searches = metrics(workdir, "train/env_steps")  # [] if it ended before it told any
+    training = training_of(cost)
+    if searches:
+        # Estimated: the states of a search in training are as long as those of the test.
+        asking = ways[TRAINED][given.name].asking
+        tokens = searches[-1] * asking.encoder_tokens / asking.searches
+        training = training_of(cost, tokens=tokens, searches=searches[-1])
     told = f"best checkpoint, step {summary['step']}, by the recall on the questions for choices"
-    return Result(ways, training_of(cost, searches=searches[-1] if searches else None), told)
+    return Result(ways, training, told)
 
 
 def _log(folder: Path) -> list[AgentRow]:

@@ -58,7 +58,8 @@ class _Counted:
 def q_rag(place: Place, variant: str = "minilm") -> Result:
     """The trained towers on the test, and on those of other settings; the untrained on the test."""
     cost = _train(place, place.folder, variant)
-    return _result(place, training_of(cost, searches=0.0), untrained=True)
+    result = _result(place, untrained=True)
+    return dataclasses.replace(result, training=_training(place, result, [cost], [place.folder]))
 
 
 def q_rag_mined(place: Place, variant: str = "minilm") -> Result:
@@ -74,8 +75,9 @@ def q_rag_mined(place: Place, variant: str = "minilm") -> Result:
     mined = {"index": index, "search": first / RUN, "count": NEGATIVES}
     fields = tuple(f"--config.data.negatives.{name}={value}" for name, value in mined.items())
     costs.append(_train(place, place.folder, variant, fields))
-    searches = float(len(given.questions[TRAIN]))
-    return _result(place, training_of(*costs, searches=searches))
+    result = _result(place)
+    training = _training(place, result, costs, [first, place.folder])
+    return dataclasses.replace(result, training=training)
 
 
 def _train(place: Place, folder: Path, variant: str, fields: Sequence[str] = ()) -> Cost:
@@ -86,7 +88,40 @@ def _train(place: Place, folder: Path, variant: str, fields: Sequence[str] = ())
     return once(folder, "train", "qrag_jax.train", *words, *fields, *place.flags)
 
 
-def _result(place: Place, training: Training, *, untrained: bool = False) -> Result:
+def _training(
+    place: Place, result: Result, costs: Sequence[Cost], folders: Sequence[Path]
+) -> Training:
+    """The costs of one training, or of that without negatives and that with them.
+
+    Tokens are estimated, those of a question by the mean: of its passages, and of its states as the
+    trained towers read them in the test.
+    """
+    given = place.setting
+    states = result.ways[TRAINED][given.name].asking.encoder_tokens
+    tokens = []
+    for folder, more in zip(folders, (0, NEGATIVES), strict=False):
+        run = SavedRun.open(folder / RUN, load_config(folder / RUN / CONFIG_NAME))
+        played = metrics(folder / RUN, "train/env_steps")  # [] if it ended before it told any
+        own, one = _passage_tokens(given, run)
+        for transitions in played[-1:]:
+            each = states + own + more * one
+            tokens.append(transitions / run.config.env.max_steps * each)
+    searches = float(len(given.questions[TRAIN])) * (len(folders) - 1)
+    known = sum(tokens) if len(tokens) == len(folders) else None
+    return training_of(*costs, tokens=known, searches=searches)
+
+
+def _passage_tokens(given: Setting, run: SavedRun) -> tuple[float, float]:
+    """Mean tokens of all passages of a training question, and of one of them, as they are cut."""
+    encoder, most = PassageEncoder.of_run(run), run.config.data.max_chunk_tokens
+    texts = {passage.name: passage.whole for passage in given.corpus}
+    names = [name for asked in given.questions[TRAIN] for name in asked.own]
+    ids = encoder.tokenizer.encode([texts[name] for name in names])
+    total = float(sum(min(len(own), most) for own in ids))
+    return total / len(given.questions[TRAIN]), total / len(names)
+
+
+def _result(place: Place, *, untrained: bool = False) -> Result:
     workdir, given = place.folder / RUN, place.setting
     run = SavedRun.open(workdir, load_config(workdir / CONFIG_NAME))
     params, step = run.trained("best")
@@ -101,7 +136,7 @@ def _result(place: Place, training: Training, *, untrained: bool = False) -> Res
         ways[UNTRAINED] = {given.name: _in_steps(given, run, run.untrained(), folder)}
     played = metrics(workdir, "train/env_steps")
     told = f"best checkpoint, step {step}; {played[-1]:.0f} transitions" if played else ""
-    return Result(ways, training, told)
+    return Result(ways, about=told)
 
 
 def _in_steps(given: Setting, run: SavedRun, params: Any, folder: Path) -> Found:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -200,26 +200,39 @@ def is_compared(line: Scored) -> bool:
 
 
 def order_table(lines: Sequence[Scored]) -> str:
-    """For each line, those that it is above, with the smallest difference, and the others."""
+    """The lines by what they find, with the numbers of those that each one is above."""
+    scores = [(line, score_of(line, COMPARED)) for line in lines if is_compared(line)]
+    known = [(line, score) for line, score in scores if score is not None]
+    known.sort(key=lambda pair: -pair[1].mean)
     rows = []
-    compared = [line for line in lines if is_compared(line)]
-    for line in compared:
-        above, alike = [], []
-        for other in compared:
+    for number, (line, score) in enumerate(known, 1):
+        above: dict[int, Interval] = {}
+        alike = []
+        for place, (other, _) in enumerate(known, 1):
             found = difference_of(line, other)
             if other is line or found is None:
                 continue
             if found.low > 0:
-                above.append((found, other))
+                above[place] = found
             elif not found.is_away:
-                alike.append(other.title)
-        above.sort(key=lambda pair: pair[0].mean)
-        told = [f"{other.title} by {interval_cell(found)}" for found, other in above]
-        rows.append([line.title, "; ".join(told) or "none", "; ".join(alike) or "none"])
-    return markdown(
-        ["row", f"is above, by {COMPARED} (paired interval away from 0)", "not told apart from"],
-        rows,
-    )
+                alike.append(place)
+        least = min(above, key=lambda place: above[place].mean, default=0)
+        told = f"{known[least - 1][0].title}: {interval_cell(above[least])}" if above else ""
+        cells = [ranges(above) or "none", told, ranges(alike) or "none"]
+        rows.append([str(number), line.title, interval_cell(score), *cells])
+    header = ["", "row", COMPARED, "is above (paired interval away from 0)"]
+    return markdown([*header, "least of these differences", "not told apart from"], rows)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers in words, such as 1, 3-6; "" for none."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def gain_table(lines: Sequence[Scored]) -> str:

@@ -118,8 +118,14 @@ def test_mined_negatives_are_what_the_row_without_them_finds(
     minutes = sum(each.cpu_seconds for each in costs) / 60
     assert result.training.cpu_minutes == pytest.approx(minutes)
     assert result.training.searches == len(given.questions[TRAIN])
+    # 12 steps of 8 questions with 4 or more passages each, twice; once with ten more.
+    assert result.training.tokens is not None
+    plain = q_rag(Place(given, tmp_path / "q_rag-42", 42, flags=flags), variant="tiny").training
+    assert plain is not None
+    assert plain.tokens is not None
+    assert plain.tokens > 12 * 8 * 4 * 3
+    assert result.training.tokens > 2 * plain.tokens
     # The row without negatives does not train again.
-    q_rag(Place(given, tmp_path / "q_rag-42", 42, flags=flags), variant="tiny")
     assert costs_of(tmp_path / "q_rag-42")["train"].starts == 1
 
 
@@ -137,6 +143,10 @@ def test_harr_is_asked_the_test_questions(
         assert "told the decomposition" in found.note
         assert found.asking.searches >= 1
         assert found.asking.encoder_tokens > 5, way
+    assert result.training is not None
+    assert result.training.tokens is not None
+    assert result.training.searches is not None
+    assert result.training.tokens > 5 * result.training.searches > 0
     # A state with the question and the history is longer than a sub-query.
     stateless = result.ways[harr_row.STATELESS][TWO_WIKI].asking
     assert result.ways[UNTRAINED][TWO_WIKI].asking.encoder_tokens > stateless.encoder_tokens

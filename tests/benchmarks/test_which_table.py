@@ -133,10 +133,35 @@ def test_an_ordering_is_claimed_only_away_from_zero(lines: list[table.Scored]) -
     assert unsure.details["ordering"] == "not told apart"
     assert float(unsure.details["low"]) < 0 < float(unsure.details["high"])
     assert "2wiki, all@4: Q-RAG, trained - Q-RAG, untrained" in cases
-    told = {row.split("|")[1].strip(): row for row in table.order_table(lines).splitlines()[2:]}
-    assert "BM25 by +" not in told["BM25"]
-    assert "BM25 by " in told["Q-RAG, trained"].split("|")[2]
-    assert "BM25" in told["MiniLM, contrastive, trained"].split("|")[3]
+    rows = [[*map(str.strip, row.split("|")[1:-1])] for row in table.order_table(lines).split("\n")]
+    number, title, _score, above, least, alike = 0, 1, 2, 3, 4, 5
+    told = {row[title]: row for row in rows[2:] if len(row) > 1}
+    assert told["Q-RAG, trained"][number] == "1"
+    assert told["Q-RAG, trained"][above] == "2-4"
+    assert told["Q-RAG, trained"][alike] == "none"
+    by_title = {line.title: line for line in lines}
+    others = [table.difference_of(by_title["Q-RAG, trained"], by_title[name]) for name in told]
+    differences = {name: found for name, found in zip(told, others, strict=True) if found}
+    del differences["Q-RAG, trained"]
+    nearest = min(differences, key=lambda name: differences[name].mean)
+    expected = f"{nearest}: {table.interval_cell(differences[nearest])}"
+    assert told["Q-RAG, trained"][least] == expected
+    assert told["BM25"][above] == "none"
+    assert told["BM25"][least] == ""
+    contrastive = told["MiniLM, contrastive, trained"]
+    assert {told["BM25"][number], told["BM25 and MiniLM"][number]} <= places(contrastive[alike])
+
+
+def places(cell: str) -> set[str]:
+    """The numbers of a cell such as 1, 3-6."""
+    ends = [part.split("-") for part in cell.split(", ")]
+    return {str(n) for end in ends for n in range(int(end[0]), int(end[-1]) + 1)}
+
+
+def test_numbers_are_written_as_ranges() -> None:
+    assert table.ranges([]) == ""
+    assert table.ranges([7, 3, 4, 5, 1]) == "1, 3-5, 7"
+    assert places(table.ranges([7, 3, 4, 5, 1])) == {"1", "3", "4", "5", "7"}
 
 
 def test_what_training_brings_is_paired_with_what_it_began_with(
