@@ -8,10 +8,11 @@ import json
 from benchmarks.which_cases import contrast, single
 from benchmarks.which_cases.contrast import ContrastConfig
 from benchmarks.which_cases.measured import costs_of, timed
-from benchmarks.which_cases.row import TRAINED, WITH_WORDS, Place, Result, training_of
+from benchmarks.which_cases.row import FUSED, TRAINED, WITH_WORDS, Place, Result, training_of
 from qrag_jax.runtime.whole_files import write_whole
 
-TWICE = "trained, then with its first passage"
+TWICE = f"{TRAINED}, then with its first passage"
+TWICE_WITH_WORDS = f"{TWICE}, {FUSED}"
 
 
 def contrastive(place: Place, config: ContrastConfig | None = None) -> Result:
@@ -40,6 +41,8 @@ def contrastive(place: Place, config: ContrastConfig | None = None) -> Result:
     folder = place.folder / f"index-{place.setting.name}"
     twice = single.second_hop_by_vectors(place.setting, folder, str(model))
     here = place.setting.name
-    fused = single.with_words(place.setting, tests[here])
-    ways = {TRAINED: tests, WITH_WORDS: {here: fused}, TWICE: {here: twice}}
+    further = {WITH_WORDS: tests[here], TWICE_WITH_WORDS: twice}
+    ways = {TRAINED: tests, TWICE: {here: twice}}
+    for way, found in further.items():
+        ways[way] = {here: single.with_words(place.setting, found)}
     return Result(ways, training, told)

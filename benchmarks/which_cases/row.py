@@ -12,7 +12,8 @@ from benchmarks.which_cases.measured import Cost
 from benchmarks.which_cases.settings import Setting
 
 TRAINED, UNTRAINED = "trained", "untrained"
-WITH_WORDS = "trained, fused with BM25"
+FUSED = "fused with BM25"
+WITH_WORDS = f"{TRAINED}, {FUSED}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import Case, markdown
-from benchmarks.which_cases.contrast_row import TWICE
+from benchmarks.which_cases.contrast_row import TWICE, TWICE_WITH_WORDS
 from benchmarks.which_cases.found import COUNTS, Found, Training
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, WITH_WORDS, Result
 from benchmarks.which_cases.rows import ROWS, Row
@@ -193,10 +193,11 @@ _ASKING = ("milliseconds", "encoder_tokens", "read_tokens", "written_tokens", "s
 def is_compared(line: Scored) -> bool:
     """Whether it is in the table of orderings: what needs no training, and trained models.
 
-    Of the further searches of trained models two are: the second one of the contrastive encoder,
+    Of the further searches of trained models these are: the second one of the contrastive encoder,
     which is the simple rival of training for several steps, and what is fused with BM25.
     """
-    return not line.row.seeds or line.way in (TRAINED, TWICE, WITH_WORDS)
+    further = (TRAINED, TWICE, WITH_WORDS, TWICE_WITH_WORDS)
+    return not line.row.seeds or line.way in further
 
 
 def order_table(lines: Sequence[Scored]) -> str:

@@ -10,8 +10,9 @@ import pytest
 from benchmarks.encoder_cases.small_models import write_trainable_model
 from benchmarks.which_cases import contrast, single
 from benchmarks.which_cases.contrast import ContrastConfig, batches
-from benchmarks.which_cases.contrast_row import TWICE, contrastive
-from benchmarks.which_cases.row import TRAINED, Place
+from benchmarks.which_cases.contrast_row import TWICE, TWICE_WITH_WORDS, contrastive
+from benchmarks.which_cases.found import fused
+from benchmarks.which_cases.row import TRAINED, WITH_WORDS, Place
 from benchmarks.which_cases.settings import CHOICE, TRAIN, TWO_WIKI, Asked, Setting
 from qrag_jax.errors import InputError
 from tests.benchmarks import invented_setting
@@ -78,6 +79,11 @@ def test_the_best_model_is_kept_and_searches(
     twice = result.ways[TWICE][TWO_WIKI]
     assert [names[0] for names in twice.lists.values()] == [n[0] for n in found.lists.values()]
     assert twice.asking.encoder_tokens > 2 * found.asking.encoder_tokens
+    words = single.bm25(given)
+    for way, own in ((WITH_WORDS, found), (TWICE_WITH_WORDS, twice)):
+        both = result.ways[way][TWO_WIKI]
+        assert both.lists == {q: fused((own.lists[q], words.lists[q])) for q in words.lists}
+        assert both.asking.searches == own.asking.searches + 1
     assert result.training is not None
     assert result.training.cpu_minutes > 0
     assert result.training.tokens
