@@ -21,10 +21,8 @@ from benchmarks.which_cases import single, writers
 from benchmarks.which_cases.found import Found
 from benchmarks.which_cases.row import TRAINED, Result
 from benchmarks.which_cases.rows import ROWS
-from benchmarks.which_cases.settings import Asked, Setting
+from benchmarks.which_cases.settings import TRAIN, Asked, Setting
 from qrag_jax.errors import InputError
-from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.extraction import final_answer
 from qrag_jax.metrics import answer_log, answers, hop_log
 from qrag_jax.metrics.answer_log import AnswerRow
 from qrag_jax.metrics.hop_log import Hop, Searched
@@ -32,9 +30,12 @@ from qrag_jax.retrieval.opening import BM25
 from qrag_jax.runtime.whole_files import write_whole
 
 READ = 4  # passages
-QUESTIONS = 200  # of a test, at most
+QUESTIONS = 100  # of a test, at most
 URL, MODEL = "QRAG_WHICH_URL", "QRAG_WHICH_MODEL"
-WRITTEN = 24  # tokens of an answer, at most
+WRITTEN = 16  # tokens of an answer, at most
+WORDS = 60  # of a passage, at most
+SHOTS = 4  # training questions before the question
+SAID = "said.jsonl"  # what the model wrote, by prompts
 _AT_ONCE = 8  # prompts
 
 # Questions, what was read, and a name for files → an answer for each; None: it has none.
@@ -138,22 +139,47 @@ def by_smollm2(
     """The answers of SmolLM2 on this machine; what it says is kept in the folder."""
     print(f"answering: {name}", flush=True)
     texts = {passage.name: passage.whole for passage in given.corpus}
-    messages = [
-        _messages(each, [texts[name] for name in found.lists[each.id][:READ]]) for each in asked
+    begin = "".join(
+        f"{_question(shot, [texts[name] for name in shot.gold])} {shot.answers[0]}\n\n"
+        for shot in shots(given, texts)
+    )
+    prompts = [
+        begin + _question(each, [texts[name] for name in found.lists[each.id][:READ]])
+        for each in asked
     ]
-    said = Reader.opened(folder / "said.jsonl").said(messages)
-    read = map(final_answer, said)
-    return [each if isinstance(each, str) else None for each in read]
+    # It would go on with a further question.
+    read = (text.strip().partition("\n")[0] for text in Reader.opened(folder / SAID).said(prompts))
+    return [each.strip() or None for each in read]
 
 
-def _messages(asked: Asked, passages: Sequence[str]) -> str:
-    """The prompt as the model reads it, one key for equal ones."""
-    prompt = prompts.load("open_qa")
-    return json.dumps(prompt.with_chunks(asked.text, list(passages)))
+def shots(given: Setting, texts: Mapping[str, str]) -> list[Asked]:
+    """The training questions with the shortest gold passages, of different kinds.
+
+    One is answered by yes or no, and the others begin with different words.
+
+    Args:
+        texts: of all passages, by their names.
+    """
+
+    def length(asked: Asked) -> int:
+        return sum(len(texts[name]) for name in asked.gold)
+
+    kinds: dict[str, Asked] = {}
+    for asked in sorted(given.questions[TRAIN], key=length):
+        is_yes_no = asked.answers[0].lower() in ("yes", "no")
+        kinds.setdefault("yes or no" if is_yes_no else asked.text.split()[0].lower(), asked)
+    first = [kinds.pop("yes or no")] if "yes or no" in kinds else []
+    return [*first, *kinds.values()][:SHOTS]
+
+
+def _question(asked: Asked, passages: Iterable[str]) -> str:
+    """The passages and the question, up to its answer."""
+    lines = [" ".join(text.split()[:WORDS]) for text in passages]
+    return "\n".join([*lines, f"Question: {asked.text}", "Answer:"])
 
 
 class Reader:
-    """A chat model by transformers, greedy; keeps what it said in a file."""
+    """A language model by transformers, greedy; keeps what it said in a file."""
 
     _opened: Reader | None = None
 
@@ -177,9 +203,9 @@ class Reader:
             cls._opened = cls(writers.smollm2(), said)
         return cls._opened
 
-    def said(self, messages: Iterable[str]) -> list[str]:
+    def said(self, prompts: Iterable[str]) -> list[str]:
         """Its text to each prompt."""
-        wanted = list(messages)
+        wanted = list(prompts)
         new = [each for each in dict.fromkeys(wanted) if each not in self.kept]
         new.sort(key=len)
         for start in range(0, len(new), _AT_ONCE):
@@ -190,18 +216,10 @@ class Reader:
             self.kept |= answers
         return [self.kept[each] for each in wanted]
 
-    def _written(self, messages: Sequence[str]) -> list[str]:
+    def _written(self, prompts: Sequence[str]) -> list[str]:
         import torch
 
-        texts = [
-            self.tokenizer.apply_chat_template(
-                [{"role": role, "content": text} for role, text in json.loads(each)],
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-            for each in messages
-        ]
-        rows = self.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
+        rows = self.tokenizer(list(prompts), return_tensors="pt", padding=True)
         with torch.no_grad():
             out = self.model.generate(**rows, max_new_tokens=WRITTEN, do_sample=False)
         width = rows["input_ids"].shape[1]

@@ -15,7 +15,7 @@ from benchmarks.which_cases.answers import Reader
 from benchmarks.which_cases.found import Found
 from benchmarks.which_cases.measured import costs_of
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result
-from benchmarks.which_cases.settings import TWO_WIKI, Setting
+from benchmarks.which_cases.settings import TRAIN, TWO_WIKI, Asked, Setting
 from qrag_jax.runtime.minilm import find_minilm
 from tests.benchmarks import invented_setting
 
@@ -141,6 +141,45 @@ def test_answers_are_forgotten_when_a_row_is_new(tmp_path: Path) -> None:
     finish(kept, "q_rag-42", Result({}))
     answers.forget_if_older(kept, f"{TWO_WIKI}/answers")
     assert not path.exists()
+
+
+def test_the_reader_sees_training_questions_of_several_kinds() -> None:
+    texts = {name: f"{name} " * size for name, size in (("a", 9), ("b", 1), ("c", 2), ("d", 80))}
+
+    def asked(name: str, text: str, answer: str) -> Asked:
+        return Asked(name, text, (answer,), gold=tuple(name))
+
+    train = [
+        asked("a", "Who is A?", "Ada"),
+        asked("c", "Who is C?", "Cy"),
+        asked("d", "Is D one?", "no"),
+        asked("b", "Where is B?", "Bonn"),
+    ]
+    given = Setting(TWO_WIKI, Path(), (), {TRAIN: train}, {})
+    # The one of yes or no, then the shortest of each first word.
+    assert [each.id for each in answers.shots(given, texts)] == ["d", "b", "c"]
+    cut = answers._question(train[2], [texts["d"], texts["b"]])
+    assert cut == f"{'d ' * (answers.WORDS - 1)}d\nb\nQuestion: Is D one?\nAnswer:"
+
+
+def test_an_answer_ends_with_its_line(given: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts: list[str] = []
+
+    class Fixed:
+        def said(self, asked: Sequence[str]) -> list[str]:
+            prompts.extend(asked)
+            return [" Ada \nQuestion: Who?", "\n", ""][: len(asked)]
+
+    monkeypatch.setattr(Reader, "opened", lambda said: Fixed())
+    found = single.bm25(given)
+    asked = given.test[:3]
+    assert answers.by_smollm2(given, Path("unused"), asked, found, "bm25") == ["Ada", None, None]
+    assert len(prompts) == 3
+    for each, prompt in zip(asked, prompts, strict=True):
+        assert prompt.endswith(f"Question: {each.text}\nAnswer:")
+        assert prompt.count("Question: ") == 1 + len(
+            answers.shots(given, {p.name: p.whole for p in given.corpus})
+        )
 
 
 def test_answered_questions_are_spread_over_the_test(
