@@ -55,6 +55,7 @@ from qrag_jax.systems.rlvr_config import FREE_FIELDS, GRPO, SFT, RlvrConfig, loa
 from qrag_jax.systems.rlvr_episodes import TurnTexts, prediction_of
 from qrag_jax.systems.rlvr_inputs import Inputs, load_inputs
 from qrag_jax.systems.rlvr_stages import stages_of
+from qrag_jax.systems.rlvr_tools import told_documents
 from qrag_jax.systems.token_opening import Opening
 from qrag_jax.systems.token_stages import Stage
 from qrag_jax.systems.token_system import EVALUATED, TokenSystem
@@ -92,8 +93,8 @@ class Rlvr(TokenSystem[RlvrConfig, Inputs]):
             )
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
-            f"{self.train.eval_every} steps; {', then '.join(stages)}; tools over each question's "
-            f"documents by {config.tools.retriever}, {self._where}"
+            f"{self.train.eval_every} steps; {', then '.join(stages)}; tools over "
+            f"{told_documents(config.tools)} by {config.tools.retriever}, {self._where}"
         )
 
     @classmethod

@@ -64,6 +64,11 @@ def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
     return None
 
 
+def told_documents(tools: ToolsConfig) -> str:
+    """What the tools read, in words."""
+    return f"the corpus in {tools.corpus}" if tools.corpus else "each question's documents"
+
+
 def _computes(tools: ToolsConfig) -> EncoderConfig:
     return EncoderConfig(state_prefix=tools.question_prefix, chunk_prefix=tools.passage_prefix)
 

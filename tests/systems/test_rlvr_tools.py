@@ -17,7 +17,7 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.rlvr_config import RlvrConfig, default_config
-from qrag_jax.systems.rlvr_tools import open_library
+from qrag_jax.systems.rlvr_tools import open_library, told_documents
 from tests.systems.corpora import ONE_SHAPE, write_corpus_file, write_tower
 
 GOLD = "p4"
@@ -53,6 +53,11 @@ def opened(**tools: Any):
 
 def test_without_a_corpus_each_question_has_its_own() -> None:
     assert isinstance(opened(), OwnLibrary)
+
+
+def test_what_the_tools_read_is_told() -> None:
+    assert told_documents(config().tools) == "each question's documents"
+    assert told_documents(config(corpus="indexes/all").tools) == "the corpus in indexes/all"
 
 
 @pytest.mark.parametrize("retriever", ["bm25", "lexical", "semantic", "hybrid", "golden"])
