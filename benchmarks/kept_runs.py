@@ -33,12 +33,21 @@ PROGRAMS = "compilation_cache"  # folder in a run, named as in train.py
 Part = Callable[[], dict[str, Any]]
 
 
-def code_version(root: Path = ROOT, patterns: Sequence[str] = TRAINER) -> str:
-    """A digest of the code under `root` (names and contents) and of its packages' versions."""
+def code_version(
+    root: Path = ROOT, patterns: Sequence[str] = TRAINER, without: Sequence[str] = ()
+) -> str:
+    """A digest of the code under `root` (names and contents) and of its packages' versions.
+
+    Args:
+        patterns: files that count.
+        without: files of these that do not.
+    """
     digest = hashlib.sha256()
     for package in PACKAGES:
         digest.update(f"{package} {importlib.metadata.version(package)}\n".encode())
-    for path in sorted({path for pattern in patterns for path in root.glob(pattern)}):
+    left_out = {path for pattern in without for path in root.glob(pattern)}
+    counted = {path for pattern in patterns for path in root.glob(pattern)} - left_out
+    for path in sorted(counted):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         digest.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
     return digest.hexdigest()[:12]
@@ -53,20 +62,25 @@ class Kept:
         runs: folder of the trainings, for this version of the trainer.
         results: folder of the parts' results, for this version of trainer and suites.
         root: folder of the code.
+        showing: files of the suite that only show its results; a change of these keeps them.
     """
 
     suite: str
     runs: Path
     results: Path
     root: Path = ROOT
+    showing: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, suite: str, root: Path = ROOT, under: Path = RUNS) -> Kept:
+    def of(
+        cls, suite: str, root: Path = ROOT, under: Path = RUNS, *, showing: Sequence[str] = ()
+    ) -> Kept:
         """The folders of a suite; prints them. Folders of other versions stay where they are."""
         runs = under / suite / code_version(root)
         others = sum(entry.is_dir() for entry in runs.parent.glob("*")) - runs.is_dir()
         print(f"runs: {runs}" + (f" ({others} of other versions beside it)" if others else ""))
-        return cls(suite, runs, runs / f"results-{code_version(root, SUITES)}", root)
+        results = runs / f"results-{code_version(root, SUITES, showing)}"
+        return cls(suite, runs, results, root, tuple(showing))
 
     def finish(
         self, parts: Mapping[str, Part], only: Sequence[str] = ()
@@ -98,6 +112,7 @@ class Kept:
                 "part_seconds": time.monotonic() - started,
                 "machine": report.machine(),
                 "date": datetime.date.today().isoformat(),
+                "trainer": code_version(self.root),
             }
             path.parent.mkdir(parents=True, exist_ok=True)  # of a part such as 2wiki/bm25
             building = path.with_suffix(".partial")
@@ -111,7 +126,7 @@ class Kept:
         return {name: json.loads(p.read_text()) for name, p in paths.items() if p.exists()}
 
     def _version(self) -> str:
-        return code_version(self.root, TRAINER + SUITES)
+        return code_version(self.root, TRAINER + SUITES, self.showing)
 
     def write_tables(
         self, results: Mapping[str, Mapping[str, Any]], note: str, tables: Sequence[str]

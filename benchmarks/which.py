@@ -7,8 +7,9 @@ are in `which_cases/rows.py`. Part SETTING/ROW is a row that is not trained, SET
 training, which is also scored on the other setting's test. SETTING/answers lets a language model
 read the first 4 passages of every finished row; it runs if it is named. Runs and results are kept
 in runs/benchmarks/which by version of the code: an interrupted suite resumes, and `--only=PART`
-runs one part, such as 2wiki/q_rag-42. Each call writes the tables of what is finished; a call
-without `--only`, or `--only=page`, which runs nothing, also writes those of docs/which.md anew.
+runs one part, such as 2wiki/q_rag-42. Each call writes the tables of what is finished. A call
+without `--only`, or `--only=page`, which runs nothing, also keeps what is finished in
+benchmarks/which_results, and writes docs/which.md anew from all that is there.
 `--quick` takes two rows with a tiny encoder on 100 invented questions.
 """
 
@@ -26,7 +27,17 @@ from typing import Any
 from benchmarks.kept_runs import Kept, Part
 from benchmarks.report import Case
 from benchmarks.retrieval_cases.multi_step import DATA
-from benchmarks.which_cases import advice, answers, gpu_cost, invented, page, plot, single, table
+from benchmarks.which_cases import (
+    advice,
+    answers,
+    gpu_cost,
+    invented,
+    page,
+    plot,
+    published,
+    single,
+    table,
+)
 from benchmarks.which_cases.q_rag_row import q_rag
 from benchmarks.which_cases.row import UNTRAINED, Place, Result
 from benchmarks.which_cases.rows import NOT_SMALL, ROWS, Row, lacking
@@ -34,6 +45,7 @@ from benchmarks.which_cases.settings import SETTINGS, TWO_WIKI, Setting, setting
 from qrag_jax.errors import InputError
 
 ANSWERS, PAGE = "answers", "page"
+_SHOWING = ("advice", "gpu_cost", "page", "plot", "published", "scores", "table")
 Settings = Callable[[str], Setting]
 
 
@@ -46,7 +58,7 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     if quick:
         with tempfile.TemporaryDirectory() as folder:
             return quick_cases(Path(folder))
-    kept = Kept.of("which")
+    kept = Kept.of("which", showing=[f"benchmarks/which_cases/{name}.py" for name in _SHOWING])
 
     @cache
     def settings(name: str) -> Setting:
@@ -69,23 +81,44 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
             answers.forget_if_older(kept, name)
     failed = finish(kept, parts, [name for name in only if name != PAGE] if only else every)
     results = kept.finished(parts)
-    rows = {name: Result.of_json(part) for name, part in results.items() if _is_row(name)}
-    scored = table.scored(rows, settings)
-    read = {name: part for name, part in results.items() if not _is_row(name)}
-    table.add_answers(scored, read)
-    notes = [*left_out_notes(left_out), *NOT_SMALL]
-    notes += [f"Failed: {part}." for part in failed]
-    told = [settings(name).told for name in dict.fromkeys(each.trained_in for each in scored)]
-    waiting = [name for name in every if name not in results]
-    tables = advice.tables(scored)
-    tables += [*table.tables(scored, [*told, *notes], waiting), gpu_cost.table()]
+    scored, tables = shown(results, settings, left_out, failed)
     kept.write_tables(results, "Means over trainings and questions, 95 % intervals.", tables)
     if scored:
         plot.draw(scored, kept.results / page.PICTURE)
-    if scored and (not only or PAGE in only):
-        page.write(tables, kept.results / page.PICTURE, results)
+    if not only or PAGE in only:
+        published.publish(results)
+        every_result = published.published()
+        every_line, tables = shown(every_result, settings, left_out, failed)
+        page.write(tables, lambda path: plot.draw(every_line, path), every_result)
     broken = [Case(f"{name}: failed, see above", None, "") for name in failed]
     return [*table.cases(scored), *broken]
+
+
+def shown(
+    results: Mapping[str, Mapping[str, Any]],
+    settings: Settings,
+    left_out: Mapping[str, str],
+    failed: Sequence[str] = (),
+) -> tuple[list[table.Scored], list[str]]:
+    """The lines of results, and their tables.
+
+    Args:
+        results: part → its result.
+        left_out: parts that cannot be run on this machine, and why.
+    """
+    rows = {name: Result.of_json(part) for name, part in results.items() if _is_row(name)}
+    scored = table.scored(rows, settings)
+    table.add_answers(scored, {name: each for name, each in results.items() if not _is_row(name)})
+    notes = [settings(name).told for name in dict.fromkeys(each.trained_in for each in scored)]
+    absent = {part: why for part, why in left_out.items() if part not in results}
+    notes += [*left_out_notes(absent), *NOT_SMALL, *published.versions(results)]
+    notes += [f"Failed: {part}." for part in failed]
+    every = [f"{where}/{part}" for where in SETTINGS for row in ROWS for part in row.parts]
+    waiting = [
+        name for name in every if _by_default(name) and name not in results and name not in absent
+    ]
+    tables = [*advice.tables(scored), *table.tables(scored, notes, waiting), gpu_cost.table()]
+    return scored, tables
 
 
 def finish(kept: Kept, parts: Mapping[str, Part], names: Sequence[str]) -> list[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ def text(tables: Sequence[str], results: Mapping[str, Mapping[str, Any]]) -> str
     """What the suite writes: command, dates, machines, picture, tables."""
     dates = sorted({result["date"] for result in results.values()})
     machines = dict.fromkeys(result["machine"] for result in results.values())
-    told = f"`python -m benchmarks --suite which`, {dates[0]} to {dates[-1]}, on: "
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    told = f"`python -m benchmarks --suite which`, {when}, on: "
     head = f"{told}{'; '.join(machines) or report.machine()}.\n\n![{LEGEND}]({PICTURE})\n"
     sections = [table.replace("### ", "## ", 1) for table in tables]
     return "\n".join([head, *sections])
@@ -30,12 +30,18 @@ def text(tables: Sequence[str], results: Mapping[str, Mapping[str, Any]]) -> str
 
 def write(
     tables: Sequence[str],
-    picture: Path,
+    draw: Callable[[Path], object],
     results: Mapping[str, Mapping[str, Any]],
     document: Path = DOCUMENT,
 ) -> None:
-    """Writes them anew; the text of the page before the mark stays."""
+    """Writes them anew; the text of the page before the mark stays. Nothing without results.
+
+    Args:
+        draw: writes the picture to a path.
+    """
+    if not results:
+        return
     before, _, _ = document.read_text(encoding="utf-8").partition(BEGIN)
-    shutil.copyfile(picture, document.parent / PICTURE)
+    draw(document.parent / PICTURE)
     document.write_text(f"{before}{BEGIN}\n\n{text(tables, results)}", encoding="utf-8")
     print(f"written: {document}")

@@ -70,6 +70,25 @@ def test_results_of_a_changed_suite_are_made_anew_from_the_same_runs(tree: Path)
     assert code_version(tree, SUITES) != code_version(ROOT, SUITES)
 
 
+def test_results_stay_when_what_shows_them_is_changed(tree: Path) -> None:
+    shows = tree / "benchmarks" / "which_cases" / "plot.py"
+    showing = [shows.relative_to(tree).as_posix()]
+
+    def kept_for() -> Kept:
+        return Kept.of("which", tree, tree / "runs", showing=showing)
+
+    def part() -> dict[str, Any]:
+        shows.write_text("changed while it runs")
+        return {"x": 1}
+
+    before = kept_for()
+    made = before.finish({"a": part})["a"]
+    assert made["trainer"] == code_version(tree)
+    assert kept_for().finish({"a": lambda: {"x": 2}})["a"]["x"] == 1
+    (tree / "benchmarks" / "long.py").write_text("changed")
+    assert kept_for().results != before.results
+
+
 def test_parts_are_run_by_name_and_kept(tree: Path) -> None:
     calls = []
 

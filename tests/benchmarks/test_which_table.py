@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from benchmarks.which_cases import (
     invented,
     page,
     plot,
+    published,
     rows,
     single,
     table,
@@ -70,7 +72,8 @@ def lines(given: Setting) -> list[table.Scored]:
     return table.scored(results(given, shares), lambda name: given)
 
 
-def test_parts_are_rows_seeds_and_settings(tmp_path: Path) -> None:
+def test_parts_are_rows_seeds_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(which, "lacking", lambda row: "")  # whatever is on this machine
     parts = [name for name, _ in which.all_parts(ROWS, lambda name: pytest.fail(name), tmp_path)]
     left_out = dict(which.left_out_parts(ROWS))
     every = {f"{where}/{part}" for where in SETTINGS for row in ROWS for part in row.parts}
@@ -254,15 +257,37 @@ def test_the_plot_is_a_picture(lines: list[table.Scored], tmp_path: Path) -> Non
 def test_the_page_keeps_its_text(tmp_path: Path, lines: list[table.Scored]) -> None:
     document = tmp_path / "which.md"
     document.write_text(f"# Which\n\nProse.\n\n{page.BEGIN}\n\nstale words\n")
-    picture = plot.draw(lines, tmp_path / "made" / page.PICTURE)
     results = {"2wiki/bm25": {"date": "2026-11-26", "machine": "a machine"}}
-    page.write(["### A table\n\n| a |\n"], picture, results, document)
+    page.write(["### A table\n\n| a |\n"], lambda path: plot.draw(lines, path), results, document)
     text = document.read_text()
     assert text.startswith(f"# Which\n\nProse.\n\n{page.BEGIN}\n\n`python -m benchmarks")
-    assert "2026-11-26 to 2026-11-26, on: a machine." in text
+    assert "--suite which`, 2026-11-26, on: a machine." in text
     assert "## A table" in text
     assert "stale words" not in text
     assert (tmp_path / page.PICTURE).exists()
+
+
+def test_a_page_of_several_days_tells_the_first_and_the_last() -> None:
+    days = ("2026-11-27", "2026-11-26", "2026-12-01")
+    results = {f"2wiki/{day}": {"date": day, "machine": "a machine"} for day in days}
+    assert "which`, 2026-11-26 to 2026-12-01, on: a machine." in page.text([], results)
+
+
+def test_published_results_stay_until_they_are_made_anew(tmp_path: Path) -> None:
+    first = {"lists": {"q": ["p1"]}, "trainer": "a"}
+    published.publish({"2wiki/bm25": first, "2wiki/q_rag-42": first}, tmp_path)
+    before = (tmp_path / "2wiki" / "bm25.json.gz").read_bytes()
+    published.publish({"2wiki/bm25": first}, tmp_path)
+    assert (tmp_path / "2wiki" / "bm25.json.gz").read_bytes() == before
+    assert not list(published.versions(published.published(tmp_path)))
+    second = first | {"trainer": "b"}
+    published.publish({"2wiki/bm25": second}, tmp_path)
+    there = published.published(tmp_path)
+    assert there == {"2wiki/bm25": second, "2wiki/q_rag-42": first}
+    assert [*published.versions(there)] == [
+        "Of version b of the trainer: 2wiki/bm25.",
+        "Of version a of the trainer: 2wiki/q_rag-42.",
+    ]
 
 
 def test_the_page_of_the_docs_has_the_mark() -> None:
@@ -283,8 +308,12 @@ def test_a_finished_part_is_not_run_again(
     monkeypatch.setattr(which, "ROWS", (row,))
     monkeypatch.setattr(which, "DATA", tmp_path / "data")
     monkeypatch.setattr(
-        which.Kept, "of", lambda suite: Kept(suite, tmp_path / "runs", tmp_path / "results")
+        which.Kept, "of", lambda suite, **_: Kept(suite, tmp_path / "runs", tmp_path / "results")
     )
+    there = tmp_path / "published"
+    publish, read_published = published.publish, published.published
+    monkeypatch.setattr(published, "publish", lambda made: publish(made, there))
+    monkeypatch.setattr(published, "published", lambda: read_published(there))
     document = tmp_path / "which.md"
     document.write_text(f"Text.\n{page.BEGIN}\n")
     write = page.write
@@ -302,6 +331,15 @@ def test_a_finished_part_is_not_run_again(
     assert "## 2wiki: what to use when" in document.read_text()
     assert "## What a GPU run of each row would cost" in document.read_text()
     assert ran == ["2wiki bm25"]
+    # And from what is published, on a machine where nothing was run.
+    shutil.rmtree(tmp_path / "results")
+    document.write_text(f"Text.\n{page.BEGIN}\n")
+    which.run(False, ["page"])
+    assert "## 2wiki: what is found" in document.read_text()
+    assert "Not run yet" not in document.read_text()
+    assert ran == ["2wiki bm25"]
+    which.run(False, ["2wiki/bm25"])
+    assert len(ran) == 2  # it is not taken for a result of this machine
     with pytest.raises(InputError, match=r"--only=hotpotqa/bm25 cannot be run: not here"):
         which.run(False, ["hotpotqa/bm25"])
     with pytest.raises(InputError, match="the parts are 2wiki/bm25"):
