@@ -4,22 +4,25 @@ With QRAG_WHICH_URL and QRAG_WHICH_MODEL a running server answers, by `qrag_jax.
 says. Otherwise SmolLM2 answers on this machine, by transformers, with the same prompt; equal
 prompts are asked once, and its answers are kept, so that a killed part goes on. EM and F1 are
 HotpotQA's. Answers take far longer than searches, so that the same `QUESTIONS` test questions are
-answered for every row, of its first training: those that stand evenly in the test's order.
+answered for every row, of its first training: those that stand evenly in the test's order. A row
+that is not finished on this machine is taken from the results in the repository.
 """
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kept_runs import Kept, command
-from benchmarks.which_cases import single, writers
+from benchmarks.which_cases import published, single, writers
 from benchmarks.which_cases.found import Found
-from benchmarks.which_cases.row import TRAINED, Result
+from benchmarks.which_cases.row import TRAINED, WITH_WORDS, Result
 from benchmarks.which_cases.rows import ROWS
 from benchmarks.which_cases.settings import TRAIN, Asked, Setting
 from qrag_jax.errors import InputError
@@ -49,9 +52,7 @@ def part(settings: Callable[[str], Setting], kept: Kept, where: str) -> dict[str
         InputError: no row is finished, or there is no model.
     """
     given = settings(where)
-    finished = {
-        path.stem: Result.of_json(json.loads(path.read_text())) for path in _rows(kept, where)
-    }
+    finished = {name: Result.of_json(made) for name, made in _finished(kept, where).items()}
     if not finished:
         raise InputError(f"no row of {where} is finished; run one first, such as {where}/bm25.")
     folder = kept.runs / where / "answers"
@@ -61,7 +62,7 @@ def part(settings: Callable[[str], Setting], kept: Kept, where: str) -> dict[str
         name: {
             way: scores(given, tests[where], ask, f"{name}-{way}")
             for way, tests in result.ways.items()
-            if way == TRAINED or TRAINED not in result.ways
+            if way in (TRAINED, WITH_WORDS) or TRAINED not in result.ways
         }
         for name, result in finished.items()
     }
@@ -72,18 +73,19 @@ def part(settings: Callable[[str], Setting], kept: Kept, where: str) -> dict[str
     }
 
 
-def _rows(kept: Kept, where: str) -> list[Path]:
-    """The results of finished rows, of one training each."""
-    first = {row.parts[0] for row in ROWS}
-    return sorted(path for path in (kept.results / where).glob("*.json") if path.stem in first)
+def _finished(kept: Kept, where: str) -> dict[str, dict[str, Any]]:
+    """The results of rows, of one training each, in the order of the rows."""
+    parts = [f"{where}/{row.parts[0]}" for row in ROWS]
+    there = published.published() | kept.finished(parts)
+    return {part.partition("/")[2]: there[part] for part in parts if part in there}
 
 
 def forget_if_older(kept: Kept, name: str) -> None:
     """Deletes the part's result if rows have been finished since; answers that are kept stay."""
     path = kept.results / f"{name}.json"
     if path.exists():
-        rows = {each.stem for each in _rows(kept, path.parent.name)}
-        if rows - json.loads(path.read_text())["lines"].keys():
+        rows = _finished(kept, path.parent.name)
+        if rows.keys() - json.loads(path.read_text())["lines"].keys():
             path.unlink()
 
 
@@ -207,20 +209,65 @@ class Reader:
         """Its text to each prompt."""
         wanted = list(prompts)
         new = [each for each in dict.fromkeys(wanted) if each not in self.kept]
-        new.sort(key=len)
-        for start in range(0, len(new), _AT_ONCE):
-            part = new[start : start + _AT_ONCE]
-            answers = dict(zip(part, self._written(part), strict=True))
+        for prompt, text in self._written(new):
             with self.file.open("a") as file:
-                file.writelines(json.dumps(pair) + "\n" for pair in answers.items())
-            self.kept |= answers
+                file.write(json.dumps([prompt, text]) + "\n")
+            self.kept[prompt] = text
         return [self.kept[each] for each in wanted]
 
-    def _written(self, prompts: Sequence[str]) -> list[str]:
+    def _written(self, prompts: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Each prompt with its text, short ones first. What all begin with is read once."""
+        import torch
+        from transformers import DynamicCache
+
+        rows = {prompt: self.tokenizer(prompt)["input_ids"] for prompt in prompts}
+        short_first = sorted(rows, key=lambda prompt: len(rows[prompt]))
+        begin = _common([*rows.values()])
+        read = DynamicCache(config=self.model.config)
+        with torch.no_grad():
+            if begin:
+                self.model(torch.tensor([begin]), past_key_values=read)
+            for start in range(0, len(short_first), _AT_ONCE):
+                part = short_first[start : start + _AT_ONCE]
+                ends = [rows[prompt][len(begin) :] for prompt in part]
+                yield from zip(part, self._greedy(len(begin), read, ends), strict=True)
+
+    def _greedy(self, begun: int, read: Any, ends: list[list[int]]) -> list[str]:
+        """The texts after rows of tokens, up to their first line's end.
+
+        Args:
+            begun: number of tokens that were read before, the same for all.
+            read: their keys and values.
+        """
         import torch
 
-        rows = self.tokenizer(list(prompts), return_tensors="pt", padding=True)
-        with torch.no_grad():
-            out = self.model.generate(**rows, max_new_tokens=WRITTEN, do_sample=False)
-        width = rows["input_ids"].shape[1]
-        return self.tokenizer.batch_decode(out[:, width:], skip_special_tokens=True)
+        padded = self.tokenizer.pad({"input_ids": ends}, return_tensors="pt")
+        ids, own = padded["input_ids"], padded["attention_mask"]
+        # Padding stands between what was read and a shorter row, where none sees it.
+        seen = torch.cat([torch.ones(len(ends), begun, dtype=own.dtype), own], dim=1)
+        places = begun + (own.cumsum(1) - 1).clamp(min=0)
+        keys = copy.deepcopy(read)
+        keys.batch_repeat_interleave(len(ends))
+        written, eos = ids[:, :0], self.tokenizer.eos_token_id
+        for _ in range(WRITTEN):
+            given = {"attention_mask": seen, "position_ids": places, "past_key_values": keys}
+            ids = self.model(ids, **given).logits[:, -1:].argmax(-1)
+            written = torch.cat([written, ids], dim=1)
+            texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
+            ended = (written == eos).any(1).tolist()
+            if all(e or "\n" in t.strip() for e, t in zip(ended, texts, strict=True)):
+                break
+            seen = torch.cat([seen, torch.ones_like(ids)], dim=1)
+            places = places[:, -1:] + 1
+        # A row that has ended goes on until the others have.
+        kept = [[*itertools.takewhile(lambda t: t != eos, row)] for row in written.tolist()]
+        return self.tokenizer.batch_decode(kept, skip_special_tokens=True)
+
+
+def _common(rows: Sequence[Sequence[int]]) -> list[int]:
+    """What all rows begin with, and after which each of them has something."""
+    if not rows:
+        return []
+    shortest = min(map(len, rows)) - 1
+    columns = zip(*(row[:shortest] for row in rows), strict=True)
+    return [column[0] for column in itertools.takewhile(lambda c: len(set(c)) == 1, columns)]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import tiny_llm
 from benchmarks.kept_runs import Kept
-from benchmarks.which_cases import answers, rewrite_row, rlvr_row, single, writers
+from benchmarks.which_cases import answers, published, rewrite_row, rlvr_row, single, writers
 from benchmarks.which_cases.answers import Reader
 from benchmarks.which_cases.found import Found
 from benchmarks.which_cases.measured import costs_of
-from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result
+from benchmarks.which_cases.row import TRAINED, UNTRAINED, WITH_WORDS, Place, Result
 from benchmarks.which_cases.settings import TRAIN, TWO_WIKI, Asked, Setting
 from qrag_jax.runtime.minilm import find_minilm
 from tests.benchmarks import invented_setting
@@ -94,22 +95,27 @@ def test_answers_are_kept_and_asked_for_once(
     monkeypatch.setattr(answers, "WRITTEN", 4)
     monkeypatch.delenv(answers.URL, raising=False)
     found = single.bm25(given)
-    finish(kept, "bm25", Result({UNTRAINED: {TWO_WIKI: found}}))
-    trained = Result({TRAINED: {TWO_WIKI: found}, UNTRAINED: {TWO_WIKI: found}})
+    untrained = Result({UNTRAINED: {TWO_WIKI: found}})
+    finish(kept, "bm25", untrained)
+    elsewhere = {f"{TWO_WIKI}/{name}": untrained.to_json() for name in ("bm25", "minilm")}
+    monkeypatch.setattr(published, "published", lambda: elsewhere)
+    ways = (TRAINED, UNTRAINED, WITH_WORDS)
+    trained = Result({way: {TWO_WIKI: found} for way in ways})
     finish(kept, "q_rag-42", trained)
     finish(kept, "q_rag-43", trained)
     written: list[str] = []
     said = Reader._written
 
-    def counted(reader: Reader, messages: Sequence[str]) -> list[str]:
-        written.extend(messages)
-        return said(reader, messages)
+    def counted(reader: Reader, prompts: Sequence[str]) -> Iterator[tuple[str, str]]:
+        written.extend(prompts)
+        return said(reader, prompts)
 
     monkeypatch.setattr(Reader, "_written", counted)
     part = answers.part(lambda name: given, kept, TWO_WIKI)
     assert {name: [*ways] for name, ways in part["lines"].items()} == {
         "bm25": [UNTRAINED],
-        "q_rag-42": [TRAINED],
+        "minilm": [UNTRAINED],  # finished elsewhere
+        "q_rag-42": [TRAINED, WITH_WORDS],
     }
     assert part["questions"] == 4
     assert len(written) == len(set(written)) == 4  # equal prompts are asked once
@@ -122,13 +128,57 @@ def test_answers_are_kept_and_asked_for_once(
     assert json.dumps(again) == json.dumps(part)
 
 
+def first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+@pytest.mark.long
+def test_what_prompts_begin_with_is_read_once(
+    chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The texts are those of each prompt alone, read whole."""
+    import torch
+
+    monkeypatch.setattr(answers, "WRITTEN", 8)
+    monkeypatch.setattr(answers, "_AT_ONCE", 3)
+    reader = Reader(chat, tmp_path / "said.jsonl")
+    ends = ("who", "which river", "when was the lamp of the river lit", "a stone", "of what")
+    read: list[int] = []
+    forward = reader.model.forward
+
+    def counted(input_ids: Any, **given: Any) -> Any:
+        read.append(input_ids.shape[1])
+        return forward(input_ids, **given)
+
+    for begin in ("the river is long. " * 9, ""):
+        prompts = [begin + end for end in ends]
+        alone = []
+        for prompt in prompts:
+            rows = reader.tokenizer(prompt, return_tensors="pt")
+            with torch.no_grad():
+                out = reader.model.generate(**rows, max_new_tokens=8, do_sample=False)
+            new = out[0, rows["input_ids"].shape[1] :]
+            alone.append(first_line(reader.tokenizer.decode(new, skip_special_tokens=True)))
+        assert len(set(alone)) > 1
+        reader.kept.clear()
+        read.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(reader.model, "forward", counted)
+            assert [first_line(text) for text in reader.said(prompts)] == alone
+        whole = len(reader.tokenizer(prompts[0])["input_ids"])
+        assert not begin or read[0] > 0.9 * whole > max(read[1:]) * 2
+
+
 def finish(kept: Kept, name: str, result: Result) -> None:
     path = kept.results / TWO_WIKI / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result.to_json()))
 
 
-def test_answers_are_forgotten_when_a_row_is_new(tmp_path: Path) -> None:
+def test_answers_are_forgotten_when_a_row_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "published", dict)
     kept = Kept("which", tmp_path / "runs", tmp_path / "results")
     finish(kept, "bm25", Result({}))
     path = kept.results / TWO_WIKI / "answers.json"
