@@ -30,6 +30,7 @@ from benchmarks.retrieval_cases.multi_step import DATA
 from benchmarks.which_cases import (
     advice,
     answers,
+    equal_cost,
     gpu_cost,
     invented,
     page,
@@ -45,7 +46,7 @@ from benchmarks.which_cases.settings import SETTINGS, TWO_WIKI, Setting, setting
 from qrag_jax.errors import InputError
 
 ANSWERS, PAGE = "answers", "page"
-_SHOWING = ("advice", "gpu_cost", "page", "plot", "published", "scores", "table")
+_SHOWING = ("advice", "equal_cost", "gpu_cost", "page", "plot", "published", "scores", "table")
 Settings = Callable[[str], Setting]
 
 
@@ -117,7 +118,8 @@ def shown(
     waiting = [
         name for name in every if _by_default(name) and name not in results and name not in absent
     ]
-    tables = [*advice.tables(scored), *table.tables(scored, notes, waiting), gpu_cost.table()]
+    tables = [*advice.tables(scored), *table.tables(scored, notes, waiting)]
+    tables += [*equal_cost.tables(scored), gpu_cost.table()]
     return scored, tables
 
 

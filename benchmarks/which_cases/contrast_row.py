@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 from benchmarks.which_cases import contrast, single
-from benchmarks.which_cases.contrast import ContrastConfig
+from benchmarks.which_cases.contrast import ContrastConfig, Tried
 from benchmarks.which_cases.measured import costs_of, timed
 from benchmarks.which_cases.row import FUSED, TRAINED, WITH_WORDS, Place, Result, training_of
 from qrag_jax.runtime.whole_files import write_whole
@@ -27,7 +27,7 @@ def contrastive(place: Place, config: ContrastConfig | None = None) -> Result:
             tokens = sum(each.tokens for each in tried if each.steps == max(config.steps))
             write_whole(about, json.dumps({"tried": made, "tokens": tokens}) + "\n")
     kept = json.loads(about.read_text())
-    best = contrast.Tried(**kept["tried"][0])
+    best = Tried(**kept["tried"][0])
     tests = {}
     for each in (place.setting, *place.others):
         folder = single.index(each, place.folder / f"index-{each.name}", str(model))
@@ -37,7 +37,8 @@ def contrastive(place: Place, config: ContrastConfig | None = None) -> Result:
         f"rate {best.rate:g} and {best.steps} steps, chosen by the recall on the questions for "
         f"choices ({best.recall:.3f} among their own passages)"
     )
-    training = training_of(cost, tokens=float(kept["tokens"]), searches=0.0)
+    course = contrast.course([Tried(**each) for each in kept["tried"]], cost.cpu_seconds / 60)
+    training = training_of(cost, course=course, tokens=float(kept["tokens"]), searches=0.0)
     folder = place.folder / f"index-{place.setting.name}"
     twice = single.second_hop_by_vectors(place.setting, folder, str(model))
     here = place.setting.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 COUNTS = (2, 4, 6, 10)  # passages at which a list is cut
 MOST = COUNTS[-1]
@@ -31,6 +31,17 @@ class Asking:
     searches: float = 1.0
 
 
+class Course(NamedTuple):
+    """How a training went on.
+
+    measure: the score that chooses its best checkpoint, on the questions for choices.
+    points: processor minutes and score, oldest first.
+    """
+
+    measure: str
+    points: tuple[tuple[float, float], ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Training:
     """The cost of training. None: not counted.
@@ -42,6 +53,7 @@ class Training:
             encoder all that it reads.
         searches: of the corpus.
         untold: starts that were killed and whose minutes are not in these.
+        course: how it went on; None: it was never scored on the way.
     """
 
     cpu_minutes: float = 0.0
@@ -49,6 +61,16 @@ class Training:
     tokens: float | None = None
     searches: float | None = None
     untold: int = 0
+    course: Course | None = None
+
+    @classmethod
+    def of_json(cls, kept: Mapping[str, Any]) -> Training:
+        """The inverse of `dataclasses.asdict`, by way of a file."""
+        course = kept["course"]
+        if course is not None:
+            measure, points = course
+            course = Course(measure, tuple((when, score) for when, score in points))
+        return cls(**{**kept, "course": course})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.kept_runs import metrics
-from benchmarks.which_cases import single
+from benchmarks.which_cases import course, single
 from benchmarks.which_cases.found import Asking, Found, by_turns
 from benchmarks.which_cases.measured import once, per_question
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result, training_of
@@ -75,12 +75,13 @@ def harr(place: Place, algorithm: str, variant: str = "minilm") -> Result:
         for way, rows in read.items()
     }
     searches = metrics(workdir, "train/env_steps")  # [] if it ended before it told any
-    training = training_of(cost)
+    went = course.of_run(workdir, cost)
+    training = training_of(cost, course=went)
     if searches:
         # Estimated: the states of a search in training are as long as those of the test.
         asking = ways[TRAINED][given.name].asking
         tokens = searches[-1] * asking.encoder_tokens / asking.searches
-        training = training_of(cost, tokens=tokens, searches=searches[-1])
+        training = training_of(cost, course=went, tokens=tokens, searches=searches[-1])
     told = f"best checkpoint, step {summary['step']}, by the recall on the questions for choices"
     return Result(ways, training, told)
 

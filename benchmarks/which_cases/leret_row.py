@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.which_cases import single, writers
+from benchmarks.which_cases import course, single, writers
 from benchmarks.which_cases.found import Asking, Found, by_turns
 from benchmarks.which_cases.measured import once
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result, training_of
@@ -36,7 +36,12 @@ def leret(place: Place) -> Result:
     tries = sum(
         len(path.read_text().splitlines()) for path in (workdir / "tries").glob("*/hop-*.jsonl")
     )
-    training = training_of(cost, tokens=writers.learned_tokens(workdir), searches=float(tries))
+    training = training_of(
+        cost,
+        course=course.of_run(workdir, cost),
+        tokens=writers.learned_tokens(workdir),
+        searches=float(tries),
+    )
     best = writers.checkpoint_of(place.folder / "predictions" / f"best-{given.name}.jsonl")
     return Result(ways, training, f"{best}, by the share with all gold passages found")
 

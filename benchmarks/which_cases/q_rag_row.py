@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.kept_runs import metrics
 from benchmarks.retrieval_cases.encoders import vectors_of
-from benchmarks.which_cases import single
+from benchmarks.which_cases import course, single
 from benchmarks.which_cases.found import MOST, Asking, Found, Training, read_list
 from benchmarks.which_cases.measured import Cost, once
 from benchmarks.which_cases.row import (
@@ -108,7 +108,8 @@ def _training(
             tokens.append(transitions / run.config.env.max_steps * each)
     searches = float(len(given.questions[TRAIN])) * (len(folders) - 1)
     known = sum(tokens) if len(tokens) == len(folders) else None
-    return training_of(*costs, tokens=known, searches=searches)
+    went = course.of_run(folders[-1] / RUN, costs[-1], *costs[:-1])
+    return training_of(*costs, course=went, tokens=known, searches=searches)
 
 
 def _passage_tokens(given: Setting, run: SavedRun) -> tuple[float, float]:

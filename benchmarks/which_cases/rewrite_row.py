@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kept_runs import metrics
-from benchmarks.which_cases import single, writers
+from benchmarks.which_cases import course, single, writers
 from benchmarks.which_cases.found import MOST, Asking, Found, read_list
 from benchmarks.which_cases.measured import once
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result, training_of
@@ -60,7 +60,12 @@ def deepretrieval(place: Place, variant: str) -> Result:
         ways[TRAINED][other.name] = _found(other, rows, each, model)
     searches = metrics(workdir, "searches")
     tokens = writers.learned_tokens(workdir)
-    training = training_of(cost, tokens=tokens, searches=searches[-1] if searches else None)
+    training = training_of(
+        cost,
+        course=course.of_run(workdir, cost),
+        tokens=tokens,
+        searches=searches[-1] if searches else None,
+    )
     best = writers.checkpoint_of(place.folder / "predictions" / f"best-{given.name}.jsonl")
     return Result(ways, training, f"{best}, by nDCG@10 on the questions for choices")
 

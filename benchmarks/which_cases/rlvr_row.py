@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.which_cases import single, writers
+from benchmarks.which_cases import course, single, writers
 from benchmarks.which_cases.found import Asking, Found, read_list
 from benchmarks.which_cases.measured import once
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, Place, Result, training_of
@@ -58,7 +58,12 @@ def rlvr(place: Place, imitation: tuple[str, ...] = ()) -> Result:
     for other in place.others:
         ways[TRAINED][other.name] = _found(place, other, "best", best)
     counted = [writers.learned_tokens(each) for each in (first, workdir)]
-    training = training_of(begun, learned, tokens=sum(each or 0.0 for each in counted))
+    training = training_of(
+        begun,
+        learned,
+        course=course.of_run(workdir, learned, begun),
+        tokens=sum(each or 0.0 for each in counted),
+    )
     told = writers.checkpoint_of(place.folder / "predictions" / f"best-{given.name}.jsonl")
     return Result(ways, training, f"{told}, by the recall on the questions for choices")
 

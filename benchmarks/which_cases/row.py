@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.which_cases.found import Found, Training
+from benchmarks.which_cases.found import Course, Found, Training
 from benchmarks.which_cases.measured import Cost
 from benchmarks.which_cases.settings import Setting
 
@@ -74,13 +74,16 @@ class Result:
             for way, tests in kept["ways"].items()
         }
         training = kept["training"]
-        return cls(ways, None if training is None else Training(**training), kept["about"])
+        return cls(ways, None if training is None else Training.of_json(training), kept["about"])
 
 
 def training_of(
-    *costs: Cost, tokens: float | None = None, searches: float | None = None
+    *costs: Cost,
+    course: Course | None = None,
+    tokens: float | None = None,
+    searches: float | None = None,
 ) -> Training:
-    """The cost of a training's commands."""
+    """The cost of a training's commands, and how it went on."""
     cpu, seconds = (sum(getattr(c, name) for c in costs) for name in ("cpu_seconds", "seconds"))
     untold = sum(each.untold for each in costs)
-    return Training(cpu / 60, seconds / 60, tokens, searches, untold)
+    return Training(cpu / 60, seconds / 60, tokens, searches, untold, course)
