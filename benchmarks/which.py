@@ -30,6 +30,7 @@ from benchmarks.retrieval_cases.multi_step import DATA
 from benchmarks.which_cases import (
     advice,
     answers,
+    differences,
     equal_cost,
     gpu_cost,
     invented,
@@ -46,7 +47,17 @@ from benchmarks.which_cases.settings import SETTINGS, TWO_WIKI, Setting, setting
 from qrag_jax.errors import InputError
 
 ANSWERS, PAGE = "answers", "page"
-_SHOWING = ("advice", "equal_cost", "gpu_cost", "page", "plot", "published", "scores", "table")
+_SHOWING = (
+    "advice",
+    "differences",
+    "equal_cost",
+    "gpu_cost",
+    "page",
+    "plot",
+    "published",
+    "scores",
+    "table",
+)
 Settings = Callable[[str], Setting]
 
 
@@ -92,7 +103,7 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
         every_line, tables = shown(every_result, settings, left_out, failed)
         page.write(tables, lambda path: plot.draw(every_line, path), every_result)
     broken = [Case(f"{name}: failed, see above", None, "") for name in failed]
-    return [*table.cases(scored), *broken]
+    return [*differences.cases(scored), *broken]
 
 
 def shown(
@@ -228,7 +239,7 @@ def quick_cases(folder: Path) -> list[Case]:
     scored = table.scored(rows, lambda name: given)
     for text in table.tables(scored, [given.told]):
         print(text)
-    cases = table.cases(scored)
+    cases = differences.cases(scored)
     seconds = time.monotonic() - began
     cases.append(Case("the two rows", seconds, "s", target="< 50 s", holds=seconds < 50))
     return cases

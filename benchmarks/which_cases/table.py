@@ -1,4 +1,4 @@
-"""Tables and cases of the suite which.
+"""Tables of the suite which.
 
 An ordering of two lines is claimed where the interval of their paired difference leaves 0 out; no
 correction is made for the number of pairs.
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import Case, markdown
+from benchmarks.report import markdown
 from benchmarks.which_cases.contrast_row import TWICE, TWICE_WITH_WORDS
 from benchmarks.which_cases.found import COUNTS, Found, Training
-from benchmarks.which_cases.row import TRAINED, UNTRAINED, WITH_WORDS, Result
+from benchmarks.which_cases.row import TRAINED, WITH_WORDS, Result
 from benchmarks.which_cases.rows import ROWS, Row
 from benchmarks.which_cases.scores import (
     ALL,
@@ -322,7 +322,7 @@ def _notes(lines: Sequence[Scored]) -> Iterator[str]:
                 yield f"{line.title}, {line.trained_in}: {told}."
 
 
-# ---------------------------------------------------------------- cases
+# ---------------------------------------------------------------- differences
 
 
 def difference_of(line: Scored, other: Scored, name: str = COMPARED) -> Interval | None:
@@ -333,44 +333,6 @@ def difference_of(line: Scored, other: Scored, name: str = COMPARED) -> Interval
 def _difference(line: Scored, other: Scored, test: str, name: str = COMPARED) -> Interval | None:
     first, second = line.column(name, test), other.column(name, test)
     return difference(first, second) if first and second else None
-
-
-def cases(lines: Sequence[Scored]) -> list[Case]:
-    """Trained lines less untrained ones, contrastive training, and the best simple search."""
-    found = []
-    for line in lines:
-        if line.way != TRAINED:
-            continue
-        own = [each for each in lines if each.trained_in == line.trained_in]
-        beside = [each for each in begun_with(line, own) if each.way == UNTRAINED]
-        further = (CONTRASTIVE, *SIMPLE)
-        beside += [each for each in own if each.row.name in further]
-        for other in dict((each.title, each) for each in beside if each is not line).values():
-            gain = difference_of(line, other)
-            if gain is not None:
-                found.append(_case(line, other, gain))
-    return found
-
-
-def _case(line: Scored, other: Scored, gain: Interval) -> Case:
-    after, before = (score_of(each, COMPARED) for each in (line, other))
-    assert after is not None
-    assert before is not None
-    order = "above" if gain.low > 0 else "below" if gain.high < 0 else "not told apart"
-    return Case(
-        f"{line.trained_in}, {COMPARED}: {line.title} - {other.title}",
-        gain.mean,
-        "share of questions",
-        peer=before.mean,
-        details={
-            "low": gain.low,
-            "high": gain.high,
-            "ordering": order,
-            line.title: after.mean,
-            "trainings": float(len(line.seeds)),
-            "questions": float(gain.questions),
-        },
-    )
 
 
 # ---------------------------------------------------------------- cells

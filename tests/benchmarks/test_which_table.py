@@ -17,6 +17,7 @@ from benchmarks.which_cases import (
     advice,
     answers,
     contrast,
+    differences,
     gpu_cost,
     invented,
     page,
@@ -128,7 +129,7 @@ def test_lines_have_all_trainings(lines: list[table.Scored]) -> None:
 
 
 def test_an_ordering_is_claimed_only_away_from_zero(lines: list[table.Scored]) -> None:
-    cases = {case.case: case for case in table.cases(lines)}
+    cases = {case.case: case for case in differences.cases(lines)}
     sure = cases["2wiki, all@4: Q-RAG, trained - BM25"]
     assert sure.details["ordering"] == "above"
     assert float(sure.details["low"]) > 0
@@ -144,10 +145,10 @@ def test_an_ordering_is_claimed_only_away_from_zero(lines: list[table.Scored]) -
     assert told["Q-RAG, trained"][alike] == "none"
     by_title = {line.title: line for line in lines}
     others = [table.difference_of(by_title["Q-RAG, trained"], by_title[name]) for name in told]
-    differences = {name: found for name, found in zip(told, others, strict=True) if found}
-    del differences["Q-RAG, trained"]
-    nearest = min(differences, key=lambda name: differences[name].mean)
-    expected = f"{nearest}: {table.interval_cell(differences[nearest])}"
+    gains = {name: found for name, found in zip(told, others, strict=True) if found}
+    del gains["Q-RAG, trained"]
+    nearest = min(gains, key=lambda name: gains[name].mean)
+    expected = f"{nearest}: {table.interval_cell(gains[nearest])}"
     assert told["Q-RAG, trained"][least] == expected
     assert told["BM25"][above] == "none"
     assert told["BM25"][least] == ""
