@@ -178,6 +178,7 @@ def cost_table(lines: Sequence[Scored]) -> str:
         rows.append(
             [
                 line.title,
+                spread_cell([cost.cpu_minutes for cost in costs]),
                 *(cost_cell([getattr(cost, name) for cost in costs]) for name in _TRAINING),
                 *(cost_cell([getattr(each, name) for each in asking]) for name in _ASKING),
                 cost_cell([each.index_bytes / 1e6 for each in found]),
@@ -186,7 +187,7 @@ def cost_table(lines: Sequence[Scored]) -> str:
     return markdown(header, rows)
 
 
-_TRAINING = ("cpu_minutes", "minutes", "tokens", "searches")
+_TRAINING = ("minutes", "tokens", "searches")
 _ASKING = ("milliseconds", "encoder_tokens", "read_tokens", "written_tokens", "searches")
 
 
@@ -368,3 +369,9 @@ def cost_cell(values: Sequence[float | None]) -> str:
         return ""
     mean = statistics.mean(known)
     return f"{mean:,.0f}" if mean >= 10 or mean == 0 else f"{mean:.2g}"
+
+
+def spread_cell(values: Sequence[float]) -> str:
+    """The mean, with the least and the most where there are several; "" if there is none."""
+    least, most = (cost_cell([f(values)]) if values else "" for f in (min, max))
+    return cost_cell(values) + (f" ({least}-{most})" if least != most else "")

@@ -168,6 +168,13 @@ def test_numbers_are_written_as_ranges() -> None:
     assert places(table.ranges([7, 3, 4, 5, 1])) == {"1", "3", "4", "5", "7"}
 
 
+def test_costs_of_several_trainings_are_a_mean_and_its_bounds() -> None:
+    assert table.spread_cell([]) == ""
+    assert table.spread_cell([17.2]) == "17"
+    assert table.spread_cell([17.2, 16.9]) == "17"
+    assert table.spread_cell([17.0, 33.4, 25.0]) == "25 (17-33)"
+
+
 def test_what_training_brings_is_paired_with_what_it_began_with(
     lines: list[table.Scored],
 ) -> None:
