@@ -86,6 +86,7 @@ def test_the_best_model_is_kept_and_searches(
         assert both.asking.searches == own.asking.searches + 1
     assert result.training is not None
     assert result.training.cpu_minutes > 0
+    invented_setting.check_course(result.training)
     assert result.training.tokens
     assert result.training.tokens > 2 * 5 * 4 * 3  # rates, steps, pairs, texts
     # What was kept is what was tried best, in the numbers of the library.

@@ -48,6 +48,7 @@ def check(result: Result, given: Setting, ways: tuple[str, ...]) -> None:
         assert found.index_bytes > 0
     assert result.training is not None
     assert result.training.cpu_minutes > 0
+    invented_setting.check_course(result.training)
 
 
 def test_invented_questions_can_be_taken_apart(given: Setting) -> None:
@@ -116,6 +117,10 @@ def test_mined_negatives_are_what_the_row_without_them_finds(
     costs = [first["train"], own["index"], own["train"]]
     assert result.training is not None
     minutes = sum(each.cpu_seconds for each in costs) / 60
+    # The minutes of the first training come before all of its own scores.
+    before = sum(each.cpu_seconds for each in costs[:-1]) / 60
+    assert result.training.course is not None
+    assert result.training.course.points[0][0] >= before
     assert result.training.cpu_minutes == pytest.approx(minutes)
     assert result.training.searches == len(given.questions[TRAIN])
     # 12 steps of 8 questions with 4 or more passages each, twice; once with ten more.

@@ -63,6 +63,7 @@ def test_rlvr_imitates_learns_and_is_asked(
     for tests in result.ways.values():
         lists_are_of(given, tests[TWO_WIKI])
     assert result.training is not None
+    invented_setting.check_course(result.training)
     costs = costs_of(place.folder)
     assert result.training.minutes > costs["train"].seconds / 60
     assert {writers.COMPILING, writers.FEW, "imitate", "export"} <= {*costs}
