@@ -12,7 +12,7 @@ from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
 from qrag_jax.runtime.writers import METRICS_NAME, read_metrics
 
 
-def of_run(workdir: Path, cost: Cost, *before: Cost) -> Course | None:
+def of_run(workdir: Path, cost: Cost, *before: Cost, part: str = "") -> Course | None:
     """The scores that choose a run's best checkpoint, oldest first; None: it has none.
 
     Processor minutes are estimated: those of the command, by the share of the run's own clock that
@@ -21,8 +21,9 @@ def of_run(workdir: Path, cost: Cost, *before: Cost) -> Course | None:
     Args:
         cost: of the command.
         before: of what was done first, such as another training.
+        part: of an episode, after which the score counts, such as hop2/.
     """
-    measure = str(read_fields(workdir / CONFIG_NAME)["eval"]["best_by"])
+    measure = part + str(read_fields(workdir / CONFIG_NAME)["eval"]["best_by"])
     lines = read_metrics(workdir / METRICS_NAME)
     clock = [(line["step"], line["speed/seconds"]) for line in lines if "speed/seconds" in line]
     steps, seconds = np.array([(0.0, 0.0), *clock]).T

@@ -14,6 +14,7 @@ from qrag_jax.metrics import hop_log
 from qrag_jax.retrieval.opening import BM25, EXACT
 from qrag_jax.runtime.minilm import MINILM
 
+_HOPS = 2  # of its config
 _NOTE = "two hops of 3 passages: it reads 6 at most"
 
 
@@ -38,7 +39,7 @@ def leret(place: Place) -> Result:
     )
     training = training_of(
         cost,
-        course=course.of_run(workdir, cost),
+        course=course.of_run(workdir, cost, part=f"hop{_HOPS}/"),
         tokens=writers.learned_tokens(workdir),
         searches=float(tries),
     )

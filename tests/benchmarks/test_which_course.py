@@ -22,7 +22,7 @@ from qrag_jax.runtime.writers import METRICS_NAME, MetricWriter
 BY_NAME = {row.name: row for row in ROWS}
 
 
-def run(folder: Path, scores: dict[int, float]) -> Path:
+def run(folder: Path, scores: dict[int, float], name: str = "recall") -> Path:
     """A run of 40 steps, each of 2 seconds by its clock."""
     folder.mkdir()
     (folder / CONFIG_NAME).write_text(json.dumps({"eval": {"best_by": "recall"}}))
@@ -30,7 +30,7 @@ def run(folder: Path, scores: dict[int, float]) -> Path:
         for step in range(10, 41, 10):
             writer.write(step, {"train/loss": 1.0, "speed/seconds": 2.0 * step})
             if step in scores:
-                writer.write(step, {"eval/recall": scores[step], "eval/em": 0.0})
+                writer.write(step, {f"eval/{name}": scores[step], "eval/em": 0.0})
     return folder
 
 
@@ -41,6 +41,8 @@ def test_minutes_are_the_share_of_the_clock(tmp_path: Path) -> None:
     after = course.of_run(made, cost, before, before)
     assert after == Course("recall", ((7.0, 0.5), (12.0, 0.75)))
     assert course.of_run(run(tmp_path / "never", {}), cost) is None
+    hops = run(tmp_path / "hops", {40: 0.75}, "hop2/recall")
+    assert course.of_run(hops, cost, part="hop2/") == Course("hop2/recall", ((10.0, 0.75),))
 
 
 def test_a_training_of_no_step_has_no_course(tmp_path: Path) -> None:
