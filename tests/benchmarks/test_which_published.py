@@ -1,14 +1,15 @@
-"""The results in benchmarks/which_results: what they have, and that the page is made of them."""
+"""The results in benchmarks/which_results: what they have, and how the page names their days."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import which
-from benchmarks.which_cases import published
+from benchmarks.which_cases import page, published
 from benchmarks.which_cases.found import MOST
 from benchmarks.which_cases.row import Result
 from benchmarks.which_cases.rows import ROWS
@@ -49,3 +50,30 @@ def test_a_setting_without_results_has_no_table() -> None:
     lines, tables = which.shown({}, setting, {})
     assert lines == []
     assert not any("what is found" in each for each in tables)
+
+
+def test_a_page_of_several_days_tells_the_first_and_the_last() -> None:
+    days = ("2026-11-27", "2026-11-26", "2026-12-01")
+    results = {f"2wiki/{day}": {"date": day, "machine": "a machine"} for day in days}
+    assert "which`, 2026-11-26 to 2026-12-01, on: a machine." in page.text([], results)
+
+
+def test_published_results_stay_until_they_are_made_anew(tmp_path: Path) -> None:
+    first = {"lists": {"q": ["p1"]}, "trainer": "a"}
+    published.publish({"2wiki/bm25": first, "2wiki/q_rag-42": first}, tmp_path)
+    before = (tmp_path / "2wiki" / "bm25.json.gz").read_bytes()
+    published.publish({"2wiki/bm25": first}, tmp_path)
+    assert (tmp_path / "2wiki" / "bm25.json.gz").read_bytes() == before
+    assert not list(published.versions(published.published(tmp_path)))
+    second = first | {"trainer": "b"}
+    published.publish({"2wiki/bm25": second}, tmp_path)
+    there = published.published(tmp_path)
+    assert there == {"2wiki/bm25": second, "2wiki/q_rag-42": first}
+    assert [*published.versions(there)] == [
+        "Of version b of the trainer: 2wiki/bm25.",
+        "Of version a of the trainer: 2wiki/q_rag-42.",
+    ]
+
+
+def test_the_page_of_the_docs_has_the_mark() -> None:
+    assert page.DOCUMENT.read_text().count(page.BEGIN) == 1

@@ -12,7 +12,6 @@ import pytest
 
 from benchmarks import which
 from benchmarks.kept_runs import Kept
-from benchmarks.retrieval_cases.multi_step import fused as numbers_fused
 from benchmarks.which_cases import (
     advice,
     answers,
@@ -27,7 +26,7 @@ from benchmarks.which_cases import (
     single,
     table,
 )
-from benchmarks.which_cases.found import Asking, Found, Training, by_turns, fused
+from benchmarks.which_cases.found import Asking, Found, Training
 from benchmarks.which_cases.invented import Sizes
 from benchmarks.which_cases.row import TRAINED, UNTRAINED, WITH_WORDS, Place, Result
 from benchmarks.which_cases.rows import ROWS, SEEDS, Row, lacking
@@ -275,33 +274,6 @@ def test_the_page_keeps_its_text(tmp_path: Path, lines: list[table.Scored]) -> N
     assert (tmp_path / page.PICTURE).exists()
 
 
-def test_a_page_of_several_days_tells_the_first_and_the_last() -> None:
-    days = ("2026-11-27", "2026-11-26", "2026-12-01")
-    results = {f"2wiki/{day}": {"date": day, "machine": "a machine"} for day in days}
-    assert "which`, 2026-11-26 to 2026-12-01, on: a machine." in page.text([], results)
-
-
-def test_published_results_stay_until_they_are_made_anew(tmp_path: Path) -> None:
-    first = {"lists": {"q": ["p1"]}, "trainer": "a"}
-    published.publish({"2wiki/bm25": first, "2wiki/q_rag-42": first}, tmp_path)
-    before = (tmp_path / "2wiki" / "bm25.json.gz").read_bytes()
-    published.publish({"2wiki/bm25": first}, tmp_path)
-    assert (tmp_path / "2wiki" / "bm25.json.gz").read_bytes() == before
-    assert not list(published.versions(published.published(tmp_path)))
-    second = first | {"trainer": "b"}
-    published.publish({"2wiki/bm25": second}, tmp_path)
-    there = published.published(tmp_path)
-    assert there == {"2wiki/bm25": second, "2wiki/q_rag-42": first}
-    assert [*published.versions(there)] == [
-        "Of version b of the trainer: 2wiki/bm25.",
-        "Of version a of the trainer: 2wiki/q_rag-42.",
-    ]
-
-
-def test_the_page_of_the_docs_has_the_mark() -> None:
-    assert page.DOCUMENT.read_text().count(page.BEGIN) == 1
-
-
 def test_a_finished_part_is_not_run_again(
     given: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,55 +372,3 @@ def test_gpu_costs_follow_from_their_parts() -> None:
         *(row.title for row in ROWS),
     }
     assert "| Q-RAG |" in gpu_cost.table()
-
-
-def test_searches_without_training_find_lists(tmp_path: Path) -> None:
-    """The whole of --quick is a slow test of all suites; these are its data."""
-    made = invented_setting.make(tmp_path, Sizes(train=24, dev=8, test=which.QUICK_QUESTIONS))
-    assert len(made.test) == which.QUICK_QUESTIONS
-    found = single.bm25(made)
-    assert {*found.lists} == {asked.id for asked in made.test}
-    assert found.index_bytes > 0
-    assert found.asking.milliseconds is not None
-    for further in (single.expansion(made), single.second_hop(made)):
-        assert {*further.lists} == {*found.lists}
-        assert further.asking.searches == 2
-    # The best of both searches come first.
-    hops = single.second_hop(made).lists
-    for question, names in hops.items():
-        assert names[:1] == found.lists[question][:1]
-    assert any(found.lists[question][1:2] != names[1:2] for question, names in hops.items())
-
-
-def test_what_searches_find_is_read_in_turns() -> None:
-    assert by_turns([("a", "b", "c"), ("a", "d"), ()]) == ("a", "b", "d", "c")
-    assert len(by_turns([[f"{search}-{n}" for n in range(9)] for search in range(3)])) == 10
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_fused_lists_are_those_of_the_engine_hybrid(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    lists = [rng.permutation(15)[: rng.integers(1, 11)].tolist() for _ in range(2)]
-    names = {number: f"p{number:02}" for number in range(15)}
-    found = fused([[names[number] for number in own] for own in lists])
-    expected = numbers_fused(lists, 10)
-    sums = {n: sum(1 / (61 + own.index(n)) for own in lists if n in own) for n in names}
-    assert len(found) == len(set(found)) == len(expected)
-    assert [sums[int(name[1:])] for name in found] == [sums[number] for number in expected]
-
-
-def test_what_words_find_is_fused_with_a_list(tmp_path: Path) -> None:
-    made = invented_setting.make(tmp_path, Sizes(test=8))
-    words = single.bm25(made)
-    gold = {a.id: a.gold for a in made.test}
-    both = single.with_words(made, Found(gold, Asking(5.0, encoder_tokens=7.0, searches=2.0), 100))
-    assert both.lists == {name: fused((own, words.lists[name])) for name, own in gold.items()}
-    assert both.lists != gold
-    assert both.asking.searches == 3
-    assert both.asking.encoder_tokens == 7
-    assert both.asking.milliseconds is not None
-    assert both.asking.milliseconds > 5
-    assert both.index_bytes == 100 + words.index_bytes
-    # Nothing is known of the whole where nothing is known of a part.
-    unknown = single.with_words(made, Found(gold, Asking(None)))
-    assert unknown.asking.milliseconds is None
