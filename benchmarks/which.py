@@ -35,8 +35,10 @@ from benchmarks.which_cases import (
     gpu_cost,
     invented,
     page,
+    pairs,
     plot,
     published,
+    remembered,
     single,
     table,
 )
@@ -53,8 +55,10 @@ _SHOWING = (
     "equal_cost",
     "gpu_cost",
     "page",
+    "pairs",
     "plot",
     "published",
+    "remembered",
     "scores",
     "table",
 )
@@ -130,6 +134,7 @@ def shown(
         name for name in every if _by_default(name) and name not in results and name not in absent
     ]
     tables = [*advice.tables(scored), *table.tables(scored, notes, waiting)]
+    tables += [*filter(None, [pairs.table(scored)]), *remembered.tables(scored, settings)]
     tables += [*equal_cost.tables(scored), gpu_cost.table()]
     return scored, tables
 

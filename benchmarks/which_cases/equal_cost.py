@@ -10,7 +10,7 @@ from benchmarks.report import markdown
 from benchmarks.which_cases.found import Course, Training
 from benchmarks.which_cases.row import TRAINED
 from benchmarks.which_cases.settings import SETTINGS
-from benchmarks.which_cases.table import Scored
+from benchmarks.which_cases.table import Scored, cost_cell
 
 MINUTES = (2.5, 5.0, 10.0, 20.0, 40.0)  # of the processors
 _ALREADY = 0.9  # share of a training's minutes
@@ -43,7 +43,7 @@ def _cells(line: Scored) -> list[str]:
     ends = [max(score for _, score in course.points) for course in courses]
     total = [training.cpu_minutes for training, _ in runs]
     when = [_best_after(training, course) for training, course in runs if course]
-    found = [f"{np.mean(total):.2g}", f"{np.mean(when):.2f}"]
+    found = [cost_cell(total), f"{np.mean(when):.2f}"]
     return [line.title, courses[0].measure, *cells, _mean(ends), *found]
 
 
