@@ -313,8 +313,8 @@ def _notes(lines: Sequence[Scored]) -> Iterator[str]:
                     yield f"{line.row.title}: {each.note}."
         if untold := sum(cost.untold for cost in line.training):
             yield (
-                f"{line.title}, {line.trained_in}: starts that were killed: {untold}. Their minutes "
-                "are not in the cost."
+                f"{line.title}, {line.trained_in}: starts that were killed: {untold}. Their "
+                "minutes are not in the cost."
             )
         if line.way == TRAINED:
             about = zip(line.seeds, line.about, strict=True)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import which
-from benchmarks.which_cases import page, published
+from benchmarks.which_cases import page, published, settings
 from benchmarks.which_cases.found import MOST
 from benchmarks.which_cases.row import Result
 from benchmarks.which_cases.rows import ROWS
-from benchmarks.which_cases.settings import SETTINGS, TWO_WIKI
+from benchmarks.which_cases.settings import SETTINGS, TWO_WIKI, Setting
+from tests.data import real_data
 
 RESULTS = published.published()
+FILE = Path(which.__file__).parent / "RESULTS.md"
+SECTION = "The five side by side"
+OTHER_SECTION = "Search in several steps over a corpus"  # of the smaller corpus of HotpotQA
 
 
 def test_published_results_are_of_known_parts() -> None:
@@ -77,3 +83,43 @@ def test_published_results_stay_until_they_are_made_anew(tmp_path: Path) -> None
 
 def test_the_page_of_the_docs_has_the_mark() -> None:
     assert page.DOCUMENT.read_text().count(page.BEGIN) == 1
+
+
+@pytest.mark.parametrize("where", ["page", "results"])
+def test_the_text_has_numbers_of_the_tables_alone(where: str) -> None:
+    """A number that the tables no longer have is one of an earlier run."""
+    prose, _, made = page.DOCUMENT.read_text(encoding="utf-8").partition(page.BEGIN)
+    known, other = _shares(made), set[str]()
+    if where == "page":
+        told = _shares(prose)
+        other = _shares(_section(OTHER_SECTION))
+    else:
+        told = _shares(_section(SECTION))
+    assert len(told) > 20
+    assert told - known <= other
+
+
+def _shares(text: str) -> set[str]:
+    return {*re.findall(r"\b[01]\.\d{3}\b", text)}
+
+
+def _section(title: str) -> str:
+    _, found, after = FILE.read_text(encoding="utf-8").partition(f"## {title}\n")
+    assert found
+    return re.split(r"^## ", after, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+@pytest.mark.long
+def test_the_page_is_made_of_them(tmp_path: Path) -> None:
+    data = real_data.real("2wikimultihopqa").parent
+
+    @cache
+    def setting(name: str) -> Setting:
+        return settings.setting(name, data, tmp_path / name)
+
+    refused = {
+        f"{where}/{part}": why for row in ROWS for where, why in row.refused for part in row.parts
+    }
+    _, tables = which.shown(RESULTS, setting, refused)
+    document = page.DOCUMENT.read_text(encoding="utf-8")
+    assert document.partition(f"{page.BEGIN}\n\n")[2] == page.text(tables, RESULTS)
