@@ -97,10 +97,21 @@ def test_the_text_has_numbers_of_the_tables_alone(where: str) -> None:
         told = _shares(_section(SECTION))
     assert len(told) > 20
     assert told - known <= other
+    text = prose if where == "page" else _section(SECTION)
+    intervals = _intervals(text)
+    assert len(intervals) > 5
+    assert intervals <= _intervals(made)
 
 
 def _shares(text: str) -> set[str]:
     return {*re.findall(r"\b[01]\.\d{3}\b", text)}
+
+
+def _intervals(text: str) -> set[tuple[str, frozenset[str]]]:
+    """Means with their intervals, without signs: a pair may be told the other way round."""
+    one = r"[+-]?(\d\.\d{3})"
+    found = re.findall(rf"{one} \[{one}, {one}\]", " ".join(text.split()))
+    return {(mean, frozenset(bounds)) for mean, *bounds in found}
 
 
 def _section(title: str) -> str:
