@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import pkgutil
+from collections.abc import Collection
+from pathlib import Path
 
 import jax
 
@@ -26,6 +28,8 @@ OPTIONS = {
     # cuBLAS has rules, and they give the same algorithm every time.
     "xla_gpu_enable_triton_gemm": False,
 }
+# For either XLA takes deterministic algorithms of cuDNN alone.
+_EITHER = DETERMINISTIC, "xla_gpu_exclude_nondeterministic_ops"
 _GPUS = {"cuda", "gpu", "rocm"}
 _PLUGINS = ("xla_cuda", "xla_rocm")
 _OFF = {"false", "0", "f", "no", "n"}
@@ -71,6 +75,17 @@ def ask(deterministic: bool, *, described: bool = False) -> str:
     return ""
 
 
+def is_asked() -> bool:
+    """Whether XLA_FLAGS asks for deterministic programs, by whomever it was set."""
+    own = os.environ.get(VARIABLE, "").strip()
+    if own and not own.startswith("-"):
+        try:
+            own = Path(own).read_text()
+        except (OSError, UnicodeDecodeError):
+            return False  # XLA itself will tell
+    return any(_given(own, _EITHER).values())
+
+
 def _can_use_gpus() -> bool:
     """Whether JAX may find a GPU, told without looking for one, which would start its backend."""
     allowed = getattr(jax.config, "jax_platforms", None)
@@ -81,10 +96,10 @@ def _can_use_gpus() -> bool:
     return any(name.startswith(_PLUGINS) for _, name, _ in pkgutil.iter_modules(folders or []))
 
 
-def _given(flags: str) -> dict[str, bool]:
-    """Which of our options XLA_FLAGS sets, and to what; the last word of an option holds."""
+def _given(flags: str, options: Collection[str] = OPTIONS) -> dict[str, bool]:
+    """Which of these options the flags set, and to what; the last word of an option holds."""
     words = (word.lstrip("-").partition("=") for word in flags.split())
-    return {name: value.lower() not in _OFF for name, _, value in words if name in OPTIONS}
+    return {name: value.lower() not in _OFF for name, _, value in words if name in options}
 
 
 def _text(options: dict[str, bool]) -> str:

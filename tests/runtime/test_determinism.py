@@ -81,3 +81,27 @@ def test_this_jaxlib_knows_the_options() -> None:
     """XLA ends the process at an option in XLA_FLAGS that it does not know."""
     compiled = jax.jit(jnp.sin, compiler_options=OPTIONS).lower(1.0).compile()
     assert compiled(0.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", False),
+        (ASKED, True),
+        ("--xla_gpu_deterministic_ops", True),
+        ("--xla_gpu_deterministic_ops=false --xla_gpu_enable_triton_gemm=true", False),
+        ("--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=0", False),
+        ("--xla_gpu_exclude_nondeterministic_ops=true", True),
+        ("no_such_file.txt", False),
+    ],
+)
+def test_whether_xla_is_asked(monkeypatch, flags: str, expected: bool) -> None:
+    monkeypatch.setenv(VARIABLE, flags)
+    assert determinism.is_asked() is expected
+
+
+def test_whether_xla_is_asked_in_a_file(monkeypatch, tmp_path: Path) -> None:
+    file = tmp_path / "flags.txt"
+    file.write_text(f"--xla_cpu_enable_fast_math=false\n{ASKED}\n")
+    monkeypatch.setenv(VARIABLE, str(file))
+    assert determinism.is_asked()

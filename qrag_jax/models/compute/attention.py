@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from qrag_jax.models.compute import cudnn_gradient
 from qrag_jax.models.compute.dropout import KeptWeights
 from qrag_jax.models.compute.precision import FUSED, PRODUCTS, Precision, exact
 
@@ -125,6 +126,8 @@ def padded_attention(
     if first is not None:
         raise ValueError("only batched products take queries that begin behind a row's start")
     fused = how.attention == FUSED and _fused_kernel_takes(query) and bias is None
+    if fused:
+        cudnn_gradient.say_determinism()
     whole = partial(_library, causal=causal, implementation="cudnn" if fused else "xla", bias=bias)
     if window is None:
         return whole(heads, lengths)

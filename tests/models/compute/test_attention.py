@@ -150,6 +150,18 @@ def test_rows_of_the_default_config_take_the_fused_kernel_of_gpus(cudnn, width, 
         jax.jit(jax.grad(total)).trace(direct)
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_each_gradient_says_itself_that_it_is_deterministic(cudnn, monkeypatch, asked) -> None:
+    """XLA would write it into the first of equal calls alone, and find no kernel for the others."""
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_gpu_deterministic_ops={str(asked).lower()}")
+    calls = [line for line in lowered_for_gpu(288, 64).splitlines() if "__cudnn$fmha" in line]
+    gradients = [line for line in calls if "__cudnn$fmhaSoftmaxBackward" in line]
+    assert len(calls) == 2
+    assert len(gradients) == 1
+    assert ("force_deterministic" in gradients[0]) == asked
+    assert sum("force_deterministic" in line for line in calls) == asked
+
+
 @pytest.mark.parametrize(("length", "width"), [(287, 64), (288, 36), (288, 256)])
 def test_what_the_fused_kernel_does_not_take_is_left_to_xla(cudnn, length, width) -> None:
     with jax.numpy_dtype_promotion("standard"):  # which JAX's own attention needs
