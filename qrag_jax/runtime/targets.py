@@ -18,7 +18,7 @@ from jax.experimental import topologies
 from qrag_jax.errors import InputError
 
 CUDA, TPU = "cuda", "tpu"
-PLUGIN, LIBTPU = "jax-cuda12-plugin", "libtpu"
+PLUGINS, LIBTPU = ("jax-cuda12-plugin", "jax-cuda13-plugin"), "libtpu"  # either plugin will do
 GPUS_OF_HOST = 8
 # TPUs of these kinds stand in a rectangle, of which a host has 2 × 2, or a single one.
 RECTANGLES = {
@@ -147,21 +147,32 @@ def check_packages(platform: str) -> None:
     """
     if platform == TPU:
         package, extra, wanted = LIBTPU, "tpu", _libtpu_of_jax()
+        found = _version(LIBTPU)
         help_ = "`make tpu` makes an environment that has it"
     else:
-        package, extra, wanted = PLUGIN, "cuda12", jax.__version__
+        extra, wanted = "cuda12", jax.__version__
+        here = {name: version for name in PLUGINS if (version := _version(name)) is not None}
+        # The one that belongs to this jax, if there is one.
+        package = next((name for name in here if here[name] == wanted), next(iter(here), ""))
+        found = here.get(package)
         help_ = "`make gpu` makes an environment that has them"
-    try:
-        found = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+    if found is None:
         kind = "TPU" if platform == TPU else "GPU"
         raise InputError(
             f"to compile for a {kind} the packages of jax[{extra}] are needed; {help_}."
-        ) from None
+        )
     if wanted is not None and not f"{found}.".startswith(f"{wanted}."):
         raise InputError(
             f"{package} is {found}, but jax {jax.__version__} needs {wanted}; {help_}."
         )
+
+
+def _version(package: str) -> str | None:
+    """Of an installed package; None: it is not."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _libtpu_of_jax() -> str | None:
