@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,8 @@ from qrag_jax.models.compute.precision import LIBRARY, PRODUCTS, Precision, prec
 from qrag_jax.runtime.platform import Platform
 
 BATCH, LENGTH, HEADS, WIDTH = 4, 9, 3, 8
+# What is compared with: a GPU would round its factors to TF32.
+exactly = partial(jax.default_matmul_precision, "highest")
 LENGTHS = np.array([9, 1, 4, 8], np.int32)
 
 
@@ -23,6 +27,7 @@ def inputs(dtype=np.float32) -> list[jax.Array]:
     return [jnp.asarray(array, dtype) for array in arrays]
 
 
+@exactly()
 def library(query, key, value):
     return jax.nn.dot_product_attention(query, key, value, key_value_seq_lengths=LENGTHS)
 
@@ -67,6 +72,7 @@ def test_causal_and_grouped_heads_equal_the_librarys(heads: int) -> None:
         result, pull = jax.vjp(function, query, key, value)
         return jnp.where(inside, result, 0), *pull(cotangent)
 
+    @exactly()
     def causal_library(query, key, value):
         return jax.nn.dot_product_attention(
             query, key, value, key_value_seq_lengths=LENGTHS, is_causal=True
@@ -201,6 +207,7 @@ def test_a_window_and_a_bias(attention: str, reach: int, biased: bool) -> None:
         return with_gradients(attend, *given)
 
     def expected(mask):
+        @exactly()
         def attend(query, key, value, bias=None):
             scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / WIDTH**0.5
             scores = scores if bias is None else scores + bias[None]
