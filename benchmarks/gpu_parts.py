@@ -12,7 +12,9 @@ import functools
 import importlib.util
 import json
 import os
+import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -149,8 +151,85 @@ def training_rows(title: str, log: list[dict[str, Any]], before: int, note: str)
     ]
 
 
-# A part of `python -m benchmarks --suite gpu --run`, in the order in which they are run. A search
-# over an index belongs here as soon as there is one.
+def _programs(name: str, place: Place) -> list[Row]:
+    """Programs that the suite compiles for devices that are not here, run here."""
+    _as_in_a_training()
+    from benchmarks.gpu_timed import timed
+
+    rows = []
+    for found in timed(name, quick=place.quick):
+        rows.append(Row(**found))
+        print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+# Recipes of configs/: config, encoder of the hub, folder of the data, ms of an update as estimated
+# from programs that were compiled for an H100 (`benchmarks/RESULTS.md`, "Published recipes").
+RECIPES = {
+    "contriever": ("two_wiki.py:contriever", "facebook/contriever", "2wikimultihopqa", 179.0),
+    "e5": ("hotpotqa.py:e5", "intfloat/multilingual-e5-large", "hotpotqa", 655.0),
+    "e5-float32": (
+        "published.py:e5-hotpotqa",
+        "intfloat/multilingual-e5-large",
+        "hotpotqa",
+        6140.0,
+    ),
+    "qwen3": ("hotpotqa.py:qwen3", "Qwen/Qwen3-Embedding-0.6B", "hotpotqa", 1350.0),
+}
+RECIPE_STEPS, TOLD = 24, 4  # updates, and those of a line of the log
+
+
+def _recipe(name: str, place: Place) -> list[Row]:
+    """The first updates of a recipe by the user's command, for a model of full size.
+
+    Its weights are drawn, and its tokenizer is MiniLM's: a time depends on neither.
+
+    Raises:
+        RuntimeError: the command failed.
+    """
+    config, encoder, folder, estimate = RECIPES[name]
+    title = f"`{config}`, {encoder}"
+    data = _data(folder)
+    if place.quick or data is None:
+        return [Row(title, None, "ms an update", note="needs QRAG_DATA, and is not quick")]
+    from benchmarks.scaling_folders import write_drawn
+
+    weights = place.folder / encoder.replace("/", "--")
+    if not weights.exists():
+        write_drawn(encoder, weights)
+    workdir, log = place.folder / f"recipe-{name}", place.folder / f"recipe-{name}.log"
+    shutil.rmtree(workdir, ignore_errors=True)
+    fields = {
+        "encoder.path": weights,
+        "data.path": data,
+        "data.cache": place.folder / "cache",
+        "pqn.learning_start": 0,
+        "train.steps": RECIPE_STEPS,
+        "train.log_every": TOLD,
+        "train.eval_every": RECIPE_STEPS,
+        "train.checkpoint_every": RECIPE_STEPS,
+        "eval.samples": 32,
+    }
+    command = [sys.executable, "-m", "qrag_jax.train", f"--workdir={workdir}"]
+    command += [f"--config=configs/{config}"]
+    command += [f"--config.{field}={value}" for field, value in fields.items()]
+    with log.open("w") as shown:
+        status = subprocess.run(command, stdout=shown, stderr=shown).returncode  # noqa: S603
+    if status:
+        raise RuntimeError(f"{config} ended with status {status}: see {log}")
+    return [recipe_row(title, _logged(workdir), estimate)]
+
+
+def recipe_row(title: str, log: Sequence[dict[str, Any]], estimate: float) -> Row:
+    """The median of a recipe's updates, without the first line of its log, which compiles."""
+    rates = [row["speed/steps_per_second"] for row in log if "speed/steps_per_second" in row][1:]
+    started = [row["speed/time_to_first_step"] for row in log if "speed/time_to_first_step" in row]
+    note = f"first step after {started[0]:.0f} s" if started else ""
+    each = 1e3 / statistics.median(rates) if rates else None
+    return Row(title, each, "ms an update", estimate=estimate, note=note)
+
+
+# A part of `python -m benchmarks --suite gpu --run`, in the order in which they are run.
 PARTS: dict[str, Part] = {
     "encoder": _encoder,
     "step-minilm": functools.partial(_step, "minilm"),
@@ -158,13 +237,26 @@ PARTS: dict[str, Part] = {
     "step-base": functools.partial(_step, "base"),
     "step-base-torch": functools.partial(_peer, "base"),
     "evaluation": _evaluation,
+    "search": functools.partial(_programs, "search"),
+    "harr": functools.partial(_programs, "harr"),
+    "language-model": functools.partial(_programs, "language-model"),
+    "large-language-model": functools.partial(_programs, "large-language-model"),
+    **{f"recipe-{name}": functools.partial(_recipe, name) for name in RECIPES},
     "training-1": functools.partial(_training, "first"),
     "training-2": functools.partial(_training, "second"),
 }
 
 
+def _as_in_a_training() -> None:
+    """XLA's options of a training; before JAX looks for devices."""
+    from qrag_jax.runtime import determinism
+
+    determinism.ask(True)
+
+
 def _bench(place: Place, name: str) -> Any:
     """The programs of an encoder, "minilm" or "base", and how many questions a batch has."""
+    _as_in_a_training()
     from benchmarks import ours
     from benchmarks.own_speeds import own_speeds
     from benchmarks.timed_programs import Bench, read_texts
@@ -205,10 +297,10 @@ def _without_torch() -> str:
     return "torch has no GPU here" if on_gpu() and not torch.cuda.is_available() else ""
 
 
-def _data() -> Path | None:
+def _data(name: str = "hotpotqa") -> Path | None:
     from benchmarks import ours
 
-    return ours.DATA / "hotpotqa" if (ours.DATA / "hotpotqa").exists() else None
+    return ours.DATA / name if (ours.DATA / name).exists() else None
 
 
 def _fields(place: Place) -> list[str]:

@@ -21,7 +21,7 @@ from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.block_rounds import BATCHES, rounds_of
 from qrag_jax.rollouts.block_shapes import choose_row_blocks
-from qrag_jax.rollouts.hop_batch import HopShape, batch_shapes
+from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, batch_shapes
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.sharding import BATCH_AXES
@@ -33,14 +33,18 @@ EPISODES, HOPS = 128, 5  # 16 questions of 8 members; every episode searches as 
 STATE_TOKENS, HOP_TOKENS = 1024, (60, 140)  # of a state at most; that a search adds to the next
 REWARDS = (1.0, 0.5), (0.2,)  # weights of an episode's rewards and of a search's
 RANK = 32
+FEWEST_WORDS = 500  # of a vocabulary, of the smallest model
 LEAST_SHARE, ASKED = 0.4, [model.name for model in QWEN3]  # of the peak, and whose
 
 
-def query_program(model: Model, mesh: Mesh, lora: bool, name: str) -> Program:
+def query_program(
+    model: Model, mesh: Mesh, lora: bool, name: str, *, values: bool = False
+) -> Program:
     """One update by all episodes.
 
     Args:
         name: a key of `ALGORITHMS`.
+        values: the batch has values, not only shapes; the devices are then here.
     """
     config, platform = ALGORITHMS[name], Platform.of(mesh)
     encoder, rules = encoder_of(model, platform), model.parts.rules
@@ -75,7 +79,11 @@ def query_program(model: Model, mesh: Mesh, lora: bool, name: str) -> Program:
     shape = HopShape(HOPS, longest, encoder.width, *map(len, REWARDS))
     by_episode = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     batch = batch_shapes(EPISODES, shape, policy)
-    batch = placement.shapes_on(batch, jax.tree.map(lambda _: by_episode, batch))
+    where = jax.tree.map(lambda _: by_episode, batch)
+    if values:
+        batch = jax.device_put(invented_batch(shape, policy), where)
+    else:
+        batch = placement.shapes_on(batch, where)
     # Devices along `tensor` compute all their rows together (`models.compute.dealing`).
     rows = EPISODES // mesh.size * encoder.on(mesh).module.group.tensor * HOPS
 
@@ -100,6 +108,25 @@ def query_cases(name: str, row: dict[str, Any]) -> list[Case]:
             holds=share >= LEAST_SHARE if asked else None,
         )
     ]
+
+
+def invented_batch(shape: HopShape, policy: PlackettLuceConfig) -> HopBatch:
+    """Episodes of random states and pools, that search as often as they may."""
+    rng, shapes = np.random.default_rng(0), batch_shapes(EPISODES, shape, policy)
+    lengths = state_lengths(EPISODES * HOPS, shape.tokens)[0].reshape(EPISODES, HOPS)
+    pool = rng.standard_normal(shapes.pool.shape, np.float32)
+    arrays: dict[str, Any] = dict(
+        tokens=rng.integers(5, FEWEST_WORDS, shapes.tokens.shape, np.int32),
+        lengths=lengths.astype(np.int32),
+        pool=pool / np.linalg.norm(pool, axis=-1, keepdims=True),
+        present=np.ones(shapes.present.shape, bool),
+        actions=np.broadcast_to(np.arange(policy.passages, dtype=np.int32), shapes.actions.shape),
+        log_probs=np.full(shapes.log_probs.shape, -policy.passages * np.log(policy.pool)),
+        scored=np.ones(EPISODES, bool),
+        episode_rewards=rng.random(shapes.episode_rewards.shape, np.float32),
+        hop_rewards=rng.random(shapes.hop_rewards.shape, np.float32),
+    )
+    return HopBatch(**arrays)
 
 
 def state_lengths(rows: int, longest: int) -> np.ndarray:

@@ -110,11 +110,14 @@ TINY_LANGUAGE_MODEL = LanguageModelSize(
 MOST_MEMORY = {("Qwen2.5-7B", True): 74.0}
 
 
-def tokens_program(model: LanguageModelSize, mesh: Mesh, lora: bool, name: str) -> Program:
+def tokens_program(
+    model: LanguageModelSize, mesh: Mesh, lora: bool, name: str, *, values: bool = False
+) -> Program:
     """One update by a block of episodes or pairs on each device, or the sampling of turns.
 
     Args:
         name: one of `PROGRAMS`.
+        values: what is learned from has values, not only shapes; the devices are then here.
     """
     trunk = Qwen3(
         model.config,
@@ -159,23 +162,24 @@ def tokens_program(model: LanguageModelSize, mesh: Mesh, lora: bool, name: str) 
     )
     state = placement.shapes_on(state_shapes(parts, params), shardings)
     rows = int(mesh.shape["data"] * mesh.shape["fsdp"])
+    placed: Any = jax.device_put if values else placement.shapes_on
     if name == PAIRS:
         count = QUESTIONS * rows
         none, ones = np.zeros(PAIR * count, np.float32), np.ones(count, np.float32)
         pairs = pair_episodes(policy, _pairs(count), PAIR_SHAPE, none, ones)
-        of_pairs = placement.shapes_on(pairs, jax.tree.map(lambda _: pair_shardings(mesh), pairs))
+        of_pairs = placed(pairs, jax.tree.map(lambda _: pair_shardings(mesh), pairs))
         return Program(PAIRS, make_preference_update(policy), (state, of_pairs, *base))
     if name == REWRITES:
         rewrites = ppo_episodes(policy, _rewrites(REWRITTEN * rows), REWRITE_SHAPE)
         of_ppo = ppo_shardings(mesh)
         split = of_ppo._replace(blocks=jax.tree.map(lambda _: of_ppo.blocks, rewrites.blocks))
-        shown: Any = placement.shapes_on(rewrites, split)
+        shown: Any = placed(rewrites, split)
         return Program(REWRITES, make_ppo_update(policy), (state, shown, *base))
     episodes = token_episodes(policy, _batch(rows), SHAPE)
     by_block, replicated, *_ = episode_shardings(mesh)
     where = jax.tree.map(lambda _: replicated, episodes)
     where = where._replace(blocks=jax.tree.map(lambda _: by_block, episodes.blocks))
-    given: Any = placement.shapes_on(episodes, where)
+    given: Any = placed(episodes, where)
     return Program(TOKENS, make_token_update(policy), (state, given, *base))
 
 

@@ -1,7 +1,7 @@
-"""Writes model folders of the published encoders' real sizes, whose weights are zeros.
+"""Writes model folders of the published encoders' real sizes, whose weights are zeros or drawn.
 
-A program depends on shapes alone, so nothing is downloaded. The weights are a hole in the file:
-they take no room on the disk.
+A program depends on shapes alone, so nothing is downloaded. Zeros are a hole in the file: they take
+no room on the disk. What is run needs drawn ones: zeros may compute faster.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from benchmarks.published import MODELS
 from qrag_jax.errors import InputError
@@ -24,17 +25,41 @@ from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.runtime.minilm import find_minilm
 from qrag_jax.runtime.platform import Platform
 
+_DRAWN = 1_000_003  # numbers; a prime, so that no two rows of a matrix are alike
 WORDS = "Who wrote the book that the film of the same name was made from ?"  # of a small vocabulary
 
 
 def write_zeros(name: str, folder: Path) -> Path:
-    """Writes the folder of an encoder of the hub; returns it.
+    """Writes the folder of an encoder of the hub, with zeros; returns it. Else as `write_drawn`."""
+    shapes = _write_rest(name, folder)
+    _write_hole(shapes, folder / WHOLE_FILE)
+    return folder
+
+
+def write_drawn(name: str, folder: Path) -> Path:
+    """Writes the folder of an encoder of the hub, with drawn weights; returns it.
 
     Its tokenizer is MiniLM's, or without MiniLM a small one: fewer tokens than the model has.
 
     Raises:
         InputError: the encoder is none of the published runs'.
     """
+    shapes = _write_rest(name, folder)
+    rng = np.random.default_rng(0)
+    # The same numbers again and again: so many take minutes to draw.
+    drawn = 0.02 * rng.standard_normal(_DRAWN, np.float32)
+    tensors = {
+        name: np.ones(shape, np.float32)
+        if name.lower().endswith("norm.weight")
+        else np.resize(drawn, shape)
+        for name, shape in shapes.items()
+    }
+    save_file(tensors, folder / WHOLE_FILE)
+    return folder
+
+
+def _write_rest(name: str, folder: Path) -> Mapping[str, tuple[int, ...]]:
+    """All but the weights, whose shapes are returned."""
     if name not in MODELS:
         raise InputError(f"the sizes of {name} are not known; give one of {', '.join(MODELS)}.")
     model: Mapping[str, Any] = MODELS[name]
@@ -50,8 +75,7 @@ def write_zeros(name: str, folder: Path) -> Path:
         make_scratch_folder(tokenizer, [WORDS], ScratchConfig(1, 32, 2, 8000, 512), 0)
     present = [tokenizer / file for file in TOKENIZER_FILES if (tokenizer / file).exists()]
     copy_files(present, tokenizer, folder)
-    _write_hole(expected_shapes(family.table, trunk), folder / WHOLE_FILE)
-    return folder
+    return expected_shapes(family.table, trunk)
 
 
 def _write_hole(shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:

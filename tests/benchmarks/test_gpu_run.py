@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_estimate, gpu_run
-from benchmarks.gpu_parts import PARTS, Row, training_rows
+from benchmarks.gpu_parts import PARTS, RECIPES, Place, Row, _recipe, recipe_row, training_rows
 from benchmarks.gpu_run import PartFailed, cases, finish, table
 from benchmarks.memory_cases import BLOCK_TOKENS, MEAN_TOKENS
+from benchmarks.published import MODELS
 from qrag_jax.errors import InputError
 from tests.runtime.test_step_time import COUNTED, LOOPS, program
 
@@ -81,8 +83,8 @@ def test_without_a_gpu_the_error_is_one_sentence(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InputError, match="JAX finds none here") as error:
         gpu_run.run(quick=False)
     assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match=r"--only=search: the parts are encoder, "):
-        gpu_run.run(quick=False, only=["search"])
+    with pytest.raises(InputError, match=r"--only=index: the parts are encoder, "):
+        gpu_run.run(quick=False, only=["index"])
 
 
 def test_a_process_that_fails_or_takes_too_long_is_a_part_that_failed(tmp_path: Path) -> None:
@@ -123,3 +125,25 @@ def test_the_suites_loops_run_for_rows_of_the_mean_length() -> None:
     assert found["bound"] in gpu_estimate.estimate_cell({"estimate": found})
     assert gpu_estimate.estimate_row(many, "TPU v5e", {}) is None
     assert gpu_estimate.estimate_cases("a step", {"estimate": None}) == []
+
+
+def test_a_recipe_is_timed_without_its_first_line_which_compiles() -> None:
+    log = [
+        {"step": 1, "speed/time_to_first_step": 40.2},
+        *({"step": n, "speed/steps_per_second": rate} for n, rate in enumerate((0.1, 5, 4, 8))),
+    ]
+    found = recipe_row("recipe", log, estimate=100.0)
+    assert (found.value, found.unit, found.estimate) == (200.0, "ms an update", 100.0)
+    assert found.note == "first step after 40 s"
+    assert recipe_row("recipe", log[:2], 100.0).value is None
+
+
+def test_the_recipes_are_configs_with_known_encoders(tmp_path: Path) -> None:
+    for name, (config, encoder, *_) in RECIPES.items():
+        file, variant = config.split(":")
+        module = importlib.import_module(f"configs.{file.removesuffix('.py')}")
+        assert module.get_config(variant).encoder.path == encoder
+        assert encoder in MODELS
+        (row,) = _recipe(name, Place(tmp_path, quick=True))
+        assert row.value is None
+        assert "is not quick" in row.note

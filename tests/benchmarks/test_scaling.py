@@ -343,6 +343,28 @@ def test_zeros_have_the_shapes_of_the_model(tmp_path) -> None:
         write_zeros("nobody/nothing", tmp_path / "other")
 
 
+@pytest.mark.parametrize("kind", ["bert", "qwen3"])
+def test_drawn_weights_are_read_as_a_model(tmp_path, monkeypatch, kind: str) -> None:
+    from benchmarks import scaling_folders
+    from qrag_jax.models.pretrained import load_encoder
+
+    sizes = {"vocab_size": 40000, "hidden_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "intermediate_size": 96, "max_position_embeddings": 512}
+    if kind == "qwen3":
+        sizes |= {"num_key_value_heads": 1, "head_dim": 32, "rms_norm_eps": 1e-6}
+        sizes |= {"rope_theta": 1e6, "hidden_act": "silu", "tie_word_embeddings": True}
+    else:
+        sizes |= {"type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}
+    monkeypatch.setitem(scaling_folders.MODELS, "small", {"model_type": kind, **sizes})
+    loaded = load_encoder(scaling_folders.write_drawn("small", tmp_path / "drawn"))
+    leaves = scaling_recipes.jax.tree.leaves_with_path(loaded.params)
+    for path, leaf in leaves:
+        scale = float(abs(leaf).mean())
+        assert (
+            scale == 1.0 if "norm" in str(path) and "bias" not in str(path) else 0.01 < scale < 0.03
+        )
+
+
 def test_rollouts_of_a_language_model_hardly_shrink_with_the_batch() -> None:
     _, model = scaling_tokens.RECIPES["rlvr-qwen3"]
     assert 1.6e9 < scaling_tokens.weight_count(model) < 1.8e9
