@@ -19,6 +19,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.heads.language_model import LanguageModel
 from qrag_jax.models.pretrained_lm import load_language_model
+from qrag_jax.models.trunks import qwen3_cache
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.qwen3_weights import PARTITION_RULES
 from qrag_jax.rollouts.device_sampler import DeviceSampler
@@ -90,8 +91,13 @@ def test_greedy_is_that_of_hugging_face(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(ours.log_probs, again, atol=1e-4)
 
 
+@pytest.mark.parametrize("places", [5, 16, 128])
 @pytest.mark.parametrize("scanned", [False, True])
-def test_log_probs_are_those_of_the_drawn_distribution(scanned: bool) -> None:
+def test_log_probs_are_those_of_the_drawn_distribution(
+    monkeypatch: pytest.MonkeyPatch, scanned: bool, places: int
+) -> None:
+    """In blocks of the cache of any size: processors and accelerators have different ones."""
+    monkeypatch.setattr(qwen3_cache, "_CPU_BLOCK", places)
     model, params = tiny(scanned=scanned)
     config = SamplingConfig(temperature=0.6, room=40, chunk=4)
     given = requests((5, 13, 2), 9, TINY.vocab_size)
