@@ -156,6 +156,7 @@ def table() -> str:
     header += [f"dollars, at {DOLLARS_AN_HOUR:g} an hour", "derived from", "not in it"]
     return (
         "### What a GPU run of each row would cost\n\n"
-        "Estimates for H100s; no GPU has run any of it. Expect 1.2 to 1.7 times as long. Searches "
+        "Estimates for H100s; no GPU has run any of these trainings. Expect 1.3 to 1.7 times as "
+        'long: so it was for eight programs on an H200 (`benchmarks/RESULTS.md`, "GPU"). Searches '
         "without training need no GPU.\n\n" + markdown(header, rows)
     )
