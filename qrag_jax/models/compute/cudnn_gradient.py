@@ -34,10 +34,11 @@ def say_determinism() -> None:
     def with_field(*args: Any, **options: Any) -> str:
         text: str = made(*args, **options)
         config = json.loads(text)
+        fields = config.get(_FIELDS, {})
         # As XLA would write it: with another value the first of equal calls would differ again.
-        if _OF_GRADIENTS not in config[_FIELDS] or not determinism.is_asked():
+        if _OF_GRADIENTS not in fields or not determinism.is_asked():
             return text
-        config[_FIELDS]["force_deterministic"] = True
+        fields["force_deterministic"] = True
         return json.dumps(config)
 
     setattr(lowering, MADE_BY, with_field)
