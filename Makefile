@@ -22,7 +22,7 @@ EVAL_ARGS ?=
 # runs/NAME or runs/NAME-VARIANT of CONFIG=configs/NAME.py:VARIANT, as train.py has it.
 WORKDIR ?= runs/$(subst :,-,$(subst .py,,$(notdir $(CONFIG))))
 
-.PHONY: install train llm docs test test-long test-slow test-faults test-sidecar test-trackers gpu tpu sidecar \
+.PHONY: install train llm docs test test-long test-slow test-faults test-sidecar test-trackers test-gpu gpu tpu sidecar \
 	sidecar-cpu verifiers0 verifiers1 lint constraints audit release clean
 
 install: $(VENV)/.installed
@@ -91,6 +91,14 @@ $(GPU_VENV)/bin/python:
 
 $(GPU_VENV)/.installed: pyproject.toml | $(GPU_VENV)/bin/python
 	$(GPU_VENV)/bin/python -m pip install --quiet -e '.[cuda12]'
+	touch $@
+
+# What only a GPU can show; without one all of it is skipped.
+test-gpu: $(GPU_VENV)/.installed-test
+	$(GPU_VENV)/bin/python -m pytest tests/test_on_gpu.py
+
+$(GPU_VENV)/.installed-test: pyproject.toml | $(GPU_VENV)/.installed
+	$(GPU_VENV)/bin/python -m pip install --quiet -e '.[cuda12,test]'
 	touch $@
 
 $(GPU_VENV)/.installed-tpu: pyproject.toml | $(GPU_VENV)/bin/python
