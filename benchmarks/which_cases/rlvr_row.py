@@ -6,9 +6,11 @@ first; its model is exported, and learns from there by GRPO on the setting's que
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept_runs import metrics
 from benchmarks.which_cases import course, single, writers
 from benchmarks.which_cases.found import Asking, Found, read_list
 from benchmarks.which_cases.measured import once
@@ -17,6 +19,7 @@ from benchmarks.which_cases.settings import TESTING, Setting
 from qrag_jax.metrics import predictions
 from qrag_jax.retrieval.opening import BM25, EXACT
 from qrag_jax.runtime.minilm import MINILM
+from qrag_jax.runtime.saved_config import CONFIG_NAME
 
 IMITATED = "after imitation of the invented world"
 CONFIG = "--config=configs/rlvr.py:smol"
@@ -63,9 +66,24 @@ def rlvr(place: Place, imitation: tuple[str, ...] = ()) -> Result:
         learned,
         course=course.of_run(workdir, learned, begun),
         tokens=sum(each or 0.0 for each in counted),
+        searches=searches_of(workdir),
     )
     told = writers.checkpoint_of(place.folder / "predictions" / f"best-{given.name}.jsonl")
     return Result(ways, training, f"{told}, by the recall on the questions for choices")
+
+
+def searches_of(workdir: Path) -> float | None:
+    """Searches of a training and its evaluations; the imitation before it has none of the corpus.
+
+    Those of the updates are estimated: an episode has as many as the mean of the evaluations.
+    """
+    each = metrics(workdir, "eval/searches")
+    config = json.loads((workdir / CONFIG_NAME).read_text())
+    if not each or not config["eval"]["samples"]:  # 0: all questions, whose number is not there
+        return None
+    steps = metrics(workdir, "step")[-1]
+    played = steps * config["train"]["batch_size"] * config["grpo"]["members"]
+    return played * sum(each) / len(each) + config["eval"]["samples"] * sum(each)
 
 
 def _found(

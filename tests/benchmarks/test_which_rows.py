@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,21 @@ def test_queries_are_rewritten_and_searched_by_words_and_vectors(
     assert asking.read_tokens > 5
     assert asking.written_tokens > 0
     assert result.ways[writers.DENSE][TWO_WIKI].asking.encoder_tokens > 0
+
+
+def test_searches_of_rlvr_are_those_of_its_evaluations_and_as_many_in_an_episode(
+    tmp_path: Path,
+) -> None:
+    def write(samples: int) -> None:
+        config = {"train": {"batch_size": 2}, "grpo": {"members": 8}, "eval": {"samples": samples}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+
+    write(10)
+    rows = {"step": 0, "eval/searches": 1.0}, {"step": 5}, {"step": 20, "eval/searches": 2.0}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert rlvr_row.searches_of(tmp_path) == 20 * 2 * 8 * 1.5 + 10 * 3.0
+    write(0)
+    assert rlvr_row.searches_of(tmp_path) is None
 
 
 def test_what_an_episode_saw_is_its_list(tmp_path: Path) -> None:
