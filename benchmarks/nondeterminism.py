@@ -2,8 +2,8 @@
 
 Threads of a GPU add in the order in which they arrive. XLA can make a program without that
 (`qrag_jax.runtime.determinism`): it then sorts what a scatter adds and says that each index is
-there once, and it sets `force_deterministic` in cuDNN's gradient of attention. That field is
-written when the program is made ready for a GPU that is there, and is absent before.
+there once. cuDNN's gradients of attention say `force_deterministic` themselves
+(`qrag_jax.models.compute.cudnn_gradient`): a program in which two equal ones do not cannot start.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _HEAD = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{\s*$")
 _ROOT = re.compile(r"^\s*ROOT %?[\w.-]+ = \S+ ([\w-]+)\(")
 _SCATTER = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) scatter\(.*to_apply=%?([\w.-]+)")
 _BACKWARD = re.compile(
-    r'^\s*(?:ROOT )?%?([\w.-]+) = .*custom_call_target="__cudnn\$fmha\w*Backward".*'
-    r'"force_deterministic": ?false'
+    r'^\s*(?:ROOT )?%?([\w.-]+) = .*custom_call_target="__cudnn\$fmha\w*Backward"'
 )
+_MARKED = re.compile(r"\bforce_deterministic\W+true\b")
 _FLOAT = re.compile(r"\b(?:f|bf)\d+")  # sums of integers are the same in any order
 _ROUNDED = {"add", "subtract", "multiply"}
 
@@ -30,7 +30,7 @@ def nondeterministic(text: str) -> list[str]:
 
     Returns:
         Scatters that add floats where an index may be there twice, and gradients of attention that
-        are marked as not deterministic. Scatters that only put values in place are not among them:
+        are not marked as deterministic. Scatters that only put values in place are not among them:
         this package writes no place twice.
     """
     roots, computation = {}, ""
@@ -45,6 +45,6 @@ def nondeterministic(text: str) -> list[str]:
             name, kind, combined = scatter.groups()
             if _FLOAT.search(kind) and roots.get(combined) in _ROUNDED:
                 found.append(name)
-        elif backward := _BACKWARD.match(line):
+        elif (backward := _BACKWARD.match(line)) and not _MARKED.search(line):
             found.append(backward[1])
     return found
