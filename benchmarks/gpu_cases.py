@@ -83,6 +83,7 @@ def measure(row: Row) -> dict[str, Any]:
         of_search = {
             "arrays_of_logits": arrays_of_logits(text, vocab, shape),
             "logits": shape.sampled * vocab,
+            "rounds": [each._asdict() for each in schedule.launches_of_rounds(text)],
         }
     return (
         found

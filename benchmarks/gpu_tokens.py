@@ -60,6 +60,7 @@ from qrag_jax.rollouts.trajectories import (
 )
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.targets import TPU
 
 TOKENS, PAIRS, REWRITES, SAMPLING = PROGRAMS = "tokens", "pairs", "rewrites", "sampling"
 UPDATES = TOKENS, PAIRS, REWRITES
@@ -251,7 +252,9 @@ def arrays_of_logits(text: str, vocab: int, shape: BlockShape) -> int:
 
 
 def tokens_cases(name: str, row: dict[str, Any]) -> list[Case]:
-    """Whether logits of all sampled tokens exist at a time."""
+    """Whether logits of all sampled tokens exist at a time; what drawing one token starts."""
+    if row["program"] == SAMPLING:
+        return _sampling_cases(name, row)
     if row["program"] not in UPDATES:
         return []
     return [
@@ -263,4 +266,26 @@ def tokens_cases(name: str, row: dict[str, Any]) -> list[Case]:
             holds=not row["arrays_of_logits"],
             details={"one of sampled tokens in float32, GiB": 4 * row["logits"] / 2**30},
         )
+    ]
+
+
+def _sampling_cases(name: str, row: dict[str, Any]) -> list[Case]:
+    """The prompts are read by the first two loops; each other one draws tokens, one a round."""
+    drawing = row["rounds"][2:]
+    asked = max(each["host_loops"] + each["host_branches"] for each in drawing)
+    started = [each["launches"] for each in drawing]
+    return [
+        Case(
+            f"{name}: times that a token asks the host, but for the end",
+            asked,
+            "times",
+            target="0",
+            holds=None if row["platform"] == TPU else not asked,
+        ),
+        Case(
+            f"{name}: kernels of a token, at most",
+            max(started),
+            "kernels",
+            details={f"stage {number}": count for number, count in enumerate(started, 1)},
+        ),
     ]

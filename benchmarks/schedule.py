@@ -7,7 +7,7 @@ in the order in which they are started.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.hlo import times_run
@@ -74,13 +74,32 @@ class Overlap(NamedTuple):
 def launches(text: str) -> Launches:
     """Counts what a device starts."""
     lines = list(instructions(text))
-    times, run = times_run(lines), _run_in_order(lines)
-    started = [line for line in lines if line.computation in run and _starts_kernel(line)]
+    return _started(lines, times_run(lines), _run_in_order(lines, _outermost(lines)))
+
+
+def launches_of_rounds(text: str) -> list[Launches]:
+    """What a device starts in one round of each outermost loop that the host asks, in order."""
+    lines = list(instructions(text))
+    times, outermost = times_run(lines), set(_outermost(lines))
+    return [
+        _started(lines, times, _run_in_order(lines, line.called))
+        for line in lines
+        if line.computation in outermost and line.op == "while" and line.rounds is None
+    ]
+
+
+def _started(
+    lines: Sequence[Instruction], times: Mapping[str, int], run: Sequence[str]
+) -> Launches:
+    """What the computations `run` start, which run so many `times`."""
+    names = set(run)
+    inside = [line for line in lines if line.computation in names]
+    kernels = [line for line in inside if _starts_kernel(line)]
     return Launches(
-        len(started),
-        sum(times[line.computation] for line in started),
-        sum(line.op == "while" and line.rounds is None for line in lines),
-        sum(line.op == "conditional" for line in lines),
+        len(kernels),
+        sum(times[line.computation] for line in kernels),
+        sum(line.op == "while" and line.rounds is None for line in inside),
+        sum(line.op == "conditional" for line in inside),
     )
 
 
@@ -99,7 +118,7 @@ def overlap(text: str) -> Overlap:
 
     total = hidden = behind = total_bytes = hidden_bytes = 0
     exposed = []
-    for name in _run_in_order(lines):
+    for name in _run_in_order(lines, _outermost(lines)):
         inside = by_computation.get(name, [])
         for place, line in enumerate(inside):
             wraps = line.op == "async-start" and not sends.isdisjoint(line.called)
@@ -117,14 +136,19 @@ def overlap(text: str) -> Overlap:
     return Overlap(total, hidden, behind, total_bytes, hidden_bytes, tuple(exposed))
 
 
-def _run_in_order(lines: Sequence[Instruction]) -> list[str]:
-    """The computations whose instructions are started one by one: the entry, loops and branches.
+def _outermost(lines: Sequence[Instruction]) -> list[str]:
+    """The computations that no other calls: the entry."""
+    called = {name for line in lines for name in line.called}
+    found = dict.fromkeys(line.computation for line in lines)
+    return [name for name in found if name not in called]
+
+
+def _run_in_order(lines: Sequence[Instruction], outermost: Sequence[str]) -> list[str]:
+    """The computations whose instructions are started one by one: these, loops and branches.
 
     Those of fusions, reductions and asynchronous operations are parts of one instruction.
     """
-    called = {name for line in lines for name in line.called}
-    found = [name for name in dict.fromkeys(line.computation for line in lines)]
-    found = [name for name in found if name not in called]
+    found = list(outermost)
     reached, left = set(found), list(found)
     steps: dict[str, list[str]] = {}
     for line in lines:

@@ -25,7 +25,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.heads.language_model import LanguageModel
+from qrag_jax.models.trunks.qwen3 import Qwen3
 from qrag_jax.models.trunks.qwen3_cache import Cache, empty_cache, extend
+from qrag_jax.models.trunks.qwen3_decode import (
+    DecodeCache,
+    Decoder,
+    append,
+    decode_cache,
+    layers_of,
+)
 from qrag_jax.models.trunks.trunk import WORDS, Params
 from qrag_jax.rollouts.shared_prefixes import shared_prefixes
 from qrag_jax.rollouts.token_sampler import (
@@ -200,10 +208,15 @@ class _Drawn(NamedTuple):
     stopped: Any
 
 
+# Words of new tokens `[B, H]`, whether each row gets one `[B]`, and the cache → the hidden states
+# `[B, H]`, and the longer cache.
+_Append = Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
+
+
 class _Loop(NamedTuple):
     """Rows while they are drawn; hidden `[B, H]` is the state before the next token."""
 
-    cache: Cache
+    cache: Cache | DecodeCache
     hidden: jax.Array
     keys: jax.Array
     most: jax.Array
@@ -257,7 +270,7 @@ def _sampled(
     )
     stop_ids = jnp.array(model.stop_ids, jnp.int32)
 
-    def one_token(loop: _Loop) -> _Loop:
+    def one_token(behind: _Append, loop: _Loop) -> _Loop:
         cache, hidden, keys, most, drawn = loop
         open_ = loop.is_open
         ids, log_probs = _draw(
@@ -272,24 +285,50 @@ def _sampled(
             drawn.stopped | (open_ & (ids[:, None] == stop_ids[None]).any(axis=1)),
         )
         # The last token of a row is never read: nothing comes behind it.
-        more = loop._replace(drawn=drawn).is_open.astype(jnp.int32)
-        hidden, cache = extend(trunk, prepared, prepared[WORDS][ids][:, None], more, cache)
-        return _Loop(cache, hidden[:, 0], keys, most, drawn)
+        more = loop._replace(drawn=drawn).is_open
+        hidden, cache = behind(prepared[WORDS][ids], more, cache)
+        return _Loop(cache, hidden, keys, most, drawn)
 
-    def to_the_end(loop: _Loop) -> _Drawn:
+    def to_the_end(loop: _Loop, stages: Sequence[tuple[int, _Append]]) -> _Drawn:
         """All tokens. Most rows end early, and then the few others go on without them."""
         fewer = len(loop.most) // _STEP
         if fewer < _FEWEST_LEFT:
             fewer = 0
-        loop = jax.lax.while_loop(lambda loop: loop.is_open.sum() > fewer, one_token, loop)
+        for end, behind in stages:
+
+            def goes_on(loop: _Loop, end: int = end) -> jax.Array:
+                longest = jnp.where(loop.is_open, loop.cache.lengths, 0).max()
+                return (loop.is_open.sum() > fewer) & (longest < end)
+
+            loop = jax.lax.while_loop(goes_on, partial(one_token, behind), loop)
         if not fewer:
             return loop.drawn
         which = jnp.argsort(~loop.is_open, stable=True)[:fewer]
-        own = to_the_end(loop.rows(which))
+        # The last stage serves all lengths: few rows cost little, and each stage is compiled.
+        own = to_the_end(loop.rows(which), stages[-1:])
         return jax.tree.map(lambda whole, part: whole.at[which].set(part), loop.drawn, own)
 
-    start = cache.rows(given.source), hidden[given.source], given.keys, given.most
-    return to_the_end(_Loop(*start, drawn))
+    of_rows, stages = _stages(trunk, prepared, cache, given.source)
+    start = of_rows, hidden[given.source], given.keys, given.most
+    return to_the_end(_Loop(*start, drawn), stages)
+
+
+def _stages(
+    trunk: Qwen3, prepared: Params, cache: Cache, source: jax.Array
+) -> tuple[Cache | DecodeCache, Sequence[tuple[int, _Append]]]:
+    """The cache of the rows, and how tokens are appended while they stand before some place."""
+    if trunk.scanned:
+        of_rows, layers = decode_cache(cache, source), layers_of(trunk, prepared)
+        return of_rows, [
+            (end, partial(append, Decoder(trunk, prepared, layers, blocks)))
+            for blocks, end in enumerate(of_rows.ends, 1)
+        ]
+
+    def append_one(words: jax.Array, is_new: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
+        hidden, cache = extend(trunk, prepared, words[:, None], is_new.astype(jnp.int32), cache)
+        return hidden[:, 0], cache
+
+    return cache.rows(source), [(cache.room, append_one)]
 
 
 def _read(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from benchmarks.schedule import Launches, launches, overlap
+from benchmarks.schedule import Launches, launches, launches_of_rounds, overlap
 from qrag_jax.runtime.mesh import AXES
 from tests.devices import mesh_of
 
@@ -70,6 +70,28 @@ backend_config={"known_trip_count":{"n":"3"}}
 def test_kernels_and_what_the_host_is_asked() -> None:
     """Body 3, condition 1, branch 1, uncounted loop 1, entry 3; the counted loop has 3 rounds."""
     assert launches(OF_GPU) == Launches(9, 3 * 4 + 1 + 1 + 3, 1, 1)
+
+
+def test_kernels_of_a_round() -> None:
+    """The second loop alone, with the loop and the branch that stand in it."""
+    assert launches_of_rounds(OF_GPU) == [Launches(1, 1, 0, 0)]
+    more = """\
+%round (state: f32[8]) -> f32[8] {
+  %while.3 = f32[8]{0} while(%state), condition=%less, body=%body, \
+backend_config={"known_trip_count":{"n":"3"}}
+  %while.4 = f32[8]{0} while(%while.3), condition=%asked, body=%inner
+  %conditional.2 = f32[8]{0} conditional(%q, %p, %p), branch_computations={%way, %way.2}
+"""
+    inner = """\
+%inner (state: f32[8]) -> f32[8] {
+  ROOT %fusion.4 = f32[8]{0} fusion(%state), kind=kLoop, calls=%fused
+}
+"""
+    text = inner + OF_GPU.replace("%round (state: f32[8]) -> f32[8] {\n", more)
+    text = text.replace("condition=%less", "condition=%never", 1)
+    (found,) = launches_of_rounds(text)
+    # Own 1, body 3 and condition 1, inner loop 1, branch 1; the body also runs in the first loop.
+    assert found == Launches(7, 1 + 2 * 9 + 3 + 1 + 2, 1, 1)
 
 
 def test_collectives_behind_a_computation() -> None:

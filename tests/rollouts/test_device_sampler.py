@@ -17,10 +17,13 @@ from scipy import stats
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.lora import Adapted, merge
+from qrag_jax.models.compute.precision import FUSED, Precision
 from qrag_jax.models.heads.language_model import LanguageModel
 from qrag_jax.models.pretrained_lm import load_language_model
 from qrag_jax.models.trunks import qwen3_cache
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.models.trunks.qwen3_cache import empty_cache
+from qrag_jax.models.trunks.qwen3_decode import DecodeCache, decode_cache
 from qrag_jax.models.trunks.qwen3_weights import PARTITION_RULES
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.shared_prefixes import shared_prefixes
@@ -109,6 +112,31 @@ def test_log_probs_are_those_of_the_drawn_distribution(
         np.testing.assert_allclose(sampled.log_probs, again, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("room", "ends"),
+    [
+        (40, [40]),
+        (512, [512]),
+        (640, [384, 768]),
+        (768, [384, 768]),
+        (1024, [512, 1024]),
+        (4096, [512, 1024, 2048, 4096]),
+        (9344, [3 * 512, 5 * 512, 10 * 512, 19 * 512]),
+    ],
+)
+def test_the_parts_of_an_accelerators_cache(room: int, ends: list[int]) -> None:
+    fused = Precision()._replace(attention=FUSED)
+
+    def made() -> DecodeCache:
+        cache = empty_cache(Qwen3(TINY, fused, scanned=True), 3, room)
+        return decode_cache(cache, jnp.arange(2))
+
+    shapes = jax.eval_shape(made)
+    assert list(shapes.ends) == ends
+    assert [each.shape[:3] for each in shapes.keys[1]] == [(2, 2, 8)] * len(ends)
+    assert [each.shape[2] for each in shapes.values[1]] == [*np.diff([0, *ends])]
+
+
 def test_draws_have_their_probabilities() -> None:
     model, params = tiny()
     config = SamplingConfig(temperature=0.8, room=8, chunk=4)
@@ -147,7 +175,10 @@ def test_a_draw_does_not_depend_on_its_neighbours() -> None:
 
 
 @pytest.mark.parametrize("scanned", [False, True])
-def test_rows_that_go_on_alone_draw_what_they_would_have_drawn(scanned: bool) -> None:
+def test_rows_that_go_on_alone_draw_what_they_would_have_drawn(
+    monkeypatch: pytest.MonkeyPatch, scanned: bool
+) -> None:
+    monkeypatch.setattr(qwen3_cache, "_CPU_BLOCK", 8)
     model, params = tiny(scanned=scanned, stop_ids=(2,))
     lengths = np.random.default_rng(3).permutation([1, 2, 2, 3] * 24 + [5, 9, 9, 12] * 8).tolist()
     given = [
@@ -218,8 +249,9 @@ def test_a_full_row_ends_by_length() -> None:
     assert DeviceSampler(model, config).sample(params, []) == []
 
 
-def test_adapters_are_those_merged() -> None:
-    model, params = tiny()
+@pytest.mark.parametrize("scanned", [False, True])
+def test_adapters_are_those_merged(scanned: bool) -> None:
+    model, params = tiny(scanned=scanned)
     draw = np.random.default_rng(2)
     adapters = {
         "layers": {

@@ -1,9 +1,10 @@
 """Keys and values of tokens that were computed already: what sampling goes on from.
 
-One function, `extend`, reads a prompt part by part and each sampled token: rows get new tokens at
-their own ends, which attend to all that is cached. Shapes are static; a row's places beyond its
-length are not read. The cache lies in blocks of places, and attention runs over those blocks that
-some row has reached: so one program serves short and long rows, and room costs no time.
+One function, `extend`, reads a prompt part by part, and on CPU each sampled token: rows get new
+tokens at their own ends, which attend to all that is cached. Shapes are static; a row's places
+beyond its length are not read. The cache lies in blocks of places, and attention runs over those
+blocks that some row has reached: so one program serves short and long rows, and room costs no time.
+On accelerators `qwen3_decode` goes on from what the prompts left.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from qrag_jax.models.trunks.trunk import LAYERS, Params
 
 _LOWEST = -1e30
 # Places of a block. A round of the loop over blocks costs a GPU its 13 kernels and an answer of the
-# host, in each layer and for each token: some 60 µs, in which it reads 300 MB.
+# host, in each layer and for each part of a prompt: some 60 µs, in which it reads 300 MB.
 _BLOCK, _CPU_BLOCK = 512, 128
+_WHOLE = 128  # places: products are fast where their sizes are multiples of it
 
 
 class Cache(NamedTuple):
@@ -58,9 +60,7 @@ class Cache(NamedTuple):
 
 def empty_cache(trunk: Qwen3, rows: int, room: int) -> Cache:
     """A cache of rows without tokens, with room for so many or a few more."""
-    c = trunk.config
-    on_cpu = trunk.precision.attention == PRODUCTS
-    places = min(_CPU_BLOCK if on_cpu else _BLOCK, room)
+    c, places = trunk.config, _places(room, trunk.precision.attention == PRODUCTS)
     before = math.ceil(room / places), rows, c.num_key_value_heads
 
     def nothing(*shape: int) -> Any:
@@ -74,6 +74,14 @@ def empty_cache(trunk: Qwen3, rows: int, room: int) -> Cache:
         values=nothing(*before, places, c.head_dim),
         lengths=jnp.zeros(rows, jnp.int32),
     )
+
+
+def _places(room: int, on_cpu: bool) -> int:
+    """Places of a block: at most those of the largest one, and few behind the room."""
+    if on_cpu:
+        return min(_CPU_BLOCK, room)
+    even = room / math.ceil(room / _BLOCK)
+    return min(_WHOLE * math.ceil(even / _WHOLE), room)
 
 
 def extend(
