@@ -26,7 +26,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.heads.language_model import LanguageModel
 from qrag_jax.models.trunks.qwen3 import Qwen3
-from qrag_jax.models.trunks.qwen3_cache import Cache, empty_cache, extend
+from qrag_jax.models.trunks.qwen3_cache import APART, Cache, empty_cache, extend
 from qrag_jax.models.trunks.qwen3_decode import (
     DecodeCache,
     Decoder,
@@ -279,8 +279,8 @@ def _sampled(
         place = jnp.where(open_, drawn.counts, room)
         row = jnp.arange(len(ids))
         drawn = _Drawn(
-            drawn.ids.at[row, place].set(ids, mode="drop"),
-            drawn.log_probs.at[row, place].set(log_probs, mode="drop"),
+            drawn.ids.at[row, place].set(ids, **APART),
+            drawn.log_probs.at[row, place].set(log_probs, **APART),
             drawn.counts + open_.astype(jnp.int32),
             drawn.stopped | (open_ & (ids[:, None] == stop_ids[None]).any(axis=1)),
         )
@@ -306,7 +306,9 @@ def _sampled(
         which = jnp.argsort(~loop.is_open, stable=True)[:fewer]
         # The last stage serves all lengths: few rows cost little, and each stage is compiled.
         own = to_the_end(loop.rows(which), stages[-1:])
-        return jax.tree.map(lambda whole, part: whole.at[which].set(part), loop.drawn, own)
+        return jax.tree.map(
+            lambda whole, part: whole.at[which].set(part, unique_indices=True), loop.drawn, own
+        )
 
     of_rows, stages = _stages(trunk, prepared, cache, given.source)
     start = of_rows, hidden[given.source], given.keys, given.most

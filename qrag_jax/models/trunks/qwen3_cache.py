@@ -23,6 +23,9 @@ from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Layer
 from qrag_jax.models.trunks.trunk import LAYERS, Params
 
 _LOWEST = -1e30
+# How numbers are put at places of which no two are equal; those outside are left out. If XLA does
+# not know that they differ, a deterministic program sorts all numbers first.
+APART: Any = {"mode": "drop", "unique_indices": True}
 # Places of a block. A round of the loop over blocks costs a GPU its 13 kernels and an answer of the
 # host, in each layer and for each part of a prompt: some 60 µs, in which it reads 300 MB.
 _BLOCK, _CPU_BLOCK = 512, 128
@@ -102,8 +105,8 @@ def extend(
     position = cache.lengths[:, None] + jnp.arange(number)[None]  # [B, N]
     cos, sin = angles_at(jnp.minimum(position, cache.room - 1).reshape(-1), c.frequency, cache.room)
     is_new = jnp.arange(number)[None] < counts[:, None]
-    # Places beyond the row's end are left out of the update, and beyond the room anyway.
-    place = jnp.where(is_new, position, cache.room)
+    # Places beyond the room are left out of the update.
+    place = jnp.where(is_new, position, cache.room + jnp.arange(number)[None])
     reached = (cache.lengths + counts).max()
     layer = trunk.layer()
 
@@ -113,8 +116,8 @@ def extend(
         row, places = jnp.arange(rows)[:, None], keys.shape[-1]
         block, place_in_block = place // places, place % places
         return (
-            keys.at[*which, block, row, :, :, place_in_block].set(key, mode="drop"),
-            values.at[*which, block, row, :, place_in_block].set(value, mode="drop"),
+            keys.at[*which, block, row, :, :, place_in_block].set(key, **APART),
+            values.at[*which, block, row, :, place_in_block].set(value, **APART),
         )
 
     def one(x: jax.Array, params: Params, cached: Any, *which: Any) -> Any:

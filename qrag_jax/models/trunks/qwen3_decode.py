@@ -23,7 +23,7 @@ from qrag_jax.models.compute.linear import ADAPTER
 from qrag_jax.models.compute.precision import exact
 from qrag_jax.models.compute.rope import angles_at
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Layer
-from qrag_jax.models.trunks.qwen3_cache import Cache
+from qrag_jax.models.trunks.qwen3_cache import APART, Cache
 from qrag_jax.models.trunks.trunk import LAYERS, Params
 
 _LOWEST = -1e30
@@ -135,11 +135,11 @@ def append(
         projected: Any = layer.apply(variables, x, cos, sin, method=Qwen3Layer.projected)
         query, key, value = projected
         keys = tuple(
-            block.at[row, :, :, place].set(key.astype(block.dtype), mode="drop")
+            block.at[row, :, :, place].set(key.astype(block.dtype), **APART)
             for block, place in zip(keys, places, strict=True)
         )
         values = tuple(
-            block.at[row, :, place].set(value.astype(block.dtype), mode="drop")
+            block.at[row, :, place].set(value.astype(block.dtype), **APART)
             for block, place in zip(values, places, strict=True)
         )
         attended = _attended(trunk, query, keys, values, position)
