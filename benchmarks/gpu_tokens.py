@@ -188,7 +188,7 @@ def _sampling(trunk: Qwen3, params: Any, mesh: Mesh) -> Program:
     rows = MEMBERS * MEMBERS
     config = SamplingConfig(temperature=TEMPERATURE, room=ROOM, chunk=CHUNK, rows=rows)
     model = LanguageModel(trunk, stop_ids=(0,), max_positions=ROOM)
-    sampler = DeviceSampler(model, config, mesh if mesh.size > 1 else None)
+    sampler = DeviceSampler(model, config, mesh)
     given = sampler.given(rows * mesh.size, MEMBERS * mesh.size)
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     where = jax.tree.map(lambda _: replicated, given)

@@ -25,6 +25,7 @@ class Pair(NamedTuple):
 BM25, HYBRID, SECOND_HOP = "BM25", "BM25 and MiniLM", "BM25, then with its first passage"
 PASSAGE = "pseudo-document by SmolLM2"
 CONTRASTIVE = f"MiniLM, contrastive, {TRAINED}"
+CONTRASTIVE_FUSED = f"{CONTRASTIVE}, {FUSED}"
 CONTRASTIVE_TWICE = f"{CONTRASTIVE}, then with its first passage"
 CONTRASTIVE_MOST = f"{CONTRASTIVE_TWICE}, {FUSED}"
 Q_RAG, Q_RAG_MINED = f"Q-RAG, {TRAINED}", f"Q-RAG, mined negatives, {TRAINED}"
@@ -48,10 +49,15 @@ PAIRS = (
     Pair(TWO_WIKI, RLVR, f"RLVR, SmolLM2, {IMITATED}"),
     Pair(TWO_WIKI, RLVR, f"RLVR, SmolLM2, {IMITATED}", f"{RECALL}@{READ}"),
     Pair(HOTPOTQA, CONTRASTIVE_MOST, HYBRID),
+    Pair(HOTPOTQA, CONTRASTIVE_FUSED, HYBRID),
+    Pair(HOTPOTQA, Q_RAG, HYBRID),
+    *(
+        Pair(HOTPOTQA, row, less)
+        for row in (Q_RAG_FUSED, Q_RAG_MINED_FUSED)
+        for less in (HYBRID, CONTRASTIVE_MOST)
+    ),
     Pair(HOTPOTQA, Q_RAG_MINED, Q_RAG),
-    Pair(HOTPOTQA, Q_RAG_MINED, HYBRID),
-    Pair(HOTPOTQA, Q_RAG_MINED_FUSED, HYBRID),
-    Pair(HOTPOTQA, Q_RAG_MINED_FUSED, CONTRASTIVE_MOST),
+    Pair(HOTPOTQA, Q_RAG_MINED_FUSED, Q_RAG_FUSED),
 )
 
 

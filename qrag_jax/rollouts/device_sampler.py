@@ -44,6 +44,7 @@ from qrag_jax.rollouts.token_sampler import (
     SamplingConfig,
     rooms,
 )
+from qrag_jax.runtime.gpu_options import compiler_options
 from qrag_jax.runtime.mesh import AXES
 
 _FEWEST = 4  # rows that are computed, at least
@@ -61,7 +62,8 @@ class DeviceSampler:
 
     Args:
         model: the language model.
-        mesh: where the parameters lie; rows are split over all of its axes. None: one device.
+        mesh: where the parameters lie; rows are split over all of its axes. None: one device of
+            this process, for which the compiler has no options of its own.
 
     Attributes:
         program: jitted, of parameters and of what `given` makes.
@@ -237,7 +239,12 @@ def _program(
     model: LanguageModel, config: SamplingConfig, mesh: Mesh | None
 ) -> Callable[[Params | Adapted, Given], _Drawn]:
     trunk, own = model.trunk, partial(_sampled, model, config)
+    shardings = options = None
     if mesh is not None:
+        # XLA would also compute products by two equal blocks of the cache as one, of their copy.
+        options = compiler_options(mesh, adapters=True)
+    if mesh is not None and mesh.size > 1:
+        shardings = NamedSharding(mesh, PartitionSpec())
         by_row = PartitionSpec(AXES)
         # Parameters are gathered as they are used, once for all tokens.
         own = jax.shard_map(
@@ -248,9 +255,7 @@ def _program(
         whole = attach(params, model.lora_scale) if isinstance(params, Adapted) else params
         return own(trunk.prepare(whole, trunk.precision.products), given)
 
-    return jax.jit(
-        sampled, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec())
-    )
+    return jax.jit(sampled, out_shardings=shardings, compiler_options=options)
 
 
 def _sampled(

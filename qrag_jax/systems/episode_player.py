@@ -230,8 +230,7 @@ class EpisodePlayer:
         stops = self.scene.speech.scaffold.stop_ids
         model = dataclasses.replace(model, stop_ids=stops)
         greedy: SamplingConfig = dataclasses.replace(sampling, temperature=0.0)
-        mesh = self.mesh if self.mesh.size > 1 else None
         return {
-            is_greedy: DeviceSampler(model, how, mesh)
+            is_greedy: DeviceSampler(model, how, self.mesh)
             for is_greedy, how in ((False, sampling), (True, greedy))
         }
