@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from benchmarks import float32, hlo, schedule
-from benchmarks.gpu_estimate import estimate_row
+from benchmarks.gpu_estimate import estimate_row, round_seconds
 from benchmarks.gpu_programs import LEARNS, SCORES, program_of
 from benchmarks.gpu_rows import Row, rows
 from benchmarks.gpu_search import CorpusSize, search_figures
@@ -84,6 +84,7 @@ def measure(row: Row) -> dict[str, Any]:
             "arrays_of_logits": arrays_of_logits(text, vocab, shape),
             "logits": shape.sampled * vocab,
             "rounds": [each._asdict() for each in schedule.launches_of_rounds(text)],
+            "round_seconds": round_seconds(text, kind),
         }
     return (
         found

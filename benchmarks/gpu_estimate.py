@@ -38,6 +38,14 @@ def estimate_row(
     }
 
 
+def round_seconds(text: str, device_kind: str) -> list[float]:
+    """The estimated time of one round of each outermost loop; none for devices of unknown peaks."""
+    speeds = speeds_of(device_kind)
+    if speeds is None:
+        return []
+    return [found.seconds for found in step_time.estimates_of_rounds(text, speeds)]
+
+
 def even_rounds(text: str) -> dict[tuple[int, int], Rounds]:
     """The course of every loop over rows in a program, as if all rows were of the mean length."""
     rounds = {}

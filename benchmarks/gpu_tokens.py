@@ -288,4 +288,8 @@ def _sampling_cases(name: str, row: dict[str, Any]) -> list[Case]:
             "kernels",
             details={f"stage {number}": count for number, count in enumerate(started, 1)},
         ),
+        *(
+            Case(f"{name}: estimated time of a token, stage {number}", seconds * 1e3, "ms")
+            for number, seconds in enumerate(row["round_seconds"][2:], 1)
+        ),
     ]

@@ -149,6 +149,25 @@ def estimate(text: str, speeds: Speeds, assumed: Assumptions | None = None) -> E
     return _Walk(module, speeds, assumed or Assumptions()).run(module.entry, ())
 
 
+def estimates_of_rounds(text: str, speeds: Speeds) -> list[Estimate]:
+    """The time of one round of each outermost loop of unknown course, in order.
+
+    Loops inside of it take one round. What the host is asked before a round is not in it.
+
+    Raises:
+        ValueError: the text has no entry computation.
+    """
+    module = Module.of(text)
+    walk, found = _Walk(module, speeds, Assumptions()), []
+    for line in module.computations[module.entry].values():
+        if line.op == "while" and line.rounds is None:
+            one = Estimate(speeds)
+            for name in line.called:
+                one.add(walk.run(name, ()), 1.0)
+            found.append(one)
+    return found
+
+
 def rows_of_loops(text: str) -> set[tuple[int, int]]:
     """The rows, as in `Assumptions.loops`, of all loops of a program without a known count."""
     return {

@@ -14,8 +14,10 @@ from benchmarks.gpu_programs import NAMES
 from benchmarks.gpu_query import ALGORITHMS, STATE_TOKENS, state_lengths
 from benchmarks.gpu_rows import chosen, rows
 from benchmarks.gpu_search import SEARCH
-from benchmarks.gpu_tokens import PROGRAMS, SHAPE, TOKENS, arrays_of_logits, tokens_cases
+from benchmarks.gpu_tokens import PROGRAMS, SAMPLING, SHAPE, TOKENS, arrays_of_logits, tokens_cases
 from benchmarks.hlo import Product
+from benchmarks.report import Case
+from benchmarks.schedule import Launches
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.targets import TARGETS
 
@@ -238,3 +240,18 @@ def test_logits_of_all_tokens_are_found_in_a_program() -> None:
     row = {"program": TOKENS, "arrays_of_logits": 1, "logits": sampled * vocab}
     assert [case.holds for case in tokens_cases("a", row)] == [False]
     assert [case.holds for case in tokens_cases("a", row | {"arrays_of_logits": 0})] == [True]
+
+
+def test_a_token_must_not_ask_the_host() -> None:
+    """The loops that read prompts, the first two, may; those that draw may not."""
+
+    def cases(**changed: int) -> list[Case]:
+        reading, drawing = Launches(70, 1500, 1, 0)._asdict(), Launches(500, 500, 0, 0)._asdict()
+        rounds = [reading, reading, drawing, drawing | {"launches": 700} | changed]
+        row = {"program": SAMPLING, "platform": "cuda", "rounds": rounds}
+        return tokens_cases("a", row | {"round_seconds": [1.0, 1.0, 0.004, 0.006]})
+
+    asked, kernels, *milliseconds = cases()
+    assert (asked.value, asked.holds, kernels.value) == (0, True, 700)
+    assert [case.value for case in milliseconds] == [4.0, 6.0]
+    assert [cases(host_loops=1)[0].holds, cases(host_branches=2)[0].value] == [False, 2]

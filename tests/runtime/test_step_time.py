@@ -282,6 +282,20 @@ def test_loops_are_multiplied_and_branches_weighted(course, copies) -> None:
     assert step_time.rows_of_loops(program(COUNTED, LOOPS)) == {(8, 285)}
 
 
+def test_a_round_of_a_loop_is_what_stands_inside() -> None:
+    """Of the loops that the host asks, the outermost alone; the inner one takes one round."""
+    loop = "while(%p), condition=%left, body="
+    asked = COUNTED.split(loop)[0] + f"{loop}%body\n"
+    first = asked.replace("ROOT %w", "%v")
+    text = program(first + asked.split("\n")[1] + "\n", LOOPS)
+    found = step_time.estimates_of_rounds(text, SLOW)
+    assert [each.kinds["copy"].count for each in found] == [1.5, 1.5]
+    (outer,) = step_time.estimates_of_rounds(program(asked.replace("%body", "%outer"), LOOPS), SLOW)
+    assert outer.parts[MEMORY] == pytest.approx(1.5 * 800 / 50)
+    assert outer.parts[HOST] == pytest.approx((2 + 1) * 0.25)
+    assert step_time.estimates_of_rounds(program(COUNTED, LOOPS), SLOW) == []
+
+
 # ---- collectives
 
 SENT = """\
