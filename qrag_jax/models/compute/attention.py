@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from qrag_jax.models.compute import cudnn_gradient
 from qrag_jax.models.compute.dropout import KeptWeights
-from qrag_jax.models.compute.precision import FUSED, PRODUCTS, Precision, exact
+from qrag_jax.models.compute.precision import FUSED, PRODUCTS, Precision, rounded_einsum
 
 MASKED = -1e9
 # Queries of causal rows are asked in parts, each with the keys that it may see: at most so many
@@ -234,25 +234,21 @@ def _dropped(rate, weights, kept):
     return weights if kept is None else jnp.where(kept, weights / (1 - rate), 0)
 
 
-def _product(products, subscripts, one, other, result):
-    one, other = one.astype(products), other.astype(products)
-    form = {"precision": exact(products), "preferred_element_type": result}
-    return jnp.einsum(subscripts, one, other, **form)
-
-
 def _attend_forward(products, rate, heads, biases, kept):
     (query, key, value), (bias, shared) = heads, biases
-    scores = _product(products, "nqd,nkd->nqk", query, key, jnp.float32) + bias
+    scores = rounded_einsum(products, "nqd,nkd->nqk", query, key, jnp.float32) + bias
     if shared is not None:
         scores = (scores.reshape(-1, *shared.shape) + shared[None]).reshape(scores.shape)
     weights = jax.nn.softmax(scores).astype(query.dtype)
-    result = _product(products, "nqk,nkd->nqd", _dropped(rate, weights, kept), value, query.dtype)
+    result = rounded_einsum(
+        products, "nqk,nkd->nqd", _dropped(rate, weights, kept), value, query.dtype
+    )
     return result, (heads, biases, kept, weights, result)
 
 
 def _attend_backward(products, rate, saved, gradient):
     (query, key, value), (bias, shared), kept, weights, result = saved
-    product = partial(_product, products, result=query.dtype)
+    product = partial(rounded_einsum, products, result=query.dtype)
     d_value = product("nqk,nqd->nkd", _dropped(rate, weights, kept), gradient)
     d_weights = _dropped(rate, product("nqd,nkd->nqk", gradient, value), kept)
     # Σ_k weights·d_weights equals Σ_d result·gradient, with dropout too; that is L/d times cheaper.

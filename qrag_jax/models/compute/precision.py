@@ -29,11 +29,26 @@ PRODUCTS, LIBRARY, FUSED = ATTENTION = ("products", "library", "fused")
 # Of products whose results are Q-values, embeddings or losses. By default a GPU rounds the factors
 # of a float32 product to TF32, which keeps 10 bits of 23.
 EXACT = jax.lax.Precision.HIGHEST
+_FLOAT32 = jnp.dtype(jnp.float32)
 
 
 def exact(products: jnp.dtype) -> jax.lax.Precision | None:
     """The precision of a product of factors of this dtype: exact for float32, else the default."""
     return EXACT if products == jnp.float32 else None
+
+
+def rounded_einsum(
+    products: jnp.dtype,
+    subscripts: str,
+    one: jax.Array,
+    other: jax.Array,
+    result: jnp.dtype = _FLOAT32,
+) -> jax.Array:
+    """The sum of products that `jnp.einsum` names, of factors rounded to `products`."""
+    one, other = one.astype(products), other.astype(products)
+    return jnp.einsum(
+        subscripts, one, other, precision=exact(products), preferred_element_type=result
+    )
 
 
 class Precision(NamedTuple):

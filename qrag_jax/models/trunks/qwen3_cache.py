@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.models.compute.precision import PRODUCTS, exact
+from qrag_jax.models.compute.precision import PRODUCTS, rounded_einsum
 from qrag_jax.models.compute.rope import angles_at
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Layer
 from qrag_jax.models.trunks.trunk import LAYERS, Params
@@ -189,19 +189,10 @@ def _attended(
     query = query.reshape(rows, groups, number * share, width)
     seen = jnp.repeat(position, share, axis=1)[:, None, :, None]
 
-    def product(equation: str, one: jax.Array, other: jax.Array) -> jax.Array:
-        return jnp.einsum(
-            equation,
-            one.astype(products),
-            other.astype(products),
-            precision=exact(products),
-            preferred_element_type=jnp.float32,
-        )
-
     def block(n: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         most, total, weighted = sums
         keys, values = block_at(n)
-        scores = product("bgqd,bgds->bgqs", query, keys)
+        scores = rounded_einsum(products, "bgqd,bgds->bgqs", query, keys)
         visible = (n * places + jnp.arange(places))[None, None, None] <= seen
         scores = jnp.where(visible, scores / width**0.5, _LOWEST)
         highest = jnp.maximum(most, scores.max(axis=-1))
@@ -209,7 +200,8 @@ def _attended(
         return (
             highest,
             total * scale + powers.sum(axis=-1),
-            weighted * scale[..., None] + product("bgqs,bgsd->bgqd", powers, values),
+            weighted * scale[..., None]
+            + rounded_einsum(products, "bgqs,bgsd->bgqd", powers, values),
         )
 
     # Every query sees the first place, so the maximum is real from the first block on.

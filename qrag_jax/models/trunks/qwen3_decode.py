@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from qrag_jax.models.compute.linear import ADAPTER
-from qrag_jax.models.compute.precision import exact
+from qrag_jax.models.compute.precision import rounded_einsum
 from qrag_jax.models.compute.rope import angles_at
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Layer
 from qrag_jax.models.trunks.qwen3_cache import APART, Cache
@@ -166,16 +166,7 @@ def _attended(
     products, groups = trunk.precision.products, keys[0].shape[1]
     query = query.reshape(rows, groups, heads // groups, width)
 
-    def product(equation: str, one: jax.Array, other: jax.Array) -> jax.Array:
-        return jnp.einsum(
-            equation,
-            one.astype(products),
-            other.astype(products),
-            precision=exact(products),
-            preferred_element_type=jnp.float32,
-        )
-
-    parts = [product("bgqd,bgds->bgqs", query, block) for block in keys]
+    parts = [rounded_einsum(products, "bgqd,bgds->bgqs", query, block) for block in keys]
     ends = [*itertools.accumulate(part.shape[-1] for part in parts)]
     scores = jnp.concatenate(parts, axis=-1) / width**0.5
     visible = jnp.arange(ends[-1])[None, None, None] <= position[:, None, None, None]
@@ -183,5 +174,5 @@ def _attended(
     powers = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
     weighted = jnp.zeros(query.shape, jnp.float32)
     for part, block in zip(jnp.split(powers, ends[:-1], axis=-1), values, strict=True):
-        weighted += product("bgqs,bgsd->bgqd", part, block)
+        weighted += rounded_einsum(products, "bgqs,bgsd->bgqd", part, block)
     return (weighted / powers.sum(axis=-1, keepdims=True)).reshape(rows, heads, width)
