@@ -17,6 +17,7 @@ def compiler_options(mesh: Mesh, *, adapters: bool) -> dict[str, Any] | None:
     """What `jax.jit` takes as `compiler_options`.
 
     Args:
-        adapters: the program computes low-rank adapters beside kernels.
+        adapters: the program computes low-rank adapters beside kernels, or other products of one
+            factor that are faster apart.
     """
     return _PRODUCTS_APART if adapters and Platform.of(mesh).kind == GPU else None

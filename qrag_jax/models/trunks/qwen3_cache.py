@@ -80,7 +80,7 @@ def empty_cache(trunk: Qwen3, rows: int, room: int) -> Cache:
 
 
 def _places(room: int, on_cpu: bool) -> int:
-    """Places of a block: at most those of the largest one, and few behind the room."""
+    """Places of a block, so that few of the last block's stand behind the room."""
     if on_cpu:
         return min(_CPU_BLOCK, room)
     even = room / math.ceil(room / _BLOCK)

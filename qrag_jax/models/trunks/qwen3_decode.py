@@ -57,7 +57,7 @@ class DecodeCache(NamedTuple):
 def decode_cache(cache: Cache, source: jax.Array) -> DecodeCache:
     """The rows `source` `[B]` of a cache with stacked layers.
 
-    The first blocks, so many as are read, have all of its room, a half, a quarter and an eighth.
+    Its blocks end at an eighth, a quarter, a half and all of the room, as far as these differ.
     """
     layers, count = cache.keys.shape[:2]
     ends = sorted({math.ceil(count / 2**halved) for halved in range(_MOST_BLOCKS)})
@@ -150,12 +150,12 @@ def append(
     x = words.astype(trunk.precision.activations)
     layers = []
     for params, keys, values in zip(decoder.layers, cache.keys, cache.values, strict=True):
-        x, *pair = one(x, params, keys[:number], values[:number])
-        layers.append((pair[0] + keys[number:], pair[1] + values[number:]))
+        x, longer_keys, longer_values = one(x, params, keys[:number], values[:number])
+        layers.append((longer_keys + keys[number:], longer_values + values[number:]))
     all_keys, all_values = zip(*layers, strict=True)
     hidden = trunk.apply({"params": decoder.prepared}, x, method=Qwen3.normed)
-    longer = cache.lengths + is_new.astype(jnp.int32)
-    return jnp.asarray(hidden), DecodeCache(all_keys, all_values, longer)
+    lengths = cache.lengths + is_new.astype(jnp.int32)
+    return jnp.asarray(hidden), DecodeCache(all_keys, all_values, lengths)
 
 
 def _attended(
@@ -165,7 +165,6 @@ def _attended(
     rows, heads, width = query.shape
     products, groups = trunk.precision.products, keys[0].shape[1]
     query = query.reshape(rows, groups, heads // groups, width)
-
     parts = [rounded_einsum(products, "bgqd,bgds->bgqs", query, block) for block in keys]
     ends = [*itertools.accumulate(part.shape[-1] for part in parts)]
     scores = jnp.concatenate(parts, axis=-1) / width**0.5
