@@ -29,6 +29,7 @@ from benchmarks.report import Case
 from benchmarks.retrieval_cases.multi_step import DATA
 from benchmarks.which_cases import (
     advice,
+    answered,
     answers,
     differences,
     equal_cost,
@@ -51,6 +52,7 @@ from qrag_jax.errors import InputError
 ANSWERS, PAGE = "answers", "page"
 _SHOWING = (
     "advice",
+    "answered",
     "differences",
     "equal_cost",
     "gpu_cost",
@@ -122,12 +124,14 @@ def shown(
         results: part → its result.
         left_out: parts that cannot be run on this machine, and why.
     """
-    rows = {name: Result.of_json(part) for name, part in results.items() if _is_row(name)}
-    scored = table.scored(rows, settings)
-    table.add_answers(scored, {name: each for name, each in results.items() if not _is_row(name)})
+    rows = {name: part for name, part in results.items() if _is_row(name)}
+    read = {name: part for name, part in results.items() if not _is_row(name)}
+    made = {name: Result.of_json(part) for name, part in rows.items()}
+    scored = table.scored(made, settings)
+    table.add_answers(scored, read)
     notes = [settings(name).told for name in dict.fromkeys(each.trained_in for each in scored)]
     absent = {part: why for part, why in left_out.items() if part not in results}
-    notes += [*left_out_notes(absent), *NOT_SMALL, *published.versions(results)]
+    notes += [*left_out_notes(absent), *NOT_SMALL, *published.versions(rows)]
     notes += [f"Failed: {part}." for part in failed]
     every = [f"{where}/{part}" for where in SETTINGS for row in ROWS for part in row.parts]
     waiting = [
@@ -135,6 +139,7 @@ def shown(
     ]
     tables = [*advice.tables(scored), *table.tables(scored, notes, waiting)]
     tables += [*filter(None, [pairs.table(scored)]), *remembered.tables(scored, settings)]
+    tables += answered.tables(scored, read)
     tables += [*equal_cost.tables(scored), gpu_cost.table()]
     return scored, tables
 

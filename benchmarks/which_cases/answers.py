@@ -5,7 +5,8 @@ says. Otherwise SmolLM2 answers on this machine, by transformers, with the same 
 prompts are asked once, and its answers are kept, so that a killed part goes on. EM and F1 are
 HotpotQA's. Answers take far longer than searches, so that the same `QUESTIONS` test questions are
 answered for every row, of its first training: those that stand evenly in the test's order. A row
-that is not finished on this machine is taken from the results in the repository.
+that is not finished on this machine is taken from the results in the repository. The model also
+reads the gold passages, and none: what lies between is all that a search can bring to it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from typing import Any
 
 from benchmarks.kept_runs import Kept, command
 from benchmarks.which_cases import published, single, writers
-from benchmarks.which_cases.found import Found
-from benchmarks.which_cases.row import TRAINED, WITH_WORDS, Result
+from benchmarks.which_cases.found import Asking, Found
+from benchmarks.which_cases.row import COMPARED_WAYS, TRAINED, Result
 from benchmarks.which_cases.rows import ROWS
+from benchmarks.which_cases.scores import AP, columns
 from benchmarks.which_cases.settings import TRAIN, Asked, Setting
+from qrag_jax.environments.query_writing.state import BY_PASSAGE
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import answer_log, answers, hop_log
 from qrag_jax.metrics.answer_log import AnswerRow
@@ -39,6 +42,7 @@ WRITTEN = 16  # tokens of an answer, at most
 WORDS = 60  # of a passage, at most
 SHOTS = 4  # training questions before the question
 SAID = "said.jsonl"  # what the model wrote, by prompts
+GOLD, NOTHING = "the gold passages", "no passage"
 _AT_ONCE = 8  # prompts
 
 # Questions, what was read, and a name for files → an answer for each; None: it has none.
@@ -46,7 +50,7 @@ Ask = Callable[[Sequence[Asked], Found, str], list[str | None]]
 
 
 def part(settings: Callable[[str], Setting], kept: Kept, where: str) -> dict[str, Any]:
-    """EM and F1 of all finished rows of a setting.
+    """EM and F1 of all finished rows of a setting, and of reading `GOLD` and `NOTHING`.
 
     Raises:
         InputError: no row is finished, or there is no model.
@@ -62,14 +66,20 @@ def part(settings: Callable[[str], Setting], kept: Kept, where: str) -> dict[str
         name: {
             way: scores(given, tests[where], ask, f"{name}-{way}")
             for way, tests in result.ways.items()
-            if way in (TRAINED, WITH_WORDS) or TRAINED not in result.ways
+            if way in COMPARED_WAYS or TRAINED not in result.ways
         }
         for name, result in finished.items()
     }
+    asked = chosen(given)
+    nothing: dict[str, tuple[str, ...]] = {each.id: () for each in asked}
+    bounds = {GOLD: {each.id: each.gold for each in asked}, NOTHING: nothing}
     return {
         "lines": lines,
+        "bounds": {
+            name: scores(given, Found(lists, Asking()), ask, name) for name, lists in bounds.items()
+        },
         "reader": os.environ.get(MODEL, "") if url else "SmolLM2",
-        "questions": len(chosen(given)),
+        "questions": len(asked),
     }
 
 
@@ -121,17 +131,20 @@ def by_server(
     folder.mkdir(parents=True, exist_ok=True)
     plain = name.replace(",", "").replace(" ", "-")
     log, out = folder / f"{plain}.jsonl", folder / f"{plain}-said.jsonl"
-    read = [_searched(each, found.lists[each.id][:READ]) for each in asked]
-    hop_log.write(log, read, {"kind": "what a row of the suite which has read", "row": name})
+    read = Found({each.id: found.lists[each.id][:READ] for each in asked}, found.asking)
+    of_test = dict(zip((a.id for a in given.test), columns(given, read)[AP], strict=True))
+    rows = [_searched(each, read.lists[each.id], float(of_test[each.id])) for each in asked]
+    kind = "what a row of the suite which has read"
+    hop_log.write(log, rows, {"kind": kind, "row": name, "search": {"gold_by": BY_PASSAGE}})
     corpus = single.index_of(given, (BM25,))
-    words = (f"--log={log}", f"--out={out}", f"--corpus={corpus}")
+    words = (f"--log={log}", f"--out={out}", f"--corpus={corpus}", "--metric=hotpotqa")
     command("qrag_jax.answer", *words, f"--llm.url={url}", f"--llm.model={model}")
     said = {row.id: row.prediction for row in answer_log.read_partial(out, AnswerRow)}
     return [said.get(each.id) for each in asked]
 
 
-def _searched(asked: Asked, names: Sequence[str]) -> Searched:
-    hop = Hop(asked.text, "", tuple(names), {})
+def _searched(asked: Asked, names: Sequence[str], precision: float) -> Searched:
+    hop = Hop(asked.text, "", tuple(names), {"ap": precision})
     return Searched(asked.id, asked.text, asked.answers, asked.gold, (hop,))
 
 

@@ -8,11 +8,16 @@ import json
 from benchmarks.which_cases import contrast, single
 from benchmarks.which_cases.contrast import ContrastConfig, Tried
 from benchmarks.which_cases.measured import costs_of, timed
-from benchmarks.which_cases.row import FUSED, TRAINED, WITH_WORDS, Place, Result, training_of
+from benchmarks.which_cases.row import (
+    TRAINED,
+    TWICE,
+    TWICE_WITH_WORDS,
+    WITH_WORDS,
+    Place,
+    Result,
+    training_of,
+)
 from qrag_jax.runtime.whole_files import write_whole
-
-TWICE = f"{TRAINED}, then with its first passage"
-TWICE_WITH_WORDS = f"{TWICE}, {FUSED}"
 
 
 def contrastive(place: Place, config: ContrastConfig | None = None) -> Result:

@@ -14,6 +14,9 @@ from benchmarks.which_cases.settings import Setting
 TRAINED, UNTRAINED = "trained", "untrained"
 FUSED = "fused with BM25"
 WITH_WORDS = f"{TRAINED}, {FUSED}"
+TWICE = f"{TRAINED}, then with its first passage"
+TWICE_WITH_WORDS = f"{TWICE}, {FUSED}"
+COMPARED_WAYS = (TRAINED, TWICE, WITH_WORDS, TWICE_WITH_WORDS)  # of a row that is trained
 
 
 @dataclasses.dataclass(frozen=True)

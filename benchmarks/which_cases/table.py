@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import markdown
-from benchmarks.which_cases.contrast_row import TWICE, TWICE_WITH_WORDS
 from benchmarks.which_cases.found import COUNTS, Found, Training
-from benchmarks.which_cases.row import TRAINED, WITH_WORDS, Result
+from benchmarks.which_cases.row import COMPARED_WAYS, TRAINED, Result
 from benchmarks.which_cases.rows import ROWS, Row
 from benchmarks.which_cases.scores import (
     ALL,
@@ -197,8 +196,7 @@ def is_compared(line: Scored) -> bool:
     Of the further searches of trained models these are: the second one of the contrastive encoder,
     which is the simple rival of training for several steps, and what is fused with BM25.
     """
-    further = (TRAINED, TWICE, WITH_WORDS, TWICE_WITH_WORDS)
-    return not line.row.seeds or line.way in further
+    return not line.row.seeds or line.way in COMPARED_WAYS
 
 
 def order_table(lines: Sequence[Scored]) -> str:

@@ -14,6 +14,7 @@ from benchmarks import which
 from benchmarks.kept_runs import Kept
 from benchmarks.which_cases import (
     advice,
+    answered,
     answers,
     contrast,
     differences,
@@ -241,6 +242,32 @@ def test_answers_become_columns(given: Setting, lines: list[table.Scored]) -> No
     assert own[0].row.name == "bm25"
     table.add_answers(own, {f"{TWO_WIKI}/answers": {"lines": {"bm25": {UNTRAINED: said}}}})
     assert own[0].column("f1@4")[0].tolist() == [1.0, 0.5]
+
+
+def test_answers_are_told_between_two_bounds(given: Setting, lines: list[table.Scored]) -> None:
+    said = {"em@4": [1.0, 0.0, 1.0], "f1@4": [1.0, 0.5, 1.0]}
+    bounds = {
+        answers.GOLD: {"em@4": [1.0, 1.0, 1.0], "f1@4": [1.0, 1.0, 1.0]},
+        answers.NOTHING: {"em@4": [0.0, 0.0, 0.0], "f1@4": [0.25, 0.25, 0.25]},
+    }
+    part = {"lines": {"bm25": {UNTRAINED: said}}, "bounds": bounds, "reader": "R", "questions": 3}
+    own = [dataclasses.replace(each, scores={TWO_WIKI: [{}]}, seeds=[0]) for each in lines[:2]]
+    parts = {f"{TWO_WIKI}/answers": part}
+    table.add_answers(own, parts)
+    (made,) = answered.tables(own, parts)
+    assert made.startswith("### 2wiki: answers of R, to 3 test questions\n")
+    gold, nothing, bm25 = (
+        [cell.strip() for cell in row.split("|")[1:-1]] for row in made.splitlines()[4:]
+    )
+    assert gold == [
+        answers.GOLD,
+        "1.000 [1.000, 1.000]",
+        "1.000 [1.000, 1.000]",
+        "+0.750 [+0.750, +0.750]",
+        "",
+    ]
+    assert nothing[3:] == ["", "+0.750 [+0.750, +0.750]"]
+    assert [cell.split()[0] for cell in bm25] == ["BM25", "0.667", "0.833", "+0.583", "+0.167"]
 
 
 def test_answers_are_scored_as_hotpotqa_does(given: Setting) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import tiny_llm
@@ -15,10 +16,18 @@ from benchmarks.which_cases import answers, published, rewrite_row, rlvr_row, si
 from benchmarks.which_cases.answers import Reader
 from benchmarks.which_cases.found import Found
 from benchmarks.which_cases.measured import costs_of
-from benchmarks.which_cases.row import TRAINED, UNTRAINED, WITH_WORDS, Place, Result
+from benchmarks.which_cases.row import (
+    TRAINED,
+    TWICE_WITH_WORDS,
+    UNTRAINED,
+    WITH_WORDS,
+    Place,
+    Result,
+)
 from benchmarks.which_cases.settings import TRAIN, TWO_WIKI, Asked, Setting
 from qrag_jax.runtime.minilm import find_minilm
 from tests.benchmarks import invented_setting
+from tests.llm.model_server import Call, ModelServer, Reply
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +109,7 @@ def test_answers_are_kept_and_asked_for_once(
     finish(kept, "bm25", untrained)
     elsewhere = {f"{TWO_WIKI}/{name}": untrained.to_json() for name in ("bm25", "minilm")}
     monkeypatch.setattr(published, "published", lambda: elsewhere)
-    ways = (TRAINED, UNTRAINED, WITH_WORDS)
+    ways = (TRAINED, UNTRAINED, WITH_WORDS, TWICE_WITH_WORDS)
     trained = Result({way: {TWO_WIKI: found} for way in ways})
     finish(kept, "q_rag-42", trained)
     finish(kept, "q_rag-43", trained)
@@ -116,17 +125,49 @@ def test_answers_are_kept_and_asked_for_once(
     assert {name: [*ways] for name, ways in part["lines"].items()} == {
         "bm25": [UNTRAINED],
         "minilm": [UNTRAINED],  # finished elsewhere
-        "q_rag-42": [TRAINED, WITH_WORDS],
+        "q_rag-42": [TRAINED, WITH_WORDS, TWICE_WITH_WORDS],
     }
     assert part["questions"] == 4
-    assert len(written) == len(set(written)) == 4  # equal prompts are asked once
+    assert [*part["bounds"]] == [answers.GOLD, answers.NOTHING]
+    # Four questions, with three lists each; equal prompts are asked once.
+    assert len(written) == len(set(written)) == 12
     # A killed part goes on, also where the last line of its file is broken.
     file = tmp_path / "runs" / TWO_WIKI / "answers" / "said.jsonl"
     file.write_text(file.read_text()[:-5])
     monkeypatch.setattr(Reader, "_opened", None)
     again = answers.part(lambda name: given, kept, TWO_WIKI)
-    assert len(written) == 5
+    assert len(written) == 13
     assert json.dumps(again) == json.dumps(part)
+
+
+@pytest.mark.long
+def test_a_server_answers_by_its_url(
+    given: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked by the command, with the first passages that were found, or with none."""
+    monkeypatch.setattr(answers, "QUESTIONS", 4)
+    monkeypatch.setenv(answers.MODEL, "tiny")
+    asked, texts = answers.chosen(given), {each.name: each.text for each in given.corpus}
+    kept = Kept("which", tmp_path / "runs", tmp_path / "results")
+    monkeypatch.setattr(published, "published", dict)
+    finish(kept, "bm25", Result({UNTRAINED: {TWO_WIKI: single.bm25(given)}}))
+
+    def reply(call: Call) -> Reply:
+        """The right answer where a gold passage is seen."""
+        of = next(each for each in asked if each.text in call.prompt)
+        sees = texts[of.gold[0]] in call.prompt
+        return Reply(text=f"Final answer: {of.answers[0] if sees else 'nobody'}")
+
+    with ModelServer(reply) as server:
+        monkeypatch.setenv(answers.URL, server.url)
+        part = answers.part(lambda name: given, kept, TWO_WIKI)
+    assert part["reader"] == "tiny"
+    rows = {**part["bounds"], "bm25": part["lines"]["bm25"][UNTRAINED]}
+    matched = {
+        name: [each for each in columns["em@4"] if not np.isnan(each)]
+        for name, columns in rows.items()
+    }
+    assert matched == {answers.GOLD: [1.0] * 4, answers.NOTHING: [0.0] * 4, "bm25": [1.0] * 4}
 
 
 def first_line(text: str) -> str:
