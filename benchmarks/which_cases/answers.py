@@ -24,7 +24,7 @@ from benchmarks.kept_runs import Kept, command
 from benchmarks.which_cases import published, single, writers
 from benchmarks.which_cases.found import Asking, Found
 from benchmarks.which_cases.row import COMPARED_WAYS, TRAINED, Result
-from benchmarks.which_cases.rows import ROWS
+from benchmarks.which_cases.rows import ROWS, SMOLLM2
 from benchmarks.which_cases.scores import AP, columns
 from benchmarks.which_cases.settings import TRAIN, Asked, Setting
 from qrag_jax.environments.query_writing.state import BY_PASSAGE
@@ -78,9 +78,14 @@ def part(settings: Callable[[str], Setting], kept: Kept, where: str) -> dict[str
         "bounds": {
             name: scores(given, Found(lists, Asking()), ask, name) for name, lists in bounds.items()
         },
-        "reader": os.environ.get(MODEL, "") if url else "SmolLM2",
+        "reader": reader(),
         "questions": len(asked),
     }
+
+
+def reader() -> str:
+    """The name of the model that answers."""
+    return os.environ.get(MODEL, "") if os.environ.get(URL) else SMOLLM2
 
 
 def _finished(kept: Kept, where: str) -> dict[str, dict[str, Any]]:
@@ -91,11 +96,14 @@ def _finished(kept: Kept, where: str) -> dict[str, dict[str, Any]]:
 
 
 def forget_if_older(kept: Kept, name: str) -> None:
-    """Deletes the part's result if rows have been finished since; answers that are kept stay."""
+    """Deletes the part's result if rows have been finished since, or another model is to answer.
+
+    Answers that are kept stay.
+    """
     path = kept.results / f"{name}.json"
     if path.exists():
-        rows = _finished(kept, path.parent.name)
-        if rows.keys() - json.loads(path.read_text())["lines"].keys():
+        rows, part = _finished(kept, path.parent.name), json.loads(path.read_text())
+        if rows.keys() - part["lines"].keys() or part["reader"] != reader():
             path.unlink()
 
 
@@ -128,6 +136,7 @@ def by_server(
     model = os.environ.get(MODEL)
     if not model:
         raise InputError(f"{URL} names a server, but {MODEL} names no model of it; give both.")
+    folder /= model.replace("/", "-")  # the answers of one model
     folder.mkdir(parents=True, exist_ok=True)
     plain = name.replace(",", "").replace(" ", "-")
     log, out = folder / f"{plain}.jsonl", folder / f"{plain}-said.jsonl"

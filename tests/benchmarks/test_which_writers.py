@@ -24,6 +24,7 @@ from benchmarks.which_cases.row import (
     Place,
     Result,
 )
+from benchmarks.which_cases.rows import SMOLLM2
 from benchmarks.which_cases.settings import TRAIN, TWO_WIKI, Asked, Setting
 from qrag_jax.runtime.minilm import find_minilm
 from tests.benchmarks import invented_setting
@@ -224,13 +225,21 @@ def test_answers_are_forgotten_when_a_row_is_new(
     kept = Kept("which", tmp_path / "runs", tmp_path / "results")
     finish(kept, "bm25", Result({}))
     path = kept.results / TWO_WIKI / "answers.json"
-    path.write_text(json.dumps({"lines": {"bm25": {}}}))
+    made = {"lines": {"bm25": {}}, "reader": SMOLLM2}
+    path.write_text(json.dumps(made))
     answers.forget_if_older(kept, f"{TWO_WIKI}/answers")
     assert path.exists()
     finish(kept, "q_rag-43", Result({}))  # not the first training
     answers.forget_if_older(kept, f"{TWO_WIKI}/answers")
     assert path.exists()
     finish(kept, "q_rag-42", Result({}))
+    answers.forget_if_older(kept, f"{TWO_WIKI}/answers")
+    assert not path.exists()
+    path.write_text(json.dumps({**made, "lines": {"bm25": {}, "q_rag-42": {}}}))
+    answers.forget_if_older(kept, f"{TWO_WIKI}/answers")
+    assert path.exists()
+    monkeypatch.setenv(answers.URL, "http://127.0.0.1:8000/v1")
+    monkeypatch.setenv(answers.MODEL, "another model")
     answers.forget_if_older(kept, f"{TWO_WIKI}/answers")
     assert not path.exists()
 
