@@ -50,16 +50,16 @@ def cases(seconds: float = SECONDS) -> Iterator[Case]:
         with Run.open(folder / "run", 0.0) as run, harr.open_system(config, run) as system:
             system.experience(run, stop)  # waits for the server
             params = system.first_state().params
-            asked = system.inputs.train[:QUESTIONS]
-            starts = system.starts(asked, MEMBERS, 0)
+            asked, player = system.inputs.train[:QUESTIONS], system.player
+            starts = player.starts(asked, MEMBERS, 0)
             for count in (1, 16, 64, 128, len(starts), len(starts)):  # compiles
-                system.play(params, starts[:count], stop)
-            before, began = system.counts.searches, time.monotonic()
-            batches = system.counts.batches
-            played = system.play(params, starts, stop)
+                player.play(params, starts[:count], stop)
+            before, began = player.counts.searches, time.monotonic()
+            batches = player.counts.batches
+            played = player.play(params, starts, stop)
             took = time.monotonic() - began
-            searches = system.counts.searches - before
-            mean = searches / (system.counts.batches - batches)
+            searches = player.counts.searches - before
+            mean = searches / (player.counts.batches - batches)
     whole = sum(isinstance(each.ended, Finished) for each in played)
     yield Case(
         f"{len(starts)} episodes at once: mean batch of searches",

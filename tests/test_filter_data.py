@@ -89,7 +89,7 @@ def test_rewards_are_those_of_a_rollout(log: Path, tmp_path: Path) -> None:
             made = harr_filter._starts(42, number, asked[number : number + 1], ROLLOUTS)
             starts += made[:4]
         params = system.first_state().params
-        played = system.rollout(params, StopSignal()).play(starts)
+        played = system.player.rollout(params, StopSignal()).play(starts)
     rows = lines(log)
     for place, episode in enumerate(played):
         number, member = (2, 50)[place // 4], place % 4

@@ -19,8 +19,6 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.rag.episode import Agent, Task
-from qrag_jax.environments.rag.state_text import StateText
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import AgentScores
 from qrag_jax.evaluators.training_scores import Evaluation
@@ -37,18 +35,14 @@ from qrag_jax.learners.policy_state import (
 )
 from qrag_jax.learners.query_encoder import QueryEncoder
 from qrag_jax.learners.query_update import make_update
-from qrag_jax.llm.outcomes import Failure
-from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.rollouts.agent_experience import AgentExperience, Playing, QuestionOrder
-from qrag_jax.rollouts.agents import AgentRollout, Asks, Checks, Counts, Episode, Start
+from qrag_jax.rollouts.agents import Episode
 from qrag_jax.rollouts.block_rounds import even_rounds
 from qrag_jax.rollouts.block_shapes import choose_row_blocks
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.hop_batch import HopBatch, HopShape, Rewarded, batch_shapes, hop_batch
 from qrag_jax.rollouts.kept_searches import restored, saved
-from qrag_jax.rollouts.mesh_tower import MeshTower
-from qrag_jax.rollouts.patient_play import Patience
-from qrag_jax.rollouts.pool_search import Ask, Found, PoolSearch, QueryRows
+from qrag_jax.rollouts.pool_search import QueryRows
 from qrag_jax.runtime import determinism, hosts
 from qrag_jax.runtime.agreed_stop import AgreedStop
 from qrag_jax.runtime.dry_run import Program
@@ -59,10 +53,10 @@ from qrag_jax.runtime.program_memory import FirstCalls
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import check_same_config, save_config
 from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.harr_agents import llm_agent, scripted_agent
-from qrag_jax.systems.harr_config import FREE_FIELDS, NAME, SCRIPTED, HarrConfig, load_config
-from qrag_jax.systems.harr_inputs import Asked, Inputs, load_inputs
+from qrag_jax.systems.harr_config import FREE_FIELDS, NAME, HarrConfig, load_config
+from qrag_jax.systems.harr_inputs import Inputs, load_inputs
 from qrag_jax.systems.harr_models import HarrModels, open_models
+from qrag_jax.systems.harr_player import HarrPlayer, Home
 from qrag_jax.systems.harr_rewards import AgentRewards, reward_names
 from qrag_jax.systems.likely_causes import CAUSES
 
@@ -154,7 +148,6 @@ class Harr:
         self.told = Told(
             self._names, {"loss": ".3f", "return": ".2f"}, self._advice, CAUSES["harr"]
         )
-        self.counts = Counts()
         config, inputs = self.config, self.inputs
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
@@ -182,7 +175,7 @@ class Harr:
             batch=self._batch,
             save=saved,
             restore=lambda kept: restored(kept, self.inputs.index.vectors),
-            params=lambda state: _copied(state.params) if stale else self._here(state.params),
+            params=lambda state: _copied(state.params) if stale else self.player.here(state.params),
             staleness=stale,
             steps=config.train.steps,
         )
@@ -205,7 +198,7 @@ class Harr:
 
     def evaluate(self, state: PolicyState, step: int, stop: StopSignal) -> Evaluation:
         """See `System`."""
-        return self._scores.evaluate(self._here(state.params), step, stop)
+        return self._scores.evaluate(self.player.here(state.params), step, stop)
 
     def programs(self) -> list[Program]:
         """See `System`."""
@@ -289,104 +282,28 @@ class Harr:
         return QueryRows(loaded.tokenizer, encoder.state_opening, encoder.sep_id, longest)
 
     @cached_property
-    def _states(self) -> StateText:
-        state = self.config.state
-        instruction = None if state.instruction else ""
-        return StateText(state.stateful, instruction, self._rows.room, self._rows.count)
-
-    @cached_property
-    def _tower(self) -> MeshTower:
-        """The query encoder's programs; `_search` gives it the parameters."""
-        of_params, of_base = self._playing
-        return MeshTower(
-            self._own,
-            of_params if of_base is None else Adapted(of_base, of_params),
-            self.inputs.encoder.encoder,
-            None,
-            number=None,
-            row_tokens=self._rows.max_tokens,
+    def player(self) -> HarrPlayer:
+        """Plays episodes, on this host's devices."""
+        own, loaded = self.own or self.mesh, self.inputs.encoder
+        if own is self.mesh:
+            of_params, of_base = self.learner.shardings.params, self.learner.base_shardings
+            base = self._base[0] if self._base else None
+        else:
+            rules = self.config.runtime.rules(loaded.partition_rules)
+            of_params = state_shardings(own, rules, self._parts, loaded.trained).params
+            of_base = base = None
+            if loaded.adapters is not None:
+                of_base = placement.base_shardings(own, rules, loaded.stored)
+                base = placement.place(loaded.stored, of_base)
+        home = Home(own, of_params, of_base, base, is_apart=own is not self.mesh)
+        return HarrPlayer(
+            config=self.config,
+            inputs=self.inputs,
+            models=self.models,
+            rows=self._rows,
+            home=home,
+            device=self._device,
         )
-
-    def _search(self, params: Any, *, is_greedy: bool) -> PoolSearch:
-        whole = params if self._playing_base is None else Adapted(self._playing_base, params)
-        return PoolSearch(
-            self._tower.with_params(whole),
-            self.inputs.index,
-            self._states,
-            self._rows,
-            self.config.policy,
-            is_greedy,
-        )
-
-    @property
-    def _own(self) -> Mesh:
-        return self.own or self.mesh
-
-    @cached_property
-    def _playing(self) -> tuple[Any, Any]:
-        """Where parameters, and a base, live that play."""
-        if self._own is self.mesh:
-            return self.learner.shardings.params, self.learner.base_shardings
-        loaded = self.inputs.encoder
-        rules = self.config.runtime.rules(loaded.partition_rules)
-        state = state_shardings(self._own, rules, self._parts, loaded.trained)
-        if loaded.adapters is None:
-            return state.params, None
-        return state.params, placement.base_shardings(self._own, rules, loaded.stored)
-
-    @cached_property
-    def _playing_base(self) -> Any:
-        if self._own is self.mesh or self._playing[1] is None:
-            return self._base[0] if self._base else None
-        return placement.place(self.inputs.encoder.stored, self._playing[1])
-
-    def _here(self, params: Any) -> Any:
-        """Parameters of training where they play; all hosts call this together."""
-        return params if self._own is self.mesh else hosts.copied(params, self._playing[0])
-
-    def rollout(self, params: Any, stop: StopSignal, *, is_greedy: bool = False) -> AgentRollout:
-        """Plays episodes by these parameters."""
-        search = self._search(params, is_greedy=is_greedy)
-
-        def one_at_a_time(asks: Sequence[Ask]) -> Sequence[Found | Failure]:
-            with self._device:
-                return search(asks)
-
-        watch = self.watch(stop)
-        return AgentRollout(self._agent, one_at_a_time, self._model, self.config.agent.play, watch)
-
-    def play(
-        self, params: Any, starts: Sequence[Start], stop: StopSignal, *, is_greedy: bool = False
-    ) -> list[Episode]:
-        """Plays episodes by these parameters, until few of them are broken.
-
-        Raises:
-            Stopped: the run is told to stop.
-            FeedbackLost: the language model is gone, or too many episodes would break again.
-        """
-        rollout = self.rollout(params, stop, is_greedy=is_greedy)
-        share = self.config.agent.max_broken_share
-        episodes = Patience(share, self.watch(stop), log).play(starts, rollout.play)
-        self.counts.add(rollout.counts)
-        return episodes
-
-    def watch(self, stop: StopSignal) -> Checks:
-        """Looks at the signal, and whether the language model was given up."""
-        return stop if self.models is None else self.models.watch(stop)
-
-    @property
-    def _model(self) -> Asks | None:
-        return None if self.models is None else self.models.agents_own
-
-    @cached_property
-    def _agent(self) -> Agent:
-        if self.config.agent.name == SCRIPTED:
-            return scripted_agent(self.config.agent, (*self.inputs.train, *self.inputs.dev))
-        assert self.models is not None
-        if self.models.own_agent is not None:
-            return self.models.own_agent
-        assert self.models.generation is not None
-        return llm_agent(self.config, self.models.generation)
 
     @cached_property
     def rewards(self) -> AgentRewards:
@@ -402,30 +319,10 @@ class Harr:
         """Plays the groups of these questions; see `agent_experience.Playing`."""
         members = self.config.algorithm.members
         asked = [self.inputs.train[each] for each in numbers]
-        starts = self.starts(asked, members, number, jax.process_index() * len(asked))
-        played = self.play(params, starts, stop)
+        starts = self.player.starts(asked, members, number, jax.process_index() * len(asked))
+        played = self.player.play(params, starts, stop)
         golds = [each.gold for each in asked for _ in range(members)]
-        return self.rewards.rewarded(golds, played, self.watch(stop))
-
-    def starts(
-        self, asked: Sequence[Asked], members: int, number: int, first: int = 0, apart: int = 1
-    ) -> list[Start]:
-        """Episodes whose draws depend on the step, the place in the batch and the member alone.
-
-        Args:
-            first, apart: places of the questions in the batch of all hosts: the first, and from
-                one to the next.
-        """
-        key = jax.random.fold_in(jax.random.key(self.config.seed), number)
-        last = first + apart * max(len(asked) - 1, 0)
-        keys = jax.random.split(key, (last + 1) * members)
-        every = np.asarray(jax.random.key_data(keys)).reshape(last + 1, members, -1)
-        data = every[first::apart][: len(asked)].reshape(len(asked) * members, -1)
-        return [
-            Start(Task(each.gold.id, each.gold.question), place, data[place * members + member])
-            for place, each in enumerate(asked)
-            for member in range(members)
-        ]
+        return self.rewards.rewarded(golds, played, self.player.watch(stop))
 
     @cached_property
     def _scores(self) -> AgentScores:
@@ -433,14 +330,15 @@ class Harr:
 
         def play(params: Any, places: Sequence[int], stop: StopSignal) -> list[Episode]:
             own = [asked[place] for place in places]
-            starts = self.starts(own, 1, _EVALUATED, jax.process_index(), jax.process_count())
-            return self.play(params, starts, stop, is_greedy=True)
+            place, apart = jax.process_index(), jax.process_count()
+            starts = self.player.starts(own, 1, _EVALUATED, place, apart)
+            return self.player.play(params, starts, stop, is_greedy=True)
 
         return AgentScores([each.gold for each in asked], play, self.config.eval.best_by)
 
     def _counted(self) -> dict[str, float]:
         """Of all hosts."""
-        counts, asked = self.counts, self.models.counts() if self.models is not None else {}
+        counts, asked = self.player.counts, self.models.counts() if self.models is not None else {}
         own = np.array([counts.searches, counts.batches, counts.broken], np.float64)
         searches, batches, broken = hosts.of_each(own).sum(axis=0).tolist()
         return asked | {

@@ -211,9 +211,9 @@ def _rewards(
 ) -> list[float | str]:
     """The reward of each episode, or why it has none."""
     golds = [each.gold for each in asked for _ in range(len(starts) // len(asked))]
-    played = system.play(params, starts, stop)
+    played = system.player.play(params, starts, stop)
     total = system.config.reward.rewards.total
     return [
         each.cause if isinstance(each, Unscored) else total(each)
-        for each in system.rewards.scores(golds, played, system.watch(stop))
+        for each in system.rewards.scores(golds, played, system.player.watch(stop))
     ]

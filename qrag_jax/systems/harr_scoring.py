@@ -168,17 +168,17 @@ def _record(
 def _rows(system: Harr, params: Any, log: Path, sampled: int, stop: StopSignal) -> list[AgentRow]:
     """The rows of all questions; those that the log lacks are played."""
     rows = agent_log.read_partial(log)
-    asked = system.inputs.dev
+    asked, player = system.inputs.dev, system.player
     if [row.id for row in rows] != [each.gold.id for each in asked[: len(rows)]]:
         raise InputError(f"{log} has other questions; give --restart to throw it away.")
     with tqdm(total=len(asked), initial=len(rows), unit="question", desc=log.parent.name) as bar:
         while len(rows) < len(asked):
             part = asked[len(rows) : len(rows) + _AT_ONCE]
-            starts = system.starts(part, 1, _SAMPLED)
-            episodes = system.play(params, starts, stop, is_greedy=True)
+            starts = player.starts(part, 1, _SAMPLED)
+            episodes = player.play(params, starts, stop, is_greedy=True)
             new = [agent_row(each.gold, episode) for each, episode in zip(part, episodes)]
             if sampled:
-                drawn = system.play(params, system.starts(part, sampled, _SAMPLED), stop)
+                drawn = player.play(params, player.starts(part, sampled, _SAMPLED), stop)
                 new = [
                     _with_samples(row, each, drawn[i * sampled : (i + 1) * sampled])
                     for i, (row, each) in enumerate(zip(new, part, strict=True))

@@ -109,7 +109,8 @@ def test_other_agents(agent: str, server: ModelServer, tmp_path: Path) -> None:
         batch = first_batch(system)
         state = system.first_state()
         scores = system.evaluate(state, 0, STOP)
-        episodes = system.play(state.params, system.starts(system.inputs.dev, 1, 0), STOP)
+        starts = system.player.starts(system.inputs.dev, 1, 0)
+        episodes = system.player.play(state.params, starts, STOP)
     assert batch.scored.all()
     assert (batch.lengths[:, 0] > 0).all()
     assert scores.metrics["eval/broken_share"] == 0
