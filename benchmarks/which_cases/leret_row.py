@@ -29,8 +29,9 @@ def leret(place: Place) -> Result:
     words += [f"--config.search.index={index}", f"--config.seed={place.seed}"]
     cost = once(place.folder, "train", "qrag_jax.train", *words, *place.flags)
     ways = {TRAINED: {given.name: _found(place, workdir, given, "best")}}
+    # Of every seed, since each draws its own few-shot prompt.
+    ways[UNTRAINED] = {given.name: _found(place, workdir, given, "first")}
     if place.every_way:
-        ways[UNTRAINED] = {given.name: _found(place, workdir, given, "first")}
         ways[writers.DENSE] = {given.name: _found(place, workdir, given, "best", dense=True)}
     for other in place.others:
         ways[TRAINED][other.name] = _found(place, workdir, other, "best")
