@@ -25,13 +25,14 @@ from benchmarks.which_cases import published, single, writers
 from benchmarks.which_cases.found import Asking, Found
 from benchmarks.which_cases.row import COMPARED_WAYS, TRAINED, Result
 from benchmarks.which_cases.rows import ROWS, SMOLLM2
-from benchmarks.which_cases.scores import AP, columns
-from benchmarks.which_cases.settings import TRAIN, Asked, Setting
+from benchmarks.which_cases.scores import AP
+from benchmarks.which_cases.settings import TEST, TRAIN, Asked, Setting, qrels
 from qrag_jax.environments.query_writing.state import BY_PASSAGE
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import answer_log, answers, hop_log
 from qrag_jax.metrics.answer_log import AnswerRow
 from qrag_jax.metrics.hop_log import Hop, Searched
+from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.retrieval.opening import BM25
 from qrag_jax.runtime.whole_files import write_whole
 
@@ -140,9 +141,9 @@ def by_server(
     folder.mkdir(parents=True, exist_ok=True)
     plain = name.replace(",", "").replace(" ", "-")
     log, out = folder / f"{plain}.jsonl", folder / f"{plain}-said.jsonl"
-    read = Found({each.id: found.lists[each.id][:READ] for each in asked}, found.asking)
-    of_test = dict(zip((a.id for a in given.test), columns(given, read)[AP], strict=True))
-    rows = [_searched(each, read.lists[each.id], float(of_test[each.id])) for each in asked]
+    read = {each.id: found.lists[each.id][:READ] for each in asked}
+    precisions = ranking_columns(read, qrels(given, TEST), [AP])[AP]
+    rows = [_searched(each, read[each.id], precisions[each.id]) for each in asked]
     kind = "what a row of the suite which has read"
     hop_log.write(log, rows, {"kind": kind, "row": name, "search": {"gold_by": BY_PASSAGE}})
     corpus = single.index_of(given, (BM25,))

@@ -164,7 +164,8 @@ class Harr:
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         """See `System`."""
-        config = self.config
+        # Made before a thread plays ahead: two threads would make two, each with counts of its own.
+        config, player = self.config, self.player
         if self.models is not None:
             self.models.wait(stop)
         shard = jax.process_index(), jax.process_count()
@@ -175,7 +176,7 @@ class Harr:
             batch=self._batch,
             save=saved,
             restore=lambda kept: restored(kept, self.inputs.index.vectors),
-            params=lambda state: _copied(state.params) if stale else self.player.here(state.params),
+            params=lambda state: _copied(state.params) if stale else player.here(state.params),
             staleness=stale,
             steps=config.train.steps,
         )

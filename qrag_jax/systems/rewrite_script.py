@@ -23,12 +23,58 @@ from qrag_jax.data.generators.talkative import TalkativeQuestion
 from qrag_jax.environments.query_rewriting.agent import RewriteAgent
 from qrag_jax.environments.query_rewriting.styles import draw_rewriting
 from qrag_jax.environments.query_rewriting.task import RewriteTask
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, check_least
 
 if TYPE_CHECKING:
-    from qrag_jax.systems.deepretrieval_config import DroppedConfig, RewriteConfig
+    from qrag_jax.systems.deepretrieval_config import RewriteConfig
 
 _READ_FOR_TOKENIZER = 2000  # demonstrations on which a tiny model's tokenizer is trained
+
+
+ANY, FREQUENT, RARE = KINDS = ("any", "frequent", "rare")
+
+
+@dataclasses.dataclass(frozen=True)
+class DroppedConfig:
+    """Section `dropped`: demonstrations for data: sentences of the corpora, with words left out.
+
+    Raises:
+        InputError: a field cannot be used.
+    """
+
+    # What a demonstration leaves out, one of these drawn for each: any words, frequent ones alone,
+    # or rare ones alone
+    kinds: tuple[str, ...] = (ANY,)
+    share: float = 0.25  # probability with which any word is left out
+    frequent_share: float = 0.9  # a frequent word, of the kind frequent
+    rare_share: float = 0.25  # another word, of the kind rare
+    frequent_from: float = 0.1  # a word is frequent that more than this share of the texts have
+    least_words: int = 4  # of a demonstration
+    most_words: int = 30
+    # Of single sentences, of two neighbours, and so on up to so many. Long queries need long ones
+    together: int = 1
+
+    def __post_init__(self) -> None:
+        check_least("dropped", self, least_words=1, most_words=self.least_words, together=1)
+        if not self.kinds or len(set(self.kinds)) < len(self.kinds):
+            raise InputError(
+                f"config.dropped.kinds is {self.kinds}; name some of {', '.join(KINDS)}, each once."
+            )
+        for kind in self.kinds:
+            if kind not in KINDS:
+                raise InputError(
+                    f"config.dropped.kinds has {kind!r}; the kinds are {', '.join(KINDS)}."
+                )
+        for name in ("share", "frequent_share", "rare_share"):
+            if not 0 <= (share := getattr(self, name)) < 1:
+                raise InputError(
+                    f"config.dropped.{name} is {share}; use a probability, 0 to less than 1."
+                )
+        if not 0 < self.frequent_from < 1:
+            raise InputError(
+                f"config.dropped.frequent_from is {self.frequent_from}; use a share above 0 and "
+                "below 1."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,10 +117,10 @@ class RewriteScript:
     def _dropped(self, config: DroppedConfig, sentence: str, draw: Draw) -> str:
         """The sentence without words of one kind."""
         kind = draw.choice(config.kinds) if len(config.kinds) > 1 else config.kinds[0]
-        if kind == "any":
+        if kind == ANY:
             return dropped(sentence, draw, config.share)
         is_frequent = partial(is_among, words=self.frequent)
-        if kind == "frequent":
+        if kind == FREQUENT:
             return dropped(sentence, draw, config.frequent_share, is_frequent)
         return dropped(sentence, draw, config.rare_share, lambda token: not is_frequent(token))
 

@@ -16,9 +16,9 @@ from qrag_jax.environments.query_rewriting.task import RewriteTask
 from qrag_jax.environments.tools.episode import Look
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.saved_config import CONFIG_NAME, save_config
-from qrag_jax.systems.deepretrieval_config import DroppedConfig, RewriteConfig
+from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import Inputs, fingerprint, load_inputs
-from qrag_jax.systems.rewrite_script import script_of_texts
+from qrag_jax.systems.rewrite_script import DroppedConfig, script_of_texts
 from qrag_jax.systems.rewrite_search import Collections
 from tests.retrieval.remote_engines.scripted import pubmed_says, serving
 from tests.systems.collections_maker import (
