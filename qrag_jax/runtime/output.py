@@ -6,11 +6,14 @@ import contextlib
 import errno
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any, NoReturn, TextIO, cast
 
 # EPIPE: the reader of a pipe is gone (`| head`). EIO: the terminal is gone.
 _GONE = (errno.EPIPE, errno.EIO)
+_SETTLES = 1.0  # seconds in which a write ends, unless nobody reads
 
 
 class LastingOutput:
@@ -22,14 +25,19 @@ class LastingOutput:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        # A stream without a buffer (PYTHONUNBUFFERED) has no lock of its own. This one may be
+        # taken again by its thread, which a signal can interrupt.
+        self._lock = threading.RLock()
+        _WRITTEN.add(self)
 
     def write(self, text: str) -> int:
         """Writes the text, or drops it if the reader is gone."""
-        try:
-            return self._stream.write(text)
-        except OSError as error:
-            self._give_up(error)
-            return len(text)
+        with self._lock:
+            try:
+                return self._stream.write(text)
+            except OSError as error:
+                self._give_up(error)
+                return len(text)
 
     def writelines(self, lines: Any) -> None:
         """As `write`, line by line."""
@@ -38,10 +46,20 @@ class LastingOutput:
 
     def flush(self) -> None:
         """Flushes the stream, or drops its buffer if the reader is gone."""
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self._give_up(error)
+        with self._lock:
+            try:
+                self._stream.flush()
+            except OSError as error:
+                self._give_up(error)
+
+    def settle(self) -> None:
+        """Waits until no other thread is writing, for a second at most."""
+        if self._lock.acquire(timeout=_SETTLES):
+            self._lock.release()
+
+    def renew(self) -> None:
+        """Forgets who was writing, in a process that was forked."""
+        self._lock = threading.RLock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -56,11 +74,22 @@ class LastingOutput:
         self._stream.flush()  # the buffered text goes to the null device
 
 
+_WRITTEN: weakref.WeakSet[LastingOutput] = weakref.WeakSet()
+
+
+def _renew_all() -> None:
+    for each in _WRITTEN:
+        each.renew()
+
+
+os.register_at_fork(after_in_child=_renew_all)
+
+
 def end_process(line: str, status: int) -> NoReturn:
     """Ends the process at once; `line`, after a blank line, is the last one on standard error.
 
-    No thread is waited for. What threads still write, in Python or in a library of another
-    language, goes to the null device.
+    No thread is waited for, except while it writes to a `LastingOutput`. What threads write later,
+    in Python or in a library of another language, goes to the null device.
 
     Args:
         line: the line, without its end.
@@ -69,6 +98,8 @@ def end_process(line: str, status: int) -> NoReturn:
     with contextlib.suppress(OSError):  # nobody may read it
         ours = os.dup(sys.stderr.fileno())
         _silence(sys.stderr.fileno())
+        if isinstance(sys.stderr, LastingOutput):
+            sys.stderr.settle()  # what is being written still goes to the old descriptor
         # A thread may be in the middle of a line.
         os.write(ours, f"\n{line}\n".encode(errors="backslashreplace"))
     os._exit(status)

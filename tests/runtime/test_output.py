@@ -101,9 +101,12 @@ with lasting_output():
 """
 
 
-def test_threads_that_go_on_say_nothing_after_the_last_line() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # "1": Python's stream has no lock of its own
+def test_threads_that_go_on_say_nothing_after_the_last_line(unbuffered: str) -> None:
+    own = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     for _ in range(5):
-        ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True)
+        command = [sys.executable, "-c", ENDS]
+        ended = subprocess.run(command, capture_output=True, text=True, env=own)
         assert ended.returncode == 3
         *before, last = ended.stderr.splitlines()
         assert "RuntimeError: a thread fails" in before
