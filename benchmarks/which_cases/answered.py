@@ -1,51 +1,100 @@
-"""A table of the suite which: what a language model answers that has read what each row found."""
+"""Tables of the suite which: what a reader answers that has read what each row found.
+
+The readers are the script, to all test questions, and a language model where it was run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.report import markdown
 from benchmarks.which_cases.answers import GOLD, NOTHING
-from benchmarks.which_cases.scores import Interval, difference, interval
-from benchmarks.which_cases.table import READ, Scored, interval_cell, score_of
+from benchmarks.which_cases.found import READ, Asking, Found
+from benchmarks.which_cases.scores import (
+    SPAN_EM,
+    SPAN_F1,
+    Interval,
+    columns,
+    difference,
+    interval,
+)
+from benchmarks.which_cases.settings import SETTINGS, Setting
+from benchmarks.which_cases.table import Scored, interval_cell, is_compared, score_of
 
-EM, F1 = f"em@{READ}", f"f1@{READ}"
-HEADER = ["what is read", EM, F1, f"{F1} less that of {NOTHING}", f"{GOLD} less it"]
+_SIMPLE = "bm25"  # the row that all others are compared with
 
 
-def tables(lines: Sequence[Scored], parts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A section in Markdown for each setting that was answered.
+class _Reader(NamedTuple):
+    """Names of its columns, and its scores with the gold passages and with none."""
+
+    em: str
+    f1: str
+    bounds: Mapping[str, Mapping[str, np.ndarray]]
+
+
+def tables(
+    lines: Sequence[Scored],
+    parts: Mapping[str, Mapping[str, Any]],
+    settings: Callable[[str], Setting],
+) -> Iterator[str]:
+    """A section in Markdown for each setting and reader.
 
     Args:
         lines: of all settings, with their columns of answers.
         parts: SETTING/answers → its result.
     """
+    for where in SETTINGS:
+        own = [line for line in lines if line.trained_in == where and is_compared(line)]
+        if not own:
+            continue
+        given = settings(where)
+        title = f"### {where}: answers by script, to {len(given.test)} test questions"
+        yield f"{title}\n\n{_table(own, _script(given))}"
     for name, part in parts.items():
+        own = [line for line in lines if line.trained_in == name.partition("/")[0]]
+        em, f1 = f"em@{READ}", f"f1@{READ}"
+        bounds = {
+            read: {column: np.array(values, float) for column, values in made.items()}
+            for read, made in part["bounds"].items()
+        }
         where = name.partition("/")[0]
-        bounds = {read: np.array(part["bounds"][read][F1], float) for read in (GOLD, NOTHING)}
-        rows = [
-            _cells(read, interval([np.array(columns[EM], float)]), [bounds[read]], bounds)
-            for read, columns in part["bounds"].items()
-        ]
-        rows += [
-            _cells(line.title, score_of(line, EM), line.column(F1), bounds)
-            for line in lines
-            if line.trained_in == where and line.column(F1)
-        ]
         title = f"### {where}: answers of {part['reader']}, to {part['questions']} test questions"
-        yield f"{title}\n\n{markdown(HEADER, rows)}"
+        yield f"{title}\n\n{_table(own, _Reader(em, f1, bounds))}"
 
 
-def _cells(
-    title: str,
-    matched: Interval | None,
-    runs: Sequence[np.ndarray],
-    bounds: Mapping[str, np.ndarray],
-) -> list[str]:
-    gain = None if title == NOTHING else difference(runs, [bounds[NOTHING]])
-    missed = None if title == GOLD else difference([bounds[GOLD]], runs)
-    told = [interval_cell(matched), interval_cell(interval(runs))]
-    return [title, *told, *(interval_cell(each, sign=True) for each in (gain, missed))]
+def _script(given: Setting) -> _Reader:
+    lists = {GOLD: {each.id: each.gold for each in given.test}}
+    lists[NOTHING] = {each.id: () for each in given.test}
+    bounds = {name: columns(given, Found(each, Asking())) for name, each in lists.items()}
+    return _Reader(SPAN_EM, SPAN_F1, bounds)
+
+
+def _table(lines: Sequence[Scored], reader: _Reader) -> str:
+    bounds = {name: made[reader.f1] for name, made in reader.bounds.items()}
+    simple = next((line for line in lines if line.row.name == _SIMPLE), None)
+
+    def cells(title: str, matched: Interval | None, runs: Sequence[np.ndarray]) -> list[str]:
+        other = None if simple is None or title == simple.title else simple.column(reader.f1)
+        differences = (
+            None if title == NOTHING else difference(runs, [bounds[NOTHING]]),
+            None if title == GOLD else difference([bounds[GOLD]], runs),
+            difference(runs, other) if other else None,
+        )
+        told = [interval_cell(matched), interval_cell(interval(runs))]
+        return [title, *told, *(interval_cell(each, sign=True) for each in differences)]
+
+    rows = [
+        cells(read, interval([made[reader.em]]), [made[reader.f1]])
+        for read, made in reader.bounds.items()
+    ]
+    rows += [
+        cells(line.title, score_of(line, reader.em), runs)
+        for line in lines
+        if (runs := line.column(reader.f1))
+    ]
+    f1 = reader.f1
+    header = ["what is read", reader.em, f1, f"{f1} less that of {NOTHING}", f"{GOLD} less it"]
+    return markdown([*header, "it less BM25"], rows)

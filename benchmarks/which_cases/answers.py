@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.kept_runs import Kept, command
 from benchmarks.which_cases import published, single, writers
-from benchmarks.which_cases.found import Asking, Found
+from benchmarks.which_cases.found import READ, Asking, Found
 from benchmarks.which_cases.row import COMPARED_WAYS, TRAINED, Result
 from benchmarks.which_cases.rows import ROWS, SMOLLM2
 from benchmarks.which_cases.scores import AP
@@ -36,7 +36,6 @@ from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.retrieval.opening import BM25
 from qrag_jax.runtime.whole_files import write_whole
 
-READ = 4  # passages
 QUESTIONS = 100  # of a test, at most
 URL, MODEL = "QRAG_WHICH_URL", "QRAG_WHICH_MODEL"
 WRITTEN = 16  # tokens of an answer, at most

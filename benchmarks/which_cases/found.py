@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 COUNTS = (2, 4, 6, 10)  # passages at which a list is cut
 MOST = COUNTS[-1]
+READ = 4  # passages of the figures that are compared, and that a reader answers by
 _FUSION = 60.0  # as `qrag_jax.retrieval.hybrid` has it
 
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.report import markdown
+from benchmarks.which_cases.found import READ
 from benchmarks.which_cases.rlvr_row import IMITATED
 from benchmarks.which_cases.row import FUSED, TRAINED, UNTRAINED
-from benchmarks.which_cases.scores import RECALL
+from benchmarks.which_cases.scores import RECALL, SPAN_F1
 from benchmarks.which_cases.settings import HOTPOTQA, TWO_WIKI
-from benchmarks.which_cases.table import COMPARED, READ, Scored, difference_of, interval_cell
+from benchmarks.which_cases.table import COMPARED, Scored, difference_of, interval_cell
 
 
 class Pair(NamedTuple):
@@ -48,6 +49,9 @@ PAIRS = (
     *(Pair(TWO_WIKI, f"{row}, {TRAINED}", BM25) for row in SMOLLM2_ROWS),
     Pair(TWO_WIKI, RLVR, f"RLVR, SmolLM2, {IMITATED}"),
     Pair(TWO_WIKI, RLVR, f"RLVR, SmolLM2, {IMITATED}", f"{RECALL}@{READ}"),
+    *(Pair(TWO_WIKI, Q_RAG_FUSED, row, SPAN_F1) for row in (HYBRID, CONTRASTIVE_MOST)),
+    Pair(TWO_WIKI, HARR_GRPO, Q_RAG_FUSED, SPAN_F1),
+    *(Pair(HOTPOTQA, row, HYBRID, SPAN_F1) for row in (CONTRASTIVE_TWICE, CONTRASTIVE_MOST)),
     Pair(HOTPOTQA, CONTRASTIVE_MOST, HYBRID),
     Pair(HOTPOTQA, CONTRASTIVE_FUSED, HYBRID),
     Pair(HOTPOTQA, Q_RAG, HYBRID),

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.which_cases.found import READ
 from benchmarks.which_cases.row import TRAINED, UNTRAINED
 from benchmarks.which_cases.settings import SETTINGS
-from benchmarks.which_cases.table import COMPARED, READ, Scored, is_compared, score_of
+from benchmarks.which_cases.table import COMPARED, Scored, is_compared, score_of
 
 
 def draw(lines: Sequence[Scored], path: Path) -> Path:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from benchmarks.report import markdown
+from benchmarks.which_cases.found import READ
 from benchmarks.which_cases.row import TRAINED
 from benchmarks.which_cases.settings import SETTINGS, TRAIN, Setting
-from benchmarks.which_cases.table import READ, Scored, cost_cell, is_compared
+from benchmarks.which_cases.table import Scored, cost_cell, is_compared
 
 
 def share(line: Scored, given: Setting, remembered: Collection[str]) -> float | None:

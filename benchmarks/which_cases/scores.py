@@ -5,7 +5,9 @@
 - `ap@10`: average precision of the list's first 10, by trec_eval's own code (`metrics.ranking`);
 - `answer@k`: 1 if the answer stands in the first k, in SQuAD's normal form as whole words, which a
   script looks up. Questions whose answer is yes or no have none.
-- `em@k`, `f1@k`: of answers by a language model that read the first k (`answers`), where asked.
+- `span_em@4`, `span_f1@4`: HotpotQA's EM and F1 of the span that a script takes from the first 4
+  (`span_reader`).
+- `em@4`, `f1@4`: of answers by a language model that read the first 4 (`answers`), where asked.
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.which_cases.found import COUNTS, MOST, Found
+from benchmarks.which_cases import span_reader
+from benchmarks.which_cases.found import COUNTS, MOST, READ, Found
 from benchmarks.which_cases.settings import TEST, Setting, qrels
+from qrag_jax.metrics import answers
 from qrag_jax.metrics.answer_places import has_answer, worded
 from qrag_jax.metrics.bootstrap import crossed_interval
 from qrag_jax.metrics.ranking import ranking_columns
 
 AP = f"ap@{MOST}"
 ALL, RECALL, ANSWER = "all", "recall", "answer"
+SPAN_EM, SPAN_F1 = f"span_em@{READ}", f"span_f1@{READ}"
 Columns = dict[str, np.ndarray]  # column → float of each test question; NaN: it has none
 
 
@@ -47,6 +52,15 @@ def columns(given: Setting, found: Found) -> Columns:
                 for each, names in zip(asked, lists, strict=True)
             ]
         )
+    passages = {passage.name: passage for passage in given.corpus}
+    said = [
+        answers.hotpotqa(
+            span_reader.answer(each.text, [passages[name] for name in names[:READ]]), each.answers
+        )
+        for each, names in zip(asked, lists, strict=True)
+    ]
+    scores[SPAN_EM] = np.array([each.em for each in said])
+    scores[SPAN_F1] = np.array([each.f1 for each in said])
     ranked = ranking_columns(found.lists, qrels(given, TEST), [AP])[AP]
     scores[AP] = np.array([ranked[each.id] for each in asked])
     for values in scores.values():

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import markdown
-from benchmarks.which_cases.found import COUNTS, Found, Training
+from benchmarks.which_cases.found import COUNTS, READ, Found, Training
 from benchmarks.which_cases.row import COMPARED_WAYS, TRAINED, Result
 from benchmarks.which_cases.rows import ROWS, Row
 from benchmarks.which_cases.scores import (
@@ -22,6 +22,8 @@ from benchmarks.which_cases.scores import (
     ANSWER,
     AP,
     RECALL,
+    SPAN_EM,
+    SPAN_F1,
     Columns,
     Interval,
     columns,
@@ -30,7 +32,6 @@ from benchmarks.which_cases.scores import (
 )
 from benchmarks.which_cases.settings import SETTINGS, Setting
 
-READ = 4  # passages of the figures that are compared
 COMPARED = f"{ALL}@{READ}"
 SIMPLE = ("bm25", "second_hop", "hybrid")  # searches that all trained rows are compared with
 CONTRASTIVE = "contrastive"
@@ -150,6 +151,7 @@ def quality_table(lines: Sequence[Scored], waiting: Sequence[str] = ()) -> str:
     """
     names = [f"{ALL}@{k}" for k in COUNTS]
     names += [f"{RECALL}@{READ}", AP, f"{ANSWER}@{READ}"]
+    names += [SPAN_EM, SPAN_F1]
     names += [name for name in (f"em@{READ}", f"f1@{READ}") if any(x.column(name) for x in lines)]
     rows = []
     for line in lines:

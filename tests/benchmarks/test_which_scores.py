@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.which_cases import scores
+from benchmarks.which_cases import scores, span_reader
 from benchmarks.which_cases.found import COUNTS, MOST, Asking, Found
 from benchmarks.which_cases.invented import Sizes
 from benchmarks.which_cases.scores import AP, difference, interval
 from benchmarks.which_cases.settings import Setting
+from qrag_jax.metrics import answers
 from tests.benchmarks import invented_setting
 
 
@@ -35,7 +36,8 @@ def found(given: Setting, seed: int) -> Found:
 def test_scores_are_those_of_a_loop(given: Setting, seed: int) -> None:
     read = found(given, seed)
     made = scores.columns(given, read)
-    texts = {passage.name: passage.whole for passage in given.corpus}
+    by_name = {passage.name: passage for passage in given.corpus}
+    texts = {name: passage.whole for name, passage in by_name.items()}
     for place, asked in enumerate(given.test):
         names = read.lists[asked.id]
         for k in COUNTS:
@@ -45,6 +47,12 @@ def test_scores_are_those_of_a_loop(given: Setting, seed: int) -> None:
             words = [texts[name].lower() for name in names[:k]]
             stands = any(asked.answers[0].lower() in text for text in words)
             assert made[f"answer@{k}"][place] == float(stands)
+        passages = [
+            passage for name in names[:4] for passage in given.corpus if passage.name == name
+        ]
+        said = span_reader.answer(asked.text, passages)
+        em, f1 = answers.hotpotqa(said, asked.answers)
+        assert (made["span_em@4"][place], made["span_f1@4"][place]) == (em, f1)
         precisions = [
             sum(name in asked.gold for name in names[: rank + 1]) / (rank + 1)
             for rank, name in enumerate(names)

@@ -25,6 +25,7 @@ from benchmarks.which_cases import (
     published,
     rows,
     single,
+    span_reader,
     table,
 )
 from benchmarks.which_cases.found import Asking, Found, Training
@@ -227,7 +228,7 @@ def test_tables_have_figures_costs_and_notes(lines: list[table.Scored], given: S
     assert "gold passages |  | 3 |" in trained
     untrained = next(row for row in found.splitlines() if row.startswith("| Q-RAG, untrained"))
     assert "gold passages" not in untrained
-    assert "em@4" not in found
+    assert " em@4" not in found
     costs = next(row for row in cost.splitlines() if row.startswith("| Q-RAG, trained"))
     assert [cell.strip() for cell in costs.split("|")[2:7]] == ["5", "3", "1,000,000", "", "11"]
     assert "2wiki → hotpotqa" in transfer
@@ -254,7 +255,7 @@ def test_answers_are_told_between_two_bounds(given: Setting, lines: list[table.S
     own = [dataclasses.replace(each, scores={TWO_WIKI: [{}]}, seeds=[0]) for each in lines[:2]]
     parts = {f"{TWO_WIKI}/answers": part}
     table.add_answers(own, parts)
-    (made,) = answered.tables(own, parts)
+    _, made = answered.tables(own, parts, lambda name: given)
     assert made.startswith("### 2wiki: answers of R, to 3 test questions\n")
     gold, nothing, bm25 = (
         [cell.strip() for cell in row.split("|")[1:-1]] for row in made.splitlines()[4:]
@@ -265,9 +266,32 @@ def test_answers_are_told_between_two_bounds(given: Setting, lines: list[table.S
         "1.000 [1.000, 1.000]",
         "+0.750 [+0.750, +0.750]",
         "",
+        "+0.167 [+0.000, +0.500]",
     ]
-    assert nothing[3:] == ["", "+0.750 [+0.750, +0.750]"]
-    assert [cell.split()[0] for cell in bm25] == ["BM25", "0.667", "0.833", "+0.583", "+0.167"]
+    assert nothing[3:] == ["", "+0.750 [+0.750, +0.750]", "-0.583 [-0.750, -0.250]"]
+    assert [cell.split()[0] for cell in bm25[:-1]] == [
+        *("BM25", "0.667", "0.833", "+0.583", "+0.167"),
+    ]
+    assert not bm25[-1]
+
+
+def test_the_script_answers_for_every_line(given: Setting, lines: list[table.Scored]) -> None:
+    (made,) = answered.tables(lines, {}, lambda name: given)
+    assert made.startswith("### 2wiki: answers by script, to 40 test questions\n")
+    told = [row.split("|")[1].strip() for row in made.splitlines()[4:]]
+    assert told == [
+        answers.GOLD,
+        answers.NOTHING,
+        *(line.title for line in lines if table.is_compared(line)),
+    ]
+    by_name = {passage.name: passage for passage in given.corpus}
+    matched = [
+        span_reader.answer(a.text, [by_name[name] for name in a.gold]) in a.answers
+        for a in given.test
+    ]
+    assert np.mean(matched) > 0
+    gold = made.splitlines()[4].split("|")[2]
+    assert gold.startswith(f" {np.mean(matched):.3f} [")
 
 
 def test_answers_are_scored_as_hotpotqa_does(given: Setting) -> None:
