@@ -4,12 +4,12 @@ There are two settings, 2WikiMultihopQA's open corpus (`2wiki`) and HotpotQA's p
 (`hotpotqa`), of the folder QRAG_DATA (default ../shared/data). Each row gives one ordered list of
 passages for each test question, which is cut at 2, 4, 6 and 10. Rows, and what is not installed,
 are in `which_cases/rows.py`. Part SETTING/ROW is a row that is not trained, SETTING/ROW-SEED one
-training, which is also scored on the other setting's test. A script answers from the first 4 passages
-of each row (`which_cases/span_reader.py`); SETTING/answers lets a language model do so for every
-finished row, and runs if it is named. Runs and results are kept
-in runs/benchmarks/which by version of the code: an interrupted suite resumes, and `--only=PART`
-runs one part, such as 2wiki/q_rag-42. Each call writes the tables of what is finished. A call
-without `--only`, or `--only=page`, which runs nothing, also keeps what is finished in
+training, which is also scored on the other setting's test. A script answers from the first 4
+passages of each row (`which_cases/span_reader.py`); SETTING/answers lets a language model do so for
+every finished row, and runs if it is named. Runs and results are kept in runs/benchmarks/which by
+version of the code: an interrupted suite resumes, and `--only=PART` runs one part, such as
+2wiki/q_rag-42. Each call writes the tables of what is finished. A call without `--only`, or
+`--only=page`, which runs nothing, also keeps what is finished in
 benchmarks/which_results, and writes docs/which.md anew from all that is there.
 `--quick` takes two rows with a tiny encoder on 100 invented questions.
 """

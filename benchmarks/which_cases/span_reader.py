@@ -135,8 +135,6 @@ _ALTERNATIVES = (
 _LATEST = re.compile(r"\b(?:later|younger|last|recent|recently|newer)\b")
 _ASKS_DEATH = re.compile(r"\b(?:die|died|death)\b")
 _MAKER = re.compile(r"\b(?:director|composer|performer|author|writer)s?\b")
-
-
 _WORD = re.compile(r"\w+")
 
 
@@ -241,7 +239,7 @@ def _yes_or_no(question: str, passages: Sequence[Passage]) -> str:
     A name of the question does not count.
     """
     plain = f" {normalise(question)} "
-    about = [each for each in passages if _title(each) in plain]
+    about = [each for each in passages if (title := _title(each)) and title in plain]
     two = (about if len(about) > 1 else passages)[:2]
     if len(two) < 2:
         return NO

@@ -98,6 +98,12 @@ def test_without_passages_there_is_no_span() -> None:
     assert answer("???", [Passage("p", "")]) == ""
 
 
+def test_a_passage_without_a_title_is_not_what_the_question_names() -> None:
+    untitled = ("", "Norway lies beside France.")
+    question = "Are Vale and Tarn located in the same country?"
+    assert answer(question, passages(untitled, VALE, TARN)) == "no"
+
+
 def test_an_answer_is_not_taken_from_the_question() -> None:
     said = answer("Who is the director of Grey Harbour, like Per Moe?", READ)
     assert said not in ("Grey Harbour", "Per Moe")
