@@ -53,7 +53,7 @@ def part(settings: Callable[[str], Setting], kept: Kept, where: str) -> dict[str
     """EM and F1 of all finished rows of a setting, and of reading `GOLD` and `NOTHING`.
 
     Raises:
-        InputError: no row is finished, or there is no model.
+        InputError: no row is finished, or there is no model; see also `reader`.
     """
     given = settings(where)
     finished = {name: Result.of_json(made) for name, made in _finished(kept, where).items()}
@@ -84,8 +84,16 @@ def part(settings: Callable[[str], Setting], kept: Kept, where: str) -> dict[str
 
 
 def reader() -> str:
-    """The name of the model that answers."""
-    return os.environ.get(MODEL, "") if os.environ.get(URL) else SMOLLM2
+    """The name of the model that answers.
+
+    Raises:
+        InputError: a server is named, and no model of it.
+    """
+    if not os.environ.get(URL):
+        return SMOLLM2
+    if model := os.environ.get(MODEL):
+        return model
+    raise InputError(f"{URL} names a server, but {MODEL} names no model of it; give both.")
 
 
 def _finished(kept: Kept, where: str) -> dict[str, dict[str, Any]]:
@@ -99,11 +107,14 @@ def forget_if_older(kept: Kept, name: str) -> None:
     """Deletes the part's result if rows have been finished since, or another model is to answer.
 
     Answers that are kept stay.
+
+    Raises:
+        InputError: see `reader`.
     """
-    path = kept.results / f"{name}.json"
+    path, model = kept.results / f"{name}.json", reader()
     if path.exists():
         rows, part = _finished(kept, path.parent.name), json.loads(path.read_text())
-        if rows.keys() - part["lines"].keys() or part["reader"] != reader():
+        if rows.keys() - part["lines"].keys() or part["reader"] != model:
             path.unlink()
 
 
@@ -133,9 +144,7 @@ def by_server(
     given: Setting, folder: Path, url: str, asked: Sequence[Asked], found: Found, name: str
 ) -> list[str | None]:
     """The answers of a running server, by the command; those that failed are None."""
-    model = os.environ.get(MODEL)
-    if not model:
-        raise InputError(f"{URL} names a server, but {MODEL} names no model of it; give both.")
+    model = reader()
     folder /= model.replace("/", "-")  # the answers of one model
     folder.mkdir(parents=True, exist_ok=True)
     plain = name.replace(",", "").replace(" ", "-")

@@ -26,6 +26,7 @@ from benchmarks.which_cases.row import (
 )
 from benchmarks.which_cases.rows import SMOLLM2
 from benchmarks.which_cases.settings import TRAIN, TWO_WIKI, Asked, Setting
+from qrag_jax.errors import InputError
 from qrag_jax.runtime.minilm import find_minilm
 from tests.benchmarks import invented_setting
 from tests.llm.model_server import Call, ModelServer, Reply
@@ -239,6 +240,10 @@ def test_answers_are_forgotten_when_a_row_is_new(
     answers.forget_if_older(kept, f"{TWO_WIKI}/answers")
     assert path.exists()
     monkeypatch.setenv(answers.URL, "http://127.0.0.1:8000/v1")
+    monkeypatch.delenv(answers.MODEL, raising=False)
+    with pytest.raises(InputError, match="names no model of it; give both"):
+        answers.forget_if_older(kept, f"{TWO_WIKI}/answers")
+    assert path.exists()
     monkeypatch.setenv(answers.MODEL, "another model")
     answers.forget_if_older(kept, f"{TWO_WIKI}/answers")
     assert not path.exists()
