@@ -53,9 +53,11 @@ def rlvr(place: Place, imitation: tuple[str, ...] = ()) -> Result:
     run = (f"--workdir={workdir}",)
     best = (*run, "--checkpoint=best")
     ways = {TRAINED: {given.name: _found(place, given, "best", best)}}
+    # Of every seed, since each imitates by itself.
+    begin = (*run, "--checkpoint=first")
+    ways[IMITATED] = {given.name: _found(place, given, "first", begin)}
     if place.every_way:
-        begin, untrained = (*run, "--checkpoint=first"), (CONFIG, *imitation, *on[1:3], seed)
-        ways[IMITATED] = {given.name: _found(place, given, "first", begin)}
+        untrained = (CONFIG, *imitation, *on[1:3], seed)
         ways[UNTRAINED] = {given.name: _found(place, given, "untrained", untrained)}
         ways[writers.DENSE] = {given.name: _found(place, given, "dense", best, dense=True)}
     for other in place.others:

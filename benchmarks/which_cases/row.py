@@ -31,7 +31,8 @@ class Place:
         flags: further fields of the training's config, as the command line has them; those of
             tests and of --quick are small.
         transfer_questions: of another setting's test, for a language model; 0: all.
-        every_way: False: the trained way on its own test alone, as in further seeds of slow rows.
+        every_way: False: its own test alone, by the trained way, and by what it began with if seeds
+            differ in that; as in further seeds of slow rows.
     """
 
     setting: Setting
