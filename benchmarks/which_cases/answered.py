@@ -45,6 +45,7 @@ def tables(
     Args:
         lines: of all settings, with their columns of answers.
         parts: SETTING/answers → its result.
+        settings: gives a setting by its name.
     """
     for where in SETTINGS:
         own = [line for line in lines if line.trained_in == where and is_compared(line)]
@@ -54,13 +55,13 @@ def tables(
         title = f"### {where}: answers by script, to {len(given.test)} test questions"
         yield f"{title}\n\n{_table(own, _script(given))}"
     for name, part in parts.items():
-        own = [line for line in lines if line.trained_in == name.partition("/")[0]]
+        where = name.partition("/")[0]
+        own = [line for line in lines if line.trained_in == where]
         em, f1 = f"em@{READ}", f"f1@{READ}"
         bounds = {
             read: {column: np.array(values, float) for column, values in made.items()}
             for read, made in part["bounds"].items()
         }
-        where = name.partition("/")[0]
         title = f"### {where}: answers of {part['reader']}, to {part['questions']} test questions"
         yield f"{title}\n\n{_table(own, _Reader(em, f1, bounds))}"
 

@@ -39,7 +39,7 @@ def columns(given: Setting, found: Found) -> Columns:
     asked = given.test
     known = np.array([each.id in found.lists for each in asked])
     lists = [found.lists.get(each.id, ()) for each in asked]
-    texts = {passage.name: passage.whole for passage in given.corpus}
+    passages = {passage.name: passage for passage in given.corpus}
     scores: Columns = {}
     for k in COUNTS:
         hits = [len({*each.gold} & {*names[:k]}) for each, names in zip(asked, lists, strict=True)]
@@ -48,11 +48,10 @@ def columns(given: Setting, found: Found) -> Columns:
         scores[f"{RECALL}@{k}"] = share
         scores[f"{ANSWER}@{k}"] = np.array(
             [
-                _stands([texts[name] for name in names[:k]], each.answers)
+                _stands([passages[name].whole for name in names[:k]], each.answers)
                 for each, names in zip(asked, lists, strict=True)
             ]
         )
-    passages = {passage.name: passage for passage in given.corpus}
     said = [
         answers.hotpotqa(
             span_reader.answer(each.text, [passages[name] for name in names[:READ]]), each.answers
