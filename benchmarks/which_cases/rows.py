@@ -133,15 +133,15 @@ ROWS = (
             run,
             told=told,
             seeds=SEEDS,
-            settings=(TWO_WIKI,),
+            settings=settings,
             needs=(SMOLLM2, MINILM) if run is not SMALL else (MINILM,),
             minutes=minutes,
         )
-        for name, title, run, told, minutes in (
-            ("deepretrieval_small", "DeepRetrieval, 1.8M decoder", SMALL, GOLD, 30),
-            ("leret", "LeReT, SmolLM2", leret, GOLD, 40),
-            ("deepretrieval", "DeepRetrieval, SmolLM2", LARGE, GOLD, 45),
-            ("rlvr", "RLVR, SmolLM2", rlvr, f"{GOLD}, {ANSWERS}", 70),
+        for name, title, run, told, settings, minutes in (
+            ("deepretrieval_small", "DeepRetrieval, 1.8M decoder", SMALL, GOLD, (TWO_WIKI,), 30),
+            ("leret", "LeReT, SmolLM2", leret, GOLD, (TWO_WIKI,), 40),
+            ("deepretrieval", "DeepRetrieval, SmolLM2", LARGE, GOLD, SETTINGS, 45),
+            ("rlvr", "RLVR, SmolLM2", rlvr, f"{GOLD}, {ANSWERS}", (TWO_WIKI,), 70),
         )
     ),
 )
