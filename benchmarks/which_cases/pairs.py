@@ -33,8 +33,7 @@ Q_RAG, Q_RAG_MINED = f"Q-RAG, {TRAINED}", f"Q-RAG, mined negatives, {TRAINED}"
 Q_RAG_FUSED, Q_RAG_MINED_FUSED = f"{Q_RAG}, {FUSED}", f"{Q_RAG_MINED}, {FUSED}"
 HARR_GRPO, HARR_PPO = f"HARR, GRPO, {TRAINED}", f"HARR, PPO, {TRAINED}"
 RLVR = f"RLVR, SmolLM2, {TRAINED}"
-DEEPRETRIEVAL = "DeepRetrieval, SmolLM2"
-SMOLLM2_ROWS = ("LeReT, SmolLM2", DEEPRETRIEVAL)
+SMOLLM2_ROWS = ("LeReT, SmolLM2", "DeepRetrieval, SmolLM2")
 PAIRS = (
     *(Pair(where, SECOND_HOP, BM25) for where in (TWO_WIKI, HOTPOTQA)),
     *(Pair(where, HYBRID, BM25) for where in (TWO_WIKI, HOTPOTQA)),
@@ -62,8 +61,9 @@ PAIRS = (
         for less in (HYBRID, CONTRASTIVE_MOST)
     ),
     *(
-        Pair(HOTPOTQA, f"{DEEPRETRIEVAL}, {TRAINED}", less)
-        for less in (f"{DEEPRETRIEVAL}, {UNTRAINED}", BM25)
+        Pair(HOTPOTQA, f"{row}, {TRAINED}", less)
+        for row in SMOLLM2_ROWS
+        for less in (f"{row}, {UNTRAINED}", BM25)
     ),
     Pair(HOTPOTQA, Q_RAG_MINED, Q_RAG),
     Pair(HOTPOTQA, Q_RAG_MINED_FUSED, Q_RAG_FUSED),

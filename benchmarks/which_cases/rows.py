@@ -139,7 +139,7 @@ ROWS = (
         )
         for name, title, run, told, settings, minutes in (
             ("deepretrieval_small", "DeepRetrieval, 1.8M decoder", SMALL, GOLD, (TWO_WIKI,), 30),
-            ("leret", "LeReT, SmolLM2", leret, GOLD, (TWO_WIKI,), 40),
+            ("leret", "LeReT, SmolLM2", leret, GOLD, SETTINGS, 40),
             ("deepretrieval", "DeepRetrieval, SmolLM2", LARGE, GOLD, SETTINGS, 45),
             ("rlvr", "RLVR, SmolLM2", rlvr, f"{GOLD}, {ANSWERS}", (TWO_WIKI,), 70),
         )

@@ -94,7 +94,7 @@ def test_parts_are_rows_seeds_and_settings(tmp_path: Path, monkeypatch: pytest.M
     assert next(iter(parts)) == f"{TWO_WIKI}/bm25"
     # In one setting, if they are not named.
     assert which._by_default(f"{TWO_WIKI}/leret-42")
-    assert not which._by_default(f"{HOTPOTQA}/leret-42")
+    assert not which._by_default(f"{HOTPOTQA}/rlvr-42")
 
 
 def test_what_cannot_be_run_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
