@@ -93,7 +93,7 @@ def test_parts_are_rows_seeds_and_settings(tmp_path: Path, monkeypatch: pytest.M
     assert not all(is_long)
     assert next(iter(parts)) == f"{TWO_WIKI}/bm25"
     # In one setting, if they are not named.
-    assert which._by_default(f"{TWO_WIKI}/leret-42")
+    assert which._by_default(f"{TWO_WIKI}/rlvr-42")
     assert not which._by_default(f"{HOTPOTQA}/rlvr-42")
 
 
