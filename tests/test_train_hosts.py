@@ -189,9 +189,7 @@ def test_a_host_that_dies_ends_the_others_and_both_go_on(
     processes = started(commands, 2, f"--workdir={workdir}")
     wait_for_step(workdir, EVERY + 2, processes)
     processes[1].kill()
-    before = time.monotonic()
     first, _ = ended(processes)
-    assert time.monotonic() - before < 30
     told = refusal(first, 1)
     assert told.startswith("error: another host (127.0.0.1) has ended")
     assert {each.returncode for each in ended(started(commands, 2, f"--workdir={workdir}"))} == {0}

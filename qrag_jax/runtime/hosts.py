@@ -1,7 +1,8 @@
 """Several hosts that compute together, one process on each: how they meet, wait and fail.
 
 JAX ends a process that waits in vain, by a signal and with a page of C++. So we end it before, with
-a sentence. A process that fails ends without waiting for the others, which then fail, too.
+a sentence. A process that fails ends without waiting for the others, which then fail, too. Only if
+the first host is killed, another one may be slower than JAX, which aborts it at once.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src import distributed  # its service keeps texts; jax.distributed does not show that
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.interrupt import Stopped
+from qrag_jax.runtime.lifelines import Door, Lifelines, connected
 from qrag_jax.runtime.output import end_process
 
 HELP = "Of several hosts: ADDRESS:PORT of the first,COUNT,NUMBER of this one from 0; or auto."
@@ -31,10 +35,13 @@ AUTO = "auto"
 _GIVEN = re.compile(r"([^\s,]+):(\d{1,5}),(\d{1,6}),(\d{1,6})")
 _PATIENCE = 300.0  # seconds until all hosts must be there
 _LONGER = 3600  # JAX's own patience, which ends after ours
+_GRACE = 5.0  # seconds in which a host may see by itself that another one has ended
+_DOOR = "qrag_jax/lifelines"  # where JAX keeps the first host's invitation
+_ENDING = threading.Lock()  # held by the thread that ends the process because of a failure
 _LONGEST = 4096  # bytes of a sentence
 _ALL = "all hosts have failed together"
 _PEER = re.compile(r"\[([\w.:%-]+)\]:\d+")  # whom Gloo has lost
-_LOST = re.compile("gloo|nccl|coordination service", re.IGNORECASE)
+_LOST = re.compile("gloo|nccl|coordination ?service", re.IGNORECASE)
 
 
 @contextlib.contextmanager
@@ -72,23 +79,22 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
             f"--hosts={text} counts other hosts than the first one, which counts "
             f"{jax.process_count()}; give all of them the same ADDRESS and COUNT."
         )
+    lifelines = _lifelines()
     try:
         yield
     except BaseException as error:
         if _ALL in getattr(error, "__notes__", ()):
+            lifelines.close()
             raise
+        _ENDING.acquire()  # another thread that holds it ends the process
         # At its end a process waits for all others, which now wait for it.
-        atexit.register(_end_now, 2 if isinstance(error, InputError) else 1)
+        atexit.register(_end_now, 2 if isinstance(error, InputError) else 1, lifelines)
         if isinstance(error, Exception) and _LOST.search(str(error)):
             peer = _PEER.search(str(error))
-            named = f" ({peer[1]})" if peer else ""
-            print(
-                f"error: another host{named} has ended, and may say why; give the same command on "
-                "all hosts to go on.",
-                file=sys.stderr,
-            )
+            print(_another_has_ended(peer[1] if peer else ""), file=sys.stderr)
             raise SystemExit(1) from None
         raise
+    lifelines.close()
 
 
 def first_does(do: Callable[[], None]) -> None:
@@ -252,8 +258,64 @@ def _give_up(text: str, patience: float) -> None:
     )
 
 
-def _end_now(status: int) -> None:
+def _lifelines() -> Lifelines:
+    """Connects the hosts; all of them call this together."""
+    client: Any = distributed.global_state.client
+    is_first = jax.process_index() == 0
+    address = str(distributed.global_state.coordinator_address).rpartition(":")[0].strip("[]")
+    peers: list[socket.socket] = []
+    late = "a host that dies may be seen after 100 s only."
+    try:
+        if is_first:
+            peers = _let_in(address, client)
+            if missing := jax.process_count() - 1 - len(peers):
+                print(f"note: {missing} of the other hosts cannot connect to {address}: {late}")
+        else:
+            invitation = client.blocking_key_value_get(_DOOR, int(1000 * _PATIENCE))
+            peers = [connected(address, invitation)] if invitation else []
+    except OSError as error:
+        print(f"note: this host cannot connect to the first one at {address} ({error}): {late}")
+    lifelines = Lifelines(
+        peers,
+        is_first=is_first,
+        ended=lambda peer, at_once: _end_after(peer, 0.0 if at_once else _GRACE, lifelines),
+    )
+    return lifelines
+
+
+def _let_in(address: str, client: Any) -> list[socket.socket]:
+    """The other hosts' connections to this one, which is the first; none if it has no such port."""
+    try:
+        door = Door(address)
+    except OSError:
+        client.key_value_set(_DOOR, "")
+        return []
+    client.key_value_set(_DOOR, door.invitation)
+    return door.taken(jax.process_count() - 1)
+
+
+def _end_after(peer: str, grace: float, lifelines: Lifelines) -> None:
+    """Ends this process because another one has ended, if it does not see that by itself.
+
+    That is better: it leaves what it does in good order.
+    """
+    time.sleep(grace)
+    if _ENDING.acquire(blocking=False):
+        lifelines.end_others(_GRACE)
+        end_process(_another_has_ended(peer), 1)  # a launcher may try again
+
+
+def _another_has_ended(peer: str) -> str:
+    named = f" ({peer})" if peer else ""
+    return (
+        f"error: another host{named} has ended, and may say why; give the same command on all "
+        "hosts to go on."
+    )
+
+
+def _end_now(status: int, lifelines: Lifelines) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
+    lifelines.end_others(2 * _GRACE)
     os._exit(status)

@@ -1,0 +1,172 @@
+"""Hosts see each other's end: connections of threads here, then processes that are killed."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from qrag_jax.runtime.lifelines import Door, Lifelines, connected
+from tests.devices import environment_of
+
+ADDRESS, LIMIT = "127.0.0.1", 60
+
+
+class Host(NamedTuple):
+    """A host's lifelines; its own ends of the connections; what it was told."""
+
+    lifelines: Lifelines
+    peers: list[socket.socket]
+    told: queue.Queue[tuple[str, bool]]
+
+    @classmethod
+    def of(cls, peers: list[socket.socket], *, is_first: bool) -> Host:
+        told: queue.Queue[tuple[str, bool]] = queue.Queue()
+        lifelines = Lifelines(
+            peers, is_first=is_first, ended=lambda peer, at_once: told.put((peer, at_once))
+        )
+        return cls(lifelines, peers, told)
+
+    def die(self) -> None:
+        """As a system does for a process that has ended."""
+        for peer in self.peers:
+            peer.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def three() -> Iterator[list[Host]]:
+    door = Door(ADDRESS)
+    with ThreadPoolExecutor() as pool:
+        taken = pool.submit(door.taken, 2)
+        others = [connected(ADDRESS, door.invitation) for _ in range(2)]
+        hosts = [Host.of(taken.result(), is_first=True)]
+    hosts += [Host.of([peer], is_first=False) for peer in others]
+    yield hosts
+    for host in hosts:
+        host.lifelines.close()
+        for peer in host.peers:
+            peer.close()
+
+
+def wait_until_closed(host: Host) -> None:
+    """Then all that was said to this host has been read."""
+    until = time.monotonic() + LIMIT
+    while any(peer.fileno() >= 0 for peer in host.peers):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_who_ends_without_a_word_ends_all_others(three: list[Host]) -> None:
+    first, second, third = three
+    third.die()
+    assert first.told.get(timeout=LIMIT) == (ADDRESS, False)
+    assert second.told.get(timeout=LIMIT) == (ADDRESS, False)
+
+
+def test_the_first_host_ends_the_others_at_once(three: list[Host]) -> None:
+    first, second, third = three
+    first.die()
+    assert second.told.get(timeout=LIMIT) == (ADDRESS, True)
+    assert third.told.get(timeout=LIMIT) == (ADDRESS, True)
+
+
+def test_a_failure_of_the_first_host_ends_the_others_before_it(three: list[Host]) -> None:
+    first, second, third = three
+    with ThreadPoolExecutor() as pool:
+        ending = pool.submit(first.lifelines.end_others, LIMIT)
+        assert second.told.get(timeout=LIMIT) == (ADDRESS, False)
+        assert third.told.get(timeout=LIMIT) == (ADDRESS, False)
+        second.die()
+        assert not ending.done()  # the third one has not ended
+        third.die()
+        ending.result(timeout=LIMIT)
+    assert not any(peer.fileno() >= 0 for peer in first.peers)
+    assert first.told.empty()
+
+
+def test_who_ends_in_good_order_ends_nobody(three: list[Host]) -> None:
+    first, second, third = three
+    third.lifelines.close()
+    third.die()
+    second.lifelines.close()
+    wait_until_closed(first)
+    first.lifelines.close()
+    wait_until_closed(second)
+    assert first.told.empty()
+    assert second.told.empty()
+    assert third.told.empty()
+
+
+def test_who_fails_is_told_of_no_other_end(three: list[Host]) -> None:
+    _, second, third = three
+    third.lifelines.end_others(LIMIT)  # it is not the first one, and need not wait
+    second.die()
+    wait_until_closed(second)
+    assert third.told.empty()
+
+
+@pytest.mark.parametrize("hello", [b"x" * 32, b"", b"GET / HTTP/1.1\r\n\r\n" * 9])
+def test_strangers_are_turned_away(hello: bytes) -> None:
+    door = Door(ADDRESS)
+    port = int(door.invitation.split()[0])
+    with ThreadPoolExecutor() as pool:
+        taken = pool.submit(door.taken, 1)
+        stranger = socket.create_connection((ADDRESS, port))
+        stranger.sendall(hello)
+        stranger.shutdown(socket.SHUT_WR)
+        known = connected(ADDRESS, door.invitation)
+        (peer,) = taken.result(timeout=LIMIT)
+    assert peer.getpeername() == known.getsockname()
+    with pytest.raises(ConnectionRefusedError):  # all have come, and the door is shut
+        socket.create_connection((ADDRESS, port))
+    for each in (stranger, known, peer):
+        each.close()
+
+
+def test_those_that_came_are_taken() -> None:
+    assert Door(ADDRESS).taken(1, patience=0.1) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "status"), [(2, -signal.SIGKILL), (0, 1)])
+def test_a_host_that_is_killed_or_fails_ends_those_that_wait_at_a_barrier(
+    number: int, status: int
+) -> None:
+    """Of three processes, JAX would abort the two others: after up to 100 s, or at once."""
+    with socket.create_server((ADDRESS, 0)) as free:
+        port = free.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.runtime.dying_hosts"),
+                *(f"{ADDRESS}:{port},3,{each}", str(number)),
+            ],
+            cwd=Path(__file__).parents[2],
+            env=environment_of(1),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for each in range(3)
+    ]
+    try:
+        told = [process.communicate(timeout=300)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    statuses = [process.returncode for process in processes]
+    assert (statuses.pop(number), statuses) == (status, [1, 1]), told
+    own = told.pop(number)
+    assert ("ValueError: a failure of its own" in own) == (status == 1)
+    for text in told:
+        assert text.count("error: ") == 1
+        assert text.splitlines()[-1].startswith(f"error: another host ({ADDRESS}) has ended")
