@@ -20,7 +20,7 @@ from tests.entry_points import FLOAT32, Commands, metric_lines, refusal, saved_s
 pytestmark = pytest.mark.long
 
 STEPS, EVERY, LIMIT = 20, 5, 200
-AGENT_STEPS = 6
+AGENT_STEPS = 4  # in more of them rounding may turn the order of two passages
 RUN = (
     "--config=configs/quickstart.py:tiny",
     f"--config.train.steps={STEPS}",
