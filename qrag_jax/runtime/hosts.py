@@ -87,8 +87,7 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
             lifelines.close()
             raise
         _ENDING.acquire()  # another thread that holds it ends the process
-        # At its end a process waits for all others, which now wait for it.
-        atexit.register(_end_now, 2 if isinstance(error, InputError) else 1, lifelines)
+        _end_without_waiting(2 if isinstance(error, InputError) else 1, lifelines)
         if isinstance(error, Exception) and _LOST.search(str(error)):
             peer = _PEER.search(str(error))
             print(_another_has_ended(peer[1] if peer else ""), file=sys.stderr)
@@ -311,6 +310,18 @@ def _another_has_ended(peer: str) -> str:
         f"error: another host{named} has ended, and may say why; give the same command on all "
         "hosts to go on."
     )
+
+
+def _end_without_waiting(status: int, lifelines: Lifelines) -> None:
+    """Sees to the process's end, which would wait for the other hosts, as they now do for it.
+
+    JAX waits for them at the exit. Before that, Python waits for threads, and one of them may save
+    a checkpoint together with them.
+    """
+    atexit.register(_end_now, status, lifelines)
+    late = threading.Timer(_GRACE, _end_now, [status, lifelines])
+    late.daemon = True
+    late.start()
 
 
 def _end_now(status: int, lifelines: Lifelines) -> None:

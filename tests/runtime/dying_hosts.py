@@ -1,6 +1,7 @@
-"""`dying_hosts HOSTS NUMBER`: one of several processes; this one dies, the others wait for it.
+"""`dying_hosts HOSTS NUMBER WAITS`: one of several processes; NUMBER dies, the others wait for it.
 
-The first one fails; another one is killed.
+The first one fails; another one is killed. WAITS is how they wait: at a "barrier", or for "arrays",
+while a thread saves a checkpoint.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+from functools import partial
 
 import jax
 from orbax.checkpoint import multihost
@@ -22,7 +25,12 @@ def main() -> None:
             if not jax.process_index():
                 raise ValueError("a failure of its own")
             os.kill(os.getpid(), signal.SIGKILL)
-        multihost.get_barrier_sync_fn()(key="a checkpoint", timeout_ms=600_000)
+        barrier = multihost.get_barrier_sync_fn()
+        save = partial(barrier, key="a checkpoint", timeout_ms=600_000)
+        if sys.argv[3] == "arrays":
+            threading.Thread(target=save).start()  # Python waits for it when the process ends
+            hosts.together("after it")
+        save()
 
 
 if __name__ == "__main__":

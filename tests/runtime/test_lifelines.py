@@ -137,9 +137,12 @@ def test_those_that_came_are_taken() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("number", "status"), [(2, -signal.SIGKILL), (0, 1)])
-def test_a_host_that_is_killed_or_fails_ends_those_that_wait_at_a_barrier(
-    number: int, status: int
+@pytest.mark.parametrize(
+    ("number", "status", "waits"),
+    [(2, -signal.SIGKILL, "barrier"), (2, -signal.SIGKILL, "arrays"), (0, 1, "barrier")],
+)
+def test_a_host_that_is_killed_or_fails_ends_those_that_wait(
+    number: int, status: int, waits: str
 ) -> None:
     """Of three processes, JAX would abort the two others: after up to 100 s, or at once."""
     with socket.create_server((ADDRESS, 0)) as free:
@@ -148,7 +151,7 @@ def test_a_host_that_is_killed_or_fails_ends_those_that_wait_at_a_barrier(
         subprocess.Popen(
             [
                 *(sys.executable, "-m", "tests.runtime.dying_hosts"),
-                *(f"{ADDRESS}:{port},3,{each}", str(number)),
+                *(f"{ADDRESS}:{port},3,{each}", str(number), waits),
             ],
             cwd=Path(__file__).parents[2],
             env=environment_of(1),
