@@ -274,11 +274,8 @@ def _lifelines() -> Lifelines:
             peers = [connected(address, invitation)] if invitation else []
     except OSError as error:
         print(f"note: this host cannot connect to the first one at {address} ({error}): {late}")
-    lifelines = Lifelines(
-        peers,
-        is_first=is_first,
-        ended=lambda peer, at_once: _end_after(peer, 0.0 if at_once else _GRACE, lifelines),
-    )
+    lifelines = Lifelines(peers, is_first=is_first)
+    lifelines.watch(functools.partial(_end_after, lifelines))
     return lifelines
 
 
@@ -293,12 +290,12 @@ def _let_in(address: str, client: Any) -> list[socket.socket]:
     return door.taken(jax.process_count() - 1)
 
 
-def _end_after(peer: str, grace: float, lifelines: Lifelines) -> None:
+def _end_after(lifelines: Lifelines, peer: str, at_once: bool) -> None:
     """Ends this process because another one has ended, if it does not see that by itself.
 
     That is better: it leaves what it does in good order.
     """
-    time.sleep(grace)
+    time.sleep(0 if at_once else _GRACE)
     if _ENDING.acquire(blocking=False):
         lifelines.end_others(_GRACE)
         end_process(_another_has_ended(peer), 1)  # a launcher may try again

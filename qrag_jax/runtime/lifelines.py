@@ -95,18 +95,25 @@ class Lifelines:
     """The connections of this host: of the first one to all others, of another one to the first.
 
     Args:
-        peers: the connections; a thread reads them until all are closed.
+        peers: the connections.
         is_first: whether this is the first host.
-        ended: called once at most, in a thread of its own, when another host fails or has ended
-            without a word: with its address, and whether that was the first one, so that JAX
-            is about to abort this one.
     """
 
-    def __init__(self, peers: Sequence[socket.socket], *, is_first: bool, ended: Ended) -> None:
-        self._is_first, self._ended = is_first, ended
+    def __init__(self, peers: Sequence[socket.socket], *, is_first: bool) -> None:
+        self._is_first = is_first
         self._peers = {peer: _address(peer) for peer in peers}
         self._rest = dict.fromkeys(peers, b"")  # of a line that is not whole
         self._minds = True
+
+    def watch(self, ended: Ended) -> None:
+        """Starts a thread that reads the connections until all are closed.
+
+        Args:
+            ended: called once at most, in a thread of its own, when another host fails or has ended
+                without a word: with its address, and whether that was the first one, so that JAX
+                is about to abort this one.
+        """
+        self._ended = ended
         threading.Thread(target=self._watch, name="lifelines", daemon=True).start()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import signal
 import socket
@@ -22,39 +23,38 @@ ADDRESS, LIMIT = "127.0.0.1", 60
 
 
 class Host(NamedTuple):
-    """A host's lifelines; its own ends of the connections; what it was told."""
+    """A living host's lifelines, its ends of the connections, and what it was told."""
 
     lifelines: Lifelines
     peers: list[socket.socket]
     told: queue.Queue[tuple[str, bool]]
 
     @classmethod
-    def of(cls, peers: list[socket.socket], *, is_first: bool) -> Host:
+    def of(cls, peers: list[socket.socket], *, is_first: bool = False) -> Host:
         told: queue.Queue[tuple[str, bool]] = queue.Queue()
-        lifelines = Lifelines(
-            peers, is_first=is_first, ended=lambda peer, at_once: told.put((peer, at_once))
-        )
+        lifelines = Lifelines(peers, is_first=is_first)
+        lifelines.watch(lambda peer, at_once: told.put((peer, at_once)))
         return cls(lifelines, peers, told)
 
-    def die(self) -> None:
-        """As a system does for a process that has ended."""
-        for peer in self.peers:
-            peer.shutdown(socket.SHUT_RDWR)
+
+class Ends(NamedTuple):
+    """The ends of two connections; a system closes those of a process that has ended."""
+
+    of_first: list[socket.socket]
+    second: socket.socket
+    third: socket.socket
 
 
 @pytest.fixture
-def three() -> Iterator[list[Host]]:
+def ends() -> Iterator[Ends]:
     door = Door(ADDRESS)
     with ThreadPoolExecutor() as pool:
         taken = pool.submit(door.taken, 2)
-        others = [connected(ADDRESS, door.invitation) for _ in range(2)]
-        hosts = [Host.of(taken.result(), is_first=True)]
-    hosts += [Host.of([peer], is_first=False) for peer in others]
-    yield hosts
-    for host in hosts:
-        host.lifelines.close()
-        for peer in host.peers:
-            peer.close()
+        second, third = (connected(ADDRESS, door.invitation) for _ in range(2))
+        made = Ends(taken.result(), second, third)
+    yield made
+    for each in (*made.of_first, second, third):
+        each.close()
 
 
 def wait_until_closed(host: Host) -> None:
@@ -65,52 +65,56 @@ def wait_until_closed(host: Host) -> None:
         time.sleep(0.01)
 
 
-def test_who_ends_without_a_word_ends_all_others(three: list[Host]) -> None:
-    first, second, third = three
-    third.die()
+def test_who_ends_without_a_word_ends_all_others(ends: Ends) -> None:
+    first, second = Host.of(ends.of_first, is_first=True), Host.of([ends.second])
+    ends.third.close()
     assert first.told.get(timeout=LIMIT) == (ADDRESS, False)
     assert second.told.get(timeout=LIMIT) == (ADDRESS, False)
 
 
-def test_the_first_host_ends_the_others_at_once(three: list[Host]) -> None:
-    first, second, third = three
-    first.die()
+def test_the_end_of_the_first_host_ends_the_others_at_once(ends: Ends) -> None:
+    second, third = Host.of([ends.second]), Host.of([ends.third])
+    for each in ends.of_first:
+        each.close()
     assert second.told.get(timeout=LIMIT) == (ADDRESS, True)
     assert third.told.get(timeout=LIMIT) == (ADDRESS, True)
 
 
-def test_a_failure_of_the_first_host_ends_the_others_before_it(three: list[Host]) -> None:
-    first, second, third = three
+def test_a_failure_of_the_first_host_ends_the_others_before_it(ends: Ends) -> None:
+    first, second = Host.of(ends.of_first, is_first=True), Host.of([ends.second])
     with ThreadPoolExecutor() as pool:
         ending = pool.submit(first.lifelines.end_others, LIMIT)
         assert second.told.get(timeout=LIMIT) == (ADDRESS, False)
-        assert third.told.get(timeout=LIMIT) == (ADDRESS, False)
-        second.die()
+        ends.second.shutdown(socket.SHUT_RDWR)
+        heard = b""
+        while b"failed\n" not in heard:  # and that the second one has ended
+            heard += ends.third.recv(100)
         assert not ending.done()  # the third one has not ended
-        third.die()
+        ends.third.close()
         ending.result(timeout=LIMIT)
-    assert not any(peer.fileno() >= 0 for peer in first.peers)
+    wait_until_closed(first)
     assert first.told.empty()
 
 
-def test_who_ends_in_good_order_ends_nobody(three: list[Host]) -> None:
-    first, second, third = three
+def test_who_ends_in_good_order_ends_nobody(ends: Ends) -> None:
+    first = Host.of(ends.of_first, is_first=True)
+    second, third = Host.of([ends.second]), Host.of([ends.third])
     third.lifelines.close()
-    third.die()
-    second.lifelines.close()
-    wait_until_closed(first)
+    wait_until_closed(third)  # the first one lets it go
+    assert second.peers[0].fileno() >= 0
     first.lifelines.close()
     wait_until_closed(second)
-    assert first.told.empty()
-    assert second.told.empty()
-    assert third.told.empty()
+    wait_until_closed(first)
+    for host in (first, second, third):
+        assert host.told.empty()
 
 
-def test_who_fails_is_told_of_no_other_end(three: list[Host]) -> None:
-    _, second, third = three
+def test_who_fails_is_told_of_no_other_end(ends: Ends) -> None:
+    third = Host.of([ends.third])
     third.lifelines.end_others(LIMIT)  # it is not the first one, and need not wait
-    second.die()
-    wait_until_closed(second)
+    for each in ends.of_first:
+        each.close()
+    wait_until_closed(third)
     assert third.told.empty()
 
 
@@ -121,8 +125,9 @@ def test_strangers_are_turned_away(hello: bytes) -> None:
     with ThreadPoolExecutor() as pool:
         taken = pool.submit(door.taken, 1)
         stranger = socket.create_connection((ADDRESS, port))
-        stranger.sendall(hello)
-        stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # it may be turned away before its end
+            stranger.sendall(hello)
+            stranger.shutdown(socket.SHUT_WR)
         known = connected(ADDRESS, door.invitation)
         (peer,) = taken.result(timeout=LIMIT)
     assert peer.getpeername() == known.getsockname()
