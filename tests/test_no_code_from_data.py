@@ -114,7 +114,6 @@ def folder(tmp_path: Path) -> Path:
     mark = tmp_path / "was run"
     (folder / "theirs.py").write_text(f"open({str(mark)!r}, 'w')\n")
     auto = {"AutoConfig": "theirs.A", "AutoModel": "theirs.A", "AutoTokenizer": ["theirs.A", None]}
-    auto["AutoModelForSequenceClassification"] = "theirs.A"
     (folder / "config.json").write_text(json.dumps({"model_type": "theirs", "auto_map": auto}))
     tokenizer = {"tokenizer_class": "A", "auto_map": auto}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
@@ -137,11 +136,8 @@ def test_a_tokenizer_of_a_folder_runs_no_code(folder: Path, tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_models_of_a_folder_run_no_code(folder: Path, tmp_path: Path) -> None:
-    from qrag_jax.retrieval.scorers import CrossEncoderScorer
     from qrag_jax.retrieval.torch_tower import TorchTower
 
-    with pytest.raises(InputError, match="cannot be loaded as a cross-encoder"):
-        CrossEncoderScorer(str(folder))
     with pytest.raises(InputError, match="sentence-transformers cannot read the tower"):
         TorchTower(folder, 0)
     # The class of a file beside the folder's own ones, which is named in its list of modules alone.

@@ -16,11 +16,9 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import CorpusWriter, write_corpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
-from qrag_jax.retrieval.golden import GoldenIndex
-from qrag_jax.retrieval.hybrid import FusedIndex, FusionConfig
 from qrag_jax.retrieval.manifest import Manifest
 from qrag_jax.retrieval.opening import IndexAt
-from qrag_jax.retrieval.protocol import Index, Passage, Queries
+from qrag_jax.retrieval.protocol import Passage, Queries, SavedIndex
 from qrag_jax.retrieval.scan import ScanIndex
 from qrag_jax.retrieval.vector_parts import PartNote, VectorParts
 from qrag_jax.systems import chunk_notes
@@ -81,7 +79,9 @@ def _finish(folder: Path) -> None:
         writer.finish()
 
 
-def _engine(make: Callable[[StoredCorpus], Index], engine: str) -> Callable[[Path], Sequence[Path]]:
+def _engine(
+    make: Callable[[StoredCorpus], SavedIndex], engine: str
+) -> Callable[[Path], Sequence[Path]]:
     """Writes a corpus and an engine's index of it; the engine's files are damaged."""
 
     def write(folder: Path) -> Sequence[Path]:
@@ -98,22 +98,6 @@ def _search(engine: str) -> Callable[[Path], None]:
         index.search(_queries(), 3, {"page": 1})
 
     return search
-
-
-def _fused(corpus: StoredCorpus) -> Index:
-    words = BM25Index.build(corpus)
-    return FusedIndex([words, GoldenIndex(corpus, {"ada": [2]})], FusionConfig(weights=(1.0, 2.0)))
-
-
-def _search_fused(folder: Path) -> None:
-    corpus = StoredCorpus(folder / opening.CORPUS)
-    openers = (BM25Index.open, GoldenIndex.open)
-    FusedIndex.open(folder / "fused", corpus, openers).search(_queries(), 3)
-
-
-def _search_golden(folder: Path) -> None:
-    corpus = StoredCorpus(folder / opening.CORPUS)
-    GoldenIndex.open(folder / "golden", corpus).search(_queries(), 3)
 
 
 def _flat(folder: Path) -> Sequence[Path]:
@@ -184,12 +168,6 @@ def readers() -> list[FileReader]:
             _search(opening.FAISS),
         ),
         FileReader("a flat file of faiss", _flat, _read_flat),
-        FileReader("fused engines", _engine(_fused, "fused"), _search_fused),
-        FileReader(
-            "gold passages",
-            _engine(lambda corpus: GoldenIndex(corpus, {"ada": [2], "oslo": [0, 1]}), "golden"),
-            _search_golden,
-        ),
         FileReader("parts of vectors", _write_parts, _finish_parts),
         FileReader(
             "a note on an exported tower", _note, lambda folder: chunk_notes.noted(folder, "abc")

@@ -4,7 +4,7 @@
 |---|---|
 | `golden` | all supporting documents, whatever the query and the number wanted are |
 | `bm25`, `lexical` | the best by BM25; those with none of the query's words are not given |
-| `semantic` | the best by a scorer of pairs: an encoder, a cross-encoder, a rerank service |
+| `semantic` | the best by a scorer of pairs: an encoder, a rerank service |
 | `hybrid` | both rankings, by reciprocal rank fusion (`retrieval.hybrid`) |
 | `interleaved` | RLVR's hybrid: the first ⌊k/2⌋+1 semantic ones, then as many by BM25, k of them |
 
@@ -20,7 +20,6 @@ import collections
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -32,8 +31,7 @@ from qrag_jax.retrieval.hybrid import FusedIndex, FusionConfig
 from qrag_jax.retrieval.opening import BM25, HYBRID
 from qrag_jax.retrieval.protocol import Corpus, Hits, Passage, Queries, Where
 from qrag_jax.retrieval.ranking import Row, as_hits, best, check_k, found
-from qrag_jax.retrieval.rerank import rerank_documents
-from qrag_jax.retrieval.scorers import Embed, Scorer
+from qrag_jax.retrieval.scorers import Embed, Scorer, rerank_documents
 
 GOLDEN, LEXICAL, SEMANTIC, INTERLEAVED = "golden", "lexical", "semantic", "interleaved"
 RETRIEVERS = (GOLDEN, BM25, LEXICAL, SEMANTIC, HYBRID, INTERLEAVED)
@@ -185,7 +183,7 @@ class Semantic:
 
 
 class Hybrid:
-    """Reciprocal rank fusion, or another one, of BM25's ranking and the scorer's."""
+    """Reciprocal rank fusion of BM25's ranking and the scorer's."""
 
     def __init__(
         self, words: WordIndexes, scorer: Scorer, fusion: FusionConfig | None = None
@@ -281,9 +279,6 @@ class _Scored:
         assert len(queries) == 1
         assert where is None
         return as_hits([best(self._row.numbers, self._row.scores, k)], k)
-
-    def save(self, folder: Path) -> None:
-        raise InputError(f"the scores of one query are no index; {folder} stays as it is.")
 
 
 def _ranked(

@@ -90,11 +90,15 @@ class Index(Protocol):
             InputError: the queries lack what the engine searches by, or do not fit its vectors.
         """
 
+
+class SavedIndex(Index, Protocol):
+    """An engine with files of its own."""
+
     def save(self, folder: Path) -> None:
         """Writes the engine's own files and its manifest; the folder holds the corpus already."""
 
 
-class VectorIndex(Index, Protocol):
+class VectorIndex(SavedIndex, Protocol):
     """An engine that compares vectors, and gives them back."""
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:

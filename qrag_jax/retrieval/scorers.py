@@ -1,16 +1,21 @@
-"""What scores texts for a query one by one: vectors, a model server, or a cross-encoder here."""
+"""What scores texts for a query one by one, vectors or a model server, and the ranking by it.
+
+A scorer may fail, for example where a server does not answer. The query's documents then keep
+their order, and the query is marked; the search goes on.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from qrag_jax.errors import InputError
 from qrag_jax.llm.client.client import Client
 from qrag_jax.llm.outcomes import Answer, RerankRequest
+from qrag_jax.retrieval.protocol import Hits
+from qrag_jax.retrieval.ranking import Row, as_hits, best, check_k
 
 # Texts → float `[texts, width]`.
 Embed = Callable[[Sequence[str]], np.ndarray]
@@ -92,70 +97,51 @@ class EndpointScorer:
         return found
 
 
-class CrossEncoderScorer:
-    """A cross-encoder in this process, by sentence-transformers (Reimers and Gurevych, 2019).
+class Reranked(NamedTuple):
+    """Hits in the scorer's order.
 
-    The scores are the model's logits: a sigmoid would make high ones equal.
-
-    Args:
-        folder: the model, with its weights as safetensors; nothing is downloaded.
-        batch: pairs at a time.
-        longest: tokens of a pair; what is beyond is cut. None: as the model says.
-        device: as torch names it; None: as the library chooses.
-
-    Raises:
-        InputError: the package is missing, or the folder holds no cross-encoder with one score.
+    Attributes:
+        hits: by the scorer's scores; of equal scores, the lowest numbers first.
+        failed: bool `[queries]`: the scorer had no scores, or one that is not finite; the hits and
+            scores are those of before.
     """
 
-    def __init__(
-        self, folder: str, batch: int = 32, longest: int | None = None, device: str | None = None
-    ) -> None:
-        try:
-            from sentence_transformers import CrossEncoder  # optional, slow to import
-        except ImportError:
-            raise InputError(
-                "a cross-encoder in this process needs the package sentence-transformers: run pip "
-                "install 'qrag_jax[rerank]'"
-            ) from None
-        try:
-            self._model = CrossEncoder(
-                folder,
-                device=device,
-                max_length=longest,
-                local_files_only=True,
-                trust_remote_code=False,
-                model_kwargs={"use_safetensors": True},
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise InputError(
-                f"{folder} cannot be loaded as a cross-encoder ({reason}); give a folder that "
-                "sentence-transformers has saved"
-            ) from None
-        if (labels := self._model.num_labels) != 1:
-            raise InputError(
-                f"the cross-encoder in {folder} gives {labels} scores for a pair; give one that "
-                "has a single output"
-            )
-        self._batch = batch
+    hits: Hits
+    failed: np.ndarray
 
-    def scores(
-        self, queries: Sequence[str], passages: Sequence[Sequence[str]]
-    ) -> list[np.ndarray | None]:
-        """See `Scorer`; never None."""
-        import torch
 
-        pairs = [(query, text) for query, texts in zip(queries, passages) for text in texts]
-        flat = np.zeros(0, np.float32)
-        if pairs:
-            flat = self._model.predict(
-                pairs,
-                batch_size=self._batch,
-                show_progress_bar=False,
-                activation_fn=torch.nn.Identity(),
-            )
-        ends = np.cumsum([len(texts) for texts in passages], dtype=np.int64)
-        return [flat[end - len(texts) : end] for end, texts in zip(ends, passages)]
+def rerank_documents(
+    scorer: Scorer, queries: Sequence[str], documents: Sequence[Sequence[str]], k: int
+) -> Reranked:
+    """Ranks each question's own documents.
+
+    Args:
+        queries: the questions.
+        documents: the texts that come with each question; there may be none.
+        k: at least 1.
+
+    Returns:
+        The numbers are places in the question's own list. Where the scorer failed, the documents
+        keep their order, with scores of 0.
+
+    Raises:
+        InputError: k is below 1.
+    """
+    check_k(k)
+    failed = np.zeros(len(queries), bool)
+    ranked = []
+    for query, (texts, scores) in enumerate(
+        zip(documents, scorer.scores(queries, documents), strict=True)
+    ):
+        numbers = np.arange(len(texts), dtype=np.int64)
+        if scores is not None and len(scores) != len(texts):
+            raise ValueError(f"{len(texts)} passages have {len(scores)} scores")
+        if scores is None or not np.isfinite(scores).all():
+            failed[query] = True
+            ranked.append(Row(numbers[:k], np.zeros(len(numbers[:k]), np.float32)))
+        else:
+            ranked.append(best(numbers, scores, k))
+    return Reranked(as_hits(ranked, k), failed)
 
 
 def _vectors(embed: Embed, texts: Sequence[str]) -> np.ndarray:

@@ -41,6 +41,3 @@ class TableIndex:
             numbers = np.array(list(scores), np.int64)
             rows.append(best(numbers, np.array(list(scores.values()), np.float64), k))
         return as_hits([Row(*row) for row in rows], k)
-
-    def save(self, folder: Path) -> None:
-        raise NotImplementedError

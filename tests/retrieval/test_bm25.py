@@ -19,9 +19,9 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.ranking import ranking_summary
 from qrag_jax.metrics.trec import read_qrels
 from qrag_jax.retrieval.bm25 import VARIANTS, BM25Config, BM25Index, Words
+from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.corpus_writer import write_corpus
-from qrag_jax.retrieval.golden import GoldenIndex
 from qrag_jax.retrieval.protocol import NONE, Passage, Queries
 from tests.data.real_data import real
 from tests.retrieval.small_corpus import stored
@@ -240,14 +240,14 @@ def test_an_index_is_saved_where_it_was_opened(tmp_path: Path) -> None:
 
 def test_another_index_is_not_overwritten(tmp_path: Path) -> None:
     corpus = stored(tmp_path / "c", ["cat", "dog"])
-    GoldenIndex(corpus, {"q": [1]}).save(tmp_path / "i")
+    BooleanIndex.build(corpus).save(tmp_path / "i")
     with pytest.raises(InputError, match="in the field engine"):
         BM25Index.build(corpus).save(tmp_path / "i")
     other = stored(tmp_path / "o", ["cat"])
     BM25Index.build(corpus).save(tmp_path / "b")
     with pytest.raises(InputError, match="in the field corpus"):
         BM25Index.build(other).save(tmp_path / "b")
-    assert GoldenIndex.open(tmp_path / "i", corpus).search(Queries(["q"]), 1).numbers == [[1]]
+    assert BooleanIndex.open(tmp_path / "i", corpus).search(Queries(["dog"]), 1).numbers == [[1]]
 
 
 def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.golden import GoldenIndex
 from qrag_jax.retrieval.hybrid import FusedIndex, FusionConfig
 from qrag_jax.retrieval.protocol import NONE, Queries
 from tests.retrieval.small_corpus import TableIndex, stored
@@ -26,37 +24,23 @@ def corpus(tmp_path: Path) -> StoredCorpus:
 def slow(
     rankings: list[list[tuple[int, float]]], config: FusionConfig, weights: list[float]
 ) -> dict[int, float]:
-    """The definitions, passage by passage; each ranking is (number, score), best first."""
+    """The definition, passage by passage; each ranking is (number, score), best first."""
     sums: dict[int, float] = {}
     for number in {number for ranking in rankings for number, _ in ranking}:
         sums[number] = 0.0
         for weight, ranking in zip(weights, rankings):
-            scores = [score for _, score in ranking]
             place = next((i for i, (each, _) in enumerate(ranking) if each == number), None)
-            if not ranking:
-                continue
-            low, high = min(scores), max(scores)
-            if config.fusion == "ranks":
-                gain = 0.0 if place is None else 1 / (config.constant + place + 1)
-            elif config.fusion == "min_max":
-                if place is None:
-                    gain = 0.0
-                else:
-                    gain = (scores[place] - low) / (high - low) if high > low else 1.0
-            else:
-                own = low if place is None else scores[place]
-                gain = (own - float(np.mean(scores))) / float(np.std(scores)) if high > low else 0.0
+            gain = 0.0 if place is None else 1 / (config.constant + place + 1)
             sums[number] += weight * gain
     return sums
 
 
-@pytest.mark.parametrize("fusion", ["ranks", "min_max", "z_score"])
 @pytest.mark.parametrize("weights", [(), (1.0, 0.25, 3.0)])
 def test_sums_are_those_of_the_definitions(
-    fusion: str, weights: tuple[float, ...], corpus: StoredCorpus
+    weights: tuple[float, ...], corpus: StoredCorpus
 ) -> None:
     """Three engines with random scores, some of them equal, some without any hit."""
-    config = FusionConfig(fusion=fusion, weights=weights, constant=7.0, depth=5)
+    config = FusionConfig(weights=weights, constant=7.0, depth=5)
     draw = random.Random(0)
     for _ in range(40):
         tables = [
@@ -79,18 +63,17 @@ def test_sums_are_those_of_the_definitions(
             np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("fusion", ["ranks", "min_max", "z_score"])
-def test_both_lists_matter_at_k_2(fusion: str, corpus: StoredCorpus) -> None:
+def test_both_lists_matter_at_k_2(corpus: StoredCorpus) -> None:
     """Each engine's first is among the two; with one engine's list alone, none of the other's."""
     one = TableIndex(corpus, {"q": {7: 30.0, 5: 20.0, 3: 10.0}})
     other = TableIndex(corpus, {"q": {2: 0.3, 8: 0.2, 1: 0.1}})
-    hits = FusedIndex([one, other], FusionConfig(fusion)).search(Queries(["q"]), 2)
+    hits = FusedIndex([one, other]).search(Queries(["q"]), 2)
     assert hits.numbers.tolist() == [[2, 7]]  # a tie, so by number
     assert hits.scores[0, 0] == hits.scores[0, 1]
-    heavy = FusionConfig(fusion, weights=(1.0, 2.0))
+    heavy = FusionConfig(weights=(1.0, 2.0))
     first = FusedIndex([one, other], heavy).search(Queries(["q"]), 2).numbers[0, 0]
     assert first == 2
-    heavy = FusionConfig(fusion, weights=(2.0, 1.0))
+    heavy = FusionConfig(weights=(2.0, 1.0))
     first = FusedIndex([one, other], heavy).search(Queries(["q"]), 2).numbers[0, 0]
     assert first == 7
 
@@ -148,7 +131,6 @@ def test_engines_of_different_corpora_are_refused(corpus: StoredCorpus, tmp_path
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"fusion": "votes"}, "use one of ranks, min_max, z_score"),
         ({"weights": (1.0, 0.0)}, r"config\.fusion\.weights has 0\.0"),
         ({"weights": (1.0, float("nan"))}, r"config\.fusion\.weights has nan"),
         ({"constant": -1.0}, r"config\.fusion\.constant is -1\.0"),
@@ -159,21 +141,3 @@ def test_engines_of_different_corpora_are_refused(corpus: StoredCorpus, tmp_path
 def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         FusionConfig(**settings)
-
-
-def test_real_engines_are_saved_and_loaded(tmp_path: Path) -> None:
-    corpus = stored(tmp_path / "corpus", ["cat", "dog cat", "dog", "bird", "cow"])
-    gold = GoldenIndex(corpus, {"cat": [3], "dog": [4, 0]})
-    config = FusionConfig("min_max", weights=(1.0, 0.5), depth=3)
-    fused = FusedIndex([BM25Index.build(corpus, BM25Config()), gold], config)
-    fused.save(tmp_path / "index")
-    again = FusedIndex.open(tmp_path / "index", corpus, [BM25Index.open, GoldenIndex.open])
-    assert again.config == config
-    queries = Queries(["cat", "dog", "cow", "?"])
-    for one, other in zip(fused.search(queries, 4), again.search(queries, 4)):
-        np.testing.assert_array_equal(one, other)
-    assert fused.search(queries, 4).numbers[0].tolist() == [0, 3, 1, NONE]
-    with pytest.raises(InputError, match="holds 2 engines, and 1 are opened"):
-        FusedIndex.open(tmp_path / "index", corpus, [BM25Index.open])
-    with pytest.raises(InputError, match="in the field engine"):
-        FusedIndex.open(tmp_path / "index", corpus, [GoldenIndex.open, BM25Index.open])
