@@ -5,14 +5,16 @@ LeReT's rule, which the defaults are:
 1. A state whose tries all have one reward is left out.
 2. Queries that repeat the opening of the prompt's passages are dropped.
 3. The others are sorted, lowest reward first, and by prompt and draw where rewards are equal. Of
-   equal queries the first counts.
+   equal queries the first of the highest reward counts.
 4. Queries of equal reward are a level; each query of a level is preferred to each of the level
    below it ("adjacent").
 5. The last query of the order is the target of SFT.
 
-Three things differ. Queries are equal if they are so without regard to case and white space. A try
-without a reward is left out before all else. And where a state is left out, a share may be kept for
-SFT, so that the policy also sees states that are solved or hopeless.
+Three things differ. Queries are equal if they are so without regard to case and white space; the
+best of them counts, as a search may mind case and the target of SFT must not be the worse one
+(LeReT compares exact texts, whose rewards are equal). A try without a reward is left out before all
+else. And where a state is left out, a share may be kept for SFT, so that the policy also sees
+states that are solved or hopeless.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ class StatePairs:
 
     Attributes:
         at: the state; None if it has no tries.
-        queries: the first try of each distinct query, lowest reward first.
+        queries: the best try of each distinct query, lowest reward first.
         variants: for each query, the prompts that made the model write it, each once.
         pairs: of these queries.
         target: place of the query that SFT learns; None: this state is not for SFT.
@@ -144,14 +146,16 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig, seed: Sequence[int] = ()
     scored = in_order(tries)
     levels = by_level(scored)
     ascending = [each for level in levels for each in level if not _degenerate(each, config)]
-    first: dict[str, Try] = {}
+    best: dict[str, Try] = {}
     variants: dict[str, list[int]] = {}
     for each in ascending:
         text = normalised_query(each.query)
-        first.setdefault(text, each)
+        if text not in best or level_of(each) > level_of(best[text]):
+            best.pop(text, None)  # so that queries stay in ascending order
+            best[text] = each
         if each.variant not in (writers := variants.setdefault(text, [])):
             writers.append(each.variant)
-    queries = tuple(first.values())
+    queries = tuple(best.values())
     reason = UNSCORED
     pairs: tuple[Pair, ...] = ()
     if len(levels) == 1:
@@ -159,11 +163,11 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig, seed: Sequence[int] = ()
     elif levels:
         pairs = _paired(queries, config)
         reason = PAIRED if pairs else UNPAIRED
-    last = [*first].index(normalised_query(ascending[-1].query)) if ascending else None
+    last = [*best].index(normalised_query(ascending[-1].query)) if ascending else None
     return StatePairs(
         at=at,
         queries=queries,
-        variants=tuple(map(tuple, variants.values())),
+        variants=tuple(tuple(variants[text]) for text in best),
         pairs=pairs,
         target=last if at is not None and _is_for_sft(at, reason, config, seed) else None,
         reason=reason,

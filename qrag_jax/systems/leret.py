@@ -44,6 +44,7 @@ from qrag_jax.systems.leret_prompts import PlayBy, PromptMaker, kept_prompts
 from qrag_jax.systems.leret_stages import stages_of
 from qrag_jax.systems.leret_tries import TryMaker
 from qrag_jax.systems.likely_causes import CAUSES
+from qrag_jax.systems.played_batches import check_server
 from qrag_jax.systems.token_opening import Opening
 from qrag_jax.systems.token_stages import Stage
 from qrag_jax.systems.token_system import EVALUATED, TokenSystem
@@ -82,9 +83,9 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
         )
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
-        """See `System`."""
-        if self.served is not None:
-            self.served.wait(stop)
+        """See `System`; a server that samples is checked first."""
+        prompt = self.inputs.agent.prompt
+        check_server(self, (prompt.messages(state) for state in self.inputs.train), stop)
         return LessonExperience(self, run.progress.batches or 0)
 
     def programs(self) -> list[Program]:

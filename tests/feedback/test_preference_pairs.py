@@ -47,8 +47,7 @@ def leret(tries: list[Try]) -> tuple[set[tuple[str, str]], str | None]:
     responses = sorted(kept, key=lambda each: each.reward or 0.0)
     reward_of: dict[str, float] = {}
     for each in responses:
-        if each.query not in reward_of:
-            reward_of[each.query] = each.reward or 0.0
+        reward_of[each.query] = each.reward or 0.0
     found = sorted(set(reward_of.values()))
     pairs = {
         (winner, loser)
@@ -90,14 +89,15 @@ def test_four_variants_give_four_pairs_at_most(rewards: tuple[float, ...], pairs
     assert len(pairs_of(state(*zip("abcd", rewards)), LERET).pairs) == pairs
 
 
-def test_of_equal_queries_the_first_in_ascending_order_counts() -> None:
-    """Equal without regard to case and blanks; the prompts that led to it are all told."""
+def test_of_equal_queries_the_first_of_the_best_counts() -> None:
+    """Equal without regard to case and blanks; the prompts that led to it are all listed."""
     tries = state(("River Ouse", 0.5), ("b", 0.0), ("river\t ouse", 0.5), ("c", 0.25), ("B ", 0.0))
     found = pairs_of(tries, LERET)
     assert [each.query for each in found.queries] == ["b", "c", "River Ouse"]
     assert found.variants == ((1, 4), (3,), (0, 2))
-    lower = pairs_of(state(("A", 0.5), ("b", 0.25), ("a", 0.0)), LERET)
-    assert [(each.query, each.reward) for each in lower.queries] == [("a", 0.0), ("b", 0.25)]
+    cased = pairs_of(state(("A", 0.5), ("b", 0.25), ("a", 0.0)), LERET)
+    assert [(each.query, each.reward) for each in cased.queries] == [("b", 0.25), ("A", 0.5)]
+    assert (texts(cased), target(cased), cased.variants) == ([("A", "b")], "A", ((1,), (2, 0)))
 
 
 def test_the_target_is_the_last_of_the_best() -> None:

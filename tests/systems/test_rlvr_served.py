@@ -21,12 +21,13 @@ from qrag_jax.errors import InputError
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
-from qrag_jax.systems import rlvr
+from qrag_jax.systems import leret, rlvr
 from qrag_jax.systems.rlvr import Rlvr
 from qrag_jax.systems.rlvr_config import RlvrConfig
 from qrag_jax.systems.served_policy import Versioned
 from tests.rollouts.calling_model import write_calling_model
 from tests.rollouts.policy_server import PolicyServer
+from tests.systems import query_play
 from tests.systems.test_rlvr import MEMBERS, small
 
 pytestmark = pytest.mark.long
@@ -307,6 +308,20 @@ def test_another_model_is_noticed(tmp_path: Path, server: PolicyServer) -> None:
     with (
         opened(settings(other, server.url), tmp_path / "run") as (system, run),
         pytest.raises(InputError, match=r"nats a token from the trainer's, more than 0\.1; serve"),
+    ):
+        system.experience(run, StopSignal())
+
+
+def test_leret_notices_it_too(tmp_path: Path, server: PolicyServer) -> None:
+    other = settings(write_calling_model(tmp_path / "other", seed=1), server.url)
+    config = query_play.small()
+    config.model = other.model
+    config.sampling.update(engine="server", temperature=other.sampling.temperature)
+    config.llm = other.llm
+    with (
+        Run.open(tmp_path / "run", 0.0) as run,
+        leret.open_system(config, run) as system,
+        pytest.raises(InputError, match="nats a token"),
     ):
         system.experience(run, StopSignal())
 
