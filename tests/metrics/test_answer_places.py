@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from qrag_jax.metrics.answer_places import answer_place, answer_places, has_answer, worded
 
 
@@ -28,3 +30,39 @@ def test_all_places_of_answers() -> None:
 
 def test_answers_that_a_passage_can_hold() -> None:
     assert worded(["Yes", "no.", "Oslo", "the", "noanswer", "not yes"]) == ["Oslo", "not yes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "found"),
+    [
+        ("She ruled twice (1962–1970).", "1962", True),
+        ("She ruled twice (1962-1970).", "1970", True),
+        ("She ruled twice (1962–1970).", "(1962—1970)", True),
+        ("It is in “Oslo”…", "Oslo", True),
+        ("Oslo’s port", "oslo", True),
+        ("O’Brien’s", "O'Brien", True),
+        ("in Oslo/Kristiania", "Kristiania", True),
+        ("他住在北京市。", "北京", True),
+        ("他住在Oslo市", "Oslo", True),
+        ("他住在京北市", "北京", False),
+        ("กรุงเทพมหานครเป็นเมืองหลวง", "กรุงเทพ", True),
+        ("東京で生まれた", "東京", True),
+        ("서울은 수도이다", "서울", True),
+        ("१९४७ में दिल्ली।", "दिल्ली", True),
+        ("१९४७ में दिल्ली।", "दिल", False),  # a word goes on over its marks
+        ("Москва — столица", "МОСКВА", True),
+        ("Московский", "Моск", False),
+        ("Cafe\u0301 Noir", "CAFÉ", True),
+        ("Straße 5", "STRASSE", True),
+        ("１９６２年", "1962", True),
+        ("13月", "3月", False),
+        ("5,000 people", "5", False),
+        ("5,000 people", "5000", True),
+        ("3.5 km", "5", False),
+        ("co\u00adoperation", "cooperation", True),
+        ("He left", "eft", False),
+    ],
+)
+def test_words_of_any_script(text: str, answer: str, found: bool) -> None:
+    assert has_answer(text, [answer]) == found
+    assert answer_places(["", text], [answer]) == [1] * found
