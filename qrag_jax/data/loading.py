@@ -11,7 +11,7 @@ from pathlib import Path
 from qrag_jax.data.config import SYNTHETIC, DataConfig
 from qrag_jax.data.generators import haystacks, synthetic
 from qrag_jax.data.lazy_samples import LazySamples, joined
-from qrag_jax.data.sample import Sample
+from qrag_jax.data.sample import Sample, is_held_out
 from qrag_jax.data.sources import babilong, niah
 from qrag_jax.data.sources.registry import (
     SOURCES,
@@ -23,7 +23,6 @@ from qrag_jax.data.sources.registry import (
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.whole_files import new_folder, reason
 
-HELD_OUT_SHARE = 0.1
 GENERATED = (babilong.NAME, niah.NAME)  # sources that generate their own documents
 
 
@@ -77,7 +76,7 @@ def load_split(config: DataConfig, split: Split, *, hold_out: bool) -> LoadedSam
             samples, read = load_samples(name, path, split, limit, config.columns)
             line = read.summary()
             if hold_out and is_one_part(path):
-                samples = [s for s in samples if _held_out(s.id) == (split == "dev")]
+                samples = [s for s in samples if is_held_out(s.id) == (split == "dev")]
                 line += f"; {len(samples)} of them for {split}"
                 if not samples:
                     raise InputError(
@@ -178,8 +177,3 @@ def _write_corpus(config: DataConfig, name: str, folder: Path) -> None:
 
 def _all_lazy(loaded: LoadedSamples) -> bool:
     return all(isinstance(samples, LazySamples) for samples in loaded.by_source.values())
-
-
-def _held_out(sample_id: str) -> bool:
-    digest = hashlib.sha256(sample_id.encode()).digest()
-    return int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32

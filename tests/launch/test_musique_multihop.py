@@ -107,6 +107,28 @@ def test_the_copies_name_nothing_of_ours(installed: Path) -> None:
         assert "from qrag_jax" not in text
 
 
+def test_no_question_of_data_is_trained_on_and_scored(installed: Path, tmp_path: Path) -> None:
+    names = [f"q{number}" for number in range(60)]
+    rows = [
+        {"id": name, "question": f"{name}?", "chunks": ["a", "b"], "support": [0], "answers": ["a"]}
+        for name in names
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code = (
+        "from musique_multihop.questions import Questions, Settings; import json; "
+        f"q = Questions(Settings(questions={str(tmp_path / 'train.jsonl') + ',own,train'!r})); "
+        "print(json.dumps([[each.id for each in q.tasks(s)] for s in ('train', 'dev')]))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=installed, check=True
+    )
+    train, dev = map(set, json.loads(told.stdout))
+    assert dev
+    assert train
+    assert not train & dev
+    assert sorted(train | dev) == sorted(names)
+
+
 @pytest.mark.long
 @needs("v0")
 @needs("v1")

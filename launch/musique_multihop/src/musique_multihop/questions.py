@@ -15,6 +15,7 @@ from typing import Any
 
 from musique_multihop.core.data.dataset_parts import parse_parts, read_part
 from musique_multihop.core.data.generators.bridge_world import bridge_question
+from musique_multihop.core.data.sample import is_held_out
 from musique_multihop.core.environments.tools.bridge_tasks import bridge_task
 from musique_multihop.core.environments.tools.documents import TasksConfig, tasks_of
 from musique_multihop.core.environments.tools.episode import (
@@ -34,6 +35,7 @@ from musique_multihop.core.retrieval.bm25 import BM25Index
 from musique_multihop.core.retrieval.protocol import Passage, Queries
 
 BRIDGE, BM25, GOLDEN = "bridge", "bm25", "golden"
+SPLITS = ("train", "dev")
 Message = tuple[str, str]
 
 
@@ -83,8 +85,8 @@ class Questions:
         )
         self.rubric: Rubric = preset(settings.rubric)
 
-    def tasks(self, split: str = "train") -> list[ToolTask]:
-        """All tasks of a split, "train" or "dev"; data has one."""
+    def tasks(self, split: str = SPLITS[0]) -> list[ToolTask]:
+        """All tasks of one of `SPLITS`; every tenth question of data, by its id, is of "dev"."""
         settings = self.settings
         if settings.questions == BRIDGE:
             made = (bridge_question(settings.seed, split, n) for n in range(settings.count))
@@ -92,7 +94,8 @@ class Questions:
         samples: list[Any] = []
         for part in parse_parts(settings.questions):
             samples += read_part(part)[0]
-        return tasks_of(samples, TasksConfig())
+        tasks = tasks_of(samples, TasksConfig())
+        return [task for task in tasks if is_held_out(task.id) == (split == "dev")]
 
     def opening(self, task: ToolTask) -> list[dict[str, str]]:
         """The first messages."""
@@ -202,4 +205,4 @@ def _index(texts: tuple[str, ...]) -> BM25Index:
     return BM25Index.build(_Texts(texts))
 
 
-__all__ = ["PARTS", "Questions", "Settings", "Work", "turn_text"]
+__all__ = ["PARTS", "SPLITS", "Questions", "Settings", "Work", "turn_text"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from musique_multihop.questions import PARTS, Questions, Settings, turn_text
+from musique_multihop.questions import PARTS, SPLITS, Questions, Settings, turn_text
 
 try:  # 0.3 has moved it
     vf: Any = importlib.import_module("verifiers.legacy")
@@ -21,9 +21,7 @@ class MusiqueEnv(vf.MultiTurnEnv):
     def __init__(self, questions: Questions, **given: Any) -> None:
         super().__init__(**given)
         self._questions = questions
-        self._tasks = {
-            task.id: task for split in ("train", "dev") for task in questions.tasks(split)
-        }
+        self._tasks = {task.id: task for split in SPLITS for task in questions.tasks(split)}
 
     async def setup_state(self, state: Any) -> Any:
         state["work"] = self._questions.begin(self._tasks[state["info"]["id"]])
@@ -88,7 +86,7 @@ def open_environment(**arguments: Any) -> Any:
                 for task in questions.tasks(split)
             ]
         )
-        for split in ("train", "dev")
+        for split in SPLITS
     }
     environment = MusiqueEnv(
         questions,

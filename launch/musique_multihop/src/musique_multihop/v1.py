@@ -9,7 +9,7 @@ from typing import Any
 import verifiers.v1 as vf
 from pydantic import Field
 
-from musique_multihop.questions import Questions, Settings, turn_text
+from musique_multihop.questions import SPLITS, Questions, Settings, turn_text
 
 _DEFAULTS = Settings()
 
@@ -42,7 +42,8 @@ class MusiqueTools(vf.Toolset[MusiqueToolsConfig, MusiqueState]):
     def __init__(self, config: MusiqueToolsConfig) -> None:
         super().__init__(config)
         self._questions = Questions(Settings(**config.settings))
-        self._tasks = {task.id: task for task in self._questions.tasks()}
+        tasks = (task for split in SPLITS for task in self._questions.tasks(split))
+        self._tasks = {task.id: task for task in tasks}
 
     @vf.tool
     def retrieve_documents(self, query: str, top_n: int | None = None) -> str:
@@ -64,8 +65,9 @@ class MusiqueTools(vf.Toolset[MusiqueToolsConfig, MusiqueState]):
 
 
 class MusiqueConfig(vf.TasksetConfig):
-    """See `Settings`."""
+    """See `Settings`; `split` is "train", or "dev" for the questions to score by."""
 
+    split: str = SPLITS[0]
     questions: str = _DEFAULTS.questions
     count: int = _DEFAULTS.count
     seed: int = _DEFAULTS.seed
@@ -123,7 +125,7 @@ class MusiqueTaskset(vf.Taskset[MusiqueTask, MusiqueConfig]):
 
     def load(self) -> Iterator[MusiqueTask]:
         questions = Questions(self.config.settings())
-        for task in questions.tasks():
+        for task in questions.tasks(self.config.split):
             opening = questions.opening(task)
             system = [each["content"] for each in opening if each["role"] == "system"]
             others = [each["content"] for each in opening if each["role"] != "system"]
