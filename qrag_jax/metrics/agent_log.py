@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.bootstrap import mean_interval
-from qrag_jax.runtime import bounded_files, bounded_json, typed_json
+from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.whole_files import write_whole
 
@@ -46,6 +46,9 @@ class AgentRow:
     searches: tuple[Mapping[str, Any], ...]
     right: int | None = None
     sampled: int = 0
+
+
+LOG = RowLog(AgentRow, _RESTART)
 
 
 def begin(log: Path, record: dict[str, Any], *, restart: bool) -> None:
@@ -84,13 +87,14 @@ def has_record(log: Path, part: dict[str, Any]) -> bool:
 
 
 def append(path: Path, rows: Iterable[AgentRow]) -> None:
-    """Adds rows at the end of the log and waits until they are on disk."""
-    lines = [json.dumps(dataclasses.asdict(row), ensure_ascii=False) + "\n" for row in rows]
+    """Adds rows at the end of the log and waits until they are on disk.
+
+    Raises:
+        ValueError: a number is not finite; nothing is written.
+        OSError: the file cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(lines))
-        file.flush()
-        os.fsync(file.fileno())
+    LOG.append(path, rows)
 
 
 def read_partial(path: Path) -> list[AgentRow]:
@@ -99,35 +103,7 @@ def read_partial(path: Path) -> list[AgentRow]:
     Raises:
         InputError: a whole line is not a row; names file and line.
     """
-    if (opened := bounded_files.to_append(path, _RESTART)) is None:
-        return []
-    rows: list[AgentRow] = []
-    with opened as file:
-        whole = 0
-        for number, line in enumerate(bounded_files.lines(file, path, _RESTART), start=1):
-            if not line.endswith(b"\n"):
-                break
-            rows.append(parsed_row(line, f"{path}, line {number}"))
-            whole += len(line)
-        file.truncate(whole)
-    return rows
-
-
-def parsed_row(line: bytes, where: str) -> AgentRow:
-    """One row.
-
-    Args:
-        where: file and line, for the error.
-
-    Raises:
-        InputError: the line is no row.
-    """
-    try:
-        return typed_json.made(AgentRow, bounded_json.parsed(line))
-    except ValueError as error:
-        raise InputError(
-            f"{where} is not a row of a log of episodes ({error}); {_RESTART}."
-        ) from None
+    return LOG.read_parts(path, 1, sys.maxsize)
 
 
 def summarised(rows: Sequence[AgentRow]) -> dict[str, Any]:

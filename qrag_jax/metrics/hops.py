@@ -48,14 +48,15 @@ def hop_recall(relevant: Collection[str], found: Found) -> tuple[float, ...]:
 def hop_ndcg(relevant: Collection[str], found: Found) -> tuple[float, ...]:
     """`[hop]`: nDCG of the hop's passages, where the gold passages of earlier hops do not count.
 
-    A hop before which all gold passages were found has 0.
+    A passage that comes again within the hop takes no place, as in `ndcg`. A hop before
+    which all gold passages were found has 0.
 
     Raises:
         ValueError: there is no gold passage.
     """
     left, scores = _gold(relevant), []
     for names in found:
-        scores.append(_ndcg(left, names) if left else 0.0)
+        scores.append(_ndcg(left, _ranking([names])) if left else 0.0)
         left = left.difference(names)
     return tuple(scores)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,15 @@ def test_a_torn_line_is_dropped(tmp_path: Path) -> None:
 def test_a_line_of_something_else(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"id": "q1"}\n')
-    with pytest.raises(InputError, match=r"log\.jsonl, line 1 is not a row of a log of episodes"):
+    with pytest.raises(InputError, match=r"log\.jsonl, line 1"):
         read_partial(log)
+
+
+def test_what_cannot_be_read_is_not_written(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    with pytest.raises(ValueError, match="JSON"):
+        append(log, [ROW, dataclasses.replace(ROW, f1=math.nan)])
+    assert read_partial(log) == []
 
 
 def test_an_episode_that_broke_is_no_wrong_answer() -> None:

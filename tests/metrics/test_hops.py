@@ -29,6 +29,8 @@ def test_hop_by_hop() -> None:
     assert hops.hop_ndcg(GOLD, FOUND) == pytest.approx(
         (1 / ideal_3, (1 / math.log2(3)) / ideal_2, 0, 0)
     )
+    # A passage that one search returns twice counts once, and takes one place.
+    assert hops.hop_ndcg({"a", "b"}, [["a", "a", "b"]]) == (1,)
     # Nothing is left to find after the first hop.
     assert hops.hop_ndcg({"a"}, FOUND) == (1, 0, 0, 0)
     assert hops.hop_recall(GOLD, []) == hops.novelty([]) == hops.hop_ndcg(GOLD, []) == ()

@@ -29,7 +29,7 @@ _PARSERS: dict[str, Callable[[bytes, str], Any]] = {
     CHUNKS: retrieval_log.parsed_row,
     TOKENS: predictions.parsed_row,
     HOPS: hop_log.LOG.parsed_row,
-    AGENTS: agent_log.parsed_row,
+    AGENTS: agent_log.LOG.parsed_row,
     REWRITES: rewrite_log.LOG.parsed_row,
 }
 
