@@ -42,8 +42,8 @@ class ContrastConfig:
         cut: passages found, whose recall chooses.
     """
 
-    rates: tuple[float, ...] = (2e-5, 5e-5)
-    steps: tuple[int, ...] = (40, 80)
+    rates: tuple[float, ...] = (2e-5, 5e-5, 1e-4)
+    steps: tuple[int, ...] = (40, 80, 160)
     batch: int = 16
     cut: int = 4
 
