@@ -126,7 +126,7 @@ def answer(
         made = fitted(question, generation)
         if isinstance(made, Failure):
             return made, Cut()
-        return generation.request(made.messages), made.cut
+        return generation.request(made.messages, generation.reads_answer), made.cut
 
     for settled in _outcomes(asks, todo, request, batch):
         new = []

@@ -52,11 +52,12 @@ class ToolScores:
         rows = score_rows(self.tasks, episodes, self.rubric)
         scores = means(rows, len(self.tasks))
         failed = f", {share:.0%} failed" if (share := scores["failed_share"]) else ""
+        malformed = f", {n:.2f} malformed calls" if (n := scores["malformed"]) else ""
         line = (
             f"step {step}: EM {scores['em']:.3f}, F1 {scores['f1']:.3f}, recall "
             f"{scores['recall']:.3f}, citation {scores['citation']:.3f}, reward "
             f"{scores[REWARD]:.3f}, {scores['turns']:.2f} turns, "
-            f"{scores['completed']:.0%} completed{failed} on {len(self.tasks)} questions"
+            f"{scores['completed']:.0%} completed{malformed}{failed} on {len(self.tasks)} questions"
         )
         return Evaluation(
             metrics={f"eval/{name}": value for name, value in scores.items()},

@@ -134,10 +134,15 @@ class LanguageModelFeedback:
             asks_again = isinstance(reward, Unscored) and not reward.permanent
             rewards[place] = None if asks_again else reward
         todo = [place for place, reward in enumerate(rewards) if reward is None]
-        requests = [fitted(questions[place], self.generation) for place in todo]
+        requests, drawn = (
+            [fitted(questions[place], self.generation) for place in todo],
+            self.generation,
+        )
         outcomes = self._ask(
             [
-                made if isinstance(made, Failure) else self.generation.request(made.messages)
+                made
+                if isinstance(made, Failure)
+                else drawn.request(made.messages, drawn.reads_answer)
                 for made in requests
             ]
         )

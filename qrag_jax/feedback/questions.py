@@ -162,4 +162,4 @@ def judge_request(
 ) -> ChatRequest:
     """Makes the request that asks a judge whether a prediction is right."""
     texts = {"question": question, "golds": "; ".join(golds), "prediction": prediction}
-    return generation.request(prompt.fill(texts))
+    return generation.request(prompt.fill(texts), generation.reads_verdict)

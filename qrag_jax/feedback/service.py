@@ -229,6 +229,7 @@ def open_service(config: ServiceConfig, workdir: Path, log: Log) -> Iterator[Pen
                 log,
                 lost=model.lost,
                 counts=lambda: metrics_of_all(model.client.counters()),
+                remedy=OF_MODEL + model.kept,
                 completion=Completion(reward.completion_threshold, not config.never_terminate),
             )
 

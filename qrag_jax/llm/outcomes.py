@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 # Why there is no answer. The last four depend on the reply's `finish_reason`.
@@ -97,6 +97,10 @@ class Failure:
 
 Outcome = Answer | Failure
 
+# How the asker reads an answer: as the prompt wants it, without the mark that the prompt asks for,
+# or not at all.
+READ, UNMARKED, UNREAD = "read", "unmarked", "unread"
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
@@ -112,6 +116,8 @@ class Sampling:
             "": the client's model.
         extra: further fields of the body, such as vLLM's `{"chat_template_kwargs": …}`; they
             override the other fields.
+        reads: says which of `READ`, `UNMARKED` and `UNREAD` an answer is. An unread answer is
+            counted and never cached: a server that is mended would not be asked again.
     """
 
     temperature: float = dataclasses.field(default=0.0, kw_only=True)
@@ -121,6 +127,9 @@ class Sampling:
     log_probs: bool = dataclasses.field(default=False, kw_only=True)
     model: str = dataclasses.field(default="", kw_only=True)
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, kw_only=True, hash=False)
+    reads: Callable[[Answer], str] | None = dataclasses.field(
+        default=None, kw_only=True, compare=False
+    )
 
     def __post_init__(self) -> None:
         if taken := [name for name in _OWN_FIELDS if name in self.extra]:
@@ -230,6 +239,12 @@ class EmbeddingRequest:
 
 
 Request = ChatRequest | CompletionRequest | RerankRequest | EmbeddingRequest
+
+
+def how_read(request: Request, outcome: Outcome | None) -> str:
+    """`READ`, `UNMARKED` or `UNREAD`; what is no answer, or nobody reads, is `READ`."""
+    reads = request.reads if isinstance(request, Sampling) else None
+    return reads(outcome) if reads is not None and isinstance(outcome, Answer) else READ
 
 
 def request_key(request: Request, model: str, version: str) -> bytes:

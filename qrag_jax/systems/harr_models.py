@@ -70,6 +70,11 @@ class HarrModels:
             return None
         return Judge(self._open.client, self.generation)
 
+    @property
+    def kept(self) -> str:
+        """See `OpenModel.kept`."""
+        return self._open.kept if self._open is not None else ""
+
     def watch(self, stop: StopSignal) -> Checks:
         """Looks at the signal, and whether the server was given up."""
         return _Watch(stop, self._open.lost) if self._open is not None else stop

@@ -18,7 +18,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.rollouts.agents import AgentRollout, Checks, Counts, Episode, Start
 from qrag_jax.rollouts.mesh_tower import MeshTower
-from qrag_jax.rollouts.patient_play import Patience
+from qrag_jax.rollouts.patient_play import ADVICE, Patience
 from qrag_jax.rollouts.pool_search import Ask, Found, PoolSearch, QueryRows
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
@@ -102,7 +102,9 @@ class HarrPlayer:
         """
         rollout = self.rollout(params, stop, is_greedy=is_greedy)
         share = self.config.agent.max_broken_share
-        episodes = Patience(share, self.watch(stop), log).play(starts, rollout.play)
+        advice = ADVICE + (self.models.kept if self.models is not None else "")
+        patience = Patience(share, self.watch(stop), log, advice=advice)
+        episodes = patience.play(starts, rollout.play)
         self.counts.add(rollout.counts)
         return episodes
 

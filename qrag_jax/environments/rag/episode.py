@@ -101,21 +101,6 @@ Reply = Outcome | Sequence[Seen]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Tally:
-    """What went not quite as it should in an episode, for counting.
-
-    Attributes:
-        corrected: replies of the planner that could not be used; the model was told so.
-        unread: replies of the reader of passages that could not be read; they count as AMBIGUOUS.
-        forced: whether the final answer was asked for because the searches or turns were used up.
-    """
-
-    corrected: int = 0
-    unread: int = 0
-    forced: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
     """An episode that ended with an answer, which may be wrong.
 
@@ -126,7 +111,6 @@ class Finished:
 
     answer: str
     history: History
-    tally: Tally = Tally()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,7 +126,6 @@ class Broken:
     cause: str
     message: str
     history: History = ()
-    tally: Tally = Tally()
 
     def __post_init__(self) -> None:
         if self.cause not in BROKEN_CAUSES:

@@ -66,11 +66,8 @@ class Planner:
             if not sub_query:
                 break
             yield from self.reader.hop(trail, sub_query)
-        else:
-            trail.forced = True
         texts = {"question": task.question, "steps": told(trail.hops)}
-        request = self.generation.request(self.synthesis.fill(texts))
-        answer = yield from trail.final_answer(request, self.generation)
+        answer = yield from trail.final_answer(self.synthesis.fill(texts), self.generation)
         return answer
 
     def _step(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:

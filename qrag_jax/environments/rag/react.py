@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import NamedTuple
 
@@ -84,13 +84,12 @@ class ReAct:
             hop = yield from self.reader.hop(trail, move.text)
             line = f"{hop.status}: {hop.answer}".rstrip()
             talk = (*talk, ("assistant", harmless(move.said)), ("user", harmless(line)))
-        trail.forced = True
         filled = self.final.fill({"question": task.question, "searches": told(trail.hops)})
-        answer = yield from trail.final_answer(self.generation.request(filled), self.generation)
+        answer = yield from trail.final_answer(filled, self.generation)
         return answer
 
-    def _request(self, talk: Messages) -> ChatRequest:
-        request = self.generation.request(talk)
+    def _request(self, talk: Messages, reads: Callable[[Answer], str]) -> ChatRequest:
+        request = self.generation.request(talk, reads)
         return dataclasses.replace(request, extra={**request.extra, "stop": list(STOP)})
 
     def _read(self, trail: Trail, answer: Answer) -> Move | Wrong:

@@ -7,6 +7,7 @@ from collections.abc import Generator
 
 from qrag_jax.environments.rag.episode import AMBIGUOUS, FOUND, STATUSES, Hop, Reply, Step
 from qrag_jax.environments.rag.trail import Trail, shown
+from qrag_jax.llm.outcomes import READ, UNREAD, Answer
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.json_objects import last_object
@@ -43,11 +44,13 @@ class Reader:
         """
         passages = yield from trail.search(sub_query)
         texts = {"question": sub_query, "passages": shown(passages)}
-        answer = yield from trail.ask(self.generation.request(self.prompt.fill(texts)))
-        hop = read(sub_query, self.generation.said(answer))
-        if hop is None:
-            trail.unread += 1
-            hop = Hop(sub_query, "", AMBIGUOUS)
+        said = self.generation.said
+
+        def reads(answer: Answer) -> str:
+            return UNREAD if read(sub_query, said(answer)) is None else READ
+
+        answer = yield from trail.ask(self.generation.request(self.prompt.fill(texts), reads))
+        hop = read(sub_query, said(answer)) or Hop(sub_query, "", AMBIGUOUS)
         trail.hops.append(hop)
         return hop
 

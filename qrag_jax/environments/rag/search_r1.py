@@ -24,7 +24,7 @@ from qrag_jax.environments.rag.episode import (
     Task,
 )
 from qrag_jax.environments.rag.trail import Trail, Unplayable, played
-from qrag_jax.llm.outcomes import Answer, CompletionRequest
+from qrag_jax.llm.outcomes import READ, UNREAD, Answer, CompletionRequest
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
 
@@ -96,13 +96,12 @@ class SearchR1:
         text = self.chat_text(self.prompt.fill({"question": task.question}))
         sub_query = thought = ""
         for _ in range(self.limits.max_turns):
-            turn = read((yield from trail.ask(self._request(text, STOP))))
+            turn = read((yield from trail.ask(self._request(text, STOP, _reads_turn))))
             thought = turn.thought or thought
             if turn.action == "answer":
                 _note(trail, sub_query, thought)
                 return turn.content
             if not turn.action:
-                trail.corrected += 1
                 text += turn.text + CORRECTION
                 continue
             _note(trail, sub_query, thought)
@@ -115,11 +114,12 @@ class SearchR1:
         _note(trail, sub_query, thought)
         if not trail.searches:
             raise Unplayable(MALFORMED_CALL, "no reply of the model had a search or an answer.")
-        trail.forced = True
-        answer = yield from trail.ask(self._request(text + LAST, STOP[1:]))
+        answer = yield from trail.ask(self._request(text + LAST, STOP[1:], _reads_forced))
         return forced(answer)
 
-    def _request(self, text: str, stop: tuple[str, ...]) -> CompletionRequest:
+    def _request(
+        self, text: str, stop: tuple[str, ...], reads: Callable[[Answer], str]
+    ) -> CompletionRequest:
         of = self.generation
         return CompletionRequest(
             text,
@@ -128,6 +128,7 @@ class SearchR1:
             top_p=of.top_p,
             seed=of.seed,
             extra={**self.extra, "stop": list(stop)},
+            reads=reads,
         )
 
 
@@ -174,6 +175,18 @@ def forced(answer: Answer) -> str:
     if not any(map(str.isalnum, said)):
         raise Unplayable("no_text", "there is no text to read an answer from.")
     return said
+
+
+def _reads_turn(answer: Answer) -> str:
+    return READ if read(answer).action else UNREAD
+
+
+def _reads_forced(answer: Answer) -> str:
+    try:
+        forced(answer)
+    except Unplayable:
+        return UNREAD
+    return READ
 
 
 def _thought(text: str) -> str:

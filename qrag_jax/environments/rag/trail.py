@@ -16,9 +16,8 @@ from qrag_jax.environments.rag.episode import (
     Retrieve,
     Seen,
     Step,
-    Tally,
 )
-from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, Failure
+from qrag_jax.llm.outcomes import READ, UNREAD, Answer, ChatRequest, CompletionRequest, Failure
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages, harmless, one_line
@@ -48,13 +47,11 @@ class Trail:
     Attributes:
         hops: the retrievals whose passages have been read.
         searches: number of retrievals.
-        corrected, unread, forced: as in `Tally`.
     """
 
     def __init__(self) -> None:
         self.hops: list[Hop] = []
         self.searches = 0
-        self.corrected, self.unread, self.forced = 0, 0, False
 
     def ask(self, request: ChatRequest | CompletionRequest) -> Generator[Step, Reply, Answer]:
         """The model's answer.
@@ -72,7 +69,7 @@ class Trail:
     def ask_well(
         self,
         talk: Messages,
-        request: Callable[[Messages], ChatRequest],
+        request: Callable[[Messages, Callable[[Answer], str]], ChatRequest],
         read: Callable[[Answer], Read | Wrong],
     ) -> Generator[Step, Reply, Read]:
         """What is read from the model's reply; if it is wrong, the model is told so once.
@@ -80,13 +77,16 @@ class Trail:
         Raises:
             Unplayable: there is no reply, or the second one is wrong, too.
         """
-        answer = yield from self.ask(request(talk))
+
+        def reads(answer: Answer) -> str:
+            return UNREAD if isinstance(read(answer), Wrong) else READ
+
+        answer = yield from self.ask(request(talk, reads))
         found = read(answer)
         if not isinstance(found, Wrong):
             return found
-        self.corrected += 1
         again = (("assistant", harmless(answer.text)), ("user", f"{found.message} Reply again."))
-        answer = yield from self.ask(request((*talk, *again)))
+        answer = yield from self.ask(request((*talk, *again), reads))
         found = read(answer)
         if not isinstance(found, Wrong):
             return found
@@ -109,23 +109,18 @@ class Trail:
         return tuple(reply)
 
     def final_answer(
-        self, request: ChatRequest, generation: Generation
+        self, messages: Messages, generation: Generation
     ) -> Generator[Step, Reply, str]:
         """The answer of a reply that ends with a line "Final answer: …".
 
         Raises:
             Unplayable: there is no reply, or no answer in it.
         """
-        answer = yield from self.ask(request)
+        answer = yield from self.ask(generation.request(messages, generation.reads_answer))
         found = generation.final_answer(answer)
         if isinstance(found, NoAnswer):
             raise Unplayable(found.cause, found.message)
         return found
-
-    @property
-    def tally(self) -> Tally:
-        """The counts so far."""
-        return Tally(self.corrected, self.unread, self.forced)
 
 
 def played(trail: Trail, steps: Generator[Step, Reply, str]) -> Play:
@@ -138,8 +133,8 @@ def played(trail: Trail, steps: Generator[Step, Reply, str]) -> Play:
         if not trail.searches:
             raise Unplayable(NO_RETRIEVAL, "the model answered without a search.")
     except Unplayable as why:
-        return Broken(why.cause, str(why), tuple(trail.hops), trail.tally)
-    return Finished(answer, tuple(trail.hops), trail.tally)
+        return Broken(why.cause, str(why), tuple(trail.hops))
+    return Finished(answer, tuple(trail.hops))
 
 
 def told(hops: list[Hop]) -> str:

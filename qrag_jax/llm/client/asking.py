@@ -21,11 +21,15 @@ from qrag_jax.llm.client.counters import Counters
 from qrag_jax.llm.client.replies import read_error, read_outcome, retry_after, shorten
 from qrag_jax.llm.listener import OwnServer
 from qrag_jax.llm.outcomes import (
+    READ,
+    UNMARKED,
+    UNREAD,
     Answer,
     Failure,
     Outcome,
     Request,
     Sampling,
+    how_read,
     request_key,
 )
 
@@ -43,6 +47,8 @@ _PASSING = (
     *("malformed", "empty", "unknown_end"),
 )
 _BAD_ANSWERS = ("malformed", "empty", "unknown_end")
+
+_HOW_READ = {UNREAD: "not readable", UNMARKED: 'without "Final answer:"'}
 
 T = TypeVar("T")
 
@@ -106,6 +112,7 @@ class Asker:
         self._flusher: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Future[None] | None = None
         self._random = random.Random()
+        self._shown: set[str] = set()  # kinds of replies, not read well, that the user was shown
 
     async def ask(self, requests: Sequence[Request]) -> list[Outcome]:
         """Asks all requests and waits; returns their outcomes in the same order."""
@@ -123,6 +130,7 @@ class Asker:
             await self._settle()
         complete = [outcome for outcome in outcomes if outcome is not None]
         assert len(complete) == len(requests)
+        self._count_reading(requests, complete)
         return complete
 
     async def close(self) -> None:
@@ -133,6 +141,21 @@ class Asker:
             await self._on_disk(self._cache.close)
         self._disk.shutdown(wait=False)
         await self._connections.close()
+
+    def _count_reading(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
+        """Counts how the answers were read; shows the first of each kind that was not read well."""
+        how = [how_read(*each) for each in zip(requests, outcomes, strict=True)]
+        self.counters.read(how)
+        for kind in {*how} - {READ} - self._shown:
+            self._shown.add(kind)
+            outcome = outcomes[how.index(kind)]
+            assert isinstance(outcome, Answer)
+            kept = f"not kept in {self._config.cache}" if kind == UNREAD else "its last line counts"
+            cached = f"; {kept}" if self._config.cache or kind != UNREAD else ""
+            self._log(
+                f"a reply of {self.served.model} is {_HOW_READ[kind]}: {shorten(outcome.text)!r} "
+                f"(llm/{kind} counts them{cached})"
+            )
 
     # ------------------------------------------------------------------ requests of one `ask`
 
@@ -152,7 +175,9 @@ class Asker:
                 known = await self._on_disk(functools.partial(self._cache.get, wanted))
                 self.counters.skipped(self._cache.skipped)
                 for index, key in enumerate(part, start):
-                    outcomes[index] = known.get(key) if key is not None else None
+                    cached = known.get(key) if key is not None else None
+                    if how_read(requests[index], cached) != UNREAD:
+                        outcomes[index] = cached
             await asyncio.sleep(0)
         self.counters.found(sum(outcome is not None for outcome in outcomes))
         return keys
@@ -188,7 +213,8 @@ class Asker:
             del self._in_flight[key]
             own.set_result(outcome)
         # If `served` changed meanwhile, the key is that of the earlier weights.
-        if self._cache is not None and isinstance(outcome, Answer) and self.served is served:
+        can_keep = self._cache is not None and self.served is served
+        if can_keep and isinstance(outcome, Answer) and how_read(request, outcome) != UNREAD:
             self._keep(key, outcome)
         return outcome
 

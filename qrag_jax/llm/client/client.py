@@ -115,6 +115,7 @@ class Client:
             return
         self._check_usable()
         self._closed = True
+        self._log_reading()
         # A task that hangs there ends with the process.
         with contextlib.suppress(concurrent.futures.TimeoutError):
             closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
@@ -123,6 +124,18 @@ class Client:
         self._thread.join(timeout=_CLOSE_SECONDS)
         if not self._thread.is_alive():
             self._loop.close()
+
+    def _log_reading(self) -> None:
+        """Says how many answers could not be read, or lacked their mark."""
+        counts = self.counters()
+        if not (counts.unread or counts.unmarked):
+            return
+        replies = counts.answers + counts.cache_hits + counts.shared
+        where = f"; the others are kept in {self.config.cache}" if self.config.cache else ""
+        self._log(
+            f"{self.config.model}: {counts.unread} of {replies} replies could not be read, and "
+            f'{counts.unmarked} had no "Final answer:"{where}'
+        )
 
     async def _close(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

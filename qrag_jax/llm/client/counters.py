@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Iterable
 
-from qrag_jax.llm.outcomes import CAUSES, Answer, Failure, Outcome
+from qrag_jax.llm.outcomes import CAUSES, UNMARKED, UNREAD, Answer, Failure, Outcome
 
 
 class LatencyHistogram:
@@ -67,6 +67,8 @@ class Counters:
         cache_hits: answers from the cache on disk.
         cache_skipped: requests not looked up in the cache because another process held its file.
         shared: requests that got the answer of an identical one in flight.
+        unread: answers, cached ones too, that the asker could not read (`Sampling.reads`).
+        unmarked: answers without the mark that the prompt asks for, whose last line was read.
         waited_seconds: seconds of outages, during which calls waited.
     """
 
@@ -81,6 +83,8 @@ class Counters:
         self.cache_hits = 0
         self.cache_skipped = 0
         self.shared = 0
+        self.unread = 0
+        self.unmarked = 0
         self.waited_seconds = 0.0
         self._lock = threading.Lock()
 
@@ -101,6 +105,13 @@ class Counters:
         """Counts answers from the cache on disk."""
         with self._lock:
             self.cache_hits += answers
+
+    def read(self, how: Iterable[str]) -> None:
+        """Counts how answers were read."""
+        with self._lock:
+            counts = collections.Counter(how)
+            self.unread += counts[UNREAD]
+            self.unmarked += counts[UNMARKED]
 
     def skipped(self, requests: int) -> None:
         """Sets the number of requests that were not looked up so far."""
@@ -159,6 +170,8 @@ class Counters:
                 "llm/cache_hits": self.cache_hits,
                 "llm/cache_skipped": self.cache_skipped,
                 "llm/shared": self.shared,
+                "llm/unread": self.unread,
+                "llm/unmarked": self.unmarked,
                 "llm/waited_seconds": self.waited_seconds,
             }
         return {name: float(value) for name, value in metrics.items()}

@@ -43,6 +43,12 @@ class OpenModel:
     client: Client
     lost: Callable[[], str]
 
+    @property
+    def kept(self) -> str:
+        """Where answers are kept, as the end of a sentence on those that cannot be read."""
+        cache = self.client.config.cache
+        return f"; of the replies, those that can be read are kept in {cache}" if cache else ""
+
 
 @dataclasses.dataclass(frozen=True)
 class PendingModel:

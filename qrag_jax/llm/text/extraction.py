@@ -100,6 +100,12 @@ def final_answer(text: str, finish_reason: str = "stop", thinks: bool = False) -
     return line
 
 
+def is_marked(text: str) -> bool:
+    """Whether the text after the thinking has a mark such as "Final answer:" with text after it."""
+    said = without_thinking(text)
+    return isinstance(said, str) and _marked(said) is not None
+
+
 def verdict(text: str, finish_reason: str = "stop", thinks: bool = False) -> bool | NoAnswer:
     """A judge's yes (True) or no (False); an unclear verdict is `NoAnswer`, never a no.
 

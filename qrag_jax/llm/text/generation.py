@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.outcomes import Answer, ChatRequest
+from qrag_jax.llm.outcomes import READ, UNMARKED, UNREAD, Answer, ChatRequest
 from qrag_jax.llm.text import extraction
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.prompts import Messages
@@ -74,8 +74,10 @@ class Generation:
             score_cut_off=llm["cut_off"] == SCORE,
         )
 
-    def request(self, messages: Messages) -> ChatRequest:
-        """The request for one answer."""
+    def request(
+        self, messages: Messages, reads: Callable[[Answer], str] | None = None
+    ) -> ChatRequest:
+        """The request for one answer; `reads` as in `Sampling`."""
         return ChatRequest(
             messages,
             temperature=self.temperature,
@@ -83,6 +85,7 @@ class Generation:
             top_p=self.top_p,
             seed=self.seed,
             extra=extraction.thinking(self.enable_thinking),
+            reads=reads,
         )
 
     def said(self, answer: Answer) -> str | NoAnswer:
@@ -97,6 +100,16 @@ class Generation:
     def verdict(self, answer: Answer) -> bool | NoAnswer:
         """A judge's yes or no."""
         return extraction.verdict(*self._read(answer))
+
+    def reads_answer(self, answer: Answer) -> str:
+        """How `final_answer` reads it, for `request`."""
+        if isinstance(self.final_answer(answer), NoAnswer):
+            return UNREAD
+        return READ if extraction.is_marked(answer.text) else UNMARKED
+
+    def reads_verdict(self, answer: Answer) -> str:
+        """How `verdict` reads it, for `request`."""
+        return UNREAD if isinstance(self.verdict(answer), NoAnswer) else READ
 
     def _read(self, answer: Answer) -> tuple[str, str, bool]:
         """The text, the finish reason, and whether the prompt may have opened the thinking."""

@@ -14,7 +14,7 @@ from qrag_jax.environments.rag.episode import (
     Step,
     Task,
 )
-from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest
+from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, how_read
 from qrag_jax.llm.text.prompts import Messages
 
 TASK = Task("q1", "Of which country is Ada Berg's birthplace the capital?")
@@ -42,6 +42,12 @@ def asked(step: Step) -> Messages:
     assert isinstance(step, Complete)
     assert isinstance(step.request, ChatRequest)
     return step.request.messages
+
+
+def how(step: Step, reply: str | Answer) -> str:
+    """How the agent reads a reply to this step."""
+    assert isinstance(step, Complete)
+    return how_read(step.request, Answer(reply) if isinstance(reply, str) else reply)
 
 
 def continued(step: Step) -> str:

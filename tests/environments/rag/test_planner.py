@@ -14,15 +14,14 @@ from qrag_jax.environments.rag.episode import (
     Hop,
     Limits,
     Retrieve,
-    Tally,
 )
 from qrag_jax.environments.rag.planner import Planner
 from qrag_jax.environments.rag.reading import Reader
 from qrag_jax.errors import InputError
-from qrag_jax.llm.outcomes import Answer, Failure
+from qrag_jax.llm.outcomes import UNREAD, Answer, Failure
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import load
-from tests.environments.rag.playing import NORWAY, OSLO, TASK, asked, played
+from tests.environments.rag.playing import NORWAY, OSLO, TASK, asked, how, played
 
 BORN, CAPITAL = "Where was Ada Berg born?", "Of which country is Oslo the capital?"
 ASK = f'{{"action": "ASK", "sub_query": "{BORN}", "strategy": "NEXT"}}'
@@ -60,7 +59,7 @@ def test_an_episode() -> None:
 
 def test_at_the_limit_the_answer_is_put_together() -> None:
     _, ended = played(agent(max_hops=1), [ASK, OSLO, READ, SAID])
-    assert ended == Finished("Norway", HOPS[:1], Tally(forced=True))
+    assert ended == Finished("Norway", HOPS[:1])
 
 
 BAD_STEPS = [
@@ -78,7 +77,8 @@ BAD_STEPS = [
 @pytest.mark.parametrize(("bad", "wrong"), BAD_STEPS)
 def test_a_step_that_cannot_be_read_is_corrected_once(bad: str | Answer, wrong: str) -> None:
     steps, ended = played(agent(), [bad, ASK, OSLO, READ, STOP, SAID])
-    assert ended == Finished("Norway", HOPS[:1], Tally(corrected=1))
+    assert ended == Finished("Norway", HOPS[:1])
+    assert (how(steps[0], bad), how(steps[1], ASK)) == (UNREAD, "read")
     assert asked(steps[1])[:2] == asked(steps[0])
     assert wrong in asked(steps[1])[-1][1]
     _, ended = played(agent(), [ASK, OSLO, READ, bad, bad])
@@ -88,7 +88,7 @@ def test_a_step_that_cannot_be_read_is_corrected_once(bad: str | Answer, wrong: 
 
 def test_to_stop_before_the_first_step_is_no_episode() -> None:
     _, ended = played(agent(), [STOP, ASK, OSLO, READ, STOP, SAID])
-    assert ended == Finished("Norway", HOPS[:1], Tally(corrected=1))
+    assert ended == Finished("Norway", HOPS[:1])
     _, ended = played(agent(), [STOP, STOP])
     assert isinstance(ended, Broken)
     assert ended.cause == "no_retrieval"

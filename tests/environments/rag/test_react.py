@@ -18,15 +18,14 @@ from qrag_jax.environments.rag.episode import (
     Limits,
     Retrieve,
     Seen,
-    Tally,
 )
 from qrag_jax.environments.rag.react import STOP, ReAct
 from qrag_jax.environments.rag.reading import Reader
 from qrag_jax.errors import InputError
-from qrag_jax.llm.outcomes import Answer, Failure
+from qrag_jax.llm.outcomes import UNREAD, Answer, Failure
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import load
-from tests.environments.rag.playing import NORWAY, OSLO, TASK, asked, played, searches
+from tests.environments.rag.playing import NORWAY, OSLO, TASK, asked, how, played, searches
 
 BORN, CAPITAL = "Where was Ada Berg born?", "Of which country is Oslo the capital?"
 SEARCH = f"Thought: I need her birthplace.\nSearch: {BORN}"
@@ -86,7 +85,7 @@ def test_requests_are_sampled_as_set_and_shared_until_something_is_retrieved() -
 def test_at_the_limit_an_answer_is_asked_for() -> None:
     replies = [SEARCH, OSLO, READ, SEARCH_2, NORWAY, READ_2, "So.\n**Final answer:** Norway."]
     steps, ended = played(agent(max_hops=2), replies)
-    assert ended == Finished("Norway", HOPS, Tally(forced=True))
+    assert ended == Finished("Norway", HOPS)
     assert searches(steps) == [BORN, CAPITAL]
     assert asked(steps[-1])[1][1] == (
         f"Question: <question>{TASK.question}</question>\n\nSearches:\n\n<searches>\n"
@@ -132,7 +131,7 @@ BAD_PLANS = [
 @pytest.mark.parametrize(("bad", "wrong"), BAD_PLANS)
 def test_a_planner_is_told_once_what_is_wrong(bad: str | Answer, wrong: str) -> None:
     steps, ended = played(agent(), [bad, SEARCH, OSLO, READ, ANSWER])
-    assert ended == Finished("Norway", HOPS[:1], Tally(corrected=1))
+    assert ended == Finished("Norway", HOPS[:1])
     (*before, (role, _), (_, told)) = asked(steps[1])
     assert tuple(before) == asked(steps[0])
     assert role == "assistant"
@@ -148,7 +147,7 @@ def test_a_planner_that_stays_wrong_breaks_the_episode(bad: str | Answer, wrong:
     assert isinstance(ended, Broken)
     assert ended.cause == "malformed_call"
     assert wrong in ended.message
-    assert (ended.history, ended.tally) == (HOPS[:1], Tally(corrected=1))
+    assert ended.history == HOPS[:1]
 
 
 def test_an_answer_without_a_search_is_corrected_and_then_no_episode() -> None:
@@ -191,7 +190,8 @@ def test_what_a_reader_says(said: str, hop: tuple[str, str]) -> None:
 def test_a_reader_that_cannot_be_read_counts_as_ambiguous(said: str | Answer) -> None:
     steps, ended = played(agent(), [SEARCH, OSLO, said, SEARCH_2, NORWAY, READ_2, ANSWER])
     hops = (Hop(BORN, "", AMBIGUOUS), HOPS[1])
-    assert ended == Finished("Norway", hops, Tally(unread=1))
+    assert (how(steps[2], said), how(steps[5], READ_2)) == (UNREAD, "read")
+    assert ended == Finished("Norway", hops)
     assert steps[4] == Retrieve(CAPITAL, hops[:1])
 
 

@@ -15,15 +15,14 @@ from qrag_jax.environments.rag.episode import (
     Limits,
     Retrieve,
     Seen,
-    Tally,
 )
 from qrag_jax.environments.rag.search_r1 import CORRECTION, LAST, STOP, SearchR1, read
 from qrag_jax.errors import InputError
-from qrag_jax.llm.outcomes import Answer, Failure
+from qrag_jax.llm.outcomes import UNREAD, Answer, Failure
 from qrag_jax.llm.text.chat_text import HAS_SPECIAL_TOKENS, in_template
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import load
-from tests.environments.rag.playing import NORWAY, OSLO, TASK, continued, played, searches
+from tests.environments.rag.playing import NORWAY, OSLO, TASK, continued, how, played, searches
 
 CHAT = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
 # As a server gives them: without the closing tag at which it stopped.
@@ -90,7 +89,7 @@ def test_requests() -> None:
 def test_the_answer_is_forced_when_the_searches_are_used_up() -> None:
     replies = [FIRST, OSLO, SECOND, "Norway.\n"]
     steps, ended = played(agent(max_hops=1), replies)
-    assert ended == Finished("Norway.", HOPS[:1], Tally(forced=True))
+    assert ended == Finished("Norway.", HOPS[:1])
     assert searches(steps) == ["birthplace of Ada Berg"]
     # The search that was not made is not in the text, but the thought before it is.
     assert continued(steps[-1]).endswith("<think>She was born in Oslo.</think>\n" + LAST)
@@ -101,7 +100,7 @@ def test_the_answer_is_forced_when_the_searches_are_used_up() -> None:
 
 def test_the_answer_is_forced_when_the_turns_are_used_up() -> None:
     steps, ended = played(agent(max_turns=2), [FIRST, OSLO, SECOND, NORWAY, "Norway</answer> x"])
-    assert ended == Finished("Norway", (HOPS[0], Hop("capital Oslo", "")), Tally(forced=True))
+    assert ended == Finished("Norway", (HOPS[0], Hop("capital Oslo", "")))
     assert continued(steps[-1]).endswith("</information>\n\n" + LAST)
 
 
@@ -131,7 +130,8 @@ BAD_TURNS = [
 @pytest.mark.parametrize("bad", BAD_TURNS)
 def test_a_turn_without_a_step_is_corrected(bad: str | Answer) -> None:
     steps, ended = played(agent(), [bad, FIRST, OSLO, THIRD])
-    assert ended == Finished("Norway", (Hop(HOPS[0].sub_query, HOPS[1].answer),), Tally(1))
+    assert ended == Finished("Norway", (Hop(HOPS[0].sub_query, HOPS[1].answer),))
+    assert (how(steps[0], bad), how(steps[1], FIRST)) == (UNREAD, "read")
     start = continued(steps[0])
     assert continued(steps[1]).startswith(start + "<think>Hm.")
     assert continued(steps[1]).endswith(CORRECTION)
@@ -140,14 +140,14 @@ def test_a_turn_without_a_step_is_corrected(bad: str | Answer) -> None:
 def test_evidence_is_the_last_thought_before_the_next_step() -> None:
     replies = [FIRST, OSLO, "<think>She was born in Oslo.</think>", "<search>capital Oslo"]
     steps, ended = played(agent(), [*replies, NORWAY, THIRD])
-    assert ended == Finished("Norway", HOPS, Tally(corrected=1))
+    assert ended == Finished("Norway", HOPS)
     assert steps[4] == Retrieve("capital Oslo", HOPS[:1])
 
 
 def test_only_bad_turns_break_the_episode() -> None:
     _, ended = played(agent(max_turns=3), ["Hm.", "Hm.", "Hm."])
     assert isinstance(ended, Broken)
-    assert (ended.cause, ended.tally) == ("malformed_call", Tally(corrected=3))
+    assert ended.cause == "malformed_call"
 
 
 def test_an_answer_without_a_search_is_no_episode() -> None:

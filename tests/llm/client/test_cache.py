@@ -18,7 +18,8 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.llm.client import cache as cache_module
 from qrag_jax.llm.client.cache import AnswerCache
-from qrag_jax.llm.outcomes import Answer, Usage
+from qrag_jax.llm.outcomes import Answer, CompletionRequest, Usage, request_key
+from qrag_jax.llm.text.generation import Generation
 from tests.llm.asking import MakeClient, chat, eventually, texts
 from tests.llm.model_server import ModelServer, Reply
 
@@ -111,6 +112,31 @@ def test_what_is_kept_and_under_which_key(
     assert len(server.calls) == 9 + 2
     make_client(cache=path, version="1").ask_blocking([chat("greedy")])
     assert len(server.calls) == 9 + 2
+
+
+def test_a_reply_that_cannot_be_read_is_asked_again_and_counted(
+    server: ModelServer, make_client: MakeClient, tmp_path: Path, said: list[str]
+) -> None:
+    cache, generation = str(tmp_path / "kept" / "answers.sqlite"), Generation()
+    questions = [(("user", each),) for each in ("broken?", "bare?", "marked?")]
+    requests = [generation.request(each, generation.reads_answer) for each in questions]
+    bad = {"broken?": "...", "bare?": "Oslo", "marked?": "Final answer: Oslo"}
+    server.script = lambda call: Reply(bad[call.prompt])
+    first = make_client(cache=cache)
+    first.ask_blocking(requests)
+    first.close()
+    counts = first.counters()
+    assert (counts.unread, counts.unmarked) == (1, 1)
+    assert any(cache in line for line in said)
+    server.script = lambda call: Reply("Final answer: Bergen")  # the server is mended
+    mended = make_client(cache=cache).ask_blocking(requests)
+    assert texts(mended) == ["Final answer: Bergen", "Oslo", "Final answer: Oslo"]
+    assert len(server.calls) == 4
+    # What an earlier version kept is asked again, too.
+    unread = CompletionRequest("old", reads=lambda answer: "unread")
+    with contextlib.closing(AnswerCache(Path(cache), print)) as kept:
+        kept.put(request_key(unread, "tiny", ""), Answer("old"))
+    assert texts(make_client(cache=cache).ask_blocking([unread])) == ["Final answer: Bergen"]
 
 
 def test_processes_share_a_file(tmp_path: Path) -> None:

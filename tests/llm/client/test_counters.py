@@ -51,6 +51,7 @@ def test_what_is_counted() -> None:
     counters.skipped(3)
     counters.joined(Answer("a"))
     counters.joined(Failure("timeout", "x"))
+    counters.read(["unread", "read", "unmarked", "unread"])
     counters.waited(1.5)
     before = counters.snapshot()
     counters.called(Answer("c"), 0.5, 1)
@@ -72,6 +73,8 @@ def test_what_is_counted() -> None:
         "llm/cache_hits": 4,
         "llm/cache_skipped": 3,
         "llm/shared": 1,
+        "llm/unread": 2,
+        "llm/unmarked": 1,
         "llm/waited_seconds": 1.5,
     }
     assert counters.calls == 5
