@@ -8,9 +8,10 @@ DIR is what qrag_jax.index wrote. RUN is a trained run, EXPORT what qrag_jax.exp
 says what computes it (torch and endpoint need no jax). FOLDER is an encoder that was not trained
 here: one search for the nearest passages. Without any of them the words are compared (BM25).
 
-FILE has one question a line, or JSON lines with the field "question" (or "text") and, if there is
-one, "id" (or "_id"). Every hit is printed with its step, score, id, title and text; --out writes
-JSON lines with the question and all of its hits.
+FILE has one question a line, or is CSV, JSON lines or Parquet with a column "question" (or "query",
+"text") and, if there is one, "id" (or "_id"). Every hit is printed with its step, score, id, title
+and text; --out writes JSON lines with the question and all of its hits, or with an "error" in place
+of the hits if the question is no valid text.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from absl import flags
 
 from qrag_jax.data.files.asked_questions import Asked, read_questions
 from qrag_jax.errors import InputError
+from qrag_jax.llm.text.well_formed import well_formed
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.opening import IndexAt
 from qrag_jax.runtime import commandline, dry_command
@@ -37,6 +39,7 @@ from qrag_jax.systems.search_flags import EXPORT, PLAIN, RUN, WORDS
 
 AT_ONCE = 256  # questions searched side by side
 SHOWN = 300  # characters of a text on the screen
+INVALID = "the question holds half of a surrogate pair"
 
 QUERIES = flags.DEFINE_string("queries", None, "File of questions; none: those given as words.")
 OUT = flags.DEFINE_string("out", None, "File of hits to write, JSON lines; none: they are printed.")
@@ -153,9 +156,22 @@ def _in_one_step(index: IndexAt, where: dict[str, list[Any]] | None) -> Search:
     return search
 
 
-def _lines(asked: Asked, hits: Sequence[Hit]) -> Iterator[str]:
+def _answer(search: Search, asked: Sequence[Asked]) -> Iterator[tuple[Asked, list[Hit] | None]]:
+    """The hits of each question; None: it has half a surrogate pair, which no encoder reads."""
+    for start in range(0, len(asked), AT_ONCE):
+        part = asked[start : start + AT_ONCE]
+        valid = [one.question for one in part if well_formed(one.question) == one.question]
+        hits = iter(search(valid) if valid else ())
+        for one in part:
+            yield one, next(hits) if well_formed(one.question) == one.question else None
+
+
+def _lines(asked: Asked, hits: Sequence[Hit] | None) -> Iterator[str]:
     """What is shown of a question's hits."""
-    yield asked.question
+    yield well_formed(asked.question)
+    if hits is None:
+        yield f"  error: {INVALID}"
+        return
     for hit in hits:
         text = " ".join(hit.text.split())
         text = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
@@ -165,9 +181,10 @@ def _lines(asked: Asked, hits: Sequence[Hit]) -> Iterator[str]:
         yield "  nothing was found"
 
 
-def _record(asked: Asked, hits: Sequence[Hit]) -> str:
+def _record(asked: Asked, hits: Sequence[Hit] | None) -> str:
     named = {"id": asked.id} if asked.id else {}
-    said = {**named, "question": asked.question, "hits": [hit._asdict() for hit in hits]}
+    found = {"error": INVALID} if hits is None else {"hits": [hit._asdict() for hit in hits]}
+    said = {**named, "question": asked.question, **found}
     return json.dumps(said, ensure_ascii=False) + "\n"
 
 
@@ -178,19 +195,13 @@ def main() -> int:
     to = f"write {OUT.value}" if OUT.value else "print what is found"
     index = search_flags.INDEX.value
     dry_command.begins(f"would search {index} for {len(asked)} questions and {to}")
-
-    def found() -> Iterator[tuple[Asked, list[Hit]]]:
-        for start in range(0, len(asked), AT_ONCE):
-            part = asked[start : start + AT_ONCE]
-            yield from zip(part, search([one.question for one in part]), strict=True)
-
     if not OUT.value:
-        for one, hits in found():
+        for one, hits in _answer(search, asked):
             print("\n".join(_lines(one, hits)))
         return 0
     out = Path(OUT.value).expanduser()
     with commandline.writing(out, "--out"), replacing(out) as file:
-        for one, hits in found():
+        for one, hits in _answer(search, asked):
             file.write(_record(one, hits).encode("utf-8", "backslashreplace"))
     print(f"{len(asked)} questions: {out}")
     return 0

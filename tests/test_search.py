@@ -141,6 +141,21 @@ def test_other_encoders_and_words(index: Path, commands: Commands, tmp_path: Pat
     assert nothing.splitlines() == ["xyzzyx", "  nothing was found"]
 
 
+def test_a_question_that_is_no_text_fails_alone(
+    exported: Path, index: Path, commands: Commands, tmp_path: Path
+) -> None:
+    queries, out = tmp_path / "queries.jsonl", tmp_path / "hits.jsonl"
+    asked = ["who?", "\ud800", "where?"]
+    queries.write_text("".join(json.dumps({"question": each}) + "\n" for each in asked))
+    for retriever in ((f"--retriever={exported}",), ()):  # () searches words
+        given = (f"--index={index}", *retriever, f"--queries={queries}")
+        commands.succeed("search", *given, f"--out={out}")
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+        assert [row["question"] for row in rows] == asked
+        assert ["error" in row for row in rows] == [False, True, False]
+        assert "who?" in commands.succeed("search", *given)
+
+
 def test_bad_input_is_one_sentence(
     index: Path, exported: Path, scored_run: Path, commands: Commands, tmp_path: Path
 ) -> None:
@@ -149,7 +164,7 @@ def test_bad_input_is_one_sentence(
     at, export = f"--index={index}", f"--retriever={exported}"
     run = [f"--index={index}", f"--workdir={scored_run}", "--checkpoint=last"]
     broken = tmp_path / "queries.jsonl"
-    broken.write_text('who?\n{"query": "who?"}\n')
+    broken.write_text('{"asked": "who?"}\n')
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"question": " "}\n')
     for arguments, told in (
@@ -157,9 +172,11 @@ def test_bad_input_is_one_sentence(
         ([at], 'give questions in quotes, such as "who wrote it?", or --queries=FILE'),
         ([at, "who?", " "], "a question is empty; ask something"),
         ([at, export, f"--queries={broken}", "who?"], "give questions in quotes"),
-        ([at, export, f"--queries={broken}"], "queries.jsonl, line 2: is no JSON object with a"),
-        ([at, export, f"--queries={empty}"], "empty.jsonl, line 1: is no JSON object with a text"),
-        ([at, export, f"--queries={tmp_path}/none"], "cannot be read (No such file or directory)"),
+        ([at, export, f"--queries={broken}"], "queries.jsonl:1"),
+        ([at, export, f"--queries={empty}"], "empty.jsonl:1"),
+        ([at, export, f"--queries={tmp_path}/none"], f"{tmp_path}/none"),
+        ([at, export, "--threshold=nan", "who?"], "--threshold"),
+        ([at, export, "--threshold=inf", "who?"], "--threshold"),
         ([at, export, f"--workdir={scored_run}", "who?"], "give one of --workdir and --retriever"),
         ([at, export, "--k=3", "who?"], "--k is for a search with --encoder or words alone; lea"),
         ([at, "--steps=3", "who?"], "--steps is for a search with --workdir or --retriever;"),

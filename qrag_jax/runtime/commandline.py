@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import sys
@@ -99,6 +100,11 @@ def parse_flags(
             print("\n\n".join([_help(), *([more_help(argv[1:])] if more_help else [])]))
             raise SystemExit(0)
         rest = flags.FLAGS(list(argv))
+        for name in flags.FLAGS:
+            value = flags.FLAGS[name].value
+            for number in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(number, float) and not number < math.inf:  # -inf: no threshold
+                    raise InputError(f"--{name} is {value}; give a finite number.")
     except InputError as error:
         _leave(str(error))
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, overload
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm.text.well_formed import well_formed
 from qrag_jax.retrieval.exported import rules_of
 from qrag_jax.retrieval.manifest import read_manifest
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
@@ -317,6 +318,8 @@ class Retriever:
         asked = [questions] if isinstance(questions, str) else list(questions)
         if topk is not None and topk < 1:
             raise InputError(f"topk is {topk}; give at least 1.")
+        if wrong := [question for question in asked if well_formed(question) != question]:
+            raise InputError(f"the question {wrong[0]!r} holds half of a surrogate pair; mend it.")
         wanted = topk if steps is None else None
         rules = self.rules.changed(topk=wanted, beam=beam, threshold=threshold)
         if cut := len(self._backend.towers.cut(asked)):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from qrag_jax.data.files.records import SUFFIXES, read_records
 from qrag_jax.data.files.text_files import read_text
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_json
+
+_FIELDS = ("question", "query", "text")
 
 
 class Asked(NamedTuple):
@@ -19,25 +22,39 @@ class Asked(NamedTuple):
 
 
 def read_questions(path: Path) -> Iterator[Asked]:
-    """The questions of a file, one a line: as they are, or in JSON as `question` or `text`.
+    """The questions of a file.
+
+    Files named as `records.SUFFIXES` have records with a field `question`, `query` or `text`, and
+    perhaps `id` or `_id`. All others have a question a line, as it is or as such a record in JSON.
 
     Raises:
-        InputError: the file cannot be read, or a line is a JSON object without a question.
+        InputError: the file cannot be read, is a table of another kind, or has a record without a
+            question.
     """
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        if not line.lstrip().startswith("{"):
+    if path.name.endswith(SUFFIXES):
+        for where, record in read_records(path):
+            yield _asked(where, record)
+        return
+    if path.name.endswith((".tsv", ".tsv.gz")):
+        raise InputError(f"{path} is a table; write it as .csv with a column {_FIELDS[0]!r}.")
+    # Not `splitlines`, which also splits at U+2028 and others that JSON lets stand in a text.
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if line.lstrip().startswith("{"):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = {}
+            yield _asked(f"{path.name}:{number}", record)
+        elif line.strip():
             yield Asked("", line.strip())
-            continue
-        try:
-            record = bounded_json.parsed(line)
-            question = record["question"] if "question" in record else record["text"]
-        except (ValueError, KeyError, TypeError):
-            question = None
-        if not isinstance(question, str) or not question.strip():
-            raise InputError(
-                f'{path}, line {number}: is no JSON object with a text in the field "question" or '
-                '"text"; write one, or the question alone.'
-            )
-        yield Asked(str(record.get("id", record.get("_id", ""))), question)
+
+
+def _asked(where: str, record: Mapping[str, Any]) -> Asked:
+    question = next((record[name] for name in _FIELDS if name in record), None)
+    if not isinstance(question, str) or not question.strip():
+        raise InputError(
+            f"{where}: there is no text in a field {' or '.join(map(repr, _FIELDS))}; write the "
+            "question in one."
+        )
+    name = next((record[key] for key in ("id", "_id") if record.get(key) is not None), "")
+    return Asked(str(name), question)

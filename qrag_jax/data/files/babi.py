@@ -95,7 +95,7 @@ def _stories(path: Path) -> Iterator[Story]:
     facts: list[str] = []
     places: dict[int, int] = {}  # id of a statement → its index in `facts`
     last = 0
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"

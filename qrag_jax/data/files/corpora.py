@@ -9,6 +9,9 @@ which is a title in double quotes on a line of its own, then the text.
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import decimal
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,8 +130,9 @@ def corpus_files(path: Path) -> list[Path]:
 def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[Read]:
     """Yields the documents of a corpus in the files' order; little of it is in memory at a time.
 
-    Ids that are whole numbers become texts. It looks for no two documents of one id: that takes all
-    ids in memory. Texts may be empty.
+    Ids that are whole numbers become texts, titles and texts that are null become empty ones, and
+    in further fields times become ISO texts, and NaN null. It looks for no two documents of one id:
+    that takes all ids in memory. Texts may be empty.
 
     Args:
         path: see `corpus_files`.
@@ -136,7 +140,8 @@ def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[Read]:
 
     Raises:
         InputError: a file cannot be read (see `read_records`), lacks a column, or a record has no
-            id or something else than a text as its title or text; names file, line and field.
+            id, something else than a text as its title or text, or a further field that JSON
+            cannot hold; names file, line and field.
     """
     columns = columns or Columns()
     for file in corpus_files(path):
@@ -176,7 +181,32 @@ def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Docume
         further.pop(METADATA, None)
     if columns.metadata is not None:
         further = {key: further[key] for key in columns.metadata if key in further}
-    return Document(name, text, title, further)
+    kept = {key: _as_json(f"{where}: field {key!r}", value) for key, value in further.items()}
+    return Document(name, text, title, kept)
+
+
+def _as_json(place: str, value: Any) -> Any:
+    """A value of a table as JSON has it: times as ISO texts; null for NaN, as pandas writes it."""
+    if isinstance(value, datetime.date | datetime.time):  # a datetime is a date, too
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        value = float(value)
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _as_json(place, inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_as_json(place, inner) for inner in value]
+    if (
+        value is None
+        or isinstance(value, str | int)
+        or (type(value) is float and math.isfinite(value))
+    ):
+        return value
+    raise InputError(
+        f"{place} has {str(value)[:40]!r} ({type(value).__name__}), which JSON cannot hold; write "
+        "a number or text, or leave the field out with --metadata."
+    )
 
 
 def split_contents(contents: str) -> tuple[str, str]:
@@ -190,6 +220,8 @@ def split_contents(contents: str) -> tuple[str, str]:
 
 def _text(where: str, record: Mapping[str, Any], field: str) -> str:
     value = record.get(field)
+    if value is None and field in record:  # an empty cell, or null
+        return ""
     if not isinstance(value, str):
         raise InputError(
             f"{where}: field {field!r} is {_shown(record, field)}; write it as a text, or name "

@@ -33,7 +33,7 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 for record in batch.to_pylist():
                     number += 1
                     yield f"{path.name}, row {number}", record
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         said = " ".join(str(error).split())[:200].rstrip(".")
         raise InputError(
             f"{path} cannot be read as Parquet after row {number} ({said}); download it again."

@@ -100,7 +100,7 @@ def _id(record: dict[str, Any]) -> str:
 
 def _question(suffix: str) -> str:
     """The question in the suffix after the text, without the beginning of an answer."""
-    line = next((line for line in reversed(suffix.splitlines()) if line.strip()), "")
+    line = next((line for line in reversed(suffix.split("\n")) if line.strip()), "")
     head, mark, _ = line.rpartition("?")
     return (head + mark if mark else line).strip()
 
@@ -108,7 +108,7 @@ def _question(suffix: str) -> str:
 def _split(prompt: str) -> tuple[list[str], str]:
     """The sentences of the text in a prompt, and the question at its end."""
     # RULER separates sentences by line breaks, except those that it takes from essays.
-    sentences = [text for line in prompt.splitlines() for text in sentences_of(line)]
+    sentences = [text for line in prompt.split("\n") for text in sentences_of(line)]
     asked = [place for place, text in enumerate(sentences) if text.endswith("?")]
     if not asked:
         raise BadRecord("no question")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from qrag_jax.data.files.beir import Document
 from qrag_jax.data.files.corpora import Columns, corpus_files, read_corpus, split_contents
 from qrag_jax.errors import InputError
+from qrag_jax.systems.corpus_source import CorpusSource
 
 PLAIN = [
     {"id": "a", "title": "One", "text": "first text", "year": 1999},
@@ -139,6 +142,34 @@ def test_records_are_refused_with_their_line(
 ) -> None:
     first = {"id": "a", "title": "T", "text": "t"}
     assert told in message(written(tmp_path / "c.jsonl", [first, record]))
+
+
+@pytest.mark.parametrize("name", ["c.parquet", "c.jsonl"])
+def test_nulls_times_and_nan_become_what_json_holds(tmp_path: Path, name: str) -> None:
+    noon = datetime.datetime(2026, 1, 2, 12)
+    records: list[dict[str, Any]] = [
+        {"id": "a", "text": "t", "title": None, "day": noon.date(), "at": [noon], "n": math.nan},
+        {"id": "b", "text": None, "title": None, "day": None, "at": [], "n": 0.5},
+    ]
+    if name == "c.jsonl":
+        dated = json.loads(json.dumps(records, default=lambda value: value.isoformat()))
+        records = dated
+    kept = {"day": "2026-01-02", "at": ["2026-01-02T12:00:00"], "n": None}
+    path = written(tmp_path / name, records)
+    assert documents(path) == [
+        Document("a", "t", "", kept),
+        Document("b", "", "", {"day": None, "at": [], "n": 0.5}),
+    ]
+    source = CorpusSource(path, Columns(), skip_empty=True)
+    assert [read and read.document.name for read in source.read()] == ["a", None]
+
+
+@pytest.mark.parametrize("value", [b"bytes", math.inf, datetime.timedelta(1)])
+def test_further_fields_that_json_cannot_hold_are_named(tmp_path: Path, value: Any) -> None:
+    path = written(tmp_path / "c.parquet", [{"id": "a", "text": "t", "odd": value}])
+    told = message(path)
+    assert "c.parquet, row 1" in told
+    assert "'odd'" in told
 
 
 def test_a_first_record_without_the_columns_lists_what_is_there(tmp_path: Path) -> None:

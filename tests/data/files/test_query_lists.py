@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from qrag_jax.data.files.asked_questions import read_questions
 from qrag_jax.data.files.query_lists import ListedQuery, read_query_list
 from qrag_jax.errors import InputError
 
@@ -81,3 +82,30 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b"good\n\xff\n")
     with pytest.raises(InputError, match=r"asked\.txt:2: is not UTF-8"):
         read_query_list(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("q.csv", 'id,question\n,"one, two"\n7,a\u2028b\u0085c\n'),
+        ("q.txt", 'one, two\n\n{"id": 7, "text": "a\u2028b\u0085c"}\n'),
+        (
+            "q.jsonl",
+            '{"id": null, "query": "one, two"}\n{"_id": "7", "question": "a\u2028b\u0085c"}\n',
+        ),
+    ],
+)
+def test_questions_to_search_for(tmp_path: Path, name: str, content: str) -> None:
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    assert [*read_questions(path)] == [("", "one, two"), ("7", "a\u2028b\u0085c")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("q.csv", "id,asked\n1,who?\n"), ("q.tsv", "1\twho?\n"), ("q.txt", "{'text': 'who?'}\n")],
+)
+def test_files_without_questions(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=name):
+        [*read_questions(tmp_path / name)]
