@@ -28,7 +28,7 @@ def tiny(config: ConfigDict) -> ConfigDict:
     config.data.max_chunk_tokens_in_state = 48
     if "synthetic" in config.data:
         config.data.synthetic.update(hops=(2,), chunks=8, train=64, dev=16)
-    config.env.max_steps = 2
+    config.env.max_steps = min(config.env.max_steps, 2)  # 0 stays: the data settle it
     config.pqn.learning_start = 8
     config.optimizer.learning_rate = 1e-3
     config.optimizer.warmup_steps = 2
@@ -69,7 +69,7 @@ def contriever(config: ConfigDict) -> ConfigDict:
     config.optimizer.update(
         learning_rate=5e-5, weight_decay=0.01, schedule="linear", final_ratio=0.0
     )
-    config.train.update(steps=50_000, batch_size=128 // config.env.max_steps, accumulation=2)
+    config.train.update(steps=50_000, batch_size=_questions(128, config), accumulation=2)
     return config
 
 
@@ -97,7 +97,7 @@ def gte(config: ConfigDict) -> ConfigDict:
     config.optimizer.update(
         learning_rate=5e-6, weight_decay=0.001, schedule="linear", final_ratio=0.1
     )
-    config.train.update(steps=70_000, batch_size=32 // config.env.max_steps, accumulation=2)
+    config.train.update(steps=70_000, batch_size=_questions(32, config), accumulation=2)
     return config
 
 
@@ -120,8 +120,13 @@ def qwen3(config: ConfigDict) -> ConfigDict:
     config.optimizer.update(
         learning_rate=5e-5, weight_decay=0.01, schedule="linear", final_ratio=0.0
     )
-    config.train.update(steps=50_000, batch_size=128 // config.env.max_steps, accumulation=2)
+    config.train.update(steps=50_000, batch_size=_questions(128, config), accumulation=2)
     return config
+
+
+def _questions(transitions: int, config: ConfigDict) -> int:
+    """Questions with so many transitions; two of each where the data settle the number of steps."""
+    return transitions // (config.env.max_steps or 2)
 
 
 SIZES = {"tiny": tiny, "minilm": minilm}

@@ -5,8 +5,9 @@
 
 FOLDER holds `train*` and `dev*` files; of one file a tenth is held out. `docs/own_data.md` has the
 schema. Data without `support` need another reward: `--config.reward.name=answer_in_chunk`, or that
-of a language model. `:minilm` trains MiniLM on a CPU; `:tiny` runs in seconds, offline, on invented
-questions in this schema.
+of a language model. An episode takes as many chunks as the training question with the most
+supporting facts needs, unless `--config.env.max_steps` says otherwise. `:minilm` trains MiniLM on a
+CPU; `:tiny` runs in seconds, offline, on invented questions in this schema.
 """
 
 from configs import common
@@ -15,4 +16,5 @@ from configs import common
 def get_config(arg: str = ""):
     """Config of variant `arg`: "", "tiny", "minilm", "contriever", "e5", "gte" or "qwen3"."""
     config = common.get_config("own")
+    config.env.max_steps = 0
     return common.variant(config, arg, ("", "tiny", "minilm", *common.ENCODERS))

@@ -54,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"questions without supporting facts: {len(samples) - len(facts)}")
     if facts:
         print(_spread("supporting facts per question", facts))
+        if args.split == "train":
+            print(f"steps that solve all: {max(facts)} (config.env.max_steps)")
     if without := sum(not sample.answers for sample in samples):
         print(f"questions without answers: {without}")
     words = [len(chunk.split()) for sample in samples for chunk in sample.chunks]

@@ -33,6 +33,7 @@ def test_all_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "records  3 read, 3 kept, 0 skipped",
         "chunks per question: min 2, median 3, max 4",
         "supporting facts per question: min 2, median 2, max 2",
+        "steps that solve all: 2 (config.env.max_steps)",
         "words per chunk: min 3, median 5, max 9",
     ]
 

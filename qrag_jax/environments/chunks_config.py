@@ -16,7 +16,9 @@ class ChunksConfig:
         InputError: a field cannot be used.
     """
 
-    max_steps: int = 2  # T, chunks taken per episode
+    # T, chunks taken per episode; 0: as many as the training question with the most supporting
+    # facts needs, or 2 where no facts are known
+    max_steps: int = 2
     # Continue after all supporting facts are found or, with rewards of a language model, after a
     # reward completes the episode (config.reward.completion_threshold).
     never_terminate: bool = True
@@ -27,5 +29,5 @@ class ChunksConfig:
     stop_action: bool = False  # adds an action STOP, which ends the episode
 
     def __post_init__(self) -> None:
-        check_least("env", self, max_steps=1)
+        check_least("env", self, max_steps=0)
         check_known("env", self, "positions", positions.KINDS)

@@ -1,4 +1,4 @@
-"""The best return that an episode of Q-RAG could have had, by the rewards of supporting facts."""
+"""The best return of a question of Q-RAG in any number of steps, by supporting facts' rewards."""
 
 from __future__ import annotations
 
@@ -57,17 +57,14 @@ class BestReturn:
         return cls(**known | {"steps": int(known["steps"])})
 
     def __call__(self, facts: int) -> float:
-        """The return of the episode that takes the facts first and nothing else before them.
+        """The return of the episode that takes the facts first, in more than T steps if it must.
 
         Args:
             facts: number of supporting facts, at least 1.
         """
-        taken = min(facts, self.steps)
-        best = sum(self.gamma**t * self.per_fact for t in range(taken))
-        if facts <= self.steps:
-            reward = 0.5 + 0.5 * facts / (facts + 1e-5) if self.penalized else 1.0
-            best += self.gamma ** (facts - 1) * reward
-            if self.goes_on and not self.stops:  # the other steps must take chunks that are no fact
-                rest = range(facts, self.steps)
-                best -= sum(self.gamma**t * self.step_cost for t in rest)
+        reward = 0.5 + 0.5 * facts / (facts + 1e-5) if self.penalized else 1.0
+        best = sum(self.gamma**t * self.per_fact for t in range(facts))
+        best += self.gamma ** (facts - 1) * reward
+        if self.goes_on and not self.stops:  # the other steps must take chunks that are no fact
+            best -= sum(self.gamma**t * self.step_cost for t in range(facts, self.steps))
         return best

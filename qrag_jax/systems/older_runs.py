@@ -158,6 +158,7 @@ def fill_from_saved(config: ml_collections.ConfigDict, saved: ml_collections.Con
     for name in LEFT_OPEN:
         if config.encoder[name] == LEFT_OPEN[name]:
             config.encoder[name] = saved.encoder[name]
+    config.env.max_steps = config.env.max_steps or saved.env.max_steps
 
 
 def _put_under_sources(data: dict[str, Any]) -> None:

@@ -95,6 +95,8 @@ def open_system(
             own = open_own(config.reward, never_terminate=never, log=log)
             service = stack.enter_context(own)
         inputs = load_inputs(config, run, service, Platform.of(mesh))
+        given.env.max_steps = inputs.max_steps
+        config = QRagConfig.of(given)
 
         def write() -> None:
             book_record.write_books(run.workdir, config.data.backgrounds)

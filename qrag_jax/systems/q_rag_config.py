@@ -114,6 +114,11 @@ class QRagConfig:
             llm.pop("server", None)  # no server is started
         if config.profile < 0:
             raise InputError(f"config.profile is {config.profile}; it must be at least 0.")
+        if scoring and not parts["env"].max_steps:
+            raise InputError(
+                "config.env.max_steps is 0, which only training settles by its questions; give the "
+                "run's own number."
+            )
         data = fill_data(config.data)
         if data.negatives.index and parts["env"].positions != NO_POSITIONS:
             raise InputError(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode
-from qrag_jax.data.loading import load_split, without_questions
+from qrag_jax.data.lazy_samples import LazySamples
+from qrag_jax.data.loading import LoadedSamples, load_split, without_questions
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.token_stores import tokenise_samples, tokenise_training, truncation_report
 from qrag_jax.data.tokens import Tokens, TokenStore
+from qrag_jax.environments.chunks_config import ChunksConfig
 from qrag_jax.feedback.service import PendingService
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
@@ -38,6 +40,7 @@ class Inputs:
     train_samples: Sequence[Sample]  # of all sources, one after the other
     dev_indices: list[int]  # the fixed questions scored during training
     shape: EpisodeShape
+    max_steps: int  # T, as the config has it or as the training questions need
     has_facts: bool = True  # what training counts as found are supporting facts
 
     def line(self, config: QRagConfig, mesh: Mesh) -> str:
@@ -89,9 +92,11 @@ def load_inputs(
     if config.data.negatives.index:
         train_samples = with_negatives(config.data.negatives, train_samples, run)
     labels = with_labels(config, train_samples, dev)
-    train_samples = labels.train
+    read, train_samples = train_samples, labels.train
     for line in [*train_samples.report, *dev.report]:
         log(line)
+    steps = _max_steps(config.env.max_steps, {"training": read, "evaluation": dev})
+    config = dataclasses.replace(config, env=dataclasses.replace(config.env, max_steps=steps))
     if service is not None:
         for samples in (*train_samples.by_source.values(), *dev.by_source.values()):
             service.check(samples)
@@ -123,8 +128,38 @@ def load_inputs(
         train_samples=train_samples.all,
         dev_indices=scored,
         shape=shape,
+        max_steps=steps,
         has_facts=labels.has_facts,
     )
+
+
+def _max_steps(given: int, splits: Mapping[str, LoadedSamples]) -> int:
+    """T, which a config may leave open (0), and how many questions it is too small for.
+
+    Sources that make their documents are not counted: their configs give T.
+    """
+    facts = {
+        split: [
+            len(sample.support)
+            for samples in loaded.by_source.values()
+            if not isinstance(samples, LazySamples)
+            for sample in samples
+        ]
+        for split, loaded in splits.items()
+    }
+    most = max(facts["training"], default=0)
+    steps = given or most or ChunksConfig.max_steps
+    if not given:
+        why = "the most supporting facts of a training question"
+        unknown = "no training question names its supporting facts; give what yours need"
+        log(f"config.env.max_steps={steps}: {why if most else unknown}")
+    for split, counts in facts.items():
+        if beyond := sum(count > steps for count in counts):
+            log(
+                f"warning: {beyond} of {len(counts)} {split} questions have more supporting facts "
+                f"(up to {max(counts)}) than config.env.max_steps={steps}, so they are never solved"
+            )
+    return steps
 
 
 def _fixed_subset(config: QRagConfig, numbers: Sequence[int]) -> list[int]:

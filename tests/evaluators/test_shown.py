@@ -93,6 +93,14 @@ def test_what_a_log_lacks_is_said(tmp_path: Path) -> None:
     assert section["episodes"][0]["regret"] == pytest.approx(1 - rows[0].ret)
 
 
+def test_what_the_budget_made_impossible_is_regret(tmp_path: Path) -> None:
+    row = dataclasses.replace(played_rows(1, 0)[0], sf_idx=[*range(6)], sf_texts=["a"] * 6, ret=0.0)
+    run = scored_run(tmp_path / "run", [row, *played_rows(2, 0, "other")], [])
+    section = shown(run).sections[0]
+    assert section["episodes"][0]["regret"] == pytest.approx(0.9**5, abs=1e-4)
+    assert any("1 question of 3" in n and "env.max_steps" in n for n in section["notes"])
+
+
 def test_questions_whose_facts_nobody_knows(tmp_path: Path) -> None:
     unknown = {"sf_idx": [], "sf_texts": [], "ret": None, "f1": None, "em": None}
     rows, before = (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import types
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import ml_collections
 import numpy as np
 import pytest
 
-from configs import hotpotqa, hotpotqa_musique
+from configs import hotpotqa, hotpotqa_musique, own
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.generators import synthetic
 from qrag_jax.data.generators.synthetic import SyntheticConfig
@@ -29,6 +31,7 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import check_same_config, save_config
 from qrag_jax.systems.older_runs import FREE_FIELDS, LATER_FIELDS, draw_as, load_config
+from qrag_jax.systems.q_rag import open_system
 from qrag_jax.systems.q_rag_config import QRagConfig, complete, prune
 from qrag_jax.systems.q_rag_inputs import load_inputs
 from tests.systems.parts import only_source, prepared, samples_of, tokenised
@@ -54,7 +57,7 @@ def with_model(config: ml_collections.ConfigDict) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("env.max_steps", 0, "config.env.max_steps is 0; it must be at least 1."),
+        ("env.max_steps", -1, "config.env.max_steps is -1; it must be at least 0."),
         ("data.max_chunk_tokens", 2, "config.data.max_chunk_tokens is 2; it must be at least 3."),
         ("data.limit", -1, "config.data.limit is -1; it must be at least 0."),
         ("train.accumulation", 0, "config.train.accumulation is 0"),
@@ -235,6 +238,39 @@ def test_shares_by_the_sizes_of_the_sources(tmp_path: Path) -> None:
     assert shares == {name: size / sum(kept.values()) for name, size in kept.items()}
     config.data.mixture = "weights"
     assert QRagConfig.of(config).data.shares(inputs.stores) == dict.fromkeys(sizes, 0.5)
+
+
+def test_steps_are_as_many_as_the_facts_of_own_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless the config says so: then the questions that are never solved are counted."""
+    for split, facts in {"train": (1, 2, 4), "dev": (5,)}.items():
+        records = [
+            {"question": f"{split} {n}", "chunks": [*"abcdef"], "support": [*range(n)]}
+            for n in facts
+        ]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, records)))
+
+    def settled_steps(workdir: str, given: int) -> int:
+        config = own.get_config("tiny")
+        config.data.update(path=str(tmp_path), cache=str(tmp_path / "cache"))
+        config.env.max_steps = given
+        prune(config)
+        with Run.open(tmp_path / workdir, 0.0) as run, open_system(config, run, dry=True) as system:
+            saved = load_config(run.config_path).env.max_steps
+            assert saved == config.env.max_steps == system.config.rollout.max_steps
+        return saved
+
+    for _ in ("a new run", "the same command again"):
+        assert settled_steps("open", 0) == 4
+        assert re.findall(r"(\d+ of \d+) (\w+) questions", capsys.readouterr().out) == [
+            ("1 of 1", "evaluation")
+        ]
+    assert settled_steps("fixed", 1) == 1
+    counts = re.findall(r"(\d+ of \d+) (\w+) questions", capsys.readouterr().out)
+    assert counts == [("2 of 3", "training"), ("1 of 1", "evaluation")]
+    with pytest.raises(InputError, match=r"config\.env\.max_steps"):  # only training settles it
+        QRagConfig.of(own.get_config(), scoring=True)
 
 
 def test_facts_end_no_episode_that_a_model_rewards(config: ml_collections.ConfigDict) -> None:

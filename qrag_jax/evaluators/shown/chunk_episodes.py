@@ -15,8 +15,8 @@ WORDS = {
     "unsolved": "facts missing",
 }
 _BY_SETTINGS = (
-    "the return of an episode that takes the supporting facts first (by γ, the number of steps and "
-    "the reward that the run's settings name) minus the return of this episode."
+    "the return of an episode that takes the supporting facts first, in more than the run's steps "
+    "if it must (by γ and the reward that its settings name), minus the return of this episode."
 )
 _BY_ONE = (
     "1 minus the return of this episode, as the settings of the run, which say what the best "

@@ -95,6 +95,12 @@ def make_section(
         chunks = ChunkEpisodes(BestReturn.of(settings))
         episodes = chunks.of(rows, {row.id: row for row in before})
         texts, words = chunks.texts, chunks.words
+        steps = settings.get("env.max_steps")
+        if isinstance(steps, int) and (beyond := sum(len(set(row.sf_idx)) > steps for row in rows)):
+            notes.append(
+                f"{_count(beyond, 'question')} of {len(rows)} could never be solved, with more "
+                f"supporting facts than steps (config.env.max_steps={steps})."
+            )
         without = sum(not row.q_values and bool(row.pred_idx) for row in rows)
         if without:
             notes.append(f"{_count(without, 'episode')} without Q-values: the log has none.")
