@@ -34,7 +34,7 @@ from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.runtime.step_log import NotFinite, StepLog
 from qrag_jax.runtime.targets import described_devices
-from qrag_jax.runtime.writers import Logged
+from qrag_jax.runtime.writers import Logged, has_evaluation
 from qrag_jax.systems import run_flags
 
 CONFIG = run_flags.define_experiment()
@@ -91,6 +91,9 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
                     if step:  # replaces the checkpoint that lacks this evaluation
                         run.save(step, state, experience.position())
                 step_log.restart_window()
+                # No evaluation changes the training, so the clock may choose the step of the first.
+                minutes = system.train.first_eval_minutes
+                unscored = bool(minutes) and not hosts.any_of(has_evaluation(workdir))
                 # ---- the loop
                 while step < steps:
                     stop.before_step(step + 1)
@@ -100,8 +103,11 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
                         experience.prepare(state)  # while the device computes
                         step += 1
                         step_log.step(step, metrics)  # waits for the previous step
-                    if _is_due(step, system.train.eval_every, steps):
+                    early = unscored and step % system.train.log_every == 0
+                    early = early and hosts.any_of(run.seconds >= 60 * minutes)
+                    if early or _is_due(step, system.train.eval_every, steps):
                         _evaluate(system, run, step_log, (step, state), stop)
+                        unscored = False
                     if _is_due(step, system.train.checkpoint_every, steps):
                         with step_log.finished():
                             last = step == steps
@@ -202,9 +208,10 @@ def _stopped(stop: StopSignal, step: int) -> int:
 
 def _done(run: Run) -> int:
     if run.checkpoints.best_step() == 0:
+        none = "no evaluation scored above them" if has_evaluation(run.workdir) else "none was made"
         log(
-            "the best checkpoint is that of step 0: no evaluation scored above the untrained "
-            "weights (config.eval.best_by); --checkpoint=last names the trained ones"
+            f"the best checkpoint is that of step 0, the untrained weights ({none}); "
+            "--checkpoint=last names the trained ones"
         )
     log(f"done: {run.workdir / 'learning_curve.png'}; score it with")
     log(f"  python -m qrag_jax.evaluate --workdir={run.workdir}")

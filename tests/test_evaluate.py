@@ -251,7 +251,7 @@ def test_a_best_checkpoint_of_step_0_is_called_untrained(
 ) -> None:
     told = commands.succeed("evaluate", f"--workdir={untrained_best}", "--samples=2")
     assert "best checkpoint of step 0" in told
-    assert "best = untrained: no evaluation during training scored above the weights" in told
+    assert "best = untrained" in told
     summary = json.loads((untrained_best / "summary.json").read_text())
     assert summary["best_is_untrained"]
     assert summary["trained"] == summary["untrained"]

@@ -144,8 +144,6 @@ def test_finished_run_started_again(run_copy: Path, commands: Commands) -> None:
 def test_a_best_checkpoint_of_step_0_is_told(untrained_best: Path, commands: Commands) -> None:
     out = commands.succeed("train", *SHARED, f"--workdir={untrained_best}")
     assert "the best checkpoint so far is that of step 0, the untrained weights" in out
-    told = "the best checkpoint is that of step 0: no evaluation scored above the untrained weights"
-    assert told in out
     assert "--checkpoint=last" in out
 
 

@@ -22,6 +22,7 @@ from tests.entry_points import (
     Commands,
     losses,
     metric_lines,
+    refusal,
     saved_state,
 )
 
@@ -88,6 +89,25 @@ def test_killed_three_times_equals_never_killed(
     out = commands.succeed("train", *SHARED, f"--workdir={workdir}")
     assert f"resumed {workdir} at step " in out
     assert_same_run(workdir, finished_run)
+
+
+def test_stopped_before_its_first_evaluation(
+    commands: Commands, finished_run: Path, tmp_path: Path
+) -> None:
+    """No weights are the best then; the clock brings the next evaluation, and changes no weight."""
+    workdir = tmp_path / "run"
+    fields = (*SHARED, "--config.train.eval_every=1000", f"--workdir={workdir}")
+    process = commands.start("train", *fields)
+    wait_for_step(process, workdir, 2)
+    assert end(process, signal.SIGTERM)[0] == 128 + signal.SIGTERM
+    assert "--checkpoint=last" in refusal(commands.run("evaluate", f"--workdir={workdir}"))
+    commands.succeed("evaluate", f"--workdir={workdir}", "--checkpoint=last", "--samples=2")
+    commands.succeed("train", *fields, "--config.train.first_eval_minutes=0.0001")
+    first, early, *later = (x["step"] for x in metric_lines(workdir) if "eval/return" in x)
+    assert (first, later) == (0, [STEPS])
+    assert 0 < early < STEPS
+    expected, found = saved_state(finished_run, STEPS), saved_state(workdir, STEPS)
+    assert all(np.array_equal(found[name], leaf) for name, leaf in expected.items())
 
 
 @pytest.mark.slow

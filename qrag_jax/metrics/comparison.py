@@ -85,8 +85,8 @@ def table(summary: dict[str, Any]) -> str:
     )
     if summary["best_is_untrained"]:
         text.append(
-            "best = untrained: no evaluation during training scored above the weights it began "
-            "with; --checkpoint=last scores the trained ones"
+            "best = untrained: the best checkpoint is that of step 0; --checkpoint=last scores the "
+            "trained weights"
         )
     return "\n".join(text)
 

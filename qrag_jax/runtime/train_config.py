@@ -20,6 +20,9 @@ class TrainConfig:
     accumulation: int = 4  # micro-batches per optimizer step
     log_every: int = 10  # steps that one line of metrics averages over
     eval_every: int = 250  # steps between evaluations
+    # the first evaluation comes after so many minutes, unless eval_every steps are done before; 0:
+    # by steps alone
+    first_eval_minutes: float = 10.0
     checkpoint_every: int = 250  # steps between saves of the whole state
     # episodes of each evaluation that are kept, in episodes.jsonl and TensorBoard; 0: none
     log_episodes: int = 8
@@ -29,7 +32,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         names = ("steps", "batch_size", "accumulation", "log_every")
         least = dict.fromkeys((*names, "eval_every", "checkpoint_every"), 1)
-        check_least("train", self, **least, max_skipped_steps=0, log_episodes=0)
+        least |= dict.fromkeys(("max_skipped_steps", "log_episodes", "first_eval_minutes"), 0)
+        check_least("train", self, **least)
 
     def host_batch(self, devices: int, hosts: int) -> int:
         """Number of questions per optimizer step on one host.

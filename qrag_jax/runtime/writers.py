@@ -197,6 +197,13 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     ]
 
 
+def has_evaluation(workdir: Path) -> bool:
+    """Whether a run's metrics hold an evaluation of trained weights, and not only of the first."""
+    path = workdir / METRICS_NAME
+    rows = read_metrics(path) if path.is_file() else []
+    return any(row["step"] > 0 and any(name.startswith("eval/") for name in row) for row in rows)
+
+
 def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     with path.open("rb") as file:
         fix = "delete that line"

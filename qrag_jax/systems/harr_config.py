@@ -204,6 +204,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
 # Fields that were added later, each with the value that holds for runs saved without it.
 LATER_FIELDS: dict[str, Any] = {
     "questions.kept": "",
+    "train.first_eval_minutes": 10.0,
     "train.log_episodes": 8,
     "agent.max_turns": 5,
     "agent.prompts": "",
@@ -221,6 +222,7 @@ FREE_FIELDS = (
     "train.checkpoint_every",
     "train.max_skipped_steps",
     "train.log_episodes",
+    "train.first_eval_minutes",
     "data.cache",
     "eval.samples",
     "eval.seed",

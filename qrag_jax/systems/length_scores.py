@@ -89,7 +89,7 @@ def score_lengths(run: SavedRun, options: LengthOptions) -> list[dict]:
     label = f"{options.checkpoint}-{step}"
     retriever = Retriever.of(label, params)
     if label == "best-0":
-        print("best = untrained: no evaluation during training scored above the first weights")
+        print("best = untrained: the best checkpoint is that of step 0")
     out = options.out or run.workdir / "lengths"
     # All lengths are checked before anything is computed.
     book_record.check_unseen(run.workdir, config.dev_data.backgrounds)

@@ -98,8 +98,8 @@ def _warning(facts: Facts) -> str:
     if facts.step:
         return ""
     return (
-        "**These are the untrained weights.** The best checkpoint of the run is that of step 0: no "
-        "evaluation during\ntraining scored above the encoder that it started from."
+        "**These are the untrained weights.** The best checkpoint of the run is that of step 0,\n"
+        "the encoder that it started from."
     )
 
 

@@ -30,6 +30,7 @@ FREE_FIELDS = (
     "train.checkpoint_every",
     "train.max_skipped_steps",
     "train.log_episodes",
+    "train.first_eval_minutes",
     "data.cache",
     "eval.samples",
     "eval.batch_size",
@@ -79,6 +80,7 @@ LATER_FIELDS: dict[str, Any] = {
     "eval.beam_score": "policy",
     "eval.stop_threshold": -math.inf,
     "train.max_skipped_steps": 10,
+    "train.first_eval_minutes": 10.0,
     "train.log_episodes": 8,  # what is kept to look at, not what is computed
     "optimizer.matrices": "adam",
     "optimizer.muon_rate": 5.0,

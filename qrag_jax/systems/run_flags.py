@@ -17,6 +17,7 @@ from ml_collections.config_flags import tuple_parser
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline, config_files, own_code
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
+from qrag_jax.runtime.writers import has_evaluation
 from qrag_jax.systems import (
     deepretrieval_config,
     harr_config,
@@ -202,6 +203,8 @@ def define(
     if folder is None:
         raise InputError("give the folder of a trained run, for example --workdir=runs/hotpotqa.")
     path, file = Path(folder) / CONFIG_NAME, _argument(argv, "eval_config")
+    if checkpoints[0] == "best" and _argument(argv, "checkpoint") is None:
+        _refuse_unscored(Path(folder))
     system = read_fields(path).get("system", Q_RAG)
     if system not in systems:
         *others, last = systems
@@ -221,6 +224,20 @@ def define(
     if plays:
         _refuse_unnamed_code(config, argv)
     config_flags.DEFINE_config_dict("config", config, lock_config=True)
+
+
+def _refuse_unscored(workdir: Path) -> None:
+    """Refuses to take the untrained weights for the best of a run that scored no others.
+
+    Raises:
+        InputError: the run was stopped before its first evaluation after step 0.
+    """
+    best = [each.name for each in workdir.glob("checkpoints/best/[0-9]*")]
+    if best == ["0"] and not has_evaluation(workdir):
+        raise InputError(
+            f"{workdir} has no evaluation of trained weights yet, so none are its best; give "
+            "--checkpoint=last, train on, or give --checkpoint=best for the untrained weights."
+        )
 
 
 def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:

@@ -26,7 +26,11 @@ BRIDGE = "bridge"  # in place of data: questions that are made here
 SEED = (42, "of the shuffle, the policy's draws and random weights")
 PROFILE = (0, "steps traced into workdir/profile after the first two of a start, 0: none")
 # Fields of all these systems that were added later; see `ConfigLayout.later_fields`.
-LATER_FIELDS: dict[str, Any] = {"train.log_episodes": 8, **log_config.LATER_FIELDS}
+LATER_FIELDS: dict[str, Any] = {
+    "train.log_episodes": 8,
+    "train.first_eval_minutes": 10.0,
+    **log_config.LATER_FIELDS,
+}
 # Fields that do not change what a run computes: a resumed run may have other values.
 FREE_FIELDS = (
     "train.log_every",
@@ -34,6 +38,7 @@ FREE_FIELDS = (
     "train.checkpoint_every",
     "train.max_skipped_steps",
     "train.log_episodes",
+    "train.first_eval_minutes",
     "eval.samples",
     "eval.seed",
     "llm.",

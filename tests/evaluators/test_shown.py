@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,16 @@ def test_what_a_log_lacks_is_said(tmp_path: Path) -> None:
     assert "What would have been taken before training is not here" in notes
     assert "1 minus the return" in section["words"]["regret"]
     assert section["episodes"][0]["regret"] == pytest.approx(1 - rows[0].ret)
+
+
+def test_a_best_checkpoint_of_step_0_is_not_shown_as_trained(tmp_path: Path) -> None:
+    run = scored_run(tmp_path / "run", [], played_rows(3, 0))
+    for label in ("best-0", "last-10"):
+        retrieval_log.append(run / "eval" / label / "eval_seed42.jsonl", played_rows(3, 1))
+        section = shown(run).sections[0]
+        assert label in section["title"]
+        assert all((each["before"] is None) == (label == "best-0") for each in section["episodes"])
+        os.utime(run / "eval/best-0/eval_seed42.jsonl", (2e9, 2e9))  # newer than the log of last-10
 
 
 def test_what_the_budget_made_impossible_is_regret(tmp_path: Path) -> None:

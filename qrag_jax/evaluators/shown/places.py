@@ -19,8 +19,9 @@ from qrag_jax.runtime.saved_config import CONFIG_NAME, flat
 from qrag_jax.runtime.writers import METRICS_NAME
 
 EVAL, UNTRAINED = "eval", "untrained"
+STEP_0 = "best-0"  # a best checkpoint of untrained weights
 _GIVE = "give the folder of a run, such as runs/quickstart, or a log in it"
-_TRAINED = re.compile(r"(best|last)-\d+")
+_TRAINED = re.compile(r"(best|last)-[1-9]\d*")
 _BESIDE = ("single_step_", "planned_")  # names of logs that go with one of the same play
 
 
@@ -154,7 +155,13 @@ def _worth(file: Path, base: Path) -> tuple[Any, ...]:
     label = _label(file, base)
     is_beside = file.name.startswith(_BESIDE)
     is_trained = bool(_TRAINED.fullmatch(label))
-    return is_trained, label != UNTRAINED, not is_beside, file.stat().st_mtime, file.name
+    return (
+        is_trained,
+        label not in (UNTRAINED, STEP_0),
+        not is_beside,
+        file.stat().st_mtime,
+        file.name,
+    )
 
 
 def _label(file: Path, base: Path) -> str:
@@ -164,6 +171,8 @@ def _label(file: Path, base: Path) -> str:
 
 def _before(file: Path, kind: str) -> Path | None:
     """The log of the untrained weights that goes with this one."""
+    if file.parent.name == STEP_0:
+        return None
     for other in (file.parent.parent / UNTRAINED / file.name, file.parent / f"{UNTRAINED}.jsonl"):
         is_other = other.is_file() and other.resolve() != file.resolve()
         if is_other and kind_of(other) == kind:

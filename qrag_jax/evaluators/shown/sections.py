@@ -10,7 +10,7 @@ from qrag_jax.evaluators.episode_sample import AGENTS, CHUNKS, REWRITES, TOKENS,
 from qrag_jax.evaluators.shown.chunk_episodes import ChunkEpisodes
 from qrag_jax.evaluators.shown.curves import POINTS, curves_of
 from qrag_jax.evaluators.shown.page import Section, ShownRun
-from qrag_jax.evaluators.shown.places import Log, Place
+from qrag_jax.evaluators.shown.places import STEP_0, UNTRAINED, Log, Place
 from qrag_jax.evaluators.shown.rows import SAMPLE, Rows, read_lines, read_rows, read_sample
 from qrag_jax.evaluators.shown.search_episodes import WORDS, key_of, search_episodes
 from qrag_jax.evaluators.shown.token_episodes import TokenEpisodes
@@ -135,6 +135,8 @@ def _read(log: Log) -> tuple[Rows, list[Any], list[str]]:
         return _read_sample(log.path)
     rows = read_rows(log.path, log.kind)
     notes = [f"Log: {log.path}, {_count(len(rows.rows), 'episode')}.", *_skipped(rows, log.path)]
+    if log.path.parent.name in (UNTRAINED, STEP_0):
+        return rows, [], [*notes, "These are episodes of the untrained weights."]
     if log.before is None:
         notes.append(f"{_LOST}no log of the untrained weights is beside this one (qrag evaluate).")
         return rows, [], notes
