@@ -98,7 +98,7 @@ def test_answers_scores_and_goes_on(
     said = commands.succeed("answer", *given)
     rows = lines(out)
     assert [row["id"] for row in rows] == [row.id for row in ROWS if row.id != ROWS[5].id]
-    assert "no answer: 1 (request 1), not scored" in said
+    assert "no answer: 1 (request 1)" in said
     (missed,) = lines(tmp_path / "answers.failures.jsonl")
     assert (missed["id"], missed["cause"]) == (ROWS[5].id, "request")
     assert len(server.calls) == 12
@@ -124,10 +124,10 @@ def test_answers_scores_and_goes_on(
     mean, low, high = mean_interval(f1)
     (line,) = (line for line in said.splitlines() if line.startswith("all"))
     assert f"{mean:.3f} [{low:.3f}, {high:.3f}]" in line
-    assert line.split()[-2:] == ["12", "0"]
+    assert line.split()[-3:] == ["12", "0", "0"]
     for group in ("2 hops", "3 hops", "2hop", "3hop1"):
         (line,) = (line for line in said.splitlines() if line.startswith(f"  {group} "))
-        assert line.split()[-2:] == ["6", "0"]
+        assert line.split()[-3:] == ["6", "0", "0"]
     summary = json.loads((tmp_path / "answers.summary.json").read_text())
     assert summary["scores"]["all"]["judge"]["mean"] == 0.25
     assert summary["scores"]["3 hops"]["em"] == {"mean": 0.0, "low": 0.0, "high": 0.0}

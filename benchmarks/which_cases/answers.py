@@ -30,7 +30,7 @@ from benchmarks.which_cases.settings import TEST, TRAIN, Asked, Setting, qrels
 from qrag_jax.environments.query_writing.state import BY_PASSAGE
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import answer_log, answers, hop_log
-from qrag_jax.metrics.answer_log import AnswerRow
+from qrag_jax.metrics.answer_log import AnswerRow, Miss
 from qrag_jax.metrics.hop_log import Hop, Searched
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.retrieval.opening import BM25
@@ -125,7 +125,7 @@ def chosen(given: Setting) -> list[Asked]:
 
 
 def scores(given: Setting, found: Found, ask: Ask, name: str) -> dict[str, list[float]]:
-    """EM and F1 of each test question; NaN: it was not asked, or has no answer."""
+    """EM and F1 of each test question; NaN: it was not asked, or the server failed."""
     asked = [each for each in chosen(given) if each.id in found.lists]
     said = dict(zip((a.id for a in asked), ask(asked, found, name), strict=True))
     columns: dict[str, list[float]] = {f"em@{READ}": [], f"f1@{READ}": []}
@@ -143,7 +143,7 @@ def scores(given: Setting, found: Found, ask: Ask, name: str) -> dict[str, list[
 def by_server(
     given: Setting, folder: Path, url: str, asked: Sequence[Asked], found: Found, name: str
 ) -> list[str | None]:
-    """The answers of a running server, by the command; those that failed are None."""
+    """The answers of a running server, by the command; where it failed they are None."""
     model = reader()
     folder /= model.replace("/", "-")  # the answers of one model
     folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,9 @@ def by_server(
     corpus = single.index_of(given, (BM25,))
     words = (f"--log={log}", f"--out={out}", f"--corpus={corpus}", "--metric=hotpotqa")
     command("qrag_jax.answer", *words, f"--llm.url={url}", f"--llm.model={model}")
-    said = {row.id: row.prediction for row in answer_log.read_partial(out, AnswerRow)}
+    lost = answer_log.read_partial(out.with_name(f"{out.stem}.failures.jsonl"), Miss)
+    said = {row.id: "" for row in lost if not row.failed}  # no answer is a wrong one
+    said |= {row.id: row.prediction for row in answer_log.read_partial(out, AnswerRow)}
     return [said.get(each.id) for each in asked]
 
 
@@ -182,7 +184,7 @@ def by_smollm2(
     ]
     # It would go on with a further question.
     read = (text.strip().partition("\n")[0] for text in Reader.opened(folder / SAID).said(prompts))
-    return [each.strip() or None for each in read]
+    return [each.strip() for each in read]
 
 
 def shots(given: Setting, texts: Mapping[str, str]) -> list[Asked]:

@@ -9,13 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from qrag_jax.environments.rag.episode import Broken
 from qrag_jax.evaluators.agent_rows import agent_row
 from qrag_jax.evaluators.episode_sample import AGENTS, sampler
 from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.service import FeedbackLost
-from qrag_jax.metrics import answers, hops
 from qrag_jax.rollouts.agents import Episode
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
@@ -25,7 +23,7 @@ BEST_BY = ("f1", "em", "recall")
 # (parameters, places of the questions, signal) → an episode for each of them, in order.
 PlayAll = Callable[[Any, Sequence[int], StopSignal], Sequence[Episode]]
 
-_COLUMNS = ("em", "f1", "recall", "hops", "broken")
+_COLUMNS = ("em", "f1", "recall", "hops", "broken", "failed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +49,15 @@ class AgentScores:
         """
         rows, played = self._rows(params, stop)
         scores = means(rows)
-        broken = f", {share:.0%} broken" if (share := scores["broken_share"]) else ""
+        lost = "".join(
+            f", {share:.0%} {name}"
+            for name in ("broken", "failed")
+            if (share := scores[f"{name}_share"])
+        )
         found = f", recall {scores['recall']:.3f}" if "recall" in scores else ""
         line = (
             f"step {step}: EM {scores['em']:.3f}, F1 {scores['f1']:.3f}{found}, "
-            f"{scores['hops']:.2f} searches{broken} on {len(self.golds)} questions"
+            f"{scores['hops']:.2f} searches{lost} on {len(self.golds)} questions"
         )
         return Evaluation(
             metrics={f"eval/{name}": value for name, value in scores.items()},
@@ -87,31 +89,29 @@ class AgentScores:
 
 
 def score_rows(golds: Sequence[Gold], episodes: Sequence[Episode]) -> np.ndarray:
-    """float64 `[questions, 5]`: EM, F1, recall of gold passages, searches, whether it broke.
+    """float64 `[questions, 6]`: EM, F1, recall of gold passages, searches, whether the model broke
+    it, whether the infrastructure did.
 
-    An episode that broke has no answer, so its EM and F1 are NaN; its searches count. The recall of
-    a question without gold passages is NaN.
+    EM and F1 of an episode that the model broke are 0. One that the infrastructure broke has no
+    scores: they are NaN. The recall of a question without gold passages is NaN.
     """
     rows = np.full((len(golds), len(_COLUMNS)), np.nan)
-    for row, gold, episode in zip(rows, golds, episodes, strict=True):
-        names = [each.names for each in episode.searches]
-        row[3:] = len(names), isinstance(episode.ended, Broken)
-        if gold.relevant:
-            row[2] = hops.recall(gold.relevant, names)
-        if not isinstance(episode.ended, Broken):
-            answer = episode.ended.answer
-            row[:2] = answers.score(gold.rule, gold.id, gold.question, answer, gold.answers)
+    for scores, row in zip(rows, map(agent_row, golds, episodes), strict=True):
+        scores[4:] = bool(row.broken) and not row.failed, row.failed
+        if not row.failed:
+            recall = np.nan if row.recall is None else row.recall
+            scores[:4] = row.em, row.f1, recall, len(row.searches)
     return rows
 
 
 def means(rows: np.ndarray) -> dict[str, float]:
     """Means over the questions of `score_rows`, each over those that have such a score.
 
-    `recall` is missing if no question has gold passages; `em` and `f1` are 0 if none was answered.
+    `recall` is missing if no question has gold passages; others are 0 if no question has them.
     """
     found = {}
     for name, column in zip(_COLUMNS, rows.T, strict=True):
         known = column[~np.isnan(column)]
         if len(known) or name != "recall":
             found[name] = float(known.mean()) if len(known) else 0.0
-    return found | {"broken_share": found.pop("broken")}
+    return found | {f"{name}_share": found.pop(name) for name in ("broken", "failed")}

@@ -2,8 +2,8 @@
 
 The log of a query writer is read as one, with the passages found in the end.
 
-A file that was begun with the same settings is resumed. Questions without an answer are counted,
-never scored, and asked again by the next call.
+A file that was begun with the same settings is resumed. Questions without an answer are counted and
+asked again by the next call; those of which a server failed are not scored, others score 0.
 """
 
 from __future__ import annotations
@@ -210,8 +210,8 @@ def _report(out: Path, meta: dict[str, Any], found: Found) -> None:
     for what, lacking in (("answer", misses), ("verdict", unjudged)):
         if lacking:
             print(
-                f"no {what}: {len(lacking)} ({answer_table.causes_text(lacking)}), not scored; "
-                f"see {missed_file}, and call again to ask again"
+                f"no {what}: {len(lacking)} ({answer_table.causes_text(lacking)}); see "
+                f"{missed_file}, and call again to ask again"
             )
     print(f"{len(rows)} answers: {out}")
 

@@ -1,7 +1,8 @@
 """Asks a language model for answers from retrieved chunks, and scores the answers.
 
 This module knows no server: an `Asks` sends the requests. A question without an answer (the call
-failed, the prompt is too long, the text cannot be read) is a `Miss`, never a wrong answer.
+failed, the prompt is too long, the text cannot be read) is a `Miss`: it is asked again, and scores
+0 unless a server failed.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from qrag_jax.evaluators.training_scores import Evaluation
 from qrag_jax.feedback.pool_scores import ALL_GOLD, AP, RECALL
 from qrag_jax.feedback.tries import Try
 from qrag_jax.metrics import hop_log
+from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.runtime.interrupt import StopSignal
 
 # (parameters, step, signal) → by hop, a row for each question.
@@ -30,6 +31,7 @@ class HopRow:
         before, after: the states around it.
         made: the try of this hop; None: the search had ended before, or no model wrote the query.
         read: tokens of the prompt; 0 if no model read any.
+        outcome: of the try, or the cause by which a rule's search failed; "": none of these.
     """
 
     scores: dict[str, float]
@@ -38,6 +40,7 @@ class HopRow:
     after: QueryState
     made: Try | None = None
     read: int = 0
+    outcome: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +76,7 @@ class QueryScores:
             score=scores[f"hop{last}/{self.best_by}"],
             scores=scores,
             episodes=self._sampler(hops),
-            each=[row.scores[self.best_by] for row in hops[-1]],
+            each=[hops[-1][place].scores[self.best_by] for place in _whole(hops)],
         )
 
     def _sampler(self, hops: Sequence[Sequence[HopRow]]) -> Sampler:
@@ -92,12 +95,14 @@ def _told(hop: int, scores: dict[str, float]) -> str:
 def hop_scores(hops: Sequence[Sequence[HopRow]]) -> dict[str, float]:
     """Means over the questions: `hopN/SCORE` after each hop, and what the queries took.
 
-    A query that is empty, too long or failed finds nothing: the pool stays as it was.
+    A query that is empty or too long finds nothing: the pool stays as it was. A question with a hop
+    that failed is left out of the scores.
     """
-    found = {}
+    found, whole = {}, _whole(hops)
     for number, rows in enumerate(hops, start=1):
         for name in rows[0].scores:
-            found[f"hop{number}/{name}"] = float(np.mean([row.scores[name] for row in rows]))
+            values = [rows[place].scores[name] for place in whole]
+            found[f"hop{number}/{name}"] = float(np.mean(values)) if values else 0.0
     made = [row.made for rows in hops for row in rows if row.made is not None]
     outcomes = [each.outcome for each in made]
     count = max(len(made), 1)
@@ -113,6 +118,15 @@ def hop_scores(hops: Sequence[Sequence[HopRow]]) -> dict[str, float]:
         "sampled_tokens": sum(len(each.sampled) for each in made) / questions,
         "read_tokens": sum(row.read for rows in hops for row in rows) / questions,
     }
+
+
+def _whole(hops: Sequence[Sequence[HopRow]]) -> list[int]:
+    """The places of the questions of which no hop failed."""
+    return [
+        place
+        for place, rows in enumerate(zip(*hops, strict=True))
+        if not any(row.outcome in INFRASTRUCTURE for row in rows)
+    ]
 
 
 def logged(shown: Sequence[QueryState], hops: Sequence[Sequence[HopRow]]) -> list[hop_log.Searched]:
@@ -137,6 +151,6 @@ def logged(shown: Sequence[QueryState], hops: Sequence[Sequence[HopRow]]) -> lis
 def _logged(row: HopRow) -> hop_log.Hop:
     made, pool = row.made, tuple(each.id for each in row.after.pool)
     if made is None:
-        return hop_log.Hop(row.query, "", pool, row.scores, row.read)
+        return hop_log.Hop(row.query, row.outcome, pool, row.scores, row.read)
     sampled = len(made.sampled)
-    return hop_log.Hop(row.query, made.outcome, pool, row.scores, row.read, sampled, made.found)
+    return hop_log.Hop(row.query, row.outcome, pool, row.scores, row.read, sampled, made.found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from qrag_jax.llm.outcomes import CAUSES
+from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.row_log import RowLog
 
 
@@ -39,7 +39,7 @@ class RewriteRow:
     @property
     def failed(self) -> bool:
         """Whether a call failed, so that nobody knows what the query would have found."""
-        return self.outcome in CAUSES
+        return self.outcome in INFRASTRUCTURE
 
     @property
     def ranking(self) -> tuple[str, ...]:

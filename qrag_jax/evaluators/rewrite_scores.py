@@ -20,8 +20,9 @@ from qrag_jax.runtime.interrupt import StopSignal
 
 # (parameters, signal) → an episode for each query, in order.
 PlayAll = Callable[[Any, StopSignal], Sequence[TokenEpisode]]
-# signal → what each original query finds, best first; () where its search failed.
-Originals = Callable[[StopSignal], Sequence[Sequence[str]]]
+Rankings = Sequence[Sequence[str] | None]  # of each query, best first; None: its search failed
+# signal → what each original query finds.
+Originals = Callable[[StopSignal], Rankings]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,33 +77,36 @@ class RewriteScores:
         )
 
 
-def rankings_of(episodes: Sequence[TokenEpisode]) -> list[tuple[str, ...]]:
-    """What each episode found, best first; () if it has no query, or failed."""
+def rankings_of(episodes: Sequence[TokenEpisode]) -> list[tuple[str, ...] | None]:
+    """What each episode found, best first; () if it has no query, None if it failed."""
     return [
         tuple(each.id for each in episode.ended.found)
         if isinstance(episode.ended, Rewritten)
-        else ()
+        else None
         for episode in episodes
     ]
 
 
 def measured(
-    tasks: Sequence[RewriteTask], rankings: Sequence[Sequence[str]], measures: Sequence[str]
+    tasks: Sequence[RewriteTask], rankings: Rankings, measures: Sequence[str]
 ) -> dict[str, list[float]]:
-    """Each measure of each query, in order.
+    """Each measure of each query whose search has not failed, in order.
 
     Raises:
         InputError: a measure is unknown, or the package ir-measures is missing.
     """
-    names = [f"{number}" for number in range(len(tasks))]  # ids of collections may be alike
-    qrels = {name: dict(task.grades) for name, task in zip(names, tasks, strict=True)}
-    columns = ranking_columns(dict(zip(names, rankings, strict=True)), qrels, measures)
-    return {measure: [column[name] for name in names] for measure, column in columns.items()}
+    # Names, since ids of collections may be alike.
+    found = {f"{n}": own for n, own in enumerate(rankings) if own is not None}
+    if not found:
+        return {measure: [] for measure in measures}
+    qrels = {name: dict(tasks[int(name)].grades) for name in found}
+    columns = ranking_columns(found, qrels, measures)
+    return {measure: [column[name] for name in found] for measure, column in columns.items()}
 
 
 def means(columns: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The mean of each column."""
-    return {name: float(np.mean(column)) for name, column in columns.items()}
+    """The mean of each column, 0 of nothing."""
+    return {name: float(np.mean(column)) if column else 0.0 for name, column in columns.items()}
 
 
 def shape_of_queries(

@@ -15,6 +15,7 @@ from qrag_jax.evaluators.episodes import EpisodeEvaluator, mean_scores, means, p
 from qrag_jax.feedback.completion import EpisodeRewards
 from qrag_jax.feedback.language_model import Unscored
 from qrag_jax.feedback.service import FeedbackLost, Rewards
+from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.retrieval_log import Row
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
@@ -95,12 +96,18 @@ class TrainingScores:
         columns = play_columns(multi)
         scores, single_scores = means(columns), mean_scores(single)
         if rewards is not None:
-            columns["return"] = self._returns(multi, rewards, stop)
-            unscored = 1 - len(columns["return"]) / len(multi)
-            scores |= {"return": float(np.mean(columns["return"])), "unscored_share": unscored}
+            columns["return"], broken = self._returns(multi, rewards, stop)
+            scores |= {
+                "return": float(np.mean(columns["return"])),
+                "broken_share": broken / len(multi),
+                "unscored_share": 1 - len(columns["return"]) / len(multi),
+            }
             single_scores.pop("return", None)  # a language model is not asked about these
-        without = (
-            f", {share:.0%} without reward" if (share := scores.get("unscored_share", 0.0)) else ""
+        lost = {"broken_share": "without an answer", "unscored_share": "without reward"}
+        without = "".join(
+            f", {share:.0%} {words}"
+            for name, words in lost.items()
+            if (share := scores.get(name, 0.0))
         )
         line = (
             f"step {step}: {_told(scores)}return {scores['return']:.3f}{without} on {len(multi)} "
@@ -123,10 +130,13 @@ class TrainingScores:
             q_spread=q_spread(single),
         )
 
-    def _returns(self, rows: Sequence[Row], asks: Rewards, stop: StopSignal) -> list[float]:
+    def _returns(
+        self, rows: Sequence[Row], asks: Rewards, stop: StopSignal
+    ) -> tuple[list[float], int]:
         """The returns of the questions that the model scored, in order.
 
-        Of several hosts, each asks about its part of the questions.
+        They are 0 where the model gave no answer; the second value counts these. Of several hosts,
+        each asks about its part of the questions.
         """
         index, count, size = jax.process_index(), jax.process_count(), self.episodes.batch_size
         samples, shown = self.episodes.shown[index::count], rows[index::count]
@@ -143,14 +153,18 @@ class TrainingScores:
         except (Stopped, FeedbackLost) as why:
             failure = why
         hosts.fail_together(failure, FeedbackLost)
-        returns = np.full(-(-len(rows) // count), np.nan)  # of as many questions on each host
+        # Returns, and whether there is no answer; of as many questions on each host.
+        found = np.full((-(-len(rows) // count), 2), np.nan)
         for number, episode in enumerate(rewards):
             if not isinstance(episode, Unscored):
                 each = (self.gamma**t * reward for t, reward in enumerate(episode.rewards))
-                returns[number] = sum(each)
+                found[number] = sum(each), 0
+            elif episode.cause not in INFRASTRUCTURE:
+                found[number] = 0, 1
         # In the order of the questions, so that a mean does not depend on the number of hosts.
-        found = hosts.of_each(returns).T.reshape(-1)
-        return found[~np.isnan(found)].tolist()
+        found = hosts.of_each(found).transpose(1, 0, 2).reshape(-1, 2)
+        returns, broken = found[~np.isnan(found[:, 0])].T
+        return returns.tolist(), int(broken.sum())
 
     def _actions(self, row: Row, sample: Sample) -> list[int]:
         """The actions of an episode: the chunks taken, and STOP if that ended the episode."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
+from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.bootstrap import mean_interval
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.runtime.saved_config import read_fields
@@ -27,12 +28,12 @@ class AgentRow:
         golds: right answers.
         answer: the agent's; "" if it gave up or broke.
         broken: why the episode has no answer; "": it has one.
-        em, f1: of the answer; 0 if there is none.
+        em, f1: of the answer; 0 if there is none. Where the episode `failed`, they tell nothing.
         recall: share of the gold passages that were found; None: the corpus lacks some.
         searches: `[hop]`, each with `query`, `names` and `status`.
         right: of several sampled episodes, how many answers are exactly right; None: there was one,
             searched greedily.
-        sampled: number of these episodes that have an answer.
+        sampled: number of these episodes that have not failed.
     """
 
     id: str
@@ -46,6 +47,11 @@ class AgentRow:
     searches: tuple[Mapping[str, Any], ...]
     right: int | None = None
     sampled: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether the infrastructure broke the episode, so that nobody knows its answer."""
+        return self.broken in INFRASTRUCTURE
 
 
 LOG = RowLog(AgentRow, _RESTART)
@@ -109,17 +115,19 @@ def read_partial(path: Path) -> list[AgentRow]:
 def summarised(rows: Sequence[AgentRow]) -> dict[str, Any]:
     """Means with 95 % bootstrap intervals over the questions.
 
-    EM and F1 are of the questions with an answer, recall of those whose gold passages are all in
-    the corpus.
+    What the model broke has EM and F1 0 and is counted as `broken`; what `failed` is left out and
+    counted. Recall is of those whose gold passages are all in the corpus.
     """
-    answered = [row for row in rows if not row.broken]
+    kept = [row for row in rows if not row.failed]
     columns: dict[str, list[float]] = {
-        "em": [row.em for row in answered],
-        "f1": [row.f1 for row in answered],
-        "recall": [row.recall for row in rows if row.recall is not None],
-        "hops": [float(len(row.searches)) for row in rows],
+        "em": [row.em for row in kept],
+        "f1": [row.f1 for row in kept],
+        "recall": [row.recall for row in kept if row.recall is not None],
+        "hops": [float(len(row.searches)) for row in kept],
     }
-    summary: dict[str, Any] = {"questions": len(rows), "broken": len(rows) - len(answered)}
+    counts = {"broken": sum(bool(row.broken) for row in kept), "failed": len(rows) - len(kept)}
+    summary: dict[str, Any] = {"questions": len(rows), **counts}
+    summary |= {f"{name}_share": count / max(len(rows), 1) for name, count in counts.items()}
     for name, values in columns.items():
         if values:
             mean, low, high = mean_interval(values)

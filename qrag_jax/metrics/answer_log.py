@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from qrag_jax.errors import InputError
+from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.runtime import bounded_files, bounded_json
 from qrag_jax.runtime.whole_files import write_whole
 
@@ -70,7 +71,7 @@ class VerdictRow:
 
 @dataclasses.dataclass(frozen=True)
 class Miss:
-    """A question without an answer, or an answer without a verdict; never scored.
+    """A question without an answer, or an answer without a verdict.
 
     Attributes:
         cause: a short word; misses are counted by cause.
@@ -85,6 +86,11 @@ class Miss:
     attempts: int
     hops: int
     type: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether the infrastructure failed; else the model gave no answer, which scores 0."""
+        return self.cause in INFRASTRUCTURE
 
 
 Record = TypeVar("Record")  # a dataclass

@@ -22,13 +22,15 @@ def answer_scores(
 
     Args:
         rows: answers, one per question.
-        misses: questions without an answer; they are counted, not scored.
+        misses: questions without an answer. They score 0, but for those that `failed`, which are
+            left out.
         verdicts: the judge's verdicts by id; None if there was no judge.
 
     Returns:
         For each group: `em`, `f1` and, with a judge, `judge`, each as {"mean", "low", "high"} with
         a 95% bootstrap interval; a score without values is left out. Also the counts `answered`,
-        `failed` and, with a judge, `judged`.
+        `broken` (the model gave no answer), `failed` and, with a judge, `judged`; and
+        `broken_share` and `failed_share`, of all questions.
     """
     scores = {"all": _scores(rows, misses, verdicts)}
     everything: list[AnswerRow | Miss] = [*rows, *misses]
@@ -53,11 +55,12 @@ def table(scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The scores as lines of text, one per group; "-" if a group has no such score."""
     judge = any("judged" in group for group in scores.values())
     columns = ("em", "f1", *(("judge",) if judge else ()))
-    lines = [["", *columns, "answered", "failed"]]
+    counts = ("answered", "broken", "failed")
+    lines = [["", *columns, *counts]]
     for name, group in scores.items():
         cells = [interval_text(group[c]) if c in group else "-" for c in columns]
         label = name if name == "all" else _INDENT + name
-        lines.append([label, *cells, str(group["answered"]), str(group["failed"])])
+        lines.append([label, *cells, *(str(group[count]) for count in counts)])
     return columns_text(lines)
 
 
@@ -79,12 +82,15 @@ def causes_text(misses: Iterable[HasCause]) -> str:
 def _scores(
     rows: Sequence[AnswerRow], misses: Sequence[Miss], verdicts: Mapping[str, bool] | None
 ) -> dict[str, Any]:
-    columns = {}
-    if rows:
-        columns = {"em": [row.em for row in rows], "f1": [row.f1 for row in rows]}
+    failed = sum(miss.failed for miss in misses)
+    broken = [0.0] * (len(misses) - failed)
+    columns = {"em": [row.em for row in rows] + broken, "f1": [row.f1 for row in rows] + broken}
     judged = [float(verdicts[row.id]) for row in rows if row.id in verdicts] if verdicts else []
-    if judged:
-        columns["judge"] = judged
-    scores: dict[str, Any] = dict(with_intervals(columns))
-    scores |= {"answered": len(rows), "failed": len(misses)}
+    if verdicts is not None:
+        columns["judge"] = judged + broken
+    scores: dict[str, Any] = with_intervals({n: c for n, c in columns.items() if c})
+    counts = {"broken": len(broken), "failed": failed}
+    questions = max(len(rows) + len(misses), 1)
+    scores |= {"answered": len(rows), **counts}
+    scores |= {f"{name}_share": count / questions for name, count in counts.items()}
     return scores | ({"judged": len(judged)} if verdicts is not None else {})

@@ -17,6 +17,16 @@ from qrag_jax.errors import InputError
 
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Causes by which an episode has no score in an evaluation: a server, the network or a search failed
+# (`llm.outcomes`), or what scores did (`feedback`). By any other cause the model, or the agent
+# around it, gave no answer, which scores 0.
+INFRASTRUCTURE = frozenset(
+    (
+        *("timeout", "connection", "server", "rate_limit", "request"),
+        *("malformed", "broken_off", "unknown_end"),
+        *("unclear_verdict", "raised", "no_reward", "no_number"),
+    )
+)
 # Normalised answers that give F1 in HotpotQA only if they are equal as a whole.
 _WHOLE = ("yes", "no", "noanswer")
 

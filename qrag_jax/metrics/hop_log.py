@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
+from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.bootstrap import mean_interval, paired_interval
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.metrics.score_table import columns_text, interval_text
@@ -23,7 +24,7 @@ class Hop:
 
     Attributes:
         query: "" if there was none.
-        outcome: what came of it; "" if no model wrote it.
+        outcome: what came of it, or the cause of a failure; "" if no model wrote it.
         pool: ids of the passages found so far, in the pool's order.
         scores: of this pool.
         read, sampled: tokens.
@@ -54,6 +55,11 @@ class Searched:
     answers: tuple[str, ...]
     pages: tuple[str, ...]
     hops: tuple[Hop, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a search or a server failed, so that nobody knows what the queries would find."""
+        return any(hop.outcome in INFRASTRUCTURE for hop in self.hops)
 
 
 LOG = RowLog(
@@ -122,11 +128,17 @@ def column(rows: Sequence[Searched], hop: int, score: str) -> list[float]:
 
 
 def summary(rows: Sequence[Searched]) -> dict[str, Any]:
-    """Means with 95 % bootstrap intervals over questions, after each hop; and tokens a question."""
-    found: dict[str, Any] = {"questions": len(rows)}
-    for number in range(1, len(rows[0].hops) + 1):
+    """Means with 95 % bootstrap intervals over questions, after each hop; and tokens a question.
+
+    Questions that failed are counted and have no scores.
+    """
+    kept = [row for row in rows if not row.failed]
+    failed = len(rows) - len(kept)
+    found: dict[str, Any] = {"questions": len(rows), "failed": failed}
+    found["failed_share"] = failed / len(rows)
+    for number in range(1, len(rows[0].hops) + 1) if kept else ():
         for score in rows[0].hops[number - 1].scores:
-            found[f"hop{number}/{score}"] = _interval(mean_interval(column(rows, number, score)))
+            found[f"hop{number}/{score}"] = _interval(mean_interval(column(kept, number, score)))
     for name in ("read", "sampled"):
         total = sum(getattr(hop, name) for row in rows for hop in row.hops)
         found[f"{name}_tokens"] = total / len(rows)
@@ -136,7 +148,11 @@ def summary(rows: Sequence[Searched]) -> dict[str, Any]:
 
 
 def gains(rows: Sequence[Searched], others: Sequence[Searched]) -> dict[str, dict[str, float]]:
-    """Paired mean differences on the same questions, after each hop, with their intervals."""
+    """Paired mean differences on the questions that failed in neither, after each hop."""
+    both = [pair for pair in zip(rows, others, strict=True) if not any(row.failed for row in pair)]
+    if not both:
+        return {}
+    rows, others = [a for a, _ in both], [b for _, b in both]
     return {
         f"hop{number}/{score}": _interval(
             paired_interval(column(rows, number, score), column(others, number, score))
@@ -149,10 +165,11 @@ def gains(rows: Sequence[Searched], others: Sequence[Searched]) -> dict[str, dic
 def table(summaries: Mapping[str, Mapping[str, Any]], hops: int) -> list[str]:
     """One line for each way to write queries."""
     names = [f"hop{number}/{score}" for number in range(1, hops + 1) for score in SHOWN]
-    lines = [["", *names, "tokens read, written"]]
+    lines = [["", *names, "tokens read, written", "failed"]]
     for told, each in summaries.items():
         tokens = f"{each['read_tokens']:.0f}, {each['sampled_tokens']:.0f}"
-        lines.append([told, *(interval_text(each[name]) for name in names), tokens])
+        cells = [interval_text(each[name]) if name in each else "-" for name in names]
+        lines.append([told, *cells, tokens, f"{each['failed']} of {each['questions']}"])
     return columns_text(lines)
 
 

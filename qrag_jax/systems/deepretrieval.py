@@ -213,11 +213,11 @@ class DeepRetrieval(TokenSystem[RewriteConfig, Inputs]):
         def play(params: Any, stop: StopSignal) -> list[TokenEpisode]:
             return self.play(params, tasks, stop, greedy=config.eval.greedy)
 
-        def originals(stop: StopSignal) -> list[tuple[str, ...]]:
+        def originals(stop: StopSignal) -> list[tuple[str, ...] | None]:
             stop.check()
             patience = self.player.patience(stop, Failure)
             found = self.episodes.originals.found(tasks, config.eval.depth, patience)
-            return [() if isinstance(e, Failure) else tuple(d.id for d in e) for e in found]
+            return [None if isinstance(e, Failure) else tuple(d.id for d in e) for e in found]
 
         def logged(places: Sequence[int], episodes: Sequence[TokenEpisode]) -> list[RewriteRow]:
             speech, form = self.inputs.speech, config.writing.kind.form

@@ -191,14 +191,14 @@ def _rows(system: Harr, params: Any, log: Path, sampled: int, stop: StopSignal) 
 
 def _with_samples(row: AgentRow, asked: Asked, drawn: Sequence[Episode]) -> AgentRow:
     scored = [agent_row(asked.gold, episode) for episode in drawn]
-    whole = [each for each in scored if not each.broken]
+    whole = [each for each in scored if not each.failed]
     right = sum(each.em > 0 for each in whole)
     return dataclasses.replace(row, right=right, sampled=len(whole))
 
 
 def _gains(rows: Sequence[AgentRow], others: Sequence[AgentRow]) -> dict[str, Any]:
-    """Paired differences over the questions that both answered."""
-    both = [(a, b) for a, b in zip(rows, others, strict=True) if not a.broken and not b.broken]
+    """Paired differences over the questions that failed in neither."""
+    both = [(a, b) for a, b in zip(rows, others, strict=True) if not a.failed and not b.failed]
     gains = {}
     for name in ("em", "f1", "recall"):
         pairs = [(getattr(a, name), getattr(b, name)) for a, b in both]
@@ -223,13 +223,14 @@ def _passes(rows: Sequence[AgentRow], sampled: int) -> dict[str, float]:
 
 def _table(summary: dict[str, Any]) -> str:
     columns = ("em", "f1", "recall", "hops")
-    lines = [["", *columns, "broken"]]
+    lines = [["", *columns, *(losses := ("broken", "failed"))]]
     for name, scores in summary["scores"].items():
         cells = [interval_text(scores[c]) if c in scores else "" for c in columns]
-        lines.append([name, *cells, f"{scores['broken']} of {scores['questions']}"])
+        lost = (f"{scores[each]} of {scores['questions']}" for each in losses)
+        lines.append([name, *cells, *lost])
     for name, gains in summary["gains"].items():
         cells = [interval_text(gains[c], sign=True) if c in gains else "" for c in columns]
-        lines.append([f"gain over {name}", *cells, ""])
+        lines.append([f"gain over {name}", *cells, *("" for _ in losses)])
     text = columns_text(lines)
     if "pass@k" in summary:
         passes = ", ".join(f"{k}: {value:.3f}" for k, value in summary["pass@k"].items())

@@ -73,7 +73,8 @@ class HopPlayer:
                     now[place] = after = dataclasses.replace(grown_state, hop=hop)
                 read = sum(len(t.observed) for s in episode.segments for t in s)
                 query = made.query
-                row[place] = self._row(before[place], after, query, made=made, read=read)
+                more = {"made": made, "read": read, "outcome": made.outcome}
+                row[place] = self._row(before[place], after, query, **more)
             now = [each.after(each.pool) for each in now]
             rows.append(row)
         return rows
@@ -85,11 +86,15 @@ class HopPlayer:
             before, queries = [*now], [write(each) for each in now]
             asked = [(each, Look(query, self.k)) for each, query in zip(now, queries)]
             found = self.library.look(asked)
+            outcomes = [each.cause if isinstance(each, Failure) else "" for each in found]
             for place, documents in enumerate(found):
                 if not isinstance(documents, Failure):
                     pool = grown(now[place].pool, documents, self.scoring.order)
                     now[place] = dataclasses.replace(now[place], pool=pool)
-            rows.append([self._row(*each) for each in zip(before, now, queries, strict=True)])
+            every = zip(before, now, queries, outcomes, strict=True)
+            rows.append(
+                [self._row(one, new, text, outcome=cause) for one, new, text, cause in every]
+            )
             now = [each.after(each.pool) for each in now]
         return rows
 

@@ -92,7 +92,7 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: WayOptions) ->
     write_whole(out / SUMMARY, json.dumps(found, indent=1) + "\n")
     hops = len(rows[main][0].hops)
     print("\n".join(hop_log.table(summaries, hops)))
-    for told, gain in found["gains"].items():
+    for told, gain in filter(lambda each: each[1], found["gains"].items()):
         print(f"{main} - {told}, all gold: {interval_text(gain[f'hop{hops}/all_gold'], sign=True)}")
     for note in notes:
         print(f"note: {note}")
@@ -171,7 +171,8 @@ def _with_passage(state: QueryState) -> str:
 def _best(ways: list[list[Searched]]) -> list[Searched]:
     """For each question the way that found most, by average precision after the last hop."""
     return [
-        max(each, key=lambda row: row.hops[-1].scores["ap"]) for each in zip(*ways, strict=True)
+        max(each, key=lambda row: (not row.failed, row.hops[-1].scores["ap"]))
+        for each in zip(*ways, strict=True)
     ]
 
 

@@ -61,7 +61,7 @@ def _of_chunks(path: Path) -> RunScores:
 
 
 def _of_agents(path: Path) -> RunScores:
-    rows = [row for row in agent_log.read_partial(path) if not row.broken]
+    rows = [row for row in agent_log.read_partial(path) if not row.failed]
     return RunScores("f1", {name: _column(rows, name) for name in OF_AGENTS})
 
 
@@ -75,7 +75,7 @@ def _of_tokens(path: Path) -> RunScores:
 def _of_hops(path: Path) -> RunScores:
     """Scores after the last hop."""
     found: Scores = {}
-    for row in hop_log.read(path):
+    for row in (each for each in hop_log.read(path) if not each.failed):
         for name, value in row.hops[-1].scores.items():
             found.setdefault(name, {})[row.id] = value
     return RunScores("all_gold", found)

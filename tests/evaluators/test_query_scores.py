@@ -22,7 +22,7 @@ def row(outcome: str, recall: float, ap: float, *, tokens: int = 2, read: int = 
             0, 1, 0, 0, 0, "q", (5,) * tokens, (-1.0,) * tokens, "stop", outcome,
             scores=scores if scored else {}, reward=ap if scored else None,
         )  # fmt: skip
-    return HopRow(scores, "q", STATE, LATER, made, read if outcome else 0)
+    return HopRow(scores, "q", STATE, LATER, made, read if outcome else 0, outcome)
 
 
 HOPS = [

@@ -74,8 +74,10 @@ def test_what_is_no_query_found_nothing() -> None:
     assert rankings_of([rewritten("ada", "b", "a"), rewritten("", outcome=TOO_LONG), failed]) == [
         ("b", "a"),
         (),
-        (),
+        None,
     ]
+    columns = measured([SMALL, GRADED, SMALL], [("b", "a"), (), None], ["rr@10"])
+    assert columns == {"rr@10": [0.5, 0.0]}  # what failed has no score
 
 
 def test_shapes_are_means_over_what_did_not_fail() -> None:
@@ -133,17 +135,14 @@ def test_an_evaluation_is_beside_that_of_the_originals() -> None:
     scores = scores_of(episodes, [("z", "a"), ("b",)], calls)
     given = scores.evaluate("weights", 7, StopSignal())
     assert calls == ["weights"]
-    assert given.metrics["eval/rr@10"] == 0.5  # the failed one found nothing
+    assert given.metrics["eval/rr@10"] == 1.0  # the failed one is left out
+    assert [*given.each] == [1.0]
     assert given.metrics["eval/failed_share"] == 0.5
     assert given.baselines["original/rr@10"] == 0.75
     assert given.baselines["original/recall@1"] == 0.25
-    assert given.baselines["untrained/rr@10"] == 0.5
-    assert given.score == given.scores["recall@1"] == 0.5
+    assert given.baselines["untrained/rr@10"] == 1.0
+    assert given.score == given.scores["recall@1"] == 1.0
     assert {name.removeprefix("eval/") for name in given.metrics} == set(given.scores)
-    assert given.line == (
-        "step 7: ndcg@3 0.500 (0.696 by the originals), recall@1 0.500 (0.250 by the originals), "
-        "rr@10 0.500 (0.750 by the originals), 100% readable, 1.0 words, 50% failed on 2 queries"
-    )
 
 
 def test_an_evaluation_can_be_stopped() -> None:

@@ -51,13 +51,13 @@ def test_what_cannot_be_read_is_not_written(tmp_path: Path) -> None:
     assert read_partial(log) == []
 
 
-def test_an_episode_that_broke_is_no_wrong_answer() -> None:
-    found = summarised([ROW, BROKEN, dataclasses.replace(ROW, f1=0.5, em=0.0)])
-    assert (found["questions"], found["broken"]) == (3, 1)
-    assert found["f1"]["mean"] == pytest.approx(0.75)
-    assert found["em"]["mean"] == pytest.approx(0.5)
-    assert found["recall"]["mean"] == pytest.approx(0.5)
-    assert found["hops"]["mean"] == 1.0
+def test_what_the_model_broke_is_wrong_and_what_the_server_broke_is_left_out() -> None:
+    malformed = dataclasses.replace(BROKEN, broken="malformed_call", recall=0.0, searches=())
+    found = summarised([ROW, BROKEN, *[malformed] * 3])
+    assert (found["questions"], found["broken"], found["failed"]) == (5, 3, 1)
+    assert (found["broken_share"], found["failed_share"]) == (0.6, 0.2)
+    assert found["em"]["mean"] == found["f1"]["mean"] == found["hops"]["mean"] == 0.25
+    assert found["recall"]["mean"] == 0.125
 
 
 def test_pass_at_k_is_the_share_of_draws_with_a_right_one() -> None:

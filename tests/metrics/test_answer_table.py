@@ -27,18 +27,22 @@ MISSES = [MISS, Miss("y", "timeout", "no.", 1, 3, ""), Miss("z", "cut_off", "no.
 def test_scores_by_group_with_failures_beside() -> None:
     scores = answer_scores(ROWS, MISSES)
     assert list(scores) == ["all", "1 hop", "2 hops", "3 hops", "no type", "bridge", "comparison"]
-    counts = {name: (group["answered"], group["failed"]) for name, group in scores.items()}
-    assert counts == {
-        "all": (4, 3),
-        "1 hop": (1, 0),
-        "2 hops": (3, 2),
-        "3 hops": (0, 1),
-        "no type": (0, 1),
-        "bridge": (3, 2),
-        "comparison": (1, 0),
+    counts = {
+        name: tuple(group[count] for count in ("answered", "broken", "failed"))
+        for name, group in scores.items()
     }
-    assert tuple(scores["all"]["em"].values()) == mean_interval([1.0, 0.0, 0.0, 0.0])
-    assert tuple(scores["2 hops"]["f1"].values()) == mean_interval([1.0, 0.5, 0.0])
+    assert counts == {
+        "all": (4, 1, 2),
+        "1 hop": (1, 0, 0),
+        "2 hops": (3, 1, 1),
+        "3 hops": (0, 0, 1),
+        "no type": (0, 0, 1),
+        "bridge": (3, 1, 1),
+        "comparison": (1, 0, 0),
+    }
+    assert (scores["all"]["broken_share"], scores["all"]["failed_share"]) == (1 / 7, 2 / 7)
+    assert tuple(scores["all"]["em"].values()) == mean_interval([1.0, 0.0, 0.0, 0.0, 0.0])
+    assert tuple(scores["2 hops"]["f1"].values()) == mean_interval([1.0, 0.5, 0.0, 0.0])
     assert "em" not in scores["3 hops"]
     assert "judged" not in scores["all"]
 
@@ -59,17 +63,13 @@ def test_the_judge_scores_what_it_judged() -> None:
         "bridge": 2,
         "comparison": 0,
     }
-    lines = table(scores)
-    assert lines[0].split() == ["em", "f1", "judge", "answered", "failed"]
-    assert lines[-1].split()[-3:] == ["-", "1", "0"]
+    # Where there is no answer, the judge need not be asked.
+    assert answer_scores(ROWS, MISSES, {"a": True})["all"]["judge"]["mean"] == 0.5
+    assert table(scores)[-1].split()[-4:] == ["-", "1", "0", "0"]
 
 
-def test_table() -> None:
-    assert table(answer_scores(ROWS[:1], [MISS])) == [
-        "     em                    f1                    answered  failed",
-        "all  1.000 [1.000, 1.000]  1.000 [1.000, 1.000]  1         1",
-    ]
-    assert table(answer_scores([], MISSES[:1]))[1].split() == ["all", "-", "-", "0", "1"]
+def test_a_group_without_scores_has_no_interval() -> None:
+    assert table(answer_scores([], MISSES[:1]))[1].split() == ["all", "-", "-", "0", "0", "1"]
 
 
 def test_causes_are_counted() -> None:

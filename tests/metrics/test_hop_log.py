@@ -49,6 +49,16 @@ def test_differences_are_paired() -> None:
     assert found["hop1/recall"]["mean"] == 0.25
 
 
+def test_what_failed_is_left_out_and_counted() -> None:
+    first, second = ROWS[1].hops
+    hops = (dataclasses.replace(first, outcome="timeout"), second)
+    lost = dataclasses.replace(ROWS[1], hops=hops)
+    found = hop_log.summary([ROWS[0], lost])
+    assert (found["failed"], found["failed_share"], found["hop2/recall"]["mean"]) == (1, 0.5, 1.0)
+    assert hop_log.gains(ROWS, [ROWS[0], lost])["hop1/recall"]["mean"] == 0
+    assert len(hop_log.table({"lost": hop_log.summary([lost])}, 2)) == 2
+
+
 def test_the_table_has_a_line_for_each_way() -> None:
     lines = hop_log.table({"trained": hop_log.summary(ROWS)}, 2)
     assert len(lines) == 2

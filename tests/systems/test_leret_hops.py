@@ -148,5 +148,6 @@ def test_rules_write_queries_too() -> None:
     assert pools(second) == [["a", "c", "b"], []]
     assert [row.query for row in second] == ["oslo", "broken"]
     assert all(row.made is None and row.read == 0 for row in (*first, *second))
+    assert [row.outcome for row in second] == ["", "timeout"]
     assert second[0].before.hop == 2
     assert second[0].scores["all_gold"] == 1

@@ -38,18 +38,19 @@ def test_chunks(run: Path) -> None:
     assert {"fact_em", "fact_recall", "fact_precision", "steps"} <= found.scores.keys()
 
 
-def test_agents_that_broke_have_no_score(run: Path) -> None:
+def test_agents_that_failed_have_no_score(run: Path) -> None:
     rows = [
         AgentRow("q1", "Where?", ("Oslo",), "Oslo fjord", "", 0.0, 0.5, None, ()),
         AgentRow("q2", "Where?", ("Oslo",), "", "timeout", 0.0, 0.0, 0.0, ()),
         AgentRow("q3", "Where?", ("Oslo",), "Oslo", "", 1.0, 1.0, 0.25, ()),
+        AgentRow("q4", "Where?", ("Oslo",), "", "no_retrieval", 0.0, 0.0, 0.0, ()),
     ]
     agent_log.append(run / "eval/last-4/agent_seed42.jsonl", rows)
     found = scores_of(run)
     assert found.scores == {
-        "f1": {"q1": 0.5, "q3": 1.0},
-        "em": {"q1": 0.0, "q3": 1.0},
-        "recall": {"q3": 0.25},
+        "f1": {"q1": 0.5, "q3": 1.0, "q4": 0.0},
+        "em": {"q1": 0.0, "q3": 1.0, "q4": 0.0},
+        "recall": {"q3": 0.25, "q4": 0.0},
     }
 
 

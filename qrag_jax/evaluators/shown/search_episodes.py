@@ -54,7 +54,7 @@ def search_episodes(
 
 
 def _hops(row: Searched) -> dict[str, Any]:
-    last = row.hops[-1].scores if row.hops else {}
+    last = row.hops[-1].scores if row.hops and not row.failed else {}
     ap, every = last.get("ap"), last.get("all_gold")
     scores = ", ".join(f"{name} {value:.3f}" for name, value in last.items())
     return {
@@ -93,10 +93,10 @@ def _agents(row: AgentRow) -> dict[str, Any]:
     return {
         "id": row.id,
         "question": row.question,
-        "solved": None if row.broken else row.em == 1,
+        "solved": None if row.failed else row.em == 1,
         "hops": len(row.searches),
-        "score": None if row.broken else row.f1,
-        "regret": None if row.broken else 1 - row.f1,
+        "score": None if row.failed else row.f1,
+        "regret": None if row.failed else 1 - row.f1,
         "facts": [
             ["question", row.question],
             ["answered", row.answer or f"(no answer: {row.broken or 'it gave up'})"],
