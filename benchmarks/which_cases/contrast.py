@@ -24,7 +24,7 @@ from benchmarks.which_cases.settings import CHOICE, TRAIN, Asked, Setting
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.minilm import find_minilm
 
-INSTALL = "sentence-transformers is not installed; run pip install 'qrag_jax[rerank]'"
+INSTALL = "sentence-transformers is not installed; run pip install 'sentence-transformers>=6.0'"
 NAME = "contrastive.json"
 _TRAINED_TOKENS = 128  # of a passage, as Q-RAG's config :minilm has it
 _ROW_TOKENS = 256  # in search, as MiniLM's folder says

@@ -132,6 +132,6 @@ def test_what_is_missing_is_named(
     with pytest.raises(InputError, match="QRAG_MINILM"):
         contrast.train(given, tmp_path / "model", 42, ContrastConfig())
     monkeypatch.setattr(contrast, "is_installed", lambda: False)
-    with pytest.raises(InputError, match="pip install 'qrag_jax"):
+    with pytest.raises(InputError, match="pip install 'sentence-transformers"):
         contrast.train(given, tmp_path / "model", 42, ContrastConfig())
     assert single.ROW_TOKENS == contrast._ROW_TOKENS
