@@ -1,7 +1,8 @@
 """Scores a trained retriever: python -m qrag_jax.evaluate --workdir=runs/hotpotqa
 
 Runs of agents (HARR), of language models with tools (RLVR), of query writers (LeReT) and of query
-rewriters (DeepRetrieval) are scored by the same command.
+rewriters (DeepRetrieval) are scored by the same command, and with --system=FILE.py those of a
+system of your own, by its own `evaluate`.
 
 Any field of the run's config can be overridden, for example
 `--config.data.path=FOLDER --out=OTHER` to score other data. Priority: command line, then the file
@@ -10,20 +11,28 @@ given by `--eval_config`, then the run's saved config.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import signal
 import sys
+import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 
+from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import FeedbackLost
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.interrupt import Stopped
+from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import CONFIG_NAME
+from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems import (
     deepretrieval_config,
     harr_config,
@@ -66,6 +75,8 @@ def main() -> int:
         return _score_episodes(workdir, config)
     if SAMPLED.value:
         raise InputError("--sampled is for runs of agents; leave it out.")
+    if system not in (None, run_flags.Q_RAG):
+        return _score_own(workdir, config)
     saved = older_runs.load_config(workdir / CONFIG_NAME)
     if not OUT.value:
         check_own_data(workdir, saved, config)
@@ -112,9 +123,31 @@ def _score_episodes(workdir: Path, config: ConfigDict) -> int:
     return 0
 
 
+def _score_own(workdir: Path, config: ConfigDict) -> int:
+    """Scores a run of a system outside the package, as its training does."""
+    if SAMPLES.value:
+        raise InputError(f"--samples is not for runs of {config.system}; leave it out.")
+    out = Path(OUT.value) if OUT.value else workdir / "eval"
+    with (
+        Run.open(workdir, time.monotonic()) as run,
+        systems.open_system(config, run) as system,
+        StopSignal() as stop,
+    ):
+        state, checkpoints = system.first_state(), Checkpoints(workdir, read_only=True)
+        params, step = checkpoints.restore_params(run_flags.checkpoint(), state.params)
+        replace = getattr(state, "_replace", None) or partial(dataclasses.replace, state)
+        found = system.evaluate(replace(params=params), step, stop)
+        summary = {"checkpoint": run_flags.checkpoint(), "step": step, "scores": found.scores}
+        with commandline.writing(out, "--out"):
+            out.mkdir(parents=True, exist_ok=True)
+            write_whole(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+        print(f"{found.line}\nsummary: {out / 'summary.json'}")
+    return 0
+
+
 def define_flags(argv: Sequence[str]) -> None:
     """Defines the flags that a run's config gives."""
-    run_flags.define(argv, (run_flags.Q_RAG, *OTHERS))
+    run_flags.define(argv, (run_flags.Q_RAG, *OTHERS), own=True)
 
 
 if __name__ == "__main__":

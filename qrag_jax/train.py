@@ -6,6 +6,7 @@ Give the same command again to resume a run that was interrupted.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import sys
 import tempfile
@@ -120,11 +121,12 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
         if ended is not None and not isinstance(ended, Stopped | EndedEarly):
             raise ended
         run.write_last_files()
+        source = systems.source(config.system)
         if isinstance(ended, Stopped):
             return _stopped(stop, step)
         if ended is not None:
             log(f"ended at step {step}: {ended}")
-        return _done(run)
+        return _done(run, source)
 
 
 def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
@@ -206,7 +208,7 @@ def _stopped(stop: StopSignal, step: int) -> int:
     return 128 + signal.Signals[stop.name]
 
 
-def _done(run: Run) -> int:
+def _done(run: Run, source: str) -> int:
     if run.checkpoints.best_step() == 0:
         none = "no evaluation scored above them" if has_evaluation(run.workdir) else "none was made"
         log(
@@ -214,7 +216,8 @@ def _done(run: Run) -> int:
             "--checkpoint=last names the trained ones"
         )
     log(f"done: {run.workdir / 'learning_curve.png'}; score it with")
-    log(f"  python -m qrag_jax.evaluate --workdir={run.workdir}")
+    command = ["python", "-m", "qrag_jax.evaluate", f"--workdir={run.workdir}"]
+    log(f"  {shlex.join([*command, f'--system={source}'] if source else command)}")
     return 0
 
 

@@ -13,6 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from qrag_jax.errors import InputError
@@ -65,23 +66,8 @@ def load(spec: str, field: str, takes: Sequence[str]) -> OwnCode:
     """
     check_form(spec, field)
     file, _, name = spec.rpartition(":")
+    module = run_file(file, field)
     path = Path(file).expanduser().absolute()
-    if not path.is_file():
-        raise InputError(f"{field} is {spec}, but there is no file {path}; give its path.")
-    content = path.read_bytes()
-    module_name = f"qrag_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    found = importlib.util.spec_from_file_location(module_name, path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[module_name] = module  # dataclasses look their module up there
-    try:
-        found.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[module_name]
-        raise InputError(
-            f"{field} is {spec}, but {path} cannot be run ({told(error)}); mend it."
-        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         there = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value))
@@ -95,7 +81,32 @@ def load(spec: str, field: str, takes: Sequence[str]) -> OwnCode:
             f"{field} is {spec}, but {name} cannot be called with {', '.join(takes)}; give it "
             "these arguments, by these names."
         ) from None
-    return OwnCode(spec, function, hashlib.sha256(content).hexdigest()[:16])
+    return OwnCode(spec, function, hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+
+
+def run_file(file: str, field: str) -> ModuleType:
+    """Runs a file as a module of its own name.
+
+    Raises:
+        InputError: there is no such file, or it cannot be run.
+    """
+    path = Path(file).expanduser().absolute()
+    if not path.is_file():
+        raise InputError(f"{field} is {file}, but there is no file {path}; give its path.")
+    module_name = f"qrag_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    found = importlib.util.spec_from_file_location(module_name, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[module_name] = module  # dataclasses look their module up there
+    try:
+        found.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[module_name]
+        raise InputError(
+            f"{field} is {file}, but {path} cannot be run ({told(error)}); mend it."
+        ) from error
+    return module
 
 
 def told(error: BaseException) -> str:

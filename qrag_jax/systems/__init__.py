@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime import own_code
 
 if TYPE_CHECKING:  # not at run time: a deployed retriever (`systems.retriever`) needs no jax
     import jax
@@ -134,8 +135,44 @@ def open_system(
     return _module(config).open_system(config, run, dry=dry, devices=devices)
 
 
+def register(name: str, where: str) -> None:
+    """Adds a system from outside the package, unless this program has done so itself.
+
+    Its code runs, so `where` comes from the command line and never from a run's folder.
+
+    Args:
+        where: FILE.py or an importable module; "": the program must have registered it.
+
+    Raises:
+        InputError: it is not registered, or cannot be run.
+    """
+    if where.endswith(own_code.SUFFIX):
+        SYSTEMS[name] = own_code.run_file(where, "--system").__name__
+    elif where:
+        SYSTEMS[name] = where
+    elif name not in SYSTEMS:
+        raise InputError(
+            f"{name!r} is no system of this package; give its code, --system=FILE.py, or a run of "
+            f"{', '.join(SYSTEMS)}."
+        )
+
+
+def source(name: str) -> str:
+    """The file of a system from outside the package; "" for one of the package."""
+    module = SYSTEMS[name]
+    inside = module.startswith(f"{__name__}.")
+    return "" if inside else str(getattr(importlib.import_module(module), "__file__", module))
+
+
 def _module(config: ConfigDict) -> Any:
     name = config.get("system", "")
     if name not in SYSTEMS:
         raise InputError(f"config.system is {name!r}; use one of {', '.join(SYSTEMS)}.")
-    return importlib.import_module(SYSTEMS[name])
+    try:
+        return importlib.import_module(SYSTEMS[name])
+    except ModuleNotFoundError as error:
+        if error.name != SYSTEMS[name]:
+            raise
+        raise InputError(
+            f"the system {name!r} is module {error.name}, which is not there."
+        ) from None

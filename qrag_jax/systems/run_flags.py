@@ -14,6 +14,7 @@ from absl import flags
 from ml_collections import config_flags
 from ml_collections.config_flags import tuple_parser
 
+from qrag_jax import systems as registry
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline, config_files, own_code
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
@@ -105,7 +106,7 @@ def fields_help(argv: Sequence[str]) -> str:
 
 
 def given_experiment(
-    holder: flags.FlagHolder | flags.Flag, example: str = "configs/hotpotqa.py"
+    holder: flags.FlagHolder | flags.Flag, example: str = ""
 ) -> ml_collections.ConfigDict:
     """The experiment on the command line.
 
@@ -125,7 +126,8 @@ def given_experiment(
         reason = str(error).strip().split("\n")[-1].strip()
         raise InputError(f"--config: the file cannot be loaded ({reason}).") from None
     if config is None:
-        raise InputError(f"give an experiment, for example --config={example}.")
+        known = f"for example --config={example}." if example else config_files.instead("")
+        raise InputError(f"give an experiment, --config=FILE: {known}")
     return config
 
 
@@ -180,6 +182,7 @@ def define(
     checkpoints: Sequence[str] = ("best", "last"),
     *,
     plays: bool = True,
+    own: bool = False,
 ) -> None:
     """Defines the flags; `--config` is the run's saved config, updated by `--eval_config`.
 
@@ -189,6 +192,7 @@ def define(
         systems: those whose runs the command can read.
         checkpoints: what `--checkpoint` may name; the first is the default.
         plays: whether the command reads the run's data, or plays episodes.
+        own: whether it reads the runs of systems outside the package, too.
 
     Raises:
         InputError: the folder holds no run of these systems, or a config cannot be used; or the
@@ -197,6 +201,8 @@ def define(
     flags.DEFINE_string("workdir", None, "Folder of a trained run.")
     flags.DEFINE_enum("checkpoint", checkpoints[0], [*checkpoints], "Which checkpoint.")
     flags.DEFINE_string("eval_config", None, "Config FILE whose fields replace the run's.")
+    if own:
+        flags.DEFINE_string("system", None, "FILE.py or module of a system of your own; it is run.")
     folder = _argument(argv, "workdir")
     if HELP & set(argv):
         return
@@ -206,7 +212,9 @@ def define(
     if checkpoints[0] == "best" and _argument(argv, "checkpoint") is None:
         _refuse_unscored(Path(folder))
     system = read_fields(path).get("system", Q_RAG)
-    if system not in systems:
+    if own and system not in systems:
+        registry.register(system, _argument(argv, "system") or "")
+    elif system not in systems:
         *others, last = systems
         known = f"{', '.join(others)} or {last}" if others else last
         raise InputError(
@@ -218,7 +226,8 @@ def define(
             _replace_fields(config, file)
         q_rag_config.complete(config, argv)
     else:
-        config = _CONFIGS[system].load_config(path)
+        read = _CONFIGS[system].load_config if system in _CONFIGS else _plain_config
+        config = read(path)
         if file:
             raise InputError(f"--eval_config is for runs of {Q_RAG}; give --config.FIELD=VALUE.")
     if plays:
@@ -238,6 +247,10 @@ def _refuse_unscored(workdir: Path) -> None:
             f"{workdir} has no evaluation of trained weights yet, so none are its best; give "
             "--checkpoint=last, train on, or give --checkpoint=best for the untrained weights."
         )
+
+
+def _plain_config(path: Path) -> ml_collections.ConfigDict:
+    return ml_collections.ConfigDict(read_fields(path))
 
 
 def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import shlex
 import signal
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from qrag_jax import systems, train
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.step_log import NotFinite
-from tests.entry_points import metric_lines
+from tests.entry_points import Commands, metric_lines, refusal
 from tests.systems import line_fit
 
 
@@ -38,6 +40,23 @@ def test_a_second_system_plugs_into_the_loop(tmp_path: Path) -> None:
     assert lines[-2]["points/drawn"] == 96
     assert Checkpoints(tmp_path / "run").best_step() == 12
     assert (tmp_path / "run" / "learning_curve.png").exists()
+
+
+def test_it_is_scored_if_the_command_line_names_its_code(
+    tmp_path: Path, commands: Commands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train.train(line_fit.get_config(), run)
+    *_, command = capsys.readouterr().out.strip().splitlines()
+    words = shlex.split(command)[3:]
+    assert words == [f"--workdir={run}", f"--system={line_fit.__file__}"]
+    commands.succeed("evaluate", *words, "--checkpoint=last")
+    summary = json.loads((run / "eval" / "summary.json").read_text())
+    assert summary["step"] == 12
+    assert summary["scores"]["error"] < 0.1
+    for command in ("evaluate", "export"):
+        refused = commands.run(command, words[0], f"--out={tmp_path / 'out'}")
+        assert "line_fit" in refusal(refused)
 
 
 def test_stopped_and_gone_on_with_it_is_the_run_never_stopped(
