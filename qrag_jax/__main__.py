@@ -40,7 +40,7 @@ def usage() -> str:
             "",
             *lines,
             "",
-            "qrag NAME --help lists the flags of a command.",
+            "qrag NAME --help lists the flags of a command; qrag --version says which this is.",
         ]
     )
 
@@ -51,6 +51,11 @@ def main() -> int:
     if name in HELP:
         with lasting_output():  # `| head` closes it
             print(usage())
+        return 0
+    if name == "--version":
+        from qrag_jax import __version__
+
+        print(f"qrag_jax {__version__}")
         return 0
     if name not in COMMANDS:
         print(f"error: {name!r} is no command; use one of {', '.join(COMMANDS)}.", file=sys.stderr)

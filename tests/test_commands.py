@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from qrag_jax import __main__ as console
+from qrag_jax import __version__
 from qrag_jax.runtime import config_files
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems import q_rag_config, run_flags
-from tests.entry_points import ROOT, Commands
+from tests.entry_points import ROOT, Commands, refusal
 
 
 def test_every_command_is_listed_and_is_a_module(
@@ -41,6 +42,43 @@ def test_an_unknown_command(
     monkeypatch.setattr(sys, "argv", ["qrag", "trian"])
     assert console.main() == 2
     assert "'trian' is no command; use one of train, evaluate," in capsys.readouterr().err
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["qrag", "--version"])
+    assert console.main() == 0
+    assert __version__ in capsys.readouterr().out
+
+
+def test_without_an_experiment_all_are_listed(commands: Commands) -> None:
+    listed = re.findall(r"configs/\w+\.py", refusal(commands.run("train")))
+    assert {"configs/quickstart.py", "configs/hotpotqa.py", "configs/rlvr.py"} <= {*listed}
+
+
+@pytest.mark.parametrize(
+    ("config", "model"), [("hotpotqa:tiny", "encoder"), ("rlvr:tiny", "model")]
+)
+def test_a_model_that_is_not_there_is_refused_before_the_data(
+    name: str, model: str, commands: Commands, tmp_path: Path
+) -> None:
+    data = {"encoder": "data.path", "model": "questions.dev"}[model]
+    nowhere = [f"--config.{data}={tmp_path / 'data'}", f"--config.{model}.path={tmp_path / model}"]
+    told = commands.run(
+        "train", f"--config=configs/{name}.py:tiny", *nowhere, f"--workdir={tmp_path / 'run'}"
+    )
+    assert str(tmp_path / model) in refusal(told)
+
+
+def test_transformers_says_nothing_of_torch(commands: Commands) -> None:
+    imports = "from qrag_jax.runtime.fast_tokenizer import auto_tokenizer; auto_tokenizer()"
+    done = subprocess.run(
+        [sys.executable, "-c", imports],
+        env=commands.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "PyTorch" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])

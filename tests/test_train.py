@@ -226,7 +226,7 @@ def refused(config: ml_collections.ConfigDict, workdir: Path) -> str:
             "config.reward.name is 'f1'; use one of ground_truth, gt,",
         ),
         ({"eval.best_by": "f1"}, "config.eval.best_by is 'f1'; use one of return, return_until"),
-        ({"reward.name": "judge"}, "config.llm.server.model is empty; give a model's folder"),
+        ({"reward.name": "judge"}, "config.llm.url"),
         (
             {"encoder.dtype": "int8"},
             "config.encoder.dtype is 'int8'; use one of auto, float32, bfloat16",

@@ -82,10 +82,13 @@ class DataConfig:
         sizes = {name: len(store) for name, store in stores.items()}
         return mix_weights(self.sources, sizes if self.mixture == BY_SIZE else None)
 
+    def row_tokens(self, tokenizer: TextTokenizer) -> int:
+        """Tokens of a chunk that its row holds, besides the special ones."""
+        return self.max_chunk_tokens - (1 if tokenizer.cls_id is None else 2)
+
     def token_limits(self, tokenizer: TextTokenizer) -> dict[str, Any]:
         """How texts are cut and where their tokens are kept, for `tokens.tokenise`."""
-        special = 1 if tokenizer.cls_id is None else 2  # special tokens of a chunk's row
-        longest = max(self.max_chunk_tokens - special, self.max_chunk_tokens_in_state)
+        longest = max(self.row_tokens(tokenizer), self.max_chunk_tokens_in_state)
         return {
             "max_question_tokens": self.max_question_tokens,
             "max_chunk_tokens": longest,

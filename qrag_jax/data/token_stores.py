@@ -9,6 +9,8 @@ from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TextTokenizer, Tokens, TokenStore, tokenise
 
+_MANY = 0.1  # share of truncated texts above which it is a warning
+
 
 def tokenise_samples(
     config: DataConfig, tokenizer: TextTokenizer, samples: Sequence[Sample]
@@ -26,11 +28,28 @@ def tokenise_training(
     return tokenise_samples(config, tokenizer, samples)
 
 
-def truncation_report(store: Tokens) -> str:
-    """One line on how many texts were cut; empty if none was cut."""
-    if not store.truncated_questions and not store.truncated_chunks:
+def truncation_report(store: Tokens, config: DataConfig, tokenizer: TextTokenizer) -> str:
+    """One line on how many texts were cut, and by which fields; empty if none was cut.
+
+    It is a warning if more than a tenth of the questions or chunks were.
+    """
+    row = config.row_tokens(tokenizer)
+    chunks = store.truncated_chunks
+    if row < config.token_limits(tokenizer)["max_chunk_tokens"]:
+        chunks = int((store.chunk_lengths > row).sum())
+    cut = [
+        (store.truncated_questions, len(store), "questions", "max_question_tokens"),
+        (chunks, store.chunk_texts, "chunks", "max_chunk_tokens"),
+    ]
+    said = [
+        f"{some} of {every} {what} ({some / every:.0%}), by config.data.{field} = "
+        f"{getattr(config, field)}"
+        for some, every, what, field in cut
+        if some
+    ]
+    if not said:
         return ""
-    return (
-        f"truncated: {store.truncated_questions} of {len(store)} questions, "
-        f"{store.truncated_chunks} of {store.chunk_texts} chunks"
-    )
+    line = f"truncated: {'; '.join(said)}"
+    if all(some <= _MANY * every for some, every, *_ in cut):
+        return line
+    return f"warning: {line}. What is cut off is not read: raise the field, or split the texts."

@@ -13,7 +13,7 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.files.model_folder import open_tensors, resolve_folder
+from qrag_jax.models.files.model_folder import open_tensors, read_config, resolve_folder
 from qrag_jax.models.files.sentence_transformers import prompts
 from qrag_jax.models.pretrained import (
     LoadedEncoder,
@@ -36,6 +36,16 @@ ADAPTERS = "adapter"  # folder of the first adapters, in the encoder's folder
 # A tensor that only all-MiniLM-L6-v2 has, which its file and a run's copy of it hold alike.
 _NORM_OF_MINILM = "encoder.layer.5.output.LayerNorm.weight"
 _DIGEST_OF_NORM = "159a9df41d15b7022d136f86a2a2631c4635f9816e957472217077b522bcf52a"
+
+
+def check_origin(config: EncoderConfig) -> None:
+    """Refuses a pretrained encoder that cannot be found, before the data are read.
+
+    Raises:
+        InputError: `config.path` is no model's folder, and the hub has none of that name.
+    """
+    if config.path not in ("", MINILM, MINILM_OR_SCRATCH):
+        read_config(resolve_folder(config.path))
 
 
 def prepare_encoder(

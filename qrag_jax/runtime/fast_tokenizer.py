@@ -6,6 +6,7 @@ also one that is no `Exception`.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,22 @@ from qrag_jax.errors import InputError
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 MAX_BYTES = 512 * 2**20  # of such a file; the largest official ones have 0.04 GB
+_NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _LONGEST = 200  # characters of a library's error in a message
 _OURS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
+def auto_tokenizer() -> Any:
+    """transformers' AutoTokenizer, imported without the advice to install PyTorch."""
+    before = os.environ.get(_NO_ADVICE)
+    os.environ[_NO_ADVICE] = "1"
+    try:
+        from transformers import AutoTokenizer  # slow to import, so only when a folder is read
+    finally:
+        del os.environ[_NO_ADVICE]
+        if before is not None:
+            os.environ[_NO_ADVICE] = before
+    return AutoTokenizer
 
 
 def read_fast_tokenizer(folder: Path) -> Any:
@@ -23,8 +38,6 @@ def read_fast_tokenizer(folder: Path) -> Any:
     Raises:
         InputError: there is none, a file of it is broken or far too large, or it is no fast one.
     """
-    from transformers import AutoTokenizer  # slow to import, so only when a folder is read
-
     for name in FILES:
         path = folder / name
         if path.is_file() and path.stat().st_size > MAX_BYTES:
@@ -34,7 +47,7 @@ def read_fast_tokenizer(folder: Path) -> Any:
             )
     try:
         # By default transformers asks on the terminal whether to run the folder's own code.
-        found = AutoTokenizer.from_pretrained(
+        found = auto_tokenizer().from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     except BaseException as error:

@@ -83,11 +83,11 @@ class EnvironmentConfig:
                 return str(made)
         if _has_verifiers():
             return sys.executable
-        makes = " or ".join(f"`make verifiers{protocol[1:]}`" for protocol in wanted)
+        extras = " or ".join(f"'qrag_jax[verifiers{protocol[1:]}]'" for protocol in wanted)
         raise InputError(
             "config.env.python is empty, and there is no "
-            f"{' nor '.join(MADE[protocol] for protocol in wanted)} here; give {makes}, or name "
-            "the Python of an environment that has verifiers."
+            f"{' nor '.join(MADE[protocol] for protocol in wanted)} here; pip install {extras} "
+            "into an environment of its own, and name the Python of that."
         )
 
 

@@ -17,7 +17,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.metrics import reward_log
 from qrag_jax.metrics.answers import rule_of
-from qrag_jax.models.first_encoder import FOLDER, prepare_encoder
+from qrag_jax.models.first_encoder import FOLDER, check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.gold_names import names_of
@@ -95,6 +95,8 @@ def load_inputs(
         InputError: the data, the encoder or the corpus cannot be used, or do not fit the config.
         Stopped: a signal came while the corpus was embedded; the same command goes on.
     """
+    if not is_kept:
+        check_origin(config.encoder)
     scripted = config.agent.name == SCRIPTED
     questions = load_questions(
         config.data, config.dev_data, taken_apart=scripted, max_hops=config.agent.max_hops

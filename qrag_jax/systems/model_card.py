@@ -122,7 +122,7 @@ state, chunk = SentenceTransformer("state"), SentenceTransformer("chunk")
 
 
 def first(text, tokens):  # where training cut the parts of a state
-    options = {{"add_special_tokens": False, "return_offsets_mapping": True}}
+    options = {{"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}}
     places = state.tokenizer(text, **options)["offset_mapping"]
     return text[: places[tokens - 1][1]] if len(places) > tokens else text
 

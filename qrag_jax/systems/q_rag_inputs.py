@@ -17,7 +17,7 @@ from qrag_jax.data.token_stores import tokenise_samples, tokenise_training, trun
 from qrag_jax.data.tokens import Tokens, TokenStore
 from qrag_jax.environments.chunks_config import ChunksConfig
 from qrag_jax.feedback.service import PendingService
-from qrag_jax.models.first_encoder import prepare_encoder
+from qrag_jax.models.first_encoder import check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.limits import check_fit
 from qrag_jax.runtime.platform import Platform
@@ -86,6 +86,8 @@ def load_inputs(
     Raises:
         InputError: the data or the encoder cannot be used, or do not fit the config.
     """
+    if not run.has_begun:
+        check_origin(config.encoder)
     hold_out = not config.eval.path
     dev = load_split(config.dev_data, "dev", hold_out=hold_out)
     train_samples = without_questions(load_split(config.data, "train", hold_out=hold_out), dev.all)
@@ -114,7 +116,7 @@ def load_inputs(
         for name, samples in train_samples.by_source.items()
     }
     for name, store in stores.items():
-        if report := truncation_report(store):
+        if report := truncation_report(store, config.data, encoder.tokenizer):
             log(f"{name}: {report}")
     dev_store = tokenise_samples(config.data, encoder.tokenizer, labels.dev)
     shape = EpisodeShape.holding([*stores.values(), dev_store])

@@ -15,6 +15,8 @@ from ml_collections import ConfigDict
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.service import leave_room
 from qrag_jax.llm.llm_config import LlmConfig
+from qrag_jax.models.files.model_folder import read_config
+from qrag_jax.models.first_language_model import named_folder
 from qrag_jax.runtime import determinism
 from qrag_jax.runtime.mesh import host_mesh, make_mesh
 from qrag_jax.runtime.run import Run
@@ -83,6 +85,8 @@ class Opening(Generic[System]):
         mesh = make_mesh(config.runtime.mesh, devices)
         own = mesh if devices is not None else host_mesh(config.runtime.mesh)
         _check_hosts(config, own, self.system.staleness(config))
+        if config.model.path:
+            read_config(named_folder(config.model.path))  # refused before the data are read
         inputs = self.load(config, run.workdir, own)
         run.begin(lambda: save_config(given, run.config_path))
 

@@ -12,7 +12,9 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from qrag_jax.data.config import DataConfig
 from qrag_jax.data.sample import Sample
+from qrag_jax.data.token_stores import tokenise_samples, truncation_report
 from qrag_jax.data.tokens import TextTokenizer, TokenStore, default_cache, tokenise
 from qrag_jax.errors import InputError
 
@@ -125,6 +127,15 @@ def test_truncation_is_counted(tokenizer, tmp_path) -> None:
     assert spell(store.text(store.sample_starts[0] + 3)) == ["b", "b", "."]
     again = read(SAMPLES, tokenizer, tmp_path, question=4, chunk=3)  # from the cache
     assert (again.truncated_questions, again.truncated_chunks) == (1, 2)
+
+
+@pytest.mark.parametrize(("row", "cut", "warns"), [(12, 0, False), (5, 2, True), (9, 1, True)])
+def test_what_is_truncated_names_its_field_and_warns(tokenizer, tmp_path, row, cut, warns) -> None:
+    # A row has two special tokens; a state holds ten tokens of a chunk, which no chunk exceeds.
+    config = DataConfig(max_chunk_tokens=row, max_chunk_tokens_in_state=10, cache=str(tmp_path))
+    report = truncation_report(tokenise_samples(config, tokenizer, SAMPLES), config, tokenizer)
+    assert ("warning" in report, f"{cut} of 7 chunks" in report) == (warns, cut > 0)
+    assert ("config.data.max_chunk_tokens" in report) == (cut > 0)
 
 
 def arrays(store: TokenStore) -> dict[str, np.ndarray]:

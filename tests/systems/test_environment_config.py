@@ -55,9 +55,9 @@ def test_what_an_environment_cannot_do_is_refused(changes: dict[str, Any], says:
 
 def test_a_python_is_found_or_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"`make verifiers0` or `make verifiers1`"):
+    with pytest.raises(InputError, match=r"pip install .*verifiers0.*verifiers1"):
         EnvironmentConfig().interpreter()
-    with pytest.raises(InputError, match=r"give `make verifiers1`, or name"):
+    with pytest.raises(InputError, match=r"pip install .*verifiers1"):
         EnvironmentConfig(protocol="v1").interpreter()
     made = tmp_path / ".venv-verifiers1" / "bin" / "python"
     made.parent.mkdir(parents=True)

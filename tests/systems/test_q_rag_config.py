@@ -21,7 +21,6 @@ from qrag_jax.data.lazy_samples import LazySamples, drawn
 from qrag_jax.data.redrawn import RedrawnSamples
 from qrag_jax.data.sample import fingerprint
 from qrag_jax.data.sources.registry import SOURCES
-from qrag_jax.data.token_stores import truncation_report
 from qrag_jax.environments.positions import check_chunks
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.lengths import documents_of_length
@@ -457,17 +456,6 @@ def test_fingerprint_sees_every_text(config: ml_collections.ConfigDict) -> None:
     assert fingerprint(samples) == fingerprint(list(samples))
     assert fingerprint(samples[:-1]) != fingerprint(samples)
     assert fingerprint(samples[::-1]) != fingerprint(samples)
-
-
-def test_truncation_is_told(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
-    samples = samples_of(config, "dev").all
-    encoder = prepared(config, tmp_path / "run", samples)
-    config.data.max_question_tokens = 5
-    store = tokenised(config, encoder.tokenizer, samples)
-    assert truncation_report(store).startswith("truncated: 6 of 6 questions, ")
-    config.data.update(max_question_tokens=400, max_chunk_tokens=400)
-    store = tokenised(config, encoder.tokenizer, samples)
-    assert truncation_report(store) == ""
 
 
 def test_reward_is_the_configured_one(config: ml_collections.ConfigDict) -> None:

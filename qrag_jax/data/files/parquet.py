@@ -23,7 +23,7 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         import pyarrow.parquet as parquet
     except ImportError:
         raise InputError(
-            f"{path} needs the package pyarrow to be read: run pip install 'qrag_jax[retrieval]', "
+            f"{path} needs the package pyarrow to be read: run pip install 'qrag_jax[parquet]', "
             "or write it as .jsonl."
         ) from None
     number = 0

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from .wire import Link, Refused, told
 
 V0, V1 = "v0", "v1"
-_EXTRA = {V0: "'verifiers<0.4' (make verifiers0)", V1: "'verifiers>=0.4,<0.5' (make verifiers1)"}
+_EXTRA = {V0: "'verifiers>=0.2,<0.4'", V1: "'verifiers>=0.4,<0.5'"}
 
 
 class Player(Protocol):

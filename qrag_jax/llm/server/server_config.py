@@ -16,6 +16,7 @@ from qrag_jax.llm.listener import HOST
 from qrag_jax.llm.server.server_arguments import check_arguments
 from qrag_jax.runtime.config_fields import internal
 
+OF_VLLM = ".venv-vllm/bin/python"
 MODULE = "vllm.entrypoints.openai.api_server"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -54,7 +55,7 @@ class ServerConfig:
 
     model: str = ""  # folder of a Hugging Face model, or a hub name
     name: str = internal("")
-    python: str = ".venv-vllm/bin/python"  # Python of vLLM's environment, made by `make sidecar`
+    python: str = OF_VLLM  # Python of vLLM's environment (docs/language_model.md)
     port: int = 0  # on 127.0.0.1; 0: a free port, kept over restarts
     devices: str = ""  # CUDA_VISIBLE_DEVICES, such as "0,1"; "": the trainer's
     memory_share: float = 0.45  # share of a GPU's memory, for weights and KV cache together
@@ -200,8 +201,9 @@ def interpreter(python: str) -> Path:
     path = Path(os.path.abspath(Path(python).expanduser()))
     if not (path.is_file() and os.access(path, os.X_OK)):
         raise InputError(
-            f"{_field('python')}: {python} is not there; make vLLM's environment with "
-            "`make sidecar` (GPUs) or `make sidecar-cpu`, or give the Python of one."
+            f"{_field('python')}: {python} is not there; give the Python of an environment with "
+            f"vLLM, which is made by: python -m venv .venv-vllm && {OF_VLLM} -m pip install "
+            "'vllm>=0.10.2'"
         )
     return path
 
@@ -213,7 +215,11 @@ def _field(name: str) -> str:
 def _check_model(model: str) -> None:
     folder = Path(model).expanduser()
     if not model:
-        raise InputError(f"{_field('model')} is empty; give a model's folder or its hub name.")
+        raise InputError(
+            "there is no language model: give config.llm.url=http://HOST:PORT/v1 and "
+            "config.llm.model=NAME of a server that runs, or config.llm.server.model=FOLDER or hub "
+            "name, of which a server is started here."
+        )
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise InputError(

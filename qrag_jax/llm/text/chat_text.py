@@ -11,6 +11,7 @@ from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.prompts import Messages
+from qrag_jax.runtime.fast_tokenizer import auto_tokenizer
 
 SLOT = "{prompt}"
 # For a request with a text that a tokenizer's chat template made: it has its special tokens, such
@@ -24,10 +25,8 @@ def chat_tokenizer(tokenizer: str) -> Any:
     Raises:
         InputError: it cannot be loaded, or has no chat template.
     """
-    from transformers import AutoTokenizer  # slow to import, and seldom needed
-
     try:
-        loaded = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
+        loaded = auto_tokenizer().from_pretrained(tokenizer, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise InputError(

@@ -10,6 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.sentence_transformers import write_json
+from qrag_jax.runtime.fast_tokenizer import auto_tokenizer
 
 # Texts for comparing a written tokenizer with the one of training.
 PROBES = ("Who wrote it, in 1984?", " Two  spaces\nand a new line. ", "Zürich, naïve; 東京 → ½", "")
@@ -82,9 +83,7 @@ def check_tokenizer(
     Raises:
         InputError: the written tokenizer gives other ids.
     """
-    from transformers import AutoTokenizer  # slow to import
-
-    written = AutoTokenizer.from_pretrained(
+    written = auto_tokenizer().from_pretrained(
         folder, local_files_only=True, trust_remote_code=False, model_max_length=10**9
     )
     separator = token_name(tokenizer, tokenizer.sep_id)

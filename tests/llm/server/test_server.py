@@ -115,7 +115,7 @@ def test_only_publishing_opens_the_development_endpoints(config: ServerConfig) -
 
 def test_no_environment(config: ServerConfig, tmp_path: Path) -> None:
     missing = str(tmp_path / "none" / "python")
-    with pytest.raises(InputError, match=r"none/python is not there.*`make sidecar`"):
+    with pytest.raises(InputError, match=r"none/python is not there.* pip install .*vllm"):
         Server(changed(config, python=missing)).start()
 
 

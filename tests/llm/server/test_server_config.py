@@ -52,7 +52,6 @@ def test_names(model_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"model": ""}, "server.model is empty"),
         ({"model": "/no/such"}, "server.model: no folder /no/such, and it is not a hub name"),
         ({"model": "FOLDER/.."}, "has no config.json"),
         ({"model": "FOLDER/config.json"}, "no folder .*config.json"),
@@ -68,6 +67,7 @@ def test_names(model_folder: Path) -> None:
         ({"start_timeout": 0}, "server.start_timeout is 0"),
         ({"backoff": float("nan")}, "server.backoff is nan"),
         ({"stop_grace": float("inf")}, "server.stop_grace is inf"),
+        ({"model": ""}, r"config\.llm\.url"),
         ({"log": ""}, "server.log is empty"),
         ({"arguments": (3,)}, "server.arguments: 3 is no text"),
         ({"arguments": ("--host", "::")}, "holds --host; the server stays on 127.0.0.1"),
