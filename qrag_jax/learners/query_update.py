@@ -57,10 +57,11 @@ def make_update(learner: QueryEncoder) -> Update:
         def step(state: PolicyState, part: tuple[TokenRows, Searches]):
             weights = aggregation(
                 config.aggregation if isinstance(config, GRPOConfig) else BNPO,
-                part[0].lengths > 0,
+                part[1].weight > 0,
                 rows.lengths.shape[1],
             )
-            part = part[0], part[1]._replace(weight=weights.each)
+            computed = jnp.where(part[0].lengths > 0, weights.each, 0.0)
+            part = part[0], part[1]._replace(weight=computed)
             gradients, sums = passes.gradients(state, base, *part)
             state, norm, finite = _applied(learner, state, gradients, weights.divisor, sums)
             return state, (sums, weights.divisor, norm, finite)
@@ -141,7 +142,7 @@ def _prepared(
         old=old,
         reference=nothing,
         advantages=nothing,
-        weight=nothing,
+        weight=valid.astype(jnp.float32),
         value=nothing,
         returns=nothing,
     )
@@ -160,9 +161,10 @@ def _prepared(
     if isinstance(config, GRPOConfig):
         advantages, differs = _group_advantages(config, learner.weights, batch, valid)
         metrics["flat_groups"] = 1.0 - differs.astype(jnp.float32).mean()
-        # Of the other groups nothing can be learned, so they are not computed.
-        kept = jnp.repeat(differs, config.members)[:, None]
-        rows = rows._replace(lengths=jnp.where(kept, rows.lengths, 0))
+        if not (config.beta or config.entropy):
+            # The gradient of the other groups is 0: they count in divisors, but are not computed.
+            kept = jnp.repeat(differs, config.members)[:, None]
+            rows = rows._replace(lengths=jnp.where(kept, rows.lengths, 0))
     if state.reference is not None:
         reference = passes.log_probs(state.reference, base, rows, searches)
         searches = searches._replace(reference=reference)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.algorithms.advantages import best_of_groups, mixed_advantages, varies
+from qrag_jax.algorithms.advantages import best_of_groups, group_advantages
 from qrag_jax.algorithms.policy_gradient import BNPO, DAPO, DR_GRPO, GRPO
 from qrag_jax.learners.policy_state import PolicyState
 from qrag_jax.learners.token_config import BEST, SFTConfig, TokenGRPOConfig
@@ -29,36 +29,41 @@ class TokenEpisodes(NamedTuple):
         counts: float32 `[N]`, tokens of each episode that are learned from.
         rewards: float32 `[N, K]`, groups of neighbours.
         scored: bool `[N]`.
+        differs: bool `[N]`, whether its group's rewards differ; else its advantage is 0.
     """
 
     blocks: TokenBlocks
     counts: jax.Array
     rewards: jax.Array
     scored: jax.Array
+    differs: jax.Array
 
 
 def token_episodes(
     policy: TokenPolicy, batch: TokenBatch, shape: BlockShape, *, differ_by: int | None = None
 ) -> TokenEpisodes:
-    """The episodes of a batch that something can be learned from, in blocks.
+    """The scored episodes of a batch, in blocks.
 
-    GRPO leaves out groups whose scored members do not differ, before anything is computed.
+    A group whose scored members do not differ counts in the divisor. Its gradient is 0 without a
+    KL, so then nothing of it is computed.
 
     Args:
         differ_by: the part of the reward that must differ within a group; None: the weighted sum.
     """
-    config, learned = policy.config, batch.loss_mask
+    config, learned, differs = policy.config, batch.loss_mask, np.ones(len(batch.scored), bool)
+    counts = np.bincount(batch.episode, learned.sum(axis=1), len(batch.scored) + 1)[:-1]
     if isinstance(config, TokenGRPOConfig):
         totals = batch.rewards @ np.asarray(policy.weights, np.float32)
         of_groups = totals if differ_by is None else batch.rewards[:, differ_by]
         groups = (-1, config.members)
         differs = _differs(of_groups.reshape(groups), batch.scored.reshape(groups))
-        kept = np.append(np.repeat(differs, config.members) & batch.scored, False)
-        learned = learned & kept[batch.episode][:, None]
+        differs = np.repeat(differs, config.members)
+        counts = np.where(batch.scored, counts, 0.0)
+        computed = batch.scored if config.beta else batch.scored & differs
+        learned = learned & np.append(computed, False)[batch.episode][:, None]
     is_row = np.asarray(learned.any(axis=1))
     batch = batch._replace(loss_mask=learned, log_prob_mask=batch.log_prob_mask & is_row[:, None])
-    counts = np.bincount(batch.episode, learned.sum(axis=1), len(batch.scored) + 1)[:-1]
-    given: Any = counts.astype(np.float32), batch.rewards.astype(np.float32), batch.scored
+    given: Any = counts.astype(np.float32), batch.rewards.astype(np.float32), batch.scored, differs
     return TokenEpisodes(token_blocks(batch, shape, policy.row_devices), *given)
 
 
@@ -72,7 +77,7 @@ def episode_shardings(mesh: Mesh) -> Any:
     """Where the episodes of an update live: a `TokenEpisodes` of a sharding for each field."""
     replicated: Any = NamedSharding(mesh, PartitionSpec())
     by_block: Any = NamedSharding(mesh, PartitionSpec(ROW_AXES))
-    return TokenEpisodes(by_block, replicated, replicated, replicated)
+    return TokenEpisodes(by_block, replicated, replicated, replicated, replicated)
 
 
 def make_token_update(policy: TokenPolicy) -> Update:
@@ -144,28 +149,26 @@ def given_tokens(
 ) -> tuple[PerToken, jax.Array, Metrics]:
     """What each token is learned with, what sums are divided by, and metrics of the rewards."""
     config, blocks = policy.config, episodes.blocks
-    counts, rewards, scored = (jnp.asarray(each) for each in episodes[1:])
+    counts, rewards, scored, differs = (jnp.asarray(each) for each in episodes[1:])
     metrics: Metrics = {}
     advantages = jnp.ones(len(counts), jnp.float32)
     if isinstance(config, TokenGRPOConfig):
         groups = (-1, config.members)
         weights = jnp.asarray(policy.weights, jnp.float32)
-        parts = [rewards[:, part].reshape(groups) for part in range(rewards.shape[1])]
-        by_group = scored.reshape(groups)
         # A sum, not a matrix product: a GPU would round the factors of that.
         totals = jnp.where(scored, (rewards * weights[None]).sum(axis=1), 0.0)
+        by_group = totals.reshape(groups), scored.reshape(groups)
         if config.learned == BEST:
-            advantages = best_of_groups(totals.reshape(groups), by_group)
+            advantages = best_of_groups(*by_group)
         else:
-            advantages = mixed_advantages(parts, policy.weights, by_group, scaled=config.scaled)
-        advantages = advantages.reshape(-1)
+            advantages = group_advantages(*by_group, scaled=config.scaled)
+        advantages = jnp.where(differs, advantages.reshape(-1), 0.0)
         present = jnp.maximum(scored.sum().astype(jnp.float32), 1.0)
         metrics = {
             "return": totals.sum() / present,
             "advantage": jnp.abs(advantages).sum() / present,
             "unscored_share": 1.0 - scored.astype(jnp.float32).mean(),
-            "flat_groups": 1.0
-            - varies(totals.reshape(groups), by_group).astype(jnp.float32).mean(),
+            "flat_groups": 1.0 - differs.astype(jnp.float32).mean(),
         }
     each, divisor = _weights(config, counts)
     of_episode = jnp.minimum(blocks.episode, len(counts) - 1)

@@ -216,19 +216,32 @@ def test_adapters_on_a_frozen_base() -> None:
     check_moved(learning.state.params, made, jax.grad(loss)(made))
 
 
-def test_what_has_no_reward_or_no_rival_is_not_learned_from() -> None:
-    """A group of equal rewards, and episodes that failed: neither loss nor gradient nor count."""
+@pytest.mark.parametrize("fields", [{}, {"aggregation": "bnpo", "beta": 0.3, "entropy": 0.1}])
+def test_a_group_of_equal_rewards_counts_in_the_divisor(fields: dict[str, Any]) -> None:
+    """Its advantages are 0, but KL and entropy act on it; what failed is in neither."""
     own = episodes(8)
-    flat = [Rewarded(each.searches, [0.5], [[0.25]] * len(each.searches)) for each in own[:4]]
-    learning = Learning(mesh_of(), TOWER, grpo())
-    metrics = learning.step(hop_batch(flat + own[4:], SHAPE, POLICY))
-    alone = Learning(mesh_of(), TOWER, grpo())
-    expected = alone.step(hop_batch(own[4:], SHAPE, POLICY))
-    assert metrics["flat_groups"] == 0.5
-    assert metrics["loss"] == pytest.approx(expected["loss"], abs=1e-6)
-    for one, other in zip(
-        *(jax.tree.leaves(each.state.params) for each in (learning, alone)), strict=True
-    ):
+    flat = [each._replace(episode=[0.5], hops=[[0.25]] * len(each.searches)) for each in own[:4]]
+    halves = [hop_batch(half, SHAPE, POLICY) for half in (flat, own[4:])]
+    config = grpo(**fields)
+
+    def moves(given: HopBatch) -> Any:
+        learning = Learning(mesh_of(), TOWER, config, keeps_reference=True)
+        assert learning.step(given)["flat_groups"] in (0.0, 0.5, 1.0)
+        return jax.tree.map(lambda a, b: np.asarray(a) - b, learning.state.params, TOWER)
+
+    def weight(given: HopBatch) -> int:
+        valid = (given.lengths > 0) & given.scored[:, None]
+        return (valid if config.aggregation == "bnpo" else valid.any(axis=1)).sum()
+
+    both = moves(hop_batch(flat + own[4:], SHAPE, POLICY))
+    total = sum(map(weight, halves))
+    parts = [moves(half) for half in halves]
+    moved = any(np.any(leaf) for leaf in jax.tree.leaves(parts[0]))
+    assert moved == bool(config.entropy)  # a KL to the weights themselves has no gradient yet
+    expected = jax.tree.map(
+        lambda *each: sum(weight(half) / total * move for half, move in zip(halves, each)), *parts
+    )
+    for one, other in zip(*map(jax.tree.leaves, (both, expected)), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 

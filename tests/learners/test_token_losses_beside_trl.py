@@ -10,9 +10,8 @@ Where TRL's definition is another one, the test makes both alike, on TRL's side:
   leaves its reward in the mean of its group. Here the reward is None, which leaves it out.
 - An episode without a reward: TRL gives it an advantage of 0, but counts its tokens and computes
   their KL. Here its mask is 0.
-- A group of equal rewards: as before; we leave it out before anything is computed.
-- Divisors: "grpo" and "dr_grpo" of TRL count the rows that are masked; ours, the episodes that are
-  learned from. Here TRL's loss is multiplied by the one over the other.
+- Divisors: "grpo" and "dr_grpo" of TRL count the rows that are masked; ours, the scored episodes.
+  Here TRL's loss is multiplied by the one over the other.
 - "cispo" of TRL has the divisor of "dapo" only. For "dr_grpo" it is given as `num_items_in_batch`;
   for "grpo", TRL's loss is computed row by row. TRL bounds no ratio below: our `clip_low` is 1.
 - The KL: TRL multiplies it by the ratio unless `use_bias_correction_kl` is False (DeepSeek-V3.2,
@@ -90,7 +89,7 @@ class Ours:
         self.shape = choose_shape(self.batch, BLOCK, MEMBERS)
         policy, _ = policy_of(loaded, config_of("grpo", "token", 0.0))
         self.log_probs = jax.jit(TokenPasses(policy).log_probs)
-        self._given: dict[tuple[str, int, bool], tuple[TokenBlocks, PerToken, float]] = {}
+        self._given: dict[tuple[str, int, bool, bool], tuple[TokenBlocks, PerToken, float]] = {}
         self._programs: dict[TokenGRPOConfig, Any] = {}
 
     def given(
@@ -99,7 +98,8 @@ class Ours:
         """Blocks, what their tokens are learned with by the three sets of weights, the divisor."""
         if batch is not None:
             return self._of_batch(config, batch)
-        key = config.aggregation, config.members, config.scaled  # all that it depends on
+        # All that it depends on.
+        key = config.aggregation, config.members, config.scaled, config.beta > 0
         if key not in self._given:
             self._given[key] = self._of_batch(config, self.batch)
         return self._given[key]
@@ -153,7 +153,7 @@ class Theirs:
         scored = zip(ours.stored, ours.batch.scored, strict=True)
         rollouts = module.Rollouts(
             ours.stored,
-            stored_rollouts.learned_episodes(ours.stored),
+            np.flatnonzero(ours.batch.scored).tolist(),
             [each.parts[PART] if is_scored else None for each, is_scored in scored],
         )
         config = config_of("grpo", "token", 0.0)
@@ -272,20 +272,21 @@ def test_clipped_tokens_are_those_of_clipped_sequences(ours: Ours) -> None:
 @pytest.mark.parametrize(
     ("aggregation", "beta", "expected"),
     [
-        ("grpo", 0.0, 0.03535034),
-        ("bnpo", 0.0, -0.06238295),
-        ("dapo", BETA, -0.06238295 + 0.06137056),
-        ("dr_grpo", 0.0, -0.01988457),
-        ("dr_grpo", BETA, -0.01988457 + 0.01956187),
+        ("grpo", 0.0, 0.01414014),
+        ("bnpo", 0.0, -0.02545224),
+        ("dapo", BETA, -0.02545224 + 0.06137056),
+        ("dr_grpo", 0.0, -0.00795382),
+        ("dr_grpo", BETA, -0.00795382 + 0.01917830),
     ],
 )
 def test_two_members_by_hand(ours: Ours, aggregation: str, beta: float, expected: float) -> None:
     """G = 2, each token's ratio 1.2, of which 1.15 is the most, and weight 3, of which 2 is.
 
-    The stored episodes by twos: of each pair of which something is learned the first has the reward
-    0 and the second 1, so advantages are ∓0.5 / (√0.5 + 1e-4) = ∓0.7070068, a token's losses
-    2 · 1.2 · 0.7070068 = 1.6968163 and −2 · 1.15 · 0.7070068 = −1.6261156. The first ones have 11
-    and 13 tokens, the second 14 and 13. The KL with π_ref/π = 2 is 2 − 1 − log 2 = 0.3068528.
+    The stored episodes by twos: of each pair that differs the first has the reward 0 and the second
+    1, so advantages are ∓0.5 / (√0.5 + 1e-4) = ∓0.7070068, a token's losses 2 · 1.2 · 0.7070068 =
+    1.6968163 and −2 · 1.15 · 0.7070068 = −1.6261156. The first ones have 11 and 13 tokens, the
+    second 14 and 13; the 10 scored episodes have 125. The KL with π_ref/π = 2 is 2 − 1 − log 2 =
+    0.3068528.
     """
     config = dataclasses.replace(config_of(aggregation, "token", beta), members=2)
     blocks, given, divisor = ours.given(config)
@@ -294,7 +295,7 @@ def test_two_members_by_hand(ours: Ours, aggregation: str, beta: float, expected
     given = given._replace(old=old, reference=new + np.log(np.float32(2)))
     _, sums = ours.sums(config, blocks._replace(sampler=old - np.log(np.float32(3))), given)
     assert float(sums.loss) / divisor == pytest.approx(expected, abs=1e-5)
-    assert (sums.departure.actions, sums.departure.clipped) == (51, 27)
+    assert (sums.departure.actions, sums.departure.clipped) == (125 if beta else 51, 27)
 
 
 def test_a_tools_words_have_no_sampler(ours: Ours) -> None:

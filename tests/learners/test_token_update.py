@@ -12,6 +12,7 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
+from qrag_jax.learners.token_update import given_tokens, token_episodes
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.runtime import sharding
 from qrag_jax.runtime.mesh import make_mesh
@@ -96,6 +97,7 @@ def test_a_kl_is_to_the_first_weights() -> None:
     moved = jax.tree.map(np.asarray, learning.state.params)
     metrics = learning.step(batch)
     assert metrics["kl"] > 1e-6
+    assert metrics["tokens"] == learned(batch, flat=True).sum() > learned(batch).sum()
     value, gradient = jax.value_and_grad(loss)(moved, batch, given, None, reference)
     assert metrics["loss"] == pytest.approx(float(value), abs=1e-5)
     check_moved(learning.state.params, moved, gradient)
@@ -125,11 +127,28 @@ def test_two_members_by_hand() -> None:
 
     def by_hand(params: Any) -> Any:
         each = jnp.where(pair.loss_mask, log_probs(params, pair), 0.0).sum(axis=1)
-        # ±1/√2 after the part's own deviation, times its weight, over 2 episodes of 10 tokens.
-        advantage = 0.5 / (np.sqrt(0.5) + 1e-4) * WEIGHTS[0]
+        advantage = 0.5 * WEIGHTS[0]  # over 2 episodes of 10 tokens
         return -(advantage * (each[0] - each[1])) / 20
 
     check_moved(learning.state.params, params, jax.grad(by_hand)(params))
+
+
+def test_what_groups_must_differ_by_chooses_groups_alone() -> None:
+    batch, rewards = made_batch(), np.array([0.0, 0.1, 0.2, 0.9], np.float32)
+    parts = np.repeat([0.0, 1.0, 0.0], [4, 3, 5])  # only those of the second group differ
+    batch = batch._replace(
+        rewards=np.stack([np.tile(rewards, 3), parts], axis=1),
+        scored=np.ones(12, bool),
+        loss_mask=batch.log_prob_mask,
+    )
+    policy = Learning(ALONE, config(members=4), model()).policy
+    policy = dataclasses.replace(policy, weights=(1.0, 0.0))
+    episodes = token_episodes(policy, batch, SHAPE._replace(members=4), differ_by=1)
+    given, _, _ = given_tokens(policy, episodes)
+    found, tokens = np.zeros(12), episodes.blocks.learned
+    found[episodes.blocks.episode[tokens]] = np.asarray(given.advantages)[tokens]
+    expected = np.array([-0.3, -0.2, -0.1, 0.6])
+    np.testing.assert_allclose(found, [*np.zeros(4), *expected, *np.zeros(4)], atol=1e-6)
 
 
 def test_of_each_group_only_the_best_may_be_imitated() -> None:
@@ -142,7 +161,7 @@ def test_of_each_group_only_the_best_may_be_imitated() -> None:
     kept = [len({r for r in row if np.isfinite(r)}) > 1 for row in totals]
     best = [MEMBERS * n + int(totals[n].argmax()) for n in np.flatnonzero(kept)]
     imitated = batch.loss_mask & np.isin(batch.episode, best)[:, None]
-    episodes = len(np.unique(batch.episode[learned(batch).any(axis=1)]))
+    episodes = len(np.unique(batch.episode[learned(batch, flat=True).any(axis=1)]))
 
     def by_hand(params: Any) -> Any:
         return -jnp.where(imitated, log_probs(params, batch), 0.0).sum() / (10 * episodes)

@@ -138,31 +138,22 @@ def log_probs(params: Params, batch: TokenBatch) -> jax.Array:
 
 
 def advantages(batch: TokenBatch, *, scaled: bool) -> np.ndarray:
-    """Of each episode `[N]`, by the definition: parts normalised, weighted, and once more."""
-
-    def normal(values: np.ndarray, divided: bool) -> np.ndarray:
-        spread = values.std(ddof=1) + 1e-4 if divided else 1.0
-        return (values - values.mean()) / spread if values.std() else 0 * values
-
-    found = np.zeros(len(batch.scored))
+    """Of each episode `[N]`: its reward less the mean of its group's scored members."""
+    found, totals = np.zeros(len(batch.scored)), batch.rewards @ np.array(WEIGHTS)
     for first in range(0, len(found), MEMBERS):
         rows = [n for n in range(first, first + MEMBERS) if batch.scored[n]]
-        if len(rows) < 2:
-            continue
-        parts = [normal(batch.rewards[rows, k], True) for k in range(len(WEIGHTS))]
-        total = sum(weight * part for weight, part in zip(WEIGHTS, parts, strict=True))
-        found[rows] = normal(np.asarray(total), scaled)
+        spread = totals[rows].std(ddof=1) + 1e-4 if scaled else 1.0
+        found[rows] = (totals[rows] - totals[rows].mean()) / spread
     return found
 
 
-def learned(batch: TokenBatch) -> np.ndarray:
-    """The tokens that are learned from `[R, L]`: of scored members of groups that differ."""
+def learned(batch: TokenBatch, *, flat: bool = False) -> np.ndarray:
+    """The tokens `[R, L]` of scored members of groups that differ, or that are flat, too."""
     keep = np.zeros(len(batch.scored) + 1, bool)
     totals = batch.rewards @ np.array(WEIGHTS)
     for first in range(0, len(batch.scored), MEMBERS):
         rows = [n for n in range(first, first + MEMBERS) if batch.scored[n]]
-        if rows and np.ptp(totals[rows]) > 0:
-            keep[rows] = True
+        keep[rows] = flat or np.ptp(totals[rows]) > 0
     return batch.loss_mask & keep[batch.episode][:, None]
 
 
@@ -178,7 +169,7 @@ def loss(
     if isinstance(config, SFTConfig):
         mask = batch.loss_mask
         return -(jnp.where(mask, new, 0.0)).sum() / mask.sum()
-    mask = learned(batch)
+    mask = learned(batch, flat=True)
     before = jax.lax.stop_gradient(new) if old is None else jnp.asarray(old)
     given = np.append(advantages(batch, scaled=config.scaled), 0.0)[batch.episode][:, None]
     difference = jnp.where(mask, new - before, 0.0)

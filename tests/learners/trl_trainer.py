@@ -27,12 +27,12 @@ class Rollouts:
 
     Attributes:
         stored: the episodes, group by group, of one segment each.
-        learned: numbers of those that are learned from.
+        scored: numbers of those that are.
         rewards: None: TRL leaves the episode out of its group.
     """
 
     stored: Sequence[TokenTrajectory]
-    learned: Sequence[int]
+    scored: Sequence[int]
     rewards: Sequence[float | None]
 
     def generated(self, prompts: Sequence[str], _: GRPOTrainer) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class Rollouts:
                 observed = turn.observed.tolist() if place else []
                 ids += [*observed, *turn.sampled.tolist()]
                 log_probs += [*[0.0] * len(observed), *turn.log_probs.tolist()]
-                mask += [*[0] * len(observed), *[int(number in self.learned)] * len(turn.sampled)]
+                mask += [*[0] * len(observed), *[int(number in self.scored)] * len(turn.sampled)]
             found["prompt_ids"].append(turns[0].observed.tolist())
             found["completion_ids"].append(ids)
             found["logprobs"].append(log_probs)
@@ -140,16 +140,16 @@ class StoredTrainer:
 
     def _parts(self, inputs: Inputs, config: TokenGRPOConfig) -> Iterator[tuple[Inputs, float]]:
         """Batches and factors; the sum of factor × TRL's loss has OUR divisor."""
-        rows, learned = len(self.rollouts.stored), len(self.rollouts.learned)
+        rows, scored = len(self.rollouts.stored), len(self.rollouts.scored)
         if config.ratio == CISPO and config.aggregation == "grpo":
-            for number in self.rollouts.learned:
+            for number in self.rollouts.scored:
                 one = {n: x[number : number + 1] if x.ndim else x for n, x in inputs.items()}
                 tokens = (one["completion_mask"] * one["tool_mask"]).sum()
-                yield one | {"num_items_in_batch": tokens}, 1.0 / learned
+                yield one | {"num_items_in_batch": tokens}, 1.0 / scored
         elif config.ratio == CISPO and config.aggregation == "dr_grpo":
-            yield inputs | {"num_items_in_batch": torch.tensor(config.longest * learned)}, 1.0
+            yield inputs | {"num_items_in_batch": torch.tensor(config.longest * scored)}, 1.0
         elif config.aggregation in ("grpo", "dr_grpo"):
-            yield inputs, rows / learned
+            yield inputs, rows / scored
         else:
             yield inputs, 1.0
 
