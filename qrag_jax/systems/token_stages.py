@@ -13,6 +13,8 @@ from jax.sharding import Mesh
 
 from qrag_jax.learners import placement
 from qrag_jax.learners.policy_state import Parts, next_stage, state_shardings
+from qrag_jax.learners.ppo_config import TokenPPOConfig
+from qrag_jax.learners.token_config import TokenGRPOConfig
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.policies.tokens import Vocabulary
@@ -73,6 +75,9 @@ def make_stage(
     """The stage of a run on a mesh."""
     loaded, parts = model.loaded, rules.parts
     trunk, partition = loaded.model.trunk, config.runtime.rules(model.partition_rules)
+    # Rewards teach the policy that sampled; what is imitated or preferred, the model itself.
+    by_rewards = isinstance(rules.algorithm, TokenGRPOConfig | TokenPPOConfig)
+    temperature = config.sampling.temperature if by_rewards else 1.0
     of_base = None
     if model.base is not None:
         of_base = placement.base_shardings(mesh, partition, model.base)
@@ -80,9 +85,7 @@ def make_stage(
         mesh=mesh,
         shardings=state_shardings(mesh, partition, parts, model.trained, model.base),
         trunk=trunk,
-        vocabulary=Vocabulary(
-            config.sampling.temperature or 1.0, products=trunk.precision.products
-        ),
+        vocabulary=Vocabulary(temperature, products=trunk.precision.products),
         config=rules.algorithm,
         weights=rules.weights,
         optimizer=parts.optimizer,

@@ -22,6 +22,10 @@ from qrag_jax.evaluators.tool_scores import scored
 from qrag_jax.feedback.own_rubric import OwnRubric
 from qrag_jax.feedback.rubric import preset
 from qrag_jax.feedback.service import FeedbackLost
+from qrag_jax.learners.ppo_config import TokenPPOConfig
+from qrag_jax.learners.preference_config import PreferenceConfig
+from qrag_jax.learners.readouts import ReadTokens
+from qrag_jax.learners.token_config import SFTConfig, TokenGRPOConfig
 from qrag_jax.models import smollm2
 from qrag_jax.rollouts.corpus_library import CorpusLibrary
 from qrag_jax.rollouts.token_episodes import TokenEpisode
@@ -33,6 +37,7 @@ from qrag_jax.systems import rlvr
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.rlvr import Rlvr
 from qrag_jax.systems.rlvr_config import RlvrConfig, default_config
+from qrag_jax.systems.token_stages import StageRules, make_stage
 
 MEMBERS, SFT_STEPS = 3, 2
 
@@ -98,6 +103,31 @@ def test_groups_have_one_question_and_draws_of_their_own(system: Rlvr) -> None:
     again = played(system, SFT_STEPS)
     assert [each.to_json() for each in again] == [each.to_json() for each in given]
     assert json.loads(json.dumps(given[0].to_json()))["facts"]["tally"]["turns"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "divisor"),
+    [(SFTConfig(), 1), (PreferenceConfig(), 1), (TokenGRPOConfig(), 0.1), (TokenPPOConfig(), 0.1)],
+)
+def test_rewards_alone_divide_logits_by_the_temperature(
+    system: Rlvr, algorithm: Any, divisor: float
+) -> None:
+    sampling = dataclasses.replace(system.config.sampling, temperature=0.1)
+    rules = StageRules(
+        kind="",
+        algorithm=algorithm,
+        parts=system.stages[0].parts,
+        weights=(1.0,),
+        schedule=lambda step: step,
+        make_update=lambda policy: None,
+        first=0,
+    )
+    config = dataclasses.replace(system.config, sampling=sampling)
+    stage = make_stage(config, system.mesh, system.inputs.model, rules)
+    hidden, head = np.eye(2, 8, dtype=np.float32), np.eye(3, 8, dtype=np.float32)
+    found = ReadTokens(stage.policy.vocabulary)(hidden, head, (), np.array([0, 0]))
+    expected = jax.nn.log_softmax(hidden @ head.T / divisor)[:, 0]
+    np.testing.assert_allclose(found.log_probs, expected, atol=1e-5)
 
 
 def test_stages_follow_each_other_with_moments_of_their_own(system: Rlvr) -> None:
